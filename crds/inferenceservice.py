@@ -44,6 +44,7 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
         described(
             "Engine that serves the model, such as llama.cpp or vllm. auto is the default: llama.cpp for a GGUF file, "
             "vllm for a folder of safetensors in pods, mlx-lm for a folder on a host, ollama for an ollama:// source. "
+            "If that one has no image for an accelerator in pods, it is the first other one that has. "
             "Each engine has a page in docs/engines/, which says where it runs; the condition Ready of a service that "
             "names one that does not exist lists all. A host runs the engines in its status.runtimes, which `kubectl "
             "get mh -o yaml` shows."

@@ -8,10 +8,11 @@ from msgspec import structs
 from artifacts.inspect import inspect
 from artifacts.repositories.repository import SourceAccess
 from artifacts.source import parse, scheme_of
-from controller.models.served import Served
+from controller.models.served import Served, runtime_of
 from controller.services import replica_memory
 from crds.inferenceservice import InferenceService
 from crds.model import Model
+from devices.vendors import VENDORS
 from kube.resources import ObjectKey
 from standalone import desired
 from standalone.machine import FILE_ROOT, StandaloneOptions
@@ -51,7 +52,9 @@ async def _state_memory(model: Model, service: InferenceService, options: Standa
     """Return the Model with the memory that its file needs, which the user states for a cluster."""
     access = SourceAccess(endpoint=options.endpoint, file_root=FILE_ROOT)
     found = await inspect(parse(model.spec.source), access)
-    needed = replica_memory.measure_replica(service, Served(desired.with_inspection(model, found))).total_bytes
+    known = desired.with_inspection(model, found)
+    served = Served(known, runtime_of(service, known, VENDORS))
+    needed = replica_memory.measure_replica(service, served).total_bytes
     if needed is None:
         problem = "its memory cannot be estimated: write a Model with spec.memoryBytes to a file and serve that"
         raise ManifestError([f"--model {model.spec.source}: {problem}"])

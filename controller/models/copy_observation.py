@@ -8,7 +8,7 @@ import msgspec
 
 from controller.models.copy_eviction import count_bytes, find_victims
 from controller.models.jobs import Reservation
-from controller.models.served import Served, read_companions
+from controller.models.served import Served, read_companions, runtime_of
 from controller.reconcile.indexes import (
     CLAIM_INDEX,
     MODEL_INDEX,
@@ -23,6 +23,7 @@ from controller.reconcile.triggers import ENDED, end_of_pod, is_refused
 from crds.inferenceservice import InferenceService
 from crds.meta import GROUP
 from crds.model import Model
+from devices.vendors import Vendors
 from kube.client import Client, Obj
 from kube.errors import Forbidden, NotFound
 from kube.resources import (
@@ -99,6 +100,7 @@ def observe_copies(
     services: Iterable[InferenceService],
     reserve: Reserve,
     *,
+    vendors: Vendors,
     limit_bytes: int | None,
     binds_immediately: bool,
 ) -> ObservedCopies:
@@ -109,6 +111,7 @@ def observe_copies(
         model: the Model.
         services: those that run it in pods, each with its accelerator stated.
         reserve: see `Reserve`.
+        vendors: the table of accelerators.
         limit_bytes: the administrator's limit of each node.
         binds_immediately: the result of `read_binding`.
     """
@@ -122,7 +125,7 @@ def observe_copies(
         consumers=[
             consumer
             for service in services
-            if (consumer := _observe_consumer(snapshot, model, service, reserve)) is not None
+            if (consumer := _observe_consumer(snapshot, model, service, reserve, vendors)) is not None
         ],
         gone_nodes=frozenset(each for each in nodes | stated if _is_gone(snapshot.store, each)),
         pod_nodes=pod_nodes,
@@ -133,12 +136,12 @@ def observe_copies(
 
 
 def _observe_consumer(
-    snapshot: Snapshot, model: Model, service: InferenceService, reserve: Reserve
+    snapshot: Snapshot, model: Model, service: InferenceService, reserve: Reserve, vendors: Vendors
 ) -> CopyConsumer | None:
     namespace, name = service.metadata.namespace, service.metadata.name
     companions = read_companions(lambda key: snapshot.read(MODELS, key, Model), service)
     stored = snapshot.store.get(INFERENCE_SERVICES, name, namespace)
-    measure = functools.partial(reserve, service, Served(model, companions))
+    measure = functools.partial(reserve, service, Served(model, runtime_of(service, model, vendors), companions))
     # A Model may have a thousand services, each pod of which wakes it.
     models = (model, *(each.model for each in companions))
     reservation = (

@@ -11,14 +11,14 @@ from typing import Any, Final
 
 import msgspec
 
-from controller.models.served import METAL, format_of, runtime_of
+from controller.models.served import default_runtime, format_of
 from crds.inferenceservice import InferenceService
 from crds.meta import GROUP
 from crds.model import GGUF, Layout, Model, ModelSpec
-from crds.serving import ServingOptions
+from crds.serving import RuntimeName, ServingOptions
 from crds.size import GIB, count_text
+from devices.vendors import Vendors
 from fitness.memory import Workload, estimate
-from runtimes.runtime import default_runtime
 
 TRUE: Final = "true"
 
@@ -100,14 +100,13 @@ def describe_parameters(spec: ModelSpec, found_total: int | None, found_active: 
     return f"{count_text(total)} of which {count_text(active)} are active" if active else count_text(total)
 
 
-def label_model(model: Model, status: Mapping[str, Any]) -> dict[str, str]:
+def label_model(model: Model, status: Mapping[str, Any], vendors: Vendors) -> dict[str, str]:
     """Return the discovery labels of a Model with this status, as it is written."""
     gguf = msgspec.convert(status.get("gguf") or {}, GGUF)
     layout = msgspec.convert(status.get("layout"), Layout | None)
     memory_bytes = model.spec.memory_bytes
     if memory_bytes is None:
-        runtime = default_runtime(format_of(model), in_pods=model.spec.hardware.accelerator != METAL)
-        needed = estimate(Workload(layout, runtime), ServingOptions())
+        needed = estimate(Workload(layout, default_runtime(model, vendors)), ServingOptions())
         memory_bytes = needed.total_bytes if needed else None
     return list_labels(
         LabelFacts(
@@ -123,7 +122,7 @@ def label_model(model: Model, status: Mapping[str, Any]) -> dict[str, str]:
 
 
 def label_service(
-    service: InferenceService, model: Model, accelerator: str, memory_bytes: int | None
+    service: InferenceService, model: Model, accelerator: str, engine: RuntimeName, memory_bytes: int | None
 ) -> dict[str, str]:
     """Return the discovery labels of a service: those of its Model, with its own context, memory, place and engine."""
     layout = model.status.layout
@@ -137,6 +136,6 @@ def label_service(
             quantization=gguf.quantization,
             format=format_of(model),
             accelerator=accelerator,
-            engine=runtime_of(service, model),
+            engine=engine,
         )
     )

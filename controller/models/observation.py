@@ -70,6 +70,7 @@ def observe_model(
             model,
             [each for each in (consumer, *consumers) if each is not None and each.spec.model_ref == key.name],
             reserve,
+            vendors=settings.vendors,
             limit_bytes=settings.node_cache_bytes,
             binds_immediately=inputs.binds_immediately,
         )

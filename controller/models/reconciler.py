@@ -98,7 +98,7 @@ def desired(model: Model, observed: ObservedModel, settings: PodSettings, now: d
     """Decide about a Model: its Jobs, its volume and its status."""
     decision = _decide(model, observed, settings, now)
     conditions = [*decision.conditions, *source_secret.list_conditions(model, observed.secret)]
-    return _plan(model, observed, msgspec.structs.replace(decision, conditions=conditions))
+    return _plan(model, observed, msgspec.structs.replace(decision, conditions=conditions), settings)
 
 
 def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: datetime) -> ModelDecision:
@@ -221,7 +221,7 @@ def _decide_hosts_only(model: Model, source: Source) -> ModelDecision:
     )
 
 
-def _plan(model: Model, observed: ObservedModel, decision: ModelDecision) -> Plan:
+def _plan(model: Model, observed: ObservedModel, decision: ModelDecision, settings: PodSettings) -> Plan:
     """Return the plan: create the attempts that are needed, delete the others, and write the status."""
     kept = {(work.resource, work.job) for work in decision.works}
     kept |= {(JOBS, job["metadata"]["name"]) for job in decision.undecided}
@@ -256,7 +256,7 @@ def _plan(model: Model, observed: ObservedModel, decision: ModelDecision) -> Pla
         patch=decision.patch,
         delete=(*prune(past, ()), *decision.delete),
         status=status,
-        labels=label_model(model, status),
+        labels=label_model(model, status, settings.vendors),
         events=transitions(
             model.status.conditions, decision.conditions, action="Reconcile", silent=REASONS_WITHOUT_EVENT
         ),

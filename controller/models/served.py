@@ -16,7 +16,8 @@ from crds.serving import Role, RuntimeName
 from devices.vendors import Vendors
 from kube.resources import ObjectKey
 from runtimes.registry import RUNTIMES
-from runtimes.runtime import default_runtime
+from runtimes.runtime import RuntimeDemand
+from runtimes.runtime_choice import choose_runtime
 
 AUTO: Final = "auto"
 """Value of spec.runtime that leaves the choice to Pomona, as its absence does."""
@@ -42,6 +43,8 @@ class Served(NamedTuple):
     """A Model and its companions, all of them usable, as a replica serves them."""
 
     model: Model
+    runtime: RuntimeName
+    """Engine that the service states or Pomona chose."""
     companions: tuple[Companion, ...] = ()
 
 
@@ -97,12 +100,23 @@ def _is_split(text: str, file: str) -> bool:
     return source.is_split or dataclasses.replace(source, file=file).is_split
 
 
-def runtime_of(service: InferenceService, model: Model) -> RuntimeName:
-    """Return the runtime that the service states, else the default of the Model's format where the service runs."""
+def runtime_of(service: InferenceService, model: Model, vendors: Vendors) -> RuntimeName:
+    """Return the runtime that the service states, else the one for the Model's format where the service runs."""
     stated = service.spec.runtime
     if stated is not None and stated != AUTO:
         return stated
-    return default_runtime(format_of(model), in_pods=accelerator_of(service, model) != METAL)
+    has_image = service.spec.image is not None
+    return _choose_runtime(model, accelerator_of(service, model), vendors, has_image=has_image)
+
+
+def default_runtime(model: Model, vendors: Vendors) -> RuntimeName:
+    """Return the runtime of a service that states nothing but this Model."""
+    return _choose_runtime(model, model.spec.hardware.accelerator, vendors, has_image=False)
+
+
+def _choose_runtime(model: Model, accelerator: Accelerator, vendors: Vendors, *, has_image: bool) -> RuntimeName:
+    in_pods = accelerator != METAL
+    return choose_runtime(RuntimeDemand(format_of(model), accelerator, in_pods, vendors=vendors, has_image=has_image))
 
 
 def accelerator_of(service: InferenceService, model: Model) -> Accelerator:
@@ -112,7 +126,7 @@ def accelerator_of(service: InferenceService, model: Model) -> Accelerator:
 
 def select_nodes(service: InferenceService, model: Model, vendors: Vendors) -> dict[str, str]:
     """Return the labels of the nodes that can run the pods of a service: those that it states, and the processor."""
-    accelerator, name = accelerator_of(service, model), runtime_of(service, model)
+    accelerator, name = accelerator_of(service, model), runtime_of(service, model, vendors)
     engine = RUNTIMES[name].pod if name in RUNTIMES else None
     if engine is None or accelerator not in vendors:
         return service.spec.node_selector

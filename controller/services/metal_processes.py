@@ -6,7 +6,7 @@ A MetalProcess is released, which means that its finalizer is removed, only when
 from collections.abc import Callable, Collection
 from typing import Final
 
-from controller.models.served import Served, runtime_of
+from controller.models.served import Served
 from controller.placement.capacity import stored_capacities
 from controller.reconcile.indexes import HOST_INDEX, SERVICE_INDEX, namespaced
 from controller.reconcile.plan import Patch, Plan, Reconciler, Snapshot, decode_stored
@@ -100,7 +100,7 @@ def desired_spec(service: InferenceService, served: Served, memory_bytes: int) -
     return MetalProcessSpec(
         service_name=service.metadata.name,
         model_name=model.metadata.name,
-        runtime=runtime_of(service, model),
+        runtime=served.runtime,
         artifact=_artifact(model),
         memory_bytes=memory_bytes,
         token_secret=token_name(service.metadata.name),

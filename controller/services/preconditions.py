@@ -24,12 +24,14 @@ from crds.meta import Accelerator
 from crds.model import Model
 from crds.pods import PodOptions, Resources, ServiceHardware
 from crds.quantity import quantity_bytes
+from crds.serving import RuntimeName
 from crds.size import GIB, size_text
 from devices.vendors import VENDORS, Vendor, Vendors
 from fitness.memory import PodMemory, refuse_device_count, way_out
 from runtimes.quantization import refuse_quantization, warn_quantization
 from runtimes.registry import RUNTIMES
-from runtimes.runtime import RuntimeDemand, refuse_demand
+from runtimes.runtime import RuntimeDemand
+from runtimes.runtime_choice import refuse_demand
 
 _PROJECTOR: Final = "clip"
 """The architecture that llama.cpp's projectors (mmproj files) state, whatever they project."""
@@ -86,10 +88,10 @@ def check_service(
         message = f"hardware.accelerator {accelerator} does not exist: use one of {known}"
         return CheckedService(None, ServiceProblem("InvalidSpec", message, "Failed"), None)
     of_model = _model_problem(service, model, companions, vendor)
-    problem = _spec_problem(service, model, companions, vendor) or of_model
+    problem = _spec_problem(service, model, companions, vendors) or of_model
     if problem is not None or model is None:
         return CheckedService(None, problem, of_model)
-    served = Served(model, companions)
+    served = Served(model, runtime_of(service, model, vendors), companions)
     devices = request_devices(service, vendor) if vendor is not None and vendor.in_pods else NO_DEVICES
     memory = measure_replica(service, served, devices.number)
     problem = _memory_problem(service, served, memory) or _device_problem(
@@ -143,16 +145,17 @@ def _unusable(model: Model, *, in_pods: bool) -> ServiceProblem | None:
 
 
 def _spec_problem(
-    service: InferenceService, model: Model | None, companions: Sequence[Companion], vendor: Vendor | None
+    service: InferenceService, model: Model | None, companions: Sequence[Companion], vendors: Vendors
 ) -> ServiceProblem | None:
     """Return the contradiction in the spec, or between the spec and the Models or the runtime, or None."""
     accelerator = decided_accelerator(service, model)
-    if accelerator is None or vendor is None:
+    if accelerator is None:
         return None
+    vendor = vendors[accelerator]
     message = find_hardware_problem(service, accelerator, vendor)
     message = message or _contradiction(service, model, companions, vendor)
     if message is None and model is not None:
-        message = _inability(service, model, companions, vendor)
+        message = _inability(service, model, companions, vendors)
     return ServiceProblem("InvalidSpec", message, "Failed") if message else None
 
 
@@ -161,17 +164,19 @@ def decided_accelerator(service: InferenceService, model: Model | None) -> Accel
     return accelerator_of(service, model) if model else service.spec.hardware.accelerator
 
 
-def _inability(service: InferenceService, model: Model, companions: Sequence[Companion], vendor: Vendor) -> str | None:
+def _inability(
+    service: InferenceService, model: Model, companions: Sequence[Companion], vendors: Vendors
+) -> str | None:
     """Return the demand of the service that the runtime cannot meet, or None."""
-    spec, runtime = service.spec, RUNTIMES.get(runtime_of(service, model))
+    spec, runtime = service.spec, RUNTIMES.get(runtime_of(service, model, vendors))
     if runtime is None:
         return f"runtime {spec.runtime} does not exist: use one of {', '.join(sorted(RUNTIMES))}, or auto"
-    roles = [companion.role for companion in companions]
+    accelerator, roles = accelerator_of(service, model), [companion.role for companion in companions]
     demand = RuntimeDemand(
         format=format_of(model),
-        accelerator=accelerator_of(service, model),
-        in_pods=vendor.in_pods,
-        vendor=vendor,
+        accelerator=accelerator,
+        in_pods=vendors[accelerator].in_pods,
+        vendors=vendors,
         has_image=spec.image is not None,
         container=spec.container,
         is_split=is_split(model),
@@ -182,17 +187,15 @@ def _inability(service: InferenceService, model: Model, companions: Sequence[Com
     )
     return (
         refuse_demand(runtime, demand)
-        or _refuse_weights(service, model, vendor)
+        or (_refuse_weights(service, model, runtime.name) if demand.in_pods else None)
         or next((message for companion in companions if (message := _mismatch(companion, model)) is not None), None)
     )
 
 
-def _refuse_weights(service: InferenceService, model: Model, vendor: Vendor) -> str | None:
+def _refuse_weights(service: InferenceService, model: Model, engine: RuntimeName) -> str | None:
     """Return why the quantization of the weights cannot be served by this engine on these devices, or None."""
-    if not vendor.in_pods:
-        return None
     quantization = model.status.gguf.quantization if model.status.gguf else ""
-    engine, accelerator = runtime_of(service, model), accelerator_of(service, model)
+    accelerator = accelerator_of(service, model)
     # Any of the products may be taken, so that each must do; without a list any product of the vendor may.
     products = service.spec.hardware.products or [""]
     reasons = (refuse_quantization(quantization, engine, accelerator, product) for product in products)
@@ -202,7 +205,7 @@ def _refuse_weights(service: InferenceService, model: Model, vendor: Vendor) -> 
 def list_remarks(
     service: InferenceService,
     model: Model | None,
-    vendor: Vendor | None,
+    vendors: Vendors,
     memory: ReplicaMemory,
     *,
     smallest_device_bytes: int | None,
@@ -212,13 +215,14 @@ def list_remarks(
     Args:
         service: the service.
         model: its Model.
-        vendor: the vendor of its accelerator.
+        vendors: the table of accelerators.
         memory: the memory of a replica.
         smallest_device_bytes: memory of the smallest device of the cluster that a replica may get.
     """
+    vendor = vendors.get(accelerator_of(service, model)) if model is not None else None
     if model is None or vendor is None or not vendor.in_pods:
         return ()
-    if (runtime := RUNTIMES.get(runtime_of(service, model))) is None or runtime.pod is None:
+    if (runtime := RUNTIMES.get(runtime_of(service, model, vendors))) is None or runtime.pod is None:
         return ()
     quantization = model.status.gguf.quantization if model.status.gguf else ""
     accelerator = accelerator_of(service, model)
@@ -322,7 +326,7 @@ def _memory_problem(service: InferenceService, served: Served, memory: ReplicaMe
     unknown = next((each.name for each in memory.models if each.size_bytes is None), None)
     if unknown is None:
         return None
-    runtime = runtime_of(service, served.model)
+    runtime = served.runtime
     if (pod := RUNTIMES[runtime].pod) and pod.from_container:
         message = f"the memory that the container of runtime {runtime} takes is not known: set resources.memory"
         return ServiceProblem("MemoryUnknown", message, "Failed")
@@ -345,7 +349,7 @@ def _device_problem(
     """Return why a replica fits into no device that the service allows or the cluster has, with what would fit."""
     if vendor is None or not devices.number:
         return None
-    workload, hardware = describe_workload(service, served), service.spec.hardware
+    workload, hardware = describe_workload(served), service.spec.hardware
     if refused := refuse_device_count(workload, devices.number):
         return ServiceProblem("InvalidSpec", refused, "Failed")
     if needed is None or needed.device_bytes_each is None:

@@ -230,7 +230,7 @@ def _list_labels(view: ServiceView) -> dict[str, str] | None:
         memory_bytes = view.memory.total_bytes
     else:
         memory_bytes = quantity_bytes(stated)
-    return label_service(view.service, view.served.model, view.accelerator, memory_bytes)
+    return label_service(view.service, view.served.model, view.accelerator, view.runtime, memory_bytes)
 
 
 def _list_beside_pods(
@@ -291,14 +291,13 @@ def build_view(
     replicas = _observe_replicas(
         snapshot, service, checked, choice, wanted, settings=settings, may_roll_out=may_roll_out
     )
-    vendor = settings.vendors.get(accelerator or "")
     remarks = preconditions.list_remarks(
-        service, model, vendor, checked.memory, smallest_device_bytes=devices.smallest_bytes
+        service, model, settings.vendors, checked.memory, smallest_device_bytes=devices.smallest_bytes
     )
     return ServiceView(
         service=service,
         accelerator=accelerator,
-        runtime=runtime_of(service, model) if model is not None else "",
+        runtime=runtime_of(service, model, settings.vendors) if model is not None else "",
         remarks=(*remarks, AWAITS_UPDATE) if replicas.awaiting and not may_roll_out else remarks,
         memory=checked.memory if checked.served is not None else ReplicaMemory(),
         served=checked.served,

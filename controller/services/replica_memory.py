@@ -6,7 +6,7 @@ the whole unknown, and the replica is not placed.
 
 from typing import Final, NamedTuple
 
-from controller.models.served import Served, runtime_of
+from controller.models.served import Served
 from crds.inferenceservice import InferenceService
 from crds.model import Model
 from fitness.memory import (
@@ -88,7 +88,7 @@ def is_memory_stated(served: Served) -> bool:
 
 def measure_replica(service: InferenceService, served: Served, devices: int = 0) -> ReplicaMemory:
     """Return the memory of a replica, on a host or in a pod with this number of devices."""
-    workload = describe_workload(service, served)
+    workload = describe_workload(served)
     found = estimate(workload, service.spec)
     has_draft = any(companion.role == "draft" for companion in served.companions)
     draft_bytes = sum(found.draft) if found and found.draft else None
@@ -114,7 +114,7 @@ def _measure_model(name: str, model: Model | None, measured_bytes: int | None) -
     )
 
 
-def describe_workload(service: InferenceService, served: Served) -> Workload:
+def describe_workload(served: Served) -> Workload:
     """Return the artifacts of a replica, as far as its memory depends on them."""
     draft = next((companion.model for companion in served.companions if companion.role == "draft"), None)
     further = sum(
@@ -124,7 +124,7 @@ def describe_workload(service: InferenceService, served: Served) -> Workload:
     )
     return Workload(
         served.model.status.layout,
-        runtime_of(service, served.model),
+        served.runtime,
         draft=draft.status.layout if draft else None,
         further_bytes=further,
     )
@@ -142,6 +142,6 @@ def advise_memory(service: InferenceService, served: Served, free_bytes: int) ->
     """Return the parts of a replica's memory, and the settings that would fit into `free_bytes`."""
     if is_memory_stated(served):
         return MemoryAdvice()
-    workload = describe_workload(service, served)
+    workload = describe_workload(served)
     needed = estimate(workload, service.spec)
     return MemoryAdvice(needed.text(), way_out(workload, service.spec, free_bytes)) if needed else MemoryAdvice()

@@ -9,7 +9,8 @@ from artifacts.source import parse
 from crds.metalprocess import MetalProcessSpec
 from devices.sockets import LOOPBACK
 from runtimes.registry import RUNTIMES
-from runtimes.runtime import EngineLaunch, RuntimeDemand, refuse_demand
+from runtimes.runtime import EngineLaunch, RuntimeDemand
+from runtimes.runtime_choice import refuse_demand
 from runtimes.serving import CompanionFile, Listen, Serving, build_serving
 
 

@@ -7,7 +7,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from controller.models.jobs import NO_IMAGE
-from controller.models.served import Companion, Served, cache_path, cached_claim, format_of, runtime_of
+from controller.models.served import Companion, Served, cache_path, cached_claim, format_of
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.plan import child
 from controller.services.pods.deployment_strategy import begin
@@ -43,8 +43,7 @@ def choose_engine(
     memory = needed.container_bytes if stated is None else stated
     if memory is None:
         return None
-    runtime = runtime_of(service, checked.served.model)
-    return EngineChoice(runtime, accelerator, vendor, memory, needed.cache_bytes, service.spec.container)
+    return EngineChoice(checked.served.runtime, accelerator, vendor, memory, needed.cache_bytes, service.spec.container)
 
 
 def companion_weights(served: Served) -> list[tuple[Companion, MountedWeights]]:

@@ -11,7 +11,8 @@ from crds.model import Model
 from devices.vendors import VENDORS
 from runtimes.quantization import refuse_quantization
 from runtimes.registry import RUNTIMES
-from runtimes.runtime import RuntimeDemand, refuse_demand
+from runtimes.runtime import RuntimeDemand
+from runtimes.runtime_choice import refuse_demand
 from standalone.manifests import load_manifests
 from tests.controlplane.process import CHECKOUT
 
@@ -36,13 +37,12 @@ def test_example_is_refused_by_nothing(path: Path) -> None:
     vendor = VENDORS[accelerator]
     assert find_hardware_problem(service, accelerator, vendor) is None
     weights = format_of(model)
-    engine = runtime_of(service, model)
+    engine = runtime_of(service, model, VENDORS)
     demand = RuntimeDemand(
         weights,
         accelerator,
         in_pods=True,
         options=service.spec,
-        vendor=vendor,
         has_image=service.spec.image is not None,
         container=service.spec.container,
     )

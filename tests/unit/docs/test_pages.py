@@ -13,7 +13,8 @@ import yaml
 from devices.vendor_file import parse_vendors
 from devices.vendors import VENDORS, Vendor
 from runtimes.registry import POD_ENGINES, RUNTIMES
-from runtimes.runtime import RuntimeDemand, refuse_demand
+from runtimes.runtime import RuntimeDemand
+from runtimes.runtime_choice import refuse_demand
 from tests.controlplane.process import CHECKOUT
 from tests.support.documents import DOCUMENTS, list_blocks
 from tests.support.kept_text import check_kept_text
@@ -133,7 +134,7 @@ def test_example_of_a_vendors_file_adds_a_vendor_that_an_engine_serves_on(added:
     name, vendor = added
     assert None not in (vendor.resource, vendor.memory_label)
     runtime = RUNTIMES[next(iter(vendor.images))]
-    demand = RuntimeDemand(min(runtime.formats), name, in_pods=True, vendor=vendor)
+    demand = RuntimeDemand(min(runtime.formats), name, in_pods=True, vendors={name: vendor})
     assert refuse_demand(runtime, demand) is None
 
 

@@ -13,7 +13,8 @@ from runtimes import daemon, ollama, omlx
 from runtimes.ollama import Ollama, full_name
 from runtimes.omlx import Omlx
 from runtimes.registry import RUNTIMES
-from runtimes.runtime import RuntimeDemand, refuse_demand
+from runtimes.runtime import RuntimeDemand
+from runtimes.runtime_choice import refuse_demand
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from devices.vendors import CPU
 from runtimes.generic import RUNTIME, describe_container
 from runtimes.pod import PodServing
 from runtimes.registry import RUNTIMES
-from runtimes.runtime import RuntimeDemand, refuse_demand
+from runtimes.runtime import RuntimeDemand
+from runtimes.runtime_choice import refuse_demand
 from runtimes.serving import Listen, build_serving
 
 DEMAND = RuntimeDemand(format="gguf", accelerator="cpu", in_pods=True, has_image=True)

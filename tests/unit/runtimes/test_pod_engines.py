@@ -12,7 +12,8 @@ from devices.vendors import VENDORS
 from runtimes import ollama, sglang, tgi, vllm
 from runtimes.pod import EnginePod, PodServing
 from runtimes.registry import RUNTIMES
-from runtimes.runtime import Runtime, RuntimeDemand, refuse_demand
+from runtimes.runtime import Runtime, RuntimeDemand
+from runtimes.runtime_choice import refuse_demand
 from runtimes.serving import Listen, build_serving
 from tests.support.pod_engines.dialects import DIALECTS, RECORDED, read_recording
 

@@ -1,14 +1,13 @@
 """The demands that each runtime supports, and the messages for the others."""
 
-import itertools
 from typing import Any
 
 import pytest
 
-from crds.model import WeightsFormat
 from crds.serving import ServingOptions
 from runtimes.registry import RUNTIMES
-from runtimes.runtime import RuntimeDemand, default_runtime, refuse_demand
+from runtimes.runtime import RuntimeDemand
+from runtimes.runtime_choice import refuse_demand
 
 LLAMA = RuntimeDemand("gguf", "metal", in_pods=False)
 MLX = RuntimeDemand("mlx", "metal", in_pods=False)
@@ -66,9 +65,3 @@ def test_unsupported_demand_is_refused_with_the_way_out(runtime: str, change: di
     told = refuse_demand(RUNTIMES[runtime], changed(MLX, **change))
     assert told is not None
     assert says in told
-
-
-def test_default_runtime_serves_its_format() -> None:
-    formats: tuple[WeightsFormat, ...] = ("gguf", "mlx", "ollama")
-    for artifact_format, in_pods in itertools.product(formats, (True, False)):
-        assert artifact_format in RUNTIMES[default_runtime(artifact_format, in_pods=in_pods)].formats

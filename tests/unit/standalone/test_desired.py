@@ -50,9 +50,11 @@ def test_replica_equals_the_process_that_controller_assigns_to_host() -> None:
     wanted = service(replicas=2, contextLength=1024, parallel=3, extraArgs=["-t", "2"])
     decision = decide_assignments(wanted, {KEY: known})
     assert decision.problem is None
-    needed = measure_replica(wanted, Served(known)).total_bytes
+    needed = measure_replica(wanted, Served(known, "llama.cpp")).total_bytes
     assert needed is not None
-    assert [each.spec for each in decision.assignments] == [desired_spec(wanted, Served(known), needed)] * 2
+    assert [each.spec for each in decision.assignments] == [
+        desired_spec(wanted, Served(known, "llama.cpp"), needed)
+    ] * 2
     artifact = decision.assignments[0].spec.artifact if decision.assignments[0].spec else None
     assert artifact is not None
     assert (artifact.revision, artifact.sha256, artifact.size_bytes) == ("r1", "b" * 64, GIB)

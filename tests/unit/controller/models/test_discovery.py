@@ -111,11 +111,11 @@ def test_labels_of_a_model_whose_header_is_known_say_how_much_it_takes() -> None
 
 def test_labels_of_a_service_state_its_own_context_memory_place_and_engine() -> None:
     chat = as_service(service(contextLength=32_768))
-    labels = label_service(chat, as_model(model(domains=["code"])), "nvidia", 18 * GIB)
+    labels = label_service(chat, as_model(model(domains=["code"])), "nvidia", "sglang", 18 * GIB)
     assert names(labels, "context-") == ["context-32k"]
     assert "vram-tier-20g" in names(labels, "vram-tier-")
     assert labels[f"{GROUP}/accelerator-vendor"] == "nvidia"
-    assert labels[f"{GROUP}/engine"] == "llama.cpp"
+    assert labels[f"{GROUP}/engine"] == "sglang"
     assert labels[f"{GROUP}/domain-code"] == "true"
 
 

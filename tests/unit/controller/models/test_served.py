@@ -6,13 +6,30 @@ import pytest
 
 from controller.hosts.secrets import list_needed_secrets
 from controller.models.observation import models_of_service, models_served_beside, observe_model
+from controller.models.served import runtime_of
+from controller.pod_settings import PodSettings
 from controller.reconcile.plan import Plan, Snapshot
 from controller.services.reconciler import ServiceInputs, _services_of_model, decide_service
 from crds.meta import Accelerator
 from crds.model import Model
+from devices.vendor_file import parse_vendors
+from devices.vendors import VENDORS
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS, ObjectKey
-from tests.support.api_objects import GIB, NOW, condition, host, model, planned_condition, service, store
+from runtimes.registry import POD_ENGINES
+from tests.support.api_objects import (
+    GIB,
+    NOW,
+    as_model,
+    as_service,
+    condition,
+    host,
+    model,
+    planned_condition,
+    service,
+    store,
+)
+from tests.support.service_decisions import chat_service, decide_chat, list_applied
 
 KEY = ObjectKey("team", "chat")
 PARTS: dict[str, Any] = {
@@ -171,6 +188,47 @@ def test_weights_that_mlx_wrote_do_not_run_in_pods() -> None:
 def test_mlx_weights_are_served_by_mlx_lm() -> None:
     assert made(decide("metal", served=model(source="hf://org/mlx-model")))["runtime"] == "mlx-lm"
     assert made(decide("metal"))["runtime"] == "llama.cpp"
+
+
+@pytest.mark.parametrize("runtime", ["auto", None])
+@pytest.mark.parametrize(
+    ("source", "accelerator", "chosen"),
+    [
+        ("hf://org/m/m.gguf", "cpu", "llama.cpp"),
+        ("hf://org/m/m.gguf", "nvidia", "llama.cpp"),
+        ("hf://org/m/m.gguf", "metal", "llama.cpp"),
+        ("hf://org/weights", "cpu", "vllm"),
+        ("hf://org/weights", "nvidia", "vllm"),
+        ("hf://org/weights", "metal", "mlx-lm"),
+        ("ollama://qwen3:8b", "nvidia", "ollama"),
+        ("ollama://qwen3:8b", "metal", "ollama"),
+    ],
+)
+def test_auto_and_no_runtime_leave_the_choice_to_pomona(
+    runtime: str | None, source: str, accelerator: Accelerator, chosen: str
+) -> None:
+    asked = as_service(service(hardware={"accelerator": accelerator}, runtime=runtime))
+    assert runtime_of(asked, as_model(model(source=source)), VENDORS) == chosen
+
+
+def test_stated_runtime_is_that_of_the_service() -> None:
+    assert runtime_of(as_service(service(runtime="sglang")), as_model(model()), VENDORS) == "sglang"
+
+
+@pytest.mark.parametrize("spec", [{}, {"runtime": "auto"}], ids=["none", "auto"])
+@pytest.mark.parametrize("images", ["sglang: a.example/sglang:1", "tgi: a.example/b:1, sglang: a.example/sglang:1"])
+def test_engine_is_one_that_has_an_image_for_an_accelerator_of_the_vendors_file(spec: Obj, images: str) -> None:
+    vendors = parse_vendors(f"acme: {{resource: a.example/npu, images: {{{images}}}}}\n", POD_ENGINES)
+    folder = model(source="hf://org/weights")
+    folder["status"]["format"] = "safetensors"
+    asked = chat_service(hardware={"accelerator": "acme"}, **spec)
+    plan = decide_chat(asked, (MODELS, folder), settings=PodSettings("pomona:test", vendors=vendors))
+    (deployment,) = list_applied(plan, DEPLOYMENTS)
+    pod = deployment["spec"]["template"]["spec"]
+    found = {each["name"]: each["image"] for each in (*pod["containers"], *pod["initContainers"])}
+    assert found["sglang"] == "a.example/sglang:1"
+    assert plan.status is not None
+    assert plan.status["runtime"] == "sglang"
 
 
 def test_service_and_companion_enqueue_each_other() -> None:

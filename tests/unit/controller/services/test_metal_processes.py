@@ -41,7 +41,7 @@ from tests.support.api_objects import (
     store,
 )
 
-SPEC = desired_spec(as_service(service()), Served(as_model(model())), 2 * GIB)
+SPEC = desired_spec(as_service(service()), Served(as_model(model()), "llama.cpp"), 2 * GIB)
 NAME = process_prefix("chat", SPEC)
 DISPLACED: Obj = {"conditions": [condition("DisruptionTarget", "True", "MemoryPressure")]}
 LEAVING: Obj = {"deletionTimestamp": "2026-11-21T12:00:00Z"}
@@ -106,7 +106,9 @@ def test_a_new_process_is_complete_unbound_and_without_a_secret() -> None:
 
 def test_edited_spec_changes_the_process_names_and_scaling_does_not() -> None:
     def named(**spec: Any) -> str:
-        return process_prefix("chat", desired_spec(as_service(service(**spec)), Served(as_model(model())), 2 * GIB))
+        return process_prefix(
+            "chat", desired_spec(as_service(service(**spec)), Served(as_model(model()), "llama.cpp"), 2 * GIB)
+        )
 
     assert named(replicas=5, suspend=True) == NAME
     assert named(contextLength=int("4096")) == NAME, "said, or left to the default"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from controller.models.jobs import Placement, Reservation, proceed
-from controller.models.served import Served
+from controller.models.served import Served, runtime_of
 from controller.models.volume import ModelFacts, fetching
 from controller.pod_settings import PodSettings
 from controller.services.pods.replica_reservation import reserve_replica
@@ -20,8 +20,8 @@ NODE_CACHE = {"scope": "node", "storageClassName": "local"}
 
 def reserve(settings: PodSettings = SETTINGS, *, of_model: Model | None = None, **spec: Any) -> Reservation | None:
     spec = {"hardware": {"accelerator": "nvidia"}, "resources": {"memory": "3Gi"}} | spec
-    served = Served(of_model or as_model(model(cache=NODE_CACHE)))
-    return reserve_replica(as_service(service(**spec)), served, settings)
+    asked, known = as_service(service(**spec)), of_model or as_model(model(cache=NODE_CACHE))
+    return reserve_replica(asked, Served(known, runtime_of(asked, known, settings.vendors)), settings)
 
 
 def test_devices_memory_and_processors_of_one_replica_are_reserved() -> None:

@@ -1,0 +1,143 @@
+"""The choice of the runtime of a service that names none, and the refusal of what a runtime cannot serve.
+
+A service that its runtime cannot serve is refused with a message before anything is placed. Otherwise an engine would
+fail to start or ignore a setting.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from crds.model import WeightsFormat
+from crds.serving import RuntimeName
+from devices.vendors import CPU, Vendors
+from runtimes.registry import RUNTIMES
+from runtimes.runtime import Runtime, RuntimeDemand
+from runtimes.serving import Setting
+
+_FIELDS: Final[Mapping[Setting, str]] = MappingProxyType(
+    {
+        "draft": "speculative",
+        "projector": "projectorModelRef",
+        "adapters": "adapters",
+        "chat template": "chatTemplate",
+        "parallel": "parallel",
+    }
+)
+_FORMAT_NAMES: Final[Mapping[WeightsFormat, str]] = MappingProxyType(
+    {
+        "gguf": "a GGUF file",
+        "safetensors": "a folder of safetensors weights",
+        "mlx": "a folder of MLX weights",
+        "ollama": "a model of Ollama's library",
+    }
+)
+_DEFAULTS: Final[Mapping[WeightsFormat, RuntimeName]] = MappingProxyType(
+    {"gguf": "llama.cpp", "safetensors": "vllm", "mlx": "mlx-lm", "ollama": "ollama"}
+)
+_HOST_DEFAULTS: Final[Mapping[WeightsFormat, RuntimeName]] = MappingProxyType({"safetensors": "mlx-lm"})
+"""Where the default on hosts is another one."""
+
+
+def choose_runtime(demand: RuntimeDemand) -> RuntimeName:
+    """Return the runtime of a service that names none.
+
+    In pods it is the first one that has an image for the accelerator: the default of the format, then the others in
+    the order of the registry. Where none has one, or the service states the image, it is the default.
+    """
+    default = _DEFAULTS[demand.format]
+    if not demand.in_pods:
+        return _HOST_DEFAULTS.get(demand.format, default)
+    if demand.has_image or demand.accelerator not in demand.vendors:
+        return default
+    vendor = demand.vendors[demand.accelerator]
+    for name in (default, *RUNTIMES):
+        pod = RUNTIMES[name].pod
+        # A service that describes its engine in spec.container names it in spec.runtime.
+        if pod is None or pod.from_container is not None or demand.format not in RUNTIMES[name].formats:
+            continue
+        if pod.image(demand.accelerator, vendor, name) is not None:
+            return name
+    return default
+
+
+def refuse_demand(runtime: Runtime, demand: RuntimeDemand) -> str | None:
+    """Return why this runtime cannot serve `demand`, with the field and the remedy; None when it can."""
+    checks = (_refuse_format, _refuse_place, _refuse_container, _refuse_settings, _refuse_arguments)
+    reasons = (*(check(runtime, demand) for check in checks), runtime.refusal(demand))
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def _refuse_format(runtime: Runtime, demand: RuntimeDemand) -> str | None:
+    if demand.format in runtime.formats:
+        return None
+    able = " or ".join(_FORMAT_NAMES[each] for each in sorted(runtime.formats))
+    return (
+        f"runtime {runtime.name} cannot serve {_FORMAT_NAMES[demand.format]}: set runtime to "
+        f"{choose_runtime(demand)}, or give the Model {able} as its source"
+    )
+
+
+def _refuse_place(runtime: Runtime, demand: RuntimeDemand) -> str | None:
+    name, accelerator = runtime.name, demand.accelerator
+    if not demand.in_pods:
+        if runtime.on_hosts:
+            return None
+        return (
+            f"runtime {name} runs in pods only, and accelerator {accelerator} is outside of the cluster: set "
+            f"hardware.accelerator to {_list_vendors(runtime, demand.vendors)}, or runtime to "
+            f"{choose_runtime(demand)}"
+        )
+    if runtime.pod is None:
+        return (
+            f"runtime {name} does not run in pods, where accelerator {accelerator} is: set hardware.accelerator to "
+            f"metal, or runtime to {choose_runtime(demand)}"
+        )
+    vendor = demand.vendors.get(accelerator, CPU)
+    if demand.has_image or runtime.pod.image(accelerator, vendor, name) is not None:
+        return None
+    return (
+        f"runtime {name} has no image for accelerator {accelerator}: set hardware.accelerator to "
+        f"{_list_vendors(runtime, demand.vendors)}, choose another runtime, or name an image in spec.image"
+    )
+
+
+def _list_vendors(runtime: Runtime, vendors: Vendors) -> str:
+    """Return the accelerators for which this runtime has an image, built in or of the administrator's file."""
+    pod = runtime.pod
+    able = [name for name, vendor in vendors.items() if pod and pod.image(name, vendor, runtime.name)]
+    return " or ".join(sorted(able)) or "an accelerator in pods"
+
+
+def _refuse_settings(runtime: Runtime, demand: RuntimeDemand) -> str | None:
+    name, options = runtime.name, demand.options
+    if options.mode not in runtime.modes:
+        return f"runtime {name} has no mode {options.mode}: use {' or '.join(sorted(runtime.modes))}, or llama.cpp"
+    used: dict[Setting, bool] = {
+        "draft": demand.draft,
+        "projector": demand.projector,
+        "adapters": bool(demand.adapter_scales),
+        "chat template": options.chat_template is not None,
+        "parallel": options.parallel > 1,
+    }
+    lacking = [_FIELDS[setting] for setting, is_used in used.items() if is_used and setting not in runtime.settings]
+    if lacking:
+        return f"runtime {name} cannot do {' and '.join(lacking)}: remove it, or serve a GGUF file with llama.cpp"
+    for field_name, cache_type in (("cacheTypeK", options.cache_type_k), ("cacheTypeV", options.cache_type_v)):
+        if cache_type not in runtime.cache_types:
+            return f"runtime {name} has no {field_name} {cache_type}: use {', '.join(sorted(runtime.cache_types))}"
+    return None
+
+
+def _refuse_container(runtime: Runtime, demand: RuntimeDemand) -> str | None:
+    if demand.container is None or (runtime.pod and runtime.pod.from_container):
+        return None
+    return f"runtime {runtime.name} has a container of its own: remove container, or set runtime to generic"
+
+
+def _refuse_arguments(runtime: Runtime, demand: RuntimeDemand) -> str | None:
+    foreign = [each for each in demand.options.extra_args if each.startswith("-") and each not in runtime.tuning]
+    if not foreign:
+        return None
+    able = f"it takes {' '.join(runtime.tuning)}" if runtime.tuning else "it takes none"
+    return f"runtime {runtime.name} does not take {' '.join(foreign)} in extraArgs: {able}"
