@@ -13,6 +13,7 @@ from crds.meta import (
     Toleration,
     described,
     keyed_by,
+    of_same_namespace,
     rule,
 )
 from crds.pods import ContainerOptions, PodOptions, Resources, ServiceHardware
@@ -22,7 +23,7 @@ from crds.serving import Adapter, RuntimeName, ServingOptions, Speculative
 class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
     """Desired state of a service; the fields of `ServingOptions` are part of it."""
 
-    model_ref: Annotated[Name, described("Name of a Model in the same namespace.")]
+    model_ref: Annotated[Name, described("Name of a Model in the same namespace.", of_same_namespace("Model"))]
     replicas: Annotated[
         int,
         Meta(ge=0, le=100),
@@ -61,7 +62,8 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
         Name | None,
         described(
             "Name of a Model in the same namespace whose artifact is a projector (mmproj). With the projector, "
-            "the service accepts images or sound."
+            "the service accepts images or sound.",
+            of_same_namespace("Model"),
         ),
     ] = None
     adapters: Annotated[

@@ -103,6 +103,11 @@ def rule(cel: str, message: str) -> dict[str, str]:
     return {"rule": cel, "message": message}
 
 
+def of_same_namespace(kind: str) -> dict[str, str]:
+    """Return the rule of a field that names an object of this kind in its own namespace."""
+    return rule("!self.contains('/')", f"names a {kind} of the same namespace: use its name alone")
+
+
 def described(description: str, *rules: dict[str, str], **schema: object) -> Meta:
     """Describe a field for `kubectl explain`, with the CEL rules and Kubernetes schema extensions of the field."""
     extra: dict[str, object] = dict(schema)
@@ -206,7 +211,7 @@ Conditions = Annotated[
 class SecretReference(ApiStruct, frozen=True):
     """Reference to a Secret in the namespace of the object."""
 
-    name: Annotated[SecretName, described("Name of a Secret in the same namespace.")]
+    name: Annotated[SecretName, described("Name of a Secret in the same namespace.", of_same_namespace("Secret"))]
 
 
 class Toleration(ApiStruct, frozen=True):

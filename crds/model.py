@@ -430,6 +430,11 @@ class Model(ApiStruct, frozen=True):
                 "oci://REGISTRY/REPOSITORY@sha256:DIGEST",
             ),
             rule(
+                "!self.source.startsWith('pvc://') || self.source.matches('^pvc://[a-z0-9]([-.a-z0-9]*[a-z0-9])?/')",
+                "a pvc:// source names a PersistentVolumeClaim of the same namespace: use pvc://CLAIM/PATH/FILE.gguf, "
+                "or pvc://CLAIM/PATH/ for a folder",
+            ),
+            rule(
                 "!self.source.startsWith('pvc://') || !(has(self.sourceSecretRef) || has(self.sha256))",
                 "a pvc:// source takes no spec.sourceSecretRef and no spec.sha256: the volume's owner put the weights "
                 "there, and nothing is fetched; remove them",

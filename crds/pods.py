@@ -16,6 +16,7 @@ from crds.meta import (
     SecretReference,
     described,
     keyed_by,
+    of_same_namespace,
     rule,
 )
 
@@ -159,7 +160,11 @@ class ClaimVolume(ApiStruct, frozen=True):
     """`corev1.PersistentVolumeClaimVolumeSource`."""
 
     claim_name: Annotated[
-        Name, described("PersistentVolumeClaim in the same namespace; not one that Pomona made for a Model.")
+        Name,
+        described(
+            "PersistentVolumeClaim in the same namespace; not one that Pomona made for a Model.",
+            of_same_namespace("PersistentVolumeClaim"),
+        ),
     ]
     read_only: Annotated[bool, described("Mount the volume read-only.")] = False
 
@@ -167,7 +172,10 @@ class ClaimVolume(ApiStruct, frozen=True):
 class ConfigMapVolume(ApiStruct, frozen=True):
     """`corev1.ConfigMapVolumeSource`."""
 
-    name: Annotated[Name, described("ConfigMap in the same namespace; each key becomes a file.")]
+    name: Annotated[
+        Name,
+        described("ConfigMap in the same namespace; each key becomes a file.", of_same_namespace("ConfigMap")),
+    ]
 
 
 class PodVolume(ApiStruct, frozen=True):

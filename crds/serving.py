@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
-from crds.meta import ApiStruct, Name, described
+from crds.meta import ApiStruct, Name, described, of_same_namespace
 
 Mode = Literal["chat", "embeddings", "rerank"]
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
@@ -97,7 +97,10 @@ class Speculative(ApiStruct, frozen=True):
 
     draft_model_ref: Annotated[
         Name,
-        described("Name of the draft model: a small Model in the same namespace with the same vocabulary."),
+        described(
+            "Name of the draft model: a small Model in the same namespace with the same vocabulary.",
+            of_same_namespace("Model"),
+        ),
     ]
     max_tokens: DraftTokens = None
 
@@ -105,5 +108,8 @@ class Speculative(ApiStruct, frozen=True):
 class Adapter(ApiStruct, frozen=True):
     """A LoRA adapter on top of the model."""
 
-    model_ref: Annotated[Name, described("Name of a Model in the same namespace whose artifact is the adapter.")]
+    model_ref: Annotated[
+        Name,
+        described("Name of a Model in the same namespace whose artifact is the adapter.", of_same_namespace("Model")),
+    ]
     scale: AdapterScale = "1"

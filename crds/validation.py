@@ -47,6 +47,8 @@ _IN_BODY: Final = {
     "pattern": "should match '{}'",
 }
 """The API server's messages, by keyword of JSON Schema; the braces stand for the keyword's value."""
+_BLOCKING: Final = frozenset({"anyOf", "enum", "format", "maxItems", "maxLength", "required", "type", "unknown"})
+"""Keywords whose violation keeps the API server from evaluating rules, since those may rely on the structure."""
 _TOP_LEVEL: Final = ("apiVersion", "kind", "metadata", "spec", "status")
 
 
@@ -81,9 +83,9 @@ def problems(manifest: Manifest) -> list[SchemaViolation]:
         return found
     whole = {"metadata": manifest["metadata"], **with_defaults({"spec": {}, **manifest})}
     errors = sorted(_validator(manifest["kind"]).iter_errors(whole), key=lambda each: [*map(str, each.absolute_path)])
-    structural = [each for each in errors if each.validator != "x-kubernetes-validations"]
-    # As on the API server, broken rules are reported only if the structure is valid, since rules may rely on it.
-    return [SchemaViolation(_path_of(each), _render_message(each)) for each in structural or errors]
+    if any(each.validator in _BLOCKING for each in errors):
+        errors = [each for each in errors if each.validator != "x-kubernetes-validations"]
+    return [SchemaViolation(_path_of(each), _render_message(each)) for each in errors]
 
 
 def _envelope(manifest: Manifest) -> Iterator[SchemaViolation]:

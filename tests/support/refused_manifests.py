@@ -295,6 +295,54 @@ REFUSED_MANIFESTS = {
         METAL_PROCESSES, {"tokenSecret": "a..b"}, "spec.tokenSecret: .*should match"
     ),
     "Model with a path": RefusedManifest(INFERENCE_SERVICES, {"modelRef": "../tiny"}, "spec.modelRef: .*should match"),
+    "Model of another namespace": RefusedManifest(
+        INFERENCE_SERVICES, {"modelRef": "other/tiny"}, "spec.modelRef: .*names a Model of the same namespace: use its"
+    ),
+    "draft of another namespace": RefusedManifest(
+        INFERENCE_SERVICES,
+        {"speculative": {"draftModelRef": "other/tiny"}},
+        "spec.speculative.draftModelRef: .*names a Model of the same namespace",
+    ),
+    "projector of another namespace": RefusedManifest(
+        INFERENCE_SERVICES,
+        {"projectorModelRef": "other/eyes"},
+        "spec.projectorModelRef: .*names a Model of the same namespace",
+    ),
+    "adapter of another namespace": RefusedManifest(
+        INFERENCE_SERVICES,
+        {"adapters": [{"modelRef": "accent"}, {"modelRef": "other/accent"}]},
+        r"spec.adapters\[1\].modelRef: .*names a Model of the same namespace",
+    ),
+    "Secret of another namespace": RefusedManifest(
+        MODELS,
+        {"sourceSecretRef": {"name": "other/hub"}},
+        "spec.sourceSecretRef.name: .*names a Secret of the same namespace",
+    ),
+    "claim of another namespace in a source": RefusedManifest(
+        MODELS,
+        {"source": "pvc://other:weights/tiny.gguf"},
+        "a pvc:// source names a PersistentVolumeClaim of the same namespace: use pvc://CLAIM/PATH/FILE.gguf",
+    ),
+    "claim of another namespace in an escaped source": RefusedManifest(
+        MODELS,
+        {"source": "pvc://other%2Fweights/tiny.gguf"},
+        "a pvc:// source names a PersistentVolumeClaim of the same namespace",
+    ),
+    "claim of another namespace in a pod": RefusedManifest(
+        INFERENCE_SERVICES,
+        {"pod": {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "other/weights"}}]}},
+        r"spec.pod.volumes\[0\].persistentVolumeClaim.claimName: .*names a PersistentVolumeClaim of the same namespace",
+    ),
+    "ConfigMap of another namespace in a pod": RefusedManifest(
+        INFERENCE_SERVICES,
+        {"pod": {"volumes": [{"name": "data", "configMap": {"name": "other/settings"}}]}},
+        r"spec.pod.volumes\[0\].configMap.name: .*names a ConfigMap of the same namespace",
+    ),
+    "pull secret of another namespace": RefusedManifest(
+        INFERENCE_SERVICES,
+        {"pod": {"imagePullSecrets": [{"name": "other/registry"}]}},
+        r"spec.pod.imagePullSecrets\[0\].name: .*names a Secret of the same namespace",
+    ),
     "process without memory": RefusedManifest(METAL_PROCESSES, {"memoryBytes": 0}, "spec.memoryBytes: .*equal to 1"),
     **{
         f"argument {item!r}": RefusedManifest(

@@ -62,6 +62,14 @@ def test_all_violations_are_reported_with_their_fields() -> None:
     assert [each.path for each in found] == [("spec", "parallel"), ("spec", "replicas")]
 
 
+def test_rules_are_evaluated_unless_the_structure_is_wrong() -> None:
+    problem = "names a Model of the same namespace"
+    told = [*map(str, validation.problems(make_manifest(INFERENCE_SERVICES, modelRef="other/tiny")))]
+    assert [problem in each for each in sorted(told)] == [True, False], told
+    told = [*map(str, validation.problems(make_manifest(INFERENCE_SERVICES, modelRef="other/tiny", parallel="two")))]
+    assert not any(problem in each for each in told)
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
