@@ -9,7 +9,7 @@ import pytest_asyncio
 from kube.resources import DEPLOYMENTS, PODS
 from runtimes import llama_server
 from tests.cluster.conftest import joined, led
-from tests.cluster.main_job.cluster import Cluster
+from tests.cluster.main_job.cluster import READY_SECONDS, Cluster
 from tests.controlplane import members
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
@@ -47,7 +47,8 @@ async def npu_node(plane: ControlPlane, tmp_path: Path, watched: list[Process]) 
 async def test_vendor_that_nobody_knows_serves(cluster: Cluster) -> None:
     hardware = {"count": 2, "memory": "8Gi", "products": ["NPU-9"]}
     await cluster.apply(cluster.model(), cluster.service("chat", "npu", hardware={"accelerator": "npu", **hardware}))
-    await cluster.ready("chat")
+    # As a user or a pipeline waits.
+    await cluster.kubectl("wait", "--for=condition=Ready", "isvc/chat", f"--timeout={READY_SECONDS:.0f}s")
     assert (await cluster.ask("chat")).text.startswith("Hello from a tiny model")
     pods = await cluster.client.list(PODS, cluster.namespace, label_selector="inference.pomona.dev/service=chat")
     (spec,) = (pod["spec"] for pod in pods.items)
