@@ -12,7 +12,7 @@ import uvloop
 from artifacts.repositories.address_policy import Networks
 from cli.options import allow_private_sources
 from gateway.event_log import log, log_libraries
-from gateway.proxy.pod import HANG_SECONDS, PodProxyError, PodProxyOptions, run_pod_proxy
+from gateway.proxy.pod import HANG_SECONDS, PodProxyError, PodProxyOptions, Prepare, run_pod_proxy
 
 _PROGRESS_SECONDS: Final = 10.0
 _MESSAGE_BYTES: Final = 2048
@@ -58,6 +58,11 @@ class _UrlPath(click.ParamType[str]):
 )
 @click.option("--engine-port", required=True, type=_port, help="Port of the engine on 127.0.0.1.")
 @click.option("--health-path", required=True, type=_UrlPath(), help="Path that a healthy engine answers with 200.")
+@click.option(
+    "--engine-metrics-path",
+    type=_UrlPath(),
+    help="Path of the engine's own metrics, which GET /metrics adds to those of the proxy. Default: it has none.",
+)
 @click.option("--engine-model", metavar="NAME", help="The engine's name for the model. Default: any name.")
 @click.option("--concurrency", type=click.IntRange(1), help="Requests that the engine works on at once. Default: all.")
 @click.option(
@@ -96,6 +101,7 @@ def command(
     token_file: Path,
     engine_port: int,
     health_path: str,
+    engine_metrics_path: str | None,
     engine_model: str | None,
     concurrency: int | None,
     drain_seconds: float,
@@ -110,7 +116,7 @@ def command(
     """Check the service's token for the engine of this pod, until SIGTERM.
 
     GET /health needs no token, and answers 200 while the engine serves. GET /live/engine needs none either, and answers
-    503 while the engine hangs. GET /metrics needs the token.
+    503 while the engine hangs. GET /metrics needs the token; with ?engine=false it has the proxy's own only.
 
     \b
     Example, with an engine that listens at 127.0.0.1:8000:
@@ -129,6 +135,7 @@ def command(
         drain_seconds=drain_seconds,
         hang_seconds=hang_seconds,
         loading_seconds=loading_seconds,
+        engine_metrics_path=engine_metrics_path,
     )
     preparation = None
     if prepare:
@@ -142,6 +149,10 @@ def command(
             context_length=context_length,
             allowed_networks=allowed_networks,
         )
+    _run(options, preparation, termination_log)
+
+
+def _run(options: PodProxyOptions, preparation: Prepare | None, termination_log: Path | None) -> None:
     try:
         uvloop.run(run_pod_proxy(options, preparation))
     except PodProxyError as error:

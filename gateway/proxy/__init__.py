@@ -13,6 +13,8 @@ each do one part:
 7. record: `service`, counts and the log line; `metrics`, for Prometheus; `errors`, every error in OpenAI's
    form; `health_monitor`, the answers of each backend; `backend_health`, the decision that a backend is sick
 
+`engine_metrics` adds the engine's own metrics to those of a pod, and `exposition` keeps the lines that are valid.
+
 `control` is the process, `control_socket` its claim and the hand-over to a newer one, `control_api` its control API,
 `control_client` the client, `config` the messages of both. `gateway.http` serves clients, engines and the control API;
 only `control_client` uses aiohttp, for it starts slowly.

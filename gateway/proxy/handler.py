@@ -5,35 +5,36 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from gateway.http.awaited_exchange import AwaitedExchange
 from gateway.http.exchange import Exchange
 from gateway.http.server_connection import RequestHandling
-from gateway.proxy import errors, metrics, paths
+from gateway.proxy import errors, paths
 from gateway.proxy.authorization import authorize
+from gateway.proxy.engine_metrics import PodMetrics
 from gateway.proxy.errors import RequestError
 from gateway.proxy.inference_head import read_inference_head
 from gateway.proxy.inference_request import InferenceRequest, SharedResources, log_refusal
 from gateway.proxy.router import Router
 
 _JSON: Final = b"Content-Type: application/json\r\n"
-_METRICS_TYPE: Final = b"Content-Type: %b\r\n" % metrics.CONTENT_TYPE
 
 
 class PodMonitoring(NamedTuple):
     """The state of a pod that its proxy reports, and that the proxy of a host has not."""
 
-    metrics: metrics.ProxyMetrics
+    metrics: PodMetrics
     engine_hangs: Callable[[], bool]
 
 
 def handle_requests(router: Router, shared: SharedResources, pod: PodMonitoring | None = None) -> RequestHandling:
     """Return the work on the requests to the listener that has `router`; `pod` is given for the listener of a pod."""
 
-    def begin(exchange: Exchange) -> InferenceRequest | None:
+    def begin(exchange: Exchange) -> InferenceRequest | AwaitedExchange | None:
         head = exchange.head
         try:
             if head.method == "POST" and (inference := read_inference_head(head, router.tokens)):
                 return InferenceRequest(exchange, inference, router, shared)
-            _answer_other(exchange, router, pod)
+            return _answer_other(exchange, router, pod)
         except RequestError as error:
             log_refusal(router, paths.route_name(head.path), error)
             exchange.respond(error.status, error.fields(), error.body)
@@ -48,26 +49,29 @@ def render_invalid_request(status: int, reason: str) -> tuple[bytes, bytes]:
     return error.fields(), error.body
 
 
-def _answer_other(exchange: Exchange, router: Router, pod: PodMonitoring | None) -> None:
-    """Authorize a request that is not for inference, but for the health, and answer it. Raises RequestError."""
+def _answer_other(exchange: Exchange, router: Router, pod: PodMonitoring | None) -> AwaitedExchange | None:
+    """Authorize a request that is not for inference, but for the health, and answer it, or begin to.
+
+    Raises RequestError.
+    """
     path, method = exchange.head.path, exchange.head.method
     if path == paths.HEALTH and method == "GET":
         _report_health(exchange, router)
-        return
+        return None
     if path == paths.ENGINE_LIVENESS and method == "GET" and pod:
         _report_service(exchange, serves=not pod.engine_hangs())
-        return
+        return None
     authorize(exchange.head.headers, router.tokens)
     if path in paths.INFERENCE:
         raise errors.method_not_allowed(method, path, "POST")
     if path == paths.METRICS and method == "GET" and pod:
-        exchange.respond(200, _METRICS_TYPE, pod.metrics.text())
-        return
+        return pod.metrics.begin(exchange)
     if path != paths.MODELS and not path.startswith(f"{paths.MODELS}/"):
         raise errors.unknown_url(path)
     if method != "GET":
         raise errors.method_not_allowed(method, path, "GET")
     _list_models(exchange, router, path.removeprefix(paths.MODELS)[1:])
+    return None
 
 
 def _report_health(exchange: Exchange, router: Router) -> None:

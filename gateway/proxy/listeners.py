@@ -23,6 +23,7 @@ from gateway.http.listener import HttpListener
 from gateway.http.upstream_pool import UpstreamPool
 from gateway.proxy.body_budget import BodyBudget
 from gateway.proxy.config import BackendState, ListenerState, ProxyConfig, Tls
+from gateway.proxy.engine_metrics import EngineScraper, PodMetrics
 from gateway.proxy.handler import PodMonitoring, handle_requests
 from gateway.proxy.health_monitor import HealthMonitor
 from gateway.proxy.inference_request import SharedResources
@@ -79,7 +80,8 @@ class Listener(NamedTuple):
 class Listeners:
     """All listeners of the proxy. `tasks` owns those that are unbound and still have running requests.
 
-    `engine_hangs` is given by the proxy of a pod, which answers the kubelet's liveness probe of the engine by it.
+    `engine_hangs` is given by the proxy of a pod, which answers the kubelet's liveness probe of the engine by it, and
+    `engine_scraper` if that engine has metrics.
     """
 
     def __init__(
@@ -89,12 +91,13 @@ class Listeners:
         times: ConnectionTimes | None = None,
         *,
         engine_hangs: Callable[[], bool] | None = None,
+        engine_scraper: EngineScraper | None = None,
     ) -> None:
         self.in_flight = InFlight(self._admit_waiting)
         self.health = HealthMonitor()
         self._shared = SharedResources(self.in_flight, BodyBudget(), BodyScans(), pool, self.health)
         self.metrics = ProxyMetrics(self._service_loads)
-        self._pod = PodMonitoring(self.metrics, engine_hangs) if engine_hangs else None
+        self._pod = PodMonitoring(PodMetrics(self.metrics, engine_scraper), engine_hangs) if engine_hangs else None
         self._times = times or ConnectionTimes()
         self._table = ConnectionTable(connection_caps(limits.descriptor_limit()), self._times.sweep_seconds)
         self._tasks = tasks

@@ -117,6 +117,12 @@ class ProxyMetrics:
         return "".join(lines).encode()
 
 
+def render_engine_up(service: str, *, is_up: bool) -> bytes:
+    """Return the gauge by which the proxy of a pod says whether the series of the engine of `service` are there."""
+    lines = _family_lines("engine_metrics_up", "1 if the engine's own series are here, all of them.", "gauge")
+    return "".join([*lines, _series_line("engine_metrics_up", is_up, **_labels(service))]).encode()
+
+
 def _counter_lines(services: Iterable[tuple[dict[str, str], ServiceMetrics]]) -> Iterator[str]:
     yield from _family_lines(
         "requests_total", "Requests, by the status that the client got; 499: the client hung up.", "counter"

@@ -3,7 +3,8 @@
 The token is read from a file, because the kubelet replaces the file when the Secret changes. The proxy asks the engine
 for its health once a second: GET /health, which needs no token, answers with the last result. A request in flight is
 finished at SIGTERM, and so is one that waits for a slot: the engine outlives the proxy. GET /live/engine, which needs
-no token either, answers 503 once the engine hangs, silently or while it loads, so that the kubelet restarts it.
+no token either, answers 503 once the engine hangs, silently or while it loads, so that the kubelet restarts it. GET
+/metrics needs the token.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from gateway.event_log import log
 from gateway.http.upstream_pool import UpstreamPool
 from gateway.proxy.config import Backend, ProxyConfig, ServiceListener
 from gateway.proxy.control import restore_stop_signals, set_up_process
+from gateway.proxy.engine_metrics import EngineScraper
 from gateway.proxy.listeners import Listeners
 
 Prepare = Callable[[], Awaitable[None]]
@@ -68,6 +70,13 @@ class PodProxyOptions(NamedTuple):
     hang_seconds: float = HANG_SECONDS
     loading_seconds: float = math.inf
     """The time after which an engine that loads, and is not healthy yet, hangs."""
+    engine_metrics_path: str | None = None
+    """The path of the engine's own metrics; None: it has none."""
+
+    @property
+    def engine_url(self) -> str:
+        """The engine's address."""
+        return f"http://{_LOOPBACK}:{self.engine_port}"
 
 
 async def run_pod_proxy(options: PodProxyOptions, prepare: Prepare | None = None) -> None:
@@ -81,7 +90,9 @@ async def run_pod_proxy(options: PodProxyOptions, prepare: Prepare | None = None
     engine = EngineCheck(options.hang_seconds, options.loading_seconds)
     stop = set_up_process()
     async with UpstreamPool() as pool, asyncio.TaskGroup() as tasks:
-        listeners = Listeners(pool, tasks, engine_hangs=lambda: engine.hangs)
+        path = options.engine_metrics_path
+        scraper = EngineScraper(pool, options.service, options.engine_url, path) if path else None
+        listeners = Listeners(pool, tasks, engine_hangs=lambda: engine.hangs, engine_scraper=scraper)
         await listeners.configure(_config(options, tokens, is_serving=False))
         (state,) = listeners.service_states()
         problem = state.error
@@ -159,7 +170,7 @@ def _count_progress(service: str, listeners: Listeners) -> int:
 def _config(options: PodProxyOptions, tokens: "MountedToken", *, is_serving: bool) -> ProxyConfig:
     backend = Backend(
         _BACKEND,
-        f"http://{_LOOPBACK}:{options.engine_port}",
+        options.engine_url,
         draining=not is_serving,
         concurrency=options.concurrency,
         model=options.model,

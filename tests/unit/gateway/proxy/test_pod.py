@@ -34,6 +34,8 @@ class Engine:
         self.healthy.set()
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/own/metrics":
+            return web.Response(text="vllm:num_requests_waiting 3.0\n")
         if request.path == "/healthz":
             await self.healthy.wait()
             return web.Response(status=self.health, text="secret detail")
@@ -121,6 +123,18 @@ async def test_request_reaches_the_engine_with_the_token_only(run: Run, http: ai
         assert (engine.asked, engine.models) == (["/v1/chat/completions"], ["library/tiny:1b"])
         assert await proxy.status("/metrics") == 401
         assert await proxy.status("/metrics", **AUTHORIZED) == 200
+
+
+async def test_metrics_are_those_of_the_proxy_and_of_the_engine(run: Run, http: aiohttp.ClientSession) -> None:
+    async with fake_engine(Engine()) as backend:
+        proxy = await run(backend, "--engine-metrics-path=/own/metrics")
+        await proxy.until_health(200)
+        assert await proxy.status("/metrics") == 401
+        for query, has_engine in (("", True), ("?engine=true", True), ("?x=y&engine=false", False)):
+            async with http.get(f"{proxy.url}/metrics{query}", headers=AUTHORIZED) as response:
+                lines = (await response.text()).splitlines()
+            assert 'pomona_proxy_queued{namespace="ns",service="tiny"} 0.0' in lines
+            assert ("vllm:num_requests_waiting 3.0" in lines) is has_engine
 
 
 async def test_health_follows_the_engines_own_and_tells_nothing_else(run: Run, http: aiohttp.ClientSession) -> None:

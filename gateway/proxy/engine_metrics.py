@@ -1,0 +1,208 @@
+"""The metrics of a pod: those of its proxy, and those of the engine behind it, which listens on loopback.
+
+An engine may be broken or hostile: its answer is taken for a short time only, up to a size, uncompressed, and in
+Prometheus' text format, and Pomona's names are the proxy's. Without it, the series of the proxy are served alone.
+"""
+
+import asyncio
+from http import HTTPStatus
+from typing import Final, NamedTuple
+from urllib.parse import parse_qs
+
+from gateway.event_log import log
+from gateway.http.awaited_exchange import AwaitedExchange
+from gateway.http.exchange import Exchange
+from gateway.http.headers import Field, Headers, encode_fields
+from gateway.http.upstream_connection import UpstreamBrokeOffError
+from gateway.http.upstream_pool import NotAcceptedError, UpstreamPool
+from gateway.proxy.exposition import MOST_LINES, filter_exposition
+from gateway.proxy.metrics import CONTENT_TYPE, ProxyMetrics, render_engine_up
+
+SCRAPE_SECONDS: Final = 3.0
+"""Time in which the engine's answer comes. Prometheus waits for ten seconds, if nothing else is configured."""
+SEND_SECONDS: Final = 10.0
+"""Time in which a client reads the answer."""
+MOST_BYTES: Final = 1 << 20
+"""The longest answer of an engine. vLLM's has about 60 KiB."""
+MOST_ANSWERS: Final = 8
+"""Answers with the series of the engine at once, which take up to 2 MiB each until their clients have read them."""
+_PIECE_BYTES: Final = 64 << 10
+_FIELDS: Final[tuple[Field, ...]] = ((b"Content-Type", CONTENT_TYPE),)
+_VERSIONS: Final = frozenset({b"version=0.0.4", b'version="0.0.4"'})
+_REQUEST: Final = (
+    b"GET %b HTTP/1.1\r\nHost: %b\r\nAccept: text/plain;version=0.0.4\r\nAccept-Encoding: identity\r\n"
+    b"Connection: close\r\n\r\n"
+)
+
+
+class EngineSeries(NamedTuple):
+    """The series of an engine."""
+
+    text: bytes
+    problem: str
+    """The reason why they are not there, or not all of them; empty if they are."""
+
+
+_TOO_MANY: Final = EngineSeries(b"", f"{MOST_ANSWERS} scrapes are answered already")
+
+
+class EngineScraper:
+    """Reads the metrics of the engine at `url`; scrapes at the same time share one reading."""
+
+    def __init__(self, pool: UpstreamPool, service: str, url: str, path: str) -> None:
+        self.service = service
+        self._pool = pool
+        self._url = url
+        self._request = _REQUEST % (path.encode(), url.removeprefix("http://").encode())
+        self._running: asyncio.Task[EngineSeries] | None = None
+        self._problem = ""
+
+    async def scrape(self) -> EngineSeries:
+        """Return the series of the engine now."""
+        if self._running is None:
+            self._running = asyncio.get_running_loop().create_task(self._scrape())
+            self._running.add_done_callback(self._forget)
+        # A client that hangs up ends only its own wait.
+        return await asyncio.shield(self._running)
+
+    def _forget(self, _task: asyncio.Task[EngineSeries]) -> None:
+        self._running = None
+
+    async def _scrape(self) -> EngineSeries:
+        answer = await self._read_answer()
+        problem = answer.problem
+        filtered = await filter_exposition(bytes(answer.body), is_whole=not problem)
+        if not problem and not filtered.is_whole:
+            problem = f"its answer has more than {MOST_LINES} lines, and is cut"
+        elif not problem and not filtered.text:
+            problem = "its answer has no series"
+        self._log_change(problem)
+        return EngineSeries(filtered.text, problem)
+
+    async def _read_answer(self) -> "_AnswerReader":
+        answer = _AnswerReader()
+        try:
+            async with asyncio.timeout(SCRAPE_SECONDS):
+                connection = await self._pool.connect(self._url)
+                try:
+                    connection.send(self._request, (), answer)
+                    await answer.wait()
+                finally:
+                    if not answer.is_over:
+                        connection.abort()
+        except NotAcceptedError as error:
+            answer.refuse(str(error))
+        except TimeoutError:
+            answer.refuse(f"its answer did not come within {SCRAPE_SECONDS:g} s")
+        return answer
+
+    def _log_change(self, problem: str) -> None:
+        """Log a problem when it begins and when it ends, not at each scrape."""
+        if problem and not self._problem:
+            log.warning("engine_metrics_failed", service=self.service, error=problem)
+        elif self._problem and not problem:
+            log.info("engine_metrics_regained", service=self.service)
+        self._problem = problem
+
+
+class _AnswerReader:
+    """Takes the engine's answer, up to the limit. What comes after the first problem is dropped."""
+
+    def __init__(self) -> None:
+        self.body = bytearray()
+        self.problem = ""
+        self.is_over = False
+        """The connection has ended the response by itself."""
+        self._ended = asyncio.Event()
+
+    async def wait(self) -> None:
+        """Wait for the end of the answer, or for its first problem."""
+        await self._ended.wait()
+
+    def refuse(self, problem: str) -> None:
+        """Note that the answer is of no use, or not whole."""
+        if not self._ended.is_set():
+            self.problem = problem
+            self.body.clear()
+            self._ended.set()
+
+    # Called by the connection
+
+    def take_head(self, status: int, headers: Headers, piece: bytes) -> None:
+        """Take the head, and refuse what is no text of Prometheus."""
+        if problem := _find_problem(status, headers):
+            self.refuse(problem)
+        else:
+            self.take_response(piece)
+
+    def take_response(self, piece: bytes) -> None:
+        """Take a piece of the body."""
+        if self._ended.is_set():
+            return
+        room = MOST_BYTES - len(self.body)
+        self.body += piece[:room]
+        if len(piece) > room:
+            self.problem = f"its answer is larger than {MOST_BYTES >> 20} MiB, and is cut"
+            self._ended.set()
+
+    def end_response(self) -> None:
+        """Note the end of the answer."""
+        self.is_over = True
+        self._ended.set()
+
+    def fail_response(self, error: UpstreamBrokeOffError) -> None:
+        """Note that the engine broke off."""
+        self.is_over = True
+        self.refuse(str(error))
+
+
+def _find_problem(status: int, headers: Headers) -> str:
+    """Return the reason why an answer is not read, which quotes nothing of it; empty if there is none."""
+    if status != HTTPStatus.OK:
+        return f"it answered {status}"
+    codings = [*headers.values(b"content-encoding"), *headers.values(b"transfer-encoding")]
+    if any(coding.strip().lower() not in {b"identity", b"chunked"} for coding in codings):
+        return "its answer is compressed"
+    kind, *parameters = (part.strip().lower() for part in (headers.value(b"content-type") or b"").split(b";"))
+    versions = {each for each in parameters if each.startswith(b"version")}
+    if kind != b"text/plain" or not versions <= _VERSIONS:
+        return "its answer is not text/plain of version 0.0.4"
+    return ""
+
+
+class PodMetrics:
+    """Answers GET /metrics of a pod; without a scraper, its engine has no metrics."""
+
+    def __init__(self, metrics: ProxyMetrics, scraper: EngineScraper | None) -> None:
+        self._metrics = metrics
+        self._scraper = scraper
+        self._answers = 0
+
+    def begin(self, exchange: Exchange) -> AwaitedExchange | None:
+        """Begin to answer a request, or answer it at once; with the query `engine=false` by the proxy's series only."""
+        if self._scraper and parse_qs(exchange.head.query).get("engine") != ["false"]:
+            scraper = self._scraper
+            return AwaitedExchange(exchange, lambda awaited: self._answer(awaited, scraper))
+        exchange.respond(HTTPStatus.OK, encode_fields(_FIELDS), self._metrics.text())
+        return None
+
+    async def _answer(self, exchange: AwaitedExchange, scraper: EngineScraper) -> None:
+        self._answers += 1
+        try:
+            engine = await scraper.scrape() if self._answers <= MOST_ANSWERS else _TOO_MANY
+            own = self._metrics.text() + render_engine_up(scraper.service, is_up=not engine.problem)
+            await _send(exchange, own + engine.text)
+        except TimeoutError:
+            log.info("metrics_not_read", service=scraper.service, seconds=SEND_SECONDS)
+        finally:
+            self._answers -= 1
+
+
+async def _send(exchange: AwaitedExchange, text: bytes) -> None:
+    """Send an answer as fast as its client reads. Raises TimeoutError."""
+    exchange.start(HTTPStatus.OK, _FIELDS)
+    async with asyncio.timeout(SEND_SECONDS):
+        for begin in range(0, len(text), _PIECE_BYTES):
+            exchange.write(text[begin : begin + _PIECE_BYTES])
+            await exchange.drain()
+    exchange.finish()

@@ -1,0 +1,134 @@
+"""The lines of an engine's metrics that Prometheus can read, in its text format 0.0.4.
+
+Prometheus discards a whole scrape because of one line that it cannot read, so a line of a broken engine would hide the
+proxy's own series. Only lines that are valid are kept, as they are; their number and length are bounded.
+"""
+
+import asyncio
+import math
+import re
+from typing import Final, NamedTuple
+
+MOST_LINES: Final = 20_000
+"""vLLM and SGLang have about 600, TGI 2,000, and vLLM as many again for each engine of a group."""
+_LONGEST_LINE_BYTES: Final = 16 << 10
+_LINE_COST_BYTES: Final = 64
+"""A line takes as long as so many of its bytes, beside them."""
+_BYTES_PER_PASS: Final = 16 << 10
+"""Bytes after which other work gets a turn: a fraction of a millisecond."""
+
+_NAME: Final = rb"[a-zA-Z_:][a-zA-Z0-9_:]*+"
+_VALUE: Final = rb"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?|[+-]?Inf|NaN"
+_LABEL_NAME: Final = rb"[a-zA-Z_][a-zA-Z0-9_]*+"
+_LABEL_VALUE: Final = rb'"(?:[^"\\\n\x00]++|\\[\\"n])*+"'
+_LABELS: Final = rb"(?:%b=%b(?:,|(?=\})))*+" % (_LABEL_NAME, _LABEL_VALUE)
+_SAMPLE: Final = re.compile(rb"(%b)(?:\{(%b)\})?[ \t]++(%b)(?:[ \t]++-?[0-9]{1,18})?" % (_NAME, _LABELS, _VALUE))
+_LABEL: Final = re.compile(rb"(%b)=%b" % (_LABEL_NAME, _LABEL_VALUE))
+_HELP: Final = re.compile(rb"# HELP (%b)(?: (?:[^\\\n\x00]++|\\[\\n])*+)?" % _NAME)
+_TYPE: Final = re.compile(rb"# TYPE (%b) (?:counter|gauge|histogram|summary|untyped)" % _NAME)
+_PARTS: Final = frozenset({b"_bucket", b"_count", b"_sum"})
+"""Ends of the names of the series of a histogram or a summary."""
+
+
+class FilteredExposition(NamedTuple):
+    """The lines that are kept, and whether the text was whole."""
+
+    text: bytes
+    is_whole: bool
+
+
+async def filter_exposition(text: bytes, *, is_whole: bool) -> FilteredExposition:
+    """Return the valid lines of `text`, in passes between which other work goes on.
+
+    Args:
+        text: the lines of an engine.
+        is_whole: the text was not cut. Of one that was, the last family is dropped: half of a histogram would be taken
+            for a whole one.
+    """
+    lines = text.split(b"\n", MOST_LINES)
+    rest = lines.pop()
+    if len(lines) == MOST_LINES and rest:
+        is_whole = False
+    elif is_whole:
+        lines.append(rest)
+    kept = _KeptLines()
+    cost = 0
+    for line in lines:
+        kept.add_line(line)
+        cost += len(line) + _LINE_COST_BYTES
+        if cost >= _BYTES_PER_PASS:
+            cost = 0
+            await asyncio.sleep(0)
+    if not is_whole:
+        kept.drop_last_family()
+    return FilteredExposition(bytes(kept.text), is_whole)
+
+
+class _KeptLines:
+    """The lines that are kept so far."""
+
+    def __init__(self) -> None:
+        self.text = bytearray()
+        self._family = b""
+        self._family_at = 0
+        """The begin of the last family in the text."""
+        self._helped: set[bytes] = set()
+        self._typed: set[bytes] = set()
+        """Names with a TYPE or a sample, which must not have a TYPE behind it."""
+
+    def add_line(self, line: bytes) -> None:
+        """Keep a line that is valid here."""
+        if len(line) > _LONGEST_LINE_BYTES or not (line.isascii() or _is_utf_8(line)):
+            return
+        if line.startswith(b"#"):
+            self._add_comment(line)
+            return
+        sample = _SAMPLE.fullmatch(line)
+        if sample is None:
+            return
+        name, labels, value = sample.groups()
+        if _is_reserved(name) or not _is_readable(value) or (labels and not _are_distinct(labels)):
+            return
+        self._typed.add(name)
+        self._append(name, line)
+
+    def drop_last_family(self) -> None:
+        """Remove the lines of the last family."""
+        del self.text[self._family_at :]
+
+    def _add_comment(self, line: bytes) -> None:
+        for pattern, names in ((_HELP, self._helped), (_TYPE, self._typed)):
+            comment = pattern.fullmatch(line)
+            if comment and comment[1] not in names and not _is_reserved(comment[1]):
+                names.add(comment[1])
+                self._append(comment[1], line)
+
+    def _append(self, name: bytes, line: bytes) -> None:
+        family = self._family
+        if name != family and not (name.startswith(family) and name[len(family) :] in _PARTS):
+            self._family, self._family_at = name, len(self.text)
+        self.text += line
+        self.text += b"\n"
+
+
+def _is_reserved(name: bytes) -> bool:
+    """Return whether a name is one of the proxy's own series, or of those that Prometheus adds to each scrape."""
+    return name.startswith((b"pomona_", b"scrape_")) or name == b"up"
+
+
+def _is_readable(value: bytes) -> bool:
+    """Return whether a number is none that is out of range, which is no infinity for Prometheus."""
+    return value.endswith(b"Inf") or not math.isinf(float(value))
+
+
+def _are_distinct(labels: bytes) -> bool:
+    names = _LABEL.findall(labels)
+    return len(set(names)) == len(names) and b"__name__" not in names
+
+
+def _is_utf_8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
