@@ -48,8 +48,9 @@ class EngineMetrics(NamedTuple):
     """Names of an engine's Prometheus metrics, without labels; None where the engine has none.
 
     The PodMonitor of a service uses `path` and `needs_key`, and the traffic in its status `requests` and
-    `request_seconds`, too. The other names are for the dashboards of users: only the page of the engine shows them, and
-    tests compare them with the real metrics.
+    `request_seconds`, too. Before an engine on loopback, Pomona's proxy reads `path` and adds the series to its own.
+    The other names are for the dashboards of users: only the page of the engine shows them, and tests compare them with
+    the real metrics.
     """
 
     requests_running: str

@@ -1,8 +1,8 @@
 """The traffic of a service by the metrics of its pods: the series to read, and the traffic between two readings.
 
 Engines count requests under names of their own (`EnginePod.metrics`). Where Pomona's proxy is before the engine, it
-counts what clients asked for, and the port of the engine is closed. What a pod sends is not trusted: lines that are no
-counts are ignored.
+counts what clients asked for, and is asked for its own series only, because it would read those of the engine first.
+What a pod sends is not trusted: lines that are no counts are ignored.
 """
 
 from collections.abc import Collection, Mapping
@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from controller.services.endpoints import Endpoint
 from crds.inferenceservice import InferenceServiceStatus
-from gateway.proxy.paths import METRICS
+from gateway.proxy.paths import METRICS_OF_PROXY
 from runtimes.pod import EnginePod
 
 _LEAST_CHANGE: Final = 0.1
@@ -26,6 +26,7 @@ class TrafficSeries(NamedTuple):
     """The series of a pod's metrics that its traffic is computed from."""
 
     path: str
+    """The path and the query of its URL."""
     needs_key: bool
     requests: str
     """Counter of requests."""
@@ -71,7 +72,9 @@ class MetricsSample(NamedTuple):
 def find_series(engine: EnginePod) -> TrafficSeries | None:
     """Return the series for the traffic of an engine's pods, or None if the engine counts no requests."""
     if engine.key == "proxy":
-        return TrafficSeries(METRICS, needs_key=True, requests=f"{_PROXY_SECONDS}_count", seconds=_PROXY_SECONDS)
+        return TrafficSeries(
+            METRICS_OF_PROXY, needs_key=True, requests=f"{_PROXY_SECONDS}_count", seconds=_PROXY_SECONDS
+        )
     metrics = engine.metrics
     if metrics is None or metrics.requests is None:
         return None

@@ -124,7 +124,8 @@ def _describe_pod(pod: EnginePod) -> dict[str, str]:
         "`/dev/shm`": "as large as the vendor's page says" if pod.shared_memory else "64 MiB, as in any container",
     }
     if pod.key == "proxy":
-        facts |= {"metrics": "the proxy's own at `/metrics`, which need the token"}
+        both = "the proxy's own and those of the engine" if pod.metrics else "the proxy's own"
+        facts |= {"metrics": f"{both}, at `/metrics`, which needs the token"}
     if pod.from_container:
         facts |= {"port, health, folder of weights": "these are the defaults; `spec.container` may state others"}
     if pod.store:
@@ -143,8 +144,8 @@ def _describe_image(image: str | None) -> str:
 
 def _describe_metrics(metrics: EngineMetrics, pod: EnginePod) -> str:
     rows = [(meaning, f"`{name}`") for field, meaning in _METRICS.items() if (name := getattr(metrics, field))]
-    place = f"`{metrics.path}` of the engine"
-    place += ", on loopback" if pod.key == "proxy" else ", which needs the token" if metrics.needs_key else ""
+    place = "`/metrics` of the proxy" if pod.key == "proxy" else f"`{metrics.path}` of the engine"
+    place += ", which needs the token" if pod.key == "proxy" or metrics.needs_key else ""
     return _table((f"metric at {place}", "name"), rows)
 
 

@@ -122,6 +122,8 @@ class KeyProxy(NamedTuple):
         arguments = ["pod-proxy", "--service", f"{service.namespace}/{service.name}", "--port", str(SERVICE_PORT)]
         arguments += ["--token-file", f"{TOKEN_DIRECTORY}/{TOKEN_KEY}", "--engine-port", str(engine.port)]
         arguments += ["--health-path", engine.health_path]
+        if engine.metrics:
+            arguments += ["--engine-metrics-path", engine.metrics.path]
         if name := engine.served_name(serving):
             arguments += ["--engine-model", name]
         if engine.has_slots:

@@ -1,8 +1,8 @@
 """The PodMonitor of a service in pods, by which Prometheus' operator scrapes the metrics of its engine.
 
 There is one for each service, because each has a key of its own, which engines and Pomona's proxy ask for at their
-metrics, too. In front of an engine that listens on loopback, the metrics are those of the proxy. The kind is not
-Kubernetes' own: `optional_kinds.py` knows whether the cluster has it.
+metrics, too. In front of an engine that listens on loopback, the proxy serves its own metrics, and adds the engine's.
+The kind is not Kubernetes' own: `optional_kinds.py` knows whether the cluster has it.
 """
 
 import re

@@ -181,9 +181,17 @@ def test_container_of_the_user_is_behind_the_proxy_as_it_is_stated() -> None:
     assert not {"--prepare", "--engine-model", "--concurrency"} & given.keys()
 
 
+def test_proxy_knows_the_metrics_of_an_engine_that_has_some() -> None:
+    for runtime in ("vllm", "sglang", "tgi"):
+        accelerator = "cpu" if runtime == "vllm" else "nvidia"
+        assert arguments(pod(runtime, accelerator=accelerator))["--engine-metrics-path"] == "/metrics"
+    for runtime in ("ollama", "generic"):
+        assert "--engine-metrics-path" not in arguments(pod(runtime))
+
+
 def test_pomona_takes_the_arguments_of_the_proxy(tmp_path: Path) -> None:
     log = tmp_path / "termination"
-    for runtime in ("ollama", "generic"):
+    for runtime in ("ollama", "generic", "vllm"):
         (proxy,) = pod(runtime)["containers"]
         here = ["--token-file", "/nonexistent/token", "--termination-log", str(log)]
         result = CliRunner().invoke(main, [*proxy["args"], *here])

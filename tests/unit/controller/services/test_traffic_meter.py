@@ -13,11 +13,12 @@ from aiohttp import web
 from controller.reconcile.plan import Leading
 from controller.services import traffic_meter
 from controller.services.endpoints import Endpoint
-from controller.services.traffic import UNKNOWN_TRAFFIC, Traffic, TrafficSeries
+from controller.services.traffic import UNKNOWN_TRAFFIC, Traffic, TrafficSeries, find_series
 from controller.services.traffic_meter import TrafficMeter, TrafficTarget
 from kube.client import Client, Obj
 from kube.resources import ObjectKey, Resource
 from kube.store import Store
+from runtimes.registry import RUNTIMES
 from tests.support import virtual_time
 from tests.support.background import running
 from tests.support.eventually import eventually
@@ -48,12 +49,17 @@ class Pod:
         self.secrets = secrets
         self.readings = 0
         self.nonsense: bytes | None = None
+        self.own: bytes | None = None
+        """The series of the proxy, if the pod has one."""
         self.endpoint = Endpoint("127.0.0.1", 0)
 
     async def metrics(self, request: web.Request) -> web.Response:
         if request.headers.get("Authorization") != f"Bearer {self.secrets.token}":
             return web.Response(status=401)
         self.readings += 1
+        if self.own is not None:
+            # With the series of its engine, the answer is longer than the meter reads.
+            return web.Response(body=self.own + (b"" if request.query_string == "engine=false" else b"x 1\n" * 2**18))
         if self.nonsense is not None:
             return web.Response(body=self.nonsense)
         return web.Response(text=f"seconds_count {self.readings}\nseconds_sum {self.readings / 2}\n")
@@ -126,6 +132,19 @@ async def test_traffic_of_pods_that_send_nonsense_is_unknown_after_a_time(pod: P
         await eventually(lambda: pod.readings >= 2)
         await eventually(lambda: enqueued)
         assert meter.follow(KEY, target(pod.endpoint), known) == UNKNOWN_TRAFFIC
+
+
+@pytest.mark.usefixtures("often")
+async def test_proxy_is_asked_for_its_own_series_only(pod: Pod) -> None:
+    engine = RUNTIMES["vllm"].pod
+    assert engine is not None
+    series = find_series(engine)
+    assert series is not None
+    pod.own = b"".join(b"%b 5\n" % name.encode() for name in series.names)
+    meter, enqueued = TrafficMeter(), list[ObjectKey]()
+    async with running(meter.run(leading(pod.secrets, enqueued))):
+        meter.follow(KEY, TrafficTarget("uid-chat", (pod.endpoint,), series))
+        await eventually(lambda: enqueued)
 
 
 @pytest.mark.usefixtures("often")
