@@ -132,7 +132,9 @@ class ModelSpec(ApiStruct, frozen=True):
         described(
             "Memory that serving this Model takes, in bytes. Required for file:// and ollama:// sources, because "
             "nothing in the cluster can read the file. For other sources, the memory is computed from the "
-            "artifact's header, and this field overrides the computed value. A value that is clearly less than what "
+            "artifact's header, and this field overrides the computed value. In a pod with devices, each device holds "
+            "its share of this value, or what the header says if that is more, and the memory of the container is "
+            "computed in any case. A value that is clearly less than what "
             "the header says is refused with reason MemoryUnderstated, by the controller and by the host that reads "
             "the header; where the header does not say it, a value below the size of the file is.",
             format="int64",

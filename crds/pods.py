@@ -87,7 +87,8 @@ class Resources(ApiStruct, frozen=True):
     memory: Annotated[
         Quantity | None,
         described(
-            "Memory of the node that one replica requests. Default: the memory that the Model and its context take."
+            "Memory of the node that one replica requests. Default: the memory that the Model and its context take, "
+            "without what devices hold."
         ),
     ] = None
     memory_limit: Annotated[

@@ -111,7 +111,7 @@ def estimate_device_parts(layout: Layout, options: ServingOptions, runtime: str,
         compute_bytes=whole.compute_bytes,
         engine_bytes=_DEVICE_CONTEXT_BYTES,
     )
-    return DeviceParts(container, device)
+    return DeviceParts(container, device, devices)
 
 
 def _split_bytes(layout: Layout, size_bytes: int, devices: int) -> int:

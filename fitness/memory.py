@@ -17,7 +17,7 @@ from msgspec import structs
 
 from crds.model import Layout
 from crds.serving import Role, ServingOptions
-from crds.size import size_text
+from crds.size import MIB, size_text
 from fitness import llama_cpp, mlx, paged_engines
 from fitness.parts import PART_NAMES, DeviceParts, Parts
 
@@ -56,6 +56,17 @@ ESTIMATORS: Final[Mapping[str, _Estimator]] = MappingProxyType(
 _UNUSABLE_DEVICE_BYTES: Final = 450 * 2**20
 """Memory of a device that labels count and programs do not get: 81,559 MiB are 79.22 GiB for a program on an H100 (vLLM
 pull request 10511), and 24,576 MiB are 23.58 GiB on an RTX 3090 (vLLM issue 10517)."""
+_UNKNOWN: Final = Layout(
+    tensor_bytes=0,
+    vocabulary_size=262_144,
+    embedding_size=5376,
+    attention_size=0,
+    head_count=0,
+    feed_forward_size=0,
+    layers=[],
+)
+"""Stands for a header without a layout when the container beside devices is estimated, which keeps what depends on the
+vocabulary: that of Gemma 3 27B, the largest in wide use. The stated memory takes the place of the tensors."""
 _LEAST_CONTEXT: Final = 512
 """A smaller context is not worth proposing."""
 _CONTEXT_STEP: Final = 256
@@ -79,6 +90,9 @@ class Workload(NamedTuple):
     """Layout of the draft model. The caller must not estimate with a draft of unknown layout."""
     further_bytes: int = 0
     """Bytes of projector and adapters, as `further_bytes` returns them."""
+    stated_bytes: int | None = None
+    """Memory that the whole replica takes according to its user; None: nothing is stated. Only `estimate_pod` with
+    devices reads it."""
 
 
 class Estimate(NamedTuple):
@@ -126,9 +140,12 @@ class PodMemory(NamedTuple):
 
     container: Estimate
     device: Estimate | None = None
-    """Memory that is used of each device; None if the pod has none."""
+    """Memory that is used of each device by the header; None if the pod has none, or the header does not tell it."""
     device_bytes_each: int | None = None
-    """Memory that each device must have, as node labels state it, so that the engine's share of it is enough."""
+    """Memory that each device must have, as node labels state it, so that the engine's share of it is enough; None if
+    the pod has no devices."""
+    stated_bytes_each: int | None = None
+    """Share of the stated memory that each device holds, if that decides; None if the estimate does."""
 
     @property
     def container_bytes(self) -> int:
@@ -143,33 +160,54 @@ class PodMemory(NamedTuple):
 
     def text(self) -> str:
         """Return the parts of the scarcer memory for a message: those of each device, if there are devices."""
+        if self.stated_bytes_each is not None:
+            return f"{size_text(self.stated_bytes_each)} as the share of spec.memoryBytes"
         return f"{self.device.text()} on each device" if self.device else self.container.text()
 
 
 def estimate_pod(workload: Workload, options: ServingOptions, devices: int) -> PodMemory | None:
     """Compute the memory of one replica in a pod with `devices` devices; None when it cannot be known.
 
-    Without devices all of it is the container's, as `estimate` computes it.
+    Without devices all of it is the container's, as `estimate` computes it. With devices, weights and cache are in the
+    devices. So stated memory counts for them: each holds its share of it, or the estimate if that is more.
     """
     if not devices:
         found = estimate(workload, options)
         return PodMemory(found) if found else None
-    estimator = ESTIMATORS.get(workload.runtime)
-    if estimator is None or estimator.device_parts is None or workload.layout is None:
+    own = _estimate_device_parts(workload.layout, workload.runtime, options, devices)
+    draft = _estimate_device_parts(workload.draft, workload.runtime, options, devices)
+    if own is not None and (draft is not None or workload.draft is None):
+        container, device = Estimate(own.container), Estimate(own.device._replace(further_bytes=workload.further_bytes))
+        if draft is not None:
+            container = container._replace(draft=draft.container._replace(engine_bytes=0))
+            device = device._replace(draft=draft.device._replace(engine_bytes=0))
+        return _divide_memory(own, container, device, workload.stated_bytes)
+    if workload.stated_bytes is None:
         return None
-    own = estimator.device_parts(workload.layout, options, workload.runtime, devices)
-    if own is None:
+    # The same formula tells what the engine keeps in the container, which depends on no layer.
+    assumed = structs.replace(workload.layout or _UNKNOWN, tensor_bytes=workload.stated_bytes, layers=[])
+    own = _estimate_device_parts(assumed, workload.runtime, options, devices)
+    return _divide_memory(own, Estimate(own.container), None, workload.stated_bytes) if own else None
+
+
+def _estimate_device_parts(
+    layout: Layout | None, runtime: str, options: ServingOptions, devices: int
+) -> DeviceParts | None:
+    estimator = ESTIMATORS.get(runtime)
+    if layout is None or estimator is None or estimator.device_parts is None:
         return None
-    container, device = Estimate(own.container), Estimate(own.device._replace(further_bytes=workload.further_bytes))
-    if workload.draft is not None:
-        draft = estimator.device_parts(workload.draft, options, workload.runtime, devices)
-        if draft is None:
-            return None
-        container = container._replace(draft=draft.container._replace(engine_bytes=0))
-        device = device._replace(draft=draft.device._replace(engine_bytes=0))
+    return estimator.device_parts(layout, options, runtime, devices)
+
+
+def _divide_memory(
+    own: DeviceParts, container: Estimate, device: Estimate | None, stated_bytes: int | None
+) -> PodMemory:
+    """Return the memory of container and devices, of which each holds the estimate or its share of the stated bytes."""
+    estimated = device.total_bytes if device else 0
+    stated = -(-(stated_bytes or 0) // own.devices)
     # Rounded up, so that the engine's share of exactly this much is enough.
-    each = -(-device.total_bytes * 1000 // own.used_permille) + _UNUSABLE_DEVICE_BYTES
-    return PodMemory(container, device, each)
+    each = -(-max(estimated, stated) * 1000 // own.used_permille) + _UNUSABLE_DEVICE_BYTES
+    return PodMemory(container, device, each, stated if stated > estimated else None)
 
 
 def is_understated(stated_bytes: int, needed_bytes: int) -> bool:
@@ -211,8 +249,10 @@ def _needed(workload: Workload, options: ServingOptions, devices: int) -> _Neede
     found = estimate_pod(workload, options, devices)
     if found is None:
         return None
-    if found.device is None or found.device_bytes_each is None:
+    if found.device_bytes_each is None:
         return _Needed(found.container_bytes, found.container.parts.weights_bytes)
+    if found.device is None:
+        return _Needed(found.device_bytes_each, 0)
     # The weights, too, are to fit into the engine's share of the device.
     share = (found.device_bytes_each - _UNUSABLE_DEVICE_BYTES) / max(1, found.device.total_bytes)
     return _Needed(found.device_bytes_each, math.ceil(found.device.parts.weights_bytes * share))
@@ -243,6 +283,8 @@ def way_out(workload: Workload, options: ServingOptions, limit_bytes: int, devic
 
     With `devices` the limit is the memory of each of them, and more devices are another way out.
     """
+    if (of_stated := _find_stated_way_out(workload, options, limit_bytes, devices)) is not None:
+        return of_stated
     layout, context = workload.layout, largest_context(workload, options, limit_bytes, devices)
     count = _enough_devices(workload, options, limit_bytes, devices)
     more_devices = [f"a hardware.count of {count}"] if count else []
@@ -266,6 +308,34 @@ def way_out(workload: Workload, options: ServingOptions, limit_bytes: int, devic
             return f"{' and '.join([fewer_bits, *more])} would fit"
     larger = ", or more or larger devices" if devices else " or a larger host"
     return f"no quantization of this model would fit: use a smaller model{larger}"
+
+
+def _find_stated_way_out(workload: Workload, options: ServingOptions, limit_bytes: int, devices: int) -> str | None:
+    """Return the way out for stated memory that alone is more than the devices have; None if it is not."""
+    if not devices or workload.stated_bytes is None:
+        return None
+    alone = estimate_pod(workload._replace(layout=None, draft=None), options, devices)
+    if alone is None or alone.device_bytes_each is None or alone.device_bytes_each <= limit_bytes:
+        return None
+    count = _enough_devices(workload, options, limit_bytes, devices)
+    more_devices = f"a hardware.count of {count}" if count else ""
+    estimated = estimate_pod(workload._replace(stated_bytes=None), options, devices)
+    if estimated is not None and estimated.device_bytes_each is not None:
+        if estimated.device_bytes_each <= limit_bytes:
+            size = size_text(estimated.device_bytes_each)
+            remove = f"remove spec.memoryBytes, because by the header {size} of each device are enough"
+        else:
+            rest = way_out(workload._replace(stated_bytes=None), options, limit_bytes, devices)
+            remove = f"remove spec.memoryBytes, which does not fit with any context; then {rest}"
+        return f"{more_devices} would fit; or {remove}" if more_devices else remove
+    usable, needed = limit_bytes - _UNUSABLE_DEVICE_BYTES, alone.device_bytes_each - _UNUSABLE_DEVICE_BYTES
+    # In whole MiB, because a person copies it.
+    most = usable * workload.stated_bytes // needed // MIB * MIB
+    if most <= 0:
+        return "use a smaller model, or more or larger devices"
+    fits = f"{more_devices} or " if more_devices else ""
+    fits += f"a spec.memoryBytes of at most {most} would fit"
+    return f"{fits}: use a smaller quantization or a lower contextLength, and state what that takes"
 
 
 def _enough_devices(workload: Workload, options: ServingOptions, limit_bytes: int, devices: int) -> int | None:

@@ -166,7 +166,7 @@ def estimate_device_parts(layout: Layout, options: ServingOptions, runtime: str,
         compute_bytes=0,
         engine_bytes=_container_bytes(layout, devices),
     )
-    return DeviceParts(container, found, permille)
+    return DeviceParts(container, found, devices, permille)
 
 
 def refuse_devices(layout: Layout, devices: int) -> str | None:

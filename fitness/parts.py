@@ -29,5 +29,7 @@ class DeviceParts(NamedTuple):
     """Memory of the container."""
     device: Parts
     """Memory of each device; all devices of a replica are alike."""
+    devices: int
+    """Devices that share the model."""
     used_permille: int = 1000
     """Share of each device that the engine uses, in thousandths."""

@@ -27,7 +27,7 @@ from crds.quantity import quantity_bytes
 from crds.serving import RuntimeName
 from crds.size import GIB, size_text
 from devices.vendors import VENDORS, Vendor, Vendors
-from fitness.memory import PodMemory, refuse_device_count, way_out
+from fitness.memory import refuse_device_count, way_out
 from runtimes.quantization import refuse_quantization, warn_quantization
 from runtimes.registry import RUNTIMES
 from runtimes.runtime import RuntimeDemand
@@ -95,7 +95,7 @@ def check_service(
     devices = request_devices(service, vendor) if vendor is not None and vendor.in_pods else NO_DEVICES
     memory = measure_replica(service, served, devices.number)
     problem = _memory_problem(service, served, memory) or _device_problem(
-        service, served, vendor, memory.in_pod, devices, largest_device_bytes=largest_device_bytes
+        service, served, vendor, memory, devices, largest_device_bytes=largest_device_bytes
     )
     return CheckedService(served if problem is None else None, problem, of_model, memory)
 
@@ -341,7 +341,7 @@ def _device_problem(
     service: InferenceService,
     served: Served,
     vendor: Vendor | None,
-    needed: PodMemory | None,
+    memory: ReplicaMemory,
     devices: DeviceRequest,
     *,
     largest_device_bytes: int | None,
@@ -349,9 +349,10 @@ def _device_problem(
     """Return why a replica fits into no device that the service allows or the cluster has, with what would fit."""
     if vendor is None or not devices.number:
         return None
-    workload, hardware = describe_workload(served), service.spec.hardware
+    workload, hardware = describe_workload(served, memory.stated_bytes), service.spec.hardware
     if refused := refuse_device_count(workload, devices.number):
         return ServiceProblem("InvalidSpec", refused, "Failed")
+    needed = memory.in_pod
     if needed is None or needed.device_bytes_each is None:
         return None
     if hardware.memory is not None:

@@ -1,7 +1,7 @@
 """The memory of one replica: stated by the user, or computed from the headers of its Models.
 
-In a pod with devices, the memory of the container and that of each device are two figures. A part that is unknown makes
-the whole unknown, and the replica is not placed.
+In a pod with devices, the memory of the container and that of each device are two figures, and what the user states
+counts for the devices. A part that is unknown makes the whole unknown, and the replica is not placed.
 """
 
 from typing import Final, NamedTuple
@@ -53,7 +53,10 @@ class ReplicaMemory(NamedTuple):
     models: tuple[ModelMemory, ...] = ()
     """The main Model first, then its companions."""
     in_pod: PodMemory | None = None
-    """Memory of container and devices by the headers; None if a Model states its memory, or a header lacks a part."""
+    """Memory of container and devices; None if a header lacks a part of it, or nothing but the stated memory counts:
+    without devices, and for an engine that Pomona does not know."""
+    is_stated: bool = False
+    """True if a Model states its memory."""
 
     @property
     def total_bytes(self) -> int | None:
@@ -62,9 +65,14 @@ class ReplicaMemory(NamedTuple):
         return None if not sizes or None in sizes else sum(each for each in sizes if each is not None)
 
     @property
+    def stated_bytes(self) -> int | None:
+        """The bytes that count in place of an estimate; None if no Model states its memory."""
+        return self.total_bytes if self.is_stated else None
+
+    @property
     def container_bytes(self) -> int | None:
         """The bytes that the container of a pod takes of its node; None: unknown."""
-        return self.in_pod.container_bytes if self.in_pod and self.in_pod.device else self.total_bytes
+        return self.in_pod.container_bytes if self.device_bytes_each is not None and self.in_pod else self.total_bytes
 
     @property
     def device_bytes_each(self) -> int | None:
@@ -96,10 +104,14 @@ def measure_replica(service: InferenceService, served: Served, devices: int = 0)
     for name, model, role in ((each.name, each.model, each.role) for each in served.companions):
         further = further_bytes(role, model.status.size_bytes) if model else None
         models.append(_measure_model(name, model, draft_bytes if role == "draft" else further))
-    if is_memory_stated(served) or (has_draft and draft_bytes is None):
-        return ReplicaMemory(tuple(models))
-    in_pod = estimate_pod(workload, service.spec, devices) if devices else PodMemory(found) if found else None
-    return ReplicaMemory(tuple(models), in_pod)
+    memory = ReplicaMemory(tuple(models), is_stated=is_memory_stated(served))
+    is_unknown = memory.stated_bytes is None if memory.is_stated else has_draft and draft_bytes is None
+    if is_unknown or (memory.is_stated and not devices):
+        return memory
+    if not devices:
+        return memory._replace(in_pod=PodMemory(found) if found else None)
+    on_devices = workload._replace(stated_bytes=memory.stated_bytes)
+    return memory._replace(in_pod=estimate_pod(on_devices, service.spec, devices))
 
 
 def _measure_model(name: str, model: Model | None, measured_bytes: int | None) -> ModelMemory:
@@ -114,8 +126,8 @@ def _measure_model(name: str, model: Model | None, measured_bytes: int | None) -
     )
 
 
-def describe_workload(served: Served) -> Workload:
-    """Return the artifacts of a replica, as far as its memory depends on them."""
+def describe_workload(served: Served, stated_bytes: int | None = None) -> Workload:
+    """Return the artifacts of a replica, as far as its memory depends on them, with what users state for all of it."""
     draft = next((companion.model for companion in served.companions if companion.role == "draft"), None)
     further = sum(
         further_bytes(companion.role, companion.model.status.size_bytes) or 0
@@ -127,6 +139,7 @@ def describe_workload(served: Served) -> Workload:
         served.runtime,
         draft=draft.status.layout if draft else None,
         further_bytes=further,
+        stated_bytes=stated_bytes,
     )
 
 

@@ -43,7 +43,9 @@ def choose_engine(
     memory = needed.container_bytes if stated is None else stated
     if memory is None:
         return None
-    return EngineChoice(checked.served.runtime, accelerator, vendor, memory, needed.cache_bytes, service.spec.container)
+    runtime = checked.served.runtime
+    is_estimate = stated is None and needed.in_pod is not None
+    return EngineChoice(runtime, accelerator, vendor, memory, needed.cache_bytes, service.spec.container, is_estimate)
 
 
 def companion_weights(served: Served) -> list[tuple[Companion, MountedWeights]]:

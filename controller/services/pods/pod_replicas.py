@@ -168,7 +168,7 @@ def _list_wanted(
     """Return the Deployments that a service should have: one for all replicas, or one for each copy."""
     plan, deployments, pods = planned
     there = {each.name: each for each in deployments}
-    is_estimate = service.spec.resources.memory is None and not replica_memory.is_memory_stated(served)
+    is_stated = replica_memory.is_memory_stated(served)
     companions = companion_weights(served)
 
     def compare(copy: NodeCopy | None, replicas: int) -> _WantedDeployment:
@@ -177,13 +177,16 @@ def _list_wanted(
         inputs, observed = digest_inputs(service, served, copy), there.get(made["metadata"]["name"])
         if observed is None:
             return _WantedDeployment(TemplateChange(annotate(made, inputs)), replicas, None, weights.node)
-        change = compare_template(made, observed.obj, inputs, is_estimate=is_estimate)
+        # Earlier versions requested stated memory of the node beside devices. A pod that no node takes loses nothing.
+        found = observed.count_pods()
+        is_estimate = choice.is_estimate and not (is_stated and found.refused and not found.placed)
+        change = compare_template(made, observed.obj, inputs, is_estimate=is_estimate, is_stated=is_stated)
         if weights.node or change.cause:
             return _WantedDeployment(change, replicas, observed, weights.node)
         replacement = go_on(observed, pods, snapshot.store)
         if replacement.strategy != made["spec"]["strategy"]:
             made["spec"]["strategy"] = replacement.strategy
-            change = compare_template(made, observed.obj, inputs, is_estimate=is_estimate)
+            change = compare_template(made, observed.obj, inputs, is_estimate=is_estimate, is_stated=is_stated)
         return _WantedDeployment(change, replicas, observed, weights.node, replacement.lacks_room)
 
     found = []

@@ -75,6 +75,8 @@ class EngineChoice(NamedTuple):
     """KV cache in that memory, for an engine that takes its size as an argument; None: unknown."""
     container: ContainerOptions | None = None
     """The container that the service states, for an engine that Pomona does not know."""
+    is_estimate: bool = False
+    """True if `memory` is estimated, and stated by no user."""
 
     @property
     def pod(self) -> EnginePod:

@@ -67,7 +67,9 @@ def _list_inputs(model: Model, copy: NodeCopy | None = None) -> tuple[Any, ...]:
     return model.metadata.uid, spec.hardware, spec.memory_bytes, claim, path, image
 
 
-def compare_template(made: Obj, observed: Obj, inputs: str, *, is_estimate: bool) -> TemplateChange:
+def compare_template(
+    made: Obj, observed: Obj, inputs: str, *, is_estimate: bool, is_stated: bool = False
+) -> TemplateChange:
     """Return the Deployment to apply, and whether an edit or an update of Pomona then replaces its pods.
 
     Args:
@@ -75,6 +77,7 @@ def compare_template(made: Obj, observed: Obj, inputs: str, *, is_estimate: bool
         observed: the present one.
         inputs: the digest of the user's inputs.
         is_estimate: True if the memory of its pods is estimated, and stated by no user.
+        is_stated: True if a Model states its memory, which counts for devices, and which an edit may change.
     """
     # A change of the number of pods applies the annotations anew.
     marked = {ANNOTATION_SERVED: "true"} if _is_marked(observed) else {}
@@ -83,7 +86,8 @@ def compare_template(made: Obj, observed: Obj, inputs: str, *, is_estimate: bool
         return TemplateChange(desired, is_present=True)
     earlier = (observed["metadata"].get("annotations") or {}).get(ANNOTATION_INPUTS)
     is_edited = earlier not in {None, inputs}
-    if (kept := _keep_pods(made, observed, is_estimate=is_estimate, is_edited=is_edited)) is not None:
+    keeps_request = is_estimate and not (is_stated and is_edited)
+    if (kept := _keep_pods(made, observed, keeps_request=keeps_request, is_edited=is_edited)) is not None:
         return TemplateChange(annotate(kept, inputs, marked))
     served = {ANNOTATION_SERVED: "true"} if _has_served(observed) else marked
     if is_edited:
@@ -174,7 +178,7 @@ def _has_started(deployment: Obj) -> bool:
     return not is_changing(deployment) and bool(deployment["status"].get("readyReplicas"))
 
 
-def _keep_pods(made: Obj, observed: Obj, *, is_estimate: bool, is_edited: bool) -> Obj | None:
+def _keep_pods(made: Obj, observed: Obj, *, keeps_request: bool, is_edited: bool) -> Obj | None:
     """Return the Deployment with the template that its pods have, or None if that differs in more than may wait.
 
     No pod is restarted for a better estimate of the memory, such as that of a later version, for the hook before the
@@ -188,7 +192,7 @@ def _keep_pods(made: Obj, observed: Obj, *, is_estimate: bool, is_edited: bool) 
     before = {each["name"]: each for each in (*pod.get("initContainers", ()), *pod["containers"])}
     for container in (*spec.get("initContainers", ()), *spec["containers"]):
         there: Obj = before.get(container["name"], {})
-        if is_estimate and (requested := there.get("resources", {}).get("requests", {}).get("memory")):
+        if keeps_request and (requested := there.get("resources", {}).get("requests", {}).get("memory")):
             container["resources"]["requests"]["memory"] = requested
         if "lifecycle" not in there:
             container.pop("lifecycle", None)

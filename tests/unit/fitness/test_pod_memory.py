@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
@@ -27,6 +28,15 @@ WORKLOADS = st.builds(
     runtime=st.sampled_from(ON_DEVICES),
     draft=st.none() | KNOWN,
     further_bytes=st.integers(0, 2**32),
+    stated_bytes=st.none() | st.integers(1, 2**42),
+)
+STATED = st.builds(
+    Workload,
+    layout=st.none() | KNOWN,
+    runtime=st.sampled_from(ON_DEVICES),
+    draft=st.none() | KNOWN,
+    further_bytes=st.integers(0, 2**32),
+    stated_bytes=st.integers(1, 2**42),
 )
 DEVICES = st.integers(1, 16)
 
@@ -138,6 +148,105 @@ def test_without_devices_a_pod_takes_what_a_process_takes() -> None:
         found = _pod(Workload(QWEN3_8B, runtime), ServingOptions(), 0)
         assert found.container == estimate(Workload(QWEN3_8B, runtime), ServingOptions())
         assert found.text() == found.container.text()
+
+
+@given(STATED, OPTIONS, DEVICES)
+def test_each_device_holds_its_share_of_the_stated_memory_or_the_estimate_if_that_is_more(
+    workload: Workload, options: ServingOptions, devices: int
+) -> None:
+    found = _pod(workload, options, devices)
+    assert workload.stated_bytes
+    share = -(-workload.stated_bytes // devices)
+    estimated = estimate_pod(workload._replace(stated_bytes=None), options, devices)
+    used_bytes = estimated.device.total_bytes if estimated and estimated.device else 0
+    assert found.stated_bytes_each == (share if share > used_bytes else None)
+    assert found.device_bytes_each
+    assert found.device_bytes_each >= max(share, used_bytes) + 450 * 2**20
+
+
+@given(STATED, OPTIONS, DEVICES)
+def test_stated_memory_does_not_change_a_container_whose_header_is_known(
+    workload: Workload, options: ServingOptions, devices: int
+) -> None:
+    estimated = estimate_pod(workload._replace(stated_bytes=None), options, devices)
+    if estimated:
+        assert _pod(workload, options, devices).container == estimated.container
+
+
+@given(STATED, OPTIONS, DEVICES, st.floats(0.1, 1))
+def test_a_stated_memory_that_is_proposed_fits(
+    workload: Workload, options: ServingOptions, devices: int, share: float
+) -> None:
+    limit = int(_each(workload, options, devices) * share)
+    proposed = re.search(r"spec\.memoryBytes of at most (\d+) would fit", way_out(workload, options, limit, devices))
+    if proposed:
+        assert _each(workload._replace(stated_bytes=int(proposed[1])), options, devices) <= limit
+
+
+@pytest.mark.parametrize(
+    ("runtime", "devices", "gib"),
+    [("ollama", 1, 3.4), ("ollama", 8, 3.4), ("vllm", 1, 4.6), ("vllm", 8, 18.6), ("tgi", 1, 4.6)],
+)
+def test_container_beside_devices_takes_what_the_engine_keeps_there_if_no_header_is_known(
+    runtime: str, devices: int, gib: float
+) -> None:
+    """A vocabulary as large as any is assumed: llama.cpp reads its embeddings on the processor."""
+    found = _pod(Workload(None, runtime, stated_bytes=70 * GIB), ServingOptions(), devices)
+    assert found.container_bytes / GIB == pytest.approx(gib, abs=0.1)
+    assert found.device is None
+
+
+def test_container_of_a_small_stated_model_is_small() -> None:
+    found = _pod(Workload(None, "ollama", stated_bytes=GIB // 2), ServingOptions(), 1)
+    assert found.container_bytes < 2 * GIB
+
+
+def test_cache_that_cannot_be_computed_leaves_the_vocabulary_known() -> None:
+    """The paged engines pad recurrent states."""
+    layout = structs.replace(QWEN3_8B, layers=[structs.replace(QWEN3_8B.layers[0], state_bytes=5)])
+    assert estimate_pod(Workload(layout, "vllm"), ServingOptions(), 2) is None
+    found = _pod(Workload(layout, "vllm", stated_bytes=40 * GIB), ServingOptions(), 2)
+    assert found.container == _pod(Workload(QWEN3_8B, "vllm"), ServingOptions(), 2).container
+    assert found.stated_bytes_each == 20 * GIB
+
+
+def test_stated_memory_counts_for_the_one_device_that_is_used() -> None:
+    alone = ServingOptions(extra_args=["-sm", "none"])
+    assert _pod(Workload(QWEN3_8B, stated_bytes=70 * GIB), alone, 2).stated_bytes_each == 70 * GIB
+
+
+@pytest.mark.parametrize(
+    ("workload", "context", "limit_gib", "says"),
+    [
+        (Workload(None, "ollama", stated_bytes=70 * GIB), 4096, 24, "a hardware.count of 4 or a spec.memoryBytes of "),
+        (Workload(None, "ollama", stated_bytes=900 * GIB), 4096, 24, "a spec.memoryBytes of at most 50"),
+        (Workload(None, "ollama", stated_bytes=70 * GIB), 4096, 0.25, "use a smaller model, or more or larger devices"),
+        (
+            Workload(QWEN3_8B, stated_bytes=900 * GIB),
+            4096,
+            24,
+            "remove spec.memoryBytes, because by the header 5.0 GiB of each device are enough",
+        ),
+        (
+            Workload(QWEN3_8B, stated_bytes=70 * GIB),
+            4096,
+            24,
+            "a hardware.count of 4 would fit; or remove spec.memoryBytes, because by",
+        ),
+        (
+            Workload(QWEN3_8B, stated_bytes=900 * GIB),
+            2_000_000,
+            24,
+            "remove spec.memoryBytes, which does not fit with any context; then a contextLength of ",
+        ),
+        (Workload(QWEN3_8B, stated_bytes=6 * GIB), 2_000_000, 24, "a contextLength of "),
+    ],
+)
+def test_stated_memory_that_does_not_fit_is_answered_with_what_would(
+    workload: Workload, context: int, limit_gib: float, says: str
+) -> None:
+    found = way_out(workload, ServingOptions(context_length=context), int(limit_gib * GIB), 2)
+    assert found.startswith(says)
 
 
 def test_unknown_layout_or_engine_has_no_estimate_on_devices() -> None:

@@ -151,6 +151,21 @@ def test_pod_template_behind_a_proxy_stays_the_same() -> None:
     assert obj["spec"]["template"] == earlier["spec"]["template"]
 
 
+@pytest.mark.parametrize("source", ["https://models.example/tiny.gguf", "ollama://tiny:1b"])
+@pytest.mark.parametrize("case", [{}, {"contextLength": 8192}, {"replicas": 3}])
+def test_pods_that_requested_the_stated_memory_beside_devices_stay_the_same(case: Obj, source: str) -> None:
+    """Earlier versions requested the stated memory of the node, too; a later estimate restarts no pod."""
+    known = (MODELS, model(source=source, memoryBytes=20 * GIB))
+    chat = chat_service(hardware={"accelerator": "nvidia"}, **case)
+    earlier = deepcopy(chat_deployment(chat, known))
+    pod = earlier["spec"]["template"]["spec"]
+    engine = next(iter((*pod.get("initContainers", ()), *pod["containers"])))
+    assert int(engine["resources"]["requests"]["memory"]) < 5 * GIB
+    engine["resources"]["requests"]["memory"] = str(20 * GIB)
+    (obj,) = list_applied(decide_chat(chat, known, (DEPLOYMENTS, stamp(earlier))), DEPLOYMENTS)
+    assert obj["spec"]["template"] == earlier["spec"]["template"]
+
+
 @pytest.mark.parametrize(
     ("name", "digest"),
     [("defaults", "d869d0ab1cb20cf2"), ("defaults stated", "d869d0ab1cb20cf2"), ("all", "6430b7a4da472f1f")],

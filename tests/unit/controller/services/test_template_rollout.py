@@ -182,6 +182,52 @@ def test_pods_whose_proxy_differs_in_more_get_the_time_to_load() -> None:
     assert applied["metadata"]["annotations"][ANNOTATION_UPDATE] == "true"
 
 
+STATED = (MODELS, model(memoryBytes=20 << 30))
+ON_DEVICE: Obj = {"hardware": {"accelerator": "nvidia"}}
+REFUSED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+
+
+def of_stated_memory() -> Obj:
+    """Return the Deployment of an earlier version, whose pods request what the Model states for the devices."""
+    there = chat_deployment(chat_service(**ON_DEVICE), STATED)
+    (container,) = there["spec"]["template"]["spec"]["containers"]
+    container["resources"]["requests"]["memory"] = str(20 << 30)
+    (kept,) = store((DEPLOYMENTS, stamp(there))).list(DEPLOYMENTS)
+    return kept
+
+
+def requested(plan: Plan) -> list[int]:
+    """Return the memory that the plan has the pods request, if it applies a Deployment."""
+    pods = [obj["spec"]["template"]["spec"] for obj in list_applied(plan, DEPLOYMENTS)]
+    return [int(each["containers"][0]["resources"]["requests"]["memory"]) for each in pods]
+
+
+def test_pods_keep_the_request_of_stated_memory_after_an_update() -> None:
+    there = of_stated_memory()
+    plan = decide_chat(chat_service(**ON_DEVICE), STATED, (DEPLOYMENTS, there), (PODS, chat_pod()), may_roll_out=False)
+    (applied,) = list_applied(plan, DEPLOYMENTS)
+    assert not needs_apply(DEPLOYMENTS, applied, there)
+
+
+def test_edit_of_stated_memory_replaces_the_request_for_the_devices() -> None:
+    """Whoever lowers it because no node has so much expects another request."""
+    edited = (MODELS, model(memoryBytes=10 << 30))
+    plan = decide_chat(
+        chat_service(**ON_DEVICE), edited, (DEPLOYMENTS, of_stated_memory()), (PODS, chat_pod()), may_roll_out=False
+    )
+    (applied,) = requested(plan)
+    assert applied < 2 << 30
+
+
+def test_pods_that_no_node_takes_lose_nothing_by_a_smaller_request() -> None:
+    pod = chat_pod(ready=False, conditions=[REFUSED])
+    there = of_stated_memory()
+    there["status"]["readyReplicas"] = 0
+    plan = decide_chat(chat_service(**ON_DEVICE), STATED, (DEPLOYMENTS, there), (PODS, pod), may_roll_out=False)
+    (applied,) = requested(plan)
+    assert applied < 2 << 30
+
+
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_scaling_does_not_roll_an_update_out(replicas: int) -> None:
     plan = decide(running(replicas=2), replicas=replicas)
