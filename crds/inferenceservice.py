@@ -128,6 +128,13 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
     accelerator: Annotated[str, described("Accelerator of the replicas.")] = ""
     runtime: Annotated[str, described("Engine of the replicas.")] = ""
     memory: Annotated[str, described("Memory of its node or host that one replica takes, for example 4.4 GiB.")] = ""
+    device_memory: Annotated[
+        str,
+        described(
+            "Memory that one replica takes of its devices: their number, and what each of them must have, for example "
+            "2 x 38.2 GiB. Empty without devices, and if it is unknown."
+        ),
+    ] = ""
     nodes: Annotated[
         list[str],
         Meta(max_length=20),

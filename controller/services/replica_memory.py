@@ -57,6 +57,8 @@ class ReplicaMemory(NamedTuple):
     without devices, and for an engine that Pomona does not know."""
     is_stated: bool = False
     """True if a Model states its memory."""
+    devices: int = 0
+    """Devices of a pod."""
 
     @property
     def total_bytes(self) -> int | None:
@@ -104,7 +106,7 @@ def measure_replica(service: InferenceService, served: Served, devices: int = 0)
     for name, model, role in ((each.name, each.model, each.role) for each in served.companions):
         further = further_bytes(role, model.status.size_bytes) if model else None
         models.append(_measure_model(name, model, draft_bytes if role == "draft" else further))
-    memory = ReplicaMemory(tuple(models), is_stated=is_memory_stated(served))
+    memory = ReplicaMemory(tuple(models), is_stated=is_memory_stated(served), devices=devices)
     is_unknown = memory.stated_bytes is None if memory.is_stated else has_draft and draft_bytes is None
     if is_unknown or (memory.is_stated and not devices):
         return memory

@@ -71,6 +71,12 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
         return self.memory.container_bytes if stated is None else quantity_bytes(stated)
 
     @property
+    def device_memory(self) -> str:
+        """Number of the devices of one replica, and memory that each must have; empty if there is none, or unknown."""
+        each = self.memory.device_bytes_each
+        return f"{self.memory.devices} x {size_text(each)}" if each is not None else ""
+
+    @property
     def question(self) -> Question | None:
         """The question whose answer makes the service Ready; None when there is nothing to probe yet."""
         ready = self.replicas.ready
@@ -296,6 +302,7 @@ def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
         "accelerator": view.accelerator or "",
         **({"runtime": view.runtime} if view.runtime else {}),
         **({"memory": size_text(size_bytes)} if (size_bytes := view.memory_bytes) else {}),
+        **({"deviceMemory": view.device_memory} if view.device_memory else {}),
         **({"nodes": sorted(view.replicas.nodes)[:_MOST_NODES]} if view.replicas.nodes else {}),
         "endpoint": f"{_scheme(view)}://{metadata.name}.{metadata.namespace}.svc:{SERVICE_PORT}/v1",
         "conditions": [ready, _model_condition(view)],

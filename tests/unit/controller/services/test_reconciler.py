@@ -268,6 +268,30 @@ def test_status_names_engine_memory_and_nodes() -> None:
     assert status["memory"] == "1.1 GiB"
 
 
+@pytest.mark.parametrize(
+    ("hardware", "known", "expected"),
+    [
+        ({}, {"memoryBytes": 20 * GIB}, None),
+        ({"accelerator": "nvidia"}, {"memoryBytes": 20 * GIB}, "1 x 20.4 GiB"),
+        ({"accelerator": "nvidia", "count": 4}, {"memoryBytes": 20 * GIB}, "4 x 5.4 GiB"),
+        ({"accelerator": "nvidia"}, {}, "1 x 2.1 GiB"),
+        ({"accelerator": "nvidia"}, {"status": {"layout": None}}, None),
+    ],
+    ids=["no device", "stated", "shared", "by the header", "unknown"],
+)
+def test_status_shows_the_memory_of_devices(hardware: Obj, known: Obj, expected: str | None) -> None:
+    status = decide_chat(chat_service(hardware=hardware), (MODELS, model(**known))).status
+    assert status is not None
+    assert status.get("deviceMemory") == expected
+
+
+def test_stated_memory_of_the_node_leaves_the_memory_of_devices() -> None:
+    chat = chat_service(hardware={"accelerator": "nvidia"}, resources={"memory": "9Gi"})
+    status = decide_chat(chat, (MODELS, model(memoryBytes=20 * GIB))).status
+    assert status is not None
+    assert (status["memory"], status["deviceMemory"]) == ("9.0 GiB", "1 x 20.4 GiB")
+
+
 def test_status_shows_the_traffic_that_is_known() -> None:
     base = (chat_service(), (MODELS, model()))
     status = decide_chat(*base, traffic=Traffic(90, 1200)).status
