@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from crds.quantity import quantity_bytes
 from crds.size import GIB, MIB
+from devices.products import find_product
 from devices.vendors import Vendor, Vendors
 from kube.client import Obj
 from kube.resources import NODES
@@ -51,7 +52,7 @@ def _list_devices(vendors: Vendors) -> Callable[[Obj], list[str]]:
         allocatable: dict[str, str] = node["status"]["allocatable"]
         labels: dict[str, str] = node["metadata"]["labels"]
         return [
-            f"{accelerator}={'' if (mib := read_device_mib(vendor, labels)) is None else mib}"
+            f"{accelerator}={'' if (mib := read_device_mib(accelerator, vendor, labels)) is None else mib}"
             for accelerator, vendor in vendors.items()
             if any(vendor.offers(name) and count != "0" for name, count in allocatable.items())
         ]
@@ -59,9 +60,15 @@ def _list_devices(vendors: Vendors) -> Callable[[Obj], list[str]]:
     return keys
 
 
-def read_device_mib(vendor: Vendor, labels: dict[str, str]) -> int | None:
-    """Return the memory of each device of a node by its labels, in MiB; None if they do not state it."""
+def read_device_mib(accelerator: str, vendor: Vendor, labels: dict[str, str]) -> int | None:
+    """Return the memory of each device of a node by its labels, in MiB; None if they do not tell it.
+
+    Without a label for the memory, that of the product tells it, if the product is listed.
+    """
     value = labels.get(vendor.memory_label or "", "")
+    if not value:
+        product = find_product(accelerator, labels.get(vendor.product_label or "", ""))
+        return product.memory_mib if product else None
     if vendor.memory_values:
         return vendor.memory_values.get(value)
     return int(value) if value.isascii() and value.isdecimal() else None

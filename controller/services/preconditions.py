@@ -25,7 +25,8 @@ from crds.model import Model
 from crds.pods import PodOptions, Resources, ServiceHardware
 from crds.quantity import quantity_bytes
 from crds.serving import RuntimeName
-from crds.size import GIB, size_text
+from crds.size import GIB, MIB, size_text
+from devices.products import find_product
 from devices.vendors import VENDORS, Vendor, Vendors
 from fitness.memory import refuse_device_count, way_out
 from runtimes.quantization import refuse_quantization, warn_quantization
@@ -360,6 +361,8 @@ def _device_problem(
     elif largest_device_bytes is not None and devices.resource == vendor.resource:
         limit = largest_device_bytes
         place = f"the largest {accelerator_of(service, served.model)} device of the cluster has {size_text(limit)}"
+    elif (listed := _find_largest_product(service, served.model)) is not None and devices.resource == vendor.resource:
+        limit, place = listed, f"the largest of hardware.products has {size_text(listed)}"
     else:
         return None
     if needed.device_bytes_each <= limit:
@@ -368,9 +371,17 @@ def _device_problem(
         f"a replica needs {size_text(needed.device_bytes_each)} on each of {devices.number} devices "
         f"({needed.text()}); {place}: {way_out(workload, service.spec, limit, devices.number)}"
     )
-    if hardware.memory is None:
-        message += "; or state in hardware.memory what nodes have that an autoscaler adds"
-    return ServiceProblem(DEVICE_TOO_SMALL, message, "Failed" if hardware.memory is not None else "Pending")
+    if hardware.memory is not None or largest_device_bytes is None:
+        return ServiceProblem(DEVICE_TOO_SMALL, message, "Failed")
+    message += "; or state in hardware.memory what nodes have that an autoscaler adds"
+    return ServiceProblem(DEVICE_TOO_SMALL, message, "Pending")
+
+
+def _find_largest_product(service: InferenceService, model: Model) -> int | None:
+    """Return the memory of the largest device in hardware.products, in bytes; None if one of them is not listed."""
+    products = [find_product(accelerator_of(service, model), name) for name in service.spec.hardware.products]
+    sizes = [each.memory_mib * MIB for each in products if each is not None and each.memory_mib is not None]
+    return max(sizes) if sizes and len(sizes) == len(products) else None
 
 
 def _explain_understated(memory: ModelMemory) -> str:

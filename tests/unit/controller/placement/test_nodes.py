@@ -12,7 +12,10 @@ from kube.resources import NODES
 from kube.store import Store
 from runtimes.registry import POD_ENGINES
 
-NPU = "npu: {resource: example.com/npu, memoryLabel: example.com/npu.memory}"
+NPU = (
+    "npu: {resource: example.com/npu, memoryLabel: example.com/npu.memory}\n"
+    "intel-gaudi: {productLabel: example.com/gaudi}"
+)
 
 
 def node(name: str, labels: dict[str, str] | None = None, **allocatable: Any) -> Obj:
@@ -49,6 +52,15 @@ LARGE = {"nvidia.com/gpu.memory": "81559"}
         ("amd", [node("a", {"amd.com/gpu.vram": "192G"}, amd_com__gpu=1)], 192 * 1024 * MIB),
         ("npu", [node("a", {"example.com/npu.memory": "100"}, example_com__npu=1)], 100 * MIB),
         ("cpu", [node("a", cpu=4)], None),
+        ("intel-gaudi", [node("a", {"example.com/gaudi": "Gaudi3"}, habana_ai__gaudi=8)], 128 * 1024 * MIB),
+        ("intel-gaudi", [node("a", {"example.com/gaudi": "Gaudi9"}, habana_ai__gaudi=8)], None),
+        ("intel-gaudi", [node("a", habana_ai__gaudi=8)], None),
+        ("nvidia", [node("a", {"nvidia.com/gpu.product": "NVIDIA-L4"}, nvidia_com__gpu=1)], 23034 * MIB),
+        (
+            "nvidia",
+            [node("a", {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb"}, nvidia_com__gpu=1)],
+            None,
+        ),
     ],
 )
 def test_largest_device_is_known_if_all_nodes_state_it(

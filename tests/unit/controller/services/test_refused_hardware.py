@@ -1,10 +1,13 @@
 """Services that no hardware or engine can serve: refused with what would fit, or with what exists."""
 
+import msgspec
 import pytest
 
+from controller.pod_settings import PodSettings
 from controller.reconcile.plan import Snapshot
 from controller.services.reconciler import _list_labels, build_view
 from crds.size import GIB, size_text
+from devices.vendors import VENDORS
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, MODELS, NODES, PODS, Resource
 from tests.support.api_objects import NOW, as_service, model, planned_condition, store
@@ -48,6 +51,31 @@ def test_context_that_fits_into_no_device_is_refused_with_what_would(
     assert ready_outcome(plan) == (expected[0], "False", expected[1])
     assert says in planned_condition(plan, "Ready")["message"]
     assert bool(list_applied(plan, DEPLOYMENTS)) == (expected[0] == "Progressing")
+
+
+@pytest.mark.parametrize(
+    ("hardware", "says"),
+    [
+        ({"products": ["Gaudi2", "Gaudi3"]}, "the largest of hardware.products has 128.0 GiB: a hardware.count of 2 "),
+        ({"products": ["Gaudi2"], "count": 2}, None),
+        ({"products": ["Gaudi2", "Gaudi9"]}, None),
+        ({}, None),
+    ],
+    ids=["too small", "two", "unlisted", "not stated"],
+)
+def test_products_tell_the_memory_that_no_label_does(hardware: Obj, says: str | None) -> None:
+    gaudi = msgspec.structs.replace(VENDORS["intel-gaudi"], product_label="example.com/gaudi")
+    layout = model()["status"]["layout"] | {"tensorBytes": 150 * GIB}
+    known = model(status={"format": "safetensors", "layout": layout, "sizeBytes": 150 * GIB}, source="hf://acme/big")
+    chat = chat_service(runtime="vllm", image="a/vllm", hardware={"accelerator": "intel-gaudi", **hardware})
+    settings = PodSettings("pomona:test", vendors={**VENDORS, "intel-gaudi": gaudi})
+    plan = decide_chat(chat, (MODELS, known), settings=settings)
+    message = planned_condition(plan, "Ready")["message"]
+    assert ready_outcome(plan) == (
+        ("Failed", "False", "DeviceTooSmall") if says else ("Progressing", "False", "Progressing")
+    )
+    assert (says or "") in message
+    assert "autoscaler" not in message
 
 
 def test_memory_above_that_of_any_node_is_explained() -> None:
