@@ -235,6 +235,13 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
+def list_messages(error: BaseException) -> list[str]:
+    """Return the messages of all errors in a group, which itself says none of them."""
+    if isinstance(error, BaseExceptionGroup):
+        return [message for each in error.exceptions for message in list_messages(each)]
+    return [str(error)]
+
+
 async def run(seed: int, seconds: float, folder: Path) -> int:
     """Return the exit status."""
     chaos, problems = Run(folder), list[str]()
@@ -252,7 +259,7 @@ async def run(seed: int, seconds: float, folder: Path) -> int:
             try:
                 await chaos.break_for(cluster, seed, seconds)
             except* AssertionError as group:
-                problems += [str(error) for error in group.exceptions]
+                problems += list_messages(group)
             problems += chaos.verdict()
         if problems:
             say("\n".join([chaos.tail_logs(), "problems:", *problems]))
