@@ -22,6 +22,8 @@ from kube.store import Store
 
 _LACKING: Final = re.compile(r"Insufficient ([A-Za-z0-9./-]*[A-Za-z0-9])")
 """The scheduler's words for a resource of which a node has too little left."""
+_IN_THE_WAY: Final = re.compile("anti-affinity rules|topology spread constraints")
+"""The scheduler's words for a node on which other pods, such as the earlier one, are in the way."""
 _OVER_QUOTA: Final = re.compile(r"exceeded quota: [^,]*, requested: (.*), used: ")
 """The API server's words for a quota, with the resources of which it has too little left."""
 _TEMPLATE: Final = "pod-template-hash"
@@ -90,7 +92,8 @@ def _fits_on_node(new: Obj, earlier: Obj, store: Store) -> bool:
     asked = sum_requests(new["spec"])
     devices = {resource for resource in lacking if "/" in resource}
     if not devices:
-        return bool(lacking) and _asks_no_more(asked, sum_requests(earlier["spec"]), lacking)
+        is_about_room = bool(lacking) or _IN_THE_WAY.search(message) is not None
+        return is_about_room and _asks_no_more(asked, sum_requests(earlier["spec"]), lacking)
     node = store.get(NODES, node_of(earlier)) or {}
     allocatable: Mapping[str, str] = node.get("status", {}).get("allocatable") or {}
     return all(asked.get(each, 0) <= (parse_quantity(allocatable.get(each, "0")) or 0) for each in devices)

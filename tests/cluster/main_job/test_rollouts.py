@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from controller.services.pods.deployment_strategy import SURGE
+from crds.meta import LABEL_SERVICE
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS
 from tests.cluster.main_job.cluster import Cluster, condition
@@ -102,3 +103,15 @@ async def test_edit_that_no_node_can_hold_ends_nothing(cluster: Cluster) -> None
         await eventually(is_refused)
         await cluster.edit("chat", resources={"memory": "1Gi"})
         await cluster.ready("chat")
+
+
+async def test_edit_of_replicas_that_keep_apart_goes_on(cluster: Cluster) -> None:
+    own = {"labelSelector": {"matchLabels": {LABEL_SERVICE: "chat"}}, "topologyKey": "kubernetes.io/hostname"}
+    apart = {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [own]}}}
+    weights = cluster.model(cache={"accessMode": "ReadWriteMany"})
+    await cluster.apply(weights, cluster.service("chat", "cpu", replicas=2, pod=apart))
+    await cluster.ready("chat")
+    async with never_interrupted(cluster, "chat"):
+        await cluster.edit("chat", contextLength=512)
+        await cluster.ready("chat")
+    assert await has_context(cluster, 512)

@@ -83,6 +83,18 @@ def test_earlier_pod_makes_way_if_there_is_no_room_for_both() -> None:
     assert rolling(placed(), refused(NO_MEMORY), hardware={"accelerator": "cpu"}) == IN_PLACE
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "2 node(s) didn't match pod anti-affinity rules",
+        "1 node(s) didn't satisfy existing pods anti-affinity rules, 1 Insufficient memory",
+        "2 node(s) didn't match pod topology spread constraints",
+    ],
+)
+def test_earlier_pod_makes_way_if_it_is_in_the_way(words: str) -> None:
+    assert rolling(placed(), refused(f"0/2 nodes are available: {words}."), hardware={"accelerator": "cpu"}) == IN_PLACE
+
+
 def test_replicas_that_never_had_room_do_not_hold_a_change_up() -> None:
     never = refused(NO_DEVICE, template="old")
     never["metadata"]["name"] = "chat-never"
