@@ -97,20 +97,25 @@ def chat_deployment(
 ) -> Obj:
     """Return the Deployment for these objects in its state after it was applied."""
     (desired,) = list_applied(decide_chat(*objects), DEPLOYMENTS)
-    owned: Obj = {f"f:{name}": {} for name in desired["spec"]}
-    metadata = desired["metadata"] | {
-        "uid": "uid-deployment",
-        "generation": 1,
-        "resourceVersion": "1",
-        "managedFields": [{"manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": {"f:spec": owned}}],
-    }
     status = {
         "observedGeneration": 1,
         "replicas": replicas,
         "updatedReplicas": replicas if updated is None else updated,
         "readyReplicas": ready,
     }
-    return desired | {"metadata": metadata, "status": status}
+    return manage(desired) | {"status": status}
+
+
+def manage(desired: Obj, generation: int = 1) -> Obj:
+    """Return a Deployment that was applied, without its status."""
+    owned: Obj = {f"f:{name}": {} for name in desired["spec"]}
+    metadata = desired["metadata"] | {
+        "uid": "uid-deployment",
+        "generation": generation,
+        "resourceVersion": "1",
+        "managedFields": [{"manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": {"f:spec": owned}}],
+    }
+    return desired | {"metadata": metadata}
 
 
 def kept_part(deployment: Obj) -> Obj:

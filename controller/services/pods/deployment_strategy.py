@@ -20,9 +20,10 @@ from kube.client import Obj
 from kube.resources import NODES
 from kube.store import Store
 
-_LACKING: Final = re.compile(r"Insufficient ([A-Za-z0-9./-]*[A-Za-z0-9])")
-"""The scheduler's words for a resource of which a node has too little left."""
-_IN_THE_WAY: Final = re.compile("anti-affinity rules|topology spread constraints")
+_LACKING: Final = re.compile(r"(\d+) Insufficient ([A-Za-z0-9./-]*[A-Za-z0-9])")
+"""The scheduler's words for a resource of which that many nodes have too little left."""
+_NODES: Final = re.compile(r"0/(\d+) nodes are available")
+_IN_THE_WAY: Final = re.compile("Too many pods|anti-affinity rules|topology spread constraints")
 """The scheduler's words for a node on which other pods, such as the earlier one, are in the way."""
 _OVER_QUOTA: Final = re.compile(r"exceeded quota: [^,]*, requested: (.*), used: ")
 """The API server's words for a quota, with the resources of which it has too little left."""
@@ -53,19 +54,28 @@ def begin(node: str, replicas: int) -> Obj:
     return {"type": "Recreate"} if replicas == 1 else _roll(0, 1)
 
 
-def go_on(observed: ObservedDeployment, pods: ServicePods, store: Store) -> Replacement:
+def go_on(observed: ObservedDeployment, pods: ServicePods, replicas: int, store: Store) -> Replacement:
     """Return how the last change of a Deployment goes on; at rest, when nothing is replaced, its strategy stays.
 
     Args:
         observed: the Deployment, which is for no copy of weights.
         pods: all pods of its service.
+        replicas: pods that it should have.
         store: has the nodes.
     """
     present: Obj = observed.obj["spec"].get("strategy") or {}
-    # Earlier versions recreated a single pod. What anybody else wrote is overruled.
-    if present.get("type") == "Recreate" or (present.get("rollingUpdate") or {}).get("maxSurge") == 0:
-        return Replacement(present)
     placed = observed.list_placed()
+    # Replicas that never had room are unavailable already: without them, one earlier pod less must be allowed.
+    most = 1 + max(0, replicas - len(placed) - pods.ending)
+    # Earlier versions recreated a single pod. What anybody else wrote is overruled.
+    if present.get("type") == "Recreate":
+        return Replacement(present)
+    rolling: Obj = present.get("rollingUpdate") or {}
+    if rolling.get("maxSurge") == 0:
+        return Replacement(_roll(0, _limit_unavailable(rolling.get("maxUnavailable"), observed, replicas, most)))
+    # Until the Deployment's controller has seen the change, refusals are those of an earlier one.
+    if not _is_seen(observed.obj):
+        return Replacement(SURGE)
     fitting = [
         _fits_on_node(new, earlier, store)
         for new in filter(is_refused, observed.pods)
@@ -74,12 +84,33 @@ def go_on(observed: ObservedDeployment, pods: ServicePods, store: Store) -> Repl
     ]
     if is_changing(observed.obj) and (exceeded := _read_exceeded_quota(observed.obj)):
         asked = sum_requests(observed.obj["spec"]["template"]["spec"])
-        fitting += [_asks_no_more(asked, sum_requests(earlier["spec"]), exceeded) for earlier in placed]
+        # A pod counts for a quota although no node has room for it.
+        counted = [*placed, *filter(is_refused, observed.pods)]
+        fitting += [_asks_no_more(asked, sum_requests(earlier["spec"]), exceeded) for earlier in counted]
     # A pod that ends makes room: until it has, no refusal is final.
     if pods.leaving or not any(fitting):
         return Replacement(SURGE, lacks_room=bool(fitting) and not pods.leaving)
-    # Replicas that never had room are unavailable already: without them, one earlier pod less must be allowed.
-    return Replacement(_roll(0, 1 + max(0, observed.replicas - len(placed))))
+    return Replacement(_roll(0, most))
+
+
+def _limit_unavailable(present: object, observed: ObservedDeployment, replicas: int, most: int) -> int:
+    """Return the replicas that may be unavailable while earlier pods make way; `most` counts those without room.
+
+    Scaling during a change leaves the number of pods that serve as it is: replicas that are added may have no room.
+    """
+    if not isinstance(present, int):
+        return most
+    added = replicas - observed.replicas
+    if added > 0 and not is_changing(observed.obj):
+        added = 0
+    return max(1, min(present + added, most))
+
+
+def _is_seen(deployment: Obj) -> bool:
+    """Return whether the status is that of the present spec; without a ready pod, a mistake interrupts nothing."""
+    status = deployment.get("status") or {}
+    is_current = status.get("observedGeneration") == deployment["metadata"].get("generation")
+    return is_current or not status.get("readyReplicas")
 
 
 def _fits_on_node(new: Obj, earlier: Obj, store: Store) -> bool:
@@ -88,15 +119,23 @@ def _fits_on_node(new: Obj, earlier: Obj, store: Store) -> bool:
     Of devices, which are what is scarce, it may ask for more than the earlier pod if their node has as many.
     """
     message = next(each.get("message", "") for each in new["status"]["conditions"] if each["type"] == "PodScheduled")
-    lacking = set(_LACKING.findall(message))
-    asked = sum_requests(new["spec"])
-    devices = {resource for resource in lacking if "/" in resource}
-    if not devices:
-        is_about_room = bool(lacking) or _IN_THE_WAY.search(message) is not None
-        return is_about_room and _asks_no_more(asked, sum_requests(earlier["spec"]), lacking)
+    found = _NODES.search(message)
+    lacking = {resource: count for count, resource in _LACKING.findall(message.partition("preemption:")[0])}
+    asked, held = sum_requests(new["spec"]), sum_requests(earlier["spec"])
+    if not lacking:
+        return _IN_THE_WAY.search(message) is not None
     node = store.get(NODES, node_of(earlier)) or {}
     allocatable: Mapping[str, str] = node.get("status", {}).get("allocatable") or {}
-    return all(asked.get(each, 0) <= (parse_quantity(allocatable.get(each, "0")) or 0) for each in devices)
+    for resource in lacking:
+        has = parse_quantity(allocatable.get(resource, "0")) or 0
+        if asked.get(resource, 0) > has and ("/" in resource or resource in allocatable):
+            return False
+    if not any("/" in each for each in lacking):
+        return _asks_no_more(asked, held, set(lacking))
+    # Nodes that lack something else may be others, but not if all lack it.
+    nodes = found[1] if found is not None else ""
+    everywhere = {each for each, count in lacking.items() if "/" not in each and count == nodes}
+    return _asks_no_more(asked, held, everywhere)
 
 
 def _asks_no_more(asked: Mapping[str, Decimal], earlier: Mapping[str, Decimal], resources: set[str]) -> bool:

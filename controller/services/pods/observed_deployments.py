@@ -31,6 +31,8 @@ class ServicePods(NamedTuple):
     """Nodes that will have room soon: a pod of the service ends there."""
     leaves_by: datetime | None = None
     """When the last of them has to have ended; a pod that stays for longer gives no room."""
+    ending: int = 0
+    """Pods that end there, and make room for as many."""
 
     @property
     def total(self) -> int:
@@ -114,14 +116,15 @@ class ObservedDeployment(NamedTuple):
 def list_service_pods(snapshot: Snapshot, service: InferenceService) -> ServicePods:
     """Return the pods of a service."""
     named = namespaced(service.metadata.namespace, service.metadata.name)
-    pods, leaving, leaves_by = [], set(), None
+    pods, leaving, leaves_by, ending = [], set(), None, 0
     for pod in snapshot.store.by_index(PODS, SERVICE_INDEX, named):
         if "deletionTimestamp" not in pod["metadata"]:
             pods.append(pod)
         elif (node := node_of(pod)) and (due := end_of_pod(pod, snapshot.now)) is not None:
             leaving.add(node)
+            ending += 1
             leaves_by = due if leaves_by is None else max(leaves_by, due)
-    return ServicePods(pods, frozenset(leaving), leaves_by)
+    return ServicePods(pods, frozenset(leaving), leaves_by, ending)
 
 
 def list_deployments(deployments: Iterable[Obj], pods: Sequence[Obj]) -> list[ObservedDeployment]:

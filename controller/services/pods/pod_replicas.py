@@ -183,7 +183,7 @@ def _list_wanted(
         change = compare_template(made, observed.obj, inputs, is_estimate=is_estimate, is_stated=is_stated)
         if weights.node or change.cause:
             return _WantedDeployment(change, replicas, observed, weights.node)
-        replacement = go_on(observed, pods, snapshot.store)
+        replacement = go_on(observed, pods, replicas, snapshot.store)
         if replacement.strategy != made["spec"]["strategy"]:
             made["spec"]["strategy"] = replacement.strategy
             change = compare_template(made, observed.obj, inputs, is_estimate=is_estimate, is_stated=is_stated)

@@ -167,6 +167,32 @@ def test_the_strategy_stays_until_the_next_change_which_begins_anew() -> None:
     assert changed["spec"]["template"] != applied["spec"]["template"]
 
 
+def test_refusals_from_before_the_change_was_seen_do_not_count() -> None:
+    assert rolling(placed(), refused(NO_DEVICE), observedGeneration=0) is None
+    assert rolling(placed(), conditions=quota(), updatedReplicas=0, observedGeneration=0) is None
+
+
+def test_refused_pod_that_a_quota_counts_makes_way() -> None:
+    waiting = refused(NO_MEMORY, template="old")
+    found = rolling(waiting, conditions=quota(), readyReplicas=0, updatedReplicas=0)
+    assert found is not None
+    assert found["rollingUpdate"]["maxSurge"] == 0
+
+
+def test_earlier_pod_makes_way_on_a_node_with_too_many_pods() -> None:
+    assert rolling(placed(), refused("0/2 nodes are available: 2 Too many pods.")) == IN_PLACE
+
+
+@pytest.mark.parametrize("message", [NO_DEVICE.replace("1 Insufficient", "2 Insufficient"), NO_DEVICE], ids=str)
+def test_earlier_pod_serves_on_if_no_node_has_the_memory(message: str) -> None:
+    asked = "9Gi" if message != NO_DEVICE else "900Gi"
+    objects = [chat_service(hardware=NVIDIA), (MODELS, model())]
+    there = chat_deployment(*objects, replicas=2, updated=1)
+    pods = [(PODS, placed()), (PODS, refused(message, memory=asked))]
+    (applied,) = list_applied(decide_chat(*objects, (DEPLOYMENTS, there), node(memory="64Gi"), *pods), DEPLOYMENTS)
+    assert applied["spec"]["strategy"] == SURGE
+
+
 @pytest.mark.parametrize("strategy", [{"type": "Recreate"}, IN_PLACE], ids=str)
 def test_strategy_of_an_earlier_version_stays(strategy: Obj) -> None:
     assert rolling(placed(), refused(NO_DEVICE), strategy=strategy) is None
@@ -175,3 +201,5 @@ def test_strategy_of_an_earlier_version_stays(strategy: Obj) -> None:
 def test_strategy_of_anybody_else_is_overruled() -> None:
     reckless: Obj = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "50%", "maxUnavailable": "100%"}}
     assert rolling(placed(), strategy=reckless) == SURGE
+    in_place: Obj = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "100%"}}
+    assert rolling(placed(), strategy=in_place) == IN_PLACE

@@ -1,0 +1,294 @@
+"""Service `chat` in a simulated cluster whose Deployment controller replaces pods as Kubernetes' `rolling.go` does.
+
+Controller, Deployment controller, ReplicaSet controller, scheduler and kubelet each take one step when a test says so.
+The controller decides only after a change that triggers it. A pod that ends makes room for a refused one at once.
+"""
+
+import json
+from datetime import timedelta
+from typing import Any
+
+from controller.reconcile.plan import Plan
+from controller.reconcile.stamp import needs_apply
+from controller.reconcile.triggers import everything, scheduled_pod
+from crds.meta import LABEL_SERVICE
+from kube.client import Obj
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, MODELS, NODES, PODS, Resource
+from tests.support.api_objects import NAMESPACE, NOW, model, service
+from tests.support.service_decisions import decide_chat, kept_part, manage
+
+DEVICE = "nvidia.com/gpu"
+_READY: Obj = {"type": "Ready", "status": "True"}
+_PLACED: Obj = {"type": "PodScheduled", "status": "True"}
+
+
+class SimulatedReplicaSet:
+    """The pods of one template."""
+
+    def __init__(self, template: Obj, name: str) -> None:
+        self.template = template
+        self.name = name
+        self.replicas = 0
+        self.annotated = (0, 0)
+        """Replicas of the Deployment, and the most that it allowed, when this was scaled last."""
+        self.available = 0
+        self.present = 0
+        self.failure = ""
+
+    def scale(self, replicas: int, deployment: Obj) -> None:
+        """Scale it, and note for which size of the Deployment."""
+        self.replicas = replicas
+        self.annotated = (deployment["spec"]["replicas"], deployment["spec"]["replicas"] + _count_surge(deployment))
+
+
+class SimulatedRollout:
+    """The service, its Deployment, and pods on nodes that have a number of devices; a quota may allow fewer."""
+
+    def __init__(self, rooms: dict[str, int], quota: int | None = None, **spec: Any) -> None:
+        self.rooms = rooms
+        self.quota = quota
+        self.spec: Obj = {"hardware": {"accelerator": "nvidia"}, **spec}
+        self.deployment: Obj | None = None
+        self.sets: dict[str, SimulatedReplicaSet] = {}
+        self.pods: dict[str, Obj] = {}
+        self.broken: set[int] = set()
+        """Context lengths with which no pod becomes ready."""
+        self.stuck: set[str] = set()
+        """Nodes on which no pod ends."""
+        self.writes = 0
+        """Times that the Deployment was applied."""
+        self._again = False
+        self._seen: object = None
+        self._made = 0
+
+    @property
+    def replicas(self) -> int:
+        """Replicas that are wanted."""
+        wanted: int = self.spec["replicas"]
+        return wanted
+
+    def list_objects(self) -> list[tuple[Resource, Obj]]:
+        """Return all that the controller's store has."""
+        found: list[tuple[Resource, Obj]] = [(INFERENCE_SERVICES, service(**self.spec)), (MODELS, model())]
+        for name, room in self.rooms.items():
+            metadata = {"name": name, "uid": name, "resourceVersion": "1", "labels": {}}
+            found.append((NODES, {"metadata": metadata, "status": {"allocatable": {DEVICE: str(room)}}}))
+        if self.deployment is not None:
+            found.append((DEPLOYMENTS, self.deployment))
+        return found + [(PODS, pod) for pod in self.pods.values()]
+
+    def decide(self) -> None:
+        """Decide and execute the plan, if anything has changed of what triggers a decision."""
+        pods = [scheduled_pod(pod) for pod in self.pods.values()]
+        parts = [everything(kept_part(self.deployment))] if self.deployment is not None else [], pods
+        seen = json.dumps((self.spec, parts), sort_keys=True)
+        if seen != self._seen:
+            self._seen = seen
+            self._execute(decide_chat(*self.list_objects()))
+
+    def _execute(self, plan: Plan) -> None:
+        self._again = plan.again_seconds is not None
+        for _resource, obj in (each for each in plan.apply if each[0] == DEPLOYMENTS):
+            there = self.deployment
+            if there is None or needs_apply(DEPLOYMENTS, obj, kept_part(there)):
+                self.writes += 1
+                generation = there["metadata"]["generation"] + 1 if there is not None else 1
+                status = there["status"] if there is not None else {}
+                self.deployment = json.loads(json.dumps(manage(obj, generation) | {"status": status}))
+
+    def sync_deployment(self) -> None:
+        """Take one step of the Deployment controller, and report."""
+        deployment = self.deployment
+        if deployment is None:
+            return
+        name = json.dumps(deployment["spec"]["template"], sort_keys=True)
+        new, old = self.sets.get(name), [each for key, each in self.sets.items() if key != name]
+        active = [each for each in self.sets.values() if each.replicas]
+        if any(each.annotated[0] != deployment["spec"]["replicas"] for each in active):
+            _scale(deployment, new, old)
+        else:
+            if new is None:
+                new = self.sets[name] = SimulatedReplicaSet(deployment["spec"]["template"], f"set-{len(self.sets)}")
+            if not _scale_new(deployment, new, old):
+                _scale_old(deployment, new, old)
+        self._report(deployment, new)
+
+    def _report(self, deployment: Obj, new: SimulatedReplicaSet | None) -> None:
+        failures = [each.failure for each in (*([new] if new else ()), *self.sets.values()) if each.failure]
+        failed: Obj = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate"}
+        failed["message"] = "".join(failures[:1])
+        deployment["status"] = {
+            "observedGeneration": deployment["metadata"]["generation"],
+            "replicas": sum(each.present for each in self.sets.values()),
+            "updatedReplicas": new.present if new is not None else 0,
+            "readyReplicas": sum(each.available for each in self.sets.values()),
+            "conditions": [failed] if failures else [],
+        }
+
+    def sync_sets(self) -> None:
+        """Create and end pods as the ReplicaSets ask, and report."""
+        for each in self.sets.values():
+            pods = [pod for pod in self.pods.values() if pod["set"] == each.name and not is_ending(pod)]
+            pods.sort(key=lambda pod: ("nodeName" in pod["spec"], is_ready(pod)))
+            for pod in pods[: max(0, len(pods) - each.replicas)]:
+                if "nodeName" in pod["spec"]:
+                    pod["metadata"]["deletionTimestamp"] = (NOW + timedelta(seconds=30)).isoformat()
+                else:
+                    del self.pods[pod["metadata"]["name"]]
+            each.failure = ""
+            for _ in range(each.replicas - len(pods)):
+                self._create_pod(each)
+            left = [pod for pod in self.pods.values() if pod["set"] == each.name and not is_ending(pod)]
+            each.present, each.available = len(left), sum(map(is_ready, left))
+
+    def _create_pod(self, owner: SimulatedReplicaSet) -> None:
+        devices = _count_devices(owner.template["spec"])
+        used = sum(_count_devices(pod["spec"]) for pod in self.pods.values())
+        if self.quota is not None and used + devices > self.quota:
+            owner.failure = (
+                f'pods "chat-x" is forbidden: exceeded quota: devices, requested: requests.{DEVICE}={devices}, '
+                f"used: requests.{DEVICE}={used}, limited: requests.{DEVICE}={self.quota}"
+            )
+            return
+        self._made += 1
+        name = f"chat-{self._made}"
+        labels = {LABEL_SERVICE: "chat", "pod-template-hash": owner.name}
+        metadata = {"name": name, "namespace": NAMESPACE, "uid": f"uid-{name}", "resourceVersion": "1"}
+        spec = json.loads(json.dumps(owner.template["spec"]))
+        pod = {"metadata": metadata | {"labels": labels}, "spec": spec, "status": {"conditions": []}}
+        self.pods[name] = pod | {"set": owner.name}
+
+    def schedule(self) -> None:
+        """Place the pods for which a node has room, and refuse the others."""
+        for pod in self.pods.values():
+            if "nodeName" in pod["spec"]:
+                continue
+            node = next((each for each in self.rooms if self._count_free(each) >= _count_devices(pod["spec"])), None)
+            if node is not None:
+                pod["spec"]["nodeName"] = node
+                pod["status"]["conditions"] = [_PLACED]
+            else:
+                count = len(self.rooms)
+                message = f"0/{count} nodes are available: {count} Insufficient {DEVICE}."
+                refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+                pod["status"]["conditions"] = [refused]
+
+    def _count_free(self, node: str) -> int:
+        there = (pod for pod in self.pods.values() if pod["spec"].get("nodeName") == node)
+        return self.rooms[node] - sum(_count_devices(pod["spec"]) for pod in there)
+
+    def start_pod(self) -> None:
+        """Make the first pod ready that has a node, and is not."""
+        for pod in self.pods.values():
+            is_broken = self.read_context(pod) in self.broken
+            if "nodeName" in pod["spec"] and not is_ready(pod) and not is_ending(pod) and not is_broken:
+                pod["status"]["conditions"] = [_PLACED, _READY]
+                return
+
+    def end_pod(self) -> None:
+        """Remove the first pod that is ending, and place pods in its room."""
+        for name, pod in self.pods.items():
+            if is_ending(pod) and pod["spec"]["nodeName"] not in self.stuck:
+                del self.pods[name]
+                self.schedule()
+                return
+
+    def pass_time(self) -> None:
+        """Let the time pass in which pods must have ended; the controller looks again if it asked for that."""
+        for pod in self.pods.values():
+            if is_ending(pod):
+                pod["metadata"]["deletionTimestamp"] = (NOW - timedelta(seconds=1)).isoformat()
+        if self._again:
+            self._seen = None
+
+    def read_context(self, pod: Obj) -> int:
+        """Return the context length with which a pod was made."""
+        arguments = pod["spec"]["containers"][0]["args"]
+        return int(arguments[arguments.index("-c") + 1])
+
+    def list_ready(self) -> list[Obj]:
+        """Return the pods that serve."""
+        return [pod for pod in self.pods.values() if is_ready(pod) and not is_ending(pod)]
+
+    def summarize(self) -> str:
+        """Return all that changes."""
+        return json.dumps((self.deployment, [vars(each) for each in self.sets.values()], self.pods), sort_keys=True)
+
+
+def _scale_new(deployment: Obj, new: SimulatedReplicaSet, old: list[SimulatedReplicaSet]) -> bool:
+    """Scale the newest ReplicaSet as `reconcileNewReplicaSet` does, and return whether that changed it."""
+    wanted = deployment["spec"]["replicas"]
+    room = wanted + _count_surge(deployment) - new.replicas - sum(each.replicas for each in old)
+    replicas = min(wanted, new.replicas + max(0, room))
+    if replicas == new.replicas:
+        return False
+    new.scale(replicas, deployment)
+    return True
+
+
+def _scale_old(deployment: Obj, new: SimulatedReplicaSet, old: list[SimulatedReplicaSet]) -> None:
+    """Scale earlier ReplicaSets as `reconcileOldReplicaSets` does: at first what is not available."""
+    wanted = deployment["spec"]["replicas"]
+    least = wanted - min(wanted, deployment["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"])
+    total = new.replicas + sum(each.replicas for each in old)
+    most = total - least - (new.replicas - new.available)
+    if most <= 0 or not any(each.replicas for each in old):
+        return
+    for each in old:
+        unhealthy = min(most, each.replicas - each.available)
+        if unhealthy < 0:
+            return  # it was scaled a moment ago, and has not reported since
+        if unhealthy:
+            each.scale(each.replicas - unhealthy, deployment)
+            most -= unhealthy
+    surplus = new.available + sum(each.available for each in old) - least
+    for each in old:
+        ended = max(0, min(each.replicas, surplus))
+        if ended:
+            each.scale(each.replicas - ended, deployment)
+            surplus -= ended
+
+
+def _scale(deployment: Obj, new: SimulatedReplicaSet | None, old: list[SimulatedReplicaSet]) -> None:
+    """Scale the ReplicaSets in proportion, as `scale` does after a change of the number of replicas."""
+    wanted, every = deployment["spec"]["replicas"], [*([new] if new else ()), *reversed(old)]
+    active = [each for each in every if each.replicas]
+    if len(active) == 1:
+        active[0].scale(wanted, deployment)
+        return
+    if new is not None and new.replicas == new.available == wanted == new.annotated[0]:
+        for each in old:
+            each.scale(0, deployment)
+        return
+    most = wanted + _count_surge(deployment)
+    missing = most - sum(each.replicas for each in active)
+    active.sort(key=lambda each: -each.replicas)
+    sizes, added = [], 0
+    for each in active:
+        fraction = int(each.replicas * most / each.annotated[1] + 0.5) - each.replicas
+        part = min(fraction, missing - added) if missing > 0 else max(fraction, missing - added)
+        sizes.append(each.replicas + (part if missing else 0))
+        added += part if missing else 0
+    sizes[0] = max(0, sizes[0] + missing - added)
+    for each, size in zip(active, sizes, strict=True):
+        each.scale(size, deployment)
+
+
+def _count_surge(deployment: Obj) -> int:
+    surge: int = deployment["spec"]["strategy"]["rollingUpdate"]["maxSurge"]
+    return surge
+
+
+def _count_devices(pod_spec: Obj) -> int:
+    containers = (*pod_spec.get("initContainers", ()), *pod_spec["containers"])
+    return sum(int(each.get("resources", {}).get("requests", {}).get(DEVICE, 0)) for each in containers)
+
+
+def is_ending(pod: Obj) -> bool:
+    """Return whether a pod is being deleted."""
+    return "deletionTimestamp" in pod["metadata"]
+
+
+def is_ready(pod: Obj) -> bool:
+    """Return whether a pod is ready."""
+    return _READY in pod["status"]["conditions"]
