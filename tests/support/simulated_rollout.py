@@ -194,7 +194,7 @@ class SimulatedRollout:
                 return
 
     def pass_time(self) -> None:
-        """Let the time pass in which pods must have ended; the controller looks again if it asked for that."""
+        """Pass the time in which pods must have ended; the controller looks again if it asked for that."""
         for pod in self.pods.values():
             if is_ending(pod):
                 pod["metadata"]["deletionTimestamp"] = (NOW - timedelta(seconds=1)).isoformat()

@@ -62,6 +62,8 @@ async def test_edit_without_room_for_both_pods_goes_on(cluster: Cluster, scarce:
     count = 2 if scarce == "devices" else 1
     if scarce == "quota":
         await cluster.apply(ONE_DEVICE)
+        # A quota that its controller has not seen yet counts nothing.
+        await cluster.kubectl("wait", "quota/devices", "--for=jsonpath={.status.used}", "--timeout=60s")
     await cluster.apply(cluster.model(), cluster.service("chat", "nvidia", hardware=nvidia(count)))
     await cluster.ready("chat")
     await cluster.edit("chat", contextLength=512)

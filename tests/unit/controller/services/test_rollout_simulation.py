@@ -49,7 +49,7 @@ class Floor:
 
 
 def settle(cluster: SimulatedRollout, floor: Floor | None = None) -> None:
-    """Let all controllers work until nothing changes, and no decision waits for a time."""
+    """Run all controllers until nothing changes, and no decision waits for a time."""
     for _ in range(120):
         before, writes = cluster.summarize(), cluster.writes
         for step in STEPS:
