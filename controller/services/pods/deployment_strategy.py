@@ -82,7 +82,9 @@ def go_on(observed: ObservedDeployment, pods: ServicePods, replicas: int, store:
         for earlier in placed
         if new["metadata"]["labels"].get(_TEMPLATE) != earlier["metadata"]["labels"].get(_TEMPLATE)
     ]
-    if is_changing(observed.obj) and (exceeded := _read_exceeded_quota(observed.obj)):
+    # The report of a refusal outlives it for a moment: nothing is refused if all pods are there.
+    is_missing_a_pod = len(placed) + sum(not node_of(pod) for pod in observed.pods) <= replicas
+    if is_missing_a_pod and is_changing(observed.obj) and (exceeded := _read_exceeded_quota(observed.obj)):
         asked = sum_requests(observed.obj["spec"]["template"]["spec"])
         # A pod counts for a quota although no node has room for it.
         counted = [*placed, *filter(is_refused, observed.pods)]

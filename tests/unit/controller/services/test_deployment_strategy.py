@@ -172,6 +172,12 @@ def test_refusals_from_before_the_change_was_seen_do_not_count() -> None:
     assert rolling(placed(), conditions=quota(), updatedReplicas=0, observedGeneration=0) is None
 
 
+def test_refusal_of_a_pod_that_was_created_since_ends_nothing() -> None:
+    created = placed("chat-new", template="new")
+    assert rolling(placed(), created, conditions=quota(), updatedReplicas=0) is None
+    assert rolling(placed(), created, replicas=2, conditions=quota(), updatedReplicas=1) == IN_PLACE
+
+
 def test_refused_pod_that_a_quota_counts_makes_way() -> None:
     waiting = refused(NO_MEMORY, template="old")
     found = rolling(waiting, conditions=quota(), readyReplicas=0, updatedReplicas=0)
