@@ -215,18 +215,6 @@ async def test_secret_that_its_owner_did_not_give_to_sources_is_never_sent(
     assert condition(await cluster.model(), source_secret.ACCEPTED).status == "True"
 
 
-async def test_restarted_controller_continues_after_a_kill(
-    cluster: ModelNamespace, files: FileServer, controller: Process
-) -> None:
-    await cluster.make_model(f"{files.url}/tiny.gguf")
-    await eventually(cluster.jobs)
-    await controller.kill()
-    await cluster.make_consumer()
-    controller.start()
-    await cluster.cached()
-    assert sorted(name.split("-")[1] for name in await cluster.jobs()) == ["fetch", "inspect"]
-
-
 async def test_nothing_is_written_at_rest_and_after_a_restart(
     cluster: ModelNamespace, files: FileServer, controller: Process
 ) -> None:

@@ -6,7 +6,6 @@ falls silent; `test_agent.py` has the real agent.
 
 import asyncio
 import base64
-import functools
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -20,13 +19,12 @@ import pytest_asyncio
 from controller.reconcile.conditions import find
 from controller.services.endpoints import ready_endpoints
 from crds.inferenceservice import InferenceService
-from crds.meta import LABEL_SERVICE, Condition
+from crds.meta import Condition
 from kube.client import Client, Obj
 from kube.errors import NotFound
 from kube.resources import (
     DEPLOYMENTS,
     ENDPOINT_SLICES,
-    EVENTS,
     INFERENCE_SERVICES,
     METAL_HOSTS,
     METAL_PROCESSES,
@@ -136,21 +134,6 @@ def ready(service: InferenceService) -> Condition:
 
 
 @pytest.mark.usefixtures("node")
-async def test_a_pod_serves_from_apply_to_token(cluster: ServiceNamespace, files: FileServer) -> None:
-    await cluster.make_service(hardware={"accelerator": "cpu"}, contextLength=512)
-    await cluster.reaches("Pending", reason="ModelNotFound")
-    await cluster.make(MODELS, "tiny", source=f"{files.url}/tiny.gguf")
-    service = await cluster.reaches("Ready", reason="Serving")
-    assert ready(service).observed_generation == service.metadata.generation
-    assert (service.status.replicas, service.status.ready_replicas) == (1, 1)
-    assert service.status.endpoint == f"http://chat.{cluster.namespace}.svc:8080/v1"
-    assert (await cluster.ask()).ok
-    assert (await cluster.ask(token="another")).reason == "Unauthorized"
-    events = (await cluster.client.list(EVENTS, cluster.namespace)).items
-    assert "Serving" in {each["reason"] for each in events if each["regarding"]["kind"] == "InferenceService"}
-
-
-@pytest.mark.usefixtures("node")
 async def test_pods_become_ready_although_a_policy_rewrites_them(
     cluster: ServiceNamespace, files: FileServer, plane: ControlPlane
 ) -> None:
@@ -171,44 +154,6 @@ async def test_pods_become_ready_although_a_policy_rewrites_them(
         await cluster.reaches("Ready")
         made = await cluster.client.get(DEPLOYMENTS, "chat", cluster.namespace)
         assert made["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 7
-
-
-@pytest.mark.usefixtures("node")
-async def test_a_pod_service_is_scaled_edited_suspended_and_deleted(
-    cluster: ServiceNamespace, files: FileServer
-) -> None:
-    await cluster.make(MODELS, "tiny", source=f"{files.url}/tiny.gguf")
-    await cluster.make_service(contextLength=512)
-    await cluster.reaches("Ready")
-
-    scale = [{"op": "replace", "path": "/spec/replicas", "value": 2}]
-    answer = await cluster.client.patch_json(INFERENCE_SERVICES, "chat", cluster.namespace, scale, subresource="scale")
-    assert answer["status"]["selector"] == f"{LABEL_SERVICE}=chat"
-    scaled = await cluster.reaches("Ready")
-    assert scaled.status.ready_replicas == 2
-
-    await cluster.edit("chat", contextLength=1024, replicas=1)
-    edited = await cluster.reaches("Ready")
-    assert ready(edited).observed_generation == edited.metadata.generation
-    deployment = await cluster.client.get(DEPLOYMENTS, "chat", cluster.namespace)
-    assert "1024" in deployment["spec"]["template"]["spec"]["containers"][0]["args"]
-
-    token = (await cluster.client.get(SECRETS, "chat-token", cluster.namespace))["data"]
-    await cluster.edit("chat", suspend=True)
-    await cluster.reaches("Suspended", reason="Suspended")
-    await eventually(lambda: _is_gone(cluster, DEPLOYMENTS))
-    assert await cluster.exists(SERVICES, "chat")
-    await cluster.edit("chat", suspend=False)
-    await cluster.reaches("Ready")
-    assert (await cluster.client.get(SECRETS, "chat-token", cluster.namespace))["data"] == token
-
-    await cluster.client.delete(INFERENCE_SERVICES, "chat", cluster.namespace)
-    for resource in (INFERENCE_SERVICES, DEPLOYMENTS, SERVICES):
-        await eventually(functools.partial(_is_gone, cluster, resource), COLLECTED_SECONDS)
-
-
-async def _is_gone(cluster: ServiceNamespace, resource: Resource, name: str = "chat") -> bool:
-    return not await cluster.exists(resource, name)
 
 
 @pytest.mark.usefixtures("node")
@@ -346,6 +291,10 @@ async def test_a_host_that_falls_silent_is_replaced_and_its_endpoint_withdrawn(c
         assert list(found.values()) == ["studio-2"]
 
 
+async def _is_gone(cluster: ServiceNamespace, resource: Resource, name: str) -> bool:
+    return not await cluster.exists(resource, name)
+
+
 async def _host_is_given_up(cluster: ServiceNamespace, name: str) -> Obj:
     host = await cluster.client.get(METAL_HOSTS, name)
     (condition,) = [each for each in host["status"]["conditions"] if each["type"] == "Ready"]
@@ -364,18 +313,3 @@ async def test_a_host_that_comes_back_continues_to_serve(cluster: ServiceNamespa
         agent.silent = False
         await cluster.reaches("Ready")
         assert await eventually(lambda: _settled_hosts(cluster)) == before
-
-
-async def test_restarted_controller_continues_after_a_kill(cluster: ServiceNamespace, controller: Process) -> None:
-    await cluster.make_host_model()
-    async with FakeMetalAgent(cluster.client, "studio-1", 9 * GIB).running():
-        await cluster.make_service("first", hardware=METAL)
-        await cluster.reaches("Ready", "first")
-        before = await cluster.hosts_of()
-        await controller.kill()
-        await cluster.make_service("second", hardware=METAL)
-        controller.start()
-        await cluster.reaches("Ready", "second")
-        after = await cluster.hosts_of()
-        assert before.items() <= after.items()
-        assert len(after) == 2
