@@ -27,7 +27,7 @@ NAMESPACES = [
     *("--user", "--map-root-user", "--net", "--mount", "--ipc"),
     *("--pid", "--fork", "--kill-child", "--mount-proc"),
 ]
-NO_AUTHORITIES = {"SSL_CERT_FILE": os.devnull}
+FEW_AUTHORITIES = {"SSL_CERT_FILE": str(CHECKOUT / "tests" / "support" / "certificates" / "expired.crt")}
 """No public server is within reach, and to read the public authorities takes each Python process 40 ms of processor."""
 GRACE_SECONDS = 15
 TOOLS = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "mount": "mount"}
@@ -123,7 +123,7 @@ def first_process(pipe: int, argv: list[str]) -> int:
     outer = os.read(pipe, 32).decode().strip()
     _mount_private_folders()
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    command = subprocess.Popen(argv, env={**os.environ, **NO_AUTHORITIES, VARIABLE: outer})
+    command = subprocess.Popen(argv, env={**os.environ, **FEW_AUTHORITIES, VARIABLE: outer})
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):
