@@ -42,11 +42,8 @@ class Floor:
 
     def check(self, cluster: SimulatedRollout, after: object) -> None:
         self.most, self.fewest = max(self.most, cluster.replicas), min(self.fewest, cluster.replicas)
-        lost = 0 if self.room > self.most else 1
-        if cluster.quota is not None:
-            # How many pods a quota leaves room for is not known: after another edit, one more may end at once. And its
-            # refusal is reported for a moment after a pod has ended, in which another one makes way.
-            lost += 1
+        # How many pods a quota leaves room for is not known: after another edit, one more may end at once.
+        lost = 0 if self.room > self.most else 1 if cluster.quota is None else 2
         least = min(self.placed, self.fewest) - lost
         assert len(cluster.list_ready()) >= least, f"after {after}: {cluster.summarize()}"
 
