@@ -11,7 +11,7 @@ UV      := uv==0.13.9
 SANDBOX := $(BIN)/python -m tests.controlplane.sandbox --
 PYTEST  := $(BIN)/python -m pytest
 # Tests in parallel, each worker in a sandbox of its own. They wait more than they work: more workers than cores.
-WORKERS := 5
+WORKERS := 6
 WORKED  := $(PYTEST) -p tests.controlplane.workers --sandboxes $(WORKERS) --durations 10 --durations-min 1
 ALONE   := $(findstring .py,$(TESTS))
 GOLDEN  := tests/unit/controller/services/test_golden.py tests/unit/docs/test_pages.py
@@ -43,10 +43,10 @@ demo: setup binaries ## Serve one model from a pod and from a host process; MODE
 test: test-fast binaries servers ## Run every test; the slow ones in parallel, each worker with a control plane of its own
 	@$(WORKED) $(SLOW)
 
-# Some tests wait, so that one worker more than processors is quicker; and a file's tests share what they start.
+# Some tests wait, so that three workers more than processors are quicker; and a file's tests share what they start.
 .PHONY: test-fast
 test-fast: setup ## Run the tests that need no control plane; TESTS=path and ARGS=... for some of them
-	@$(PYTEST) --numprocesses $$(($$(nproc) + 1)) --dist loadfile $(or $(TESTS),tests/unit) $(ARGS)
+	@$(PYTEST) --numprocesses $$(($$(nproc) + 3)) --dist loadfile --no-loadscope-reorder $(or $(TESTS),tests/unit) $(ARGS)
 
 .PHONY: test-hosts
 test-hosts: setup servers ## Run the tests of the agent that start real engines, without a control plane

@@ -24,9 +24,10 @@ from kube.resources import (
     POD_MONITORS,
     SECRETS,
 )
+from tests.cluster.shared_controller import SharedController
 from tests.controlplane import binaries, members, sandbox
-from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE, MetalHost
-from tests.controlplane.network import Network
+from tests.controlplane.members import MetalHost
+from tests.controlplane.network import ADDRESS, Network
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import CHECKOUT, Process
 from tests.support.eventually import eventually
@@ -35,11 +36,18 @@ from tests.support.namespaces import open_namespace
 TAIL_LINES = 30
 KEPT_LOGS = CHECKOUT / "build" / "cluster-logs"
 
+HUB_PORT = 8070
+"""Port of the bridge at which a test may serve a hub: the same for all, so that they can share a controller.
+
+A pod of an earlier test may still ask there.
+"""
+
 StartMetalHost = Callable[..., Awaitable[MetalHost]]
 """`await metal_host("studio-1", *options of pomona agent)`."""
 
 FOLDER = pytest.StashKey[Path]()
 PROCESSES = pytest.StashKey[list[Process]]()
+SHARED = pytest.StashKey[SharedController]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -53,6 +61,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     """Print the ends of the related logs below a failed test; keep all logs in build/cluster-logs/."""
     report = yield
     if report.failed:
+        if shared := item.config.stash.get(SHARED, None):
+            shared.is_suspect = True
         kept = KEPT_LOGS / re.sub(r"[^\w.-]+", "_", item.nodeid)
         for process in item.config.stash.get(PROCESSES, []):
             report.sections.append((f"log of {process.name}", process.tail(TAIL_LINES)))
@@ -97,6 +107,7 @@ async def plane(network: Network, folder: Path) -> AsyncIterator[ControlPlane]:
     try:
         await plane.start()
         await members.install(plane)
+        await plane.collect_new_kinds()
         yield plane
     finally:
         await plane.stop()
@@ -181,25 +192,34 @@ async def pod_monitors(plane: ControlPlane) -> AsyncIterator[None]:
     await plane.kubectl("delete", "-f", str(crd), "--wait=true")
 
 
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared_controller(
+    request: pytest.FixtureRequest, plane: ControlPlane, folder: Path, watched: list[Process]
+) -> AsyncIterator[SharedController]:
+    """The controller, lent to one test after the other."""
+    shared = request.config.stash[SHARED] = SharedController(plane, folder, watched)
+    yield shared
+    await shared.end()
+
+
+@pytest.fixture(autouse=True)
+def hub_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name the hub of the tests to every process, whether a test serves it or not."""
+    monkeypatch.setenv("HF_ENDPOINT", f"http://{ADDRESS}:{HUB_PORT}")
+
+
+@pytest_asyncio.fixture(autouse=True)
+async def no_controller_beside(request: pytest.FixtureRequest) -> None:
+    """End the shared controller before a test of this folder without a controller, or with one of its own."""
+    shared = request.config.stash.get(SHARED, None)
+    if shared is not None and "controller" not in request.fixturenames:
+        await shared.end()
+
+
 @pytest_asyncio.fixture
-async def controller(plane: ControlPlane, tmp_path: Path, watched: list[Process]) -> AsyncIterator[Process]:
+async def controller(shared_controller: SharedController) -> Process:
     """The controller, started; a test may stop, kill and start it."""
-    async with led(plane, await members.controller(plane, tmp_path), watched) as process:
-        yield process
-
-
-@asynccontextmanager
-async def led(plane: ControlPlane, process: Process, watched: list[Process]) -> AsyncIterator[Process]:
-    """Start a controller, and stop it at the end."""
-    watched.append(process)
-    process.start()
-    yield process
-    watched.remove(process)
-    await plane.end_outage()
-    if process.running:
-        await process.stop()
-    # A killed controller still holds the Lease, and the next test's controller would wait for its expiry.
-    await plane.request("DELETE", LEASES.path(CONTROLLER_NAMESPACE, CONTROLLER_ACCOUNT), accept={404})
+    return await shared_controller.lend()
 
 
 @pytest_asyncio.fixture

@@ -26,8 +26,8 @@ from tests.controlplane.process import Process
 
 SERVER = f"https://{network.ADDRESS}:443"
 ETCD = "http://127.0.0.1:2379"
-FEW_PROCESSORS = {"GOGC": "400", "GOMAXPROCS": "1"}
-"""Memory is plentiful here, processors are not: Go collects garbage only when the heap is five times the live data, and
+FEW_PROCESSORS = {"GOGC": "800", "GOMAXPROCS": "1"}
+"""Memory is plentiful here, processors are not: Go collects garbage only when the heap is nine times the live data, and
 no program runs on two processors at once, where its threads would search for work that the tests have."""
 START_SECONDS = 120
 POLL_SECONDS = 0.05
@@ -133,8 +133,14 @@ class ControlPlane:
         self.apiserver.start()
         await self._wait_until_ready()
         for process in (self.controller_manager, self.scheduler):
-            await process.kill()
-            process.start()
+            await _restart(process)
+
+    async def collect_new_kinds(self) -> None:
+        """Restart the garbage collector after kinds were installed, as it looks for new ones only twice a minute.
+
+        Until it knows a kind, an object whose owner of this kind is deleted stays.
+        """
+        await _restart(self.controller_manager)
 
     async def end_outage(self) -> None:
         """Restart the API server if it does not run: a test that failed in an outage must not fail those after it."""
@@ -270,6 +276,11 @@ class ControlPlane:
         }
         _write_private(path, json.dumps(config))
         return path
+
+
+async def _restart(process: Process) -> None:
+    await process.kill()
+    process.start()
 
 
 def _write_private(path: Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""pytest in parallel, each worker in a separate sandbox: `pytest -p tests.controlplane.workers --sandboxes 5`.
+"""pytest in parallel, each worker in a separate sandbox: `pytest -p tests.controlplane.workers --sandboxes 6`.
 
 The workers are those of pytest-xdist; only their Python is started in a sandbox. So no worker sees the addresses,
 ports, processes or /tmp of another, and each has a separate control plane.
@@ -64,9 +64,20 @@ def select_long(seconds: Mapping[str, float]) -> dict[str, int]:
     return {test: round(taken) for test, taken in sorted(seconds.items()) if taken >= LONG_SECONDS}
 
 
-def sort_longest_first(items: list[pytest.Item], durations: Mapping[str, float]) -> None:
-    """Sort tests by their known duration; tests without one come last and keep their order."""
-    items.sort(key=lambda item: -durations.get(item.nodeid, 0))
+def sort_longest_first(items: list[pytest.Item], durations: Mapping[str, int]) -> None:
+    """Sort tests by their known duration; tests without one come last.
+
+    Among tests of about the same duration (up to twice the other's), those with the controller are neighbours, because
+    neighbours share it; in the next shorter ones they come first if they came last here, and the other way round.
+    """
+
+    def key(item: pytest.Item) -> tuple[int, bool, int]:
+        seconds = durations.get(item.nodeid, 0)
+        magnitude = max(seconds, 1).bit_length()
+        controlled = "controller" in getattr(item, "fixturenames", ())
+        return -magnitude, controlled == (magnitude % 2 == 1), -seconds
+
+    items.sort(key=key)
 
 
 def worker_spec(argv: Sequence[str]) -> str:

@@ -4,8 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from kube.errors import NotFound
-from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, MODELS
+from kube.resources import INFERENCE_SERVICES, MODELS
 from tests.support.crash_world import GIB, JOB_RESULTS, CrashWorld, State
 
 Scenario = Callable[[CrashWorld], Awaitable[None]]
@@ -30,19 +29,6 @@ def is_collected(state: State, name: str = "chat") -> bool:
     """Decide whether Kubernetes' garbage collector has deleted everything of a service that was deleted."""
     kinds = ("inferenceservices", "metalprocesses", "deployments", "services", "endpointslices", "secrets")
     return not any(each.partition(".")[0].partition("-")[0] == name for kind in kinds for each in state[kind])
-
-
-async def remove_service(world: CrashWorld, name: str = "chat") -> None:
-    """Delete a service and wait until Kubernetes' garbage collector has deleted its objects."""
-    await world.delete(INFERENCE_SERVICES, name)
-    # The collector may not know our kinds for its first half minute: delete as it would.
-    for process in (await world.client.list(METAL_PROCESSES, world.namespace)).items:
-        if process["spec"].get("serviceName") == name:
-            with_uid = {"uid": process["metadata"]["uid"]}
-            try:
-                await world.client.delete(METAL_PROCESSES, process["metadata"]["name"], world.namespace, **with_uid)
-            except NotFound:
-                continue
 
 
 async def make_host_model(world: CrashWorld) -> None:
@@ -71,7 +57,7 @@ async def live_in_pods(world: CrashWorld) -> None:
     await world.checkpoint("scaled", partial(ready, replicas=2, deployments=1))
     await world.edit(suspend=True)
     await world.checkpoint("suspended", lambda state: not state["deployments"])
-    await remove_service(world)
+    await world.delete(INFERENCE_SERVICES, "chat")
     await world.checkpoint("deleted", is_collected)
 
 
@@ -94,7 +80,7 @@ async def replace_a_volume(world: CrashWorld) -> None:
     )
     await world.edit(suspend=True)
     await world.checkpoint("suspended", partial(_has_one_claim, deployments=0))
-    await remove_service(world)
+    await world.delete(INFERENCE_SERVICES, "chat")
     await world.checkpoint("deleted", is_collected)
 
 
@@ -126,7 +112,7 @@ async def serve_beside_copies(world: CrashWorld) -> None:
     await world.checkpoint("other weights", partial(_has_copies, copies=2, replicas=2))
     await world.edit(suspend=True)
     await world.checkpoint("suspended", partial(_has_copies, copies=2, replicas=0))
-    await remove_service(world)
+    await world.delete(INFERENCE_SERVICES, "chat")
     await world.checkpoint("deleted", is_collected)
 
 
@@ -151,7 +137,7 @@ async def live_on_hosts(world: CrashWorld) -> None:
     await world.checkpoint("scaled", partial(ready, replicas=2, processes=3))
     await world.edit(replicas=1)
     await world.checkpoint("scaled down", partial(ready, processes=2))
-    await remove_service(world)
+    await world.delete(INFERENCE_SERVICES, "chat")
     await world.checkpoint("deleted", is_collected)
 
 
@@ -165,7 +151,7 @@ async def move_from_pods_to_hosts(world: CrashWorld) -> None:
     await world.checkpoint("on a host", partial(ready, processes=1))
     await world.edit(hardware=POD)
     await world.checkpoint("in pods again", partial(ready, deployments=1))
-    await remove_service(world)
+    await world.delete(INFERENCE_SERVICES, "chat")
     await world.checkpoint("deleted", is_collected)
 
 
@@ -180,7 +166,7 @@ async def lose_a_host(world: CrashWorld) -> None:
     await world.checkpoint("on the second", partial(_serves_on, host="NAMESPACE-2"))
     first.silent = False
     await world.checkpoint("returned", partial(_serves_on, host="NAMESPACE-2"))
-    await remove_service(world)
+    await world.delete(INFERENCE_SERVICES, "chat")
     await world.checkpoint("deleted", is_collected)
 
 
@@ -197,11 +183,11 @@ async def wait_for_room(world: CrashWorld) -> None:
     await world.checkpoint("first serves", partial(ready, processes=1))
     await world.make(INFERENCE_SERVICES, "late", modelRef="tiny", hardware=METAL)
     await world.checkpoint("second waits", partial(_is_pending, name="late"))
-    await remove_service(world)
+    await world.delete(INFERENCE_SERVICES, "chat")
     await world.checkpoint(
         "second serves", lambda state: is_collected(state) and ready(state, name="late", processes=1)
     )
-    await remove_service(world, "late")
+    await world.delete(INFERENCE_SERVICES, "late")
     await world.checkpoint("deleted", partial(is_collected, name="late"))
 
 
@@ -213,7 +199,7 @@ async def inspect_on_a_host(world: CrashWorld) -> None:
     await world.make(MODELS, "tiny", **model)
     await world.make(INFERENCE_SERVICES, "chat", modelRef="tiny", hardware=METAL)
     await world.checkpoint("inspected", partial(_is_inspected_by, host="NAMESPACE-1"))
-    await remove_service(world)
+    await world.delete(INFERENCE_SERVICES, "chat")
     await world.checkpoint("service deleted", is_collected)
     await world.host(2, inspects=report)
     first.inspects = {}
@@ -222,7 +208,7 @@ async def inspect_on_a_host(world: CrashWorld) -> None:
     first.silent = True
     await world.make(INFERENCE_SERVICES, "chat", modelRef="tiny", hardware=METAL)
     await world.checkpoint("on the second", partial(_is_inspected_by, host="NAMESPACE-2"))
-    await remove_service(world)
+    await world.delete(INFERENCE_SERVICES, "chat")
     await world.checkpoint("deleted", is_collected)
 
 

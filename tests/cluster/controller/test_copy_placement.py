@@ -41,6 +41,7 @@ from tests.support.documents import list_blocks
 from tests.support.eventually import eventually
 from tests.support.file_server import FileServer
 from tests.support.local_volumes import local_storage
+from tests.support.watched_states import watch_states
 
 __all__ = ["controller", "files", "kubelets"]
 
@@ -110,19 +111,22 @@ def _node_of(deployment: Obj) -> str:
 
 @asynccontextmanager
 async def never_without_a_ready_pod(cluster: CopyNamespace) -> AsyncIterator[None]:
-    """Look at the pods all the time: one is ready at each look."""
+    """Watch the pods: one that is not being deleted is ready in each state."""
+    started = asyncio.Event()
 
     async def look() -> None:
-        while True:
-            pods = await list_pods(cluster)
+        selected = f"{LABEL_SERVICE}=of-one"
+        async for pods in watch_states(cluster.client, PODS, cluster.namespace, label_selector=selected):
             assert any(
                 (each["type"], each["status"]) == ("Ready", "True")
                 for pod in pods
+                if "deletionTimestamp" not in pod["metadata"]
                 for each in pod["status"].get("conditions", ())
             ), [(pod["metadata"]["name"], pod["status"].get("conditions")) for pod in pods]
-            await asyncio.sleep(0.05)
+            started.set()
 
     async with running(look()):
+        await started.wait()
         yield
 
 

@@ -18,7 +18,8 @@ from crds.meta import LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, Condition
 from crds.model import Model
 from kube.client import Client, Obj
 from kube.resources import INFERENCE_SERVICES, JOBS, MODELS, NODES, PODS, PVCS, STORAGE_CLASSES, Resource
-from tests.cluster.conftest import joined, led
+from tests.cluster.conftest import joined
+from tests.cluster.shared_controller import SharedController
 from tests.controlplane import members
 from tests.controlplane.kubelet.worker import kill_leftovers
 from tests.controlplane.network import ADDRESS
@@ -53,10 +54,9 @@ async def kubelets(plane: ControlPlane, tmp_path: Path, watched: list[Process]) 
 
 
 @pytest_asyncio.fixture
-async def controller(plane: ControlPlane, tmp_path: Path, watched: list[Process]) -> AsyncIterator[Process]:
+async def controller(shared_controller: SharedController) -> Process:
     """The controller, with room for one tiny model and a half on each node."""
-    async with led(plane, await members.controller(plane, tmp_path, "--node-cache-size=25Mi"), watched) as process:
-        yield process
+    return await shared_controller.lend("--node-cache-size=25Mi")
 
 
 @pytest_asyncio.fixture

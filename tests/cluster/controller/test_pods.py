@@ -1,7 +1,6 @@
 """Pods on the real API server: restricted Pod Security, objects beside them, and options that it refuses."""
 
 import functools
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from kube.resources import (
 )
 from runtimes.registry import RUNTIMES
 from tests.cluster.controller.test_services import ServiceNamespace, files
+from tests.cluster.shared_controller import SharedController
 from tests.controlplane import members
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import CHECKOUT, Process
@@ -93,20 +93,20 @@ async def test_every_pod_meets_the_restricted_standard(client: Client, restricte
 
 
 @pytest_asyncio.fixture
-async def cluster(
-    plane: ControlPlane, client: Client, restricted: str, controller: Process, tmp_path: Path
-) -> AsyncIterator[ServiceNamespace]:
-    """A restricted namespace, with a controller that has network policies turned on."""
-    await controller.stop()
-    folder = tmp_path / "with-policies"
-    folder.mkdir()
-    process = await members.controller(plane, folder, "--network-policies", "--monitoring-namespace=metrics")
-    process.start()
-    yield ServiceNamespace(client, restricted)
-    await process.stop()
+async def controller(pod_monitors: None, shared_controller: SharedController) -> Process:
+    """A new controller with network policies turned on: it looks for PodMonitor at its start and every ten minutes."""
+    del pod_monitors  # the kind, before the controller
+    return await shared_controller.lend_new("--network-policies", "--monitoring-namespace=metrics")
 
 
-@pytest.mark.usefixtures("node", "pod_monitors")
+@pytest_asyncio.fixture
+async def cluster(client: Client, restricted: str, controller: Process) -> ServiceNamespace:
+    """A restricted namespace, beside the controller."""
+    del controller
+    return ServiceNamespace(client, restricted)
+
+
+@pytest.mark.usefixtures("node")
 async def test_pods_are_guarded_and_monitored_while_they_exist(cluster: ServiceNamespace, files: FileServer) -> None:
     client, namespace = cluster.client, cluster.namespace
     await cluster.make(MODELS, "tiny", source=f"{files.url}/tiny.gguf")
@@ -131,7 +131,7 @@ async def test_pods_are_guarded_and_monitored_while_they_exist(cluster: ServiceN
         await eventually(functools.partial(is_gone, cluster, kind))
 
 
-@pytest.mark.usefixtures("node", "pod_monitors")
+@pytest.mark.usefixtures("node")
 async def test_monitor_follows_the_labels_of_a_restarted_controller(
     plane: ControlPlane, client: Client, namespace: str, controller: Process, tmp_path: Path, *, files: FileServer
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from kube.client import Client
-from tests.cluster.conftest import StartMetalHost
+from tests.cluster.conftest import HUB_PORT, StartMetalHost
 from tests.cluster.main_job.cluster import GIB, Cluster
 from tests.controlplane.members import MetalHost
 from tests.controlplane.network import ADDRESS
@@ -21,7 +21,7 @@ from tests.support.tiny_models import tiny_gguf
 
 
 @pytest_asyncio.fixture
-async def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FileServer]:
+async def files(tmp_path: Path) -> AsyncIterator[FileServer]:
     """A file server and hub that pods and hosts can reach.
 
     It has tiny.gguf, other.gguf with another answer, loop.gguf, hostile.gguf.
@@ -33,15 +33,14 @@ async def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     tiny_gguf.write(root / "loop.gguf", loop=True, n_ctx=65536)
     # The header claims 2**62 metadata entries, and the file ends there.
     (root / "hostile.gguf").write_bytes(b"GGUF" + (3).to_bytes(4, "little") + b"\0" * 8 + (2**62).to_bytes(8, "little"))
-    async with FileServer(root, address=ADDRESS) as server:
-        monkeypatch.setenv("HF_ENDPOINT", server.url)
+    async with FileServer(root, address=ADDRESS, port=HUB_PORT) as server:
         yield server
 
 
 @pytest.fixture(autouse=True)
 def cluster_members(node: Process, files: FileServer, controller: Process) -> None:
     """A node, the file server and the controller, for every test here; a test adds hosts."""
-    del node, files, controller  # requested only to be started, `files` first: it sets the controller's hub
+    del node, files, controller  # requested only to be started, `files` first: it may set the environment
 
 
 @pytest.fixture

@@ -14,12 +14,11 @@ from crds.meta import HOSTS_NAMESPACE
 from crds.model import Model
 from kube.client import Client
 from kube.resources import JOBS, METAL_HOSTS, METAL_PROCESSES, MODELS, PODS, PVCS, ROLES
-from tests.cluster.conftest import StartMetalHost, led
+from tests.cluster.conftest import StartMetalHost
 from tests.cluster.main_job.cluster import GIB, Cluster
-from tests.controlplane import members
+from tests.cluster.shared_controller import SharedController
 from tests.controlplane.members import MetalHost
 from tests.controlplane.network import ADDRESS
-from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
 from tests.support.eventually import eventually
 from tests.support.fake_metal_agent import FakeMetalAgent
@@ -32,10 +31,9 @@ METAL: dict[str, Any] = {"hardware": {"accelerator": "metal"}}
 
 
 @pytest_asyncio.fixture
-async def controller(plane: ControlPlane, tmp_path: Path, watched: list[Process]) -> AsyncIterator[Process]:
+async def controller(shared_controller: SharedController) -> Process:
     """The controller, without an image for Jobs."""
-    async with led(plane, await members.controller(plane, tmp_path, "--image="), watched) as process:
-        yield process
+    return await shared_controller.lend("--image=")
 
 
 @pytest.fixture

@@ -97,7 +97,7 @@ async def test_pod_with_an_image_of_weights_is_accepted(cluster: Cluster, regist
     async def find_pod() -> Obj:
         deployment = await cluster.client.get(DEPLOYMENTS, "chat", cluster.namespace)
         # The process kubelet mounts no images: it refuses each pod, and the next one is created.
-        pod, *_ = (await cluster.client.list(PODS, cluster.namespace, label_selector=f"{GROUP}/service=chat")).items
+        pod = (await cluster.client.list(PODS, cluster.namespace, label_selector=f"{GROUP}/service=chat")).items[0]
         assert pod["spec"]["volumes"][0] == deployment["spec"]["template"]["spec"]["volumes"][0]
         return pod
 

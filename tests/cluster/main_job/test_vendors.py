@@ -8,8 +8,9 @@ import pytest_asyncio
 
 from kube.resources import DEPLOYMENTS, PODS
 from runtimes import llama_server
-from tests.cluster.conftest import joined, led
+from tests.cluster.conftest import joined
 from tests.cluster.main_job.cluster import READY_SECONDS, Cluster
+from tests.cluster.shared_controller import SharedController
 from tests.controlplane import members
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
@@ -27,12 +28,11 @@ LABELS = {"example.com/product": "NPU-9", "example.com/memory": "8192"}
 
 
 @pytest_asyncio.fixture
-async def controller(plane: ControlPlane, tmp_path: Path, watched: list[Process]) -> AsyncIterator[Process]:
+async def controller(tmp_path: Path, shared_controller: SharedController) -> Process:
     """The controller, with a file of vendors."""
     path = tmp_path / "vendors.yaml"
     path.write_text(VENDORS)
-    async with led(plane, await members.controller(plane, tmp_path, f"--vendors={path}"), watched) as process:
-        yield process
+    return await shared_controller.lend(f"--vendors={path}")
 
 
 @pytest_asyncio.fixture

@@ -12,12 +12,19 @@ from crds.meta import HOSTS_NAMESPACE
 from kube.client import Client, Obj
 from kube.resources import METAL_HOSTS, METAL_PROCESSES, NODES, PODS, ROLES, SERVICES
 from tests.cluster.policy.objects import build_process
+from tests.cluster.shared_controller import SharedController
 from tests.controlplane.network import ADDRESS
 from tests.controlplane.process import Process
 from tests.support.eventually import eventually
 
 FREE = "10.77.151.1"
 Register = Callable[[str, str], Awaitable[None]]
+
+
+@pytest.fixture
+async def controller(shared_controller: SharedController) -> Process:
+    """A new controller: one that has run for a while uses the nodes and Services of a minute ago."""
+    return await shared_controller.lend_new()
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from kube.client import Client, connect
 from kube.errors import Forbidden
 from kube.resources import MODELS, ROLE_BINDINGS, SECRETS, SERVICES, Resource
 from tests.cluster.controller.test_services import METAL, ServiceNamespace
+from tests.cluster.shared_controller import SharedController
 from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import CHECKOUT, Process
@@ -42,6 +43,13 @@ async def unbound(plane: ControlPlane) -> AsyncIterator[str]:
     """Another namespace."""
     async with open_namespace(plane) as name:
         yield name
+
+
+@pytest.fixture
+async def controller(bound: str, shared_controller: SharedController) -> Process:
+    """A new controller: an open watch sees all namespaces until it ends, whatever the rights are by then."""
+    del bound  # the rights, before the controller
+    return await shared_controller.lend_new()
 
 
 async def test_controller_serves_where_it_is_bound_and_reads_no_secret_elsewhere(

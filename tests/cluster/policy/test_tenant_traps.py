@@ -8,7 +8,7 @@ import pytest
 from crds.meta import LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY
 from kube.client import Client, Obj
 from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, METAL_PROCESSES, SECRETS, SERVICES, Resource
-from tests.cluster.controller.test_services import COLLECTED_SECONDS, GIB, METAL, ServiceNamespace
+from tests.cluster.controller.test_services import GIB, METAL, ServiceNamespace
 from tests.cluster.policy.test_tenant_token import account
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
@@ -117,7 +117,7 @@ async def test_no_deletion_of_a_service_leaves_a_process_on_a_host(
             services = await cluster.client.list(INFERENCE_SERVICES, cluster.namespace)
             return not left.items and not services.items
 
-        await eventually(is_gone, timeout=COLLECTED_SECONDS)
+        await eventually(is_gone)
 
 
 async def test_endpoints_by_hand_lead_no_request_of_a_service_elsewhere(client: Client, namespace: str) -> None:

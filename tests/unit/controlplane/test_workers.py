@@ -12,8 +12,9 @@ from tests.controlplane.workers import TwoEndedScheduling, select_long, sort_lon
 
 
 class StubItem:
-    def __init__(self, nodeid: str) -> None:
+    def __init__(self, nodeid: str, *fixturenames: str) -> None:
         self.nodeid = nodeid
+        self.fixturenames = fixturenames
 
 
 class StubWorker:
@@ -62,6 +63,15 @@ def test_longest_test_comes_first_and_unknown_ones_last_in_their_order() -> None
     sort_longest_first(cast("list[pytest.Item]", items), {"short": 4, "long": 40, "deleted": 90})
 
     assert [item.nodeid for item in items] == ["long", "short", "new", "another"]
+
+
+def test_tests_with_the_controller_are_neighbours_among_those_of_about_the_same_duration() -> None:
+    durations = {"a": 60, "b": 50, "c": 40, "d": 30, "e": 20, "f": 16}
+    items = [StubItem(name, *(["controller"] if name in "bdf" else [])) for name in durations]
+
+    sort_longest_first(cast("list[pytest.Item]", items), durations)
+
+    assert [item.nodeid for item in items] == ["b", "a", "c", "e", "d", "f"]
 
 
 def test_only_long_tests_are_in_the_table() -> None:
