@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-import structlog
-
-log = structlog.get_logger()
 
 T = TypeVar("T")
 
@@ -48,6 +45,10 @@ def read(path: Path, type_: type[T]) -> T | None:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         aside = path.with_name(f".{path.name}.damaged")
+        # Here, because structlog imports rich: a third of the time in which a Job that fetches weights starts.
+        import structlog  # noqa: PLC0415
+
+        log = structlog.get_logger()
         log.warning("damaged_state_file_ignored", path=str(path), kept_as=str(aside), error=str(error))
         path.replace(aside)
         return None

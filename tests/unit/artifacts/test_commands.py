@@ -178,6 +178,12 @@ async def test_refused_source_and_help_never_import_aiohttp() -> None:
     assert await process.wait() == 0
 
 
+async def test_job_never_imports_rich() -> None:
+    code = "import sys, artifacts.fetch, artifacts.inspect; sys.exit('rich' in sys.modules)"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+    assert await process.wait() == 0
+
+
 @given(
     st.dictionaries(
         st.text(max_size=9), st.text(max_size=30).map(lambda text: text * 99) | st.integers() | st.none(), max_size=9
