@@ -2,7 +2,9 @@
 
 import gc
 import os
+from collections.abc import Generator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE, networks_text
@@ -15,7 +17,12 @@ settings.load_profile("pomona")
 os.environ[NETWORKS_VARIABLE] = networks_text(ALLOWED_NETWORKS)
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     """Spare the garbage collector what stays until the end: modules and collected tests, half a million objects."""
-    gc.collect()
-    gc.freeze()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()

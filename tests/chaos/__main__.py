@@ -96,7 +96,9 @@ class Run:
         )
         await cluster.ready(*SERVICES)
         say(f"{', '.join(SERVICES)} are Ready; faults begin")
-        self.clients = [ChaosClient(cluster, name, seed + number) for number, name in enumerate(SERVICES)]
+        # A client for each replica: the requests of one alone, one after the other, may all go to the same replica.
+        targets = [name for name, replicas in SERVICES.items() for _ in range(replicas)]
+        self.clients = [ChaosClient(cluster, name, seed + number) for number, name in enumerate(targets)]
         self._start_time = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as group:
             watching = [group.create_task(client.run()) for client in self.clients]

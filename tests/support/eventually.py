@@ -12,8 +12,8 @@ from kube.errors import NotFound
 
 LIMIT_SECONDS = 90.0
 """Only a condition that never becomes true takes longer, even on a busy machine: it is no claim about speed."""
-SHORTEST_PAUSE_SECONDS = 0.05
-LONGEST_PAUSE_SECONDS = 0.25
+SHORTEST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 1.0
 
 T = TypeVar("T")
 
@@ -51,4 +51,4 @@ async def eventually(condition: Callable[[], T | Awaitable[T]], timeout: float =
             raise AssertionError(
                 f"{getattr(condition, '__qualname__', condition)} not true within {timeout} s; last: {seen}"
             )
-        await asyncio.sleep(min(max(waited / 10, SHORTEST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS))
+        await asyncio.sleep(min(max(waited / 5, SHORTEST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS))

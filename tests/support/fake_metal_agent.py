@@ -8,7 +8,9 @@ import asyncio
 import base64
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Collection
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from functools import partial
 
 from aiohttp import web
 
@@ -22,6 +24,8 @@ from tests.controlplane.network import BRIDGE, ip
 from tests.support.agent_objects import lease_of_host, slice_of_process, status_of_host
 
 LOOK_SECONDS = 0.1
+REPEAT_SECONDS = 1.0
+"""Time after which the same Lease, slice or host is written again, as somebody may have changed or deleted it."""
 _NUMBERS = itertools.count(1)
 
 
@@ -54,6 +58,7 @@ class FakeMetalAgent:
         self.inspects = inspects
         self.most_reserved_bytes = 0
         self._port = 0
+        self._written: dict[str, tuple[Obj, float]] = {}
         number = next(_NUMBERS)
         self._address = f"10.77.{240 + number // 250}.{1 + number % 250}"
 
@@ -84,8 +89,7 @@ class FakeMetalAgent:
     async def _live(self) -> None:
         while True:
             if not self.silent:
-                lease = lease_of_host(self.name, self.lease_seconds)
-                await self.client.apply(LEASES, lease, field_manager=FIELD_MANAGER)
+                await self._write("lease", {}, self._renew)
                 found = await self.client.list(METAL_PROCESSES, field_selector=f"spec.hostName={self.name}")
                 for process in found.items:
                     # The process may have been deleted in the meantime, as for any agent.
@@ -111,7 +115,8 @@ class FakeMetalAgent:
         else:
             phase = {"phase": "Ready"}
             published = slice_of_process(process, self._address, self._port)
-            await self.client.apply(ENDPOINT_SLICES, published, field_manager=FIELD_MANAGER)
+            apply = partial(self.client.apply, ENDPOINT_SLICES, published, field_manager=FIELD_MANAGER)
+            await self._write(f"slice of {process['metadata']['uid']}", published, apply)
         await apply_status(self.client, METAL_PROCESSES, process, phase, FIELD_MANAGER)
 
     async def _report(self, processes: Collection[Obj]) -> None:
@@ -123,10 +128,24 @@ class FakeMetalAgent:
         status = status_of_host(self._address, self.budget_bytes, self.budget_bytes - reserved, held)
         if self.inspects is not None:
             status["inspects"] = True
+        await self._write("host", status, partial(self._register, status))
+
+    async def _renew(self) -> None:
+        await self.client.apply(LEASES, lease_of_host(self.name, self.lease_seconds), field_manager=FIELD_MANAGER)
+
+    async def _register(self, status: Obj) -> None:
         host = await self.client.apply(
             METAL_HOSTS, {"metadata": {"name": self.name}, "spec": {}}, field_manager=FIELD_MANAGER
         )
         await apply_status(self.client, METAL_HOSTS, host, status, FIELD_MANAGER)
+
+    async def _write(self, what: str, content: Obj, write: Callable[[], Awaitable[object]]) -> None:
+        """Write what is not the content that was written last, or was written a while ago."""
+        last, at = self._written.get(what, (None, 0.0))
+        now = time.monotonic()
+        if content != last or now >= at + REPEAT_SECONDS:
+            await write()
+            self._written[what] = (content, now)
 
     async def _complete(self, request: web.Request) -> web.Response:
         secret = await self.client.get(SECRETS, self.name, HOSTS_NAMESPACE)

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import json
 from base64 import b64decode
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +37,7 @@ from tests.controlplane.plane import ControlPlane
 from tests.support.eventually import eventually
 from tests.support.file_server import FileServer
 from tests.support.live_processes import find_processes
+from tests.support.watched_states import watch_states
 
 GIB = 2**30
 READY_SECONDS = 120.0
@@ -136,17 +138,8 @@ class Cluster:
 
     async def urls(self, service: str) -> list[str]:
         """Return the ready addresses in the service's EndpointSlices."""
-        slices = await self.client.list(
-            ENDPOINT_SLICES, self.namespace, label_selector=f"kubernetes.io/service-name={service}"
-        )
-        return [
-            f"http://{address}:{port['port']}"
-            for each in slices.items
-            for port in each.get("ports") or []
-            for endpoint in each.get("endpoints") or []
-            if endpoint["conditions"].get("ready")
-            for address in endpoint["addresses"]
-        ]
+        slices = await self.client.list(ENDPOINT_SLICES, self.namespace, label_selector=slices_of(service))
+        return ready_urls(slices.items)
 
     async def token(self, service: str) -> str:
         secret = await self.client.get(SECRETS, f"{service}-token", self.namespace)
@@ -203,6 +196,21 @@ class Cluster:
         """Return the names of all objects of a kind in the namespace."""
         found = await self.client.list(resource, self.namespace)
         return sorted(obj["metadata"]["name"] for obj in found.items)
+
+
+def slices_of(service: str) -> str:
+    return f"kubernetes.io/service-name={service}"
+
+
+def ready_urls(slices: Iterable[Obj]) -> list[str]:
+    return [
+        f"http://{address}:{port['port']}"
+        for each in slices
+        for port in each.get("ports") or []
+        for endpoint in each.get("endpoints") or []
+        if endpoint["conditions"].get("ready")
+        for address in endpoint["addresses"]
+    ]
 
 
 def condition(service: InferenceService, kind: str = "Ready") -> Condition:
@@ -274,13 +282,16 @@ class EndpointObserver:
     """An observer that counts how often a service has no ready address."""
 
     def __init__(self, cluster: Cluster, service: str) -> None:
+        self.started = asyncio.Event()
+        """No later state is missed."""
         self.observations = 0
         self.gaps = 0
         self._cluster = cluster
         self._service = service
 
     async def run(self) -> None:
-        while True:
-            self.gaps += not await self._cluster.urls(self._service)
+        client, namespace = self._cluster.client, self._cluster.namespace
+        async for slices in watch_states(client, ENDPOINT_SLICES, namespace, label_selector=slices_of(self._service)):
+            self.gaps += not ready_urls(slices)
             self.observations += 1
-            await asyncio.sleep(0.05)
+            self.started.set()

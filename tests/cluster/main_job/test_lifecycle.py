@@ -33,18 +33,18 @@ async def pod(cluster: Cluster) -> Obj:
 async def test_a_crashed_engine_is_withdrawn_restarted_and_counted(cluster: Cluster, path: str) -> None:
     await serve(cluster, "crashing", path)
     replicas = await cluster.replicas("crashing")
-    for engine in await cluster.engines("crashing"):
-        engine.kill()
-
-    async def withdrawn() -> bool:
-        return await cluster.urls("crashing") == []
+    observer = EndpointObserver(cluster, "crashing")
 
     async def restarts() -> int:
         if path == "host":
             return (await cluster.process("crashing")).status.restarts or 0
         return int((await pod(cluster))["status"]["containerStatuses"][0]["restartCount"])
 
-    await eventually(withdrawn)
+    async with running(observer.run()):
+        await observer.started.wait()
+        for engine in await cluster.engines("crashing"):
+            engine.kill()
+        await eventually(lambda: observer.gaps > 0)
     await eventually(lambda: cluster.answers("crashing"))
     await cluster.ready("crashing")
     assert await restarts() == 1
@@ -60,6 +60,7 @@ async def test_an_edit_starts_a_new_replica_before_the_old_one_stops(cluster: Cl
     fixed = FixedAddressClient((await cluster.urls("edited"))[0], "edited", await cluster.token("edited"))
     callers = [fixed] if path == "host" else [RoutedClient(cluster, "edited") for _ in range(4)]
     async with running(observer.run(), *(caller.run() for caller in callers)):
+        await observer.started.wait()
         await cluster.edit("edited", contextLength=2048)
         await cluster.ready("edited")
 
@@ -82,6 +83,7 @@ async def test_an_edited_model_replaces_the_old_one(cluster: Cluster, path: str)
     assert "Hello" in (await cluster.ask("turned")).text
     observer = EndpointObserver(cluster, "turned")
     async with running(observer.run()):
+        await observer.started.wait()
         await cluster.apply(cluster.model(file="other.gguf"))
 
         async def turned() -> bool:

@@ -55,6 +55,7 @@ async def test_service_moves_from_a_host_short_of_memory_without_a_failed_reques
     assert before.spec.host_name == first.name, "it has more memory free"
     observer, callers = EndpointObserver(cluster, "chat"), [RoutedClient(cluster, "chat") for _ in range(6)]
     async with running(observer.run(), *(caller.run() for caller in callers)):
+        await observer.started.wait()
         await eventually(lambda: all(caller.answers > 0 for caller in callers))
         first.level.write_text("warn")
 

@@ -10,7 +10,7 @@ from controller.services.pods.deployment_strategy import SURGE
 from crds.meta import LABEL_SERVICE
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS
-from tests.cluster.main_job.cluster import Cluster, condition
+from tests.cluster.main_job.cluster import Cluster, EndpointObserver, condition
 from tests.support.background import running
 from tests.support.eventually import eventually
 
@@ -25,15 +25,18 @@ pytestmark = pytest.mark.usefixtures("gpu_node")
 
 @asynccontextmanager
 async def never_interrupted(cluster: Cluster, service: str) -> AsyncIterator[None]:
-    """Ask the service all the time: each of its addresses answers, and there is one at each look."""
+    """Ask the service all the time: each of its addresses answers, and there is one in each state."""
+    observer = EndpointObserver(cluster, service)
 
     async def ask() -> None:
         while True:
             assert await cluster.answers(service)
             await asyncio.sleep(0.05)
 
-    async with running(ask()):
+    async with running(observer.run(), ask()):
+        await observer.started.wait()
         yield
+    assert observer.gaps == 0
 
 
 async def deployment(cluster: Cluster) -> Obj:

@@ -74,7 +74,8 @@ async def test_token_edited_in_its_secret_is_followed_while_the_old_one_is_never
     observers = [EndpointObserver(cluster, service) for service in ("by-pod", "by-host")]
     edit = json.dumps({"stringData": {"token": "of-my-own-choice"}})
     async with running(caller.run(), *(each.run() for each in observers)):
-        for service in ("by-pod", "by-host"):
+        for service, observer in zip(("by-pod", "by-host"), observers, strict=True):
+            await observer.started.wait()
             await cluster.kubectl("patch", "secret", f"{service}-token", f"--patch={edit}")
             await cluster.kubectl("annotate", "isvc", service, f"{ROTATE_TOKEN}=edited")
 
