@@ -11,7 +11,6 @@ from runtimes import ollama_prepare
 from runtimes.daemon import SILENT, DaemonError
 from runtimes.ollama_prepare import PodModel, is_permanent, prepare_model
 from tests.support.daemons.ollama import Handler, OllamaStandIn
-from tests.support.eventually import eventually
 from tests.support.tiny_models import tiny_split
 
 NAME = "pomona/chat:0123456789-9876543210"
@@ -123,12 +122,14 @@ async def test_pull_goes_on_after_a_failure(unused_tcp_port: int) -> None:
     async with OllamaStandIn(unused_tcp_port) as daemon:
         daemon.registry["tiny:1b"] = b"weights"
         daemon.pull_error = "max retries exceeded: EOF"
-        preparation = Preparation(daemon.port, "ollama://tiny:1b")
-        waiting = asyncio.create_task(preparation.run())
-        await eventually(lambda: preparation.failures)
-        daemon.pull_error = ""
-        await waiting
-        assert daemon.names() == {NAME}
+        failures = []
+
+        def mend(error: DaemonError) -> None:
+            failures.append(error)
+            daemon.pull_error = ""
+
+        await prepare_model(Preparation(daemon.port, "ollama://tiny:1b").model, lambda *_: None, mend)
+        assert (len(failures), daemon.names()) == (1, {NAME})
 
 
 class FatalCall(OllamaStandIn):
