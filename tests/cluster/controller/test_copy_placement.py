@@ -1,6 +1,7 @@
 """Services beside copies of weights on nodes, with the real scheduler: where replicas run, and how they change."""
 
 import asyncio
+import re
 import shlex
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ from crds.meta import LABEL_COPY, LABEL_SERVICE
 from kube.client import Client, Obj
 from kube.resources import (
     DEPLOYMENTS,
+    ENDPOINT_SLICES,
     INFERENCE_SERVICES,
     JOBS,
     MODELS,
@@ -34,6 +36,7 @@ from tests.cluster.controller.test_node_copies import (
     files,
     kubelets,
 )
+from tests.cluster.main_job.cluster import ready_urls, slices_of
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import CHECKOUT, Process
 from tests.support.background import running
@@ -240,6 +243,13 @@ async def test_nothing_is_written_beside_copies_at_rest_even_by_a_controller_tha
         for each in (await cluster.client.list(DEPLOYMENTS, cluster.namespace)).items:
             assert each["status"].get("observedGeneration") == each["metadata"]["generation"]
             assert each["status"].get("readyReplicas") == each["status"].get("updatedReplicas") == 1
+        slices = await cluster.client.list(ENDPOINT_SLICES, cluster.namespace, label_selector=slices_of("of-one"))
+        assert len(ready_urls(slices.items)) == 2
+        status = (await cluster.client.get(INFERENCE_SERVICES, "of-one", cluster.namespace))["status"]
+        message = next(each["message"] for each in status["conditions"] if each["type"] == "Ready")
+        # Until a change is probed, the message begins with "still serving" or goes on with what is missing.
+        assert status["readyReplicas"] == 2
+        assert re.fullmatch(r"http://\S+ generated a token", message), message
         return await read_versions(cluster)
 
     before = await eventually(is_at_rest)
