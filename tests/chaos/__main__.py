@@ -194,11 +194,11 @@ class Run:
         latest = measure_lateness(failures, self.breakages)
         say("last failed request: " + ", ".join(f"{seconds:.2f} s after {kind}" for kind, seconds in latest.items()))
         problems = []
-        for client in self.clients:
+        for number, client in enumerate(self.clients, 1):
             wrong = list_unexplained(client.failures, self.breakages)
             say(
-                f"{client.service}: {client.answers} answers, {len(client.failures)} failures of which "
-                f"{len(wrong)} are not explained by a fault; {len(client.gaps)} times no ready address"
+                f"client {number} of {client.service}: {client.answers} answers, {len(client.failures)} failures, "
+                f"of which {len(wrong)} are not explained by a fault; {len(client.gaps)} times no ready address"
             )
             gaps = sorted(client.gaps, key=lambda gap: gap[0] - gap[1])
             for began, ended in gaps[:LONGEST_GAPS]:

@@ -30,6 +30,21 @@ def test_help_names_sub_commands_without_importing_them() -> None:
         assert name in done.stdout
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_import_of_a_sub_command_leaves_the_garbage_collector_as_it_was(enabled: bool) -> None:
+    script = (
+        "import gc, sys; from cli.lazy import import_without_collections\n"
+        f"enabled = {enabled}\n"
+        "if not enabled: gc.disable()\n"
+        "assert import_without_collections('cli.weights').command.name\n"
+        "assert gc.isenabled() == enabled\n"
+        "assert (gc.get_freeze_count() > 0) == enabled\n"
+        "import_without_collections('json.missing')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=30)
+    assert "No module named 'json.missing'" in done.stderr.splitlines()[-1], done.stderr
+
+
 def test_help_of_sub_command_has_example() -> None:
     for path in [[name] for name in SUBCOMMANDS] + [["agent", name] for name in agent.SUBCOMMANDS]:
         result = CliRunner().invoke(main, [*path, "--help"])
