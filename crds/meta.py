@@ -140,9 +140,9 @@ Accelerator = Annotated[str, Meta(min_length=1, max_length=40, extra_json_schema
 """Name of an accelerator vendor, or `metal`. The vendors are in a table that an administrator may extend."""
 Quantity = Annotated[
     int | str,
-    Meta(extra_json_schema={"pattern": r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$", "minimum": 0}),
+    Meta(extra_json_schema={"pattern": r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$", "minimum": 0, "maxLength": 32}),
 ]
-"""A Kubernetes quantity such as `500m`, `4Gi` or a plain number."""
+"""A Kubernetes quantity such as `500m`, `4Gi` or a plain number; `crds/quantity.py` reads it."""
 
 
 class OwnerReference(ApiStruct, frozen=True):

@@ -4,21 +4,35 @@ import re
 from decimal import Decimal
 from typing import Final
 
+from crds.text import shorten_text
+
 _QUANTITY: Final = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))([numkMGTPE]|[KMGTPE]i|[eE][+-]?\d{1,3})?", re.ASCII)
 _POWERS: Final = {"": 0, "n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_LONGEST: Final = 64
+"""Most characters of a quantity: the time that longer ones take grows with the square of their length."""
+_LARGEST: Final = (1 << 63) - 1
+"""Largest magnitude of a quantity in Kubernetes, which caps those above it, too."""
 
 
 def parse_quantity(quantity: object) -> Decimal | None:
-    """Return the value of a Kubernetes quantity such as `500m`, `1Gi`, `2e3` or `4`; None for anything else."""
-    match = _QUANTITY.fullmatch(str(quantity))
+    """Return the value of a Kubernetes quantity such as `500m`, `1Gi`, `2e3` or `4`; None for anything else.
+
+    A value beyond the largest quantity of Kubernetes is capped, and a text of more than 64 characters is none.
+    """
+    if isinstance(quantity, int):
+        quantity = max(-_LARGEST, min(quantity, _LARGEST))
+    text = str(quantity)
+    match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST else None
     if not match:
         return None
     number, suffix = Decimal(match[1]), match[2] or ""
     if suffix.endswith("i"):
-        return number * Decimal(1024) ** (1 + "KMGTPE".index(suffix[0]))
-    if len(suffix) > 1:
-        return number.scaleb(int(suffix[1:]))
-    return number.scaleb(_POWERS[suffix])
+        amount = number * Decimal(1024) ** (1 + "KMGTPE".index(suffix[0]))
+    elif len(suffix) > 1:
+        amount = number.scaleb(int(suffix[1:]))
+    else:
+        amount = number.scaleb(_POWERS[suffix])
+    return max(Decimal(-_LARGEST), min(amount, Decimal(_LARGEST)))
 
 
 def quantity_bytes(quantity: int | str) -> int:
@@ -29,5 +43,5 @@ def quantity_bytes(quantity: int | str) -> int:
     """
     amount = parse_quantity(quantity)
     if amount is None:
-        raise ValueError(f"{quantity!r} is not a quantity such as 500m or 4Gi")
+        raise ValueError(f"{shorten_text(str(quantity))!r} is not a quantity such as 500m or 4Gi")
     return int(amount)

@@ -21,6 +21,7 @@ from jsonschema.validators import extend
 from crds.definitions import DEFINITIONS
 from crds.meta import API_VERSION, LONGEST_NAME
 from crds.schema import Schema
+from crds.text import shorten_text
 
 Path = tuple[str | int, ...]
 """Keys and indices that lead to a field."""
@@ -177,9 +178,13 @@ def _distinct(_validator: Any, keys: list[str], value: Any, _schema: Schema) -> 
         seen.append(key)
 
 
-def _pattern(_validator: Any, pattern: str, value: Any, _schema: Schema) -> Errors:
-    """Match as RE2 does, whose `$` matches only the very end."""
-    if isinstance(value, str) and not _evaluate("value.matches(pattern)", value=value, pattern=pattern):
+def _pattern(_validator: Any, pattern: str, value: Any, schema: Schema) -> Errors:
+    """Match as RE2 does, whose `$` matches only the very end; a text that is too long is refused for that alone."""
+    if (
+        isinstance(value, str)
+        and len(value) <= schema.get("maxLength", len(value))
+        and not _evaluate("value.matches(pattern)", value=value, pattern=pattern)
+    ):
         yield ValidationError("")
 
 
@@ -237,8 +242,10 @@ def _items(value: object) -> list[Any]:
 
 
 def _shown(value: object) -> str:
-    """Quote a value; an object is not repeated, since the manifest shows it at this place."""
-    return json.dumps(value, ensure_ascii=False, default=str) if not isinstance(value, dict | list) else '"object"'
+    """Quote a value; an object or a long text is not repeated, since the manifest shows it at this place."""
+    if isinstance(value, dict | list):
+        return '"object"'
+    return json.dumps(shorten_text(value) if isinstance(value, str) else value, ensure_ascii=False, default=str)
 
 
 def _dotted(path: Any) -> str:

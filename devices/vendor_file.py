@@ -23,9 +23,11 @@ _PATH_STEP: Final = re.compile(r"\.([A-Za-z0-9_]+)|\[(\d+)\]")
 _UNKNOWN: Final = re.compile(r"unknown field `([^`]*)`")
 _MERGE_KEY: Final = "<<"
 """Key of YAML that includes another mapping."""
+_VARIABLE: Final = re.compile(r"[-_A-Za-z][-._A-Za-z0-9]*")
+"""Name of a variable that every version of Kubernetes accepts."""
 _ROLE_TAINTS: Final = "node-role.kubernetes.io/"
-_NODE_TAINTS: Final = "node.kubernetes.io/"
-"""Taints that Kubernetes itself gives to nodes that are not ready, short of something or being drained."""
+_NODE_TAINTS: Final = ("node.kubernetes.io", "node.cloudprovider.kubernetes.io")
+"""Ends of the prefixes of taints that Kubernetes itself gives to nodes: not ready, short of something, or shut down."""
 _UNHEALTHY: Final = "unhealthy"
 """Part of the keys by which device plugins and health checks taint nodes."""
 
@@ -57,9 +59,8 @@ def parse_vendors(text: str, engines: Collection[RuntimeName], table: Vendors = 
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         entries = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise VendorFileError(f"line {line}: not valid YAML: {error.problem}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise VendorFileError(_explain_yaml(text, error)) from error
     if entries is None or root is None:
         return table
     if not isinstance(entries, dict):
@@ -78,7 +79,16 @@ def find_vendor_problem(vendor: Vendor, engines: Collection[RuntimeName]) -> Ven
         if engine not in engines:
             message = f"images names {engine}, which is no engine in pods: use one of {', '.join(engines)}"
             return VendorProblem(["images", engine], message)
+    if vendor.resource is not None and vendor.resource.endswith("*"):
+        message = f"resource {vendor.resource} ends in *, which only furtherResources may: name one resource"
+        return VendorProblem(["resource"], message)
     for variable, value in vendor.environment.items():
+        if not _VARIABLE.fullmatch(variable):
+            message = (
+                f"environment has {variable!r}, which is no name of a variable: use letters, digits, '_', '-' and '.', "
+                "beginning with a letter or '_'"
+            )
+            return VendorProblem(["environment", variable], message)
         if reason := explain_device_variable(variable):
             message = f"environment sets {variable} to {value!r}, {reason}: remove it"
             return VendorProblem(["environment", variable], message)
@@ -98,9 +108,20 @@ def _refuse_toleration(toleration: Toleration) -> str | None:
             f"has key {key}, which keeps pods off nodes of another role, such as control planes: remove it; services "
             "that need it state it in spec.tolerations"
         )
-    if key.startswith(_NODE_TAINTS) or _UNHEALTHY in key.lower():
+    if key.rpartition("/")[0].endswith(_NODE_TAINTS) or _UNHEALTHY in key.lower():
         return f"has key {key}, which keeps pods off unhealthy nodes or devices: remove it"
     return None
+
+
+def _explain_yaml(text: str, error: yaml.YAMLError | ValueError) -> str:
+    """Return why a text is not YAML, after the line if the error tells it."""
+    if isinstance(error, yaml.reader.ReaderError):
+        line = text.count("\n", 0, error.position) + 1
+        return f"line {line}: not valid YAML: character U+{error.character:04X} is not allowed: remove it"
+    if isinstance(error, yaml.MarkedYAMLError):
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        return f"line {line}: not valid YAML: {error.problem}"
+    return f"not valid YAML: {error}"  # such as a date without such a day
 
 
 def _refuse_duplicates(root: yaml.Node) -> None:

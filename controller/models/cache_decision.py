@@ -56,8 +56,8 @@ def _decide_volume(inspected: InspectedModel) -> ModelDecision:
     volumes = claims.decide_volume(
         model, facts, path, observed.claims, is_needed=is_needed, is_edited=inspected.is_edited
     )
-    shortage = claims.find_shortage(model, facts) if volumes.create else None
-    if shortage:
+    size_problem = claims.find_size_problem(model, facts) if volumes.create else None
+    if size_problem:
         volumes = volumes._replace(create=(), change=None)
     cache = _CacheState(model, facts, inspected.inspected, volumes, observed.claims)
     if volumes.target is not None:
@@ -83,8 +83,8 @@ def _decide_volume(inspected: InspectedModel) -> ModelDecision:
             return cache.waiting(phase, *explain_progress(model, fetched, doing="Fetching", what=what), fetched)
     if not is_needed:
         return cache.unused()
-    if shortage:
-        return cache.waiting("Failed", "VolumeTooSmall", shortage)
+    if size_problem:
+        return cache.waiting("Failed", *size_problem)
     claim = volumes.target or volumes.create[0][1]
     message = f"waiting for PersistentVolumeClaim {claim['metadata']['name']}"
     settling = JobProgress(outcome=JobOutcome(state="Going"), again_seconds=volume.SETTLING_SECONDS)
@@ -127,6 +127,10 @@ class _CacheState(NamedTuple):
         return self._decision("Ready", [cached, *self._change()], [])
 
     def _change(self) -> list[Obj]:
+        problem = claims.find_size_problem(self.model, self.facts) if self.volumes.target is not None else None
+        if problem is not None and problem[0] == claims.INVALID_SIZE:
+            reason, message = problem
+            return [model_condition(self.model, VOLUME_CHANGING, true=False, reason=reason, message=message)]
         if self.volumes.change is None:
             return []
         reason, message = self.volumes.change

@@ -19,12 +19,15 @@ from crds.cache import CachedWeights, CacheOptions
 from crds.model import Model
 from crds.quantity import parse_quantity
 from crds.size import size_text
+from crds.text import shorten_text
 from kube.client import Client, Obj
 from kube.errors import Forbidden, NotFound
 from kube.resources import DEPLOYMENTS, PODS, PVCS, STORAGE_CLASSES, Resource
 
 RELEASE_SECONDS: Final = 10.0
 """Time between two looks whether pods still mount a claim that is to be deleted."""
+INVALID_SIZE: Final = "InvalidSpec"
+"""Reason of a Model whose spec.cache.size is no quantity."""
 _DIGITS: Final = 8
 
 
@@ -137,12 +140,20 @@ def list_deletions(model: Model, decision: VolumeDecision, observed: ObservedCla
     )
 
 
-def find_shortage(model: Model, facts: ModelFacts) -> str | None:
-    """Return why the stated size cannot hold the weights, with the way out; None if it can."""
+def find_size_problem(model: Model, facts: ModelFacts) -> tuple[str, str] | None:
+    """Return reason and message if the stated size cannot hold the weights, with the way out; None if it can."""
     size, weights_bytes = model.spec.cache.size, facts.size_bytes or 0
-    if size is None or (parse_quantity(size) or 0) >= weights_bytes:
+    if size is None:
         return None
-    return (
+    amount = parse_quantity(size)
+    if amount is None:
+        # It may have been stored under an earlier CRD.
+        stated = shorten_text(str(size))
+        way_out = f"state one such as {sufficient_size(facts)}, or remove it"
+        return INVALID_SIZE, f"spec.cache.size is {stated}, which is no quantity: {way_out}"
+    if amount >= weights_bytes:
+        return None
+    return "VolumeTooSmall", (
         f"spec.cache.size {size} is less than the weights, which have {size_text(weights_bytes)}: raise it to "
         f"{sufficient_size(facts)}, or remove it"
     )

@@ -48,8 +48,8 @@ def find_obstacle(inspected: InspectedModel) -> CopyObstacle | None:
             "volumes, or make a Model with cache.scope model"
         )
         return CopyObstacle("Failed", "StorageClassUnsuitable", message, _READ_AGAIN_SECONDS)
-    if shortage := claims.find_shortage(model, inspected.facts):
-        return CopyObstacle("Failed", "VolumeTooSmall", shortage)
+    if problem := claims.find_size_problem(model, inspected.facts):
+        return CopyObstacle("Failed", *problem)
     if refused := refused_secret(observed):
         return CopyObstacle("Downloading", refused.reason, refused.message)
     return None

@@ -182,6 +182,20 @@ REFUSED_MANIFESTS = {
     "quantity that is none": RefusedManifest(
         INFERENCE_SERVICES, {"resources": {"memory": "much"}}, 'spec.resources.memory: .*"much".*should match'
     ),
+    "quantity of a million digits": RefusedManifest(
+        INFERENCE_SERVICES,
+        {"resources": {"memory": "9" * 990_000}},
+        "spec.resources.memory: Too long: may not be more than 32 bytes",
+    ),
+    "long quantity of devices": RefusedManifest(
+        INFERENCE_SERVICES, {"hardware": {"memory": "9" * 33}}, "spec.hardware.memory: Too long"
+    ),
+    "long quantity of a folder": RefusedManifest(
+        INFERENCE_SERVICES,
+        {"pod": {"volumes": [{"name": "scratch", "emptyDir": {"sizeLimit": "9" * 33}}]}},
+        r"spec.pod.volumes\[0\].emptyDir.sizeLimit: Too long",
+    ),
+    "long quantity of a cache": RefusedManifest(MODELS, {"cache": {"size": "9" * 33}}, "spec.cache.size: Too long"),
     "too many arguments": RefusedManifest(
         INFERENCE_SERVICES, {"extraArgs": ["1"] * 33}, "spec.extraArgs: Too many: 33: must have at most 32 items"
     ),

@@ -34,6 +34,8 @@ ONCE_VALID: Final[dict[Resource, dict[str, Any]]] = {
 }
 """Fields that the previous version's CRDs accepted."""
 RESOURCES: Final = tuple(ONCE_VALID)
+LONG: Final = "long"
+"""Name of a service whose memory is a quantity of a million digits."""
 
 
 def once_valid(resource: Resource, namespace: str) -> Obj:
@@ -60,6 +62,8 @@ async def stored(plane: ControlPlane, client: Client, namespace: str) -> AsyncIt
         for resource in RESOURCES:
             await eventually(partial(accepts, resource, accepted=True))
             await client.create(resource, once_valid(resource, namespace))
+        memory = {"memory": "9" * 990_000}
+        await client.create(INFERENCE_SERVICES, make_manifest(INFERENCE_SERVICES, namespace, LONG, resources=memory))
     finally:
         await plane.apply(CHECKOUT / "crds")
     for resource in RESOURCES:
@@ -67,8 +71,8 @@ async def stored(plane: ControlPlane, client: Client, namespace: str) -> AsyncIt
     yield namespace
 
 
-async def read_condition(client: Client, resource: Resource, namespace: str) -> Obj:
-    found = await client.get(resource, "one", namespace)
+async def read_condition(client: Client, resource: Resource, namespace: str, name: str = "one") -> Obj:
+    found = await client.get(resource, name, namespace)
     return next(each for each in found["status"]["conditions"] if each["type"] == "Ready")
 
 
@@ -83,6 +87,11 @@ async def test_objects_of_the_previous_version_stay_usable(client: Client, store
         assert await eventually(partial(read_condition, client, resource, stored))
     waits = await read_condition(client, INFERENCE_SERVICES, stored)
     assert (waits["reason"], "../other" in waits["message"]) == ("ModelNotFound", True)
+
+    long = await eventually(partial(read_condition, client, INFERENCE_SERVICES, stored, LONG))
+    assert (long["reason"], long["message"][:26]) == ("InvalidSpec", "resources.memory is 999999")
+    assert len(long["message"]) < 256
+    await client.delete(INFERENCE_SERVICES, LONG, stored)
 
     # ... an owner edits another field, and a wrong one only to a valid one, ...
     await patch(INFERENCE_SERVICES, "/spec/replicas", 2)
