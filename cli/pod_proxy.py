@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 import time
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,8 @@ from gateway.proxy.pod import HANG_SECONDS, PodProxyError, PodProxyOptions, Prep
 
 _PROGRESS_SECONDS: Final = 10.0
 _MESSAGE_BYTES: Final = 2048
+
+_METRIC_PREFIX: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 
 _port: Final = click.IntRange(1, 65535)
 
@@ -46,6 +49,19 @@ class _UrlPath(click.ParamType[str]):
         return path
 
 
+class _MetricPrefixes(click.ParamType[tuple[str, ...]]):
+    """Prefixes of names of metrics, with commas between."""
+
+    name = "PREFIX,..."
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """Refuse what begins no name, such as nothing, which would begin every name."""
+        prefixes = tuple(str(value).split(","))
+        if not all(_METRIC_PREFIX.fullmatch(each) for each in prefixes):
+            self.fail(f"{value!r} has no prefixes of metrics: give some such as vllm:,process_", param, ctx)
+        return prefixes
+
+
 @click.command("pod-proxy")
 @click.option("--service", required=True, type=_ServiceName(), help="The service, whose name clients give as model.")
 @click.option("--address", default="0.0.0.0", show_default=True, help="Address to listen at.")
@@ -62,6 +78,11 @@ class _UrlPath(click.ParamType[str]):
     "--engine-metrics-path",
     type=_UrlPath(),
     help="Path of the engine's own metrics, which GET /metrics adds to those of the proxy. Default: it has none.",
+)
+@click.option(
+    "--engine-metrics-prefixes",
+    type=_MetricPrefixes(),
+    help="With --engine-metrics-path: prefixes of the metrics that are added, such as vllm:,process_.",
 )
 @click.option("--engine-model", metavar="NAME", help="The engine's name for the model. Default: any name.")
 @click.option("--concurrency", type=click.IntRange(1), help="Requests that the engine works on at once. Default: all.")
@@ -102,6 +123,7 @@ def command(
     engine_port: int,
     health_path: str,
     engine_metrics_path: str | None,
+    engine_metrics_prefixes: tuple[str, ...] | None,
     engine_model: str | None,
     concurrency: int | None,
     drain_seconds: float,
@@ -123,6 +145,8 @@ def command(
       pomona pod-proxy --service team/chat --token-file token --engine-port 8000 --health-path /health
     """
     log_libraries()
+    if engine_metrics_path and not engine_metrics_prefixes:
+        raise click.UsageError("--engine-metrics-path needs --engine-metrics-prefixes")
     options = PodProxyOptions(
         service=service,
         address=address,
@@ -136,20 +160,25 @@ def command(
         hang_seconds=hang_seconds,
         loading_seconds=loading_seconds,
         engine_metrics_path=engine_metrics_path,
+        engine_metrics_prefixes=engine_metrics_prefixes or (),
     )
-    preparation = None
-    if prepare:
-        if not (engine_model and source and context_length):
-            raise click.UsageError("--prepare needs --engine-model, --source and --context-length")
-        preparation = functools.partial(
-            _prepare_ollama,
-            port=engine_port,
-            name=engine_model,
-            source=source,
-            context_length=context_length,
-            allowed_networks=allowed_networks,
-        )
+    preparation = _plan_preparation(options, source, context_length, allowed_networks) if prepare else None
     _run(options, preparation, termination_log)
+
+
+def _plan_preparation(
+    options: PodProxyOptions, source: str | None, context_length: int | None, allowed_networks: Networks
+) -> Prepare:
+    if not (options.model and source and context_length):
+        raise click.UsageError("--prepare needs --engine-model, --source and --context-length")
+    return functools.partial(
+        _prepare_ollama,
+        port=options.engine_port,
+        name=options.model,
+        source=source,
+        context_length=context_length,
+        allowed_networks=allowed_networks,
+    )
 
 
 def _run(options: PodProxyOptions, preparation: Prepare | None, termination_log: Path | None) -> None:

@@ -17,11 +17,22 @@ from crds.size import MIB
 
 _NODE_DEVICE_VARIABLES: Final = frozenset(
     {
-        *("AMD_VISIBLE_DEVICES", "HABANA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
+        *("AMD_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
         *("NVIDIA_IMEX_CHANNELS", "NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES"),
+        # A container with it and without NVIDIA_REQUIRE_CUDA gets all devices, if NVIDIA_VISIBLE_DEVICES is not set.
+        "CUDA_VERSION",
     }
 )
 """Variables by which the vendors' container runtimes choose devices, also those that other pods have."""
+_NODE_DEVICE_PREFIXES: Final = ("DOCKER_RESOURCE_", "HABANA_VISIBLE_DEVICES")
+"""Prefixes of such variables. AMD's hook reads each variable with the first one, and NVIDIA's runtime the one that its
+configuration names. Habana's runtime compares only the beginning of a name with the second one."""
+_NVIDIA_PREFIX: Final = "NVIDIA_"
+"""Prefix of all other variables of NVIDIA's runtime, by which a container gets InfiniBand, NVSwitch and other devices
+beside its own (NVIDIA_MOFED, NVIDIA_NVSWITCH); later versions of the runtime may read more of them."""
+_HARMLESS_VARIABLES: Final = frozenset({"NVIDIA_DISABLE_REQUIRE", "NVIDIA_TF32_OVERRIDE"})
+"""Variables with this prefix that give a container nothing: the first one skips a check of the driver's version, and
+only libraries of the engine read the second one."""
 _ENGINE_DEVICE_VARIABLES: Final = frozenset(
     {
         *("CUDA_VISIBLE_DEVICES", "HABANA_VISIBLE_MODULES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
@@ -75,7 +86,7 @@ class Vendor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
     """Values of `shared_label` with which the memory of a device is not one pod's own."""
     runtime_class: _Name | None = None
     environment: dict[str, str] = {}
-    """Variables of every container with a device; none chooses devices."""
+    """Variables of every container with a device; none chooses devices, but some may give others beside them."""
     supplemental_groups: tuple[Annotated[int, Meta(ge=0)], ...] = ()
     """Groups that own the device files, for containers without root."""
     shared_memory_mib: Annotated[int, Meta(ge=64)] = 8192
@@ -108,11 +119,16 @@ Vendors = Mapping[Accelerator, Vendor]
 
 def explain_device_variable(name: str) -> str | None:
     """Return why neither a service nor a vendor may set a variable that chooses devices; None for any other."""
-    if name in _NODE_DEVICE_VARIABLES:
+    if name in _NODE_DEVICE_VARIABLES or name.startswith(_NODE_DEVICE_PREFIXES):
         return "by which a node would give the container devices of other pods"
     if name in _ENGINE_DEVICE_VARIABLES:
         return "which overrides the device plugin's choice of devices"
     return None
+
+
+def is_runtime_variable(name: str) -> bool:
+    """Return whether NVIDIA's container runtime may read a variable, so that only an administrator may set it."""
+    return name.startswith(_NVIDIA_PREFIX) and name not in _HARMLESS_VARIABLES
 
 
 def _tolerate(key: str) -> tuple[Toleration, ...]:

@@ -189,6 +189,7 @@ RUNTIME: Final = Runtime(
             requests_waiting="llamacpp:requests_deferred",
             prompt_tokens="llamacpp:prompt_tokens_total",
             generated_tokens="llamacpp:tokens_predicted_total",
+            prefixes=("llamacpp:",),
             needs_key=True,
         ),
     ),

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 from crds.pods import ContainerOptions, EnvVar
-from devices.vendors import Vendor, explain_device_variable
+from devices.vendors import Vendor, explain_device_variable, is_runtime_variable
 from runtimes.serving import Listen, Serving
 
 KeyDelivery = Literal["file", "proxy"]
@@ -48,15 +48,17 @@ class EngineMetrics(NamedTuple):
     """Names of an engine's Prometheus metrics, without labels; None where the engine has none.
 
     The PodMonitor of a service uses `path` and `needs_key`, and the traffic in its status `requests` and
-    `request_seconds`, too. Before an engine on loopback, Pomona's proxy reads `path` and adds the series to its own.
-    The other names are for the dashboards of users: only the page of the engine shows them, and tests compare them with
-    the real metrics.
+    `request_seconds`, too. Before an engine on loopback, Pomona's proxy reads `path`, and adds the series with one of
+    `prefixes` to its own. The other names are for the dashboards of users: only the page of the engine shows them, and
+    tests compare them with the real metrics.
     """
 
     requests_running: str
     requests_waiting: str | None
     prompt_tokens: str | None
     generated_tokens: str | None
+    prefixes: tuple[str, ...]
+    """Prefixes of the names of all its series, those of its libraries included, in order."""
     requests: str | None = None
     """Counter of the requests that have ended."""
     cache_usage: str | None = None
@@ -140,8 +142,14 @@ def _split_path(path: str) -> list[str]:
 
 
 def refuse_device_variables(field: str, variables: Iterable[EnvVar]) -> str | None:
-    """Return which variable of a user would choose devices past the device plugin, with the way out, or None."""
+    """Return which variable of a user would get devices past the device plugin, with the way out, or None."""
     for each in variables:
         if reason := explain_device_variable(each.name):
             return f"{field} sets {each.name} to {each.value!r}, {reason}: remove it, and state hardware.count"
+        if is_runtime_variable(each.name):
+            return (
+                f"{field} sets {each.name} to {each.value!r}, by which NVIDIA's container runtime would give the "
+                "container more of its node: remove it; an administrator may set it for an accelerator by "
+                "`pomona controller --vendors`"
+            )
     return None

@@ -58,6 +58,7 @@ RUNTIME: Final = Runtime(
             requests_waiting="sglang:num_queue_reqs",
             prompt_tokens="sglang:prompt_tokens_total",
             generated_tokens="sglang:generation_tokens_total",
+            prefixes=("sglang:",),
             requests="sglang:num_requests_total",
             cache_usage="sglang:token_usage",
             first_token_seconds="sglang:time_to_first_token_seconds",  # noqa: S106 - a metric

@@ -58,6 +58,7 @@ RUNTIME: Final = Runtime(
             # Histograms of tokens for each request, whose sums are the totals.
             prompt_tokens="tgi_request_input_length_sum",
             generated_tokens="tgi_request_generated_tokens_sum",
+            prefixes=("tgi_",),
             requests="tgi_request_count",
             request_seconds="tgi_request_duration",
         ),

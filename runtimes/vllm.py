@@ -76,6 +76,8 @@ RUNTIME: Final = Runtime(
             requests_waiting="vllm:num_requests_waiting",
             prompt_tokens="vllm:prompt_tokens_total",
             generated_tokens="vllm:generation_tokens_total",
+            # Others than the first one are those of prometheus_client and of its middleware for HTTP.
+            prefixes=("vllm:", "http_", "process_", "python_"),
             requests="vllm:request_success_total",
             cache_usage="vllm:kv_cache_usage_perc",
             first_token_seconds="vllm:time_to_first_token_seconds",  # noqa: S106 - a metric

@@ -1,10 +1,13 @@
 """The metrics of a pod: those of its proxy, and those of the engine behind it, which listens on loopback.
 
 An engine may be broken or hostile: its answer is taken for a short time only, up to a size, uncompressed, and in
-Prometheus' text format, and Pomona's names are the proxy's. Without it, the series of the proxy are served alone.
+Prometheus' text format, and only names of its own are passed on. Without it, the series of the proxy are served alone.
+A client may ask in a loop: the engine is not asked again for `REUSE_SECONDS`.
 """
 
 import asyncio
+import time
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final, NamedTuple
 from urllib.parse import parse_qs
@@ -20,6 +23,9 @@ from gateway.proxy.metrics import CONTENT_TYPE, ProxyMetrics, render_engine_up
 
 SCRAPE_SECONDS: Final = 3.0
 """Time in which the engine's answer comes. Prometheus waits for ten seconds, if nothing else is configured."""
+REUSE_SECONDS: Final = 2.0
+"""Time for which the engine's answer, or its failure, is that of later scrapes, too. Prometheus scrapes every 15 to 60
+seconds, seldom more often than every five."""
 SEND_SECONDS: Final = 10.0
 """Time in which a client reads the answer."""
 MOST_BYTES: Final = 1 << 20
@@ -35,6 +41,15 @@ _REQUEST: Final = (
 )
 
 
+class MetricsSource(NamedTuple):
+    """The place of the engine's metrics."""
+
+    url: str
+    path: str
+    prefixes: tuple[str, ...]
+    """Prefixes of the names that are passed on."""
+
+
 class EngineSeries(NamedTuple):
     """The series of an engine."""
 
@@ -47,31 +62,39 @@ _TOO_MANY: Final = EngineSeries(b"", f"{MOST_ANSWERS} scrapes are answered alrea
 
 
 class EngineScraper:
-    """Reads the metrics of the engine at `url`; scrapes at the same time share one reading."""
+    """Reads the metrics of an engine; scrapes at the same time, and soon afterwards, share one reading."""
 
-    def __init__(self, pool: UpstreamPool, service: str, url: str, path: str) -> None:
+    def __init__(
+        self, pool: UpstreamPool, service: str, source: MetricsSource, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.service = service
         self._pool = pool
-        self._url = url
-        self._request = _REQUEST % (path.encode(), url.removeprefix("http://").encode())
-        self._running: asyncio.Task[EngineSeries] | None = None
+        self._url = source.url
+        self._request = _REQUEST % (source.path.encode(), source.url.removeprefix("http://").encode())
+        self._prefixes = tuple(each.encode() for each in source.prefixes)
+        self._clock = clock
+        self._reading: asyncio.Task[EngineSeries] | None = None
+        self._read_at = 0.0
+        """The end of the last reading, by the clock."""
         self._problem = ""
 
     async def scrape(self) -> EngineSeries:
-        """Return the series of the engine now."""
-        if self._running is None:
-            self._running = asyncio.get_running_loop().create_task(self._scrape())
-            self._running.add_done_callback(self._forget)
+        """Return the series of the engine, at most `REUSE_SECONDS` old."""
+        if self._reading is None or (self._reading.done() and self._clock() - self._read_at >= REUSE_SECONDS):
+            self._reading = asyncio.get_running_loop().create_task(self._read())
         # A client that hangs up ends only its own wait.
-        return await asyncio.shield(self._running)
+        return await asyncio.shield(self._reading)
 
-    def _forget(self, _task: asyncio.Task[EngineSeries]) -> None:
-        self._running = None
+    async def _read(self) -> EngineSeries:
+        try:
+            return await self._read_series()
+        finally:
+            self._read_at = self._clock()
 
-    async def _scrape(self) -> EngineSeries:
+    async def _read_series(self) -> EngineSeries:
         answer = await self._read_answer()
         problem = answer.problem
-        filtered = await filter_exposition(bytes(answer.body), is_whole=not problem)
+        filtered = await filter_exposition(bytes(answer.body), self._prefixes, is_whole=not problem)
         if not problem and not filtered.is_whole:
             problem = f"its answer has more than {MOST_LINES} lines, and is cut"
         elif not problem and not filtered.text:

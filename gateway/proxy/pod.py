@@ -20,7 +20,7 @@ from gateway.event_log import log
 from gateway.http.upstream_pool import UpstreamPool
 from gateway.proxy.config import Backend, ProxyConfig, ServiceListener
 from gateway.proxy.control import restore_stop_signals, set_up_process
-from gateway.proxy.engine_metrics import EngineScraper
+from gateway.proxy.engine_metrics import EngineScraper, MetricsSource
 from gateway.proxy.listeners import Listeners
 
 Prepare = Callable[[], Awaitable[None]]
@@ -72,11 +72,19 @@ class PodProxyOptions(NamedTuple):
     """The time after which an engine that loads, and is not healthy yet, hangs."""
     engine_metrics_path: str | None = None
     """The path of the engine's own metrics; None: it has none."""
+    engine_metrics_prefixes: tuple[str, ...] = ()
+    """The prefixes of the names of its metrics; others are not passed on."""
 
     @property
     def engine_url(self) -> str:
         """The engine's address."""
         return f"http://{_LOOPBACK}:{self.engine_port}"
+
+    @property
+    def metrics_source(self) -> MetricsSource | None:
+        """The place of the engine's own metrics; None: it has none."""
+        path = self.engine_metrics_path
+        return MetricsSource(self.engine_url, path, self.engine_metrics_prefixes) if path else None
 
 
 async def run_pod_proxy(options: PodProxyOptions, prepare: Prepare | None = None) -> None:
@@ -90,8 +98,8 @@ async def run_pod_proxy(options: PodProxyOptions, prepare: Prepare | None = None
     engine = EngineCheck(options.hang_seconds, options.loading_seconds)
     stop = set_up_process()
     async with UpstreamPool() as pool, asyncio.TaskGroup() as tasks:
-        path = options.engine_metrics_path
-        scraper = EngineScraper(pool, options.service, options.engine_url, path) if path else None
+        source = options.metrics_source
+        scraper = EngineScraper(pool, options.service, source) if source else None
         listeners = Listeners(pool, tasks, engine_hangs=lambda: engine.hangs, engine_scraper=scraper)
         await listeners.configure(_config(options, tokens, is_serving=False))
         (state,) = listeners.service_states()

@@ -124,6 +124,7 @@ class KeyProxy(NamedTuple):
         arguments += ["--health-path", engine.health_path]
         if engine.metrics:
             arguments += ["--engine-metrics-path", engine.metrics.path]
+            arguments += ["--engine-metrics-prefixes", ",".join(engine.metrics.prefixes)]
         if name := engine.served_name(serving):
             arguments += ["--engine-model", name]
         if engine.has_slots:

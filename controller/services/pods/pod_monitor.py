@@ -2,6 +2,7 @@
 
 There is one for each service, because each has a key of its own, which engines and Pomona's proxy ask for at their
 metrics, too. In front of an engine that listens on loopback, the proxy serves its own metrics, and adds the engine's.
+Whoever may state an image decides what an engine sends, so a scrape with too many series is dropped as a whole.
 The kind is not Kubernetes' own: `optional_kinds.py` knows whether the cluster has it.
 """
 
@@ -14,6 +15,7 @@ from controller.services.pods.key_proxy import PORT_NAME
 from controller.services.tokens import TOKEN_KEY, token_name
 from crds.inferenceservice import InferenceService
 from crds.meta import GROUP, LABEL_MANAGED_BY, LABEL_SERVICE, LABEL_VALUE_PATTERN, NAME_PATTERN
+from gateway.proxy.exposition import MOST_LINES
 from gateway.proxy.paths import METRICS
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, POD_MONITORS, Resource
@@ -21,6 +23,8 @@ from runtimes.registry import RUNTIMES
 
 _META_LABEL: Final = "__meta_kubernetes_pod_label_inference_pomona_dev_service"
 """Label of a pod as Prometheus names it while it finds targets."""
+_MOST_SERIES: Final = MOST_LINES + 500
+"""Series of a scrape. The proxy passes on at most MOST_LINES of an engine, and has less than 300 of its own."""
 _MOST_OF_A_PREFIX: Final = 253
 _MOST_OF_A_NAME: Final = 63
 
@@ -73,5 +77,9 @@ def build_pod_monitor(
     }
     if is_behind_proxy or (metrics is not None and metrics.needs_key):
         endpoint["authorization"] = {"type": "Bearer", "credentials": {"name": token_name(name), "key": TOKEN_KEY}}
-    spec = {"selector": {"matchLabels": {LABEL_SERVICE: name}}, "podMetricsEndpoints": [endpoint]}
+    spec = {
+        "selector": {"matchLabels": {LABEL_SERVICE: name}},
+        "podMetricsEndpoints": [endpoint],
+        "sampleLimit": _MOST_SERIES,
+    }
     return (child(POD_MONITORS, name, INFERENCE_SERVICES, service.metadata, labels, spec=spec),)

@@ -163,7 +163,7 @@ def scrape(**endpoint: Any) -> Attempt:
 def monitor(thief: Thief, **changes: Any) -> tuple[Resource, Obj]:
     credentials = {"name": "one-token", "key": "token"}
     endpoint = {"port": "http", "path": "/metrics", "authorization": {"type": "Bearer", "credentials": credentials}}
-    spec = {"selector": OWN_PODS, "podMetricsEndpoints": [endpoint], **changes}
+    spec = {"selector": OWN_PODS, "podMetricsEndpoints": [endpoint], "sampleLimit": 5500, **changes}
     return thief.owned("InferenceService", POD_MONITORS, "one", spec=spec)
 
 

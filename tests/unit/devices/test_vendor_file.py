@@ -74,6 +74,11 @@ def test_empty_file_changes_nothing(text: str) -> None:
             "HIP_VISIBLE_DEVICES to 'all', which overrides the device plugin's choice of devices: remove it",
         ),
         (
+            "nvidia: {environment: {CUDA_VERSION: '12.4'}}\n",
+            "CUDA_VERSION to '12.4', by which a node would give the container devices of other pods: remove it",
+        ),
+        ("amd: {environment: {DOCKER_RESOURCE_GPU: all}}\n", "amd: environment sets DOCKER_RESOURCE_GPU to 'all', by"),
+        (
             "npu:\n  resource: a/npu\n  tolerations:\n  - {key: a/npu}\n  - operator: Exists\n",
             "line 5: npu: tolerations[1] has no key, so it tolerates every taint: state the key of the vendor's own",
         ),
@@ -95,6 +100,23 @@ def test_empty_file_changes_nothing(text: str) -> None:
             "unhealthy nodes or devices: remove it",
         ),
         ("npu: {tolerations: [{key: a.example/Unhealthy}]}\n", "off unhealthy nodes or devices"),
+        (
+            "npu:\n  tolerations:\n  - key: node.cloudprovider.kubernetes.io/shutdown\n    operator: Exists\n",
+            "line 3: npu: tolerations[0] has key node.cloudprovider.kubernetes.io/shutdown, which keeps pods off ",
+        ),
+        ("npu: {tolerations: [{key: a.node.kubernetes.io/b}]}\n", "has key a.node.kubernetes.io/b, which keeps"),
+        ("npu:\n  resource: a.b/c\n\n  # \a\n", "line 4: not valid YAML: character U+0007 is not allowed: remove it"),
+        ("npu: {resource: a.b/c,\n  environment: {A: 2026-13-40}}\n", "not valid YAML: month must be in 1..12"),
+        (
+            'npu:\n  resource: "example.com/npu*"\n',
+            "line 2: npu: resource example.com/npu* ends in *, which only furtherResources may: name one resource",
+        ),
+        (
+            "npu:\n  environment:\n    A: b\n    X=Y: z\n",
+            "line 4: npu: environment has 'X=Y', which is no name of a variable: use letters, digits, ",
+        ),
+        ('npu: {environment: {"": q}}\n', "line 1: npu: environment has '', which is no name"),
+        ("npu: {environment: {1A: q}}\n", "environment has '1A', which is no name"),
     ],
 )
 def test_mistake_is_an_error_with_its_line(text: str, says: str) -> None:
@@ -116,9 +138,20 @@ def test_parts_that_yaml_shares_are_not_stated_twice() -> None:
 
 def test_variables_that_choose_no_devices_and_other_taints_are_accepted() -> None:
     taints = "[{key: gpu-pool, operator: Exists}, {key: example.com/node-role, value: a}]"
-    table = parse_vendors(f"nvidia: {{environment: {{NCCL_DEBUG: INFO}}, tolerations: {taints}}}\n", POD_ENGINES)
-    assert table["nvidia"].environment == {"NCCL_DEBUG": "INFO"}
+    variables = "{NCCL_DEBUG: INFO, _a.b-2: x}"
+    table = parse_vendors(f"nvidia: {{environment: {variables}, tolerations: {taints}}}\n", POD_ENGINES)
+    assert table["nvidia"].environment == {"NCCL_DEBUG": "INFO", "_a.b-2": "x"}
     assert [each.key for each in table["nvidia"].tolerations] == ["gpu-pool", "example.com/node-role"]
+
+
+def test_administrator_may_give_pods_with_devices_more_of_their_node() -> None:
+    table = parse_vendors("nvidia: {environment: {NVIDIA_MOFED: enabled}}\n", POD_ENGINES)
+    assert table["nvidia"].environment == {"NVIDIA_MOFED": "enabled"}
+
+
+def test_further_resources_may_end_in_a_star() -> None:
+    npu = parse_vendors('npu: {resource: a.b/npu, furtherResources: ["a.b/npu-*"]}\n', POD_ENGINES)["npu"]
+    assert (npu.offers("a.b/npu-half"), npu.offers("a.b/other")) == (True, False)
 
 
 @pytest.mark.parametrize("engine", POD_ENGINES)

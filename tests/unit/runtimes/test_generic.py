@@ -52,6 +52,8 @@ def test_ordinary_container_is_accepted() -> None:
         ({"env": [EnvVar("HABANA_VISIBLE_DEVICES", "all")]}, "container.env sets HABANA_VISIBLE_DEVICES to 'all', by"),
         ({"env": [EnvVar("HIP_VISIBLE_DEVICES", "all")]}, "container.env sets HIP_VISIBLE_DEVICES to 'all', which"),
         ({"env": [EnvVar("NVIDIA_MIG_CONFIG_DEVICES", "all")]}, "hardware.count"),
+        ({"env": [EnvVar("CUDA_VERSION", "12.4")]}, "container.env sets CUDA_VERSION to '12.4', by which a node"),
+        ({"env": [EnvVar("NVIDIA_MOFED", "enabled")]}, "container.env sets NVIDIA_MOFED to 'enabled', by which NVIDIA"),
     ],
 )
 def test_container_that_no_pod_can_have_is_refused(container: dict[str, Any], named: str) -> None:

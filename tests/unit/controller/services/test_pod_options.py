@@ -232,12 +232,43 @@ def test_variable_that_pomona_sets_is_refused() -> None:
         ("ROCR_VISIBLE_DEVICES", "0", "which overrides the device plugin's choice of devices"),
         ("ONEAPI_DEVICE_SELECTOR", "level_zero:0", "which overrides the device plugin's choice of devices"),
         ("ZE_AFFINITY_MASK", "0", "which overrides the device plugin's choice of devices"),
+        # NVIDIA's runtime takes an image with this variable for one of the time before NVIDIA_VISIBLE_DEVICES.
+        ("CUDA_VERSION", "12.4", "by which a node would give the container devices of other pods"),
+        # AMD's hook takes any variable with this prefix for AMD_VISIBLE_DEVICES; so may NVIDIA's, by its configuration.
+        ("DOCKER_RESOURCE_GPU", "all", "by which a node would give the container devices of other pods"),
+        # Habana's runtime compares only the beginning of the name.
+        ("HABANA_VISIBLE_DEVICES_2", "all", "by which a node would give the container devices of other pods"),
     ],
 )
 def test_variable_that_chooses_devices_is_refused(name: str, value: str, reason: str) -> None:
     assert refusal({"env": [{"name": "A"}, {"name": name, "value": value}]}) == (
         f"pod.env sets {name} to {value!r}, {reason}: remove it, and state hardware.count"
     )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("NVIDIA_MOFED", "NVIDIA_GDS", "NVIDIA_GDRCOPY", "NVIDIA_NVSWITCH"),
+        *("NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_REQUIRE_CUDA", "NVIDIA_LATER"),
+    ],
+)
+def test_variable_that_nvidias_runtime_may_read_is_refused(name: str) -> None:
+    assert refusal({"env": [{"name": name, "value": "enabled"}]}) == (
+        f"pod.env sets {name} to 'enabled', by which NVIDIA's container runtime would give the container more of its "
+        "node: remove it; an administrator may set it for an accelerator by `pomona controller --vendors`"
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("NVIDIA_DISABLE_REQUIRE", "NVIDIA_TF32_OVERRIDE", "NCCL_DEBUG", "CUDA_LAUNCH_BLOCKING", "CUDA_VERSION_X"),
+        *("HABANA_PROFILE", "HABANA_LOGS", "AMD_LOG_LEVEL", "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_variable_that_only_the_engine_reads_is_accepted(name: str) -> None:
+    assert refusal({"env": [{"name": name, "value": "1"}]}) == ""
 
 
 def generic_pod(**options: Any) -> Obj:

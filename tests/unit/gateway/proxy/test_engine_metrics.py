@@ -4,7 +4,8 @@ import asyncio
 import gzip
 import json
 import socket
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +18,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.http.upstream_pool import UpstreamPool
 from gateway.proxy import engine_metrics
 from gateway.proxy.config import Backend, ProxyConfig
-from gateway.proxy.engine_metrics import MOST_ANSWERS, MOST_BYTES, EngineScraper, EngineSeries
+from gateway.proxy.engine_metrics import (
+    MOST_ANSWERS,
+    MOST_BYTES,
+    REUSE_SECONDS,
+    EngineScraper,
+    EngineSeries,
+    MetricsSource,
+)
 from gateway.proxy.listeners import Listeners
 from gateway.proxy.paths import METRICS, METRICS_OF_PROXY
 from tests.support.eventually import eventually
@@ -29,10 +37,16 @@ UP = 'pomona_proxy_engine_metrics_up{namespace="ns",service="tiny"}'
 
 
 @asynccontextmanager
-async def pod_proxy(backend: Backend, path: str | None = "/metrics") -> AsyncIterator[str]:
-    """Run the proxy of a pod in this process; yield its URL."""
+async def pod_proxy(
+    backend: Backend,
+    path: str | None = "/metrics",
+    prefixes: tuple[str, ...] = ("",),
+    clock: Callable[[], float] = time.monotonic,
+) -> AsyncIterator[str]:
+    """Run the proxy of a pod in this process, which passes on all names by default; yield its URL."""
     async with UpstreamPool() as pool, asyncio.TaskGroup() as tasks:
-        scraper = EngineScraper(pool, "ns/tiny", backend.url, path) if path else None
+        source = MetricsSource(backend.url, path or "/", prefixes)
+        scraper = EngineScraper(pool, "ns/tiny", source, clock) if path else None
         listeners = Listeners(pool, tasks, engine_hangs=lambda: False, engine_scraper=scraper)
         await listeners.configure(ProxyConfig((make_service(backend),)))
         (state,) = listeners.service_states()
@@ -322,8 +336,60 @@ async def test_scrapes_at_the_same_time_ask_the_engine_once(
         for each in pending[1:]:
             assert SERIES in await each
         assert gated.asked == 1
+
+
+class CountingEngine:
+    """An engine that counts how often it renders its metrics, of which the first ones have `status`."""
+
+    def __init__(self, *status: int) -> None:
+        self.asked = 0
+        self._status = [*status]
+
+    async def __call__(self, _request: web.BaseRequest) -> web.StreamResponse:
+        self.asked += 1
+        return web.Response(text=SERIES, status=self._status.pop(0) if self._status else 200)
+
+
+@pytest.mark.parametrize("status", [200, 500])
+async def test_scrapes_in_a_row_share_a_reading_for_a_short_time(http: aiohttp.ClientSession, status: int) -> None:
+    now = 100.0
+    counting = CountingEngine(status)
+    async with fake_engine(counting) as backend, pod_proxy(backend, clock=lambda: now) as url:
+        first = [SERIES in await scrape(http, url) for _ in range(3)]
+        assert first == [status == 200] * 3
+        now += REUSE_SECONDS - 0.01
+        assert (SERIES in await scrape(http, url)) is (status == 200)
+        assert counting.asked == 1
+        now += 0.02
         assert SERIES in await scrape(http, url)
-        assert gated.asked == 2
+        assert counting.asked == 2
+
+
+async def test_reading_is_as_old_as_its_end(http: aiohttp.ClientSession) -> None:
+    now = 100.0
+    gated = GatedMetrics()
+    async with (
+        fake_engine(gated) as backend,
+        pod_proxy(backend, clock=lambda: now) as url,
+        asyncio.TaskGroup() as tasks,
+    ):
+        pending = tasks.create_task(scrape(http, url))
+        await eventually(lambda: gated.asked)
+        now += 2 * REUSE_SECONDS
+        gated.gate.set()
+        assert SERIES in await pending
+        assert SERIES in await scrape(http, url)
+        assert gated.asked == 1
+
+
+async def test_names_of_other_programs_are_not_passed_on(http: aiohttp.ClientSession) -> None:
+    lie = "# TYPE ALERTS gauge\nALERTS 1\nkube_node_status_condition 1\n"
+    async with engine(lie + SERIES + lie) as backend, pod_proxy(backend, prefixes=("vllm:", "http_")) as url:
+        text = await scrape(http, url)
+    assert text.endswith(SERIES)
+    assert "ALERTS" not in text
+    assert "kube" not in text
+    assert f"{UP} 1.0\n" in text
 
 
 async def test_client_that_does_not_read_is_broken_off(
@@ -356,12 +422,14 @@ async def test_problem_is_logged_when_it_begins_and_when_it_ends(
     http: aiohttp.ClientSession, capfd: pytest.CaptureFixture[str]
 ) -> None:
     texts = [SERIES, "", "", SERIES, SERIES]
+    now = 100.0
 
     async def answer(_request: web.BaseRequest) -> web.StreamResponse:
         return web.Response(text=texts.pop())
 
-    async with fake_engine(answer) as backend, pod_proxy(backend) as url:
+    async with fake_engine(answer) as backend, pod_proxy(backend, clock=lambda: now) as url:
         while texts:
             await scrape(http, url)
+            now += REUSE_SECONDS
     log = [line for line in capfd.readouterr().err.splitlines() if "engine_metrics" in line]
     assert [json.loads(line)["event"] for line in log] == ["engine_metrics_failed", "engine_metrics_regained"]

@@ -1,4 +1,4 @@
-"""The lines of an engine's metrics that are passed on: those that Prometheus reads, of names that are not Pomona's."""
+"""The lines of an engine's metrics that are passed on: those that Prometheus reads, of names that are the engine's."""
 
 import asyncio
 import time
@@ -10,11 +10,16 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summ
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.proxy.exposition import MOST_LINES, FilteredExposition, filter_exposition
+from runtimes.registry import RUNTIMES
+from tests.support.pod_engines.dialects import DIALECTS
+
+ANY = (b"",)
+"""Prefix of all names."""
 
 
-def kept(text: bytes | str, *, is_whole: bool = True) -> FilteredExposition:
+def kept(text: bytes | str, prefixes: tuple[bytes, ...] = ANY, *, is_whole: bool = True) -> FilteredExposition:
     content = text if isinstance(text, bytes) else text.encode()
-    return asyncio.run(filter_exposition(content, is_whole=is_whole))
+    return asyncio.run(filter_exposition(content, prefixes, is_whole=is_whole))
 
 
 def test_series_of_an_engine_are_passed_on_as_they_are() -> None:
@@ -33,10 +38,10 @@ def test_series_of_an_engine_are_passed_on_as_they_are() -> None:
     [
         "a 1",
         "a_b:c 0.5",
-        "a\t-1.5e-07 1700000000000",
+        "a\t-1.5e-07",
         'a{b="c",d="",} +Inf',
         'a{b="\\\\ \\" \\n { } , ="} NaN',
-        "a{} 1 -5",
+        "a{} 1",
         "# TYPE a untyped",
         "# HELP a",
         "# HELP a \\\\ and \\n, ü",
@@ -64,6 +69,9 @@ def test_valid_line_is_kept(line: str) -> None:
         "a 1_000",
         "a 0x10",
         "a 1e999",
+        # Prometheus drops a whole scrape because of a negative time, and takes another one for the time of the sample.
+        "a 1 -5",
+        "a{} 1 1700000000000",
         "a 1 99999999999999999999",
         "a 1\r",
         "a 1 ",
@@ -96,6 +104,26 @@ def test_line_of_invalid_utf_8_is_dropped() -> None:
 def test_names_of_pomona_and_prometheus_are_dropped(name: str) -> None:
     lines = f'# HELP {name} x\n# TYPE {name} gauge\n{name} 1\n{name}{{a="b"}} 1\n'
     assert kept(f"{lines}uptime 1\n").text == b"uptime 1\n"
+
+
+@pytest.mark.parametrize("name", ["ALERTS", "kube_node_status_condition", "vllm", "Xvllm:x", "process"])
+def test_names_that_are_not_the_engines_are_dropped(name: str) -> None:
+    lines = f'# HELP {name} x\n# TYPE {name} gauge\n{name} 1\n{name}{{a="b"}} 1\n'
+    own = "# HELP vllm:x x\n# TYPE vllm:x gauge\nvllm:x 1\nprocess_open_fds 3\n"
+    assert kept(lines + own + lines, (b"vllm:", b"process_")).text.decode() == own
+
+
+def test_no_prefix_keeps_no_line() -> None:
+    assert kept("# TYPE a gauge\na 1\n", ()).text == b""
+
+
+@pytest.mark.parametrize("engine", DIALECTS)
+def test_names_that_the_real_engine_has_are_kept(engine: str) -> None:
+    pod = RUNTIMES[engine].pod
+    assert pod is not None
+    assert pod.metrics is not None
+    lines = "".join(f"# TYPE {name} {kind}\n{name} 1\n" for name, kind in DIALECTS[engine].read_metrics().items())
+    assert kept(lines, tuple(each.encode() for each in pod.metrics.prefixes)).text.decode() == lines
 
 
 def test_help_and_type_are_kept_once_and_before_their_samples() -> None:
@@ -141,7 +169,7 @@ def test_what_is_kept_of_any_text_is_valid(parts: list[str], is_whole: bool) -> 
 )
 async def test_other_work_goes_on_meanwhile(line: bytes) -> None:
     longest, last = 0.0, time.process_time()
-    work = asyncio.ensure_future(filter_exposition(line * ((1 << 20) // len(line)), is_whole=True))
+    work = asyncio.ensure_future(filter_exposition(line * ((1 << 20) // len(line)), ANY, is_whole=True))
     passes = 0
     while not work.done():
         await asyncio.sleep(0)

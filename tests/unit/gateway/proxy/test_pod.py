@@ -35,7 +35,7 @@ class Engine:
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.path == "/own/metrics":
-            return web.Response(text="vllm:num_requests_waiting 3.0\n")
+            return web.Response(text="vllm:num_requests_waiting 3.0\nALERTS 1\nhttp_requests_total 7.0\n")
         if request.path == "/healthz":
             await self.healthy.wait()
             return web.Response(status=self.health, text="secret detail")
@@ -127,7 +127,7 @@ async def test_request_reaches_the_engine_with_the_token_only(run: Run, http: ai
 
 async def test_metrics_are_those_of_the_proxy_and_of_the_engine(run: Run, http: aiohttp.ClientSession) -> None:
     async with fake_engine(Engine()) as backend:
-        proxy = await run(backend, "--engine-metrics-path=/own/metrics")
+        proxy = await run(backend, "--engine-metrics-path=/own/metrics", "--engine-metrics-prefixes=vllm:,http_")
         await proxy.until_health(200)
         assert await proxy.status("/metrics") == 401
         for query, has_engine in (("", True), ("?engine=true", True), ("?x=y&engine=false", False)):
@@ -135,6 +135,8 @@ async def test_metrics_are_those_of_the_proxy_and_of_the_engine(run: Run, http: 
                 lines = (await response.text()).splitlines()
             assert 'pomona_proxy_queued{namespace="ns",service="tiny"} 0.0' in lines
             assert ("vllm:num_requests_waiting 3.0" in lines) is has_engine
+            assert ("http_requests_total 7.0" in lines) is has_engine
+            assert "ALERTS 1" not in lines
 
 
 async def test_health_follows_the_engines_own_and_tells_nothing_else(run: Run, http: aiohttp.ClientSession) -> None:
