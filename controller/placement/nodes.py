@@ -1,7 +1,7 @@
 """The devices and memory of the cluster's nodes, as far as messages about services need them.
 
-Of each node only labels and allocatable resources are kept, and two indexes by value: a decision reads the few sizes
-that exist, however many nodes there are. Kubernetes' own scheduler places pods; this only explains why it cannot.
+Of each node only labels, taints and allocatable resources are kept, and two indexes by value: a decision reads the few
+sizes that exist, however many nodes there are. Kubernetes' own scheduler places pods; this only explains why it cannot.
 """
 
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from kube.client import Obj
 from kube.resources import NODES
 from kube.store import Store
 
+_OF_TAINT: Final = ("key", "value", "effect")
 _DEVICE_INDEX: Final = "device"
 """From `ACCELERATOR=MIB` to the nodes that have such devices; MIB is empty if a node does not state it."""
 _MEMORY_INDEX: Final = "memory"
@@ -23,22 +24,18 @@ _MEMORY_INDEX: Final = "memory"
 
 def declare_nodes(store: Store, vendors: Vendors) -> None:
     """Keep of each node what the indexes need, and keep the indexes."""
-    labels = {
-        label
-        for vendor in vendors.values()
-        for label in (vendor.product_label, vendor.memory_label, vendor.shared_label)
-        if label
-    }
 
     def reduce(node: Obj) -> Obj:
-        metadata = node["metadata"]
+        metadata, spec = node["metadata"], node.get("spec") or {}
+        taints = [{name: each[name] for name in _OF_TAINT if name in each} for each in spec.get("taints") or ()]
         return {
             "metadata": {
                 "name": metadata["name"],
                 "uid": metadata.get("uid", ""),
                 "resourceVersion": metadata.get("resourceVersion", ""),
-                "labels": {name: value for name, value in (metadata.get("labels") or {}).items() if name in labels},
+                "labels": metadata.get("labels") or {},
             },
+            "spec": {"taints": taints, "unschedulable": bool(spec.get("unschedulable"))},
             "status": {"allocatable": (node.get("status") or {}).get("allocatable") or {}},
         }
 

@@ -49,7 +49,7 @@ INSPECTOR_INDEX: Final = "inspector"
 CLAIM_INDEX: Final = "claim"
 """From namespace/name of a PersistentVolumeClaim to the pods that mount it and have not ended, and the Deployments."""
 NODE_INDEX: Final = "node"
-"""From a node's name to the Models with verified copies on it."""
+"""From a node's name to the Models with verified copies on it, and to our pods there that have not ended."""
 SHORTAGE_INDEX: Final = "shortage"
 """From a node's name to the Models with a copy that finds no space on its disk."""
 UNBOUND: Final = ""
@@ -143,8 +143,17 @@ def mounted_claims(pod_spec: Obj) -> list[str]:
     return sorted({claim["claimName"] for claim in claims if claim})
 
 
+def _has_ended(pod: Obj) -> bool:
+    return pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}
+
+
+def _node_of_pod(pod: Obj) -> list[str]:
+    node = pod.get("spec", {}).get("nodeName")
+    return [node] if node and not _has_ended(pod) else []
+
+
 def _claims_of_pod(pod: Obj) -> list[str]:
-    if pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}:
+    if _has_ended(pod):
         return []
     return [namespaced(pod["metadata"]["namespace"], claim) for claim in mounted_claims(pod.get("spec") or {})]
 
@@ -175,7 +184,12 @@ INDEXES: Final[Mapping[Resource, Mapping[str, IndexKeys]]] = {
     POD_MONITORS: {OWNER_INDEX: _owners},
     JOBS: {OWNER_INDEX: _owners},
     PVCS: {OWNER_INDEX: _owners, OF_MODEL_INDEX: _labelled(LABEL_MODEL)},
-    PODS: {OWNER_INDEX: _owners, SERVICE_INDEX: _labelled(LABEL_SERVICE), CLAIM_INDEX: _claims_of_pod},
+    PODS: {
+        OWNER_INDEX: _owners,
+        SERVICE_INDEX: _labelled(LABEL_SERVICE),
+        CLAIM_INDEX: _claims_of_pod,
+        NODE_INDEX: _node_of_pod,
+    },
     METAL_HOSTS: {ADDRESS_INDEX: stated_addresses},
     METAL_PROCESSES: {OWNER_INDEX: _owners, HOST_INDEX: _host_of_process, INSPECTOR_INDEX: _inspector},
     ENDPOINT_SLICES: {SERVICE_INDEX: _labelled(LABEL_SERVICE_NAME), HOST_INDEX: _host_of_slice},

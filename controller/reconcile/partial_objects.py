@@ -153,7 +153,10 @@ def _of_pod(obj: Obj) -> Obj:
         for kind in ("initContainers", "containers")
         if kind in spec
     }
-    return {"metadata": metadata, "spec": _pick(spec, ("nodeName",)) | requests | _claim_volumes(spec), "status": kept}
+    # Where a pod may run is read of one that has no node yet.
+    selects = () if spec.get("nodeName") else ("nodeSelector", "tolerations", "affinity")
+    read = _pick(spec, ("nodeName", *selects))
+    return {"metadata": metadata, "spec": read | requests | _claim_volumes(spec), "status": kept}
 
 
 def _claim_volumes(pod_spec: Obj) -> Obj:
@@ -197,7 +200,10 @@ def _of_deployment(obj: Obj) -> Obj:
         "metadata": metadata,
         "spec": {
             **_pick(obj["spec"], ("replicas", "strategy")),
-            "template": {"spec": {**containers, **_claim_volumes(pod), **_pick(pod, ("priorityClassName",))}},
+            "template": {
+                "metadata": _pick(obj["spec"]["template"].get("metadata") or {}, ("labels",)),
+                "spec": {**containers, **_claim_volumes(pod), **_pick(pod, ("priorityClassName",))},
+            },
         },
         "status": {
             # Until a pod is ready, nothing follows from the numbers.

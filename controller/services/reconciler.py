@@ -32,6 +32,7 @@ from controller.services.metal_processes import observe_hosts
 from controller.services.pods.deployment import build_network_service, choose_engine, find_pod_problem
 from controller.services.pods.disruption import build_disruption_budget
 from controller.services.pods.network_policy import build_network_policy
+from controller.services.pods.one_node import has_one_node
 from controller.services.pods.pod_monitor import build_pod_monitor
 from controller.services.pods.pod_replicas import observe_pods
 from controller.services.pods.pod_template import EngineChoice
@@ -49,7 +50,6 @@ from controller.tenant_limits import check_limits
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_MODEL, LABEL_SERVICE, LABEL_SERVICE_NAME
 from crds.model import Model
-from crds.quantity import quantity_bytes
 from kube.client import Client, Obj
 from kube.resources import (
     DEPLOYMENTS,
@@ -229,7 +229,7 @@ def _list_labels(view: ServiceView) -> dict[str, str] | None:
     if stated is None or view.memory.device_bytes_each is not None:
         memory_bytes = view.memory.total_bytes
     else:
-        memory_bytes = quantity_bytes(stated)
+        memory_bytes = view.memory_bytes
     return label_service(view.service, view.served.model, view.accelerator, view.runtime, memory_bytes)
 
 
@@ -240,18 +240,14 @@ def _list_beside_pods(
     service = view.service
     if not (view.replicas.apply or view.replicas.keep):
         return ()
-    pulls = settings.network_policies and _is_pulled(snapshot, service)
+    model = snapshot.read(MODELS, ObjectKey(service.metadata.namespace, service.spec.model_ref), Model)
+    # An engine that pulls the Model by itself must reach a registry.
+    pulls = settings.network_policies and model is not None and format_of(model) == "ollama"
     return (
-        *build_disruption_budget(service),
+        *build_disruption_budget(service, share_one_node=model is not None and has_one_node(model)),
         *build_network_policy(service, settings, pulls=pulls),
         *build_pod_monitor(service, view.runtime, settings.monitor_labels, exists=is_monitored),
     )
-
-
-def _is_pulled(snapshot: Snapshot, service: InferenceService) -> bool:
-    """Return whether the engine of a service pulls the Model by itself, so that it must reach a registry."""
-    model = snapshot.read(MODELS, ObjectKey(service.metadata.namespace, service.spec.model_ref), Model)
-    return model is not None and format_of(model) == "ollama"
 
 
 def _read_service(snapshot: Snapshot, key: ObjectKey) -> InferenceService | None:

@@ -69,7 +69,9 @@ class SimulatedRollout:
 
     def list_objects(self) -> list[tuple[Resource, Obj]]:
         """Return all that the controller's store has."""
-        found: list[tuple[Resource, Obj]] = [(INFERENCE_SERVICES, service(**self.spec)), (MODELS, model())]
+        # Pods of a ReadWriteOnce volume would run on one node.
+        tiny = model(cache={"accessMode": "ReadWriteMany"})
+        found: list[tuple[Resource, Obj]] = [(INFERENCE_SERVICES, service(**self.spec)), (MODELS, tiny)]
         for name, room in self.rooms.items():
             metadata = {"name": name, "uid": name, "resourceVersion": "1", "labels": {}}
             found.append((NODES, {"metadata": metadata, "status": {"allocatable": {DEVICE: str(room)}}}))

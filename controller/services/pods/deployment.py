@@ -121,7 +121,7 @@ def build_deployment(
     copy = {LABEL_COPY: weights.claim} if weights.claim and weights.node else {}
     selector = {LABEL_SERVICE: owner.name, **copy}
     mounted = (weights, *(each for _companion, each in companions))
-    claims = label_claims([each.claim for each in mounted if each.claim and each.has_one_node])
+    claims = label_claims({each.claim: each.mark for each in mounted if each.claim and each.has_one_node})
     spec = {
         "replicas": count,
         "selector": {"matchLabels": selector},

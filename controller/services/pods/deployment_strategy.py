@@ -8,22 +8,27 @@ The pods beside a copy of weights are on one node, which seldom has room for one
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Final, NamedTuple
 
+from controller.reconcile.indexes import NODE_INDEX
 from controller.reconcile.triggers import is_refused
+from controller.services.pods.node_rules import admits
 from controller.services.pods.observed_deployments import ObservedDeployment, ServicePods, node_of
+from controller.services.pods.one_node import may_follow
 from controller.services.pods.template_rollout import is_changing
 from crds.quantity import parse_quantity
 from kube.client import Obj
-from kube.resources import NODES
+from kube.resources import NODES, PODS
 from kube.store import Store
 
-_LACKING: Final = re.compile(r"(\d+) Insufficient ([A-Za-z0-9./-]*[A-Za-z0-9])")
+_LACKING: Final = re.compile(r"(\d+) Insufficient ([A-Za-z0-9._/-]*[A-Za-z0-9])")
 """The scheduler's words for a resource of which that many nodes have too little left."""
 _NODES: Final = re.compile(r"0/(\d+) nodes are available")
-_IN_THE_WAY: Final = re.compile("Too many pods|anti-affinity rules|topology spread constraints")
+_IN_THE_WAY: Final = re.compile(
+    "Too many pods|anti-affinity rules|topology spread constraints|ReadWriteOncePod access mode"
+)
 """The scheduler's words for a node on which other pods, such as the earlier one, are in the way."""
 _OVER_QUOTA: Final = re.compile(r"exceeded quota: [^,]*, requested: (.*), used: ")
 """The API server's words for a quota, with the resources of which it has too little left."""
@@ -49,8 +54,11 @@ class Replacement(NamedTuple):
 
 def begin(node: str, replicas: int) -> Obj:
     """Return the strategy with which a change begins; `node` has the copy of weights, if there are copies."""
-    if not node:
-        return SURGE
+    return make_way(replicas) if node else SURGE
+
+
+def make_way(replicas: int) -> Obj:
+    """Return the strategy with which earlier pods make way from the start."""
     return {"type": "Recreate"} if replicas == 1 else _roll(0, 1)
 
 
@@ -76,12 +84,7 @@ def go_on(observed: ObservedDeployment, pods: ServicePods, replicas: int, store:
     # Until the Deployment's controller has seen the change, refusals are those of an earlier one.
     if not _is_seen(observed.obj):
         return Replacement(SURGE)
-    fitting = [
-        _fits_on_node(new, earlier, store)
-        for new in filter(is_refused, observed.pods)
-        for earlier in placed
-        if new["metadata"]["labels"].get(_TEMPLATE) != earlier["metadata"]["labels"].get(_TEMPLATE)
-    ]
+    fitting = [_finds_place(new, earlier, placed, store) for new, earlier in _pair_templates(observed, placed)]
     # The report of a refusal outlives it for a moment: nothing is refused if all pods are there.
     is_missing_a_pod = len(placed) + sum(not node_of(pod) for pod in observed.pods) <= replicas
     if is_missing_a_pod and is_changing(observed.obj) and (exceeded := _read_exceeded_quota(observed.obj)):
@@ -115,21 +118,54 @@ def _is_seen(deployment: Obj) -> bool:
     return is_current or not status.get("readyReplicas")
 
 
-def _fits_on_node(new: Obj, earlier: Obj, store: Store) -> bool:
+def _pair_templates(observed: ObservedDeployment, placed: Sequence[Obj]) -> list[tuple[Obj, Sequence[Obj]]]:
+    """Return a refused pod of each template, whose pods ask for the same, with the placed pods of other templates."""
+    status = observed.obj.get("status") or {}
+    # A refused pod that the Deployment does not count is one of the change before, which is about to be deleted.
+    if status.get("readyReplicas") and not status.get("updatedReplicas"):
+        return []
+    refused = {_template_of(pod): pod for pod in observed.pods if is_refused(pod)}
+    pairs = ((new, [each for each in placed if _template_of(each) != name]) for name, new in refused.items())
+    return [(new, earlier) for new, earlier in pairs if earlier]
+
+
+def _template_of(pod: Obj) -> str:
+    template: str = pod["metadata"]["labels"].get(_TEMPLATE, "")
+    return template
+
+
+def _finds_place(new: Obj, earlier: Sequence[Obj], placed: Sequence[Obj], store: Store) -> bool:
+    """Return whether a refused pod fits in the place of one of these earlier pods."""
+    taken: dict[str, Mapping[str, Decimal]] = {}
+    for pod in earlier:
+        name = node_of(pod)
+        if name not in taken:
+            ours = store.by_index(PODS, NODE_INDEX, name)
+            taken[name] = _add_up(sum_requests(each["spec"]) for each in ours)
+        node = store.get(NODES, name)
+        if node is not None and may_follow(new, pod, placed) and _fits_on_node(new, pod, node, taken[name]):
+            return True
+    return False
+
+
+def _fits_on_node(new: Obj, earlier: Obj, node: Obj, taken: Mapping[str, Decimal]) -> bool:
     """Return whether a refused pod fits in the place of an earlier one, as far as that can be known.
 
-    Of devices, which are what is scarce, it may ask for more than the earlier pod if their node has as many.
+    Of devices, which are what is scarce, it may ask for more than the earlier pod if their node has as many beside
+    those of our other pods; `taken` is what all of ours have there. Pods of others are not known.
     """
+    if not admits(node, new["spec"]):
+        return False
     message = next(each.get("message", "") for each in new["status"]["conditions"] if each["type"] == "PodScheduled")
     found = _NODES.search(message)
     lacking = {resource: count for count, resource in _LACKING.findall(message.partition("preemption:")[0])}
     asked, held = sum_requests(new["spec"]), sum_requests(earlier["spec"])
     if not lacking:
         return _IN_THE_WAY.search(message) is not None
-    node = store.get(NODES, node_of(earlier)) or {}
     allocatable: Mapping[str, str] = node.get("status", {}).get("allocatable") or {}
     for resource in lacking:
-        has = parse_quantity(allocatable.get(resource, "0")) or 0
+        free = (parse_quantity(allocatable.get(resource, "0")) or 0) - taken.get(resource, 0)
+        has = free + held.get(resource, 0)
         if asked.get(resource, 0) > has and ("/" in resource or resource in allocatable):
             return False
     if not any("/" in each for each in lacking):
@@ -156,8 +192,16 @@ def _read_exceeded_quota(deployment: Obj) -> set[str]:
 
 def sum_requests(pod_spec: Obj) -> dict[str, Decimal]:
     """Return the requests of all containers of a pod; those of init containers are sidecars."""
+    containers = (*pod_spec.get("initContainers", ()), *pod_spec.get("containers", ()))
+    return _add_up(
+        {resource: parse_quantity(quantity) or Decimal() for resource, quantity in requests.items()}
+        for requests in (each.get("resources", {}).get("requests", {}) for each in containers)
+    )
+
+
+def _add_up(requests: Iterable[Mapping[str, Decimal]]) -> dict[str, Decimal]:
     total: dict[str, Decimal] = {}
-    for container in (*pod_spec.get("initContainers", ()), *pod_spec.get("containers", ())):
-        for resource, quantity in container.get("resources", {}).get("requests", {}).items():
-            total[resource] = total.get(resource, Decimal()) + (parse_quantity(quantity) or 0)
+    for each in requests:
+        for resource, quantity in each.items():
+            total[resource] = total.get(resource, Decimal()) + quantity
     return total

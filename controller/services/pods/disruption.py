@@ -1,7 +1,8 @@
 """The PodDisruptionBudget of a service with several pods: a drain of nodes evicts one pod after the other.
 
 A service with one pod gets none: it could only allow every eviction, which needs no budget, or refuse every one, which
-would hold up the drain of its node for ever.
+would hold up the drain of its node for ever. So would a budget of pods that share one node because of their volume:
+none can start elsewhere before all have left.
 """
 
 from controller.reconcile.plan import child
@@ -11,9 +12,9 @@ from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, POD_DISRUPTION_BUDGETS, Resource
 
 
-def build_disruption_budget(service: InferenceService) -> tuple[tuple[Resource, Obj], ...]:
-    """Return the PodDisruptionBudget of a service in pods, or nothing if it has one replica."""
-    if service.spec.replicas < 2:  # noqa: PLR2004 - one is too few to go on without one
+def build_disruption_budget(service: InferenceService, *, share_one_node: bool) -> tuple[tuple[Resource, Obj], ...]:
+    """Return the PodDisruptionBudget of a service in pods, or nothing if one would hold up a drain."""
+    if share_one_node or service.spec.replicas < 2:  # noqa: PLR2004 - one is too few to go on without one
         return ()
     spec = {
         "maxUnavailable": 1,

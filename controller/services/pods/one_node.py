@@ -5,18 +5,30 @@ for a network disk (Multi-Attach error). So each pod that mounts the volume has 
 pods with that label run; the first one runs anywhere. A pod with several volumes follows that of its main Model alone,
 since the scheduler counts only pods that match all terms of an affinity. The Job that fetches weights has ended before
 any pod mounts them.
+
+The value of the label changes when no pod that has it can run: the scheduler counts pods of a lost node, too, which
+stay until somebody deletes them, and would hold new ones there for ever. And a pod that was refused for the sake of one
+that is gone since is not tried again for minutes; a new pod is tried at once.
 """
 
-from collections.abc import Collection
+import hashlib
+from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Final
 
 from controller.models.served import is_mounted_image, own_claim
+from controller.reconcile.triggers import end_of_pod, is_refused
+from controller.services.pods.observed_deployments import node_of
 from crds.meta import GROUP
 from crds.model import Model
 from kube.client import Obj
 
 _LABEL: Final = f"volume.{GROUP}/"
 """Prefix of a label for each claim: a pod may mount the volumes of several Models."""
+FIRST_MARK: Final = "true"
+"""Value of the label until another one is needed."""
+_DIGITS: Final = 8
+_REFUSED_BY_AFFINITY: Final = "didn't match pod affinity rules"
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
@@ -27,17 +39,76 @@ def has_one_node(model: Model) -> bool:
     return is_ours and cache.access_mode == "ReadWriteOnce"
 
 
-def label_claims(claims: Collection[str]) -> dict[str, str]:
-    """Return the labels of a pod that mounts these claims."""
-    return {f"{_LABEL}{claim}": "true" for claim in claims}
+def label_claims(marks: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels of a pod that mounts these claims, each with the value of its label."""
+    return {f"{_LABEL}{claim}": mark for claim, mark in marks.items()}
 
 
-def keep_on_one_node(pod: Obj, claim: str) -> Obj:
+def is_labelled(pod: Obj, claim: str) -> bool:
+    """Return whether a pod has a label of this claim, so that others run on its node; earlier versions gave none."""
+    return f"{_LABEL}{claim}" in pod["metadata"]["labels"]
+
+
+def choose_mark(claim: str, pods: Iterable[Obj], present: Obj | None, now: datetime) -> str:
+    """Return the value of a claim's label in new pods: the present one, unless no pod with it can run.
+
+    Args:
+        claim: the claim.
+        pods: all pods that mount it and have not ended, of any service.
+        present: the Deployment as it is; None: there is none yet.
+        now: the time.
+    """
+    name = f"{_LABEL}{claim}"
+    running: list[tuple[str, str]] = []
+    stuck: list[tuple[str, str]] = []
+    for pod in pods:
+        metadata = pod["metadata"]
+        if name not in metadata["labels"]:
+            continue
+        is_lost = "deletionTimestamp" in metadata and end_of_pod(pod, now) is None
+        if is_lost or _waits_in_vain(pod):
+            stuck.append((metadata["labels"][name], metadata["uid"]))
+        elif node_of(pod):
+            running.append((metadata.get("creationTimestamp", ""), metadata["labels"][name]))
+    labels: Obj = present["spec"]["template"].get("metadata", {}).get("labels", {}) if present is not None else {}
+    mark: str = labels.get(name, FIRST_MARK)
+    if running:
+        return mark if mark in {each for _created, each in running} else max(running)[1]
+    if mark not in {each for each, _uid in stuck}:
+        return mark
+    return hashlib.sha256(" ".join(sorted(uid for _mark, uid in stuck)).encode()).hexdigest()[:_DIGITS]
+
+
+def _waits_in_vain(pod: Obj) -> bool:
+    """Return whether a pod was refused for the sake of the pods with its volume, and of no others."""
+    terms = _list_terms(pod)
+    return (
+        is_refused(pod)
+        and all(_is_ours(each) for each in terms)
+        and any(_REFUSED_BY_AFFINITY in each.get("message", "") for each in pod["status"]["conditions"])
+    )
+
+
+def keep_on_one_node(pod: Obj, claim: str, mark: str) -> Obj:
     """Return the spec of a pod that runs on the node of the other pods with this claim, if there are any."""
     affinity = pod.get("affinity", {})
     pods = affinity.get("podAffinity", {})
-    term = {"labelSelector": {"matchLabels": label_claims((claim,))}, "topologyKey": "kubernetes.io/hostname"}
+    term = {"labelSelector": {"matchLabels": label_claims({claim: mark})}, "topologyKey": "kubernetes.io/hostname"}
     return {**pod, "affinity": {**affinity, "podAffinity": {**pods, _REQUIRED: [*pods.get(_REQUIRED, ()), term]}}}
+
+
+def may_follow(new: Obj, earlier: Obj, pods: Iterable[Obj]) -> bool:
+    """Return whether a new pod may run on the node of an earlier one: other pods with its volume hold it elsewhere."""
+    ours = [each["labelSelector"]["matchLabels"] for each in _list_terms(new) if _is_ours(each)]
+    labels = {name: mark for each in ours for name, mark in each.items()}
+    if not labels:
+        return True
+    holding = {
+        node_of(pod)
+        for pod in pods
+        if pod is not earlier and node_of(pod) and labels.items() <= pod["metadata"]["labels"].items()
+    }
+    return not holding or node_of(earlier) in holding
 
 
 def forget_claims(template: Obj) -> Obj:
@@ -53,6 +124,12 @@ def forget_claims(template: Obj) -> Obj:
     if affinity:
         spec["affinity"] = affinity
     return {**template, "metadata": metadata, "spec": spec}
+
+
+def _list_terms(pod: Obj) -> list[Obj]:
+    affinity: Obj = (pod["spec"].get("affinity") or {}).get("podAffinity") or {}
+    terms: list[Obj] = affinity.get(_REQUIRED) or []
+    return terms
 
 
 def _is_ours(term: Obj) -> bool:

@@ -10,13 +10,19 @@ from typing import Final, NamedTuple
 from controller.models.served import Served
 from controller.placement.nodes import find_device_sizes, find_largest_memory
 from controller.pod_settings import PodSettings
+from controller.reconcile.indexes import CLAIM_INDEX, namespaced
 from controller.reconcile.plan import Patch, Snapshot
 from controller.services import replica_memory
 from controller.services.diagnosis import most_severe
 from controller.services.pods.copy_choice import choose_copies
 from controller.services.pods.copy_plan import CopyPlan, plan_copies
-from controller.services.pods.deployment import build_deployment, companion_weights, mounted_weights
-from controller.services.pods.deployment_strategy import go_on
+from controller.services.pods.deployment import (
+    build_deployment,
+    companion_weights,
+    mounted_weights,
+    name_deployment,
+)
+from controller.services.pods.deployment_strategy import Replacement, begin, go_on, make_way
 from controller.services.pods.devices import ACCEPTED_SHARE, request_devices
 from controller.services.pods.observed_deployments import (
     ObservedDeployment,
@@ -24,8 +30,8 @@ from controller.services.pods.observed_deployments import (
     list_deployments,
     list_service_pods,
 )
-from controller.services.pods.one_node import has_one_node
-from controller.services.pods.pod_template import EngineChoice
+from controller.services.pods.one_node import choose_mark, has_one_node, is_labelled
+from controller.services.pods.pod_template import EngineChoice, MountedWeights
 from controller.services.pods.template_rollout import (
     TemplateChange,
     annotate,
@@ -40,7 +46,8 @@ from crds.cache import NodeCopy
 from crds.inferenceservice import InferenceService
 from crds.quantity import quantity_bytes
 from crds.size import GIB, size_text
-from kube.resources import DEPLOYMENTS
+from kube.client import Obj
+from kube.resources import DEPLOYMENTS, PODS
 
 _SERVES_ON: Final = (
     "the earlier pods serve on, as the new one would not fit in the place of one: ask for less, or set spec.suspend to "
@@ -173,17 +180,22 @@ def _list_wanted(
 
     def compare(copy: NodeCopy | None, replicas: int) -> _WantedDeployment:
         weights = mounted_weights(served.model, copy)
+        observed = there.get(name_deployment(service.metadata.name, weights))
+        weights = _mark_weights(snapshot, service, weights, observed)
         _, made = build_deployment(service, choice, weights, companions, replicas=replicas, settings=settings)
-        inputs, observed = digest_inputs(service, served, copy), there.get(made["metadata"]["name"])
+        inputs = digest_inputs(service, served, copy)
         if observed is None:
             return _WantedDeployment(TemplateChange(annotate(made, inputs)), replicas, None, weights.node)
         # Earlier versions requested stated memory of the node beside devices. A pod that no node takes loses nothing.
         found = observed.count_pods()
         is_estimate = choice.is_estimate and not (is_stated and found.refused and not found.placed)
         change = compare_template(made, observed.obj, inputs, is_estimate=is_estimate, is_stated=is_stated)
-        if weights.node or change.cause:
+        if weights.node:
             return _WantedDeployment(change, replicas, observed, weights.node)
-        replacement = go_on(observed, pods, replicas, snapshot.store)
+        if change.cause:
+            replacement = Replacement(_begin_beside(weights, observed, replicas))
+        else:
+            replacement = go_on(observed, pods, replicas, snapshot.store)
         if replacement.strategy != made["spec"]["strategy"]:
             made["spec"]["strategy"] = replacement.strategy
             change = compare_template(made, observed.obj, inputs, is_estimate=is_estimate, is_stated=is_stated)
@@ -196,6 +208,28 @@ def _list_wanted(
             wanted = wanted._replace(change=compare(copy, limit).change)
         found.append(wanted)
     return found
+
+
+def _mark_weights(
+    snapshot: Snapshot, service: InferenceService, weights: MountedWeights, observed: ObservedDeployment | None
+) -> MountedWeights:
+    """Return weights with the value of the label by which new pods find the one node of their volume."""
+    if not weights.claim or not weights.has_one_node:
+        return weights
+    mounted = namespaced(service.metadata.namespace, weights.claim)
+    pods = snapshot.store.by_index(PODS, CLAIM_INDEX, mounted)
+    present = observed.obj if observed is not None else None
+    return weights._replace(mark=choose_mark(weights.claim, pods, present, snapshot.now))
+
+
+def _begin_beside(weights: MountedWeights, observed: ObservedDeployment, replicas: int) -> Obj:
+    """Return the strategy with which a change begins beside pods of an earlier version.
+
+    Nothing holds a new pod on the node of those without a label, where alone their volume can be.
+    """
+    claim = weights.claim if weights.has_one_node else None
+    is_held = not claim or all(is_labelled(pod, claim) for pod in observed.list_placed())
+    return begin(weights.node, replicas) if is_held else make_way(replicas)
 
 
 def _retire(

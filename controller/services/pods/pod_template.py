@@ -15,7 +15,7 @@ from controller.models.volume import MODELS_PATH
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.services.pods.devices import DeviceRequest, request_devices
 from controller.services.pods.key_proxy import PORT_NAME, TOKEN_DIRECTORY, WITHDRAWAL_SECONDS, KeyProxy
-from controller.services.pods.one_node import keep_on_one_node
+from controller.services.pods.one_node import FIRST_MARK, keep_on_one_node
 from controller.services.pods.pod_options import add_options, pin_to_node
 from controller.services.tokens import TOKEN_KEY, token_name
 from crds.inferenceservice import InferenceService
@@ -55,6 +55,8 @@ class MountedWeights(NamedTuple):
     """The one node that has the claim's volume; empty: any node that the scheduler finds for the volume."""
     has_one_node: bool = False
     """True if the claim's volume can be attached to one node only, wherever that is."""
+    mark: str = FIRST_MARK
+    """Value of the label by which pods with such a volume find its node."""
 
     def volume(self) -> Obj:
         """Return the source of the pod's volume."""
@@ -138,7 +140,7 @@ def build_pod(
     if weights.node:
         pod = pin_to_node(pod, weights.node)
     if weights.claim and weights.has_one_node:
-        pod = keep_on_one_node(pod, weights.claim)
+        pod = keep_on_one_node(pod, weights.claim, weights.mark)
     if choice.pod.key == "proxy":
         proxy = KeyProxy(
             settings.image,

@@ -109,7 +109,7 @@ async def cluster(client: Client, restricted: str, controller: Process) -> Servi
 @pytest.mark.usefixtures("node")
 async def test_pods_are_guarded_and_monitored_while_they_exist(cluster: ServiceNamespace, files: FileServer) -> None:
     client, namespace = cluster.client, cluster.namespace
-    await cluster.make(MODELS, "tiny", source=f"{files.url}/tiny.gguf")
+    await cluster.make(MODELS, "tiny", source=f"{files.url}/tiny.gguf", cache={"accessMode": "ReadWriteMany"})
     await cluster.make_service(
         hardware={"accelerator": "cpu"}, contextLength=512, replicas=2, pod={"env": OPTIONS["env"]}
     )

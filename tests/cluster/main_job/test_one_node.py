@@ -1,12 +1,57 @@
-"""Pods beside a ReadWriteOnce volume, with the real scheduler: the services of one Model share a node."""
+"""Pods beside a ReadWriteOnce volume, with the real scheduler: the services of one Model share a node, and leave it."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from crds.meta import LABEL_SERVICE
+from kube.client import Obj
 from kube.resources import PODS
+from tests.cluster.conftest import joined
 from tests.cluster.main_job.cluster import Cluster
+from tests.controlplane import members
+from tests.controlplane.kubelet.worker import kill_leftovers
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.process import Process
+from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.usefixtures("gpu_node")
+LEFT = "disk-1"
+"""The node that pods leave."""
+
+
+@pytest_asyncio.fixture
+async def left(plane: ControlPlane, tmp_path: Path, watched: list[Process]) -> AsyncIterator[Process]:
+    """The kubelet of a node that alone takes pods at first."""
+    kubelet = members.kubelet(plane, LEFT, tmp_path)
+    async with joined(plane, LEFT, kubelet, watched):
+        await plane.kubectl("cordon", "cpu-1", "gpu-1")
+        try:
+            yield kubelet
+        finally:
+            await plane.kubectl("uncordon", "cpu-1", "gpu-1")
+    await kill_leftovers(tmp_path / LEFT)
+
+
+async def list_pods(cluster: Cluster) -> list[Obj]:
+    found = await cluster.client.list(PODS, cluster.namespace, label_selector=f"{LABEL_SERVICE}=chat")
+    return found.items
+
+
+async def serve_elsewhere(cluster: Cluster, *, replicas: int) -> None:
+    """Wait until all replicas serve on another node."""
+
+    async def moved() -> bool:
+        nodes = [pod["spec"].get("nodeName") for pod in await list_pods(cluster) if pod["status"]["phase"] == "Running"]
+        serving = [each for each in nodes if each != LEFT]
+        assert len(serving) == replicas, nodes
+        return len(set(serving)) == 1
+
+    await eventually(moved)
+    await cluster.ready("chat")
+    assert (await cluster.get("chat")).status.ready_replicas == replicas
 
 
 async def nodes_of(cluster: Cluster, label: str) -> set[str]:
@@ -21,3 +66,28 @@ async def test_replicas_of_two_services_run_where_their_volume_can_be(cluster: C
     await cluster.apply(cluster.model(cache={"accessMode": mode}), *services)
     await cluster.ready(*names)
     assert len(await nodes_of(cluster, f"{LABEL_SERVICE} in ({', '.join(names)})")) == nodes
+
+
+async def test_drained_node_is_left_at_once(cluster: Cluster, left: Process) -> None:
+    """The scheduler tries the replica that waited for the earlier one only after minutes."""
+    del left
+    await cluster.apply(cluster.model(), cluster.service("chat", "cpu"))
+    await cluster.ready("chat")
+    assert [pod["spec"]["nodeName"] for pod in await list_pods(cluster)] == [LEFT]
+    await cluster.kubectl("uncordon", "cpu-1", "gpu-1")
+    await cluster.kubectl("drain", LEFT, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s")
+    await serve_elsewhere(cluster, replicas=1)
+
+
+async def test_lost_node_is_left_although_its_pods_stay(cluster: Cluster, left: Process) -> None:
+    await cluster.apply(cluster.model(), cluster.service("chat", "cpu", replicas=2))
+    await cluster.ready("chat")
+    lost = [pod["metadata"]["name"] for pod in await list_pods(cluster)]
+    assert {pod["spec"]["nodeName"] for pod in await list_pods(cluster)} == {LEFT}
+    await left.kill()
+    await cluster.kubectl("cordon", LEFT)
+    await cluster.kubectl("uncordon", "cpu-1", "gpu-1")
+    # As Kubernetes' controller of lost nodes does after five minutes.
+    await cluster.kubectl("delete", "pods", "--grace-period=1", "--wait=false", *lost)
+    await serve_elsewhere(cluster, replicas=2)
+    assert set(lost) < {pod["metadata"]["name"] for pod in await list_pods(cluster)}

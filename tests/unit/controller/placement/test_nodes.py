@@ -75,11 +75,15 @@ def test_node_that_goes_counts_no_more() -> None:
     assert find_device_sizes(store, "nvidia").largest_bytes == 23034 * MIB
 
 
-def test_only_labels_and_resources_of_a_node_are_kept() -> None:
-    store = nodes(node("a", GPU, nvidia_com__gpu=1))
-    (kept,) = store.list(NODES)
-    assert kept["metadata"]["labels"] == GPU
-    assert kept.keys() == {"metadata", "status"}
+def test_only_what_a_pod_selects_and_asks_for_is_kept_of_a_node() -> None:
+    made = node("a", GPU, nvidia_com__gpu=1)
+    made["metadata"]["annotations"] = {"a": "b"}
+    made["spec"] = {"podCIDR": "10.0.0.0/24", "unschedulable": True}
+    made["spec"]["taints"] = [{"key": "a", "effect": "NoSchedule", "timeAdded": "2026-01-01T00:00:00Z"}]
+    (kept,) = nodes(made).list(NODES)
+    assert kept["metadata"].keys() == {"name", "uid", "resourceVersion", "labels"}
+    assert kept["metadata"]["labels"] == GPU | {"kubernetes.io/arch": "a"}
+    assert kept["spec"] == {"unschedulable": True, "taints": [{"key": "a", "effect": "NoSchedule"}]}
     assert kept["status"] == {"allocatable": {"nvidia.com/gpu": "1"}}
 
 

@@ -9,6 +9,9 @@ from controller.reconcile.plan import FIELD_MANAGER
 from controller.reconcile.stamp import needs_apply
 from controller.services.pods.pod_monitor import parse_monitor_labels
 from crds.meta import LABEL_MANAGED_BY, LABEL_SERVICE
+from gateway.proxy.exposition import MOST_LINES
+from gateway.proxy.metrics import ProxyMetrics, ServiceLoad
+from gateway.proxy.paths import INFERENCE
 from kube.client import Obj
 from kube.resources import (
     DEPLOYMENTS,
@@ -25,20 +28,34 @@ from tests.support.service_decisions import METAL, chat_deployment, chat_service
 OWN = {"matchLabels": {LABEL_SERVICE: "chat"}}
 GUARDED = PodSettings("pomona:test", network_policies=True)
 BESIDE = (POD_DISRUPTION_BUDGETS, NETWORK_POLICIES, POD_MONITORS)
+ON_SEVERAL_NODES = {"accessMode": "ReadWriteMany"}
 
 
-def made(kind: Resource, settings: PodSettings = GUARDED, *, is_monitored: bool = True, **spec: Any) -> Obj | None:
-    objects = (chat_service(**spec), (MODELS, model()), (METAL_HOSTS, host()))
+def made(
+    kind: Resource,
+    settings: PodSettings = GUARDED,
+    *,
+    is_monitored: bool = True,
+    on_several_nodes: bool = False,
+    **spec: Any,
+) -> Obj | None:
+    tiny = model(cache=ON_SEVERAL_NODES) if on_several_nodes else model()
+    objects = (chat_service(**spec), (MODELS, tiny), (METAL_HOSTS, host()))
     found = list_applied(decide_chat(*objects, settings=settings, is_monitored=is_monitored), kind)
     return found[0] if found else None
 
 
 @pytest.mark.parametrize(("replicas", "has_one"), [(1, False), (2, True), (5, True)])
 def test_drain_evicts_one_of_several_pods_at_a_time(replicas: int, has_one: bool) -> None:
-    budget = made(POD_DISRUPTION_BUDGETS, replicas=replicas)
+    budget = made(POD_DISRUPTION_BUDGETS, on_several_nodes=True, replicas=replicas)
     assert (budget is not None) is has_one
     if budget is not None:
         assert (budget["spec"]["maxUnavailable"], budget["spec"]["selector"]) == (1, OWN)
+
+
+def test_drain_evicts_all_pods_that_share_one_node() -> None:
+    """With a budget it would wait for ever: no pod starts elsewhere while another one has the volume."""
+    assert made(POD_DISRUPTION_BUDGETS, replicas=2) is None
 
 
 def test_policy_is_an_option() -> None:
@@ -130,7 +147,7 @@ def test_monitor_that_exists_gets_the_labels_of_the_option(before: Obj, after: O
     assert desired["metadata"]["labels"] == MANAGED | after
     owned: Obj = {
         "f:metadata": {"f:labels": {f"f:{name}": {} for name in MANAGED | before}, "f:ownerReferences": {}},
-        "f:spec": {"f:selector": {}, "f:podMetricsEndpoints": {}},
+        "f:spec": {"f:selector": {}, "f:podMetricsEndpoints": {}, "f:sampleLimit": {}},
     }
     entry = {"manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": owned}
     metadata = earlier["metadata"] | {"uid": "uid-monitor", "resourceVersion": "1", "managedFields": [entry]}
@@ -193,6 +210,20 @@ def test_proxy_is_scraped_in_front_of_an_engine_that_checks_no_key() -> None:
     assert (endpoint["path"], endpoint["authorization"]["credentials"]["name"]) == ("/metrics", "chat-token")
 
 
+@pytest.mark.parametrize("runtime", ["llama.cpp", "generic"])
+def test_pod_may_send_no_more_series_than_proxy_and_engine_have(runtime: str) -> None:
+    stated: Obj = {"image": "registry.example/engine:1", "resources": {"memory": "1Gi"}}
+    of_generic: Obj = {"container": {}} if runtime == "generic" else {}
+    monitor = made(POD_MONITORS, runtime=runtime, **(stated | of_generic))
+    assert monitor is not None
+    proxy = ProxyMetrics(lambda: [ServiceLoad("ns/chat", 0, 0)])
+    for route in {*INFERENCE.values(), "models", "other"}:
+        for status in range(200, 220):
+            proxy.for_service("ns/chat").count_request(route, status, "engine_error")
+    lines = [line for line in proxy.text().splitlines() if not line.startswith(b"#")]
+    assert MOST_LINES + len(lines) < monitor["spec"]["sampleLimit"] <= MOST_LINES + 1000
+
+
 @pytest.mark.parametrize("spec", [METAL, {"suspend": True}, {"replicas": 0}], ids=["on a host", "suspended", "none"])
 def test_service_without_pods_has_none(spec: Obj) -> None:
     wanted: Obj = {"replicas": 2} | spec
@@ -211,14 +242,15 @@ def test_policy_goes_with_its_option_even_if_no_pod_is_ready() -> None:
 
 
 def test_all_go_with_the_last_pod_and_stay_while_a_model_is_fetched() -> None:
-    objects = [(MODELS, model()), (DEPLOYMENTS, chat_deployment(chat_service(replicas=2), (MODELS, model())))]
+    tiny = model(cache=ON_SEVERAL_NODES)
+    objects = [(MODELS, tiny), (DEPLOYMENTS, chat_deployment(chat_service(replicas=2), (MODELS, tiny)))]
     for kind in BESIDE:
-        there = made(kind, replicas=2)
+        there = made(kind, on_several_nodes=True, replicas=2)
         assert there is not None
         metadata = there["metadata"] | {"uid": f"uid-{kind}", "resourceVersion": "1"}
         objects.append((kind, there | {"metadata": metadata}))
     suspended = decide_chat(chat_service(replicas=2, suspend=True), *objects, settings=GUARDED, is_monitored=True)
     assert {each.resource for each in suspended.delete} == {DEPLOYMENTS, *BESIDE}
-    fetching = [(MODELS, model(cached=False)), *objects[1:]]
+    fetching = [(MODELS, model(cached=False, cache=ON_SEVERAL_NODES)), *objects[1:]]
     waits = decide_chat(chat_service(replicas=2), *fetching, settings=GUARDED, is_monitored=True)
     assert waits.delete == ()

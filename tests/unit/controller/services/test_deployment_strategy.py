@@ -1,5 +1,6 @@
 """The strategy of a Deployment: its change begins with one pod more, and earlier pods make way if that is refused."""
 
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.support.service_decisions import chat_deployment, chat_pod, chat_serv
 
 IN_PLACE: Obj = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
 NVIDIA: Obj = {"accelerator": "nvidia"}
+VOLUME = "volume.inference.pomona.dev/tiny-cache"
 NO_DEVICE = "0/2 nodes are available: 1 Insufficient memory, 2 Insufficient nvidia.com/gpu. preemption: not allowed."
 NO_MEMORY = "0/2 nodes are available: 2 Insufficient memory."
 NO_SUCH_NODE = "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector."
@@ -27,14 +29,15 @@ QUOTA = (
 def placed(name: str = "chat-old", *, template: str = "old", node: str = "gpu-1", **requests: str) -> Obj:
     """Return a ready pod."""
     pod = chat_pod(name)
-    pod["metadata"]["labels"]["pod-template-hash"] = template
+    pod["metadata"]["labels"] |= {"pod-template-hash": template, VOLUME: "true"}
     asked = {"memory": "1Gi", "nvidia.com/gpu": "1"} | requests
     return pod | {"spec": {"nodeName": node, "containers": [{"resources": {"requests": asked}}]}}
 
 
-def refused(message: str, *, template: str = "new", **requests: str) -> Obj:
-    """Return a pod for which the scheduler has no node."""
+def refused(message: str, *, template: str = "new", spec: Any = None, **requests: str) -> Obj:
+    """Return a pod for which the scheduler has no node; `spec` has further fields of its spec."""
     pod = placed("chat-new", template=template, node="", **requests)
+    pod["spec"] |= spec or {}
     reason = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
     return pod | {"status": {"phase": "Pending", "conditions": [reason]}}
 
@@ -46,19 +49,27 @@ def leaving(name: str = "chat-left") -> Obj:
     return pod
 
 
-def node(name: str = "gpu-1", **allocatable: str) -> tuple[Resource, Obj]:
-    metadata = {"name": name, "uid": name, "resourceVersion": "1", "labels": {}}
-    return NODES, {"metadata": metadata, "status": {"allocatable": {"nvidia.com/gpu": "2"} | allocatable}}
+def node(name: str = "gpu-1", *, spec: Any = None, **allocatable: str) -> tuple[Resource, Obj]:
+    metadata = {"name": name, "uid": name, "resourceVersion": "1", "labels": {"product": "L4"}}
+    status = {"allocatable": {"nvidia.com/gpu": "2"} | allocatable}
+    return NODES, {"metadata": metadata, "spec": spec or {}, "status": status}
 
 
-def rolling(*pods: Obj, replicas: int = 1, hardware: Obj = NVIDIA, strategy: Obj = SURGE, **status: Any) -> Obj | None:
+def rolling(
+    *pods: Obj,
+    replicas: int = 1,
+    hardware: Obj = NVIDIA,
+    strategy: Obj = SURGE,
+    nodes: Sequence[tuple[Resource, Obj]] = (node(),),
+    **status: Any,
+) -> Obj | None:
     """Return the strategy that is applied while pods are replaced; None: the present one stays."""
     objects = [chat_service(hardware=hardware, replicas=replicas), (MODELS, model())]
     there = chat_deployment(*objects, replicas=replicas + 1, ready=replicas, updated=1)
     there["spec"]["strategy"] = strategy
     there = stamp(there)
     there["status"] |= status
-    plan = decide_chat(*objects, (DEPLOYMENTS, there), node(), *((PODS, each) for each in pods))
+    plan = decide_chat(*objects, (DEPLOYMENTS, there), *nodes, *((PODS, each) for each in pods))
     (applied,) = list_applied(plan, DEPLOYMENTS)
     assert applied["spec"]["template"] == there["spec"]["template"]
     found: Obj = applied["spec"]["strategy"]
@@ -135,6 +146,56 @@ def test_earlier_pod_serves_on_if_the_new_one_would_not_fit_in_its_place(new: Ob
 
 def test_more_devices_fit_if_the_node_of_the_earlier_pod_has_them() -> None:
     assert rolling(placed(), refused(NO_DEVICE, **{"nvidia.com/gpu": "2", "memory": "9Gi"})) == IN_PLACE
+
+
+def test_no_pod_makes_way_for_more_devices_that_another_service_holds() -> None:
+    other = placed("other-1")
+    other["metadata"]["labels"] = {"inference.pomona.dev/service": "other"}
+    two = refused(NO_DEVICE, **{"nvidia.com/gpu": "2"})
+    assert rolling(placed(), other, two) is None
+    assert rolling(placed(), other | {"status": {"phase": "Succeeded"}}, two) == IN_PLACE
+
+
+@pytest.mark.parametrize(
+    ("new", "spec"),
+    [
+        ({"nodeSelector": {"product": "H100"}}, {}),
+        ({}, {"unschedulable": True}),
+        ({}, {"taints": [{"key": "maintenance", "effect": "NoSchedule"}]}),
+    ],
+    ids=["other nodes are selected", "cordoned", "tainted"],
+)
+def test_no_pod_makes_way_on_a_node_that_would_not_take_the_new_one(new: Obj, spec: Obj) -> None:
+    mixed = "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 1 node(s) had another reason."
+    assert rolling(placed(), refused(mixed, spec=new), nodes=[node(spec=spec)]) is None
+    assert rolling(placed(), refused(mixed), nodes=[node()]) == IN_PLACE
+    assert rolling(placed(), refused(mixed), nodes=[]) is None, "an unknown node"
+
+
+def test_no_pod_makes_way_on_a_node_from_which_the_volume_holds_the_new_one_off() -> None:
+    term = {"labelSelector": {"matchLabels": {VOLUME: "true"}}, "topologyKey": "kubernetes.io/hostname"}
+    held = {"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}}
+    mixed = "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 1 node(s) didn't match pod affinity rules."
+    turned = placed("chat-turned", template="new", node="gpu-2")
+    full = [node("gpu-1", **{"nvidia.com/gpu": "1"}), node("gpu-2", **{"nvidia.com/gpu": "1"})]
+    assert rolling(placed(), turned, refused(mixed, spec=held), replicas=2, nodes=full) is None
+    assert rolling(placed(), refused(mixed, spec=held), nodes=full) == IN_PLACE
+    assert rolling(placed(), turned, refused(mixed), replicas=2, nodes=full) == IN_PLACE
+
+
+def test_resource_with_an_underscore_is_read_in_full() -> None:
+    partition = {"amd.com/cpx_nps4": "16"}
+    words = "0/1 nodes are available: 1 Insufficient amd.com/cpx_nps4."
+    assert rolling(placed(), refused(words, **partition), nodes=[node(**{"amd.com/cpx_nps4": "8"})]) is None
+
+
+def test_second_pod_of_a_claim_that_one_pod_may_mount_waits_for_the_first() -> None:
+    words = "0/1 nodes are available: 1 node has pod using PersistentVolumeClaim with the same name and "
+    assert rolling(placed(), refused(f"{words}ReadWriteOncePod access mode.")) == IN_PLACE
+
+
+def test_refused_pod_of_the_change_before_ends_nothing() -> None:
+    assert rolling(placed(), refused(NO_DEVICE, template="typo"), updatedReplicas=0) is None
 
 
 def quota(message: str = QUOTA) -> list[Obj]:

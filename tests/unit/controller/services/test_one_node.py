@@ -1,5 +1,7 @@
 """Pods beside a ReadWriteOnce volume: which volumes are meant, and that pods of one run on one node."""
 
+from copy import deepcopy
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -7,8 +9,8 @@ import pytest
 from controller.reconcile.stamp import stamp
 from controller.services.pods.one_node import forget_claims, has_one_node, label_claims
 from kube.client import Obj
-from kube.resources import DEPLOYMENTS, MODELS, PODS
-from tests.support.api_objects import as_model, model, planned_condition
+from kube.resources import DEPLOYMENTS, MODELS, PODS, Resource
+from tests.support.api_objects import NOW, as_model, model, planned_condition
 from tests.support.service_decisions import chat_deployment, chat_pod, chat_service, decide_chat, list_applied
 
 LABEL = "volume.inference.pomona.dev/tiny-cache"
@@ -61,7 +63,10 @@ def test_pod_with_several_volumes_follows_that_of_its_main_model() -> None:
     (made,) = list_applied(decide_chat(chat, (MODELS, model()), (MODELS, draft)), DEPLOYMENTS)
     found = made["spec"]["template"]
     assert found["spec"]["affinity"]["podAffinity"][REQUIRED] == [TERM]
-    assert label_claims(["tiny-cache", "draft-cache"]).items() <= found["metadata"]["labels"].items()
+    assert (
+        label_claims(dict.fromkeys(["tiny-cache", "draft-cache"], "true")).items()
+        <= found["metadata"]["labels"].items()
+    )
 
 
 def test_update_restarts_no_pod_for_this_and_the_next_edit_brings_it() -> None:
@@ -85,3 +90,100 @@ def test_refusal_for_want_of_room_on_the_one_node_names_the_way_out() -> None:
     message = planned_condition(plan, "Ready")["message"]
     assert words in message
     assert "the volume of Model tiny is ReadWriteOnce, so its pods share one node" in message
+
+
+def deployed(*, mark: str | None = "true", ready: int = 1, context: int = 512) -> Obj:
+    """Return the Deployment whose pods have this value of the label; None: an earlier version made it."""
+    made = chat_deployment(chat_service(contextLength=context), (MODELS, model()), ready=ready)
+    template = made["spec"]["template"]
+    made["spec"]["template"] = forget_claims(template) if mark is None else _with_mark(template, mark)
+    return stamp(made)
+
+
+def _with_mark(template: Obj, mark: str) -> Obj:
+    marked = deepcopy(template)
+    marked["metadata"]["labels"][LABEL] = mark
+    marked["spec"]["affinity"]["podAffinity"][REQUIRED][0]["labelSelector"]["matchLabels"] = {LABEL: mark}
+    return marked
+
+
+def mounting(
+    name: str = "chat-1",
+    *,
+    mark: str | None = "true",
+    node: str = "node-1",
+    deleted: datetime | None = None,
+    message: str = "",
+    service: str = "chat",
+) -> tuple[Resource, Obj]:
+    """Return a pod of the claim: on a node, being deleted by then, or refused with these words."""
+    pod = chat_pod(name)
+    pod["metadata"]["labels"] = {"inference.pomona.dev/service": service} | ({LABEL: mark} if mark else {})
+    if deleted is not None:
+        pod["metadata"]["deletionTimestamp"] = deleted.isoformat()
+    claim = {"persistentVolumeClaim": {"claimName": "tiny-cache"}}
+    affinity = {"podAffinity": {REQUIRED: [TERM]}}
+    if message:
+        reason = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+        pod["status"] = {"phase": "Pending", "conditions": [reason]}
+        return PODS, pod | {"spec": {"containers": [], "volumes": [claim], "affinity": affinity}}
+    return PODS, pod | {"spec": {"containers": [], "volumes": [claim], "nodeName": node}}
+
+
+def mark_of(*objects: tuple[Resource, Obj], there: Obj | None = None, **spec: Any) -> str:
+    """Return the value of the label in the pods that are applied."""
+    known = [(DEPLOYMENTS, there)] if there is not None else []
+    plan = decide_chat(chat_service(contextLength=512, **spec), (MODELS, model()), *known, *objects)
+    (made,) = list_applied(plan, DEPLOYMENTS)
+    mark: str = made["spec"]["template"]["metadata"]["labels"][LABEL]
+    term = made["spec"]["template"]["spec"]["affinity"]["podAffinity"][REQUIRED][-1]
+    assert term["labelSelector"]["matchLabels"] == {LABEL: mark}
+    return mark
+
+
+HELD = "0/2 nodes are available: 1 node(s) didn't match pod affinity rules, 1 node(s) had untolerated taint(s)."
+LOST = NOW - timedelta(seconds=1)
+ENDING = NOW + timedelta(seconds=20)
+
+
+def test_pods_of_a_lost_node_hold_no_new_one_there() -> None:
+    lost, waits = mounting("chat-lost", deleted=LOST), mounting("chat-new", message=HELD)
+    assert mark_of(mounting("chat-lost", deleted=ENDING), waits, there=deployed(ready=0)) == "true"
+    another = mark_of(lost, waits, there=deployed(ready=0))
+    assert another != "true"
+    for pods in ([mounting("chat-2", mark=another)], [mounting("chat-2", mark=another), waits], []):
+        assert mark_of(lost, *pods, there=deployed(mark=another)) == another, "it stays"
+    assert mark_of(mounting("chat-2", mark=another), there=deployed(mark=another)) == another, "the node is gone"
+
+
+def test_replica_that_waits_for_a_pod_that_is_gone_is_replaced_at_once() -> None:
+    waits = mounting("chat-new", message=HELD)
+    assert mark_of(mounting(deleted=ENDING), waits, there=deployed(ready=0)) == "true", "it ends in a moment"
+    another = mark_of(waits, there=deployed(ready=0))
+    assert another != "true"
+    full = mounting("chat-2", mark=another, message="0/2 nodes are available: 2 Insufficient memory.")
+    assert mark_of(waits, full, there=deployed(mark=another, ready=0)) == another
+
+
+def test_replica_that_an_affinity_of_the_user_holds_off_is_not_replaced() -> None:
+    resource, waits = mounting("chat-new", message=HELD)
+    beside = {"labelSelector": {"matchLabels": {"app": "web"}}, "topologyKey": "zone"}
+    waits["spec"]["affinity"] = {"podAffinity": {REQUIRED: [beside, TERM]}}
+    assert mark_of((resource, waits), there=deployed(ready=0)) == "true"
+
+
+def test_services_of_one_volume_follow_each_other() -> None:
+    other = mounting("other-1", mark="0123abcd", service="other")
+    lost = mounting("chat-lost", deleted=LOST)
+    assert mark_of(other) == "0123abcd"
+    assert mark_of(other, lost, there=deployed(ready=0)) == "0123abcd"
+    assert mark_of(other, mounting(), there=deployed()) == "true", "its own pods serve"
+
+
+def test_first_change_beside_pods_of_an_earlier_version_makes_way() -> None:
+    """A new pod could be bound to another node, and would wait for the disk there for ever."""
+    edited = [chat_service(contextLength=1024), (MODELS, model())]
+    for earlier, strategy in ((None, "Recreate"), ("true", "RollingUpdate")):
+        there = [(DEPLOYMENTS, deployed(mark=earlier)), mounting(mark=earlier)]
+        (changed,) = list_applied(decide_chat(*edited, *there), DEPLOYMENTS)
+        assert changed["spec"]["strategy"]["type"] == strategy

@@ -1,0 +1,63 @@
+"""The rules by which Kubernetes' scheduler admits a pod to a node: its taints, and what the pod selects.
+
+They are asked of one node, that of an earlier pod. How much room it has is another question, and where pods run at all
+is decided by the scheduler alone.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from kube.client import Obj
+
+_CORDONED: Final = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+"""The taint of a node on which an administrator lets no new pod run."""
+_Matches = Callable[[str | None, list[str]], bool]
+_OPERATORS: Final[Mapping[str, _Matches]] = {
+    "In": lambda value, values: value in values,
+    "NotIn": lambda value, values: value not in values,
+    "Exists": lambda value, _: value is not None,
+    "DoesNotExist": lambda value, _: value is None,
+    "Gt": lambda value, values: _is_greater(value, values[0]),
+    "Lt": lambda value, values: _is_greater(values[0], value),
+}
+
+
+def admits(node: Obj, pod_spec: Obj) -> bool:
+    """Return whether a node admits new pods with this spec, if it has room."""
+    spec, labels = node.get("spec") or {}, node["metadata"].get("labels") or {}
+    taints = [*(spec.get("taints") or ()), *([_CORDONED] if spec.get("unschedulable") else [])]
+    tolerations = pod_spec.get("tolerations") or []
+    for taint in taints:
+        if taint.get("effect") != "PreferNoSchedule" and not any(_tolerates(each, taint) for each in tolerations):
+            return False
+    if any(labels.get(name) != value for name, value in (pod_spec.get("nodeSelector") or {}).items()):
+        return False
+    affinity = (pod_spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+    return required is None or any(_matches(term, node) for term in required["nodeSelectorTerms"])
+
+
+def _tolerates(toleration: Obj, taint: Obj) -> bool:
+    if toleration.get("effect") not in {None, "", taint.get("effect")}:
+        return False
+    key = toleration.get("key") or ""
+    if toleration.get("operator") == "Exists":
+        return key in {"", taint["key"]}
+    return key == taint["key"] and (toleration.get("value") or "") == (taint.get("value") or "")
+
+
+def _matches(term: Obj, node: Obj) -> bool:
+    """Return whether a node meets all expressions of a term; one without any selects no node."""
+    labels, fields = node["metadata"].get("labels") or {}, {"metadata.name": node["metadata"]["name"]}
+    expressions = [(each, labels) for each in term.get("matchExpressions") or ()]
+    expressions += [(each, fields) for each in term.get("matchFields") or ()]
+    return bool(expressions) and all(
+        _OPERATORS[each["operator"]](values.get(each["key"]), each.get("values") or []) for each, values in expressions
+    )
+
+
+def _is_greater(value: str | None, other: str | None) -> bool:
+    try:
+        return int(value or "") > int(other or "")
+    except ValueError:
+        return False
