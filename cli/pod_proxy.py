@@ -145,8 +145,6 @@ def command(
       pomona pod-proxy --service team/chat --token-file token --engine-port 8000 --health-path /health
     """
     log_libraries()
-    if engine_metrics_path and not engine_metrics_prefixes:
-        raise click.UsageError("--engine-metrics-path needs --engine-metrics-prefixes")
     options = PodProxyOptions(
         service=service,
         address=address,

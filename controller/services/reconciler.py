@@ -14,12 +14,22 @@ from controller.models.discovery import label_service
 from controller.models.served import format_of, read_companions, runtime_of
 from controller.placement.nodes import DeviceSizes, find_device_sizes
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
-from controller.reconcile.indexes import HOST_INDEX, MODEL_INDEX, REASON_INDEX, SERVICE_INDEX, UNBOUND, namespaced
+from controller.reconcile.indexes import (
+    CLAIM_INDEX,
+    HOST_INDEX,
+    MODEL_INDEX,
+    REASON_INDEX,
+    SERVICE_INDEX,
+    UNBOUND,
+    mounted_claims,
+    namespaced,
+)
 from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.plan import Plan, Reconciler, Snapshot, prune
 from controller.reconcile.triggers import (
     Trigger,
     everything,
+    is_refused,
     offered_endpoints,
     owned,
     refused_pod,
@@ -169,6 +179,7 @@ def _list_triggers() -> tuple[Trigger, ...]:
         Trigger(NODES, _services_without_device, everything, finds_by_status=True),
         Trigger(PODS, _service_by_label(LABEL_SERVICE), scheduled_pod),
         Trigger(PODS, _services_of_fetch, refused_pod),
+        Trigger(PODS, _services_beside_volume, _place_of_pod, finds_by_status=True),
         Trigger(ENDPOINT_SLICES, _service_by_label(LABEL_SERVICE_NAME), offered_endpoints),
     )
 
@@ -351,6 +362,23 @@ def _services_of_fetch(store: Store, pod: Obj) -> list[ObjectKey]:
 def _services_without_device(store: Store, _node: Obj) -> list[ObjectKey]:
     """Return the services that no device is large enough for, which another node may change."""
     return [object_key(obj) for obj in store.by_index(INFERENCE_SERVICES, REASON_INDEX, DEVICE_TOO_SMALL)]
+
+
+def _place_of_pod(pod: Obj) -> object:
+    """Return where a pod runs, and whether it ends there."""
+    node = pod.get("spec", {}).get("nodeName")
+    return (node, "deletionTimestamp" in pod["metadata"]) if node else None
+
+
+def _services_beside_volume(store: Store, pod: Obj) -> list[ObjectKey]:
+    """Return the services whose pods mount a volume of this one, and wait for a node: it may be where this one is."""
+    namespace = pod["metadata"]["namespace"]
+    return [
+        ObjectKey(namespace, each["metadata"]["labels"][LABEL_SERVICE])
+        for claim in mounted_claims(pod.get("spec") or {})
+        for each in store.by_index(PODS, CLAIM_INDEX, namespaced(namespace, claim))
+        if LABEL_SERVICE in each["metadata"]["labels"] and is_refused(each)
+    ]
 
 
 def _services_of_host(store: Store, host: Obj) -> list[ObjectKey]:

@@ -10,6 +10,7 @@ The pods beside a copy of weights are on one node, which seldom has room for one
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
+from functools import partial
 from typing import Final, NamedTuple
 
 from controller.reconcile.indexes import NODE_INDEX
@@ -42,6 +43,7 @@ def _roll(surge: int, unavailable: int) -> Obj:
 
 
 SURGE: Final = _roll(1, 0)
+RECREATE: Final[Obj] = {"type": "Recreate"}
 
 
 class Replacement(NamedTuple):
@@ -54,12 +56,9 @@ class Replacement(NamedTuple):
 
 def begin(node: str, replicas: int) -> Obj:
     """Return the strategy with which a change begins; `node` has the copy of weights, if there are copies."""
-    return make_way(replicas) if node else SURGE
-
-
-def make_way(replicas: int) -> Obj:
-    """Return the strategy with which earlier pods make way from the start."""
-    return {"type": "Recreate"} if replicas == 1 else _roll(0, 1)
+    if not node:
+        return SURGE
+    return RECREATE if replicas == 1 else _roll(0, 1)
 
 
 def go_on(observed: ObservedDeployment, pods: ServicePods, replicas: int, store: Store) -> Replacement:
@@ -139,23 +138,24 @@ def _finds_place(new: Obj, earlier: Sequence[Obj], placed: Sequence[Obj], store:
     taken: dict[str, Mapping[str, Decimal]] = {}
     for pod in earlier:
         name = node_of(pod)
+        node = store.get(NODES, name)
+        if node is None or not admits(node, new["spec"]) or not may_follow(new, pod, placed):
+            continue
         if name not in taken:
             ours = store.by_index(PODS, NODE_INDEX, name)
-            taken[name] = _add_up(sum_requests(each["spec"]) for each in ours)
-        node = store.get(NODES, name)
-        if node is not None and may_follow(new, pod, placed) and _fits_on_node(new, pod, node, taken[name]):
+            measured = (store.derive(PODS, each, "requests", partial(sum_requests, each["spec"])) for each in ours)
+            taken[name] = _add_up(measured)
+        if _fits_on_node(new, pod, node, taken[name]):
             return True
     return False
 
 
 def _fits_on_node(new: Obj, earlier: Obj, node: Obj, taken: Mapping[str, Decimal]) -> bool:
-    """Return whether a refused pod fits in the place of an earlier one, as far as that can be known.
+    """Return whether a refused pod fits in the place of an earlier one, whose node admits it, as far as is known.
 
     Of devices, which are what is scarce, it may ask for more than the earlier pod if their node has as many beside
     those of our other pods; `taken` is what all of ours have there. Pods of others are not known.
     """
-    if not admits(node, new["spec"]):
-        return False
     message = next(each.get("message", "") for each in new["status"]["conditions"] if each["type"] == "PodScheduled")
     found = _NODES.search(message)
     lacking = {resource: count for count, resource in _LACKING.findall(message.partition("preemption:")[0])}

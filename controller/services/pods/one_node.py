@@ -5,19 +5,12 @@ for a network disk (Multi-Attach error). So each pod that mounts the volume has 
 pods with that label run; the first one runs anywhere. A pod with several volumes follows that of its main Model alone,
 since the scheduler counts only pods that match all terms of an affinity. The Job that fetches weights has ended before
 any pod mounts them.
-
-The value of the label changes when no pod that has it can run: the scheduler counts pods of a lost node, too, which
-stay until somebody deletes them, and would hold new ones there for ever. And a pod that was refused for the sake of one
-that is gone since is not tried again for minutes; a new pod is tried at once.
 """
 
-import hashlib
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from typing import Final
 
-from controller.models.served import is_mounted_image, own_claim
-from controller.reconcile.triggers import end_of_pod, is_refused
+from controller.models.served import format_of, is_mounted_image, own_claim
 from controller.services.pods.observed_deployments import node_of
 from crds.meta import GROUP
 from crds.model import Model
@@ -26,9 +19,7 @@ from kube.client import Obj
 _LABEL: Final = f"volume.{GROUP}/"
 """Prefix of a label for each claim: a pod may mount the volumes of several Models."""
 FIRST_MARK: Final = "true"
-"""Value of the label until another one is needed."""
-_DIGITS: Final = 8
-_REFUSED_BY_AFFINITY: Final = "didn't match pod affinity rules"
+"""Value of the label until another one is needed (`volume_mark.py`)."""
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
@@ -36,57 +27,28 @@ def has_one_node(model: Model) -> bool:
     """Return whether the volume of a Model can be attached to one node only, which is not known of a user's own."""
     cache = model.spec.cache
     is_ours = cache.scope == "model" and not is_mounted_image(model) and own_claim(model) is None
-    return is_ours and cache.access_mode == "ReadWriteOnce"
+    return is_ours and format_of(model) != "ollama" and cache.access_mode == "ReadWriteOnce"
 
 
 def label_claims(marks: Mapping[str, str]) -> dict[str, str]:
     """Return the labels of a pod that mounts these claims, each with the value of its label."""
-    return {f"{_LABEL}{claim}": mark for claim, mark in marks.items()}
+    return {name_label(claim): mark for claim, mark in marks.items()}
 
 
-def is_labelled(pod: Obj, claim: str) -> bool:
-    """Return whether a pod has a label of this claim, so that others run on its node; earlier versions gave none."""
-    return f"{_LABEL}{claim}" in pod["metadata"]["labels"]
+def name_label(claim: str) -> str:
+    """Return the label of the pods that mount this claim."""
+    return f"{_LABEL}{claim}"
 
 
-def choose_mark(claim: str, pods: Iterable[Obj], present: Obj | None, now: datetime) -> str:
-    """Return the value of a claim's label in new pods: the present one, unless no pod with it can run.
-
-    Args:
-        claim: the claim.
-        pods: all pods that mount it and have not ended, of any service.
-        present: the Deployment as it is; None: there is none yet.
-        now: the time.
-    """
-    name = f"{_LABEL}{claim}"
-    running: list[tuple[str, str]] = []
-    stuck: list[tuple[str, str]] = []
-    for pod in pods:
-        metadata = pod["metadata"]
-        if name not in metadata["labels"]:
-            continue
-        is_lost = "deletionTimestamp" in metadata and end_of_pod(pod, now) is None
-        if is_lost or _waits_in_vain(pod):
-            stuck.append((metadata["labels"][name], metadata["uid"]))
-        elif node_of(pod):
-            running.append((metadata.get("creationTimestamp", ""), metadata["labels"][name]))
-    labels: Obj = present["spec"]["template"].get("metadata", {}).get("labels", {}) if present is not None else {}
-    mark: str = labels.get(name, FIRST_MARK)
-    if running:
-        return mark if mark in {each for _created, each in running} else max(running)[1]
-    if mark not in {each for each, _uid in stuck}:
-        return mark
-    return hashlib.sha256(" ".join(sorted(uid for _mark, uid in stuck)).encode()).hexdigest()[:_DIGITS]
+def lacks_label(pod: Obj, claim: str) -> bool:
+    """Return whether nothing holds others with this claim on the node of a pod: earlier versions gave no label."""
+    return bool(node_of(pod)) and name_label(claim) not in pod["metadata"]["labels"]
 
 
-def _waits_in_vain(pod: Obj) -> bool:
-    """Return whether a pod was refused for the sake of the pods with its volume, and of no others."""
+def follows_only_its_volume(pod: Obj) -> bool:
+    """Return whether a pod must run beside pods with its volume, and beside no others."""
     terms = _list_terms(pod)
-    return (
-        is_refused(pod)
-        and all(_is_ours(each) for each in terms)
-        and any(_REFUSED_BY_AFFINITY in each.get("message", "") for each in pod["status"]["conditions"])
-    )
+    return bool(terms) and all(_is_ours(each) for each in terms)
 
 
 def keep_on_one_node(pod: Obj, claim: str, mark: str) -> Obj:

@@ -22,7 +22,7 @@ from controller.services.pods.deployment import (
     mounted_weights,
     name_deployment,
 )
-from controller.services.pods.deployment_strategy import Replacement, begin, go_on, make_way
+from controller.services.pods.deployment_strategy import RECREATE, Replacement, begin, go_on
 from controller.services.pods.devices import ACCEPTED_SHARE, request_devices
 from controller.services.pods.observed_deployments import (
     ObservedDeployment,
@@ -30,7 +30,7 @@ from controller.services.pods.observed_deployments import (
     list_deployments,
     list_service_pods,
 )
-from controller.services.pods.one_node import choose_mark, has_one_node, is_labelled
+from controller.services.pods.one_node import has_one_node, lacks_label
 from controller.services.pods.pod_template import EngineChoice, MountedWeights
 from controller.services.pods.template_rollout import (
     TemplateChange,
@@ -40,6 +40,7 @@ from controller.services.pods.template_rollout import (
     is_changing,
     select_changes,
 )
+from controller.services.pods.volume_mark import VolumeMark, choose_mark
 from controller.services.preconditions import ServiceProblem
 from controller.services.replicas import Replicas
 from crds.cache import NodeCopy
@@ -53,6 +54,10 @@ _SERVES_ON: Final = (
     "the earlier pods serve on, as the new one would not fit in the place of one: ask for less, or set spec.suspend to "
     "true until they have ended"
 )
+
+
+_ROOM_SECONDS: Final = 60.0
+"""Time after which it is asked anew whether a refused pod would fit: the scheduler's words may stay the same."""
 
 
 class _KeptDeployment(NamedTuple):
@@ -73,6 +78,8 @@ class _WantedDeployment(NamedTuple):
     """The node of its copy; empty if the Model has one volume for all pods."""
     lacks_room: bool = False
     """True if its earlier pods serve on, because a new one would not fit in the place of one."""
+    again_seconds: float | None = None
+    """Time after which another label for its pods may be needed; None: no time passes for that."""
 
     def list_ready(self, *, is_applied: bool) -> list[str]:
         """Return the uids of the ready pods that are wanted; before its turn in an update, a pod is."""
@@ -159,7 +166,18 @@ def observe_pods(
         keep=tuple((DEPLOYMENTS, each.observed.obj) for each in kept),
         awaiting=tuple(each.name for each in waiting if each.change.cause == "update"),
         patch=tuple(patch for each in kept for patch in each.patch),
-        again_seconds=pods.refusal_seconds(snapshot.now),
+        again_seconds=min(
+            (
+                each
+                for each in (
+                    pods.refusal_seconds(snapshot.now),
+                    *(each.again_seconds for each in steps),
+                    *(_ROOM_SECONDS for each in steps if each.lacks_room),
+                )
+                if each is not None
+            ),
+            default=None,
+        ),
     )
 
 
@@ -181,7 +199,8 @@ def _list_wanted(
     def compare(copy: NodeCopy | None, replicas: int) -> _WantedDeployment:
         weights = mounted_weights(served.model, copy)
         observed = there.get(name_deployment(service.metadata.name, weights))
-        weights = _mark_weights(snapshot, service, weights, observed)
+        mark = _choose_mark(snapshot, service, weights, observed)
+        weights = weights._replace(mark=mark.value)
         _, made = build_deployment(service, choice, weights, companions, replicas=replicas, settings=settings)
         inputs = digest_inputs(service, served, copy)
         if observed is None:
@@ -193,13 +212,14 @@ def _list_wanted(
         if weights.node:
             return _WantedDeployment(change, replicas, observed, weights.node)
         if change.cause:
-            replacement = Replacement(_begin_beside(weights, observed, replicas))
+            mounting = _list_mounting(snapshot, service, weights)
+            replacement = Replacement(_begin_beside(weights, observed, mounting, replicas))
         else:
             replacement = go_on(observed, pods, replicas, snapshot.store)
         if replacement.strategy != made["spec"]["strategy"]:
             made["spec"]["strategy"] = replacement.strategy
             change = compare_template(made, observed.obj, inputs, is_estimate=is_estimate, is_stated=is_stated)
-        return _WantedDeployment(change, replicas, observed, weights.node, replacement.lacks_room)
+        return _WantedDeployment(change, replicas, observed, weights.node, replacement.lacks_room, mark.again_seconds)
 
     found = []
     for copy, replicas in plan.replicas:
@@ -210,26 +230,34 @@ def _list_wanted(
     return found
 
 
-def _mark_weights(
-    snapshot: Snapshot, service: InferenceService, weights: MountedWeights, observed: ObservedDeployment | None
-) -> MountedWeights:
-    """Return weights with the value of the label by which new pods find the one node of their volume."""
+def _list_mounting(snapshot: Snapshot, service: InferenceService, weights: MountedWeights) -> Sequence[Obj]:
+    """Return the pods of all services that mount a volume which one node can have; of others none."""
     if not weights.claim or not weights.has_one_node:
-        return weights
-    mounted = namespaced(service.metadata.namespace, weights.claim)
-    pods = snapshot.store.by_index(PODS, CLAIM_INDEX, mounted)
-    present = observed.obj if observed is not None else None
-    return weights._replace(mark=choose_mark(weights.claim, pods, present, snapshot.now))
+        return []
+    return snapshot.store.by_index(PODS, CLAIM_INDEX, namespaced(service.metadata.namespace, weights.claim))
 
 
-def _begin_beside(weights: MountedWeights, observed: ObservedDeployment, replicas: int) -> Obj:
-    """Return the strategy with which a change begins beside pods of an earlier version.
+def _choose_mark(
+    snapshot: Snapshot, service: InferenceService, weights: MountedWeights, observed: ObservedDeployment | None
+) -> VolumeMark:
+    """Return the value of the label by which new pods find the one node of their volume, if it has one."""
+    if not weights.claim or not weights.has_one_node:
+        return VolumeMark(weights.mark)
+    mounting = _list_mounting(snapshot, service, weights)
+    return choose_mark(weights.claim, mounting, observed.obj if observed is not None else None, snapshot.now)
 
-    Nothing holds a new pod on the node of those without a label, where alone their volume can be.
+
+def _begin_beside(weights: MountedWeights, observed: ObservedDeployment, mounting: Sequence[Obj], replicas: int) -> Obj:
+    """Return the strategy with which a change begins beside pods of an earlier version, all of which make way.
+
+    Nothing holds a new pod on the node of pods without a label, where alone their volume can be. If another service has
+    such a pod, nothing is gained by an end of these.
     """
-    claim = weights.claim if weights.has_one_node else None
-    is_held = not claim or all(is_labelled(pod, claim) for pod in observed.list_placed())
-    return begin(weights.node, replicas) if is_held else make_way(replicas)
+    unlabelled = [pod for pod in mounting if weights.claim and lacks_label(pod, weights.claim)]
+    own = {pod["metadata"]["uid"] for pod in observed.pods}
+    if unlabelled and all(pod["metadata"]["uid"] in own for pod in unlabelled):
+        return RECREATE
+    return begin(weights.node, replicas)
 
 
 def _retire(

@@ -204,7 +204,6 @@ def test_pomona_takes_the_arguments_of_the_proxy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ((), "--engine-metrics-path needs --engine-metrics-prefixes"),
         (("--engine-metrics-prefixes=",), "'' has no prefixes of metrics: give some such as vllm:,process_"),
         (("--engine-metrics-prefixes=vllm:,",), "'vllm:,' has no prefixes of metrics"),
         (("--engine-metrics-prefixes=a b",), "'a b' has no prefixes of metrics"),

@@ -6,15 +6,26 @@ from typing import Any
 
 import pytest
 
+from controller.pod_settings import DEFAULT_SETTINGS
+from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.stamp import stamp
 from controller.services.pods.one_node import forget_claims, has_one_node, label_claims
+from controller.services.pods.update_pacer import UpdatePacer
+from controller.services.readiness_probe import Prober
+from controller.services.reconciler import service_reconciler
+from controller.services.tokens import KnownTokens
+from controller.services.traffic_meter import TrafficMeter
 from kube.client import Obj
-from kube.resources import DEPLOYMENTS, MODELS, PODS, Resource
-from tests.support.api_objects import NOW, as_model, model, planned_condition
+from kube.resources import DEPLOYMENTS, MODELS, POD_MONITORS, PODS, ObjectKey, Resource
+from tests.support.api_objects import NOW, as_model, model, planned_condition, store
 from tests.support.service_decisions import chat_deployment, chat_pod, chat_service, decide_chat, list_applied
 
 LABEL = "volume.inference.pomona.dev/tiny-cache"
 TERM = {"labelSelector": {"matchLabels": {LABEL: "true"}}, "topologyKey": "kubernetes.io/hostname"}
+KIND = service_reconciler(
+    Prober(), DEFAULT_SETTINGS, KnownTokens(), UpdatePacer(), OptionalKind(POD_MONITORS, ""), meter=TrafficMeter()
+)
+TRIGGERS = [each for each in KIND.triggers if each.resource == PODS]
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
@@ -26,6 +37,7 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
         ({"cache": {"scope": "node", "storageClassName": "local"}}, False),
         ({"cache": {"medium": "Image"}, "source": "oci://ghcr.io/acme/tiny:1"}, False),
         ({"source": "pvc://weights/tiny.gguf"}, False),
+        ({"source": "ollama://tiny:1b"}, False),
     ],
     ids=str,
 )
@@ -142,13 +154,15 @@ def mark_of(*objects: tuple[Resource, Obj], there: Obj | None = None, **spec: An
 
 
 HELD = "0/2 nodes are available: 1 node(s) didn't match pod affinity rules, 1 node(s) had untolerated taint(s)."
-LOST = NOW - timedelta(seconds=1)
+LOST = NOW - timedelta(seconds=21)
+LATE = NOW - timedelta(seconds=3)
 ENDING = NOW + timedelta(seconds=20)
 
 
 def test_pods_of_a_lost_node_hold_no_new_one_there() -> None:
     lost, waits = mounting("chat-lost", deleted=LOST), mounting("chat-new", message=HELD)
     assert mark_of(mounting("chat-lost", deleted=ENDING), waits, there=deployed(ready=0)) == "true"
+    assert mark_of(mounting("chat-lost", deleted=LATE), waits, there=deployed(ready=0)) == "true"
     another = mark_of(lost, waits, there=deployed(ready=0))
     assert another != "true"
     for pods in ([mounting("chat-2", mark=another)], [mounting("chat-2", mark=another), waits], []):
@@ -163,6 +177,52 @@ def test_replica_that_waits_for_a_pod_that_is_gone_is_replaced_at_once() -> None
     assert another != "true"
     full = mounting("chat-2", mark=another, message="0/2 nodes are available: 2 Insufficient memory.")
     assert mark_of(waits, full, there=deployed(mark=another, ready=0)) == another
+
+
+def test_service_looks_again_when_pods_that_end_late_count_as_lost() -> None:
+    late, waits = mounting("chat-late", deleted=LATE), mounting("chat-new", message=HELD)
+    there = (MODELS, model()), (DEPLOYMENTS, deployed(ready=0))
+    assert decide_chat(chat_service(contextLength=512), *there, late, waits).again_seconds == pytest.approx(17)
+
+
+def test_replica_that_lacks_room_too_is_not_replaced() -> None:
+    """The scheduler tries it again by itself when another pod ends, and would place it beside its successor."""
+    tight = "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) didn't match pod affinity rules."
+    assert mark_of(mounting("chat-new", message=tight), there=deployed(ready=0)) == "true"
+
+
+def test_another_value_that_does_not_help_is_the_last_one() -> None:
+    first = mounting("chat-1", message=HELD)
+    another = mark_of(first, there=deployed(ready=0))
+    second = mounting("chat-2", mark=another, message=HELD)
+    assert mark_of(first, second, there=deployed(mark=another, ready=0)) == another
+
+
+def test_value_of_pods_that_serve_outweighs_that_of_others() -> None:
+    resource, hung = mounting("chat-2", mark="0123abcd", node="node-2")
+    hung["status"]["conditions"] = [{"type": "PodScheduled", "status": "True"}]
+    hung["metadata"]["creationTimestamp"] = "2026-11-23T10:00:00Z"
+    assert mark_of(mounting(), (resource, hung), there=deployed(mark="0123abcd")) == "true"
+    assert mark_of((resource, hung), there=deployed(mark="0123abcd", ready=0)) == "0123abcd"
+
+
+def test_services_that_wait_look_when_a_pod_of_their_volume_comes_or_goes() -> None:
+    resource, waits = mounting("other-1", service="other", message=HELD)
+    _, goes = mounting(deleted=ENDING)
+    known = store(mounting("chat-2"), (resource, waits), (resource, goes))
+    _, stays = mounting()
+    _, unplaced = mounting(message=HELD)
+
+    def wakes(old: Obj | None, new: Obj | None) -> bool:
+        changed = new or old or {}
+        keys = {key for each in TRIGGERS if each.concerns(old, new) for key in each.keys(known, changed)}
+        return ObjectKey("team", "other") in keys
+
+    assert wakes(stays, goes)
+    assert wakes(goes, None)
+    assert wakes(None, stays)
+    assert not wakes(unplaced, None)
+    assert not wakes(stays, stays | {"status": {}})
 
 
 def test_replica_that_an_affinity_of_the_user_holds_off_is_not_replaced() -> None:
@@ -183,7 +243,18 @@ def test_services_of_one_volume_follow_each_other() -> None:
 def test_first_change_beside_pods_of_an_earlier_version_makes_way() -> None:
     """A new pod could be bound to another node, and would wait for the disk there for ever."""
     edited = [chat_service(contextLength=1024), (MODELS, model())]
-    for earlier, strategy in ((None, "Recreate"), ("true", "RollingUpdate")):
-        there = [(DEPLOYMENTS, deployed(mark=earlier)), mounting(mark=earlier)]
-        (changed,) = list_applied(decide_chat(*edited, *there), DEPLOYMENTS)
-        assert changed["spec"]["strategy"]["type"] == strategy
+    for mark, claim, strategy in (
+        (None, "tiny-cache", "Recreate"),
+        ("true", "tiny-cache", "RollingUpdate"),
+        (None, "earlier-weights", "RollingUpdate"),
+    ):
+        resource, pod = mounting(mark=mark)
+        pod["spec"]["volumes"] = [{"persistentVolumeClaim": {"claimName": claim}}]
+        (changed,) = list_applied(
+            decide_chat(*edited, (DEPLOYMENTS, deployed(mark=mark)), (resource, pod)), DEPLOYMENTS
+        )
+        assert changed["spec"]["strategy"]["type"] == strategy, claim
+    beside = mounting("other-1", mark=None, service="other")
+    there = (DEPLOYMENTS, deployed(mark=None)), mounting(mark=None)
+    (changed,) = list_applied(decide_chat(*edited, *there, beside), DEPLOYMENTS)
+    assert changed["spec"]["strategy"]["type"] == "RollingUpdate", "the volume would stay where it is"

@@ -1,0 +1,113 @@
+"""The value of the label by which pods of a ReadWriteOnce volume find its one node (`one_node.py`).
+
+It changes when no pod that has it can run: the scheduler counts pods of a lost node, too, which stay until somebody
+deletes them, and would hold new ones there for ever. And a pod that was refused for the sake of one that is gone since
+is not tried again for minutes; a new pod is tried at once. All services of a volume choose alike, since they look at
+the same pods. Where pods serve, their value stays: the volume is there.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+
+from controller.reconcile.triggers import is_refused
+from controller.services.pods.observed_deployments import is_ready, node_of
+from controller.services.pods.one_node import FIRST_MARK, follows_only_its_volume, name_label
+from kube.client import Obj
+
+_LOST: Final = timedelta(seconds=20)
+"""Time after which a pod that should have ended is on a lost node: a kubelet may be late by seconds."""
+_DIGITS: Final = 8
+_REFUSED_BY_AFFINITY: Final = "didn't match pod affinity rules"
+_LACKS_ROOM: Final = "Insufficient"
+"""A pod that lacks room, too, is tried again as soon as another one ends."""
+
+
+class VolumeMark(NamedTuple):
+    """A value of the label."""
+
+    value: str
+    again_seconds: float | None = None
+    """Time after which a pod that is being deleted counts as lost, and another value may be needed."""
+
+
+class _Marked(NamedTuple):
+    """Pods with the label, by how they stand: the value of each, and what tells the pods apart."""
+
+    ready: list[tuple[str, str]]
+    """The values of pods that serve, each after the time at which its pod was created."""
+    placed: list[tuple[str, str]]
+    """The values of all pods that have a node, and can end there, in the same form."""
+    lost: list[tuple[str, str]]
+    """The values of pods of lost nodes, each before the uid of its pod."""
+    in_vain: list[tuple[str, str]]
+    """The values of pods that wait for the sake of pods with this volume, in the same form."""
+
+
+def choose_mark(claim: str, pods: Iterable[Obj], present: Obj | None, now: datetime) -> VolumeMark:
+    """Return the value of a claim's label in new pods: the present one, unless no pod with it can run.
+
+    Args:
+        claim: the claim.
+        pods: all pods that mount it and have not ended, of any service.
+        present: the Deployment as it is; None: there is none yet.
+        now: the time.
+    """
+    label = name_label(claim)
+    pods = [pod for pod in pods if label in pod["metadata"]["labels"]]
+    marked = _sort_pods(pods, label, now)
+    labels: Obj = present["spec"]["template"].get("metadata", {}).get("labels", {}) if present is not None else {}
+    mark: str = labels.get(label, FIRST_MARK)
+    if running := marked.ready or marked.placed:
+        if mark not in {each for _created, each in running}:
+            mark = max(running)[1]
+        return VolumeMark(mark, _loss_seconds(pods, now))
+    stuck = [*marked.lost, *marked.in_vain]
+    has_helped = len({each for each, _uid in marked.in_vain}) <= 1
+    if mark not in {each for each, _uid in stuck} or not has_helped:
+        return VolumeMark(mark)
+    uids = " ".join(sorted(uid for _mark, uid in stuck))
+    return VolumeMark(hashlib.sha256(uids.encode()).hexdigest()[:_DIGITS])
+
+
+def _sort_pods(pods: Iterable[Obj], label: str, now: datetime) -> _Marked:
+    marked = _Marked([], [], [], [])
+    for pod in pods:
+        metadata, mark = pod["metadata"], pod["metadata"]["labels"][label]
+        loss = _loss_of(pod)
+        if loss is not None and loss <= now:
+            marked.lost.append((mark, metadata["uid"]))
+        elif _waits_in_vain(pod):
+            marked.in_vain.append((mark, metadata["uid"]))
+        elif node_of(pod):
+            created = metadata.get("creationTimestamp", "")
+            marked.placed.append((created, mark))
+            if loss is None and is_ready(pod):
+                marked.ready.append((created, mark))
+    return marked
+
+
+def _loss_of(pod: Obj) -> datetime | None:
+    """Return when a pod that is being deleted counts as lost, or None."""
+    deleted = pod["metadata"].get("deletionTimestamp")
+    return datetime.fromisoformat(deleted) + _LOST if deleted is not None else None
+
+
+def _loss_seconds(pods: Iterable[Obj], now: datetime) -> float | None:
+    """Return the time until the next pod counts as lost, if another one waits for a node."""
+    pods = list(pods)
+    if not any(map(is_refused, pods)):
+        return None
+    losses = (_loss_of(pod) for pod in pods)
+    return min(((each - now).total_seconds() for each in losses if each is not None and each > now), default=None)
+
+
+def _waits_in_vain(pod: Obj) -> bool:
+    """Return whether a pod was refused for the sake of the pods with its volume alone."""
+    messages = [each.get("message", "") for each in pod["status"].get("conditions", ())]
+    return (
+        is_refused(pod)
+        and follows_only_its_volume(pod)
+        and any(_REFUSED_BY_AFFINITY in each and _LACKS_ROOM not in each for each in messages)
+    )
