@@ -18,6 +18,7 @@ from runtimes.registry import RUNTIMES
 from tests.cluster.conftest import joined
 from tests.cluster.main_job.cluster import Cluster, condition
 from tests.controlplane import members
+from tests.controlplane.kubelet.worker import kill_leftovers
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
 from tests.support.tiny_models import tiny_mlx
@@ -36,20 +37,28 @@ TENSORS: dict[str, Any] = {"modelRef": "tensors", "contextLength": 2048, "extraA
 CPU_IMAGE = "vllm/vllm-openai-cpu:v0.33.0-x86_64"
 
 
+@pytest.fixture(scope="module")
+def node_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new folder for each start of the nodes: between two tests of this module others may run."""
+    return tmp_path_factory.mktemp("nodes")
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def nvidia_node(plane: ControlPlane, folder: Path, watched: list[Process]) -> AsyncIterator[Process]:
+async def nvidia_node(plane: ControlPlane, node_folder: Path, watched: list[Process]) -> AsyncIterator[Process]:
     """The node `gpu-2` with two NVIDIA devices and the labels of GPU feature discovery."""
-    kubelet = members.kubelet(plane, "gpu-2", folder, resources=NVIDIA, labels=NVIDIA_LABELS)
+    kubelet = members.kubelet(plane, "gpu-2", node_folder, resources=NVIDIA, labels=NVIDIA_LABELS)
     async with joined(plane, "gpu-2", kubelet, watched):
         yield kubelet
+    await kill_leftovers(node_folder / "gpu-2")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def other_node(plane: ControlPlane, folder: Path, watched: list[Process]) -> AsyncIterator[Process]:
+async def other_node(plane: ControlPlane, node_folder: Path, watched: list[Process]) -> AsyncIterator[Process]:
     """The node `gpu-3` with a device of each other vendor, and pages of 2 MiB."""
-    kubelet = members.kubelet(plane, "gpu-3", folder, resources=OTHERS, labels=OTHER_LABELS)
+    kubelet = members.kubelet(plane, "gpu-3", node_folder, resources=OTHERS, labels=OTHER_LABELS)
     async with joined(plane, "gpu-3", kubelet, watched):
         yield kubelet
+    await kill_leftovers(node_folder / "gpu-3")
 
 
 @pytest.fixture
