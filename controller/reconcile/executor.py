@@ -96,15 +96,18 @@ class Executor:
         Raises ApiError, LeadershipLost, Unreachable and NotOurs; the caller retries with back-off.
         """
         snapshot, plan = Snapshot(self._store, self._now()), Plan()
+        decided = self._find(reconciler.resource, key)
         try:
             if reconciler.observe is not None:
                 inputs = await reconciler.observe(self._client, snapshot, key)
                 snapshot = Snapshot(self._store, self._now(), inputs)
+            decided = self._find(reconciler.resource, key)
             plan = reconciler.decide(snapshot, key)
             revision = self._store.revision
             overtaken = await self._write_others((reconciler.resource, key), plan, reconciler.written or _ignore)
         except (ApiError, NotOurs) as error:
-            await self._report_refusal(reconciler.resource, key, plan, error)
+            if decided is not None:
+                await self._report_refusal(reconciler.resource, decided, plan, error)
             raise
         self._refusals.pop((reconciler.resource, key), None)
         if self._store.revision != revision:
@@ -116,17 +119,19 @@ class Executor:
             return 0.0
         return plan.again_seconds
 
-    async def _report_refusal(self, resource: Resource, key: ObjectKey, plan: Plan, error: ApiError | NotOurs) -> None:
+    def _find(self, resource: Resource, key: ObjectKey) -> Obj | None:
+        return self._store.get(resource, key.name, key.namespace or None)
+
+    async def _report_refusal(self, resource: Resource, decided: Obj, plan: Plan, error: ApiError | NotOurs) -> None:
         """Report a lasting refusal: the status at most once in `REPORT_SECONDS`, the Event when its reason changes.
 
         The plan is empty if a read was refused, on which it depends: then there is only the Event.
         """
-        observed = self._store.get(resource, key.name, key.namespace or None)
-        if observed is None or _is_passing(error):
+        if _is_passing(error):
             return
-        now, reason = self._now(), _refusal_reason(error)
-        # A user who has edited the object waits for the answer to this edit.
-        identity = observed["metadata"]["uid"], observed["metadata"]["generation"], reason
+        now, reason, key = self._now(), _refusal_reason(error), object_key(decided)
+        # A user who has edited the object, which may be since this was decided, waits for the answer to this edit.
+        identity = decided["metadata"]["uid"], decided["metadata"]["generation"], reason
         last = self._refusals.get((resource, key))
         if last is None or last[:3] != identity:
             last = Refusal(*identity, now, None)
@@ -135,7 +140,7 @@ class Executor:
         due = last.reported_at is None or (now - last.reported_at).total_seconds() >= REPORT_SECONDS
         if not lasts or not due:
             return
-        refused = _refused(plan, reason, error, observed["metadata"]["generation"])
+        refused = _refused(plan, reason, error, decided["metadata"]["generation"])
         if last.reported_at is not None:
             refused = msgspec.structs.replace(refused, events=())
         self._refusals[resource, key] = last._replace(reported_at=now)

@@ -296,6 +296,27 @@ async def test_refusal_with_other_words_each_time_is_reported_once_a_minute() ->
     assert shell.told.reasons == ["Forbidden"]
 
 
+async def test_refusal_of_the_spec_before_an_edit_delays_no_report_of_the_edit() -> None:
+    class EditedMeanwhile(World):
+        async def apply(self, resource: Resource, obj: Any, **options: Any) -> Obj:
+            if options.get("subresource"):
+                answer = await super().apply(resource, obj, **options)
+                return {**answer, "metadata": answer["metadata"] | {"generation": 4}}
+            chat = shell.store.get(INFERENCE_SERVICES, "chat", "team") or {}
+            edited = {**chat["metadata"], "generation": 4, "resourceVersion": "2"}
+            shell.store.put(INFERENCE_SERVICES, {**chat, "metadata": edited})
+            return await super().apply(resource, obj, **options)
+
+    shell = Shell(EditedMeanwhile(), Plan(apply=(SERVICE,), status=PLANNED))
+    for words, generation in (("words about the earlier spec", 3), ("words about the edit", 4)):
+        shell.world.refusal = ApiError("apply", status=422, reason="Invalid", message=words)
+        with pytest.raises(ApiError):
+            await shell.run()
+        ready = shell.condition("Ready")
+        assert words in ready["message"]
+        assert ready["observedGeneration"] == generation
+
+
 async def test_each_new_reason_and_each_new_refusal_is_reported() -> None:
     shell = Shell(World(), Plan(apply=(SERVICE,), status=PLANNED))
     for refusal in (REFUSAL, ApiError("create", status=400, reason="BadRequest"), None, REFUSAL):
