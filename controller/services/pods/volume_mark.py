@@ -63,12 +63,14 @@ def choose_mark(claim: str, pods: Iterable[Obj], present: Obj | None, now: datet
         if mark not in {each for _created, each in running}:
             mark = max(running)[1]
         return VolumeMark(mark, _loss_seconds(pods, now))
-    stuck = [*marked.lost, *marked.in_vain]
-    has_helped = len({each for each, _uid in marked.in_vain}) <= 1
-    if mark not in {each for each, _uid in stuck} or not has_helped:
-        return VolumeMark(mark)
-    uids = " ".join(sorted(uid for _mark, uid in stuck))
-    return VolumeMark(hashlib.sha256(uids.encode()).hexdigest()[:_DIGITS])
+    if len({each for each, _uid in marked.in_vain}) > 1:
+        return VolumeMark(mark)  # another value did not help
+    # One after the other, so that services which learn of the same pods at different times choose the same value.
+    for stuck in (marked.lost, marked.in_vain):
+        if mark in {each for each, _uid in stuck}:
+            uids = " ".join(sorted(uid for _mark, uid in stuck))
+            return VolumeMark(hashlib.sha256(uids.encode()).hexdigest()[:_DIGITS])
+    return VolumeMark(mark)
 
 
 def _sort_pods(pods: Iterable[Obj], label: str, now: datetime) -> _Marked:

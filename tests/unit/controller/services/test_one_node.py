@@ -238,6 +238,9 @@ def test_services_of_one_volume_follow_each_other() -> None:
     assert mark_of(other) == "0123abcd"
     assert mark_of(other, lost, there=deployed(ready=0)) == "0123abcd"
     assert mark_of(other, mounting(), there=deployed()) == "true", "its own pods serve"
+    waits = [mounting(name, message=HELD, service=name[:-2]) for name in ("chat-2", "other-2")]
+    both = {mark_of(lost, *refused, there=deployed(ready=0)) for refused in (waits, waits[:1], [])}
+    assert len(both) == 1, "whatever they know of each other's pods"
 
 
 def test_first_change_beside_pods_of_an_earlier_version_makes_way() -> None:
