@@ -20,6 +20,8 @@ from tests.support.eventually import eventually
 pytestmark = pytest.mark.usefixtures("gpu_node")
 LEFT = "disk-1"
 """The node that pods leave."""
+OTHERS = f"--selector=kubernetes.io/hostname!={LEFT}"
+"""All other nodes: earlier tests may have left some of their own."""
 
 
 @pytest_asyncio.fixture
@@ -27,11 +29,11 @@ async def left(plane: ControlPlane, tmp_path: Path, watched: list[Process]) -> A
     """The kubelet of a node that alone takes pods at first."""
     kubelet = members.kubelet(plane, LEFT, tmp_path)
     async with joined(plane, LEFT, kubelet, watched):
-        await plane.kubectl("cordon", "cpu-1", "gpu-1")
+        await plane.kubectl("cordon", OTHERS)
         try:
             yield kubelet
         finally:
-            await plane.kubectl("uncordon", "cpu-1", "gpu-1")
+            await plane.kubectl("uncordon", OTHERS)
     await kill_leftovers(tmp_path / LEFT)
 
 
@@ -74,7 +76,7 @@ async def test_drained_node_is_left_at_once(cluster: Cluster, left: Process) -> 
     await cluster.apply(cluster.model(), cluster.service("chat", "cpu"))
     await cluster.ready("chat")
     assert [pod["spec"]["nodeName"] for pod in await list_pods(cluster)] == [LEFT]
-    await cluster.kubectl("uncordon", "cpu-1", "gpu-1")
+    await cluster.kubectl("uncordon", OTHERS)
     await cluster.kubectl("drain", LEFT, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s")
     await serve_elsewhere(cluster, replicas=1)
 
@@ -86,7 +88,7 @@ async def test_lost_node_is_left_although_its_pods_stay(cluster: Cluster, left: 
     assert {pod["spec"]["nodeName"] for pod in await list_pods(cluster)} == {LEFT}
     await left.kill()
     await cluster.kubectl("cordon", LEFT)
-    await cluster.kubectl("uncordon", "cpu-1", "gpu-1")
+    await cluster.kubectl("uncordon", OTHERS)
     # As Kubernetes' controller of lost nodes does after five minutes.
     await cluster.kubectl("delete", "pods", "--grace-period=1", "--wait=false", *lost)
     await serve_elsewhere(cluster, replicas=2)
