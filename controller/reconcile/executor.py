@@ -261,7 +261,7 @@ class Executor:
 
     async def _report(self, resource: Resource, key: ObjectKey, plan: Plan) -> None:
         """Write the status and send the Events."""
-        observed = self._store.get(resource, key.name, key.namespace or None)
+        observed = self._find(resource, key)
         if observed is None:
             return
         if plan.status is not None:
@@ -272,7 +272,7 @@ class Executor:
 
     async def _write_labels(self, resource: Resource, key: ObjectKey, labels: Mapping[str, str]) -> bool:
         """Write the discovery labels; return whether somebody else changed the object meanwhile."""
-        observed = self._store.get(resource, key.name, key.namespace or None)
+        observed = self._find(resource, key)
         desired = desired_labels(resource, labels, observed) if observed is not None else None
         if desired is None:
             return False

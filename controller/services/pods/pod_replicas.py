@@ -54,8 +54,6 @@ _SERVES_ON: Final = (
     "the earlier pods serve on, as the new one would not fit in the place of one: ask for less, or set spec.suspend to "
     "true until they have ended"
 )
-
-
 _ROOM_SECONDS: Final = 60.0
 """Time after which it is asked anew whether a refused pod would fit: the scheduler's words may stay the same."""
 
@@ -166,19 +164,15 @@ def observe_pods(
         keep=tuple((DEPLOYMENTS, each.observed.obj) for each in kept),
         awaiting=tuple(each.name for each in waiting if each.change.cause == "update"),
         patch=tuple(patch for each in kept for patch in each.patch),
-        again_seconds=min(
-            (
-                each
-                for each in (
-                    pods.refusal_seconds(snapshot.now),
-                    *(each.again_seconds for each in steps),
-                    *(_ROOM_SECONDS for each in steps if each.lacks_room),
-                )
-                if each is not None
-            ),
-            default=None,
-        ),
+        again_seconds=_find_next_look(steps, pods.refusal_seconds(snapshot.now)),
     )
+
+
+def _find_next_look(steps: Sequence[_WantedDeployment], refusal_seconds: float | None) -> float | None:
+    """Return the seconds until the first moment at which time alone may change the decision; None: it never does."""
+    looks = [refusal_seconds, *(each.again_seconds for each in steps)]
+    looks += [_ROOM_SECONDS for each in steps if each.lacks_room]
+    return min((seconds for seconds in looks if seconds is not None), default=None)
 
 
 def _list_wanted(
