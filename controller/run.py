@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from controller.hosts.reachability import ReachabilityProber
 from controller.hosts.reconciler import LeaseReader, host_reconciler
 from controller.http_endpoints import ControllerHealth
 from controller.metrics import ControllerMetrics, ReconcileResult
@@ -121,6 +122,7 @@ def registrations(
     prober = Prober(options.trust, metrics.count_probe)
     meter = TrafficMeter()
     tokens = KnownTokens()
+    hosts = ReachabilityProber()
     pacer = UpdatePacer()
     binder = Binder(leases.bindable, metrics.count_binding)
     leases.subscribe(binder.wake)
@@ -128,9 +130,9 @@ def registrations(
         model_reconciler(options.pods, functools.partial(reserve_replica, settings=options.pods)),
         service_reconciler(prober, options.pods, tokens, pacer, monitors, meter=meter),
         release_reconciler(leases.wait_seconds),
-        host_reconciler(leases, tokens),
+        host_reconciler(leases, tokens, hosts),
     )
-    return reconcilers, (leases.run, binder.run, prober.run, meter.run, pacer.run)
+    return reconcilers, (leases.run, binder.run, prober.run, hosts.run, meter.run, pacer.run)
 
 
 class Controller:

@@ -167,6 +167,7 @@ DEFINITIONS = (
             Column("Address", ".status.address"),
             Column("Reason", condition("Ready", "reason")),
             Column("Address accepted", condition("AddressAccepted", "status"), wide=True),
+            Column("Reachable", condition("Reachable", "status"), wide=True),
             Column("GPU", ".status.gpuCores", "integer", wide=True),
             Column("Pressure", ".status.memoryPressure", wide=True),
             Column("Thermal", ".status.thermalLevel", wide=True),

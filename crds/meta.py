@@ -55,6 +55,8 @@ MEMORY_PRESSURE: Final = "MemoryPressure"
 
 ADDRESS_ACCEPTED: Final = "AddressAccepted"
 """Condition of a MetalHost whose EndpointSlices may name the address that it states."""
+REACHABLE: Final = "Reachable"
+"""Condition of a MetalHost whose agent answers the controller."""
 
 Priority = Literal["critical", "high", "normal", "low", "batch"]
 PRIORITY_RANK: Final[dict[Priority, int]] = {priority: rank for rank, priority in enumerate(get_args(Priority))}

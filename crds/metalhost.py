@@ -45,6 +45,14 @@ class MetalHostStatus(ApiStruct, frozen=True):
     """
 
     address: Annotated[str, described("Address at which the cluster reaches this host's services.")] = ""
+    reachability_port: Annotated[
+        Annotated[int, Meta(ge=1, le=65535)] | None,
+        described(
+            "Port at which the agent answers with the name of the host; the controller asks there whether the cluster "
+            "reaches the host, and reports that in condition Reachable.",
+            format="int32",
+        ),
+    ] = None
     chip: Annotated[str, described("Chip, for example Apple M4 Max.")] = ""
     machine: Annotated[str, described("Model identifier of the machine, for example Mac16,9.")] = ""
     cpu_cores: Annotated[int | None, described("Number of processor cores.", format="int32")] = None
@@ -115,6 +123,7 @@ class MetalHostStatus(ApiStruct, frozen=True):
     ] = None
     available: Annotated[str, described("availableBytes in readable form, for example 20.5 GiB.")] = ""
     agent_version: Annotated[str, described("Version of the metal agent.")] = ""
+    controller_version: Annotated[str, described("Version of the controller, which writes this field.")] = ""
     runtimes: Annotated[
         list[str], described("Engines that this host can run.", **{"x-kubernetes-list-type": "set"})
     ] = []

@@ -36,6 +36,7 @@ from metal_agent.cluster.exposure import ClusterExposure, ServicePorts, clocks
 from metal_agent.cluster.host_tokens import HostTokens
 from metal_agent.cluster.inspections import Inspections, is_inspection
 from metal_agent.cluster.process_status import ProcessReporter
+from metal_agent.cluster.reachability import ReachabilityListener
 from metal_agent.host import HostCallbacks, build_host
 from metal_agent.memory.ledger import Ledger, budget_bytes
 from metal_agent.memory.pressure_policy import PressureAction
@@ -160,6 +161,9 @@ class Agent:
             tokens=self._tokens,
             tls=options.tls,
         )
+        self._listener = ReachabilityListener(
+            options.name, address, self._ports.list_spare, lambda: self._queue.add(_REPORT)
+        )
         self._host = build_host(
             options.folder,
             ledger=ledger,
@@ -201,6 +205,7 @@ class Agent:
                 )
             )
             group.create_task(follow_address(self._options, self._server, self._exposed.address, self._address_changed))
+            group.create_task(self._listener.run())
             group.create_task(self._renew())
             if self._options.metrics_place:
                 group.create_task(metrics.serve_metrics(self._options.metrics_place, self._metrics_text))
@@ -271,6 +276,7 @@ class Agent:
     async def _address_changed(self, address: str) -> None:
         """Withdraw the old address at once, and serve at the new one once the proxy listens there."""
         self._exposed.move(address)
+        self._listener.move(address)
         await self._client.reconnect()
         self._publish_all()
         for key in (_PROXY, _REPORT):
@@ -427,8 +433,11 @@ class Agent:
         runtimes = [*await asyncio.to_thread(engine_command.list_installed), *self._host.daemons.usable()]
         # Read after the last pause: with the ledger of another moment, memory could be reported as free that is not.
         assigned = [runner.assignment for runner in self._runners.values()]
-        address = self._exposed.address
-        wanted = host_status.build_status(self._facts, state, address, self._ledger, assigned, runtimes=runtimes)
+        wanted = host_status.build_status(
+            *(self._facts, state, self._exposed.address, self._ledger, assigned),
+            runtimes=runtimes,
+            reachability_port=self._listener.port,
+        )
         await host_status.report_host(self._client, self._name, wanted, [self._host.watchdog.pressure_condition()])
 
     async def _apply_wired_limit(self, limit_bytes: int | None) -> None:

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Final, NamedTuple
 
 import structlog
@@ -22,6 +23,12 @@ from controller.hosts.grants import (
     judge_address,
 )
 from controller.hosts.liveness import OUTAGE_SECONDS, HostLiveness, Liveness, read_lease
+from controller.hosts.reachability import (
+    ReachabilityAnswer,
+    ReachabilityProber,
+    find_agent_place,
+    reachable_condition,
+)
 from controller.hosts.secrets import HostSecrets, host_secret, keep_previous_tokens, list_needed_secrets
 from controller.reconcile.conditions import condition, find, transitions
 from controller.reconcile.indexes import (
@@ -58,7 +65,7 @@ READ_SECONDS: Final = 3.0
 SECRETS_SECONDS: Final = 60.0
 """Time after which a host is looked at again: a changed Secret of a user is copied to all hosts within two minutes."""
 
-_SILENT: Final = frozenset({"WaitingForLease", "NotReported", "NotChecked", "AddressFree"})
+_SILENT: Final = frozenset({"WaitingForLease", "NotReported", "NotChecked", "AddressFree", "NotAsked", "AgentAnswered"})
 """Reasons of normal progress, of which no Event is sent."""
 
 log = structlog.get_logger()
@@ -130,10 +137,12 @@ class HostInputs(NamedTuple):
     """The host's existing Secret; None if there is none, or if `tokens` is None."""
     address_use: AddressUse | None = None
     """Another use of the host's address in the cluster; None if that is not known now."""
+    reachability: ReachabilityAnswer | None = None
+    """The agent's answer to the controller; None: it was not asked yet."""
 
 
-def host_reconciler(leases: LeaseReader, tokens: KnownTokens) -> Reconciler:
-    """Return the reconciler of hosts, which copies `tokens` to those that need them."""
+def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: ReachabilityProber) -> Reconciler:
+    """Return the reconciler of hosts, which copies `tokens` to those that need them; `prober` asks their agents."""
     addresses, secrets = AddressCheck(), HostSecrets(tokens)
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> HostInputs:
@@ -147,15 +156,19 @@ def host_reconciler(leases: LeaseReader, tokens: KnownTokens) -> Reconciler:
         if liveness == "Expired" or host is None:
             # Its tokens may be replaced while nothing here follows them.
             secrets.forget(key.name)
+            prober.answer(key.name, None)
             # Read nothing more, so that this liveness is still current when the endpoints are deleted.
             return HostInputs(liveness)
         address = host.get("status", {}).get("address", "")
         granted = address in granted_addresses(_grants_role(snapshot, key.name))
+        readable_host = snapshot.read(METAL_HOSTS, key, MetalHost)
+        place = find_agent_place(readable_host) if granted and readable_host is not None else None
         use = await addresses.find_use(client, key.name, address, granted=granted) if address else None
         bound = snapshot.store.by_index(METAL_PROCESSES, HOST_INDEX, key.name)
         needs = list_needed_secrets(bound, lambda service: _token_rotation(snapshot.get(INFERENCE_SERVICES, service)))
         tokens = await secrets.read_tokens(client, key.name, needs, snapshot.now)
-        return HostInputs(liveness, tokens, await secrets.read_own(client, key.name, snapshot.now), use)
+        own = await secrets.read_own(client, key.name, snapshot.now)
+        return HostInputs(liveness, tokens, own, use, prober.answer(key.name, place))
 
     def restart() -> None:
         leases.liveness.restart()
@@ -224,7 +237,7 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
     bound = snapshot.store.by_index(METAL_PROCESSES, HOST_INDEX, key.name)
     # An expired host keeps what it was granted: while it is silent its processes are not known to have ended.
     grants = () if expired else grant_objects(host, decide_grants(host, verdict, bound))
-    conditions = [ready, address_condition(host, verdict)]
+    conditions = [ready, address_condition(host, verdict), reachable_condition(host, inputs.reachability)]
     secret = None
     if inputs.tokens is not None:
         keys = {host_secret_key(each["metadata"]["namespace"], each["spec"]["tokenSecret"]) for each in bound}
@@ -235,7 +248,7 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
     return Plan(
         apply=((secret,) if secret and differs else ()) + grants,
         delete=delete,
-        status={"conditions": conditions},
+        status={"conditions": conditions, "controllerVersion": version("pomona")},
         events=transitions(host.status.conditions, conditions, action="Watch", silent=_SILENT),
         again_seconds=PAUSE_SECONDS if verdict.reason == "NotChecked" else SECRETS_SECONDS,
     )

@@ -69,6 +69,11 @@ class ServicePorts:
             self._given[service] = port
         return self._given[service]
 
+    def list_spare(self) -> list[int]:
+        """Return ports that no service has, the last one first; the first one of the range is left to services."""
+        given = set(self._given.values())
+        return [port for port in reversed(self._range[1:]) if port not in given][:_PORTS_TRIED]
+
     def refuse(self, service: str) -> None:
         """Take its port from `service` and assign the port to no other service: another program uses it."""
         if (port := self._given.pop(service, None)) is not None:

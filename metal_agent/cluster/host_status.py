@@ -34,10 +34,12 @@ def build_status(
     assignments: Iterable[Assignment],
     *,
     runtimes: Iterable[str] = (),
+    reachability_port: int | None = None,
 ) -> MetalHostStatus:
     """Return the status of this host; `processes` lists exactly the reservations that reduce `available_bytes`.
 
-    `runtimes` are the runtimes that can serve here.
+    `runtimes` are the runtimes that can serve here; `reachability_port` is the port at which the controller may ask
+    whether the cluster reaches this host.
     """
     booted_at = facts.booted_at_seconds
     assigned = [each for each in assignments if each.uid in ledger.reserved]
@@ -46,6 +48,7 @@ def build_status(
     available_bytes = ledger.available_without(unclaimed_bytes)
     return MetalHostStatus(
         address=address,
+        reachability_port=reachability_port,
         chip=facts.chip or "",
         machine=facts.machine or "",
         cpu_cores=facts.cpu_cores,

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from crds.meta import LABEL_SERVICE, ROTATE_TOKEN
-from kube.resources import DEPLOYMENTS, METAL_PROCESSES, MODELS, PODS
+from kube.resources import DEPLOYMENTS, METAL_HOSTS, METAL_PROCESSES, MODELS, PODS
 from tests.cluster.main_job.cluster import (
     PATHS,
     READY_SECONDS,
@@ -179,6 +179,14 @@ async def test_kubectl_get_shows_the_state(cluster: Cluster, host: MetalHost) ->
     shown = await table(cluster, "mp")
     assert cells(shown[process.metadata.name], "PHASE", "HOST") == ["Ready", host.name]
     assert host.name in await table(cluster, "mh")
+
+    async def reached() -> bool:
+        found = (await cluster.client.get(METAL_HOSTS, host.name))["status"]
+        reachable = next(each for each in found["conditions"] if each["type"] == "Reachable")
+        assert found["controllerVersion"] == found["agentVersion"]
+        return bool(reachable["reason"] == "AgentAnswered" and host.address in reachable["message"])
+
+    await eventually(reached)
 
 
 async def table(cluster: Cluster, kind: str) -> dict[str, dict[str, str]]:

@@ -12,6 +12,7 @@ import pytest
 from controller.hosts import reconciler
 from controller.hosts.address_check import FREE, PAUSE_SECONDS, AddressUse
 from controller.hosts.liveness import Liveness
+from controller.hosts.reachability import ReachabilityProber
 from controller.hosts.reconciler import HostInputs
 from controller.hosts.secrets import HostSecrets, NeededSecret, fit_tokens, keep_previous_tokens, list_needed_secrets
 from controller.models import source_secret
@@ -67,7 +68,7 @@ def test_alive_host_is_ready_and_keeps_its_endpoints() -> None:
     assert planned_condition(done, "Ready")["status"] == "True"
     assert done.delete == ()
     assert done.status is not None
-    assert set(done.status) == {"conditions"}, "everything else is the agent's"
+    assert set(done.status) == {"conditions", "controllerVersion"}, "everything else is the agent's"
 
 
 def test_only_endpoints_of_an_expired_host_are_deleted() -> None:
@@ -251,7 +252,7 @@ async def test_host_secret_has_tokens_of_its_services_only() -> None:
         "account": token_of("uid-user") | {"type": "kubernetes.io/service-account-token"},
         "studio-1": {"metadata": {"name": "studio-1"}},
     }
-    observe = reconciler.host_reconciler(reconciler.LeaseReader(), KnownTokens()).observe
+    observe = reconciler.host_reconciler(reconciler.LeaseReader(), KnownTokens(), ReachabilityProber()).observe
     assert observe is not None
     facts = await observe(Api(**secrets), Snapshot(known, NOW), KEY)
     assert facts.tokens == {"team_chat-token_token": "YQ==", "team_hub_token": "YQ=="}
@@ -321,7 +322,7 @@ async def test_host_that_was_expired_gets_the_tokens_of_today(monkeypatch: pytes
     known = Snapshot(store((METAL_PROCESSES, process("a-b-0", host="studio-1"))), NOW)
     known.store.put(METAL_HOSTS, host("studio-1", address=""))
     leases, api, tokens = reconciler.LeaseReader(), CountedSecrets(), KnownTokens()
-    observe = reconciler.host_reconciler(leases, tokens).observe
+    observe = reconciler.host_reconciler(leases, tokens, ReachabilityProber()).observe
     assert observe is not None
     found = []
     for state, token in (("Alive", "first"), ("Expired", "anew"), ("Alive", "anew")):
@@ -372,7 +373,7 @@ async def test_secrets_are_read_again_by_a_replica_that_leads_again() -> None:
     api, known = CountedSecrets(), Snapshot(store((METAL_PROCESSES, process("a-b-0", host="studio-1"))), NOW)
     known.store.put(METAL_HOSTS, host("studio-1", address=""))
     leases, tokens = reconciler.LeaseReader(), KnownTokens()
-    hosts = reconciler.host_reconciler(leases, tokens)
+    hosts = reconciler.host_reconciler(leases, tokens, ReachabilityProber())
     assert hosts.observe is not None
     assert hosts.restart is not None
     for _ in range(2):

@@ -1,0 +1,163 @@
+"""The question whether the cluster reaches a host: the controller asks the agent, which answers with the host's name.
+
+A host cannot see a firewall or a route that keeps the cluster away from it. The answer is reported in condition
+Reachable and decides nothing: a service whose endpoints do not answer is not Ready anyway. Only an address that was
+granted to the host is asked, and nothing that another program answers there is shown.
+"""
+
+import asyncio
+import contextlib
+from typing import Final, NamedTuple
+
+import structlog
+
+from controller.reconcile.conditions import condition, find
+from controller.reconcile.plan import Leading
+from crds.meta import REACHABLE
+from crds.metalhost import MetalHost
+from kube.backoff import backoff_seconds
+from kube.client import Obj
+from kube.queue import WorkQueue, run_workers
+from kube.resources import METAL_HOSTS, ObjectKey
+
+ASK_SECONDS: Final = 5.0
+"""Time-out of one question. A host that drops packets gives no other answer."""
+AGAIN_SECONDS: Final = 600.0
+"""Time until a host that answered is asked again."""
+FIRST_RETRY_SECONDS: Final = 5.0
+LAST_RETRY_SECONDS: Final = 120.0
+WORKERS: Final = 16
+_ANSWER_BYTES: Final = 1024
+
+log = structlog.get_logger()
+
+
+class AgentPlace(NamedTuple):
+    """The place at which an agent answers. After a restart of the host it is another question."""
+
+    address: str
+    port: int
+    boot_id: str
+
+
+class ReachabilityAnswer(NamedTuple):
+    """The outcome of one question; `reason` and `message` are those of the condition."""
+
+    reached: bool
+    reason: str
+    message: str
+
+
+class _Asked(NamedTuple):
+    place: AgentPlace
+    answer: ReachabilityAnswer | None
+    failures: int
+
+
+class ReachabilityProber:
+    """The questions to all hosts and their last answers."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, _Asked] = {}
+        self._queue: WorkQueue[str] = WorkQueue()
+
+    def answer(self, host: str, place: AgentPlace | None) -> ReachabilityAnswer | None:
+        """Return the last answer from this place, None if there is none yet; enqueue a new question.
+
+        If `place` is None, the host is forgotten.
+        """
+        if place is None:
+            self._asked.pop(host, None)
+            return None
+        known = self._asked.get(host)
+        if known is None or known.place != place:
+            self._asked[host] = known = _Asked(place, None, 0)
+            self._queue.add(host)
+        return known.answer
+
+    async def run(self, leading: Leading) -> None:
+        """Ask for ever, while this replica leads."""
+        self._asked = {}
+
+        async def ask(host: str) -> float | None:
+            return await self._ask(leading, host)
+
+        await run_workers(self._queue, ask, WORKERS, 2 * ASK_SECONDS)
+
+    async def _ask(self, leading: Leading, host: str) -> float | None:
+        """Ask one host; return the seconds until it is asked again."""
+        known = self._asked.get(host)
+        if known is None:
+            return None
+        answer = await ask_agent(host, known.place)
+        if self._asked.get(host) != known:
+            return None  # forgotten, or another question is queued already
+        failures = 0 if answer.reached else known.failures + 1
+        self._asked[host] = _Asked(known.place, answer, failures)
+        if answer != known.answer:
+            log.info("host_asked", host=host, reached=answer.reached, reason=answer.reason)
+            leading.enqueue(METAL_HOSTS, ObjectKey("", host))
+        if failures:
+            return backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS)
+        # With jitter: hosts that a new leader asked at the same time are not asked again at the same time.
+        return backoff_seconds(1, first=AGAIN_SECONDS, most=AGAIN_SECONDS)
+
+
+async def ask_agent(host: str, place: AgentPlace) -> ReachabilityAnswer:
+    """Ask once whether the agent of `host` answers at `place`."""
+    where = f"{place.address} port {place.port}"
+    try:
+        async with asyncio.timeout(ASK_SECONDS):
+            said = await _read_answer(place)
+    except TimeoutError:
+        message = (
+            f"no answer from {where}: a firewall may drop the packets, or the cluster has no route to this address; "
+            "allow the port range of the agent, or start the agent with another --address"
+        )
+        return ReachabilityAnswer(reached=False, reason="NoAnswer", message=message)
+    except OSError as error:
+        message = (
+            f"{where}: {error.strerror or type(error).__name__}: the address must lead from the cluster to this host; "
+            "start the agent with another --address"
+        )
+        return ReachabilityAnswer(reached=False, reason="NotConnected", message=message)
+    if said != host:
+        message = (
+            f"another program than the agent of this host answers at {where}: give each host an address of its own"
+        )
+        return ReachabilityAnswer(reached=False, reason="AnotherAnswer", message=message)
+    return ReachabilityAnswer(reached=True, reason="AgentAnswered", message=f"the agent answers at {where}")
+
+
+async def _read_answer(place: AgentPlace) -> str:
+    """Return the body of the agent's response. Raises OSError and, without a response in this form, returns ""."""
+    reader, writer = await asyncio.open_connection(place.address, place.port, limit=_ANSWER_BYTES)
+    try:
+        writer.write(b"GET / HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n")
+        response = b""
+        while len(response) < _ANSWER_BYTES and (more := await reader.read(_ANSWER_BYTES - len(response))):
+            response += more
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+    head, _, body = response.partition(b"\r\n\r\n")
+    return body.decode("ascii", errors="replace").strip() if head.startswith(b"HTTP/1.1 200 ") else ""
+
+
+def find_agent_place(host: MetalHost) -> AgentPlace | None:
+    """Return the place at which the agent of a host answers; None: an earlier version of the agent has none."""
+    status = host.status
+    return AgentPlace(status.address, status.reachability_port, status.boot_id) if status.reachability_port else None
+
+
+def reachable_condition(host: MetalHost, answer: ReachabilityAnswer | None) -> Obj:
+    """Return the condition Reachable; without an answer, that of an earlier leader stays."""
+    true, reason, message = None, "NotAsked", "the controller asks the agent once the address is accepted"
+    if host.status.reachability_port is None:
+        message = "the agent does not listen for the controller's question: an earlier version does not"
+    elif answer is not None:
+        true, reason, message = answer
+    elif last := find(host.status.conditions, REACHABLE):
+        true, reason, message = {"True": True, "False": False}.get(last.status), last.reason, last.message
+    return condition(REACHABLE, true=true, reason=reason, message=message, generation=host.metadata.generation)
