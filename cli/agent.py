@@ -25,6 +25,7 @@ from metal_agent.agent import run
 from metal_agent.options import AgentOptions, StartError
 
 SUBCOMMANDS = {
+    "doctor": ("find out why this host does not serve, with the way out", "cli.doctor"),
     "selftest": ("check that this machine behaves as the agent expects", "cli.selftest"),
     "weights": ("list the weights on this host, or delete some", "cli.weights"),
 }

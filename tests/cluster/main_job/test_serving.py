@@ -1,8 +1,10 @@
 """From applied files to tokens, on both paths; and messages about files that are wrong."""
 
+import asyncio
 import functools
 import hashlib
 import json
+import sys
 
 import pytest
 
@@ -187,6 +189,21 @@ async def test_kubectl_get_shows_the_state(cluster: Cluster, host: MetalHost) ->
         return bool(reachable["reason"] == "AgentAnswered" and host.address in reachable["message"])
 
     await eventually(reached)
+    assert await run_doctor(host) == {
+        *("API server", "clock", "token", "address", "registered", "address accepted", "reached by the cluster"),
+        *("versions", "memory", "engine llama.cpp"),
+    }
+
+
+async def run_doctor(host: MetalHost) -> set[str]:
+    """Run the doctor on a host, with the agent's own credentials; return the checks that are well."""
+    name, kubeconfig = (each for each in host.agent.argv if each.startswith(("--name=", "--kubeconfig=")))
+    argv = [*host.host.exec, sys.executable, "-m", "cli.main", "agent", "doctor", name, kubeconfig, "--json"]
+    process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
+    output, _ = await process.communicate()
+    findings = json.loads(output)
+    assert [each for each in findings if each["verdict"] == "problem"] == []
+    return {each["name"] for each in findings if each["verdict"] == "ok"} - {"disk", "engine mlx-lm"}
 
 
 async def table(cluster: Cluster, kind: str) -> dict[str, dict[str, str]]:

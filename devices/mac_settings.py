@@ -1,0 +1,59 @@
+"""Settings of a Mac that decide whether it is a server: sleep, firewall, FileVault, and quarantine of a program.
+
+The tools print no format that Apple promises; a line that is not recognised is unknown.
+"""
+
+import re
+from typing import Final, NamedTuple
+
+from devices.tools import output_or_empty
+
+SLEEP: Final = ("/usr/bin/pmset", "-g")
+FIREWALL: Final = ("/usr/libexec/ApplicationFirewall/socketfilterfw", "--getglobalstate")
+FILE_VAULT: Final = ("/usr/bin/fdesetup", "status")
+QUARANTINE: Final = ("/usr/bin/xattr", "-p", "com.apple.quarantine")
+
+
+class MacSettings(NamedTuple):
+    """The settings; one that could not be read is None."""
+
+    sleep_minutes: int | None = None
+    """Minutes without use until the Mac sleeps; 0: never."""
+    firewall_state: int | None = None
+    """0: off, 1: on, 2: on, and it blocks all incoming connections."""
+    file_vault: bool | None = None
+    """The disk is encrypted, and locked after a start until somebody logs in."""
+
+
+def read() -> MacSettings:
+    """Read the settings of this Mac. Blocks for some 100 ms."""
+    return MacSettings(
+        parse_sleep_minutes(output_or_empty(*SLEEP)),
+        parse_firewall_state(output_or_empty(*FIREWALL)),
+        parse_file_vault(output_or_empty(*FILE_VAULT)),
+    )
+
+
+def is_quarantined(path: str) -> bool:
+    """Return whether a file came from a browser and was not opened by its owner: launchd refuses to run it."""
+    return bool(output_or_empty(*QUARANTINE, path).strip())
+
+
+def parse_sleep_minutes(text: str) -> int | None:
+    """Read `pmset -g`: the line ` sleep  1 (sleep prevented by ...)`, or `SleepDisabled  1`, which outdoes it."""
+    if re.search(r"^\s*SleepDisabled\s+1\s*$", text, re.MULTILINE):
+        return 0
+    found = re.search(r"^ sleep\s+(\d+)\b", text, re.MULTILINE)
+    return int(found[1]) if found else None
+
+
+def parse_firewall_state(text: str) -> int | None:
+    """Read `socketfilterfw --getglobalstate`: `Firewall is enabled. (State = 1)`."""
+    found = re.search(r"\(State = ([012])\)", text)
+    return int(found[1]) if found else None
+
+
+def parse_file_vault(text: str) -> bool | None:
+    """Read `fdesetup status`: `FileVault is On.` or `FileVault is Off.`, with more lines while it changes."""
+    found = re.search(r"^FileVault is (On|Off)\.", text, re.MULTILINE)
+    return None if found is None else found[1] == "On"

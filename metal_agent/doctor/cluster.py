@@ -1,0 +1,135 @@
+"""Checks of the connection: the way to the API server and back, clocks, the token, the address, and versions."""
+
+import errno
+import ipaddress
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from crds.meta import ADDRESS_ACCEPTED, REACHABLE, Condition
+from crds.metalhost import MetalHostStatus
+from metal_agent.doctor.finding import Finding, FindingVerdict
+
+SKEW_WARNING_SECONDS: Final = 30.0
+SKEW_PROBLEM_SECONDS: Final = 300.0
+"""Clocks that far apart break tokens and certificates; a Lease of the future is ignored at 5 s already, at its first
+sight only."""
+LEAST_TOKEN_SHARE: Final = 0.25
+"""A token with less of its lifetime left was not renewed when it should have been."""
+_TUNNELS: Final = ("utun", "tun", "wg", "tailscale", "bridge", "awdl", "llw")
+"""Beginnings of interfaces that the nodes of a cluster rarely reach."""
+
+
+class ApiServerAnswer(NamedTuple):
+    """One request to the API server, without a token."""
+
+    server: str
+    error: OSError | None = None
+    skew_seconds: float | None = None
+    """Its clock minus ours; None: it told no time."""
+
+
+class TokenTimes(NamedTuple):
+    """Times of a token, in seconds since 1970."""
+
+    issued: float
+    expires: float
+
+
+def check_api_server(answer: ApiServerAnswer, system: str) -> list[Finding]:
+    """Check that the API server answers, and that its clock agrees with ours. `system` is sys.platform."""
+    if answer.error is not None:
+        return [_explain_error(answer, answer.error, system)]
+    skew = answer.skew_seconds
+    findings = [Finding("API server", "ok", f"{answer.server} answers")]
+    if skew is None:
+        return [*findings, Finding("clock", "unknown", "the API server tells no time")]
+    found = f"{abs(skew):.0f} s {'behind' if skew > 0 else 'ahead of'} the API server's"
+    verdict: FindingVerdict = "ok"
+    if abs(skew) >= SKEW_WARNING_SECONDS:
+        verdict = "problem" if abs(skew) >= SKEW_PROBLEM_SECONDS else "warning"
+    fix = "System Settings > General > Date & Time: set it automatically" if verdict != "ok" else ""
+    return [*findings, Finding("clock", verdict, found, fix)]
+
+
+def _explain_error(answer: ApiServerAnswer, error: OSError, system: str) -> Finding:
+    found = f"{answer.server}: {error.strerror or str(error) or type(error).__name__}"
+    fix = "check the network, the address in the kubeconfig or join code, and a VPN"
+    if system == "darwin" and error.errno == errno.EHOSTUNREACH:
+        # macOS 15 and later answer so when Local Network privacy denies a program the hosts of its own network.
+        fix = (
+            "macOS may deny this program the local network: System Settings > Privacy & Security > Local Network; or "
+            "run the agent as a daemon, which is exempt: sudo pomona agent install"
+        )
+    return Finding("API server", "problem", found, fix)
+
+
+def check_token(times: TokenTimes | None, now: float) -> Finding:
+    """Check the life of the host's token at a time in seconds since 1970."""
+    if times is None:
+        return Finding("token", "unknown", "the credentials are no token with an expiry")
+    left, whole = times.expires - now, times.expires - times.issued
+    if left <= 0:
+        fix = "ask the administrator for a code (`pomona host join`), then: pomona agent join CODE"
+        return Finding("token", "problem", "it has expired", fix)
+    found = f"valid for {_duration(left)} more"
+    if left < whole * LEAST_TOKEN_SHARE:
+        return Finding("token", "warning", found, "it is not renewed: see `pomona agent status`")
+    return Finding("token", "ok", found)
+
+
+def check_address(address: str, interfaces: Mapping[str, str]) -> Finding:
+    """Check the address that the host states; `interfaces` are the names of interfaces by address."""
+    interface = interfaces.get(address)
+    if interface is None:
+        fix = "start the agent with --address and an address of this machine"
+        return Finding("address", "problem", f"{address} is no address of this machine", fix)
+    found = f"{address} of {interface}"
+    others = ", ".join(f"{each} of {name}" for each, name in interfaces.items() if each != address and _is_usable(each))
+    if interface.startswith(_TUNNELS) and others:
+        return Finding("address", "warning", found, f"if the cluster is not on that tunnel: --address, of {others}")
+    return Finding("address", "ok", found)
+
+
+def check_host(status: MetalHostStatus, own_version: str) -> list[Finding]:
+    """Check what the controller says of this host, and the versions of both."""
+    conditions = {each.type: each for each in status.conditions}
+    return [
+        _check_condition("registered", conditions.get("Ready")),
+        _check_condition("address accepted", conditions.get(ADDRESS_ACCEPTED)),
+        _check_condition("reached by the cluster", conditions.get(REACHABLE)),
+        _check_versions(status, own_version),
+    ]
+
+
+def _check_condition(name: str, condition: Condition | None) -> Finding:
+    if condition is None:
+        fix = "the controller does not run, or is of an earlier version"
+        return Finding(name, "unknown", "the controller has not said it", fix)
+    verdict: dict[str, FindingVerdict] = {"True": "ok", "False": "problem"}
+    return Finding(name, verdict.get(condition.status, "unknown"), condition.message)
+
+
+def _check_versions(status: MetalHostStatus, own_version: str) -> Finding:
+    agent, controller = status.agent_version, status.controller_version
+    found = f"agent {agent or 'unknown'}, controller {controller or 'unknown'}, this program {own_version}"
+    if agent and agent != own_version:
+        return Finding("versions", "warning", found, "the agent runs an earlier installation: pomona agent restart")
+    if not controller:
+        return Finding("versions", "unknown", found)
+    if _minor(controller) != _minor(own_version):
+        return Finding("versions", "warning", found, "one release apart works; update the older one")
+    return Finding("versions", "ok", found)
+
+
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]
+
+
+def _is_usable(address: str) -> bool:
+    found = ipaddress.ip_address(address)
+    return not (found.is_loopback or found.is_link_local)
+
+
+def _duration(seconds: float) -> str:
+    days, hours = divmod(int(seconds // 3600), 24)
+    return f"{days} d {hours} h" if days else f"{hours} h {int(seconds % 3600 // 60)} min"

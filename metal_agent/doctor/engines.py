@@ -1,0 +1,93 @@
+"""Checks of the engines: which there are, whether the service finds them, and whether macOS lets it run them."""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from devices import mac_settings
+from devices.tools import output
+from metal_agent.doctor.finding import Finding
+from runtimes.registry import RUNTIMES
+
+SERVICE_FOLDERS: Final = ("/usr/bin", "/bin", "/usr/sbin", "/sbin", "/opt/homebrew/bin", "/usr/local/bin")
+"""Folders in which an agent finds programs that launchd or systemd started."""
+_PACKAGES: Final = {"llama.cpp": "xllamacpp", "mlx-lm": "mlx-lm", "llama-cpp-python": "llama-cpp-python"}
+"""The packages that bring an engine into Pomona's own environment."""
+_VERSION_SECONDS: Final = 20.0
+
+
+class InstalledEngine(NamedTuple):
+    """An engine of this host."""
+
+    name: str
+    program: str
+    """Path of its program; empty for a daemon, which its owner starts."""
+    version: str
+    """Empty if it does not tell one."""
+    quarantined: bool = False
+
+
+def list_engines() -> list[InstalledEngine]:
+    """Return the engines of this host. Blocks for seconds: each is asked for its version."""
+    found = []
+    for name, runtime in RUNTIMES.items():
+        if not (runtime.on_hosts and runtime.installed()):
+            continue
+        command = runtime.launch.command() if runtime.launch else None
+        program = command[0] if command else ""
+        quarantined = sys.platform == "darwin" and bool(program) and mac_settings.is_quarantined(program)
+        found.append(InstalledEngine(name, program, _read_version(name, program), quarantined))
+    return found
+
+
+def _read_version(name: str, program: str) -> str:
+    if program in {"", sys.executable}:
+        try:
+            return metadata.version(_PACKAGES[name])
+        except (KeyError, metadata.PackageNotFoundError):
+            return ""
+    try:
+        text = output(program, "--version", with_errors=True, timeout_seconds=_VERSION_SECONDS)
+    except OSError:
+        return ""
+    return parse_version(text)
+
+
+def parse_version(text: str) -> str:
+    """Return the version in the output of `--version`: `version: 6123 (a1b2c3d)`, `ollama version is 0.12.3`."""
+    found = re.search(r"\bversion:?\s+(?:is\s+)?v?(\d[\w.+-]*)", text) or re.search(r"\b(\d+(?:\.\d+)+)\b", text)
+    return found[1] if found else ""
+
+
+def check_engines(engines: Iterable[InstalledEngine], exists: Callable[[str], bool] = os.path.exists) -> list[Finding]:
+    """Check each engine; without any, a problem that names how to install one."""
+    findings = [_check_engine(each, exists) for each in engines]
+    if not findings:
+        hints = "; or: ".join(runtime.install_hint for runtime in RUNTIMES.values() if runtime.on_hosts)
+        return [Finding("engines", "problem", "no engine is installed", hints)]
+    return findings
+
+
+def _check_engine(engine: InstalledEngine, exists: Callable[[str], bool]) -> Finding:
+    name, program = f"engine {engine.name}", engine.program
+    version = f" {engine.version}" if engine.version else ", version unknown"
+    if not program:
+        return Finding(name, "ok", f"its owner's daemon{version}")
+    if program == sys.executable:
+        return Finding(name, "ok", f"in Pomona's environment{version}")
+    found = f"{program}{version}"
+    if engine.quarantined:
+        fix = f"xattr -d com.apple.quarantine {Path(program).resolve()}"
+        return Finding(name, "problem", f"{found}, quarantined by macOS", fix)
+    if not any(exists(f"{folder}/{Path(program).name}") for folder in SERVICE_FOLDERS):
+        return Finding(
+            name,
+            "warning",
+            f"{found}, found by your PATH alone",
+            f"a service has another PATH: sudo ln -s {program} /usr/local/bin/",
+        )
+    return Finding(name, "ok", found)

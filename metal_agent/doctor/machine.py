@@ -1,0 +1,92 @@
+"""Checks of the machine: Metal, memory, disk, and the settings of macOS that stop a server."""
+
+from devices.facts import HostFacts
+from devices.mac_settings import MacSettings
+from devices.metal import Metal
+from metal_agent.doctor.finding import Finding
+
+_GIB = 2**30
+LEAST_DISK_BYTES = 20 * _GIB
+"""Free space below which a download of usual weights is likely to fail."""
+
+
+def check_metal(metal: Metal) -> Finding:
+    """Check that this process may use the GPU of the Mac."""
+    if metal.name is None or not metal.working_set_bytes:
+        return Finding(
+            "Metal",
+            "problem",
+            "no device",
+            "models would be served by the processor: start the agent by `pomona agent install` or in a terminal, not "
+            "by a program that puts itself into the background; a virtual machine has no Metal",
+        )
+    return Finding("Metal", "ok", f"{metal.name}, {metal.working_set_bytes / _GIB:.1f} GiB for models")
+
+
+def check_memory(facts: HostFacts) -> Finding:
+    """Check that the memory for models is known: without it nothing is started."""
+    if facts.model_memory_bytes is None:
+        fix = "start the agent with --memory-budget, such as 12GiB"
+        return Finding("memory", "problem", "the memory for models is not known", fix)
+    return Finding("memory", "ok", f"{facts.model_memory_bytes / _GIB:.1f} GiB for models")
+
+
+def check_disk(folder: str, free_bytes: int) -> Finding:
+    """Check the free space of the disk with the weights."""
+    found = f"{free_bytes / _GIB:.0f} GiB are free in {folder}"
+    if free_bytes < LEAST_DISK_BYTES:
+        return Finding("disk", "warning", found, "delete weights by `pomona agent weights --remove`, or other files")
+    return Finding("disk", "ok", found)
+
+
+def check_settings(settings: MacSettings, *, starts_at_login: bool, reachable: bool | None) -> list[Finding]:
+    """Check sleep, firewall and FileVault of a Mac.
+
+    Args:
+        settings: the settings.
+        starts_at_login: the agent is a LaunchAgent, which starts when its owner logs in.
+        reachable: whether the controller reaches this host; None: unknown.
+    """
+    return [
+        _check_sleep(settings.sleep_minutes),
+        _check_firewall(settings.firewall_state, reachable=reachable),
+        _check_start(settings.file_vault, starts_at_login=starts_at_login),
+    ]
+
+
+def _check_sleep(minutes: int | None) -> Finding:
+    if minutes is None:
+        return Finding("sleep", "unknown", "`pmset -g` tells no sleep setting")
+    if minutes == 0:
+        return Finding("sleep", "ok", "this Mac does not sleep by itself")
+    return Finding(
+        "sleep",
+        "warning",
+        f"this Mac sleeps after {minutes} min without use, except while it serves",
+        "sudo pmset -a sleep 0 autorestart 1 womp 1",
+    )
+
+
+def _check_firewall(state: int | None, *, reachable: bool | None) -> Finding:
+    if state is None:
+        return Finding("firewall", "unknown", "socketfilterfw tells no state")
+    if state == 0:
+        return Finding("firewall", "ok", "off")
+    if state == 1 and reachable:
+        return Finding("firewall", "ok", "on, and the controller reaches this host")
+    found = "on" if state == 1 else "on, and it blocks all incoming connections"
+    fix = "System Settings > Network > Firewall > Options: allow incoming connections for Pomona's python3"
+    return Finding("firewall", "warning" if state == 1 else "problem", found, fix)
+
+
+def _check_start(file_vault: bool | None, *, starts_at_login: bool) -> Finding:
+    name = "start after a power cut"
+    if starts_at_login:
+        fix = "`sudo pomona agent install` has it start with the Mac"
+        return Finding(name, "warning", "the agent starts when its owner logs in", fix)
+    if file_vault is None:
+        return Finding(name, "unknown", "`fdesetup status` does not tell whether FileVault is on")
+    if file_vault:
+        fix = "log in after each start; for a planned one: sudo fdesetup authrestart"
+        return Finding(name, "warning", "FileVault keeps the disk locked until somebody logs in", fix)
+    return Finding(name, "ok", "FileVault is off: the agent starts without a login")

@@ -1,0 +1,193 @@
+"""Run all checks of the doctor; a check that fails is a finding, and stops no other check."""
+
+import asyncio
+import base64
+import binascii
+import shutil
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from email.utils import parsedate_to_datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import aiohttp
+import msgspec
+import psutil
+
+from crds.meta import REACHABLE
+from crds.metalhost import MetalHost, MetalHostStatus
+from devices import host, mac_settings, metal
+from kube.client import connect
+from kube.credentials import Credentials
+from kube.errors import ApiError, Forbidden, NotFound, Unauthorized, Unreachable
+from kube.kubeconfig import CredentialsError
+from kube.resources import METAL_HOSTS
+from metal_agent.doctor import cluster, engines, machine
+from metal_agent.doctor.cluster import ApiServerAnswer, TokenTimes
+from metal_agent.doctor.finding import Finding
+from metal_agent.selftest.engine import check_engine
+
+_ASK_SECONDS: Final = 10.0
+_CHECK_SECONDS: Final = 60.0
+Check = Callable[[], Awaitable[list[Finding]]]
+
+
+class CheckedHost(NamedTuple):
+    """The host to check; without credentials it has joined no cluster."""
+
+    folder: Path
+    """Its state folder, which need not exist."""
+    name: str | None = None
+    """The name of its MetalHost."""
+    credentials: Credentials | None = None
+    starts_at_login: bool = False
+    """The agent is a LaunchAgent."""
+
+
+class _TokenPayload(msgspec.Struct):
+    """The part of a ServiceAccount's token that has its times."""
+
+    iat: float
+    exp: float
+
+
+async def run_doctor(checked: CheckedHost, work_folder: Path) -> list[Finding]:
+    """Run all checks; takes some seconds, and writes only into `work_folder`, an existing folder."""
+    status = MetalHostStatus()
+
+    async def check_cluster() -> list[Finding]:
+        nonlocal status
+        findings, status = await _check_cluster(checked)
+        return findings
+
+    in_cluster = await _guard("cluster", check_cluster)
+    reachable = next((each.status == "True" for each in status.conditions if each.type == REACHABLE), None)
+    checks: list[tuple[str, Check]] = [
+        ("machine", lambda: asyncio.to_thread(_check_machine, checked, reachable=reachable)),
+        ("engines", lambda: asyncio.to_thread(lambda: engines.check_engines(engines.list_engines()))),
+    ]
+    if sys.platform == "darwin":
+        checks.append(("llama.cpp", lambda: _check_llama(work_folder)))
+    found = await asyncio.gather(*(_guard(name, check) for name, check in checks))
+    return [*(each for findings in found for each in findings), *in_cluster]
+
+
+async def _guard(name: str, check: Check) -> list[Finding]:
+    """Run one check; an error or a time-out of it is its finding."""
+    try:
+        async with asyncio.timeout(_CHECK_SECONDS):
+            return await check()
+    except Exception as error:  # noqa: BLE001 - any error is a result
+        return [Finding(name, "unknown", f"the check failed: {type(error).__name__}: {error}")]
+
+
+def _check_machine(checked: CheckedHost, *, reachable: bool | None) -> list[Finding]:
+    existing = next(folder for folder in (checked.folder, *checked.folder.parents) if folder.exists())
+    findings = [
+        machine.check_memory(host.read()),
+        machine.check_disk(str(checked.folder), shutil.disk_usage(existing).free),
+    ]
+    return _check_mac(checked, reachable=reachable) + findings if sys.platform == "darwin" else findings
+
+
+def _check_mac(checked: CheckedHost, *, reachable: bool | None) -> list[Finding]:
+    settings = mac_settings.read()
+    return [
+        machine.check_metal(metal.read()),
+        *machine.check_settings(settings, starts_at_login=checked.starts_at_login, reachable=reachable),
+    ]
+
+
+async def _check_llama(work_folder: Path) -> list[Finding]:
+    """Check that llama.cpp finds the GPU, as the self test does."""
+    return [
+        Finding(line.name, "problem", f"{line.found}, expected {line.expected}", "pomona agent selftest")
+        if line.verdict == "FAILED"
+        else Finding(line.name, line.verdict, line.found)
+        for line in await check_engine(work_folder)
+    ]
+
+
+async def _check_cluster(checked: CheckedHost) -> tuple[list[Finding], MetalHostStatus]:
+    """Check the connection, and return the status of this host, which is empty if it is not known."""
+    credentials = checked.credentials
+    if credentials is None:
+        return [Finding("cluster", "unknown", "this host has joined none")], MetalHostStatus()
+    answer = await ask_api_server(credentials)
+    findings = cluster.check_api_server(answer, sys.platform)
+    if answer.error is not None:
+        return findings, MetalHostStatus()
+    try:
+        findings.append(cluster.check_token(read_token_times(await credentials.authorization()), time.time()))
+        async with connect(credentials) as client:
+            found = await client.get(METAL_HOSTS, checked.name or "")
+        status = msgspec.convert(found, MetalHost).status
+    except (ApiError, Unreachable, CredentialsError) as error:
+        return [*findings, explain_refusal(checked.name or "", error)], MetalHostStatus()
+    interfaces = {
+        address.address.partition("%")[0]: name
+        for name, addresses in psutil.net_if_addrs().items()
+        for address in addresses
+        if address.family.name in {"AF_INET", "AF_INET6"}
+    }
+    findings.append(cluster.check_address(status.address, interfaces))
+    return [*findings, *cluster.check_host(status, version("pomona"))], status
+
+
+def explain_refusal(name: str, error: Exception) -> Finding:
+    """Return the finding of a MetalHost that could not be read."""
+    rejoin = "ask the administrator for a code (`pomona host join`), then: pomona agent join CODE"
+    match error:
+        case Unauthorized():
+            return Finding("identity", "problem", "the API server refuses the token of this host", rejoin)
+        case Forbidden():
+            return Finding("identity", "problem", f"host {name} has no rights any more: it was removed", rejoin)
+        case NotFound():
+            fix = "start the agent: sudo pomona agent install"
+            return Finding("registered", "problem", f"there is no MetalHost {name}", fix)
+        case _:
+            return Finding("identity", "unknown", str(error))
+
+
+async def ask_api_server(credentials: Credentials) -> ApiServerAnswer:
+    """Ask the API server for its version, without a token: even its refusal tells the time."""
+    began = time.time()
+    connector = aiohttp.TCPConnector(ssl=credentials.tls or True)
+    timeout = aiohttp.ClientTimeout(total=_ASK_SECONDS)
+    try:
+        async with (
+            aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False) as session,
+            session.get(
+                f"{credentials.server}/version",
+                proxy=credentials.proxy,
+                server_hostname=credentials.tls_server_name,
+                allow_redirects=False,
+            ) as response,
+        ):
+            date = response.headers.get("Date")
+    except OSError as error:
+        return ApiServerAnswer(credentials.server, error)
+    except aiohttp.ClientError as error:
+        return ApiServerAnswer(credentials.server, OSError(str(error) or type(error).__name__))
+    middle = (began + time.time()) / 2
+    return ApiServerAnswer(credentials.server, skew_seconds=_read_date(date) - middle if date else None)
+
+
+def _read_date(text: str) -> float:
+    """Return an HTTP date in seconds since 1970: it has whole seconds, so on average half of one has passed."""
+    return parsedate_to_datetime(text).timestamp() + 0.5
+
+
+def read_token_times(authorization: str | None) -> TokenTimes | None:
+    """Return the times of a ServiceAccount's token, unverified; None if it is no such token."""
+    parts = (authorization or "").removeprefix("Bearer ").split(".")
+    if len(parts) != 3:  # noqa: PLR2004 - head, payload and signature of a JWT
+        return None
+    try:
+        payload = base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4))
+        times = msgspec.json.decode(payload, type=_TokenPayload)
+    except (binascii.Error, msgspec.DecodeError):
+        return None
+    return TokenTimes(times.iat, times.exp)

@@ -1,0 +1,185 @@
+"""Each finding of the doctor: its verdict, and a way out where there is something to do."""
+
+import errno
+import socket
+import sys
+
+import msgspec
+import pytest
+
+from crds.meta import Condition
+from crds.metalhost import MetalHostStatus
+from devices.facts import HostFacts
+from devices.mac_settings import MacSettings
+from devices.metal import Metal
+from metal_agent.doctor import cluster, engines, machine
+from metal_agent.doctor.cluster import ApiServerAnswer, TokenTimes
+from metal_agent.doctor.engines import InstalledEngine
+from metal_agent.doctor.finding import Finding
+from runtimes.registry import RUNTIMES
+from tests.support.api_objects import condition
+
+GIB = 2**30
+SERVER = "https://10.0.0.1:6443"
+
+
+def verdicts(findings: list[Finding]) -> dict[str, str]:
+    """Return the verdicts by name; what is a warning or a problem has a way out."""
+    for each in findings:
+        assert each.found
+        assert each.fix or each.verdict in {"ok", "unknown"}, each
+    return {each.name: each.verdict for each in findings}
+
+
+def test_mac_without_a_metal_device_has_a_problem() -> None:
+    found = machine.check_metal(Metal())
+    assert found.verdict == "problem"
+    assert "processor" in found.fix
+    assert machine.check_metal(Metal("Apple M4 Max", 96 * GIB)).verdict == "ok"
+
+
+def test_memory_that_is_not_known_has_a_problem_with_the_option() -> None:
+    found = machine.check_memory(HostFacts())
+    assert found.verdict == "problem"
+    assert "--memory-budget" in found.fix
+
+
+def test_full_disk_is_a_warning() -> None:
+    assert machine.check_disk("/weights", machine.LEAST_DISK_BYTES).verdict == "ok"
+    found = machine.check_disk("/weights", machine.LEAST_DISK_BYTES - 1)
+    assert found.verdict == "warning"
+    assert "pomona agent weights" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (MacSettings(0, 0, file_vault=False), {"sleep": "ok", "firewall": "ok", "start after a power cut": "ok"}),
+        (MacSettings(1, 1, file_vault=True), dict.fromkeys(("sleep", "start after a power cut"), "warning")),
+        (MacSettings(0, 2, file_vault=False), {"firewall": "problem"}),
+        (MacSettings(), dict.fromkeys(("sleep", "firewall", "start after a power cut"), "unknown")),
+    ],
+)
+def test_settings_that_stop_a_server_are_found(settings: MacSettings, expected: dict[str, str]) -> None:
+    found = verdicts(machine.check_settings(settings, starts_at_login=False, reachable=None))
+    assert found | expected == found
+
+
+@pytest.mark.parametrize(("reachable", "verdict"), [(True, "ok"), (False, "warning"), (None, "warning")])
+def test_firewall_that_lets_the_controller_through_is_fine(reachable: bool | None, verdict: str) -> None:
+    settings = MacSettings(0, 1, file_vault=False)
+    assert verdicts(machine.check_settings(settings, starts_at_login=False, reachable=reachable))["firewall"] == verdict
+
+
+def test_agent_that_starts_at_login_does_not_start_after_a_power_cut() -> None:
+    settings = MacSettings(0, 0, file_vault=False)
+    found = machine.check_settings(settings, starts_at_login=True, reachable=True)[-1]
+    assert found.verdict == "warning"
+    assert "sudo pomona agent install" in found.fix
+
+
+def nowhere(_path: str) -> bool:
+    return False
+
+
+def test_host_without_an_engine_is_told_how_to_install_one() -> None:
+    (found,) = engines.check_engines([], nowhere)
+    assert found.verdict == "problem"
+    assert RUNTIMES["llama.cpp"].install_hint in found.fix
+    assert "pods only" not in found.fix
+
+
+def test_engine_of_the_owners_path_alone_is_a_warning() -> None:
+    engine = InstalledEngine("llama.cpp", "/Users/ada/bin/llama-server", "6123")
+    (found,) = engines.check_engines([engine], nowhere)
+    assert found.verdict == "warning"
+    assert found.fix.endswith("sudo ln -s /Users/ada/bin/llama-server /usr/local/bin/")
+    there = {"/opt/homebrew/bin/llama-server"}
+    assert verdicts(engines.check_engines([engine], there.__contains__)) == {"engine llama.cpp": "ok"}
+
+
+def test_quarantined_engine_is_a_problem_with_the_command() -> None:
+    engine = InstalledEngine("llama.cpp", "/usr/local/bin/llama-server", "6123", quarantined=True)
+    (found,) = engines.check_engines([engine], nowhere)
+    assert found.verdict == "problem"
+    assert found.fix.startswith("xattr -d com.apple.quarantine /")
+
+
+def test_engines_of_the_environment_and_daemons_are_found_by_every_service() -> None:
+    found = [InstalledEngine("mlx-lm", sys.executable, "0.32.2"), InstalledEngine("ollama", "", "")]
+    assert set(verdicts(engines.check_engines(found, nowhere)).values()) == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("version: 6123 (a1b2c3d)\nbuilt with clang\n", "6123"),
+        ("ollama version is 0.12.3\n", "0.12.3"),
+        ("usage: llama-server\n", ""),
+    ],
+)
+def test_version_is_read_from_the_output(text: str, version: str) -> None:
+    assert engines.parse_version(text) == version
+
+
+@pytest.mark.parametrize(
+    ("skew_seconds", "verdict"), [(0.4, "ok"), (-29, "ok"), (31, "warning"), (-31, "warning"), (301, "problem")]
+)
+def test_clock_is_compared_with_the_api_servers(skew_seconds: float, verdict: str) -> None:
+    answer = ApiServerAnswer(SERVER, skew_seconds=skew_seconds)
+    assert verdicts(cluster.check_api_server(answer, "darwin")) == {"API server": "ok", "clock": verdict}
+
+
+def test_host_unreachable_on_a_mac_names_the_local_network() -> None:
+    error = OSError(errno.EHOSTUNREACH, "No route to host")
+    (on_mac,) = cluster.check_api_server(ApiServerAnswer(SERVER, error), "darwin")
+    (on_linux,) = cluster.check_api_server(ApiServerAnswer(SERVER, error), "linux")
+    assert on_mac.verdict == on_linux.verdict == "problem"
+    assert "Local Network" in on_mac.fix
+    assert "Local Network" not in on_linux.fix
+    assert SERVER in on_mac.found
+
+
+@pytest.mark.parametrize(("now", "verdict"), [(10, "ok"), (74, "ok"), (76, "warning"), (100, "problem")])
+def test_token_that_is_not_renewed_is_found_before_it_expires(now: float, verdict: str) -> None:
+    assert verdicts([cluster.check_token(TokenTimes(0, 100), now)]) == {"token": verdict}
+
+
+def test_address_of_a_tunnel_is_a_warning_if_there_is_another_one() -> None:
+    interfaces = {"100.64.0.7": "utun3", "127.0.0.1": "lo0", "fe80::1": "en0"}
+    assert cluster.check_address("100.64.0.7", interfaces).verdict == "ok"
+    found = cluster.check_address("100.64.0.7", interfaces | {"192.168.1.23": "en0"})
+    assert found.verdict == "warning"
+    assert "192.168.1.23 of en0" in found.fix
+    assert cluster.check_address("192.168.1.23", {"192.168.1.23": "en0"}).verdict == "ok"
+    assert cluster.check_address("10.0.0.9", interfaces).verdict == "problem"
+
+
+def host_status(agent: str, controller: str, **conditions: str) -> MetalHostStatus:
+    found = [msgspec.convert(condition(kind, status), Condition) for kind, status in conditions.items()]
+    return MetalHostStatus(agent_version=agent, controller_version=controller, conditions=found)
+
+
+def test_conditions_of_the_controller_are_findings() -> None:
+    status = host_status("1.2.0", "1.2.3", Ready="True", AddressAccepted="True", Reachable="False")
+    found = cluster.check_host(status, "1.2.0")
+    assert {each.name: each.verdict for each in found} == {
+        "registered": "ok",
+        "address accepted": "ok",
+        "reached by the cluster": "problem",
+        "versions": "ok",
+    }
+    assert {each.verdict for each in cluster.check_host(host_status("", ""), "1.2.0")} == {"unknown"}
+
+
+def test_versions_apart_are_a_warning() -> None:
+    agent_behind = cluster.check_host(host_status("1.2.0", "1.3.0"), "1.3.0")[-1]
+    assert agent_behind.verdict == "warning"
+    assert "pomona agent restart" in agent_behind.fix
+    assert cluster.check_host(host_status("1.2.0", "1.3.0"), "1.2.0")[-1].verdict == "warning"
+
+
+def test_error_of_a_name_lookup_is_told() -> None:
+    error = socket.gaierror(socket.EAI_NONAME, "nodename nor servname provided")
+    (found,) = cluster.check_api_server(ApiServerAnswer(SERVER, error), "darwin")
+    assert "nodename nor servname" in found.found

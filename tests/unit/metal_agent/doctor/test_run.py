@@ -1,0 +1,92 @@
+"""The whole doctor on this machine, and its output."""
+
+import base64
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from cli import doctor, log
+from kube.credentials import Credentials, StaticToken
+from kube.errors import Forbidden, NotFound, Unauthorized
+from metal_agent.doctor import engines, run
+from metal_agent.doctor.cluster import TokenTimes
+from metal_agent.doctor.engines import InstalledEngine
+from metal_agent.doctor.finding import Finding, FindingVerdict
+from metal_agent.doctor.run import CheckedHost
+
+
+@pytest.fixture(autouse=True)
+def _no_programs_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "list_engines", lambda: [InstalledEngine("ollama", "", "0.12.3")])
+
+
+async def test_unreachable_api_server_is_one_finding(tmp_path: Path) -> None:
+    token = base64.urlsafe_b64encode(b'{"iat": 1, "exp": 2}').decode().rstrip("=")
+    credentials = Credentials("http://127.0.0.1:1", StaticToken(f"head.{token}.sign"))
+    found = await run.run_doctor(CheckedHost(tmp_path / "absent", "studio-1", credentials), tmp_path)
+    assert [each.name for each in found] == ["memory", "disk", "engine ollama", "API server"]
+    assert found[-1].verdict == "problem"
+
+
+async def test_check_that_raises_is_a_finding_and_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks() -> list[InstalledEngine]:
+        raise OSError("no such thing")
+
+    monkeypatch.setattr(engines, "list_engines", breaks)
+    found = {each.name: each for each in await run.run_doctor(CheckedHost(tmp_path), tmp_path)}
+    assert found["engines"] == Finding("engines", "unknown", "the check failed: OSError: no such thing")
+    assert found["disk"].verdict in {"ok", "warning"}
+    assert found["cluster"].verdict == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("header", "times"),
+    [
+        ("Bearer a.eyJpYXQiOiAxMCwgImV4cCI6IDIwfQ.c", TokenTimes(10, 20)),
+        ("Bearer a.bm90IGpzb24.c", None),
+        ("Bearer a.!!!.c", None),
+        ("Bearer opaque", None),
+        (None, None),
+    ],
+)
+def test_times_of_a_token_are_read_without_its_key(header: str | None, times: TokenTimes | None) -> None:
+    assert run.read_token_times(header) == times
+
+
+def test_refusals_name_the_way_back() -> None:
+    refusals = [Unauthorized("get", status=401), Forbidden("get", status=403), NotFound("get", status=404)]
+    found = [run.explain_refusal("studio-1", each) for each in refusals]
+    assert {each.verdict for each in found} == {"problem"}
+    assert ["join" in each.fix for each in found] == [True, True, False]
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("ok", 0), ("unknown", 0), ("warning", 0), ("problem", 1)])
+def test_exit_code_is_one_if_there_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, verdict: FindingVerdict, code: int
+) -> None:
+    async def find(_checked: CheckedHost, _folder: Path) -> Sequence[Finding]:
+        return [Finding("sleep", verdict, "this Mac sleeps", "sudo pmset -a sleep 0")]
+
+    monkeypatch.setattr(doctor, "run_doctor", find)
+    monkeypatch.setattr(log, "configure", lambda: None)
+    result = CliRunner().invoke(doctor.command)
+    assert result.exit_code == code
+    assert f"{verdict:<10}sleep: this Mac sleeps" in result.output
+    assert ("-> sudo pmset -a sleep 0" in result.output) == (verdict != "ok")
+    assert json.loads(CliRunner().invoke(doctor.command, ["--json"]).output)[0]["fix"] == "sudo pmset -a sleep 0"
+
+
+def test_findings_fit_80_columns() -> None:
+    long = Finding("reached by the cluster", "problem", "no answer " * 30, "start the agent with --address " * 5)
+    assert max(map(len, doctor.format_findings([long]).splitlines())) <= 80
+
+
+def test_kubeconfig_needs_the_name_of_the_host(tmp_path: Path) -> None:
+    result = CliRunner().invoke(doctor.command, ["--kubeconfig", str(tmp_path / "config")])
+    assert result.exit_code == 2
+    assert "--name" in result.output
