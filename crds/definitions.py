@@ -18,7 +18,7 @@ class Column(msgspec.Struct, frozen=True):
 
     name: str
     path: str
-    type: Literal["string", "integer", "date"] = "string"
+    type: Literal["string", "integer", "boolean", "date"] = "string"
     wide: bool = False
 
     def render(self) -> dict[str, Any]:
@@ -168,6 +168,9 @@ DEFINITIONS = (
             Column("Reason", condition("Ready", "reason")),
             Column("Address accepted", condition("AddressAccepted", "status"), wide=True),
             Column("Reachable", condition("Reachable", "status"), wide=True),
+            Column("Cordoned", ".spec.unschedulable", "boolean", wide=True),
+            Column("Drained", condition("Drained", "reason"), wide=True),
+            Column("Paused", condition("Paused", "reason"), wide=True),
             Column("GPU", ".status.gpuCores", "integer", wide=True),
             Column("Pressure", ".status.memoryPressure", wide=True),
             Column("Thermal", ".status.thermalLevel", wide=True),

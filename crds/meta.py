@@ -53,6 +53,13 @@ DISRUPTION_TARGET: Final = "DisruptionTarget"
 MEMORY_PRESSURE: Final = "MemoryPressure"
 """Condition of a MetalHost that takes no new process, named like a Node's; also the reason in resulting statuses."""
 
+PAUSED: Final = "Paused"
+"""Condition of a MetalHost whose owner needs the machine: it takes no new process, and moves those that it has."""
+HOST_PAUSED: Final = "HostPaused"
+"""Reason in the statuses of processes and services that result from `PAUSED`."""
+DRAINED: Final = "Drained"
+"""Condition of a MetalHost that is being drained: True once no process is left on it."""
+
 ADDRESS_ACCEPTED: Final = "AddressAccepted"
 """Condition of a MetalHost whose EndpointSlices may name the address that it states."""
 REACHABLE: Final = "Reachable"

@@ -150,15 +150,15 @@ class MetalProcessStatus(ApiStruct, frozen=True):
     phase: Annotated[
         Literal["Pending", "Fetching", "Starting", "Ready", "Stopping", "Stopped", "Failed", "Rejected"],
         described(
-            "Pending: the process waits for a host, or for its turn or for memory on its host. Fetching: the "
-            "weights are being fetched. Starting: the engine is loading the weights. Ready: the engine has "
-            "answered. Stopping: the engine is being stopped. With reason MemoryPressure, the process then is "
-            "Pending until its host has memory again. Stopped: the engine was stopped on request. Failed: the "
-            "process is tried again with back-off. Rejected: this host cannot run the process; a replacement is "
-            "created for another host. If only memory was missing, this host tries the process again when enough "
-            "memory is free. Of an inspection: Pending: it waits for its turn. Fetching: the header is being read. "
-            "Stopped: status.inspection has the result. Failed: another attempt may succeed. Rejected: the artifact "
-            "cannot be inspected."
+            "Pending: the process waits for a host, or for its turn or for memory on its host. Fetching: the weights "
+            "are being fetched. Starting: the engine is loading the weights. Ready: the engine has answered. Stopping: "
+            "the engine is being stopped. With reason MemoryPressure or HostPaused, the process then is Pending until "
+            "its host has memory again, or its owner does not need the host. Stopped: the engine was stopped on "
+            "request. Failed: the process is tried again with back-off. Rejected: this host cannot run the process; a "
+            "replacement is created for another host. If only memory was missing, this host tries the process again "
+            "when enough memory is free. Of an inspection: Pending: it waits for its turn. Fetching: the header is "
+            "being read. Stopped: status.inspection has the result. Failed: another attempt may succeed. Rejected: the "
+            "artifact cannot be inspected."
         ),
     ] = "Pending"
     reason: Annotated[str, described("Reason for the phase: one CamelCase word.")] = ""
@@ -179,9 +179,9 @@ class MetalProcessStatus(ApiStruct, frozen=True):
     conditions: Annotated[
         Conditions,
         described(
-            "DisruptionTarget is True while the process needs another host because its own host is short of "
-            "memory. The controller creates a replacement process for another host with enough memory, and "
-            "deletes this process when the replacement answers."
+            "DisruptionTarget is True while the process needs another host because its own host is short of memory, or "
+            "paused by its owner. The controller creates a replacement process for another host with enough memory, "
+            "and deletes this process when the replacement answers."
         ),
     ] = []
 

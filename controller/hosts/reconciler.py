@@ -6,7 +6,7 @@ hosts renew, was reachable: a silent watch does not show that.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Final, NamedTuple
@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from controller.hosts.address_check import PAUSE_SECONDS, AddressCheck, AddressUse
+from controller.hosts.drain import DRAINING, LOOK_AGAIN_SECONDS, drained_condition
 from controller.hosts.grants import (
     address_condition,
     decide_grants,
@@ -35,6 +36,7 @@ from controller.reconcile.indexes import (
     ADDRESS_INDEX,
     HOST_INDEX,
     OWNER_INDEX,
+    controller_of,
     host_of_slice,
     namespaced,
     stated_addresses,
@@ -65,7 +67,9 @@ READ_SECONDS: Final = 3.0
 SECRETS_SECONDS: Final = 60.0
 """Time after which a host is looked at again: a changed Secret of a user is copied to all hosts within two minutes."""
 
-_SILENT: Final = frozenset({"WaitingForLease", "NotReported", "NotChecked", "AddressFree", "NotAsked", "AgentAnswered"})
+_SILENT: Final = frozenset(
+    {"WaitingForLease", "NotReported", "NotChecked", "AddressFree", "NotAsked", "AgentAnswered", DRAINING}
+)
 """Reasons of normal progress, of which no Event is sent."""
 
 log = structlog.get_logger()
@@ -237,7 +241,14 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
     bound = snapshot.store.by_index(METAL_PROCESSES, HOST_INDEX, key.name)
     # An expired host keeps what it was granted: while it is silent its processes are not known to have ended.
     grants = () if expired else grant_objects(host, decide_grants(host, verdict, bound))
-    conditions = [ready, address_condition(host, verdict), reachable_condition(host, inputs.reachability)]
+    drained = drained_condition(
+        host, bound, _list_replacements(snapshot, bound) if host.spec.drain else {}, snapshot.now
+    )
+    reachable = reachable_condition(host, inputs.reachability)
+    conditions = [ready, address_condition(host, verdict), reachable, *((drained,) if drained else ())]
+    again_seconds = PAUSE_SECONDS if verdict.reason == "NotChecked" else SECRETS_SECONDS
+    if drained and drained["status"] == "False":
+        again_seconds = min(again_seconds, LOOK_AGAIN_SECONDS)
     secret = None
     if inputs.tokens is not None:
         keys = {host_secret_key(each["metadata"]["namespace"], each["spec"]["tokenSecret"]) for each in bound}
@@ -250,8 +261,21 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
         delete=delete,
         status={"conditions": conditions, "controllerVersion": version("pomona")},
         events=transitions(host.status.conditions, conditions, action="Watch", silent=_SILENT),
-        again_seconds=PAUSE_SECONDS if verdict.reason == "NotChecked" else SECRETS_SECONDS,
+        again_seconds=again_seconds,
     )
+
+
+def _list_replacements(snapshot: Snapshot, bound: Iterable[Obj]) -> dict[str, list[Obj]]:
+    """Return, by uid of a service that has one of these processes, its processes that wait for a host."""
+    store, found = snapshot.store, {}
+    for process in bound:
+        owner = controller_of(process)
+        if owner is not None and owner["uid"] not in found:
+            siblings = store.by_index(
+                METAL_PROCESSES, OWNER_INDEX, namespaced(process["metadata"]["namespace"], owner["uid"])
+            )
+            found[owner["uid"]] = [each for each in siblings if not each["spec"].get("hostName")]
+    return found
 
 
 def _grants_role(snapshot: Snapshot, host: str) -> Obj | None:

@@ -22,7 +22,7 @@ class InspectingHost(NamedTuple):
     """A host that is given to a namespace."""
 
     is_live: bool
-    """It renews its Lease, and its agent can inspect."""
+    """It renews its Lease, is not cordoned, and its agent can inspect."""
     is_lost: bool = False
     """Its Lease has expired."""
     load: int = 0
@@ -39,7 +39,7 @@ def list_inspecting_hosts(store: Store, namespace: str) -> Mapping[str, Inspecti
         ready = find(host.status.conditions, "Ready")
         liveness = ready.status if ready is not None else "Unknown"
         found[host.metadata.name] = InspectingHost(
-            is_live=liveness == "True" and host.status.inspects,
+            is_live=liveness == "True" and host.status.inspects and not (host.spec.unschedulable or host.spec.drain),
             is_lost=liveness == "False",
             load=len(store.by_index(METAL_PROCESSES, INSPECTOR_INDEX, host.metadata.name)),
         )
@@ -47,11 +47,10 @@ def list_inspecting_hosts(store: Store, namespace: str) -> Mapping[str, Inspecti
 
 
 def inspecting_facts(host: Obj) -> object:
-    """Return what decides about the inspections of a host: its namespaces, its liveness and its abilities."""
+    """Return what decides about the inspections of a host: its spec, its liveness and its abilities."""
     status, metadata = host.get("status") or {}, host["metadata"]
     liveness = [each["status"] for each in status.get("conditions") or () if each["type"] == "Ready"]
-    given = host.get("spec", {}).get("namespaces")
-    return metadata["uid"], metadata.get("deletionTimestamp"), given, liveness, status.get("inspects")
+    return metadata["uid"], metadata.get("deletionTimestamp"), host.get("spec"), liveness, status.get("inspects")
 
 
 def models_of_host(store: Store, host: Obj) -> list[ObjectKey]:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from controller.reconcile.conditions import find
 from controller.reconcile.indexes import HOST_INDEX
-from crds.meta import ADDRESS_ACCEPTED, MEMORY_PRESSURE
+from crds.meta import ADDRESS_ACCEPTED, MEMORY_PRESSURE, PAUSED
 from crds.metalhost import MetalHost
 from kube.client import Obj
 from kube.resources import METAL_HOSTS, METAL_PROCESSES
@@ -34,11 +34,15 @@ class HostCapacity(NamedTuple):
     """Namespaces that the host is given to; none: all."""
     address_problem: str = ""
     """The reason why no endpoint of the host is accepted; empty if they are, or if that is not decided yet."""
+    pause: str = ""
+    """The reason why its owner has paused the host; empty if it is not paused."""
+    is_cordoned: bool = False
+    """An administrator has cordoned or drains the host."""
 
     @property
     def is_open(self) -> bool:
         """True if the host takes any process at all, provided that it fits."""
-        return not self.short_of_memory and not self.address_problem
+        return not (self.short_of_memory or self.address_problem or self.pause or self.is_cordoned)
 
     def accepts(self, namespace: str) -> bool:
         """Return whether the host is given to this namespace."""
@@ -59,13 +63,20 @@ def _host_capacity(host: MetalHost, bound: Iterable[Obj]) -> HostCapacity:
         if process["metadata"]["uid"] not in listed and process.get("status", {}).get("phase") not in _HOLDS_NO_MEMORY
     )
     free_bytes = max(0, (host.status.available_bytes or 0) - promised_bytes)
-    pressure = find(host.status.conditions, MEMORY_PRESSURE)
-    short = pressure is not None and pressure.status == "True"
-    budget_bytes = host.status.budget_bytes or host.status.available_bytes or 0
-    runtimes, namespaces = frozenset(host.status.runtimes), frozenset(host.spec.namespaces)
-    accepted = find(host.status.conditions, ADDRESS_ACCEPTED)
-    problem = accepted.message if accepted is not None and accepted.status == "False" else ""
-    return HostCapacity(host.metadata.name, runtimes, free_bytes, short, budget_bytes, namespaces, problem)
+    pressure, paused, accepted = (
+        find(host.status.conditions, kind) for kind in (MEMORY_PRESSURE, PAUSED, ADDRESS_ACCEPTED)
+    )
+    return HostCapacity(
+        host=host.metadata.name,
+        runtimes=frozenset(host.status.runtimes),
+        free_bytes=free_bytes,
+        short_of_memory=pressure is not None and pressure.status == "True",
+        budget_bytes=host.status.budget_bytes or host.status.available_bytes or 0,
+        namespaces=frozenset(host.spec.namespaces),
+        address_problem=accepted.message if accepted is not None and accepted.status == "False" else "",
+        pause=paused.message if paused is not None and paused.status == "True" else "",
+        is_cordoned=host.spec.unschedulable or host.spec.drain,
+    )
 
 
 def _stored(store: Store, host: str) -> Obj:

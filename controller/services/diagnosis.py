@@ -4,16 +4,16 @@ Only the first of the most severe problems is reported: one cause with its remed
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from controller.placement.capacity import HostCapacity, eligible_hosts
 from controller.services.pods.key_proxy import PROXY_CONTAINER
 from controller.services.preconditions import Phase, ServiceProblem
 from controller.services.replica_memory import MemoryAdvice
 from controller.services.rollout import SortedProcesses
-from crds.meta import MEMORY_PRESSURE
+from crds.meta import HOST_PAUSED, MEMORY_PRESSURE
 from crds.metalprocess import MetalProcess
 from crds.size import size_text
 from kube.client import Obj
@@ -34,6 +34,8 @@ _OUT_OF_MEMORY: Final = "OOMKilled"
 _MISSING_CLASS: Final = re.compile(r"no PriorityClass with name (pomona-[a-z]+) was found")
 _SEVERITY: Final[tuple[Phase, ...]] = ("Failed", "Pending", "Downloading", "Progressing")
 _QUOTED_CHARACTERS: Final = 400
+_MOST_NAMED: Final = 3
+_NO_HOST_FITS: Final = "NoHostFits"
 _UNKNOWN_MEMORY: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -146,6 +148,40 @@ def _progress(process: MetalProcess) -> str:
     return f"downloaded {size_text(progress.bytes)} of {size_text(progress.total_bytes)} of the weights"
 
 
+class _ClosedHosts(NamedTuple):
+    """Hosts that take no process for one reason."""
+
+    reason: str
+    """Reason of a service that fits nowhere else."""
+    state: str
+    remedy: str
+
+
+def _closed_hosts(capable: Sequence[HostCapacity], left_by: Collection[str | None]) -> list[_ClosedHosts]:
+    """Return which of the hosts take no process now, by reason; `left_by` are those that displace a replica."""
+    found = []
+    cordoned = [capacity.host for capacity in capable if capacity.is_cordoned]
+    paused = [capacity for capacity in capable if capacity.pause and not capacity.is_cordoned]
+    named = {*cordoned, *(capacity.host for capacity in paused)}
+    short = [
+        capacity.host
+        for capacity in capable
+        if capacity.host not in named and (capacity.short_of_memory or capacity.host in left_by)
+    ]
+    if short:
+        state = f"host {short[0]} is short of memory and accepts nothing until it has recovered"
+        found.append(_ClosedHosts(MEMORY_PRESSURE, state, "free memory there"))
+    if paused:
+        state = f"host {paused[0].host} is paused by its owner ({paused[0].pause})"
+        found.append(_ClosedHosts(HOST_PAUSED, state, "wait until it is not"))
+    if cordoned:
+        more = f" and {len(cordoned) - _MOST_NAMED} more" if len(cordoned) > _MOST_NAMED else ""
+        names = ", ".join(cordoned[:_MOST_NAMED]) + more
+        state = f"host {names} is cordoned" if len(cordoned) == 1 else f"hosts {names} are cordoned"
+        found.append(_ClosedHosts(_NO_HOST_FITS, state, f"`pomona host uncordon {cordoned[0]}`"))
+    return found
+
+
 def _unbound(
     process: MetalProcess,
     capacities: Sequence[HostCapacity],
@@ -174,14 +210,13 @@ def _unbound(
         return ServiceProblem("NoHost", message, "Pending")
     refused = {each.spec.host_name: each.status.message for each in siblings.rejected}
     left_by = {each.spec.host_name for each in siblings.displaced}
-    short = [capacity.host for capacity in capable if capacity.short_of_memory or capacity.host in left_by]
+    closed = _closed_hosts(capable, left_by)
     left = eligible_hosts(runtime, namespace, {*refused, *left_by}, reachable)
-    if not left and short:
-        message = (
-            f"host {short[0]} is short of memory and accepts nothing until it has recovered; no other host can run it: "
-            f"free memory there, or run `pomona agent` on a host that has {size_text(needed)} free"
-        )
-        return ServiceProblem(MEMORY_PRESSURE, message, "Pending")
+    if not left and closed:
+        reason, state, remedy = closed[0]
+        message = f"{state}; no other host can run it: {remedy}"
+        message += f", or run `pomona agent` on a host that has {size_text(needed)} free"
+        return ServiceProblem(reason, "; ".join((message, *(each.state for each in closed[1:]))), "Pending")
     if not left:
         host, why = next(iter(refused.items()))
         return ServiceProblem("Rejected", f"host {host} rejected it: {why}", "Failed")
@@ -200,8 +235,7 @@ def _unbound(
             f"{size_text(largest.budget_bytes)} for models, of which too little is free now: it starts once enough is "
             "free; free memory there, or lower contextLength or parallel"
         )
-    if short:
-        message += f"; host {short[0]} is short of memory and accepts nothing until it has recovered"
+    message = "; ".join((message, *(each.state for each in closed)))
     if len(given) < len(capacities):
         message += f"; {len(capacities) - len(given)} more live hosts are not given to namespace {namespace}"
-    return ServiceProblem("NoHostFits", message, "Pending")
+    return ServiceProblem(_NO_HOST_FITS, message, "Pending")

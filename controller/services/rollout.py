@@ -1,8 +1,8 @@
 """The rollout of a service's MetalProcesses: which to create and which to delete next.
 
 A MetalProcess is immutable, so it is only created and deleted: an edit changes the hash in the name, and a process
-whose host is lost, or short of memory, no longer counts. A superseded process stays until its replacement answers, and
-is deleted earlier only if the replacement waits for its memory.
+whose host is lost, short of memory, paused or drained, no longer counts. A superseded process stays until its
+replacement answers, and is deleted earlier only if the replacement waits for its memory.
 """
 
 import functools
@@ -103,7 +103,7 @@ class SortedProcesses(NamedTuple):
     """Being deleted, with memory that their host has not freed yet."""
 
     displaced: list[MetalProcess]
-    """Superseded processes of the wanted spec, which would be kept if their host had the memory."""
+    """Superseded processes of the wanted spec, which would be kept if their host did not displace them."""
 
     @property
     def ready(self) -> int:
@@ -146,7 +146,7 @@ def sort_processes(
             standing.finished.append(process)
         elif phase == "Rejected":
             standing.rejected.append(process)
-        elif current and not lost and not is_displaced(process):
+        elif current and not lost and not is_displaced(process) and not _is_drained(host, hosts):
             usable.append(process)
         else:
             standing.superseded.append(process)
@@ -157,6 +157,12 @@ def sort_processes(
     standing.kept.extend(usable[:wanted])
     standing.surplus.extend(usable[wanted:])
     return standing
+
+
+def _is_drained(host: str | None, hosts: Mapping[str, MetalHost]) -> bool:
+    """Return whether an administrator drains the host of a process, so that the process is displaced."""
+    found = hosts.get(host) if host is not None else None
+    return found is not None and found.spec.drain
 
 
 def _has_spec_but_memory(process: MetalProcess, spec: MetalProcessSpec) -> bool:

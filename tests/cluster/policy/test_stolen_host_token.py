@@ -178,6 +178,10 @@ OBJECTS: dict[str, tuple[str, Attempt]] = {
             METAL_HOSTS, {"metadata": {"name": "studio-1"}, "spec": {"namespaces": [hosts.namespace]}}
         ),
     ),
+    "registration with a drain": (
+        "a host is cordoned and drained by an administrator",
+        lambda hosts: hosts.own.create(METAL_HOSTS, {"metadata": {"name": "studio-1"}, "spec": {"drain": True}}),
+    ),
     "status of another host": ("not those of studio-2", lambda hosts: host_status(hosts, "studio-2")),
     "spec of its own host": (
         'cannot patch resource "metalhosts"',

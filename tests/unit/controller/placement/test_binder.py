@@ -52,7 +52,15 @@ def test_host_is_given_to_namespaces() -> None:
     assert placed([wants("a", 4)], [large._replace(namespaces=frozenset({"other", "team"}))]) == {"a": "large"}
 
 
-@pytest.mark.parametrize("closed", [{"address_problem": "it is that of a node"}, {"short_of_memory": True}])
+@pytest.mark.parametrize(
+    "closed",
+    [
+        {"address_problem": "it is that of a node"},
+        {"short_of_memory": True},
+        {"pause": "quiet hours"},
+        {"is_cordoned": True},
+    ],
+)
 def test_host_that_takes_no_process_gets_none(closed: dict[str, Any]) -> None:
     large = capacity("large", 16)._replace(**closed)
     assert placed([wants("a", 1)], [large]) == {}

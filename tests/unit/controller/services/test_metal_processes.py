@@ -426,3 +426,49 @@ def test_process_that_was_orphaned_is_deleted() -> None:
 def test_spec_is_valid_for_the_schema() -> None:
     ((_, obj),) = steps(1).create
     assert msgspec.convert(obj, MetalProcess).spec == SPEC
+
+
+def drained(name: str = "studio-1") -> Obj:
+    return host(name) | {"spec": {"unschedulable": True, "drain": True}}
+
+
+def test_process_on_a_drained_host_is_replaced_before_it_is_deleted() -> None:
+    hosts = [drained(), host("studio-2")]
+    old = process(f"{NAME}-0", host="studio-1", phase="Ready", gib=2)
+    assert (made(steps(1, old, hosts=hosts)), deleted(steps(1, old, hosts=hosts))) == ([f"{NAME}-1"], set())
+    for phase in ("Pending", "Starting"):
+        moving = process(f"{NAME}-1", host="studio-2", phase=phase, gib=2)
+        assert steps(1, old, moving, hosts=hosts) == MetalProcessSteps()
+    moved = process(f"{NAME}-1", host="studio-2", phase="Ready", gib=2)
+    assert deleted(steps(1, old, moved, hosts=hosts, unexposed={"studio-2"})) == set(), "no client reaches it yet"
+    assert deleted(steps(1, old, moved, hosts=hosts)) == {f"{NAME}-0"}
+
+
+def test_process_on_a_drained_host_that_fits_nowhere_else_stays() -> None:
+    old = process(f"{NAME}-0", host="studio-1", phase="Ready", gib=2)
+    waiting = process(f"{NAME}-1", gib=2)
+    assert steps(1, old, waiting, hosts=[drained()]) == MetalProcessSteps()
+    assert steps(1, old, waiting, hosts=[drained(), host("studio-2", GIB)]) == MetalProcessSteps()
+
+
+@pytest.mark.parametrize("replacement", [{}, {"host": "studio-2"}, {"host": "studio-2", "phase": "Ready"}])
+def test_end_of_a_drain_keeps_what_was_not_replaced_yet(replacement: dict[str, Any]) -> None:
+    old = process(f"{NAME}-0", host="studio-1", phase="Ready", gib=2)
+    late = process(f"{NAME}-1", gib=2, creationTimestamp="2026-11-21T11:59:30Z", **replacement)
+    done = steps(1, old, late, hosts=[host("studio-1"), host("studio-2")])
+    assert (made(done), deleted(done)) == ([], {f"{NAME}-1"})
+
+
+@given(st.lists(st.sampled_from(["Ready", "Starting", "Pending"]), min_size=1, max_size=3), st.booleans())
+def test_drain_never_deletes_the_last_processes_that_answer(phases: list[str], has_room: bool) -> None:
+    """Whatever the state of the replacements is, as many processes answer after the steps as are wanted."""
+    wanted = len(phases)
+    hosts = [drained(), host("studio-2", 64 * GIB if has_room else 0)]
+    old = [process(f"{NAME}-{number}", host="studio-1", phase="Ready", gib=2) for number in range(wanted)]
+    new = [
+        process(f"{NAME}-{wanted + number}", host=None if phase == "Pending" else "studio-2", phase=phase, gib=2)
+        for number, phase in enumerate(phases)
+    ]
+    gone = deleted(steps(wanted, *old, *new, hosts=hosts))
+    answering = [each["metadata"]["name"] for each in (*old, *new) if each["status"]["phase"] == "Ready"]
+    assert len(set(answering) - gone) >= wanted

@@ -36,6 +36,8 @@ from tests.support.service_decisions import (
 )
 
 SHORT = [condition("Ready", "True", "LeaseRenewed"), condition("MemoryPressure", "True", "MemoryPressure")]
+PAUSE = [condition("Ready", "True", "LeaseRenewed"), condition("Paused", "True", "OwnerActive", "typing")]
+CORDONED: Obj = {"spec": {"unschedulable": True}}
 DISPLACED = [condition("DisruptionTarget", "True", "MemoryPressure")]
 
 
@@ -105,6 +107,39 @@ def test_unbound_process_reports_the_reason_of_its_wait(hosts: list[Obj], expect
     assert says in planned_condition(plan, "Ready")["message"]
     if expected[1] == "NoHostFits":
         assert "needs 2.0 GiB (1.0 GiB weights, " in planned_condition(plan, "Ready")["message"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "reason", "says"),
+    [
+        (
+            [host() | CORDONED],
+            "NoHostFits",
+            [
+                "host studio-1 is cordoned; no other host can run it: `pomona host uncordon studio-1`, or run `pomona agent`"
+            ],
+        ),
+        (
+            [host() | CORDONED, host("studio-2", GIB, budgetBytes=GIB)],
+            "NoHostFits",
+            ["the largest host, studio-2, has 1.0 GiB", "; host studio-1 is cordoned"],
+        ),
+        ([host(name) | CORDONED for name in "abcde"], "NoHostFits", ["hosts a, b, c and 2 more are cordoned"]),
+        ([host(conditions=PAUSE)], "HostPaused", ["host studio-1 is paused by its owner (typing)", "wait until"]),
+        (
+            [host(conditions=SHORT), host("studio-2", conditions=PAUSE), host("studio-3") | CORDONED],
+            "MemoryPressure",
+            ["studio-1 is short of memory", "; host studio-2 is paused by its owner", "; host studio-3 is cordoned"],
+        ),
+    ],
+)
+def test_unbound_process_names_the_hosts_that_take_nothing(hosts: list[Obj], reason: str, says: list[str]) -> None:
+    base = (chat_service(**METAL), (MODELS, model()), *((METAL_HOSTS, each) for each in hosts))
+    ((_, made),) = decide_chat(*base).create
+    plan = decide_chat(*base, (METAL_PROCESSES, process(made["metadata"]["name"], gib=2)))
+    assert ready_outcome(plan) == ("Pending", "False", reason)
+    message = planned_condition(plan, "Ready")["message"]
+    assert all(each in message for each in says), message
 
 
 def test_message_of_a_waiting_service_does_not_follow_the_free_memory() -> None:

@@ -1,0 +1,83 @@
+"""The condition Drained of a host: what is left on a host that an administrator drains, and what holds the drain up.
+
+A process is stopped only after its replacement on another host answers (`controller/services/rollout.py`), so a process
+that fits nowhere else holds up the drain, as a PodDisruptionBudget does on a Node, and serves on.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Final
+
+from controller.reconcile.conditions import condition
+from controller.reconcile.indexes import controller_of
+from crds.meta import DRAINED
+from crds.metalhost import MetalHost
+from crds.size import size_text
+from kube.client import Obj
+
+WAITING_SECONDS: Final = 5.0
+"""Age of a replacement without a host from which on it holds up the drain; the binder takes a moment."""
+LOOK_AGAIN_SECONDS: Final = 5.0
+"""Interval between two looks at a drain: no event of the host says that a replacement waits."""
+DRAINING: Final = "Draining"
+"""Reason while processes are replaced, which is normal progress."""
+_MOST_NAMED: Final = 3
+_GONE: Final = frozenset({"Stopped", "Rejected"})
+
+
+def drained_condition(
+    host: MetalHost, bound: Iterable[Obj], replacements: Mapping[str, Sequence[Obj]], now: datetime
+) -> Obj | None:
+    """Return the condition Drained of a host, or None if it is not drained.
+
+    Args:
+        host: the host.
+        bound: the processes that are bound to it.
+        replacements: by uid of a service, its processes that wait for a host.
+        now: the wall clock.
+    """
+    if not host.spec.drain:
+        return None
+    left = [each for each in bound if not each["spec"].get("inspect") and _is_left(each)]
+    blocked = [each for each in left if _waits_for_room(each, replacements, now)]
+    generation = host.metadata.generation
+    if not left:
+        message = "no process is left on this host; `pomona host uncordon` opens it again"
+        return condition(DRAINED, true=True, reason=DRAINED, message=message, generation=generation)
+    if not blocked:
+        message = f"{_count(left)} still on this host; each is stopped once its replacement on another host answers"
+        return condition(DRAINED, true=False, reason=DRAINING, message=message, generation=generation)
+    message = (
+        f"{_count(blocked)} held on this host, as no other host has room: {_list_names(blocked)}; they serve on: free "
+        "memory on another host, add a host, or suspend or delete their services"
+    )
+    return condition(DRAINED, true=False, reason="DrainBlocked", message=message, generation=generation)
+
+
+def _is_left(process: Obj) -> bool:
+    return process.get("status", {}).get("phase") not in _GONE
+
+
+def _waits_for_room(process: Obj, replacements: Mapping[str, Sequence[Obj]], now: datetime) -> bool:
+    """Return whether no host takes the replacement of a process."""
+    owner = controller_of(process)
+    if owner is None or "deletionTimestamp" in process["metadata"]:
+        return False
+    return any(
+        (now - datetime.fromisoformat(each["metadata"]["creationTimestamp"])).total_seconds() >= WAITING_SECONDS
+        for each in replacements.get(owner["uid"], ())
+    )
+
+
+def _count(processes: Sequence[Obj]) -> str:
+    return f"{len(processes)} {'process is' if len(processes) == 1 else 'processes are'}"
+
+
+def _list_names(processes: Sequence[Obj]) -> str:
+    """Name services and the memory that each replica needs, in the order of their names."""
+    names = sorted(
+        f"{each['metadata']['namespace']}/{each['spec']['serviceName']} ({size_text(each['spec']['memoryBytes'])})"
+        for each in processes
+    )
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more

@@ -1,0 +1,73 @@
+"""The condition Drained: what is left on a drained host, and what holds the drain up."""
+
+from datetime import timedelta
+
+import pytest
+
+from controller.hosts.drain import WAITING_SECONDS, drained_condition
+from controller.hosts.reconciler import HostInputs, decide_host
+from controller.reconcile.plan import Plan, Snapshot
+from kube.client import Obj
+from kube.resources import METAL_HOSTS, METAL_PROCESSES, ObjectKey
+from tests.support.api_objects import NOW, as_host, host, planned_condition, process, store
+
+YOUNG = (NOW - timedelta(seconds=WAITING_SECONDS - 1)).isoformat()
+
+
+def drained_host(*, drain: bool = True) -> Obj:
+    return host("studio-1") | {"spec": {"unschedulable": drain, "drain": drain}}
+
+
+def reconcile(*processes: Obj, drain: bool = True) -> Plan:
+    known = store((METAL_HOSTS, drained_host(drain=drain)), *((METAL_PROCESSES, each) for each in processes))
+    return decide_host(Snapshot(known, NOW, HostInputs("Alive")), ObjectKey("", "studio-1"))
+
+
+def test_host_that_is_not_drained_has_no_such_condition() -> None:
+    assert drained_condition(as_host(drained_host(drain=False)), [], {}, NOW) is None
+    assert {each["type"] for each in (reconcile(drain=False).status or {})["conditions"]} == {
+        "Ready",
+        "AddressAccepted",
+    }
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        (),
+        (process("chat-1-0", host="studio-1", phase="Stopped"),),
+        (process("chat-1-0", host="studio-1", phase="Rejected"),),
+        (process("x-1-0", host="studio-1", phase="Fetching", inspect=True),),
+        (process("chat-1-0", host="studio-2", phase="Ready"), process("chat-1-1")),
+    ],
+)
+def test_host_without_a_process_is_drained(left: tuple[Obj, ...]) -> None:
+    done = reconcile(*left)
+    assert planned_condition(done, "Drained")["status"] == "True"
+    assert "Drained" in {event.reason for event in done.events}
+
+
+def test_drain_waits_for_replacements_that_have_a_host_or_are_about_to_get_one() -> None:
+    serving = process("chat-1-0", host="studio-1", phase="Ready")
+    for replacement in (process("chat-1-1", host="studio-2"), process("chat-1-1", creationTimestamp=YOUNG)):
+        done = reconcile(serving, replacement)
+        found = planned_condition(done, "Drained")
+        assert (found["status"], found["reason"]) == ("False", "Draining")
+        assert "1 process is still on this host" in found["message"]
+        assert "Draining" not in {event.reason for event in done.events}, "normal progress"
+        assert done.again_seconds is not None
+        assert done.again_seconds <= WAITING_SECONDS
+
+
+def test_drain_is_blocked_by_what_fits_on_no_other_host_and_names_it() -> None:
+    done = reconcile(process("chat-1-0", host="studio-1", phase="Ready", gib=7), process("chat-1-1", gib=7))
+    found = planned_condition(done, "Drained")
+    assert (found["status"], found["reason"]) == ("False", "DrainBlocked")
+    assert "team/chat (7.0 GiB)" in found["message"]
+    assert "serve on" in found["message"]
+    assert "DrainBlocked" in {event.reason for event in done.events}
+
+
+def test_process_that_is_being_stopped_holds_nothing_up() -> None:
+    leaving = process("chat-1-0", host="studio-1", phase="Stopping", deletionTimestamp="2026-11-21T12:00:00Z")
+    assert planned_condition(reconcile(leaving, process("chat-1-1")), "Drained")["reason"] == "Draining"
