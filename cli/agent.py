@@ -18,10 +18,12 @@ from cli.options import (
     allow_private_sources,
     default_state_folder,
 )
+from cli.owner_policy import owner_policy_options
 from gateway.proxy.config import Tls
 from kube import credentials
 from kube.kubeconfig import CredentialsError
 from metal_agent.agent import run
+from metal_agent.holds.owner_policy import OwnerPolicy
 from metal_agent.options import AgentOptions, StartError
 
 SUBCOMMANDS = {
@@ -78,6 +80,7 @@ SUBCOMMANDS = {
     show_default=True,
     help="Address of the metrics for Prometheus; `off` disables them.",
 )
+@owner_policy_options
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -93,6 +96,8 @@ def command(
     tls_key: Path | None,
     memory_budget: int | None,
     metrics_address: tuple[str, int] | None,
+    owner_policy: OwnerPolicy,
+    keep_awake: bool,
 ) -> None:
     """Join this machine to a cluster as a MetalHost, and serve models as native processes.
 
@@ -121,6 +126,8 @@ def command(
         memory_budget_bytes=memory_budget,
         metrics_place=metrics_address,
         tls=_read_tls(tls_certificate, tls_key),
+        owner_policy=owner_policy,
+        keep_awake=keep_awake,
     )
     try:
         asyncio.run(_run_until_signalled(kubeconfig, options))

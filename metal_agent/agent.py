@@ -7,6 +7,7 @@ if it has a deletion mark: an API server that is down, slow or wrong removes non
 
 import asyncio
 import contextlib
+import os
 import time
 from dataclasses import replace
 from typing import Any, Final
@@ -31,17 +32,18 @@ from metal_agent import assignments, metrics
 from metal_agent.cluster import host_status
 from metal_agent.cluster.address import find_address, follow_address
 from metal_agent.cluster.endpoint_slices import FIELD_MANAGER, LEASE_SECONDS, RENEW_SECONDS
-from metal_agent.cluster.events import PressureEvents
+from metal_agent.cluster.events import HoldAction, HoldEvents
 from metal_agent.cluster.exposure import ClusterExposure, ServicePorts, clocks
 from metal_agent.cluster.host_tokens import HostTokens
 from metal_agent.cluster.inspections import Inspections, is_inspection
 from metal_agent.cluster.process_status import ProcessReporter
 from metal_agent.cluster.reachability import ReachabilityListener
+from metal_agent.holds.pause_watchdog import PauseInputs
 from metal_agent.host import HostCallbacks, build_host
 from metal_agent.memory.ledger import Ledger, budget_bytes
 from metal_agent.memory.pressure_policy import PressureAction
 from metal_agent.metrics import AgentMetrics
-from metal_agent.native import engine_command
+from metal_agent.native import engine_command, keep_awake
 from metal_agent.options import AgentOptions, StartError
 from metal_agent.state_folder import load_identity, own_folder, take_over
 from metal_agent.supervise import handover
@@ -169,16 +171,20 @@ class Agent:
             ledger=ledger,
             runners=self._runners,
             exposure=self._exposed,
-            callbacks=HostCallbacks(self._process_changed, lambda: self._queue.add(_REPORT), self._pressure_handled),
+            callbacks=HostCallbacks(
+                self._process_changed, lambda: self._queue.add(_REPORT), self._pressure_handled, self._hold_handled
+            ),
             session=session,
             secret=self._tokens.read,
             file_root=options.file_root,
             allowed_networks=options.allowed_networks,
             proxy=self._proxy,
+            pause_inputs=PauseInputs(options.owner_policy),
+            keep_awake_command=keep_awake.build_command(os.getpid()) if options.keep_awake else None,
         )
         self._host.daemons.subscribe(lambda _runtime: self._queue.add(_REPORT))
-        self._metrics = AgentMetrics(ledger, self._runners, self._host.watchdog)
-        self._pressure_events = PressureEvents(client, self._recorder, options.name, self._runners)
+        self._metrics = AgentMetrics(ledger, self._runners, self._host.watchdog, self._host.gate)
+        self._hold_events = HoldEvents(client, self._recorder, options.name, self._runners)
         self._inspections = Inspections(client, self._store, self._host.context.weights, self._queue.add)
         self._processes = ProcessReporter(client, self._store, self._recorder, options.name, self._exposed)
 
@@ -302,9 +308,13 @@ class Agent:
             self._queue.add(_ASSIGN)
 
     def _pressure_handled(self, step: PressureAction, note: str) -> None:
-        """Enqueue the reports and the Event of a step against memory pressure."""
+        """Count a step against memory pressure, and enqueue its reports and its Event."""
         self._metrics.count(step)
-        self._pressure_events.add(step, note)
+        self._hold_handled(step, note)
+
+    def _hold_handled(self, step: HoldAction, note: str) -> None:
+        """Enqueue the reports and the Event of a step by memory pressure or by a pause of the owner."""
+        self._hold_events.add(step, note)
         for key in (_REPORT, _EVENTS):
             self._queue.add(key)
         if uid := getattr(step, "uid", None):
@@ -351,7 +361,7 @@ class Agent:
                 await self._report_host()
                 return _REPORT_SECONDS
             case ("events",):
-                await self._pressure_events.send()
+                await self._hold_events.send()
             case ("slices",):
                 for service in await self._exposed.endpoints.find_outdated():
                     self._queue.add(("slice", *service))
@@ -371,7 +381,7 @@ class Agent:
         self._host.supervisor.assign(map(assignments.read_assignment, processes), keep_unclaimed=open_seconds > 0)
         self._known = assignments.LastKnown(processes, self._tokens.data())
         self._last_known_file.save(processes, self._known.secret)
-        self._host.watchdog.retain({obj["metadata"]["uid"] for obj in processes})
+        self._host.retain_holds({obj["metadata"]["uid"] for obj in processes})
         self._ports.keep({str(service) for service in self._exposed.services()})
         return open_seconds if open_seconds > 0 and self._host.supervisor.unclaimed() else None
 
@@ -421,7 +431,7 @@ class Agent:
 
     async def _report_process(self, uid: str) -> None:
         if runner := self._runners.get(uid):
-            await self._processes.report(runner, self._host.watchdog.displacement_condition(runner))
+            await self._processes.report(runner, self._host.gate.displacement_condition(runner))
 
     async def _report_host(self) -> None:
         """Write the MetalHost, and the records of engines that are not on disk yet."""
@@ -438,7 +448,8 @@ class Agent:
             runtimes=runtimes,
             reachability_port=self._listener.port,
         )
-        await host_status.report_host(self._client, self._name, wanted, [self._host.watchdog.pressure_condition()])
+        conditions = [self._host.watchdog.pressure_condition(), self._host.pauses.paused_condition()]
+        await host_status.report_host(self._client, self._name, wanted, conditions)
 
     async def _apply_wired_limit(self, limit_bytes: int | None) -> None:
         """Compute the budget anew: the owner has changed how much memory the GPU may use."""

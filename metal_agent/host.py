@@ -5,10 +5,10 @@ tokens, and the reaction to changes.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import aiohttp
 
@@ -17,12 +17,16 @@ from devices import pressure
 from devices.pressure import PressureReading
 from metal_agent import daemons
 from metal_agent.daemons import Daemons
+from metal_agent.holds.hold_gate import HoldGate
+from metal_agent.holds.pause_policy import PauseAction
+from metal_agent.holds.pause_watchdog import PauseInputs, PauseWatchdog
 from metal_agent.memory.ledger import Ledger
 from metal_agent.memory.monitor import MemoryMonitor
 from metal_agent.memory.peaks import Peaks
 from metal_agent.memory.pressure_policy import PressureAction
 from metal_agent.memory.pressure_watchdog import PressureWatchdog, WatchdogInputs
 from metal_agent.native.engine_keys import EngineKeys
+from metal_agent.native.keep_awake import KeepAwake
 from metal_agent.supervise.backend_reports import follow_backend_health
 from metal_agent.supervise.host_parts import Exposure, RunnerContext
 from metal_agent.supervise.records import Records
@@ -30,6 +34,8 @@ from metal_agent.supervise.runner import Runner
 from metal_agent.supervise.supervisor import Supervisor
 from metal_agent.traffic.proxy_process import Proxy
 from metal_agent.weights import HostWeights
+
+NO_PAUSES: Final = PauseInputs()
 
 
 class HostExposure(Exposure, Protocol):
@@ -49,6 +55,8 @@ class HostCallbacks:
     """After each measurement that changed the memory that can still be reserved."""
     pressure_handled: Callable[[PressureAction, str], None]
     """After each step against memory pressure, with a message for the user."""
+    pause_handled: Callable[[PauseAction, str], None] = lambda _action, _note: None
+    """After each step of a pause by the owner, with a message for the user."""
 
 
 @dataclass(slots=True)
@@ -59,7 +67,10 @@ class Host:
     """The processes by uid."""
     ledger: Ledger
     daemons: Daemons
+    gate: HoldGate
     watchdog: PressureWatchdog
+    pauses: PauseWatchdog
+    keep_awake: KeepAwake
     monitor: MemoryMonitor
     context: RunnerContext
     proxy: Proxy | None
@@ -77,9 +88,15 @@ class Host:
         await self.supervisor.recover(self.proxy.pids() if self.proxy else [])
 
     def start_loops(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        """Keep the proxy running and follow its reports, and watch the memory, until the tasks are cancelled."""
+        """Keep the proxy running and follow its reports, and watch memory and owner, until the tasks are cancelled."""
         loops = [self.proxy.run(), follow_backend_health(self.proxy.client, self.runners)] if self.proxy else []
-        return [group.create_task(each) for each in (*loops, self.watchdog.run(), self.monitor.run())]
+        watches = (self.watchdog.run(), self.pauses.run(), self.keep_awake.run(), self.monitor.run())
+        return [group.create_task(each) for each in (*loops, *watches)]
+
+    def retain_holds(self, uids: set[str]) -> None:
+        """Forget holds of processes that are not among `uids`, the uids of all processes assigned to this host."""
+        self.watchdog.retain(uids)
+        self.pauses.retain(uids)
 
 
 def build_host(
@@ -96,6 +113,8 @@ def build_host(
     proxy: Proxy | None = None,
     shared_daemons: Daemons | None = None,
     read_pressure: Callable[[], PressureReading] = pressure.read,
+    pause_inputs: PauseInputs = NO_PAUSES,
+    keep_awake_command: Sequence[str] | None = None,
 ) -> Host:
     """Build the host whose state is in `folder`.
 
@@ -112,12 +131,16 @@ def build_host(
         proxy: the proxy of this host; None if nothing is served.
         shared_daemons: the daemons to use; None: those of this machine.
         read_pressure: reads the memory pressure of the host; blocks for a moment.
+        pause_inputs: the owner's policy, and what it depends on.
+        keep_awake_command: the program that keeps the machine awake while it serves; None: it may sleep.
 
     Raises:
         OSError: a file in `folder` cannot be read.
     """
     inputs = WatchdogInputs(read=read_pressure, idle_seconds=exposure.idle_seconds, ledger=ledger)
-    watchdog = PressureWatchdog(folder / "pressure.json", runners, inputs, callbacks.pressure_handled)
+    gate = HoldGate(runners)
+    watchdog = PressureWatchdog(folder / "pressure.json", runners, gate, inputs, callbacks.pressure_handled)
+    pauses = PauseWatchdog(folder / "holds.json", runners, gate, pause_inputs, callbacks.pause_handled)
     peaks = Peaks(folder / "peaks.json")
     shared = shared_daemons or daemons.build_daemons(folder, allowed_networks)
     monitor = MemoryMonitor(
@@ -133,9 +156,10 @@ def build_host(
         exposure=exposure,
         secret=secret,
         changed=callbacks.process_changed,
-        hold=watchdog.hold_for,
+        hold=gate.admit_runner,
         daemons=shared,
         peaks=peaks,
         measure_memory=monitor.measure,
     )
-    return Host(runners, ledger, shared, watchdog, monitor, context, proxy)
+    keep_awake = KeepAwake(runners, keep_awake_command)
+    return Host(runners, ledger, shared, gate, watchdog, pauses, keep_awake, monitor, context, proxy)

@@ -382,7 +382,8 @@ def _on_evicted(state: ProcessState, event: Evicted) -> ProcessStep:
     stopping = replace(
         _enter_phase(state, "Stopping"), reason=event.reason, message=event.message, hold=hold, evicting=True
     )
-    withdraw, drain, grace = EVICTION_SECONDS
+    unhurried = (WITHDRAW_SECONDS, DRAIN_SECONDS, GRACE_SECONDS)
+    withdraw, drain, grace = EVICTION_SECONDS if event.is_urgent else unhurried
     # An engine that was never Ready has no endpoint and no request.
     before = (Withdraw(withdraw), Drain(drain)) if state.phase == "Ready" else ()
     return stopping, (*before, End(grace))

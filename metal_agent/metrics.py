@@ -15,6 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from prometheus_client import Enum as EnumMetric
 
 from devices.pressure import PressureLevel
+from metal_agent.holds.hold_gate import HOLD_SOURCES, HoldGate
 from metal_agent.lifecycle import Phase
 from metal_agent.memory.ledger import Ledger
 from metal_agent.memory.pressure_policy import ACTION_LABELS, PressureAction
@@ -29,10 +30,13 @@ log = structlog.get_logger()
 class AgentMetrics:
     """The metrics of one agent, read at each request."""
 
-    def __init__(self, ledger: Ledger, runners: Mapping[str, Runner], watchdog: PressureWatchdog) -> None:
+    def __init__(
+        self, ledger: Ledger, runners: Mapping[str, Runner], watchdog: PressureWatchdog, gate: HoldGate
+    ) -> None:
         self._registry = registry = CollectorRegistry()
         self._runners = runners
         self._watchdog = watchdog
+        self._gate = gate
         self._level = EnumMetric(
             "pomona_agent_memory_pressure",
             "Memory pressure level that the operating system reports.",
@@ -47,6 +51,9 @@ class AgentMetrics:
         )
         for label in ACTION_LABELS.values():
             self._steps.labels(label)
+        self._holds = Gauge(
+            "pomona_agent_hold", "1 while this source lets no engine start.", ["source"], registry=registry
+        )
         self._phases = Gauge("pomona_agent_processes", "Processes on this host.", ["phase"], registry=registry)
 
         def gauge(name: str, text: str, value: Callable[[], float]) -> None:
@@ -69,6 +76,9 @@ class AgentMetrics:
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         self._level.state(self._watchdog.level or _UNKNOWN)
+        holding = {hold.source for hold in self._gate.list_holds()}
+        for source in HOLD_SOURCES:
+            self._holds.labels(source).set(source in holding)
         phases = Tally(runner.state.phase for runner in self._runners.values())
         for phase in get_args(Phase):
             self._phases.labels(phase).set(phases[phase])

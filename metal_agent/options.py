@@ -5,6 +5,7 @@ from pathlib import Path
 
 from artifacts.repositories.address_policy import Networks
 from gateway.proxy.config import Tls
+from metal_agent.holds.owner_policy import NO_POLICY, OwnerPolicy
 
 
 class StartError(Exception):
@@ -28,3 +29,6 @@ class AgentOptions:
     """Address and port at which the agent serves its metrics; None: nowhere."""
     tls: Tls | None = None
     """Certificate and key of the listeners; None: they serve plain HTTP."""
+    owner_policy: OwnerPolicy = NO_POLICY
+    keep_awake: bool = True
+    """Keep the machine awake while a model is loaded or loading."""

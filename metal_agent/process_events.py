@@ -134,6 +134,8 @@ class Evicted:
 
     reason: str
     message: str
+    is_urgent: bool = True
+    """True: running requests get seconds to end. False: they get as long as those of a process that is removed."""
 
 
 @dataclass(frozen=True, slots=True)

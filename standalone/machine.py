@@ -254,7 +254,7 @@ class Machine:
             supervisor.add(assigned)
         else:
             supervisor.assign(assigned)
-            self._host.watchdog.retain({each.uid for each in assigned})
+            self._host.retain_holds({each.uid for each in assigned})
         self._note_change()
 
     async def _inspect_until_known(self, supervisor: Supervisor, key: ObjectKey) -> None:

@@ -1,4 +1,4 @@
-"""Send an Event for each step against memory pressure, about the process of the step or about the host."""
+"""Send an Event for each step of a hold, about the process of the step or about the host."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -8,6 +8,7 @@ from kube.client import Client, Obj
 from kube.errors import NotFound
 from kube.events import EventRecorder, EventType
 from kube.resources import METAL_HOSTS, METAL_PROCESSES
+from metal_agent.holds.pause_policy import Pause, PauseAction, Resume
 from metal_agent.memory.pressure_policy import (
     CancelDisplacement,
     Displace,
@@ -19,17 +20,20 @@ from metal_agent.memory.pressure_policy import (
 )
 from metal_agent.supervise.runner import Runner
 
-_REASONS: Final[dict[type[PressureAction], tuple[EventType, str]]] = {
+HoldAction = PressureAction | PauseAction
+_REASONS: Final[dict[type[HoldAction], tuple[EventType, str]]] = {
     Hold: ("Warning", "MemoryPressure"),
     Displace: ("Warning", "Displacing"),
     CancelDisplacement: ("Normal", "Staying"),
     Evict: ("Warning", "Evicted"),
     Release: ("Normal", "MemoryPressureOver"),
     Return: ("Normal", "Returning"),
+    Pause: ("Normal", "Paused"),
+    Resume: ("Normal", "Resumed"),
 }
 
 
-class PressureEvents:
+class HoldEvents:
     """The Events of `host` that are still to be sent; `runners` are its processes by uid."""
 
     def __init__(self, client: Client, recorder: EventRecorder, host: str, runners: Mapping[str, Runner]) -> None:
@@ -37,9 +41,9 @@ class PressureEvents:
         self._recorder = recorder
         self._host = host
         self._runners = runners
-        self._unsent: deque[tuple[PressureAction, str]] = deque(maxlen=100)
+        self._unsent: deque[tuple[HoldAction, str]] = deque(maxlen=100)
 
-    def add(self, step: PressureAction, note: str) -> None:
+    def add(self, step: HoldAction, note: str) -> None:
         """Queue an Event for `step` with the message `note`; the last 100 are kept while the API takes none."""
         self._unsent.append((step, note))
 
@@ -55,7 +59,7 @@ class PressureEvents:
             if about:
                 await self._recorder.event(about, kind, reason, note, "RelievePressure")
 
-    async def _find_object(self, step: PressureAction) -> Obj | None:
+    async def _find_object(self, step: HoldAction) -> Obj | None:
         uid = getattr(step, "uid", None)
         runner = self._runners.get(uid) if uid else None
         try:

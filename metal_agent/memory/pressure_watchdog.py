@@ -9,19 +9,21 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 import structlog
 
 from artifacts import durable
-from crds.meta import DISRUPTION_TARGET, MEMORY_PRESSURE
+from crds.meta import MEMORY_PRESSURE
 from devices.pressure import PressureLevel, PressureReading
 from kube.client import Obj
+from kube.time import rfc3339
 from metal_agent import lifecycle
 from metal_agent import process_events as events
-from metal_agent.assignments import Assignment
+from metal_agent.holds.hold_gate import HoldableProcess, HoldGate, HostHold
 from metal_agent.memory import pressure_policy
 from metal_agent.memory.ledger import Ledger
 from metal_agent.memory.pressure_policy import (
@@ -51,21 +53,6 @@ _MESSAGES: Final[dict[type[PressureAction], str]] = {
 }
 
 log = structlog.get_logger()
-
-
-class EvictableProcess(Protocol):
-    """A process that may be held or evicted; a runner is one."""
-
-    @property
-    def assignment(self) -> Assignment:
-        """The MetalProcess that it runs."""
-
-    @property
-    def state(self) -> lifecycle.ProcessState:
-        """Its state."""
-
-    def notify(self, event: events.Held | events.Evicted | events.Released) -> None:
-        """Send the event that it is held, evicted or released."""
 
 
 class PressureRecord(msgspec.Struct, frozen=True):
@@ -104,11 +91,12 @@ class WatchdogInputs:
 
 
 class PressureWatchdog:
-    """The memory pressure of one host.
+    """The memory pressure of one host: a `HoldSource`.
 
     Args:
         path: the state file.
         runners: the processes of this host, by uid of their MetalProcess.
+        gate: the gate that sends the holds.
         inputs: readings.
         on_action: called with each action after it was begun, and with a message for the user.
 
@@ -118,12 +106,14 @@ class PressureWatchdog:
     def __init__(
         self,
         path: Path,
-        runners: Mapping[str, EvictableProcess],
+        runners: Mapping[str, HoldableProcess],
+        gate: HoldGate,
         inputs: WatchdogInputs,
         on_action: Callable[[PressureAction, str], None],
     ) -> None:
         self._path = path
         self._runners = runners
+        self._gate = gate
         self._inputs = inputs
         self._on_action = on_action
         self._written = durable.read(path, PressureRecord) or PressureRecord()
@@ -131,6 +121,9 @@ class PressureWatchdog:
         self.level: PressureLevel | None = None
         """The level of the last sample; None if the system reports none."""
         self._has_level = False
+        self._since = datetime.now(UTC)
+        """Start of the present pressure, or of the agent if that was later."""
+        gate.add(self)
 
     async def run(self) -> None:
         """Sample until cancelled."""
@@ -151,6 +144,7 @@ class PressureWatchdog:
         await self._write_record()
         for action in actions:
             self._perform(action)
+        self._gate.refresh()
 
     def hold_for(self, uid: str) -> events.Held | None:
         """Return the hold that keeps the process from starting an engine now, or None if it may start one."""
@@ -179,16 +173,21 @@ class PressureWatchdog:
             status, reason, message = "Unknown", "LevelUnknown", "the operating system reports no memory pressure level"
         return {"type": MEMORY_PRESSURE, "status": status, "reason": reason, "message": message}
 
-    def displacement_condition(self, runner: EvictableProcess) -> Obj | None:
-        """Return the MetalProcess's condition DisruptionTarget, without lastTransitionTime, or None if it may stay."""
-        uid, state = runner.assignment.uid, runner.state
-        if uid != self.state.displacing and uid not in self.state.evicted and not state.awaits_release:
-            return None
-        message = _DISPLACED if state.phase == "Ready" else _EVICTED if uid in self.state.evicted else _HOLD
-        return {"type": DISRUPTION_TARGET, "status": "True", "reason": MEMORY_PRESSURE, "message": message}
+    def displacement_of(self, process: HoldableProcess) -> events.Held | None:
+        """Return why the process is displaced for lack of memory, or None if it may stay."""
+        uid, state = process.assignment.uid, process.state
+        if uid == self.state.displacing and state.phase == "Ready":
+            return events.Held(MEMORY_PRESSURE, _DISPLACED)
+        if uid == self.state.displacing or uid in self.state.evicted or state.awaits_release:
+            return self.hold_for(uid)
+        return None
+
+    def list_holds(self) -> list[HostHold]:
+        """Return the hold of the whole host while it is short of memory."""
+        return [HostHold("pressure", _HOLD, rfc3339(self._since))] if self.state.is_under_pressure else []
 
     def _candidate(
-        self, uid: str, runner: EvictableProcess, idle: Mapping[str, float | None], now: float
+        self, uid: str, runner: HoldableProcess, idle: Mapping[str, float | None], now: float
     ) -> EvictionCandidate:
         idle_seconds = idle.get(uid)
         if idle_seconds is None and uid in idle and runner.state.ready_since is not None:
@@ -217,27 +216,15 @@ class PressureWatchdog:
     def _perform(self, action: PressureAction) -> None:
         match action:
             case Hold():
-                for runner in self._runners.values():
-                    runner.notify(events.Held(MEMORY_PRESSURE, _HOLD))
-            case Release():
-                for uid, runner in self._runners.items():
-                    if uid not in self.state.evicted:
-                        runner.notify(events.Released())
+                self._since = datetime.now(UTC)
             case Evict(uid):
-                self._notify(uid, events.Evicted(MEMORY_PRESSURE, _EVICTED))
-            case Return(uid):
-                self._notify(uid, events.Released())
-            case Displace() | CancelDisplacement():
-                pass  # only the condition DisruptionTarget changes
+                self._gate.evict(uid, events.Evicted(MEMORY_PRESSURE, _EVICTED))
+            case Displace() | CancelDisplacement() | Release() | Return():
+                pass  # the gate sends the holds that have changed
         log.warning(
             "pressure_action", action=type(action).__name__, uid=getattr(action, "uid", None), pressure=self.level
         )
         self._on_action(action, _MESSAGES[type(action)])
-
-    def _notify(self, uid: str, event: events.Evicted | events.Released) -> None:
-        """Send `event` to the process, unless it was removed after the decision, while the record was written."""
-        if runner := self._runners.get(uid):
-            runner.notify(event)
 
 
 def memory_stage(state: lifecycle.ProcessState) -> MemoryStage:

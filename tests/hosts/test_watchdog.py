@@ -51,7 +51,7 @@ async def test_critical_pressure_evicts_one_at_a_time_and_calm_returns_them(
     assert engines(machine) == []
     assert machine.steps == [Hold(), Displace("low"), Evict("low"), Displace("top"), Evict("top")]
     assert machine.ledger.reserved.keys() == {"low", "top"}, "their places are kept"
-    target = machine.watchdog.displacement_condition(machine.runners["low"])
+    target = machine.gate.displacement_condition(machine.runners["low"])
     assert target
     assert (target["type"], target["status"], target["reason"]) == ("DisruptionTarget", "True", "MemoryPressure")
     assert machine.watchdog.pressure_condition()["status"] == "True"
@@ -61,7 +61,7 @@ async def test_critical_pressure_evicts_one_at_a_time_and_calm_returns_them(
     await ready(machine, "top")
     assert machine.steps[5:] == [Release(), Return("top"), Return("low")]
     assert machine.watchdog.pressure_condition()["status"] == "False"
-    assert machine.watchdog.displacement_condition(machine.runners["low"]) is None
+    assert machine.gate.displacement_condition(machine.runners["low"]) is None
 
 
 async def test_longest_idle_process_is_displaced_first(machine: Machine, assignment: MakeAssignment) -> None:
@@ -84,7 +84,7 @@ async def test_nothing_is_started_while_the_host_is_short_of_memory(
     machine.supervisor.assign([assignment()])
     assert "short of memory" in await phase(machine, "Pending", "MemoryPressure")
     assert engines(machine) == []
-    assert machine.watchdog.displacement_condition(machine.runners["u1"]), "it could start elsewhere"
+    assert machine.gate.displacement_condition(machine.runners["u1"]), "it could start elsewhere"
     machine.level = "normal"
     await ready(machine)
 
@@ -131,10 +131,10 @@ async def test_next_agent_continues_a_displacement(machine: Machine, assignment:
 
     machine.level = None
     await machine.start()
-    assert machine.watchdog.displacement_condition(machine.runners["u1"])
+    assert machine.gate.displacement_condition(machine.runners["u1"])
     machine.level = "normal"
     await eventually(lambda: machine.steps == [CancelDisplacement("u1"), Release()])
-    assert machine.watchdog.displacement_condition(machine.runners["u1"]) is None
+    assert machine.gate.displacement_condition(machine.runners["u1"]) is None
     assert await ready(machine) == pid
 
 

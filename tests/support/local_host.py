@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import aiohttp
@@ -13,6 +14,9 @@ from crds.metalprocess import Artifact, MetalProcessSpec
 from devices.pressure import PressureLevel, PressureReading
 from metal_agent.assignments import Assignment
 from metal_agent.daemons import Daemons
+from metal_agent.holds.owner_policy import OwnerPolicy, OwnerSample
+from metal_agent.holds.pause_policy import PauseAction
+from metal_agent.holds.pause_watchdog import PauseInputs
 from metal_agent.host import HostCallbacks, build_host
 from metal_agent.memory.ledger import Ledger
 from metal_agent.memory.pressure_policy import PressureAction
@@ -72,6 +76,9 @@ class Machine:
         self.level: PressureLevel | None = "normal"
         """Level of memory pressure on this host."""
         self.idle: dict[str, float | None] = {}
+        self.policy = OwnerPolicy()
+        self.sample = OwnerSample(datetime.now(UTC))
+        """Facts by which the sources of the owner's policy decide."""
         self._session = session
         self._task: asyncio.Task[None] | None = None
 
@@ -79,6 +86,7 @@ class Machine:
         self.runners: dict[str, Runner] = {}
         self.changes: list[tuple[str, str]] = []
         self.steps: list[PressureAction] = []
+        self.pauses_done: list[PauseAction] = []
         self.exposure = RecordingExposure(self.runners, lambda: self.idle)
         self.ledger.reserved.clear()
         started = asyncio.Event()
@@ -103,6 +111,7 @@ class Machine:
                 lambda runner: self.changes.append((runner.assignment.uid, runner.state.phase)),
                 lambda: None,
                 lambda step, _note: self.steps.append(step),
+                lambda step, _note: self.pauses_done.append(step),
             ),
             session=self._session,
             secret=lambda namespace, name: self.secrets.get((namespace, name)),
@@ -110,12 +119,15 @@ class Machine:
             allowed_networks=ALLOWED_NETWORKS,
             shared_daemons=self.known,
             read_pressure=lambda: PressureReading(self.level, None, None),
+            pause_inputs=PauseInputs(self.policy, lambda _sources: self.sample),
         )
         self.host, self.watchdog, self.usage = host.context, host.watchdog, host.monitor
+        self.gate, self.pauses = host.gate, host.pauses
         async with asyncio.TaskGroup() as group:
             await host.recover(group)
             self.supervisor = host.supervisor
             group.create_task(self.watchdog.run())
+            group.create_task(self.pauses.run())
             started.set()
             await asyncio.Event().wait()
 

@@ -24,7 +24,7 @@ def values(text: bytes) -> dict[str, float]:
 
 
 async def test_metrics_are_read_at_each_request(machine: Machine, assignment: MakeAssignment) -> None:
-    told = AgentMetrics(machine.ledger, machine.runners, machine.watchdog)
+    told = AgentMetrics(machine.ledger, machine.runners, machine.watchdog, machine.gate)
     machine.watchdog.level = None
     before = values(told.text())
     assert before["pomona_agent_memory_pressure unknown"] == 1

@@ -115,9 +115,7 @@ def test_unbound_process_reports_the_reason_of_its_wait(hosts: list[Obj], expect
         (
             [host() | CORDONED],
             "NoHostFits",
-            [
-                "host studio-1 is cordoned; no other host can run it: `pomona host uncordon studio-1`, or run `pomona agent`"
-            ],
+            ["host studio-1 is cordoned; no other host can run it: `pomona host uncordon studio-1`, or run `pomona"],
         ),
         (
             [host() | CORDONED, host("studio-2", GIB, budgetBytes=GIB)],

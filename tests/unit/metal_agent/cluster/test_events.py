@@ -5,7 +5,7 @@ from typing import Any
 
 from kube.client import Client, Obj
 from kube.resources import Resource
-from metal_agent.cluster.events import PressureEvents
+from metal_agent.cluster.events import HoldEvents
 from metal_agent.memory.pressure_policy import Hold, PressureAction
 
 MOST = 100
@@ -44,7 +44,7 @@ class Recorder:
 async def test_full_queue_drops_only_the_oldest_event() -> None:
     api, recorder = SlowApi(), Recorder()
     anything: Any = recorder
-    events = PressureEvents(api, anything, "studio-1", {})
+    events = HoldEvents(api, anything, "studio-1", {})
     step: PressureAction = Hold()
     for number in range(MOST):
         events.add(step, str(number))

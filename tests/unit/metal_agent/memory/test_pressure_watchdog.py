@@ -8,6 +8,7 @@ import pytest
 
 from artifacts import durable
 from devices.pressure import PressureReading
+from metal_agent.holds.hold_gate import HoldGate
 from metal_agent.lifecycle import ProcessState
 from metal_agent.memory import pressure_policy
 from metal_agent.memory.ledger import Ledger
@@ -32,7 +33,9 @@ async def test_process_that_is_removed_while_its_eviction_is_recorded_ends_nothi
     runners: dict[str, Any] = {"u1": loading}
     inputs = WatchdogInputs(lambda: PressureReading("critical"), no_idle_times, Ledger(1, {"u1": 1}))
     actions: list[PressureAction] = []
-    watchdog = PressureWatchdog(tmp_path / "p.json", runners, inputs, lambda action, _: actions.append(action))
+    watchdog = PressureWatchdog(
+        tmp_path / "p.json", runners, HoldGate(runners), inputs, lambda action, _: actions.append(action)
+    )
     written = durable.write
 
     def remove_and_write(path: Path, record: Any) -> None:

@@ -1,0 +1,103 @@
+"""The gate of a host's engines: a process is held as long as any source holds it.
+
+The sources know nothing of each other. After a change of one of them the gate computes the hold of each process anew,
+and sends only what differs, so that the end of one hold frees nothing that another source holds.
+"""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple, Protocol
+
+from crds.meta import DISRUPTION_TARGET
+from kube.client import Obj
+from metal_agent import lifecycle
+from metal_agent.assignments import Assignment
+from metal_agent.process_events import Evicted, Held, Released
+
+HOLD_SOURCES: Final = ("pressure", "schedule", "owner", "battery", "heat")
+
+
+class HoldableProcess(Protocol):
+    """A process that may be held or evicted; a runner is one."""
+
+    @property
+    def assignment(self) -> Assignment:
+        """The MetalProcess that it runs."""
+
+    @property
+    def state(self) -> lifecycle.ProcessState:
+        """Its state."""
+
+    def notify(self, event: Held | Evicted | Released) -> None:
+        """Send the event that it is held, evicted or released."""
+
+
+class HostHold(NamedTuple):
+    """One reason for which this host starts no engine."""
+
+    source: str
+    """One of `HOLD_SOURCES`."""
+    message: str
+    since: str
+    """In the form of RFC 3339."""
+
+
+class HoldSource(Protocol):
+    """A source of holds, such as memory pressure."""
+
+    def hold_for(self, uid: str) -> Held | None:
+        """Return the hold of this source that keeps the process from starting an engine, or None."""
+
+    def displacement_of(self, process: HoldableProcess) -> Held | None:
+        """Return why this source displaces the process, or None if it may stay."""
+
+    def list_holds(self) -> list[HostHold]:
+        """Return the holds of the whole host."""
+
+
+class HoldGate:
+    """The sources of holds of one host, the most important one first; `runners` are its processes by uid."""
+
+    def __init__(self, runners: Mapping[str, HoldableProcess]) -> None:
+        self._runners = runners
+        self._sources: list[HoldSource] = []
+        self._sent: dict[str, Held | None] = {}
+        """The hold that each process was last told."""
+
+    def add(self, source: HoldSource) -> None:
+        """Merge the holds of another source."""
+        self._sources.append(source)
+
+    def admit_runner(self, uid: str) -> Held | None:
+        """Return the hold with which a new runner of the process begins; later changes are events."""
+        self._sent[uid] = self._merge(uid)
+        return self._sent[uid]
+
+    def refresh(self) -> None:
+        """Send each process its hold if that has changed. A source calls it after each change of its own."""
+        self._sent = {uid: held for uid, held in self._sent.items() if uid in self._runners}
+        for uid, runner in self._runners.items():
+            hold = self._merge(uid)
+            if hold != self._sent.get(uid):
+                self._sent[uid] = hold
+                runner.notify(hold or Released())
+
+    def evict(self, uid: str, event: Evicted) -> None:
+        """Stop the engine of a process, unless it was removed after the decision; `refresh` follows."""
+        if runner := self._runners.get(uid):
+            runner.notify(event)
+            self._sent[uid] = Held(event.reason, event.message)
+
+    def displacement_condition(self, process: HoldableProcess) -> Obj | None:
+        """Return the MetalProcess's condition DisruptionTarget, without lastTransitionTime, or None if it may stay."""
+        for source in self._sources:
+            if why := source.displacement_of(process):
+                return {"type": DISRUPTION_TARGET, "status": "True", "reason": why.reason, "message": why.message}
+        return None
+
+    def list_holds(self) -> list[HostHold]:
+        """Return the holds of the host by all sources."""
+        return [hold for source in self._sources for hold in source.list_holds()]
+
+    def _merge(self, uid: str) -> Held | None:
+        holds = (source.hold_for(uid) for source in self._sources)
+        return next((hold for hold in holds if hold), None)

@@ -1,0 +1,80 @@
+"""Decide the actions of a host whose owner needs it, as a pure function of state, processes and time.
+
+While a source of the owner's policy holds, no engine is started, and each process that runs is displaced: it serves
+until its replacement on another host answers. One that finds no other place within a limit is evicted, drained first.
+Processes of priority critical stay, unless the owner pauses them too. When no source holds any more, all return.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from metal_agent.memory.pressure_policy import CancelDisplacement, Displace, Evict, EvictionCandidate
+
+PAUSE_SECONDS: Final = 1800.0
+"""Time to find another place, as for a displacement by memory pressure; then the process is stopped without one.
+
+Large weights may take as long to be fetched and loaded on the other host.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Start no engine until Resume, and displace what runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Start engines again, also those that were evicted."""
+
+
+PauseAction = Pause | Resume | Displace | CancelDisplacement | Evict
+
+
+@dataclass(frozen=True, slots=True)
+class PauseState:
+    """Decisions so far."""
+
+    is_paused: bool = False
+    displacing: dict[str, float] = field(default_factory=dict)
+    """Seconds for which each process has been displaced, by uid."""
+    evicted: frozenset[str] = frozenset()
+    """Uids of processes that were stopped, and start again after the pause."""
+
+
+def step_pause(
+    state: PauseState,
+    candidates: Sequence[EvictionCandidate],
+    seconds: float,
+    *,
+    is_held: bool,
+    pauses_critical: bool = False,
+) -> tuple[PauseState, tuple[PauseAction, ...]]:
+    """Decide the actions that follow from one sample.
+
+    Args:
+        state: the decisions so far.
+        candidates: the processes of this host.
+        seconds: the time since the last sample.
+        is_held: whether any source of the owner's policy holds.
+        pauses_critical: whether processes of priority critical are paused too.
+    """
+    if not is_held:
+        if not state.is_paused:
+            return state, ()
+        return PauseState(), (*(CancelDisplacement(uid) for uid in sorted(state.displacing)), Resume())
+    actions: list[PauseAction] = [] if state.is_paused else [Pause()]
+    running = [each for each in candidates if each.is_running and (pauses_critical or not each.is_protected)]
+    displacing: dict[str, float] = {}
+    evicted = set(state.evicted)
+    for each in running:
+        so_far = state.displacing.get(each.uid)
+        # An engine that loads answers no request; one that was evicted already was about to end when its agent ended.
+        if each.uid in evicted or each.stage == "loading" or (so_far or 0.0) + seconds >= PAUSE_SECONDS:
+            evicted.add(each.uid)
+            actions.append(Evict(each.uid))
+            continue
+        displacing[each.uid] = 0.0 if so_far is None else so_far + seconds
+        if so_far is None:
+            actions.append(Displace(each.uid))
+    return replace(state, is_paused=True, displacing=displacing, evicted=frozenset(evicted)), tuple(actions)

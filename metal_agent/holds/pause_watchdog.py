@@ -1,0 +1,229 @@
+"""Sample what the owner's policy depends on, and perform the actions that `pause_policy.step_pause` decides.
+
+The state is written to disk before an action is performed, so that what was stopped stays stopped over a restart of the
+agent. A source that the owner has turned off meanwhile holds nothing any more.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from artifacts import durable
+from crds.meta import HOST_PAUSED, PAUSED
+from devices import power, thermal, user_input
+from devices.power import Power
+from kube.client import Obj
+from kube.time import rfc3339
+from metal_agent.holds import owner_policy, pause_policy
+from metal_agent.holds.hold_gate import HoldableProcess, HoldGate, HostHold
+from metal_agent.holds.owner_policy import NO_POLICY, REASONS, OwnerPolicy, OwnerSample, OwnerSource, SourceState
+from metal_agent.holds.pause_policy import Pause, PauseAction, PauseState, Resume
+from metal_agent.memory.pressure_policy import CancelDisplacement, Displace, Evict, EvictionCandidate
+from metal_agent.memory.pressure_watchdog import memory_stage
+from metal_agent.periodic import run_periodically
+from metal_agent.process_events import Evicted, Held
+
+_HELD: Final = "no engine is started until it is not"
+_EVICTED: Final = "the engine was stopped, and is started again when it is not"
+_DISPLACED: Final = "the process serves on until its replacement on another host answers"
+_NOTES: Final[dict[type[PauseAction], str]] = {
+    Pause: "no engine is started, and services move to other hosts where they fit",
+    Resume: "the owner does not need this host any more: engines are started again",
+    Displace: _DISPLACED,
+    CancelDisplacement: "the process stays on this host: its owner does not need the host any more",
+    Evict: _EVICTED,
+}
+
+log = structlog.get_logger()
+
+
+class PauseRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The state file `holds.json`: the part of the state that the next agent needs."""
+
+    sources: dict[str, str] = {}
+    """Time since when each source holds, in the form of RFC 3339; a source may be one of a later version."""
+    displacing: tuple[str, ...] = ()
+    evicted: tuple[str, ...] = ()
+
+
+def read_owner_sample(sources: tuple[OwnerSource, ...]) -> OwnerSample:
+    """Read the facts of `sources`, and no others: each costs the start of a program. Blocks for some 50 ms."""
+    return OwnerSample(
+        datetime.now(UTC),
+        user_input.read_idle_seconds() if "owner" in sources else None,
+        power.read() if "battery" in sources else Power(),
+        thermal.read() if "heat" in sources else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PauseInputs:
+    """The owner's policy, and what it depends on."""
+
+    policy: OwnerPolicy = NO_POLICY
+    read: Callable[[tuple[OwnerSource, ...]], OwnerSample] = read_owner_sample
+
+
+class PauseWatchdog:
+    """The pauses of one host by its owner: a `HoldSource`.
+
+    Args:
+        path: the state file.
+        runners: the processes of this host, by uid of their MetalProcess.
+        gate: the gate that sends the holds.
+        inputs: policy and readings.
+        on_action: called with each action after it was begun, and with a message for the user.
+
+    Raises OSError when the state file cannot be read.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        runners: Mapping[str, HoldableProcess],
+        gate: HoldGate,
+        inputs: PauseInputs,
+        on_action: Callable[[PauseAction, str], None],
+    ) -> None:
+        self._path = path
+        self._runners = runners
+        self._gate = gate
+        self._inputs = inputs
+        self._policy = inputs.policy
+        self._on_action = on_action
+        self._written = record = durable.read(path, PauseRecord) or PauseRecord()
+        self._since = {source: record.sources[source] for source in self._policy.sources if source in record.sources}
+        self._sources = {source: SourceState(holds=source in self._since) for source in self._policy.sources}
+        self._sampled_at: float | None = None
+        self.state = PauseState(
+            is_paused=bool(record.sources),
+            displacing=dict.fromkeys(record.displacing, 0.0),
+            evicted=frozenset(record.evicted),
+        )
+        gate.add(self)
+
+    async def run(self) -> None:
+        """Sample until cancelled; without a policy of the owner there is nothing to sample."""
+        if self._policy.sources or self.state.is_paused:
+            await run_periodically(self.sample, owner_policy.SAMPLE_SECONDS, name="owner policy")
+
+    async def sample(self) -> None:
+        """Take one sample and perform the actions that follow from it."""
+        sample = await asyncio.to_thread(self._inputs.read, self._policy.sources)
+        seconds = self._advance_clock()
+        self._step_sources(sample, seconds)
+        candidates = [_candidate(uid, runner) for uid, runner in self._runners.items()]
+        self.state, actions = pause_policy.step_pause(
+            self.state,
+            candidates,
+            seconds,
+            is_held=bool(self._since),
+            pauses_critical=self._policy.pauses_critical,
+        )
+        await self._write_record()
+        for action in actions:
+            self._perform(action)
+        self._gate.refresh()
+
+    def hold_for(self, uid: str) -> Held | None:
+        """Return the hold that keeps the process from starting an engine while the host is paused, or None."""
+        if not self._is_pausing or self._is_spared(uid):
+            return None
+        return Held(HOST_PAUSED, self._explain(_EVICTED if uid in self.state.evicted else _HELD))
+
+    def displacement_of(self, process: HoldableProcess) -> Held | None:
+        """Return why the pause displaces the process, or None if it may stay."""
+        uid, state = process.assignment.uid, process.state
+        if not self._is_pausing or self._is_spared(uid):
+            return None
+        if uid not in self.state.displacing and uid not in self.state.evicted and not state.awaits_release:
+            return None
+        message = _DISPLACED if state.phase == "Ready" else _EVICTED if uid in self.state.evicted else _HELD
+        return Held(HOST_PAUSED, self._explain(message))
+
+    def list_holds(self) -> list[HostHold]:
+        """Return the holds of the owner's policy, one for each source."""
+        return [HostHold(source, self._policy.describe(source), since) for source, since in self._since.items()]
+
+    def retain(self, uids: set[str]) -> None:
+        """Forget stopped processes that are not among `uids`, the uids of all processes assigned to this host."""
+        gone = self.state.evicted - uids
+        if gone:
+            self.state = PauseState(self.state.is_paused, self.state.displacing, self.state.evicted - gone)
+
+    def paused_condition(self) -> Obj:
+        """Return the MetalHost's condition Paused, without lastTransitionTime."""
+        if not self._is_pausing:
+            message = "engines are started as they are assigned"
+            return {"type": PAUSED, "status": "False", "reason": "NotPaused", "message": message}
+        first = next((source for source in REASONS if source in self._since), None)
+        reason = REASONS[first] if first else "Resuming"
+        return {"type": PAUSED, "status": "True", "reason": reason, "message": self._describe()}
+
+    @property
+    def _is_pausing(self) -> bool:
+        return self.state.is_paused or bool(self._since)
+
+    def _is_spared(self, uid: str) -> bool:
+        """Return whether the process goes on during a pause: it is protected, and its owner does not pause it."""
+        runner = self._runners.get(uid)
+        return runner is not None and not self._policy.pauses_critical and _candidate(uid, runner).is_protected
+
+    def _describe(self) -> str:
+        return " and ".join(self._policy.describe(source) for source in self._since) or "its pause ends"
+
+    def _explain(self, consequence: str) -> str:
+        return f"this host is paused by its owner ({self._describe()}): {consequence}"
+
+    def _advance_clock(self) -> float:
+        """Return the seconds since the last sample that count."""
+        now = time.monotonic()
+        gap = 0.0 if self._sampled_at is None else now - self._sampled_at
+        self._sampled_at = now
+        return min(max(0.0, gap), owner_policy.LONGEST_STEP_SECONDS)
+
+    def _step_sources(self, sample: OwnerSample, seconds: float) -> None:
+        for source, before in self._sources.items():
+            signal = owner_policy.read_signal(self._policy, source, sample)
+            after = self._sources[source] = owner_policy.step_source(before, signal, seconds, source)
+            if after.holds and not before.holds:
+                self._since[source] = rfc3339(sample.moment)
+            if before.holds and not after.holds:
+                del self._since[source]
+            if after.holds != before.holds:
+                log.info("owner_hold_changed", source=source, holds=after.holds, why=self._policy.describe(source))
+
+    async def _write_record(self) -> None:
+        wanted = PauseRecord(
+            {str(source): since for source, since in self._since.items()},
+            tuple(self.state.displacing),
+            tuple(sorted(self.state.evicted)),
+        )
+        if wanted == self._written:
+            return
+        try:
+            await asyncio.to_thread(durable.write, self._path, wanted)
+        except OSError as error:
+            # The owner needs the host whether or not this is written; the next sample tries again.
+            log.warning("pause_record_not_written", path=str(self._path), error=str(error))
+        else:
+            self._written = wanted
+
+    def _perform(self, action: PauseAction) -> None:
+        if isinstance(action, Evict):
+            self._gate.evict(action.uid, Evicted(HOST_PAUSED, self._explain(_EVICTED), is_urgent=False))
+        log.info("pause_action", action=type(action).__name__, uid=getattr(action, "uid", None))
+        note = _NOTES[type(action)]
+        self._on_action(action, self._explain(note) if self._since else note)
+
+
+def _candidate(uid: str, runner: HoldableProcess) -> EvictionCandidate:
+    spec = runner.assignment.spec
+    return EvictionCandidate(uid, spec.priority if spec else "normal", memory_stage(runner.state), memory_bytes=0)

@@ -1,0 +1,72 @@
+"""Quiet hours, such as `Mon-Fri 09:00-17:00 Europe/Berlin`: hours in which the owner needs the host.
+
+They are compared with what a clock on the wall of that time zone shows, so that summer time moves nothing: an hour
+that a clock shows twice counts twice, and one that it skips does not exist.
+"""
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+EXAMPLE: Final = "Mon-Fri 09:00-17:00 Europe/Berlin"
+_FORM: Final = re.compile(r"(\S+)\s+([0-9]{2}):([0-9]{2})-([0-9]{2}):([0-9]{2})\s+(\S+)")
+_LAST_MINUTE: Final = 24 * 60
+
+
+@dataclass(frozen=True, slots=True)
+class QuietHours:
+    """The same hours on some days of each week."""
+
+    text: str
+    """The hours as the owner gave them."""
+    days: frozenset[int]
+    """Days on which the hours begin; 0 is Monday."""
+    first_minute: int
+    """Minute of the day at which they begin."""
+    end_minute: int
+    """Minute of the day at which they end; on the next day if it is before the first one."""
+    zone: ZoneInfo
+
+    def contains(self, moment: datetime) -> bool:
+        """Return whether `moment`, which has a time zone, is within the quiet hours."""
+        local = moment.astimezone(self.zone)
+        minute, day = local.hour * 60 + local.minute, local.weekday()
+        if self.first_minute < self.end_minute:
+            return day in self.days and self.first_minute <= minute < self.end_minute
+        began_today = day in self.days and minute >= self.first_minute
+        return began_today or ((day - 1) % len(DAYS) in self.days and minute < self.end_minute)
+
+
+def parse_quiet_hours(text: str) -> QuietHours:
+    """Read quiet hours: days, times of the day and a time zone. Raises ValueError, which names the way out."""
+    found = _FORM.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is not of the form DAYS HH:MM-HH:MM ZONE: give hours such as {EXAMPLE!r}")
+    days, *numbers, zone = found.groups()
+    first_hour, first_minute, end_hour, end_minute = map(int, numbers)
+    first, end = first_hour * 60 + first_minute, end_hour * 60 + end_minute
+    if max(first_minute, end_minute) >= 60 or first >= _LAST_MINUTE or end > _LAST_MINUTE:  # noqa: PLR2004 - minutes
+        raise ValueError(f"{text!r} has a time that no clock shows: the day is from 00:00 to 24:00")
+    if first == end:
+        raise ValueError(f"{text!r} ends when it begins: give 00:00-24:00 for a whole day")
+    try:
+        known = ZoneInfo(zone)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise ValueError(f"time zone {zone!r} is not known on this machine: give one such as Europe/Berlin") from error
+    return QuietHours(" ".join(text.split()), _parse_days(days), first, end, known)
+
+
+def _parse_days(text: str) -> frozenset[int]:
+    """Read days, such as `Mon-Fri`, `Sat,Sun` or `Fri-Mon`. Raises ValueError."""
+    found: set[int] = set()
+    for part in text.split(","):
+        names = part.split("-")
+        numbers = [DAYS.index(name.capitalize()) for name in names if name.capitalize() in DAYS]
+        if len(numbers) != len(names) or len(names) > 2:  # noqa: PLR2004 - first and last
+            raise ValueError(f"{text!r} are no days: give {', '.join(DAYS)}, such as Mon-Fri or Sat,Sun")
+        length = (numbers[-1] - numbers[0]) % len(DAYS) + 1
+        found.update((numbers[0] + number) % len(DAYS) for number in range(length))
+    return frozenset(found)

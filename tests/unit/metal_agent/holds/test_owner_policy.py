@@ -1,0 +1,120 @@
+"""The sources of the owner's policy: what a sample says, and how long it must say so."""
+
+from datetime import UTC, datetime
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from devices.power import Power
+from devices.thermal import ThermalLevel
+from metal_agent.holds.owner_policy import (
+    BEGIN_SECONDS,
+    END_SECONDS,
+    REASONS,
+    OwnerPolicy,
+    OwnerSample,
+    OwnerSource,
+    Signal,
+    SourceState,
+    read_signal,
+    step_source,
+)
+from metal_agent.holds.quiet_hours import parse_quiet_hours
+
+NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
+POLICY = OwnerPolicy((parse_quiet_hours("Mon 09:00-17:00 UTC"),), idle_minutes=10, battery_percent=40, when_hot=True)
+SOURCES: list[OwnerSource] = list(REASONS)
+
+
+def test_nothing_pauses_a_host_by_default() -> None:
+    assert OwnerPolicy().sources == ()
+    assert POLICY.sources == tuple(SOURCES)
+
+
+@pytest.mark.parametrize(
+    ("idle_seconds", "signal"),
+    [(None, None), (0.0, "hold"), (29.9, "hold"), (30.0, "between"), (599.0, "between"), (600.0, "free")],
+)
+def test_owner_is_active_by_recent_input_and_away_after_the_minutes(
+    idle_seconds: float | None, signal: Signal | None
+) -> None:
+    assert read_signal(POLICY, "owner", OwnerSample(NOON, idle_seconds=idle_seconds)) == signal
+
+
+@pytest.mark.parametrize(
+    ("power", "limited", "at_any_charge"),
+    [
+        (Power("ac", 10), "free", "free"),
+        (Power("battery", 39), "hold", "hold"),
+        (Power("battery", 40), "between", "hold"),
+        (Power("battery", 45), "free", "hold"),
+        (Power("ups", None), None, "hold"),
+        (Power("battery", None), None, "hold"),
+        (Power(None, 10), None, None),
+    ],
+)
+def test_battery_counts_by_its_charge_and_unknown_says_nothing(
+    power: Power, limited: Signal | None, at_any_charge: Signal | None
+) -> None:
+    sample = OwnerSample(NOON, power=power)
+    assert read_signal(POLICY, "battery", sample) == limited
+    assert read_signal(OwnerPolicy(battery_percent=100), "battery", sample) == at_any_charge
+
+
+@pytest.mark.parametrize(
+    ("level", "signal"),
+    [(None, None), ("nominal", "free"), ("moderate", "between"), *((each, "hold") for each in ("heavy", "trapping"))],
+)
+def test_heat_counts_from_heavy_on(level: ThermalLevel | None, signal: Signal | None) -> None:
+    assert read_signal(POLICY, "heat", OwnerSample(NOON, thermal=level)) == signal
+
+
+def test_schedule_begins_and_ends_at_once() -> None:
+    state = step_source(SourceState(), read_signal(POLICY, "schedule", OwnerSample(NOON)), 0.0, "schedule")
+    assert state.holds
+    evening = OwnerSample(NOON.replace(hour=17))
+    assert not step_source(state, read_signal(POLICY, "schedule", evening), 0.0, "schedule").holds
+
+
+SIGNALS = st.lists(st.tuples(st.sampled_from(["hold", "free", "between", None]), st.floats(0, 30)), max_size=60)
+
+
+@given(source=st.sampled_from(SOURCES), samples=SIGNALS)
+def test_source_changes_only_after_it_has_said_so_long_enough(
+    source: OwnerSource, samples: list[tuple[Signal | None, float]]
+) -> None:
+    states, state = [SourceState()], SourceState()
+    for signal, seconds in samples:
+        state = step_source(state, signal, seconds, source)
+        states.append(state)
+    for number, (before, after) in enumerate(pairwise(states)):
+        if before.holds == after.holds:
+            continue
+        wanted: Signal = "hold" if after.holds else "free"
+        assert samples[number][0] == wanted, "neither an unknown sample nor one between the two changes anything"
+        known = [each for each in samples[: number + 1] if each[0] is not None]
+        run = []
+        for signal, seconds in reversed(known):
+            if signal != wanted:
+                break
+            run.append(seconds)
+        # The first sample of a run begins it.
+        needed = (BEGIN_SECONDS if after.holds else END_SECONDS)[source]
+        assert sum(run[:-1]) >= needed - 1e-6
+
+
+@given(source=st.sampled_from(SOURCES), holds=st.booleans(), count=st.integers(0, 50))
+def test_unknown_samples_change_nothing(source: OwnerSource, holds: bool, count: int) -> None:
+    state = start = SourceState(holds)
+    for _ in range(count):
+        state = step_source(state, None, 30.0, source)
+    assert state == start
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_reason_of_a_hold_says_what_the_owner_set(source: OwnerSource) -> None:
+    said = POLICY.describe(source)
+    assert {"schedule": "Mon 09:00-17:00 UTC", "owner": "10 minutes", "battery": "40 %", "heat": "hot"}[source] in said
+    assert "%" not in OwnerPolicy(battery_percent=100).describe("battery")
