@@ -24,7 +24,7 @@ class MetalHostSpec(ApiStruct, frozen=True):
         bool,
         described(
             "True: the host is cordoned, and no process is placed on it any more. Processes that run there stay. "
-            "`pomona host cordon` sets it, `pomona host uncordon` removes it."
+            "The command pomona host cordon sets it, pomona host uncordon removes it."
         ),
     ] = False
     drain: Annotated[
@@ -33,7 +33,7 @@ class MetalHostSpec(ApiStruct, frozen=True):
             "True: the host is drained, and takes no process either. Each of its processes is replaced on another host "
             "first, serves until the replacement answers, and is then stopped. A process that fits on no other host "
             "stays and serves on: see the condition Drained. To set it to false ends the drain: what was not replaced "
-            "yet stays. `pomona host drain` sets it, `pomona host uncordon` removes it."
+            "yet stays. The command pomona host drain sets it, pomona host uncordon removes it."
         ),
     ] = False
 

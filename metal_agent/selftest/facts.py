@@ -8,7 +8,7 @@ from typing import Final
 import psutil
 
 from crds.size import size_text
-from devices import gpu, host, libsystem, limits, macos, metal, pressure, processes
+from devices import gpu, host, libsystem, limits, macos, metal, pressure, processes, user_input
 from devices.facts import HostFacts
 from devices.host import HostState
 from devices.tools import output_or_empty
@@ -112,6 +112,9 @@ def check_mac(facts: HostFacts, state: HostState) -> list[Line]:
             "GPU cores", gpu.read().cores, macos.parse_displays(output_or_empty(*macos.DISPLAYS)), "system_profiler"
         ),
         check_known("memory bandwidth", gigabytes, "that of a chip in devices/chips.py"),
+        check_known(
+            "time since the last input", user_input.read_idle_seconds(), "seconds, fewer after a key was pressed"
+        ),
         *_check_metal(facts),
         *_check_mac_memory(facts, state),
     ]

@@ -410,3 +410,17 @@ def test_the_back_off_grows_to_its_cap(failures: int) -> None:
         <= life.restart_backoff_seconds(failures + 1)
         <= life.MAX_BACKOFF_SECONDS
     )
+
+
+@pytest.mark.parametrize(
+    ("is_urgent", "seconds"),
+    [(True, life.EVICTION_SECONDS), (False, (life.WITHDRAW_SECONDS, life.DRAIN_SECONDS, life.GRACE_SECONDS))],
+)
+def test_eviction_without_hurry_gives_requests_as_long_as_a_removal(
+    is_urgent: bool, seconds: tuple[float, float, float]
+) -> None:
+    state, actions = after(*HAPPY, events.Evicted("HostPaused", "the owner needs the host", is_urgent=is_urgent))
+    withdraw, drain, grace = seconds
+    assert actions == (life.Withdraw(withdraw), life.Drain(drain), life.End(grace))
+    state, _ = after(events.Exited(LastExit(code=0)), start=state)
+    assert (state.phase, state.reason, state.awaits_release) == ("Pending", "HostPaused", True)

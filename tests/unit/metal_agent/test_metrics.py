@@ -7,6 +7,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from metal_agent import metrics
+from metal_agent.holds.hold_gate import HOLD_SOURCES
 from metal_agent.memory.pressure_policy import Evict
 from metal_agent.metrics import AgentMetrics
 from tests.support.api_objects import GIB
@@ -41,6 +42,7 @@ async def test_metrics_are_read_at_each_request(machine: Machine, assignment: Ma
     assert after["pomona_agent_memory_reserved_bytes"] == GIB
     assert after["pomona_agent_memory_budget_bytes"] == machine.ledger.budget_bytes
     assert after["pomona_agent_pressure_steps_total evict"] == 1
+    assert {source: after[f"pomona_agent_hold {source}"] for source in HOLD_SOURCES} == dict.fromkeys(HOLD_SOURCES, 0)
 
 
 async def text() -> bytes:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tests.unit.devices.recordings import recorded, stand_in
 
 GIB = 2**30
 MAC = {
+    "IOHIDSystem": recorded("ioreg_hid_typed.txt"),
     "ioreg": recorded("ioreg_m5_pro_busy.txt"),
     "system_profiler": recorded("displays_m4_headless.json").replace('"10"', '"20"'),
     "devices.metal": json.dumps({"name": "Apple M5 Pro", "workingSetBytes": 50 * GIB}),
@@ -31,6 +33,7 @@ MAC = {
 def verdicts(monkeypatch: pytest.MonkeyPatch, outputs: dict[str, str], level: int | None = 4) -> dict[str, Verdict]:
     stand_in(monkeypatch, outputs)
     monkeypatch.setattr(libsystem, "sysctl_int", lambda _: level)
+    monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(libsystem, "memory_use", lambda: macos.parse_vm_stat(recorded("vm_stat_mini_32g.txt")))
     state = HostState(pressure=PressureReading("critical", round(6820.25 * 2**20), 4 * GIB), gpu=gpu.read())
     return {line.name: line.verdict for line in facts.check_mac(macos.read(), state)}

@@ -122,7 +122,7 @@ def test_process_is_held_if_and_only_if_a_source_holds_it(steps: list[tuple[str,
             holds = host.held_by(each)
             assert found.state.hold == (holds[0] if holds else None), "the first source tells why"
             assert not found.state.awaits_release or holds, "what waits is released when nothing holds it"
-            assert found.spawns == spawns.get(each, 0) or not holds, "no engine is started while a source holds it"
+            assert found.spawns <= spawns.get(each, 0) or not holds, "no engine is started while a source holds it"
 
 
 def test_end_of_one_hold_frees_nothing_that_another_holds() -> None:

@@ -1,0 +1,72 @@
+"""The program that keeps a machine awake runs exactly as long as a model is loaded or loading."""
+
+import asyncio
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from metal_agent.lifecycle import ProcessState
+from metal_agent.native import keep_awake
+from metal_agent.native.keep_awake import KeepAwake, build_command
+from tests.support.eventually import eventually
+
+PROGRAM = (sys.executable, "-c", "import time; time.sleep(600)", "keeps awake")
+LOADING = ProcessState("Starting", exists=True, pid=7)
+SERVING = ProcessState("Ready", exists=True, pid=7)
+NEEDS_NOTHING = [
+    ProcessState("Pending"),
+    ProcessState("Fetching"),
+    ProcessState("Stopping", exists=True, pid=7),
+    ProcessState("Failed"),
+]
+
+
+def children() -> list[psutil.Process]:
+    found = psutil.Process().children()
+    return [each for each in found if each.status() != psutil.STATUS_ZOMBIE and PROGRAM[-1] in each.cmdline()]
+
+
+def test_mac_is_kept_awake_by_a_program_that_ends_with_the_agent() -> None:
+    assert build_command(123, "darwin") == ("/usr/bin/caffeinate", "-i", "-s", "-w", "123")
+    assert build_command(123, "linux") is None
+
+
+async def test_program_runs_while_an_engine_exists_and_is_started_again_if_it_dies() -> None:
+    runners: dict[str, Any] = {}
+    keeper = KeepAwake(runners, PROGRAM)
+    await keeper.check()
+    assert children() == []
+    for state in (LOADING, SERVING):
+        runners["a"] = SimpleNamespace(state=state)
+        await keeper.check()
+        (program,) = children()
+        await keeper.check()
+        assert children() == [program]
+    program.kill()
+    await eventually(lambda: not children())
+    await keeper.check()
+    (again,) = children()
+    assert again != program
+    for state in NEEDS_NOTHING:
+        runners["a"] = SimpleNamespace(state=state)
+        await keeper.check()
+        assert children() == []
+
+
+async def test_program_ends_with_the_agents_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keep_awake, "CHECK_SECONDS", 0.01)
+    runners: dict[str, Any] = {"a": SimpleNamespace(state=SERVING)}
+    task = asyncio.create_task(KeepAwake(runners, PROGRAM).run())
+    await eventually(lambda: len(children()) == 1)
+    task.cancel()
+    await asyncio.wait([task])
+    assert children() == []
+
+
+async def test_missing_program_is_no_error_and_no_program_needs_no_loop() -> None:
+    runners: dict[str, Any] = {"a": SimpleNamespace(state=SERVING)}
+    await KeepAwake(runners, ("/no/such/caffeinate",)).check()
+    await KeepAwake(runners, None).run()
