@@ -1,16 +1,21 @@
 """`pomona agent` under a memory pressure that a test sets: `python -m tests.support.agent_process FILE agent ...`.
 
 FILE has the level ("unknown" for none); without FILE the host is healthy, even if the test machine is busy. The memory
-of other programs counts as free, because they are other tests. The waits are shortened; the rest is the real agent.
+of other programs counts as free, because they are other tests. FILE.owner has what the owner does, as `OwnerFacts`;
+without it that is what the test machine reports. The waits are shortened; the rest is the real agent.
 """
 
 import sys
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from cli.main import main
+from devices import power, thermal, user_input
 from devices import pressure as host
+from devices.thermal import ThermalLevel
+from metal_agent.holds import owner_policy
 from metal_agent.memory import pressure_policy
 
 LEVELS: dict[str, host.PressureLevel] = {"normal": "normal", "warn": "warn", "critical": "critical"}
@@ -30,7 +35,45 @@ def _read_pressure_from(path: Path) -> None:
     host.read = read_with_level
 
 
+class OwnerFacts(msgspec.Struct):
+    """What the owner does with the machine; None is not known."""
+
+    idle_seconds: float | None = None
+    source: power.PowerSource | None = None
+    battery_percent: int | None = None
+    heat: ThermalLevel | None = None
+
+
+def owner_path(level: Path) -> Path:
+    """Return the path of the facts about the owner beside the file with the level."""
+    return level.with_name(f"{level.name}.owner")
+
+
+def _read_owner_from(path: Path) -> None:
+    """Replace the probes of input, power and heat by the facts in the file `path`, once a test has written it."""
+    probes = user_input.read_idle_seconds, power.read, thermal.read
+
+    def facts() -> OwnerFacts | None:
+        return msgspec.json.decode(path.read_bytes(), type=OwnerFacts) if path.exists() else None
+
+    def read_idle_seconds() -> float | None:
+        return found.idle_seconds if (found := facts()) else probes[0]()
+
+    def read_power() -> power.Power:
+        return power.Power(found.source, found.battery_percent) if (found := facts()) else probes[1]()
+
+    def read_thermal() -> ThermalLevel | None:
+        return found.heat if (found := facts()) else probes[2]()
+
+    user_input.read_idle_seconds = read_idle_seconds
+    power.read = read_power
+    thermal.read = read_thermal
+
+
 def _shorten_waits() -> None:
+    owner_policy.SAMPLE_SECONDS = 0.5  # type: ignore[misc]  # a constant outside of tests
+    for table in (owner_policy.BEGIN_SECONDS, owner_policy.END_SECONDS):
+        table.update(dict.fromkeys(table, 1.0))
     for name, seconds in (
         ("WARN_SECONDS", 1.0),
         ("CRITICAL_SECONDS", 1.0),
@@ -45,6 +88,8 @@ def _shorten_waits() -> None:
 
 
 if __name__ == "__main__":
-    _read_pressure_from(Path(sys.argv.pop(1)))
+    level = Path(sys.argv.pop(1))
+    _read_pressure_from(level)
+    _read_owner_from(owner_path(level))
     _shorten_waits()
     main()

@@ -1,0 +1,134 @@
+"""A host that is drained, or paused by its owner: services move first, and what fits nowhere else serves on."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from controller.reconcile.conditions import find
+from crds.meta import Condition
+from tests.cluster.conftest import StartMetalHost
+from tests.cluster.main_job.cluster import GIB, Cluster, EndpointObserver, RoutedClient, condition
+from tests.controlplane.members import MetalHost
+from tests.support.agent_process import OwnerFacts, owner_path
+from tests.support.background import running
+from tests.support.eventually import eventually
+
+SERVICES = ("chat-1", "chat-2", "chat-3", "chat-4", "chat-5")
+MOVED_SECONDS = 60.0
+"""Limit for five engines that load one after the other, on a busy machine. No claim about speed."""
+
+
+def set_owner(host: MetalHost, facts: OwnerFacts) -> None:
+    """Simulate what the owner of the host does."""
+    path = owner_path(host.level)
+    written = Path(f"{path}.new")
+    written.write_bytes(msgspec.json.encode(facts))
+    written.replace(path)
+
+
+async def set_spec(cluster: Cluster, host: MetalHost, **spec: bool | None) -> None:
+    await cluster.kubectl("patch", "mh", host.name, "--type=merge", f"--patch={json.dumps({'spec': spec})}")
+
+
+async def cordon(cluster: Cluster, host: MetalHost, *, drain: bool = False) -> None:
+    await set_spec(cluster, host, unschedulable=True, drain=drain)
+
+
+async def uncordon(cluster: Cluster, host: MetalHost) -> None:
+    await set_spec(cluster, host, unschedulable=None, drain=None)
+
+
+async def wait_for_condition(cluster: Cluster, host: MetalHost, kind: str, reason: str) -> Condition:
+    async def reached() -> Condition:
+        found = find((await cluster.host(host.name)).status.conditions, kind)
+        assert found is not None
+        assert found.reason == reason, found
+        return found
+
+    return await eventually(reached, MOVED_SECONDS)
+
+
+async def places(cluster: Cluster) -> Mapping[str, str | None]:
+    """Return the host of each service; AssertionError if one has not exactly one process, which is Ready."""
+    found = await cluster.processes()
+    assert sorted(each.spec.service_name for each in found) == list(SERVICES)
+    assert {each.status.phase for each in found} == {"Ready"}
+    return {each.spec.service_name: each.spec.host_name for each in found}
+
+
+async def wait_until_all_are_on(cluster: Cluster, host: MetalHost) -> None:
+    async def moved() -> bool:
+        return await places(cluster) == dict.fromkeys(SERVICES, host.name)
+
+    await eventually(moved, MOVED_SECONDS)
+
+
+async def test_five_services_leave_a_drained_and_a_paused_host_without_a_failed_request(
+    cluster: Cluster, metal_host: StartMetalHost
+) -> None:
+    first = await metal_host("studio-1", f"--memory-budget={64 * GIB}")
+    second = await metal_host("studio-2", f"--memory-budget={32 * GIB}", "--pause-when-active=1")
+    await cluster.apply(cluster.model(), *(cluster.service(name, "metal") for name in SERVICES))
+    await cluster.ready(*SERVICES)
+    assert set((await places(cluster)).values()) == {first.name}, "it has more memory free"
+    observers = [EndpointObserver(cluster, name) for name in SERVICES]
+    callers = [RoutedClient(cluster, name) for name in SERVICES]
+
+    async def all_answered() -> None:
+        """Wait until each caller has been answered by the host on which its service is now."""
+        before = [caller.answers for caller in callers]
+        await eventually(lambda: all(c.answers > n + 1 for c, n in zip(callers, before, strict=True)), MOVED_SECONDS)
+
+    async with running(*(each.run() for each in observers), *(each.run() for each in callers)):
+        await asyncio.gather(*(observer.started.wait() for observer in observers))
+        await all_answered()
+        await cordon(cluster, first, drain=True)
+        await wait_until_all_are_on(cluster, second)
+        drained = await wait_for_condition(cluster, first, "Drained", "Drained")
+        assert drained.status == "True"
+        await all_answered()
+
+        await uncordon(cluster, first)
+        set_owner(second, OwnerFacts(idle_seconds=0.0))
+        await wait_for_condition(cluster, second, "Paused", "OwnerActive")
+        # The next agent knows nothing of the owner: what the last one has begun goes on.
+        set_owner(second, OwnerFacts())
+        await second.agent.kill()
+        second.agent.start()
+        await wait_until_all_are_on(cluster, first)
+        await all_answered()
+    assert [caller.failures for caller in callers if caller.failures] == []
+    assert [observer.gaps for observer in observers] == [0] * len(SERVICES)
+    table = await cluster.kubectl("get", "mh", "-o", "wide")
+    assert "OwnerActive" in table
+    assert "PAUSED" in table
+
+    set_owner(second, OwnerFacts(idle_seconds=3600.0))
+    await wait_for_condition(cluster, second, "Paused", "NotPaused")
+    assert find((await cluster.host(first.name)).status.conditions, "Drained") is None
+
+
+async def test_drain_without_room_elsewhere_is_blocked_and_the_service_serves_on(
+    cluster: Cluster, host: MetalHost
+) -> None:
+    await cluster.apply(cluster.model(), cluster.service("chat", "metal"))
+    await cluster.ready("chat")
+    before = await cluster.process("chat")
+    await cordon(cluster, host, drain=True)
+    blocked = await wait_for_condition(cluster, host, "Drained", "DrainBlocked")
+    assert f"{cluster.namespace}/chat (" in blocked.message
+    assert await cluster.answers("chat")
+    assert condition(await cluster.get("chat")).status == "True"
+
+    await cluster.apply(cluster.service("other", "metal"))
+    waits = await cluster.wait_for_phase("other", "Pending", "NoHostFits")
+    assert "host studio-1 is cordoned" in condition(waits).message
+
+    await uncordon(cluster, host)
+    await cluster.ready("other", "chat")
+    kept = await cluster.process("chat")
+    assert (kept.metadata.uid, kept.status.pid) == (before.metadata.uid, before.status.pid)
+    assert await cluster.answers("chat")
