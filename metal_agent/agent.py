@@ -317,8 +317,9 @@ class Agent:
         self._hold_events.add(step, note)
         for key in (_REPORT, _EVENTS):
             self._queue.add(key)
-        if uid := getattr(step, "uid", None):
-            self._queue.add(("process", uid))
+        uid = getattr(step, "uid", None)
+        for each in (uid,) if uid else tuple(self._runners):
+            self._queue.add(("process", each))
 
     async def _publish(self, service: ObjectKey) -> float | None:
         """Write the slice of a service; return the seconds until the next try if the controller has not granted it."""

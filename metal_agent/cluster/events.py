@@ -21,16 +21,17 @@ from metal_agent.memory.pressure_policy import (
 from metal_agent.supervise.runner import Runner
 
 HoldAction = PressureAction | PauseAction
-_REASONS: Final[dict[type[HoldAction], tuple[EventType, str]]] = {
-    Hold: ("Warning", "MemoryPressure"),
-    Displace: ("Warning", "Displacing"),
-    CancelDisplacement: ("Normal", "Staying"),
-    Evict: ("Warning", "Evicted"),
-    Release: ("Normal", "MemoryPressureOver"),
-    Return: ("Normal", "Returning"),
-    Pause: ("Normal", "Paused"),
-    Resume: ("Normal", "Resumed"),
+_REASONS: Final[dict[type[HoldAction], tuple[EventType, str, str]]] = {
+    Hold: ("Warning", "MemoryPressure", "RelievePressure"),
+    Release: ("Normal", "MemoryPressureOver", "RelievePressure"),
+    Return: ("Normal", "Returning", "RelievePressure"),
+    Pause: ("Normal", "Paused", "PauseHost"),
+    Resume: ("Normal", "Resumed", "PauseHost"),
+    Displace: ("Warning", "Displacing", "Displace"),
+    CancelDisplacement: ("Normal", "Staying", "Displace"),
+    Evict: ("Warning", "Evicted", "Displace"),
 }
+"""Type, reason and action of the Event of each step."""
 
 
 class HoldEvents:
@@ -52,12 +53,12 @@ class HoldEvents:
         while self._unsent:
             oldest = self._unsent[0]
             step, note = oldest
-            kind, reason = _REASONS[type(step)]
+            kind, reason, action = _REASONS[type(step)]
             about = await self._find_object(step)
             if self._unsent and self._unsent[0] is oldest:  # a full queue may have dropped it meanwhile
                 self._unsent.popleft()
             if about:
-                await self._recorder.event(about, kind, reason, note, "RelievePressure")
+                await self._recorder.event(about, kind, reason, note, action)
 
     async def _find_object(self, step: HoldAction) -> Obj | None:
         uid = getattr(step, "uid", None)

@@ -141,9 +141,10 @@ class PauseWatchdog:
     def displacement_of(self, process: HoldableProcess) -> Held | None:
         """Return why the pause displaces the process, or None if it may stay."""
         uid, state = process.assignment.uid, process.state
-        if not self._is_pausing or self._is_spared(uid):
+        if not self._is_pausing or self._is_spared(uid) or state.phase in {"Stopped", "Rejected"}:
             return None
-        if uid not in self.state.displacing and uid not in self.state.evicted and not state.awaits_release:
+        # Without an engine it waits for the end of the pause, or fetches weights for an engine that would.
+        if uid not in self.state.displacing and uid not in self.state.evicted and state.exists:
             return None
         message = _DISPLACED if state.phase == "Ready" else _EVICTED if uid in self.state.evicted else _HELD
         return Held(HOST_PAUSED, self._explain(message))

@@ -1,7 +1,7 @@
 """A host that is drained, or paused by its owner: services move first, and what fits nowhere else serves on."""
 
 import asyncio
-import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,11 +12,19 @@ from crds.meta import Condition
 from tests.cluster.conftest import StartMetalHost
 from tests.cluster.main_job.cluster import GIB, Cluster, EndpointObserver, RoutedClient, condition
 from tests.controlplane.members import MetalHost
+from tests.controlplane.process import CHECKOUT
 from tests.support.agent_process import OwnerFacts, owner_path
 from tests.support.background import running
+from tests.support.documents import list_blocks
 from tests.support.eventually import eventually
 
 SERVICES = ("chat-1", "chat-2", "chat-3", "chat-4", "chat-5")
+DRAIN, WAIT, UNCORDON = (
+    line
+    for block in list_blocks((CHECKOUT / "docs" / "owner-policies.md").read_text())
+    for line in block.splitlines()
+    if line.startswith("kubectl ")
+)
 MOVED_SECONDS = 60.0
 """Limit for five engines that load one after the other, on a busy machine. No claim about speed."""
 
@@ -29,16 +37,9 @@ def set_owner(host: MetalHost, facts: OwnerFacts) -> None:
     written.replace(path)
 
 
-async def set_spec(cluster: Cluster, host: MetalHost, **spec: bool | None) -> None:
-    await cluster.kubectl("patch", "mh", host.name, "--type=merge", f"--patch={json.dumps({'spec': spec})}")
-
-
-async def cordon(cluster: Cluster, host: MetalHost, *, drain: bool = False) -> None:
-    await set_spec(cluster, host, unschedulable=True, drain=drain)
-
-
-async def uncordon(cluster: Cluster, host: MetalHost) -> None:
-    await set_spec(cluster, host, unschedulable=None, drain=None)
+async def type_documented(cluster: Cluster, command: str) -> None:
+    """Type one of the documented commands, word for word; they are about host studio-1."""
+    await cluster.kubectl(*shlex.split(command)[1:])
 
 
 async def wait_for_condition(cluster: Cluster, host: MetalHost, kind: str, reason: str) -> Condition:
@@ -85,13 +86,12 @@ async def test_five_services_leave_a_drained_and_a_paused_host_without_a_failed_
     async with running(*(each.run() for each in observers), *(each.run() for each in callers)):
         await asyncio.gather(*(observer.started.wait() for observer in observers))
         await all_answered()
-        await cordon(cluster, first, drain=True)
+        await type_documented(cluster, DRAIN)
+        await type_documented(cluster, WAIT)
         await wait_until_all_are_on(cluster, second)
-        drained = await wait_for_condition(cluster, first, "Drained", "Drained")
-        assert drained.status == "True"
         await all_answered()
 
-        await uncordon(cluster, first)
+        await type_documented(cluster, UNCORDON)
         set_owner(second, OwnerFacts(idle_seconds=0.0))
         await wait_for_condition(cluster, second, "Paused", "OwnerActive")
         # The next agent knows nothing of the owner: what the last one has begun goes on.
@@ -117,7 +117,7 @@ async def test_drain_without_room_elsewhere_is_blocked_and_the_service_serves_on
     await cluster.apply(cluster.model(), cluster.service("chat", "metal"))
     await cluster.ready("chat")
     before = await cluster.process("chat")
-    await cordon(cluster, host, drain=True)
+    await type_documented(cluster, DRAIN)
     blocked = await wait_for_condition(cluster, host, "Drained", "DrainBlocked")
     assert f"{cluster.namespace}/chat (" in blocked.message
     assert await cluster.answers("chat")
@@ -127,7 +127,7 @@ async def test_drain_without_room_elsewhere_is_blocked_and_the_service_serves_on
     waits = await cluster.wait_for_phase("other", "Pending", "NoHostFits")
     assert "host studio-1 is cordoned" in condition(waits).message
 
-    await uncordon(cluster, host)
+    await type_documented(cluster, UNCORDON)
     await cluster.ready("other", "chat")
     kept = await cluster.process("chat")
     assert (kept.metadata.uid, kept.status.pid) == (before.metadata.uid, before.status.pid)
