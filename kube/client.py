@@ -164,6 +164,13 @@ class Client:
             "create", resource, namespace, name, Request("POST", resource.path(namespace), {}, body)
         )
 
+    async def create_subresource(
+        self, resource: Resource, name: str, namespace: str | None, subresource: str, obj: Mapping[str, Any]
+    ) -> Obj:
+        """Create what a subresource of an object makes, such as the TokenRequest of a ServiceAccount."""
+        request = Request("POST", resource.path(namespace, name, subresource), {}, msgspec.json.encode(obj))
+        return await self._call(f"create {subresource} of", resource, namespace, name, request)
+
     async def apply(
         self,
         resource: Resource,
@@ -229,6 +236,18 @@ class Client:
             options["preconditions"] = {"uid": uid}
         request = Request("DELETE", resource.path(namespace, name), {}, msgspec.json.encode(options))
         await self._call("delete", resource, namespace, name, request)
+
+    async def take(self, resource: Resource, name: str, namespace: str | None = None, *, dry_run: bool = False) -> Obj:
+        """Delete one object and return it; of several clients, one gets it and all others get NotFound.
+
+        The request is sent once, also if the connection is cut before the answer. Servers answer so for some kinds,
+        ServiceAccounts among them. With `dry_run` the object stays.
+        """
+        options: Obj = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        if dry_run:
+            options["dryRun"] = ["All"]  # in the query, the server ignores it beside a body
+        request = Request("DELETE", resource.path(namespace, name), {}, msgspec.json.encode(options), once=True)
+        return await self._call("delete", resource, namespace, name, request)
 
     async def _call(
         self, verb: str, resource: Resource, namespace: str | None, name: str | None, request: Request

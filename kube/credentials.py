@@ -52,6 +52,7 @@ class Credentials:
         tls: the context of all connections, built once; None for a plain http server.
         tls_server_name: name to check in the server's certificate, if it is not the URL's.
         proxy: URL of an HTTP proxy to use.
+        authority: PEM certificates that the server's certificate is checked against; None: those of the system.
     """
 
     server: str
@@ -59,6 +60,7 @@ class Credentials:
     tls: ssl.SSLContext | None = None
     tls_server_name: str | None = None
     proxy: str | None = field(default=None, repr=False)
+    authority: bytes | None = field(default=None, repr=False)
 
     async def authorization(self) -> str | None:
         """Return the value of the Authorization header as of now. Raises CredentialsError."""
@@ -91,11 +93,13 @@ class KubeconfigToken:
         source: the kubeconfig and its context, for messages.
         paths: the files.
         token: the token that they contain now.
+        context: the context to read again; None: the current one.
     """
 
-    def __init__(self, source: str, paths: Sequence[Path], token: str) -> None:
+    def __init__(self, source: str, paths: Sequence[Path], token: str, context: str | None = None) -> None:
         self._source = source
         self._paths = paths
+        self._context = context
         self._header = f"Bearer {token}"
         self._seen: list[tuple[int, ...] | None] = []
         self._reported = ""
@@ -120,7 +124,7 @@ class KubeconfigToken:
         seen = [_file_version(path) for path in self._paths]
         if seen == self._seen:
             return
-        user = (await asyncio.to_thread(read_kubeconfig, self._paths)).user
+        user = (await asyncio.to_thread(read_kubeconfig, self._paths, self._context)).user
         self._seen = seen
         if not user.get("token"):
             raise CredentialsError(f"{self._source}: the user has no token any more: write one, or start again")
@@ -234,9 +238,13 @@ def _import_config() -> _Library:
 
 
 def load(
-    kubeconfig: Path | None, token_file: Path | None = None, environ: Mapping[str, str] = os.environ
+    kubeconfig: Path | None,
+    token_file: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    context: str | None = None,
 ) -> Credentials:
-    """Read the configuration of the current context.
+    """Read the configuration of `context`, or of the current context.
 
     Without `kubeconfig`: the files in $KUBECONFIG, else the ServiceAccount of the pod, else ~/.kube/config.
     `token_file` replaces the token of the user, and is read again when it changes on disk.
@@ -244,7 +252,8 @@ def load(
     Raises:
         CredentialsError: no configuration, or one that cannot be used.
     """
-    if kubeconfig is None and not environ.get("KUBECONFIG") and environ.get("KUBERNETES_SERVICE_HOST"):
+    in_cluster = not environ.get("KUBECONFIG") and environ.get("KUBERNETES_SERVICE_HOST")
+    if kubeconfig is None and context is None and in_cluster:
         return _in_cluster(environ, token_file)
     if kubeconfig is not None:
         paths = [kubeconfig]
@@ -252,14 +261,15 @@ def load(
         paths = [Path(path).expanduser() for path in environ["KUBECONFIG"].split(os.pathsep) if path]
     else:
         paths = [Path("~/.kube/config").expanduser()]
-    entry = read_kubeconfig(paths)
+    entry = read_kubeconfig(paths, context)
     tls = _tls(entry)
     return Credentials(
         server=_server(entry),
-        identity=TokenFile(token_file) if token_file else _identity(entry, tls, paths),
+        identity=TokenFile(token_file) if token_file else _identity(entry, tls, paths, context),
         tls=tls,
         tls_server_name=entry.cluster.get("tls-server-name"),
         proxy=entry.cluster.get("proxy-url"),
+        authority=_pem(entry.cluster, "certificate-authority") if tls else None,
     )
 
 
@@ -268,7 +278,12 @@ def _in_cluster(environ: Mapping[str, str], token_file: Path | None) -> Credenti
     authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     cluster = {"server": f"https://{authority}", "certificate-authority": str(SERVICE_ACCOUNT / "ca.crt")}
     entry = KubeconfigEntry(f"in-cluster configuration ({SERVICE_ACCOUNT})", cluster, {})
-    return Credentials(cluster["server"], TokenFile(token_file or SERVICE_ACCOUNT / "token"), _tls(entry))
+    return Credentials(
+        cluster["server"],
+        TokenFile(token_file or SERVICE_ACCOUNT / "token"),
+        _tls(entry),
+        authority=_pem(entry.cluster, "certificate-authority"),
+    )
 
 
 def _server(entry: KubeconfigEntry) -> str:
@@ -278,14 +293,16 @@ def _server(entry: KubeconfigEntry) -> str:
     return server
 
 
-def _identity(entry: KubeconfigEntry, tls: ssl.SSLContext | None, paths: Sequence[Path]) -> ClientIdentity:
+def _identity(
+    entry: KubeconfigEntry, tls: ssl.SSLContext | None, paths: Sequence[Path], context: str | None
+) -> ClientIdentity:
     user = entry.user
     if refused := [key for key in _UNSUPPORTED if user.get(key)]:
         raise CredentialsError(f"{entry.source}: user has {', '.join(refused)}, which Pomona does not support")
     if user.get("tokenFile"):
         return TokenFile(Path(user["tokenFile"]))
     if user.get("token"):
-        return KubeconfigToken(entry.source, paths, str(user["token"]))
+        return KubeconfigToken(entry.source, paths, str(user["token"]), context)
     if user.get("exec") or user.get("auth-provider"):
         return Plugin(entry, tls)
     return StaticToken(None)
@@ -295,10 +312,7 @@ def _tls(entry: KubeconfigEntry) -> ssl.SSLContext | None:
     if not _server(entry).startswith("https://"):
         return None
     try:
-        authority = _pem(entry.cluster, "certificate-authority")
-        tls = ssl.create_default_context(cadata=authority.decode() if authority else None)
-        # Cluster authorities often lack the key identifiers that Python 3.13 demands and Go does not.
-        tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        tls = build_tls(_pem(entry.cluster, "certificate-authority"))
         if entry.cluster.get("insecure-skip-tls-verify"):
             tls.check_hostname = False
             tls.verify_mode = ssl.CERT_NONE
@@ -307,6 +321,18 @@ def _tls(entry: KubeconfigEntry) -> ssl.SSLContext | None:
             _load_certificate(tls, certificate, key)
     except (OSError, ValueError) as error:
         raise CredentialsError(f"{entry.source}: TLS: {error}") from error
+    return tls
+
+
+def build_tls(authority: bytes | None) -> ssl.SSLContext:
+    """Return a context that trusts only the PEM certificates `authority`; None: those of the system.
+
+    Raises:
+        ValueError: they cannot be read as PEM (ssl.SSLError, which is an OSError, if one is no certificate).
+    """
+    tls = ssl.create_default_context(cadata=authority.decode() if authority else None)
+    # Cluster authorities often lack the key identifiers that Python 3.13 demands and Go does not.
+    tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return tls
 
 

@@ -1,4 +1,4 @@
-"""Kubeconfig files read as data: the cluster and the user of the current context.
+"""Kubeconfig files read as data: the cluster and the user of a context.
 
 Files of $KUBECONFIG are merged as kubectl does (the first definition of a name wins), and relative paths are made
 absolute against the file that holds them, so that an entry can be used without knowing its file.
@@ -28,8 +28,8 @@ class KubeconfigEntry:
     user: Mapping[str, Any] = field(repr=False)
 
 
-def read_kubeconfig(paths: Sequence[Path]) -> KubeconfigEntry:
-    """Return the entry of the current context; of several `paths` those that do not exist are skipped.
+def read_kubeconfig(paths: Sequence[Path], context: str | None = None) -> KubeconfigEntry:
+    """Return the entry of `context`, or of the current one; of several `paths` those that do not exist are skipped.
 
     Raises:
         CredentialsError: no file exists, one is not a kubeconfig, or the context is incomplete.
@@ -38,7 +38,7 @@ def read_kubeconfig(paths: Sequence[Path]) -> KubeconfigEntry:
     existing = [path for path in paths if path.is_file()]
     if not existing:
         raise CredentialsError(f"kubeconfig {source}: no such file; pass --kubeconfig or set KUBECONFIG")
-    current = ""
+    current = context or ""
     named: dict[str, dict[str, dict[str, Any]]] = {"contexts": {}, "clusters": {}, "users": {}}
     for path in existing:
         config = _parse(path)
@@ -49,9 +49,9 @@ def read_kubeconfig(paths: Sequence[Path]) -> KubeconfigEntry:
                 entries.setdefault(item["name"], _absolute(entry, path.parent))
     if not current:
         raise CredentialsError(f"kubeconfig {source}: no current-context; run kubectl config use-context NAME")
-    context = _pick(source, named, "contexts", current)
-    cluster = _pick(source, named, "clusters", context.get("cluster", ""))
-    user = _pick(source, named, "users", context["user"]) if context.get("user") else {}
+    chosen = _pick(source, named, "contexts", current)
+    cluster = _pick(source, named, "clusters", chosen.get("cluster", ""))
+    user = _pick(source, named, "users", chosen["user"]) if chosen.get("user") else {}
     return KubeconfigEntry(f"kubeconfig {source}, context {current}", cluster, user)
 
 

@@ -6,7 +6,7 @@ on our own monotonic clock. The leader gives up before others may take over, and
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from datetime import UTC, datetime
 
 import structlog
@@ -190,7 +190,15 @@ class _HostLease:
     """The Lease of one host, which one agent at a time may renew."""
 
     def __init__(
-        self, client: Client, namespace: str, name: str, identity: str, *, field_manager: str, duration_seconds: int
+        self,
+        client: Client,
+        namespace: str,
+        name: str,
+        identity: str,
+        *,
+        field_manager: str,
+        duration_seconds: int,
+        predecessors: Collection[str] = (),
     ) -> None:
         self._client = client
         self._metadata = {"namespace": namespace, "name": name}
@@ -202,8 +210,8 @@ class _HostLease:
         self._rival: Obj = {}
         """The spec that another holder wrote, as first seen."""
         self._rival_since = 0.0
-        # Earlier versions wrote the host's name; an agent that was updated takes over such a lease at once.
-        self._predecessor: str | None = name
+        # An agent that was updated takes over at once; the first versions wrote the host's name.
+        self._predecessors = frozenset((name, *predecessors))
 
     def forget(self) -> None:
         """Read the Lease again next time: for use after a write that was refused or was not answered."""
@@ -225,7 +233,7 @@ class _HostLease:
         lease = {"metadata": self._metadata | expected, "spec": spec}
         written = await self._client.apply(LEASES, lease, field_manager=self._field_manager)
         self._version, self._rival = written["metadata"]["resourceVersion"], {}
-        self._predecessor = None
+        self._predecessors = frozenset()
         return True
 
     async def _may_take(self) -> bool:
@@ -235,7 +243,7 @@ class _HostLease:
             self._version = ""
             return True
         spec = found.get("spec") or {}
-        if not may_take(spec, self._identity, 0.0) and spec["holderIdentity"] != self._predecessor:
+        if not may_take(spec, self._identity, 0.0) and spec["holderIdentity"] not in self._predecessors:
             if self._rival and spec != self._rival:
                 raise HeldElsewhereError(f"it is held by {spec['holderIdentity']}, which renews it")
             if not self._rival:
@@ -253,6 +261,7 @@ async def renew_host_lease(
     name: str,
     *,
     identity: str,
+    predecessors: Collection[str] = (),
     field_manager: str,
     duration_seconds: int = 40,
     interval_seconds: float = 10.0,
@@ -260,14 +269,20 @@ async def renew_host_lease(
 ) -> None:
     """Renew the Lease of a host for ever: create it if absent, log every failure and soon try again.
 
-    `identity` is that of this agent, the same after its restart. `on_renewed` is called after each renewal that
-    the server confirmed.
+    `identity` is that of this agent, the same after its restart, and `predecessors` are those that earlier versions of
+    it wrote. `on_renewed` is called after each renewal that the server confirmed.
 
     Raises:
         HeldElsewhereError: another agent renews it.
     """
     lease = _HostLease(
-        client, namespace, name, identity, field_manager=field_manager, duration_seconds=duration_seconds
+        client,
+        namespace,
+        name,
+        identity,
+        field_manager=field_manager,
+        duration_seconds=duration_seconds,
+        predecessors=predecessors,
     )
     while True:
         wait = interval_seconds / 5

@@ -35,6 +35,8 @@ class Request:
     body: bytes | None = field(default=None, repr=False)
     content_type: str = "application/json"
     accept: str = "application/json"
+    once: bool = False
+    """Never send it a second time by ourselves: who gets the first answer matters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,7 @@ class AiohttpTransport:
                     request.method,
                     credentials.server + request.path,
                     params=request.query,
-                    data=request.body,
+                    data=_stream(request.body) if request.once and request.body else request.body,
                     headers=headers,
                     timeout=limits,
                     allow_redirects=False,
@@ -162,6 +164,11 @@ class AiohttpTransport:
                 if session.closed and task is not None and not task.cancelling():
                     raise aiohttp.ClientConnectionError(_CLOSED) from error
                 raise
+
+
+async def _stream(body: bytes) -> AsyncIterator[bytes]:
+    """Yield `body` as a stream: aiohttp sends a DELETE again after a cut, unless its body can be read once only."""
+    yield body
 
 
 async def _chunks(answer: aiohttp.ClientResponse, request: Request) -> AsyncIterator[bytes]:

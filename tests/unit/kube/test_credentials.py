@@ -55,9 +55,9 @@ async def test_kubeconfig_with_another_token_is_read_again_once_it_is_refused(
 ) -> None:
     accepted, reads = "Bearer first", list[object]()
 
-    def count(paths: Any) -> Any:
+    def count(paths: Any, context: str | None) -> Any:
         reads.append(paths)
-        return read_kubeconfig(paths)
+        return read_kubeconfig(paths, context)
 
     async def answer(request: web.Request) -> web.Response:
         return web.json_response({}, status=200 if request.headers["Authorization"] == accepted else 401)
@@ -75,6 +75,22 @@ async def test_kubeconfig_with_another_token_is_read_again_once_it_is_refused(
         write(tmp_path / "config", {"token": "second"}, server=server)
         await asyncio.gather(*(client.get(METAL_HOSTS, "a") for _ in range(5)))
     assert len(reads) == 2, "one of the five requests that were refused at once has read the file for all"
+
+
+async def test_context_is_the_one_that_was_chosen(tmp_path: Path) -> None:
+    path = write(tmp_path / "config", {"token": "hunter2"})
+    config = yaml.safe_load(path.read_text())
+    config["contexts"].append({"name": "other", "context": {"cluster": "c", "user": "v"}})
+    config["users"].append({"name": "v", "user": {"token": "hunter3"}})
+    path.write_text(yaml.safe_dump(config))
+    loaded = credentials.load(path, context="other")
+    assert await header(loaded) == "Bearer hunter3"
+    config["users"][1]["user"]["token"] = "hunter4"
+    path.write_text(yaml.safe_dump(config))
+    assert await loaded.refresh("Bearer hunter3")
+    assert await header(loaded) == "Bearer hunter4"
+    with pytest.raises(CredentialsError, match="contexts has no entry named 'third'"):
+        credentials.load(path, context="third")
 
 
 async def test_kubeconfig_that_is_being_written_is_read_again_later(tmp_path: Path) -> None:
