@@ -3,9 +3,10 @@
 import dataclasses
 import sys
 import time
+from pathlib import Path
 from typing import NamedTuple
 
-from devices import gpu, linux, macos, power, pressure, processes, thermal
+from devices import gpu, libsystem, linux, macos, power, pressure, processes, thermal
 from devices.facts import HostFacts
 from devices.gpu import Gpu
 from devices.power import Power
@@ -29,7 +30,7 @@ class HostState(NamedTuple):
 def read() -> HostFacts:
     """Read the facts of this machine; a fact that could not be read is None. Blocks for up to a second."""
     facts = macos.read() if sys.platform == "darwin" else linux.read()
-    return dataclasses.replace(facts, boot_id=_boot_id(), booted_at_seconds=round(time.time() - _since_boot_seconds()))
+    return dataclasses.replace(facts, boot_id=_boot_id(), booted_at_seconds=round(time.time() - since_boot_seconds()))
 
 
 def state() -> HostState:
@@ -39,9 +40,19 @@ def state() -> HostState:
         thermal=thermal.read(),
         power=power.read(),
         gpu=gpu.read() if sys.platform == "darwin" else Gpu(),
-        uptime_seconds=int(_since_boot_seconds()),
+        uptime_seconds=int(since_boot_seconds()),
         wired_limit_bytes=macos.read_wired_limit_bytes() if sys.platform == "darwin" else None,
     )
+
+
+def machine_id() -> str | None:
+    """Return what tells this machine from its copies: the hardware's UUID on macOS, /etc/machine-id on Linux."""
+    if sys.platform == "darwin":
+        return libsystem.host_uuid()
+    try:
+        return Path("/etc/machine-id").read_text().strip() or None
+    except OSError:
+        return None
 
 
 def _boot_id() -> str | None:
@@ -51,7 +62,7 @@ def _boot_id() -> str | None:
         return None
 
 
-def _since_boot_seconds() -> float:
+def since_boot_seconds() -> float:
     """Return the seconds since the system was started, sleep included, independent of the wall clock."""
     # Not CLOCK_MONOTONIC: on Linux it stops during sleep, and on macOS it follows changes of the wall clock.
     if sys.platform == "darwin":

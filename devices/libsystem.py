@@ -9,11 +9,13 @@ import ctypes
 import errno
 import os
 import struct
+import uuid
 from functools import cache
 from typing import Final, NamedTuple
 
 _PATH: Final = "/usr/lib/libSystem.B.dylib"
 _INT_BYTES: Final = 4
+_UUID_BYTES: Final = 16
 _RUSAGE_INFO_V4: Final = 4
 _RUSAGE_BYTES: Final = 16 + 35 * 8  # a UUID, then 35 numbers
 _FOOTPRINT_OFFSET: Final = 16 + 7 * 8  # ri_phys_footprint
@@ -66,6 +68,16 @@ def _sysctl(name: str, most_bytes: int) -> bytes | None:
     size = ctypes.c_size_t(most_bytes)
     failed = library.sysctlbyname(name.encode(), buffer, ctypes.byref(size), None, ctypes.c_size_t(0))
     return None if failed else buffer.raw[: size.value]
+
+
+def host_uuid() -> str | None:
+    """Read the UUID of the hardware (gethostuuid), which no copy of its disk has."""
+    library = _library()
+    if library is None:
+        return None
+    buffer = ctypes.create_string_buffer(_UUID_BYTES)
+    no_wait = (ctypes.c_long * 2)(0, 0)  # a timespec: the UUID is there once the system is up
+    return None if library.gethostuuid(buffer, no_wait) else str(uuid.UUID(bytes=buffer.raw))
 
 
 def footprint_bytes(pid: int) -> int | None:

@@ -19,7 +19,7 @@ from crds.meta import HOSTS_NAMESPACE
 from devices import host, limits
 from devices.facts import HostFacts
 from gateway.proxy.control_client import ProxyRefusedError, ProxyUnreachableError
-from kube.client import Client, Obj, connect
+from kube.client import Client, Obj
 from kube.credentials import Credentials
 from kube.errors import Forbidden
 from kube.events import EventRecorder
@@ -31,6 +31,7 @@ from kube.watch import reflect
 from metal_agent import assignments, metrics
 from metal_agent.cluster import host_status
 from metal_agent.cluster.address import find_address, follow_address
+from metal_agent.cluster.api_connection import ApiConnection, connect_observed
 from metal_agent.cluster.endpoint_slices import FIELD_MANAGER, LEASE_SECONDS, RENEW_SECONDS
 from metal_agent.cluster.events import HoldAction, HoldEvents
 from metal_agent.cluster.exposure import ClusterExposure, ServicePorts, clocks
@@ -45,7 +46,7 @@ from metal_agent.memory.pressure_policy import PressureAction
 from metal_agent.metrics import AgentMetrics
 from metal_agent.native import engine_command, keep_awake
 from metal_agent.options import AgentOptions, StartError
-from metal_agent.state_folder import load_identity, own_folder, take_over
+from metal_agent.state_folder import identify_agent, own_folder, take_over
 from metal_agent.supervise import handover
 from metal_agent.supervise.runner import Runner
 from metal_agent.traffic import certificate
@@ -76,6 +77,8 @@ log = structlog.get_logger()
 async def run(credentials: Credentials, options: AgentOptions) -> None:
     """Serve as host `options.name` until cancelled; engines and proxy keep running, for the next agent to adopt.
 
+    The token of a host that has joined by a code (`HostIdentity`) is renewed meanwhile.
+
     Raises:
         StartError: the state folder is in use or cannot be read, address, budget or certificate cannot be found or
             used, or another agent has this name.
@@ -88,21 +91,23 @@ async def run(credentials: Credentials, options: AgentOptions) -> None:
     if allowed_bytes is None:
         raise StartError("the memory of this host is not known: give --memory-budget, such as 12GiB")
 
+    connection = ApiConnection(credentials)
+
     async def check_api_access() -> None:
-        async with connect(credentials) as client:
+        async with connect_observed(credentials, connection) as client:
             await client.list(METAL_PROCESSES, field_selector=f"spec.hostName={options.name}")
 
     # After all checks: an agent that cannot start must not make `pomona up` hand over.
     await take_over(options.folder, check_api_access)
     with own_folder(options.folder):
         limits.raise_descriptor_limit()
-        async with connect(credentials) as client, aiohttp.ClientSession() as session:
+        async with connect_observed(credentials, connection) as client, aiohttp.ClientSession() as session:
             try:
                 agent = Agent(
                     client,
                     session,
                     options,
-                    server=credentials.server,
+                    connection=connection,
                     address=address,
                     host_facts=known,
                     ledger=Ledger(allowed_bytes, memory_bytes=known.memory_bytes),
@@ -126,7 +131,7 @@ class Agent:
         session: aiohttp.ClientSession,
         options: AgentOptions,
         *,
-        server: str,
+        connection: ApiConnection,
         address: str,
         host_facts: HostFacts,
         ledger: Ledger,
@@ -134,13 +139,13 @@ class Agent:
         self._client = client
         self._options = options
         self._name = options.name
-        self._server = server
+        self.connection = connection
         self._facts, self._ledger = host_facts, ledger
         self._store = Store()
         self._synced = asyncio.Event()
         self._queue: WorkQueue[WorkKey] = WorkQueue()
         self._recorder = EventRecorder(client, "pomona.dev/metal-agent", options.name)
-        self._identity = load_identity(options.folder)
+        self._identity = identify_agent(options.folder)
         self._renewed_once = asyncio.Event()
         """Set once this agent has the Lease of its name; before, it takes no new assignment and reports nothing."""
         self._last_known_file = assignments.LastKnownFile(options.folder / "assignments.json")
@@ -210,9 +215,13 @@ class Agent:
                     synced=self._synced,
                 )
             )
-            group.create_task(follow_address(self._options, self._server, self._exposed.address, self._address_changed))
+            group.create_task(
+                follow_address(self._options, self.connection.server, self._exposed.address, self._address_changed)
+            )
             group.create_task(self._listener.run())
             group.create_task(self._renew())
+            if self.connection.host_identity:
+                group.create_task(self.connection.host_identity.keep_renewed(self._client))
             if self._options.metrics_place:
                 group.create_task(metrics.serve_metrics(self._options.metrics_place, self._metrics_text))
             await self._await_api()
@@ -234,7 +243,8 @@ class Agent:
                 self._client,
                 HOSTS_NAMESPACE,
                 self._name,
-                identity=self._identity,
+                identity=self._identity.holder,
+                predecessors=(self._identity.predecessor,),
                 field_manager=FIELD_MANAGER,
                 duration_seconds=LEASE_SECONDS,
                 interval_seconds=RENEW_SECONDS,
@@ -243,7 +253,8 @@ class Agent:
         except HeldElsewhereError as error:
             raise StartError(
                 f"another agent serves as host {self._name}: Lease {HOSTS_NAMESPACE}/{self._name}: {error}; this agent "
-                f"is {self._identity}: stop one of the two, or start it with another --name"
+                f"is {self._identity.holder}: stop one of the two; if this machine is a copy of the other, have it "
+                "join as another host"
             ) from error
 
     async def _await_api(self) -> None:

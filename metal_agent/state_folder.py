@@ -8,18 +8,20 @@ does not load its models again.
 import asyncio
 import contextlib
 import fcntl
+import hashlib
 import os
 import secrets
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, NamedTuple
 
 import msgspec
 import structlog
 
 from artifacts import durable
+from devices import host
 from kube.errors import ApiError, Unreachable
 from metal_agent.native.engine_handle import ProcessIdentity
 from metal_agent.native.process import identify_process, is_running
@@ -118,6 +120,24 @@ def load_identity(folder: Path) -> str:
         known = f"{socket.gethostname()}-{secrets.token_hex(4)}"
         durable.write(path, known)
     return known
+
+
+class AgentIdentity(NamedTuple):
+    """The names under which an agent holds the Lease of its host."""
+
+    holder: str
+    predecessor: str
+    """The name that earlier versions of this agent used."""
+
+
+def identify_agent(folder: Path) -> AgentIdentity:
+    """Return the identity of this agent on this machine: a copy of the state folder or of the machine has another.
+
+    Raises OSError if the folder cannot be read or written.
+    """
+    identity = load_identity(folder)
+    place = f"{host.machine_id() or ''} {folder.stat().st_ino}"
+    return AgentIdentity(f"{identity}-{hashlib.sha256(place.encode()).hexdigest()[:8]}", identity)
 
 
 def _open_lock(folder: Path) -> IO[bytes]:

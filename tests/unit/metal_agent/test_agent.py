@@ -13,12 +13,14 @@ from crds.meta import HOSTS_NAMESPACE, host_secret_key
 from crds.metalhost import MetalHostStatus
 from devices import host
 from kube.client import Client
+from kube.credentials import Credentials, StaticToken
 from kube.resources import SECRETS
 from kube.transport import Request, Response, Stream
 from metal_agent import agent as agent_module
 from metal_agent.agent import Agent
 from metal_agent.assignments import Assignment, LastKnownFile
 from metal_agent.cluster import host_status
+from metal_agent.cluster.api_connection import ApiConnection
 from metal_agent.cluster.endpoint_slices import Clocks
 from metal_agent.memory.ledger import Ledger
 from metal_agent.native import engine_command
@@ -63,7 +65,7 @@ async def agent(tmp_path: Path, api: Empty) -> AsyncIterator[Agent]:
             Client(api),
             session,
             options,
-            server="http://10.77.0.1",
+            connection=ApiConnection(Credentials("http://10.77.0.1", StaticToken(None))),
             address="10.77.1.1",
             host_facts=host.read(),
             ledger=Ledger(100 * GIB),

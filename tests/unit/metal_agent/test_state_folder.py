@@ -5,7 +5,9 @@ import errno
 import fcntl
 import os
 import resource
+import shutil
 import signal
+import socket
 import stat
 from pathlib import Path
 
@@ -13,11 +15,12 @@ import msgspec
 import pytest
 
 from artifacts import durable
+from devices import host
 from kube.errors import Unauthorized
 from metal_agent import state_folder
 from metal_agent.native.engine_handle import ProcessIdentity
 from metal_agent.options import StartError
-from metal_agent.state_folder import HAND_OVER, Owner, own_folder, take_over
+from metal_agent.state_folder import HAND_OVER, Owner, identify_agent, load_identity, own_folder, take_over
 
 
 async def can_serve() -> None:
@@ -179,3 +182,23 @@ async def test_folder_is_owned_without_process_identities(tmp_path: Path, monkey
         with own_folder(tmp_path):
             pass
         await take_over(tmp_path / "other", can_serve)
+
+
+def test_identity_is_the_same_after_a_restart_and_a_new_name_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = identify_agent(tmp_path)
+    monkeypatch.setattr(socket, "gethostname", lambda: "renamed")
+    assert identify_agent(tmp_path) == before
+
+
+def test_copy_of_a_state_folder_or_of_its_machine_has_another_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = tmp_path / "original"
+    identity = identify_agent(original).holder
+    copy = shutil.copytree(original, tmp_path / "copy")
+    assert load_identity(copy) == load_identity(original)
+    assert identify_agent(copy).holder != identity
+    monkeypatch.setattr(host, "machine_id", lambda: "another machine")
+    assert identify_agent(original).holder != identity

@@ -19,6 +19,7 @@ from crds.meta import HOSTS_NAMESPACE
 from devices.facts import HostFacts
 from gateway.proxy.config import BackendState, ListenerState, ProxyConfig, ProxyState
 from kube.client import Client, Obj
+from kube.credentials import Credentials, StaticToken
 from kube.errors import Unreachable
 from kube.queue import run_workers
 from kube.resources import ENDPOINT_SLICES, LEASES, METAL_PROCESSES
@@ -28,6 +29,7 @@ from metal_agent import agent as agent_module
 from metal_agent.agent import Agent
 from metal_agent.assignments import Assignment
 from metal_agent.cluster import exposure
+from metal_agent.cluster.api_connection import ApiConnection
 from metal_agent.cluster.endpoint_slices import Clocks
 from metal_agent.lifecycle import ProcessState
 from metal_agent.memory.ledger import Ledger
@@ -160,7 +162,7 @@ class Life:
                 client,
                 session,
                 AgentOptions("studio-1", self._folder),
-                server="https://10.77.0.1",
+                connection=ApiConnection(Credentials("https://10.77.0.1", StaticToken(None))),
                 address="10.77.1.1",
                 host_facts=HostFacts(),
                 ledger=Ledger(100 * GIB),

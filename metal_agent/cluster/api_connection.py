@@ -1,0 +1,111 @@
+"""The state of the agent's connection to the API server, by the last outcome of its calls, for `agent status`."""
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Final, Literal
+
+from kube.client import Client
+from kube.credentials import Credentials
+from kube.errors import Unreachable
+from kube.time import rfc3339
+from kube.transport import AiohttpTransport, Request, Response, Stream, Transport
+from metal_agent.cluster.host_identity import HostIdentity
+
+ConnectionState = Literal["connected", "unreachable", "refused"]
+_LEASES: Final = "/leases/"
+"""Part of the path of the host's Lease: a host that may not write it has been removed."""
+
+
+class ApiConnection:
+    """The last outcome of the calls to the API server.
+
+    Attributes:
+        server: base URL of the API server.
+        host_identity: the token of a host that has joined by a code; None with a kubeconfig.
+        state: connected: it answers; unreachable: it does not; refused: it does not accept this host any more.
+        message: the reason, if the state is not connected.
+        since: since when the state has been this one, in RFC 3339.
+    """
+
+    def __init__(self, credentials: Credentials) -> None:
+        identity = credentials.identity
+        self.server = credentials.server
+        self.host_identity = identity if isinstance(identity, HostIdentity) else None
+        self.state: ConnectionState = "unreachable"
+        self.message = f"no answer from {self.server} yet"
+        self.since = rfc3339(datetime.now(UTC))
+        self._advice = (
+            f"get a code by `pomona host join {self.host_identity.host}` and give it to `pomona agent join` here"
+            if self.host_identity
+            else "write a new token into the kubeconfig: it is read again"
+        )
+
+    def note_answer(self, request: Request, status: int) -> None:
+        """Take the status of an answer into account."""
+        if status == HTTPStatus.UNAUTHORIZED:
+            self._change("refused", f"the API server does not accept the token of this host (401): {self._advice}")
+        elif status == HTTPStatus.FORBIDDEN and _LEASES in request.path:
+            self._change("refused", f"this host has no right to its Lease any more (403): {self._advice}")
+        elif status != HTTPStatus.FORBIDDEN or self.state == "unreachable":
+            # A policy may refuse a single write of a host that is accepted, and every write of one that is not.
+            self._change("connected", "")
+
+    def note_failure(self, error: Unreachable) -> None:
+        """Take a call without an answer into account."""
+        self._change("unreachable", str(error))
+
+    def _change(self, state: ConnectionState, message: str) -> None:
+        if state != self.state:
+            self.since = rfc3339(datetime.now(UTC))
+        self.state, self.message = state, message
+
+
+class ObservedTransport:
+    """A transport that tells an `ApiConnection` the outcome of each call."""
+
+    def __init__(self, transport: Transport, connection: ApiConnection) -> None:
+        self._transport = transport
+        self._connection = connection
+
+    async def request(self, request: Request) -> Response:
+        """Send and read the whole answer. Raises Unreachable."""
+        with self._observe_failure():
+            response = await self._transport.request(request)
+        self._connection.note_answer(request, response.status)
+        return response
+
+    @contextlib.asynccontextmanager
+    async def stream(self, request: Request, *, idle_seconds: float) -> AsyncIterator[Stream]:
+        """Send and read the body as it comes. Raises Unreachable, also after `idle_seconds` without a byte."""
+        with self._observe_failure():
+            async with self._transport.stream(request, idle_seconds=idle_seconds) as stream:
+                self._connection.note_answer(request, stream.status)
+                yield stream
+
+    async def reconnect(self) -> None:
+        """Break off all connections, and use new ones from now on."""
+        await self._transport.reconnect()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._transport.close()
+
+    @contextlib.contextmanager
+    def _observe_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except Unreachable as error:
+            self._connection.note_failure(error)
+            raise
+
+
+@contextlib.asynccontextmanager
+async def connect_observed(credentials: Credentials, connection: ApiConnection) -> AsyncIterator[Client]:
+    """Open a client whose calls `connection` observes; its connections are closed on exit."""
+    transport = ObservedTransport(AiohttpTransport(credentials), connection)
+    try:
+        yield Client(transport)
+    finally:
+        await transport.close()
