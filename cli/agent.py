@@ -21,13 +21,16 @@ from cli.options import (
 from cli.owner_policy import owner_policy_options
 from gateway.proxy.config import Tls
 from kube import credentials
+from kube.credentials import Credentials
 from kube.kubeconfig import CredentialsError
 from metal_agent.agent import run
+from metal_agent.cluster.host_identity import FILE_NAME, HostIdentity, read_joined_host
 from metal_agent.holds.owner_policy import OwnerPolicy
 from metal_agent.options import AgentOptions, StartError
 
 SUBCOMMANDS = {
     "doctor": ("find out why this host does not serve, with the way out", "cli.doctor"),
+    "join": ("join a cluster with a code of its administrator", "cli.agent_join"),
     "selftest": ("check that this machine behaves as the agent expects", "cli.selftest"),
     "weights": ("list the weights on this host, or delete some", "cli.weights"),
 }
@@ -40,11 +43,13 @@ SUBCOMMANDS = {
     invoke_without_command=True,
     subcommand_metavar="[COMMAND]",
 )
-@click.option("--name", help="Name of the MetalHost of this machine.")
+@click.option(
+    "--name", help="Name of the MetalHost of this machine. Default: the one that `pomona agent join` joined as."
+)
 @click.option(
     "--kubeconfig",
     type=click.Path(path_type=Path),
-    help="Kubeconfig with the credentials of this host. Default: as for kubectl.",
+    help="Kubeconfig with the credentials of this host. Default: what `pomona agent join` wrote, else as for kubectl.",
 )
 @click.option(
     "--state-dir",
@@ -106,18 +111,27 @@ def command(
 
     \b
     Examples:
-      pomona agent --name studio-1 --kubeconfig ~/.pomona/kubeconfig --file-root ~/models
+      pomona agent join pomona-join-1.eNqrV...
+      pomona agent --file-root ~/models
+      pomona agent --name studio-1 --kubeconfig ~/.pomona/kubeconfig
       pomona agent selftest
       pomona agent weights
     """
     if ctx.invoked_subcommand:
         return
+    folder = (state_dir or default_state_folder()).absolute()
+    identity = None if kubeconfig else _read_identity(folder, name)
+    if identity:
+        name = identity.host
     if not name:
-        raise click.MissingParameter(param_hint="'--name'", param_type="option")
+        raise click.UsageError(
+            f"this machine has not joined a cluster with --state-dir {folder}: run `pomona agent join CODE`, or give "
+            "--name and --kubeconfig"
+        )
     log.configure()
     options = AgentOptions(
         name=name,
-        folder=(state_dir or default_state_folder()).absolute(),
+        folder=folder,
         address=address,
         first_port=port_range[0],
         last_port=port_range[1],
@@ -130,7 +144,8 @@ def command(
         keep_awake=keep_awake,
     )
     try:
-        asyncio.run(_run_until_signalled(kubeconfig, options))
+        granted = identity.credentials() if identity else credentials.load(kubeconfig)
+        asyncio.run(_run_until_signalled(granted, options))
     except (StartError, CredentialsError) as error:
         raise click.ClickException(str(error)) from error
 
@@ -145,7 +160,23 @@ def _read_tls(certificate: Path | None, key: Path | None) -> Tls | None:
     return None
 
 
-async def _run_until_signalled(kubeconfig: Path | None, options: AgentOptions) -> None:
+def _read_identity(folder: Path, name: str | None) -> HostIdentity | None:
+    """Return the identity that `pomona agent join` wrote, if it did. Raises click.ClickException."""
+    try:
+        joined = read_joined_host(folder)
+    except OSError as error:
+        raise click.ClickException(f"{folder / FILE_NAME}: {error}: make it readable for this user") from error
+    if joined is None:
+        return None
+    if name not in (None, joined.host):
+        raise click.UsageError(
+            f"this machine has joined as host {joined.host}: leave --name {name} out, join as {name}, or give "
+            "--kubeconfig"
+        )
+    return HostIdentity(folder, joined)
+
+
+async def _run_until_signalled(granted: Credentials, options: AgentOptions) -> None:
     """Run the agent until SIGTERM or SIGINT, which end the agent only: its engines keep running."""
     task = asyncio.current_task()
     assert task  # noqa: S101 - a coroutine that runs has one
@@ -153,4 +184,4 @@ async def _run_until_signalled(kubeconfig: Path | None, options: AgentOptions) -
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, task.cancel)
     with contextlib.suppress(asyncio.CancelledError):
-        await run(credentials.load(kubeconfig), options)
+        await run(granted, options)

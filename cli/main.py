@@ -8,6 +8,7 @@ SUBCOMMANDS = {
     "agent": ("join this machine to a cluster as a host outside of it", "cli.agent"),
     "controller": ("run the controller of Models and InferenceServices", "cli.controller"),
     "fetch": ("download a file of weights, resumed and verified", "cli.fetch"),
+    "host": ("invite and remove hosts, as an administrator of the cluster", "cli.host.command"),
     "inspect": ("print the facts in the header of a model, without downloading it", "cli.inspect"),
     "llama-server": ("run llama.cpp's server out of the wheel of `pomona[llama]`", "cli.llama_server"),
     "up": ("serve models on this machine alone, without a cluster", "cli.up"),
@@ -27,7 +28,8 @@ def main() -> None:
       pomona up --model hf://Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf
       pomona inspect hf://Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf
       pomona controller --kubeconfig ~/.kube/config
-      pomona agent --name studio-1 --kubeconfig ~/.pomona/kubeconfig
+      pomona host join studio-1
+      pomona agent join pomona-join-1.eNqrV...
     """
 
 

@@ -9,13 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE, networks_text
 from crds.meta import GROUP, HOSTS_NAMESPACE
 from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS
+from metal_agent.join.host_account import host_objects
 from tests.controlplane.network import Host, Network
 from tests.controlplane.plane import NODES, ControlPlane
 from tests.controlplane.process import CHECKOUT, Process
@@ -120,12 +118,11 @@ class MetalHost:
         return self.host.address
 
 
-def collection_path(manifest: Mapping[str, Any]) -> str:
-    """Return the path at which an object of a built-in kind is created."""
-    group_version, namespace = manifest["apiVersion"], manifest["metadata"].get("namespace")
-    plural = manifest["kind"].lower() + "s"
-    root = f"/apis/{group_version}" if "/" in group_version else f"/api/{group_version}"
-    return f"{root}/namespaces/{namespace}/{plural}" if namespace else f"{root}/{plural}"
+async def make_host_account(plane: ControlPlane, name: str) -> None:
+    """Make the identity of a host as `pomona host join` does, unless a host of an earlier test left it."""
+    for resource, obj in host_objects(name):
+        path = resource.path(obj["metadata"].get("namespace"))
+        await plane.request("POST", path, obj, accept={HTTPStatus.CONFLICT})
 
 
 async def metal_host(
@@ -136,10 +133,7 @@ async def metal_host(
     With `decided` a test sets the memory pressure; otherwise it is that of the machine that all hosts share.
     """
     host = await network.add_host(name)
-    identity = (CHECKOUT / "deploy" / "metal-host.yaml").read_text().replace("studio-1", name)
-    for manifest in yaml.safe_load_all(identity):
-        # Half a second cheaper than kubectl, for a host of each test; a host of an earlier test left the same objects.
-        await plane.request("POST", collection_path(manifest), manifest, accept={HTTPStatus.CONFLICT})
+    await make_host_account(plane, name)
     kubeconfig = await plane.service_account_kubeconfig(HOSTS_NAMESPACE, name)
     # Short names, because the agent keeps a Unix socket in its folder, and the path of a socket has at most 107 bytes.
     state_folder, file_root = folder / name, folder / f"{name}-files"

@@ -14,6 +14,7 @@ from crds.meta import HOSTS_NAMESPACE
 from kube import credentials
 from kube.client import Client, connect
 from kube.resources import LEASES, METAL_HOSTS, MODELS
+from metal_agent.cluster.host_identity import FILE_NAME
 from tests.controlplane import binaries
 from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE
 from tests.controlplane.plane import ControlPlane
@@ -49,14 +50,6 @@ async def test_examples_of_volumes_are_accepted(plane: ControlPlane) -> None:
     assert len(said.splitlines()) == 3
 
 
-async def test_the_example_host_can_be_renamed(plane: ControlPlane, tmp_path: Path) -> None:
-    path = tmp_path / "host.yaml"
-    path.write_text((CHECKOUT / "deploy" / "metal-host.yaml").read_text().replace("studio-1", "office-7"))
-    said = await plane.kubectl("apply", "--server-side", "--dry-run=server", f"--filename={path}")
-    assert len(re.findall("office-7", said)) == 4, said
-    assert "studio-1" not in said
-
-
 async def test_instructions_for_a_cluster_work_word_for_word(
     plane: ControlPlane, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,8 +63,13 @@ async def test_instructions_for_a_cluster_work_word_for_word(
     (tmp_path / ".pomona" / "bin").symlink_to(Path(sys.executable).parent)
     running: list[Process] = []
     try:
+        code = ""
         for block in blocks:
-            *commands, serve = block.replace("NAME", "office-7").splitlines()
+            *commands, serve = block.replace("NAME", "office-7").replace("CODE", code).splitlines()
+            if "host join" in serve:
+                made = await asyncio.to_thread(subprocess.run, ["sh", "-c", serve], capture_output=True, check=True)
+                code = made.stdout.decode()
+                continue
             commands = [re.sub(r"(\S+\.kubeconfig)", rf"{tmp_path}/\1", command) for command in commands]
             await asyncio.to_thread(subprocess.run, ["sh", "-eu"], input="\n".join(commands), text=True, check=True)
             line = serve.replace("--kubeconfig ", f"--kubeconfig {tmp_path}/")
@@ -83,9 +81,9 @@ async def test_instructions_for_a_cluster_work_word_for_word(
             return any(each["type"] == "Ready" and each["status"] == "True" for each in host["status"]["conditions"])
 
         await eventually(is_ready)
-        handed_out = tmp_path / "office-7.kubeconfig"
-        assert not any(secret in handed_out.read_text() for secret in plane.secrets)
-        assert handed_out.stat().st_mode & 0o777 == 0o600
+        kept = tmp_path / ".local" / "state" / "pomona" / FILE_NAME
+        assert not any(secret in kept.read_text() for secret in plane.secrets)
+        assert kept.stat().st_mode & 0o777 == 0o600
     finally:
         for process in running:
             await process.stop()

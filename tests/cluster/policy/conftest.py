@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -13,8 +12,8 @@ from kube.client import Client, Obj, connect
 from kube.errors import Forbidden
 from kube.resources import LEASES, METAL_HOSTS, METAL_PROCESSES, ROLE_BINDINGS, ROLES, SECRETS
 from tests.cluster.policy.objects import ADDRESSES, build_lease, build_process, build_slice
+from tests.controlplane.members import make_host_account
 from tests.controlplane.plane import ControlPlane
-from tests.controlplane.process import CHECKOUT
 from tests.support.eventually import eventually
 from tests.support.host_grants import grant_host
 
@@ -39,9 +38,9 @@ class Hosts:
 
 
 @pytest.fixture
-async def hosts(plane: ControlPlane, client: Client, namespace: str, tmp_path: Path) -> AsyncIterator[Hosts]:
+async def hosts(plane: ControlPlane, client: Client, namespace: str) -> AsyncIterator[Hosts]:
     async with contextlib.AsyncExitStack() as stack:
-        clients = {name: await stack.enter_async_context(host_client(plane, name, tmp_path)) for name in ADDRESSES}
+        clients = {name: await stack.enter_async_context(host_client(plane, name)) for name in ADDRESSES}
         processes = {}
         for name, host in (("chat-1", "studio-1"), ("other-1", "studio-2")):
             processes[name] = await client.create(METAL_PROCESSES, build_process(namespace, name, host))
@@ -56,11 +55,9 @@ async def hosts(plane: ControlPlane, client: Client, namespace: str, tmp_path: P
 
 
 @contextlib.asynccontextmanager
-async def host_client(plane: ControlPlane, name: str, folder: Path) -> AsyncIterator[Client]:
+async def host_client(plane: ControlPlane, name: str) -> AsyncIterator[Client]:
     """Connect as the host `name`, whose identity is created as an administrator does it, and deleted afterwards."""
-    identity = folder / f"{name}.yaml"
-    identity.write_text((CHECKOUT / "deploy" / "metal-host.yaml").read_text().replace("studio-1", name))
-    await plane.apply(identity)
+    await make_host_account(plane, name)
     try:
         async with connect(credentials.load(await plane.service_account_kubeconfig(HOSTS_NAMESPACE, name))) as client:
             yield client

@@ -57,7 +57,7 @@ def test_help_of_sub_command_has_example() -> None:
 def test_agent_requires_name() -> None:
     result = CliRunner().invoke(main, ["agent"])
     assert result.exit_code == 2
-    assert "Missing option '--name'" in result.output
+    assert "run `pomona agent join CODE`, or give --name and --kubeconfig" in result.output
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,43 @@
+"""`pomona agent join`: join a cluster with a code of its administrator."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import click
+
+from cli import log
+from cli.options import STATE_FOLDER_TEXT, default_state_folder
+from metal_agent.cluster.host_identity import FILE_NAME
+from metal_agent.join.exchange import JoinError, join_cluster
+from metal_agent.join.join_code import JoinCodeError, decode_join_code
+
+_MOST_CHARACTERS = 1 << 20
+
+
+@click.command("join")
+@click.argument("code")
+@click.option(
+    "--state-dir", type=click.Path(path_type=Path), help=f"State folder of the agent. Default: {STATE_FOLDER_TEXT}."
+)
+def command(code: str, *, state_dir: Path | None) -> None:
+    """Join a cluster as a host, with a CODE that `pomona host join` printed; with `-` it is read from standard input.
+
+    The code has the address of the API server and its certificate authority: nothing secret is sent to another server.
+    The identity of this host is written into the state folder, and renews itself while the agent runs.
+
+    \b
+    Examples:
+      pomona agent join pomona-join-1.eNqrV...
+      ssh admin@cluster pomona host join studio-1 | pomona agent join -
+    """
+    log.configure()
+    folder = (state_dir or default_state_folder()).absolute()
+    try:
+        content = decode_join_code(sys.stdin.read(_MOST_CHARACTERS) if code == "-" else code)
+        joined = asyncio.run(join_cluster(content, folder))
+    except (JoinCodeError, JoinError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(f"this machine is host {joined.host} of {joined.server} ({folder / FILE_NAME})")
+    option = f" --state-dir '{folder}'" if state_dir else ""
+    click.echo(f"start it: pomona agent{option}")

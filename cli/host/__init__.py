@@ -1,0 +1,1 @@
+"""`pomona host`: the hosts of a cluster, as its administrator sees them."""

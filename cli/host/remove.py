@@ -1,0 +1,71 @@
+"""`pomona host remove`: end the rights of a host, and delete what there is of it."""
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from cli.cluster_options import cluster_options, open_cluster
+from kube.client import Obj
+from metal_agent.join.invitation import InvitationError, check_host_name
+from metal_agent.join.removal import TOKEN_CACHE_SECONDS, list_bound, remove_host
+
+_MOST_SHOWN = 10
+
+
+@click.command("remove")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask, also when processes are bound to the host.")
+@cluster_options
+def command(name: str, *, yes: bool, kubeconfig: Path | None, context: str | None) -> None:
+    """Remove host NAME: its rights first, so that each new request of it is refused, then its tokens and objects.
+
+    What it serves is replaced on other hosts where it fits. Its engines run on, without requests of the cluster, until
+    its owner stops them. A removal that was interrupted is continued by the same command.
+
+    \b
+    Examples:
+      pomona host remove studio-1
+      pomona host remove studio-1 --yes
+    """
+    try:
+        check_host_name(name)
+    except InvitationError as error:
+        raise click.UsageError(str(error)) from error
+    asyncio.run(_remove(name, kubeconfig, context, yes=yes))
+
+
+async def _remove(name: str, kubeconfig: Path | None, context: str | None, *, yes: bool) -> None:
+    async with open_cluster(kubeconfig, context) as (client, _):
+        bound = await list_bound(client, name)
+        if bound and not yes:
+            click.echo(_describe(name, bound), err=True)
+            click.confirm("Remove it now?", abort=True, err=True)
+        deleted = await remove_host(client, name)
+        if not deleted:
+            click.echo(f"there is nothing of host {name}")
+            return
+        await asyncio.sleep(TOKEN_CACHE_SECONDS)
+    click.echo(f"removed host {name}: {', '.join(deleted)}")
+    if services := sorted({_service(each) for each in bound}):
+        click.echo(
+            f"if its machine is not trusted, replace the tokens of the services that it had: {', '.join(services)} "
+            "(annotation inference.pomona.dev/rotate-token)",
+            err=True,
+        )
+
+
+def _describe(name: str, bound: list[Obj]) -> str:
+    """Return what happens to the processes of a host."""
+    names = sorted(f"{each['metadata']['namespace']}/{each['metadata']['name']}" for each in bound)
+    rest = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+    processes = "1 process" if len(names) == 1 else f"{len(names)} processes"
+    return (
+        f"host {name} has {processes}: {', '.join(names[:_MOST_SHOWN])}{rest}\n"
+        "Running answers may break off, and each process is replaced on another host once it fits there. To move them "
+        f"without a failed request first, drain the host: pomona host drain {name}"
+    )
+
+
+def _service(process: Obj) -> str:
+    return f"{process['metadata']['namespace']}/{process['spec'].get('serviceName') or process['spec']['modelName']}"

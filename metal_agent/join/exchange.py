@@ -1,0 +1,175 @@
+"""Redeem a join code on the host: exchange it for the host's first token, once, and that for a token of the host's own.
+
+The first request has no credential: it shows that the server's certificate is signed by the authority in the code. Then
+the code's ServiceAccount is deleted, and the answer completes the first token. This request is sent once: after a cut
+nobody knows whether the code is used up, and a second try could not tell the owner's use from a thief's.
+"""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from crds.meta import HOSTS_NAMESPACE
+from kube.client import Client, connect
+from kube.credentials import Credentials, StaticToken, build_tls
+from kube.errors import ApiError, Forbidden, NotFound, Unauthorized, Unreachable
+from kube.resources import SERVICE_ACCOUNTS
+from kube.service_accounts import request_token
+from kube.time import rfc3339
+from kube.transport import AiohttpTransport, Request
+from metal_agent.cluster.host_identity import (
+    FILE_NAME,
+    TOKEN_SECONDS,
+    JoinedHost,
+    read_joined_host,
+    write_joined_host,
+)
+from metal_agent.join.host_account import JOIN_CLAIMS, join_account
+from metal_agent.join.join_code import JoinCode
+from metal_agent.native.process import is_running
+from metal_agent.options import StartError
+from metal_agent.state_folder import own_folder
+from metal_agent.supervise.records import Records
+
+_PROBE: Final = Request("GET", "/version")
+
+log = structlog.get_logger()
+
+
+class JoinError(Exception):
+    """This machine has not joined; the message says why and what to do."""
+
+
+async def join_cluster(code: JoinCode, folder: Path) -> JoinedHost:
+    """Redeem `code` and write the identity of this host into the state folder; return it.
+
+    Raises:
+        JoinError: the folder belongs to another host or cannot be used, or the code cannot be redeemed.
+    """
+    _check_folder(folder, code.host)
+    credentials = _code_credentials(code)
+    await _check_server(replace(credentials, identity=StaticToken(None)))
+    async with connect(credentials) as client:
+        first_token = await _redeem(client, code)
+    joined = await _request_own_token(
+        JoinedHost(
+            host=code.host,
+            server=code.server,
+            token=first_token,
+            expires_at=rfc3339(datetime.fromtimestamp(code.expires_at, UTC)),
+            authority=code.authority_pem,
+            tls_server_name=code.tls_server_name,
+        )
+    )
+    try:
+        write_joined_host(folder, joined)
+    except OSError as error:
+        raise JoinError(
+            f"cannot write {folder / FILE_NAME}: {error}: mend that, get another code by `pomona host join {code.host}`"
+        ) from error
+    return joined
+
+
+def _check_folder(folder: Path, host: str) -> None:
+    """Raises JoinError if the folder cannot be used, or another host's agent or engines use it."""
+    try:
+        before = read_joined_host(folder)
+        if before is None or before.host == host:
+            return
+        records = Records(folder / "processes").load().values()
+        running = [each.name for each in records if each.identity and is_running(each.identity)]
+    except OSError as error:
+        raise JoinError(f"cannot use --state-dir {folder}: {error}") from error
+    if running:
+        raise JoinError(
+            f"this machine is host {before.host}, and engines of it run here ({', '.join(running)}): remove that host "
+            f"by `pomona host remove {before.host}` and stop its agent and engines, or join with another --state-dir"
+        )
+    try:
+        with own_folder(folder):
+            pass
+    except StartError as error:
+        raise JoinError(f"this machine is host {before.host}: {error}, then join as {host}") from error
+
+
+def _code_credentials(code: JoinCode) -> Credentials:
+    """Return the credentials in the code. Raises JoinError."""
+    if not code.server.startswith("https://"):
+        raise JoinError(f"the join code leads to {code.server}, without TLS: get another by `pomona host join`")
+    try:
+        tls = build_tls(code.authority_pem.encode() or None)
+    except (OSError, ValueError) as error:
+        raise JoinError(
+            f"the certificate authority in the join code cannot be used: {error}: get another code"
+        ) from error
+    return Credentials(code.server, StaticToken(code.token), tls, code.tls_server_name or None)
+
+
+async def _check_server(anonymous: Credentials) -> None:
+    """Connect without a credential: any answer shows that the server is the one of the code. Raises JoinError."""
+    transport = AiohttpTransport(anonymous)
+    try:
+        await transport.request(_PROBE)
+    except Unreachable as error:
+        raise JoinError(
+            f"cannot reach the API server {anonymous.server}: {error}; nothing secret was sent, and the code is not "
+            "used: mend the network, or get a code with an address that this machine reaches, by `pomona host join "
+            "NAME --server URL`"
+        ) from error
+    finally:
+        await transport.close()
+
+
+async def _redeem(client: Client, code: JoinCode) -> str:
+    """Delete the code's ServiceAccount; return the token that the answer completes. Raises JoinError."""
+    another = f"get another code by `pomona host join {code.host}`"
+    try:
+        deleted = await client.take(SERVICE_ACCOUNTS, join_account(code.host), HOSTS_NAMESPACE)
+    except (Unauthorized, NotFound, Forbidden) as error:
+        if datetime.now(UTC).timestamp() >= code.expires_at:
+            raise JoinError(f"this join code has expired: {another}") from error
+        raise JoinError(
+            f"this join code was used already, or replaced by another one: if it was not you who used it, end what it "
+            f"opened by `pomona host remove {code.host}`; then {another}"
+        ) from error
+    except ApiError as error:
+        raise JoinError(f"the API server refused: {error}; the code is not used: try again") from error
+    except Unreachable as error:
+        raise JoinError(
+            f"the API server did not answer, so this join code may be used up: {another} ({error})"
+        ) from error
+    claims = (deleted.get("metadata", {}).get("annotations") or {}).get(JOIN_CLAIMS)
+    if not claims:
+        raise JoinError(f"the API server did not complete this join code: {another}")
+    return f"{claims}.{code.signature}"
+
+
+async def _request_own_token(joined: JoinedHost) -> JoinedHost:
+    """Replace the first token by one of long life; if the server does not answer, the agent does it when it starts.
+
+    Raises:
+        JoinError: the server does not accept the first token.
+    """
+    first = Credentials(
+        joined.server,
+        StaticToken(joined.token),
+        build_tls(joined.authority.encode() or None),
+        joined.tls_server_name or None,
+    )
+    try:
+        async with connect(first) as client:
+            granted = await request_token(client, HOSTS_NAMESPACE, joined.host, TOKEN_SECONDS)
+    except Unauthorized as error:
+        # For some seconds the server remembers the token of a code that was replaced, which then takes the next code's.
+        raise JoinError(
+            f"this join code was replaced by another one, and has used it up: get a third by `pomona host join "
+            f"{joined.host}`"
+        ) from error
+    except (ApiError, Unreachable) as error:
+        log.warning("first_token_kept", host=joined.host, expires_at=joined.expires_at, error=str(error))
+        return joined
+    return msgspec.structs.replace(joined, token=granted.token, expires_at=granted.expires_at)

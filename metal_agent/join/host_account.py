@@ -1,0 +1,83 @@
+"""The objects by which the API server knows a host: its ServiceAccount and least rights, and those of a join code.
+
+An administrator writes them (`invitation.py`) and deletes them (`removal.py`). A host may read its one Secret, keep its
+Lease and request tokens for itself; the rest is the ClusterRole `pomona-metal-agent` within deploy/host-policy.yaml.
+"""
+
+from typing import Final
+
+from crds.meta import GROUP, HOSTS_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
+from kube.client import Obj
+from kube.resources import CLUSTER_ROLE_BINDINGS, ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS, Resource
+
+FIELD_MANAGER: Final = "pomona-cli"
+"""Field manager of what an administrator writes by `pomona`."""
+AGENT_ROLE: Final = "pomona-metal-agent"
+JOIN_CLAIMS: Final = f"{GROUP}/join-claims"
+"""Annotation of a code's ServiceAccount: the host's first token without its signature, which is in the code."""
+
+Written = tuple[Resource, Obj]
+
+
+def join_account(host: str) -> str:
+    """Return the name of the ServiceAccount of a host's join code; a host's own name has no dot."""
+    return f"{host}.join"
+
+
+def agent_binding(host: str) -> str:
+    """Return the name of the ClusterRoleBinding of a host."""
+    return f"pomona-metal-host-{host}"
+
+
+def host_objects(host: str) -> tuple[Written, ...]:
+    """Return the ServiceAccount of a host and its rights."""
+    rules = [
+        # The copy of the tokens that its processes need, and no other Secret.
+        _rule("", "secrets", host, "get", "list", "watch"),
+        # Its heartbeat.
+        _rule("coordination.k8s.io", "leases", host, "get", "create", "patch"),
+        # The next token, before the one that it has expires.
+        _rule("", "serviceaccounts/token", host, "create"),
+    ]
+    binding = _binding("ClusterRole", AGENT_ROLE, host)
+    return (
+        (SERVICE_ACCOUNTS, {"metadata": _metadata(host)}),
+        (ROLES, {"metadata": _metadata(host), "rules": rules}),
+        (ROLE_BINDINGS, {"metadata": _metadata(host), **_binding("Role", host, host)}),
+        (CLUSTER_ROLE_BINDINGS, {"metadata": _labelled(agent_binding(host)), **binding}),
+    )
+
+
+def join_account_object(host: str, claims: str) -> Obj:
+    """Return the ServiceAccount of a join code, which keeps `claims` for whoever deletes it first."""
+    return {"metadata": {**_metadata(join_account(host)), "annotations": {JOIN_CLAIMS: claims}}}
+
+
+def join_rights(host: str, account_uid: str) -> tuple[Written, ...]:
+    """Return the rights of a join code: to delete its own ServiceAccount, with which they are collected as garbage."""
+    name = join_account(host)
+    owner = {"apiVersion": "v1", "kind": "ServiceAccount", "name": name, "uid": account_uid}
+    metadata = {**_metadata(name), "ownerReferences": [owner]}
+    return (
+        (ROLES, {"metadata": metadata, "rules": [_rule("", "serviceaccounts", name, "delete")]}),
+        (ROLE_BINDINGS, {"metadata": metadata, **_binding("Role", name, name)}),
+    )
+
+
+def _labelled(name: str) -> Obj:
+    return {"name": name, "labels": {LABEL_MANAGED_BY: MANAGED_BY}}
+
+
+def _metadata(name: str) -> Obj:
+    return {**_labelled(name), "namespace": HOSTS_NAMESPACE}
+
+
+def _rule(group: str, resource: str, name: str, *verbs: str) -> Obj:
+    return {"apiGroups": [group], "resources": [resource], "resourceNames": [name], "verbs": [*verbs]}
+
+
+def _binding(kind: str, role: str, account: str) -> Obj:
+    return {
+        "roleRef": {"apiGroup": ROLES.group, "kind": kind, "name": role},
+        "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": HOSTS_NAMESPACE}],
+    }

@@ -1,0 +1,191 @@
+"""Invite a host: an administrator makes the host's identity and a join code, which is good for 15 minutes and one use.
+
+The host's first token is cut in two. Its signature is in the code; the rest, which alone is no secret, is in an
+annotation of the ServiceAccount `HOST.join`. The code also has a token of that account, whose only right is to delete
+it. The answer to this deletion has the annotation: the API server gives it to one client, and ends the code's token.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import re
+import ssl
+import time
+from dataclasses import replace
+from datetime import datetime
+from typing import Final
+from urllib.parse import urlsplit
+
+from crds.meta import HOSTS_NAMESPACE, LABEL_PATTERN
+from kube.client import Client, connect
+from kube.credentials import Credentials, StaticToken, build_tls
+from kube.errors import ApiError, Forbidden, NotFound, Unreachable
+from kube.resources import SERVICE_ACCOUNTS
+from kube.service_accounts import request_token
+from metal_agent.join.host_account import (
+    FIELD_MANAGER,
+    JOIN_CLAIMS,
+    host_objects,
+    join_account,
+    join_account_object,
+    join_rights,
+)
+from metal_agent.join.join_code import JoinCode, encode_join_code, split_certificates
+
+CODE_SECONDS: Final = 900
+"""Life of a join code."""
+_FIRST_TOKEN_SECONDS: Final = CODE_SECONDS + 60
+"""Life of the host's first token: a code that is used at the last moment still leads to a token of its own."""
+_GUARD_SECONDS: Final = 20.0
+"""Time for the API server to apply new rights and policies."""
+_PAUSE_SECONDS: Final = 0.2
+_GUARD_TEXT: Final = "join code"
+"""Part of the message of the policy pomona-host-joins."""
+_LONGEST_HOST: Final = 63
+
+
+class InvitationError(Exception):
+    """No join code can be made; the message says why and how to mend it."""
+
+
+def check_host_name(name: str) -> None:
+    """Raises InvitationError unless `name` can be the name of a host: a DNS label."""
+    if len(name) > _LONGEST_HOST or not re.fullmatch(LABEL_PATTERN, name):
+        raise InvitationError(
+            f"{name!r} cannot be the name of a host: use small letters, digits and '-', at most {_LONGEST_HOST}, such "
+            "as studio-1"
+        )
+
+
+def check_server(url: str) -> str:
+    """Return the address of the API server without a trailing slash, if a host can use it. Raises InvitationError."""
+    server = url.rstrip("/")
+    parts = urlsplit(server)
+    if parts.scheme != "https" or not parts.hostname:
+        raise InvitationError(
+            f"the API server's address {server!r} is no https URL: give the one that the host reaches by --server "
+            "https://ADDRESS:PORT"
+        )
+    if parts.username or parts.query or parts.fragment:
+        raise InvitationError(f"--server takes https://ADDRESS:PORT only, not {parts.hostname} with more around it")
+    if _is_loopback(parts.hostname):
+        raise InvitationError(
+            f"the API server's address {server} leads to this machine only: give the one that the host reaches by "
+            "--server https://ADDRESS:PORT; the server's certificate must name it"
+        )
+    return server
+
+
+async def invite_host(client: Client, credentials: Credentials, host: str, server: str | None = None) -> str:
+    """Make the identity of a host, or renew it, and return a join code; the code before it ends.
+
+    Args:
+        client: the API, as an administrator.
+        credentials: of the same administrator: the address of the API server and its certificate authority.
+        host: name of the host.
+        server: address of the API server that the host reaches; None: the administrator's.
+
+    Raises:
+        InvitationError: name, address or authority cannot be used, or the policies are not installed.
+        ApiError, Unreachable: as the calls of `client`.
+    """
+    check_host_name(host)
+    address = check_server(server or credentials.server)
+    authority = _read_authority(credentials)
+    name = join_account(host)
+    await _delete_leftover(client, name)
+    for resource, obj in host_objects(host):
+        await client.apply(resource, obj, field_manager=FIELD_MANAGER)
+    first = await request_token(client, HOSTS_NAMESPACE, host, _FIRST_TOKEN_SECONDS)
+    claims, _, signature = first.token.rpartition(".")
+    account = await client.create(SERVICE_ACCOUNTS, join_account_object(host, claims))
+    try:
+        for resource, obj in join_rights(host, account["metadata"]["uid"]):
+            await client.apply(resource, obj, field_manager=FIELD_MANAGER)
+        granted = await request_token(client, HOSTS_NAMESPACE, name, CODE_SECONDS)
+        await _await_guard(credentials, name, granted.token)
+    except BaseException:
+        # What stays is replaced by the next code, and no one has a token of it.
+        with contextlib.suppress(ApiError, Unreachable):
+            await client.delete(SERVICE_ACCOUNTS, name, HOSTS_NAMESPACE)
+        raise
+    return encode_join_code(
+        JoinCode(
+            host=host,
+            server=address,
+            token=granted.token,
+            signature=signature,
+            expires_at=int(datetime.fromisoformat(granted.expires_at).timestamp()),
+            authority=authority,
+            tls_server_name=credentials.tls_server_name or "",
+        )
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _read_authority(credentials: Credentials) -> tuple[bytes, ...]:
+    """Return the certificates to which the host is pinned; empty if the system's are used. Raises InvitationError."""
+    if credentials.tls is not None and credentials.tls.verify_mode == ssl.CERT_NONE:
+        raise InvitationError(
+            "the kubeconfig does not check the API server's certificate (insecure-skip-tls-verify), so no host could "
+            "know its API server: replace that by certificate-authority-data"
+        )
+    if credentials.authority is None:
+        return ()
+    try:
+        return split_certificates(credentials.authority)
+    except ValueError as error:
+        raise InvitationError(f"certificate-authority of the kubeconfig: {error}: correct it") from error
+
+
+async def _delete_leftover(client: Client, name: str) -> None:
+    """Delete the ServiceAccount of an earlier code. Raises InvitationError if it is none."""
+    try:
+        found = await client.get(SERVICE_ACCOUNTS, name, HOSTS_NAMESPACE)
+    except NotFound:
+        return
+    if JOIN_CLAIMS not in found["metadata"].get("annotations", {}):
+        raise InvitationError(
+            f"ServiceAccount {HOSTS_NAMESPACE}/{name} is not that of a join code: choose another name for the host, or "
+            "delete it"
+        )
+    with contextlib.suppress(NotFound):  # the code may be used at this moment
+        await client.delete(SERVICE_ACCOUNTS, name, HOSTS_NAMESPACE, uid=found["metadata"]["uid"])
+
+
+async def _await_guard(credentials: Credentials, name: str, token: str) -> None:
+    """Wait until the API server refuses to show the other half of the first token without deleting it.
+
+    A deletion that is only tried (dryRun) answers with the object, too: the policy pomona-host-joins refuses that. This
+    tries it with the code's own token.
+
+    Raises:
+        InvitationError: it is not refused, or not by the policy.
+    """
+    # Without the administrator's client certificate, which would be asked first.
+    tls = build_tls(credentials.authority) if credentials.tls else None
+    holder = replace(credentials, identity=StaticToken(token), tls=tls)
+    deadline = time.monotonic() + _GUARD_SECONDS
+    async with connect(holder) as client:
+        while True:
+            seen = "it shows it"
+            try:
+                await client.take(SERVICE_ACCOUNTS, name, HOSTS_NAMESPACE, dry_run=True)
+            except Forbidden as error:
+                if _GUARD_TEXT in error.message:
+                    return
+                seen = error.message
+            except ApiError as error:
+                seen = str(error)
+            if time.monotonic() > deadline:
+                raise InvitationError(
+                    "the API server does not keep the join code to one use, which the policy pomona-host-joins does: "
+                    f"apply deploy/host-policy.yaml of this version first ({seen})"
+                )
+            await asyncio.sleep(_PAUSE_SECONDS)

@@ -1,0 +1,84 @@
+"""Remove a host: its rights first, so that each new request of it is refused, then its tokens, then the rest of it.
+
+Each step may be repeated: a removal that ended in between is continued by the next one.
+"""
+
+from typing import Final, NamedTuple
+
+from crds.meta import HOSTS_NAMESPACE, LABEL_HOST, LABEL_SLICE_MANAGED_BY, SLICE_MANAGED_BY
+from kube.client import Client, Obj
+from kube.errors import NotFound
+from kube.resources import (
+    CLUSTER_ROLE_BINDINGS,
+    ENDPOINT_SLICES,
+    LEASES,
+    METAL_HOSTS,
+    METAL_PROCESSES,
+    ROLE_BINDINGS,
+    ROLES,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    Resource,
+    object_key,
+)
+from metal_agent.join.host_account import agent_binding, join_account
+
+TOKEN_CACHE_SECONDS: Final = 11.0
+"""Time after which API servers have forgotten a token of a deleted account, and accept it no more.
+
+Until then a host of the same name, if it were made anew, would be open to the tokens of the one before.
+"""
+
+
+class _Step(NamedTuple):
+    resource: Resource
+    name: str
+    namespace: str | None = HOSTS_NAMESPACE
+
+
+def removal_steps(host: str) -> tuple[tuple[_Step, ...], tuple[_Step, ...]]:
+    """Return what is deleted before the endpoints of a host, and after them, in order."""
+    code = join_account(host)
+    grants = f"grants:{host}"
+    before = (
+        # What it may do in the whole cluster, then in its namespace: from now on it is only known.
+        _Step(CLUSTER_ROLE_BINDINGS, agent_binding(host), None),
+        _Step(ROLE_BINDINGS, host),
+        _Step(ROLE_BINDINGS, grants),
+        # Its tokens, and those of a code that is not used yet.
+        _Step(SERVICE_ACCOUNTS, code),
+        _Step(SERVICE_ACCOUNTS, host),
+    )
+    after = (
+        # Its processes are replaced once it is gone, and the controller writes no Secret and grants of it any more.
+        _Step(METAL_HOSTS, host, None),
+        _Step(SECRETS, host),
+        _Step(LEASES, host),
+        *(_Step(kind, name) for name in (host, code, grants) for kind in (ROLES, ROLE_BINDINGS)),
+    )
+    return before, after
+
+
+async def list_bound(client: Client, host: str) -> list[Obj]:
+    """Return the MetalProcesses that are bound to a host. Raises ApiError and Unreachable."""
+    return (await client.list(METAL_PROCESSES, field_selector=f"spec.hostName={host}")).items
+
+
+async def remove_host(client: Client, host: str) -> list[str]:
+    """Remove a host; return what was deleted, as KIND/NAME in order. Raises ApiError and Unreachable."""
+    before, after = removal_steps(host)
+    deleted = [found for step in before if (found := await _delete(client, step))]
+    labels = f"{LABEL_HOST}={host},{LABEL_SLICE_MANAGED_BY}={SLICE_MANAGED_BY}"
+    # Requests go to it no more: it may be a thief's.
+    for each in (await client.list(ENDPOINT_SLICES, label_selector=labels)).items:
+        key = object_key(each)
+        deleted += [found] if (found := await _delete(client, _Step(ENDPOINT_SLICES, key.name, key.namespace))) else []
+    return deleted + [found for step in after if (found := await _delete(client, step))]
+
+
+async def _delete(client: Client, step: _Step) -> str | None:
+    try:
+        await client.delete(step.resource, step.name, step.namespace)
+    except NotFound:
+        return None
+    return f"{step.resource.kind}/{step.name}"

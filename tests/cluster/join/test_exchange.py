@@ -1,0 +1,231 @@
+"""A join code is good for one use, which the API server decides, and opens nothing else."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from crds.meta import HOSTS_NAMESPACE
+from kube.client import Client
+from kube.credentials import Credentials
+from kube.errors import ApiError, Forbidden, Unauthorized
+from kube.resources import (
+    CLUSTER_ROLE_BINDINGS,
+    LEASES,
+    METAL_HOSTS,
+    METAL_PROCESSES,
+    ROLE_BINDINGS,
+    ROLES,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+)
+from kube.service_accounts import request_token
+from metal_agent.cluster.host_identity import FILE_NAME, read_joined_host
+from metal_agent.join import invitation
+from metal_agent.join.exchange import JoinError, join_cluster
+from metal_agent.join.host_account import JOIN_CLAIMS, join_account
+from metal_agent.join.invitation import InvitationError, invite_host
+from tests.cluster.join.conftest import HOST, Invite, connect_with
+from tests.cluster.join.signed_tokens import end_token
+from tests.controlplane.plane import ControlPlane
+from tests.support.eventually import eventually
+
+CODE = join_account(HOST)
+
+
+async def test_code_is_exchanged_for_a_token_that_renews_itself_only(
+    invite: Invite, admin: Credentials, client: Client, tmp_path: Path
+) -> None:
+    code = await invite()
+    joined = await join_cluster(code, tmp_path)
+
+    assert (tmp_path / FILE_NAME).stat().st_mode & 0o777 == 0o600
+    assert read_joined_host(tmp_path) == joined
+    assert joined.token not in repr(joined)
+    assert (joined.host, joined.server) == (HOST, admin.server)
+    days = (datetime.fromisoformat(joined.expires_at) - datetime.now(UTC)).days
+    assert days >= 29, "the first token, of 16 minutes, was replaced"
+    names = [each["metadata"]["name"] for each in (await client.list(SERVICE_ACCOUNTS, HOSTS_NAMESPACE)).items]
+    assert CODE not in names
+
+    async def rights_are_collected() -> bool:
+        roles = (await client.list(ROLES, HOSTS_NAMESPACE)).items + (await client.list(ROLE_BINDINGS)).items
+        return not any(each["metadata"]["name"] == CODE for each in roles)
+
+    await eventually(rights_are_collected)
+
+
+async def test_code_that_is_used_twice_is_noticed(invite: Invite, tmp_path: Path) -> None:
+    code = await invite()
+    await join_cluster(code, tmp_path / "thief")
+    with pytest.raises(JoinError, match=r"used already.*if it was not you.*pomona host remove studio-1"):
+        await join_cluster(code, tmp_path / "owner")
+    assert read_joined_host(tmp_path / "owner") is None
+
+
+async def test_of_two_uses_at_the_same_moment_one_wins(invite: Invite, tmp_path: Path) -> None:
+    code = await invite()
+    found = await asyncio.gather(
+        *(join_cluster(code, tmp_path / str(number)) for number in range(8)), return_exceptions=True
+    )
+    assert sum(not isinstance(each, BaseException) for each in found) == 1
+    assert all("used already" in str(each) for each in found if isinstance(each, BaseException))
+
+
+async def test_code_that_was_replaced_opens_nothing(invite: Invite, tmp_path: Path) -> None:
+    """The server remembers its token for ten seconds, in which it can end the next code, and no more."""
+    before = await invite()
+    await invite()
+    with pytest.raises(JoinError, match="replaced by another one"):
+        await join_cluster(before, tmp_path)
+    assert read_joined_host(tmp_path) is None
+
+
+async def test_expired_code_is_refused_by_the_server(
+    invite: Invite, plane: ControlPlane, client: Client, tmp_path: Path
+) -> None:
+    code = await invite()
+    ended = int(datetime.now(UTC).timestamp()) - 60
+    key = (plane.certificates / "apiserver.key").read_text()
+    expired = msgspec.structs.replace(code, token=end_token(code.token, key, ended), expires_at=ended)
+    with pytest.raises(JoinError, match="expired: get another code by `pomona host join studio-1`"):
+        await join_cluster(expired, tmp_path)
+    assert await client.get(SERVICE_ACCOUNTS, CODE, HOSTS_NAMESPACE)
+    alive = msgspec.structs.replace(code, token=end_token(code.token, key, ended + 660))
+    await join_cluster(alive, tmp_path)  # so it is for its end that the server refuses the other
+
+
+async def test_rest_of_the_token_that_readers_of_accounts_see_is_no_credential(
+    invite: Invite, admin: Credentials, client: Client
+) -> None:
+    await invite()
+    seen = (await client.get(SERVICE_ACCOUNTS, CODE, HOSTS_NAMESPACE))["metadata"]["annotations"][JOIN_CLAIMS]
+    assert seen.count(".") == 1, "header and claims, without the signature"
+    for token in (seen, f"{seen}."):
+        async with connect_with(admin, token) as thief:
+            with pytest.raises(Unauthorized):
+                await thief.list(METAL_PROCESSES)
+
+
+Attempt = Callable[[Client], Awaitable[object]]
+BY_CODE: dict[str, Attempt] = {
+    "to read the rest": lambda thief: thief.get(SERVICE_ACCOUNTS, CODE, HOSTS_NAMESPACE),
+    "to read it without using the code": lambda thief: thief.take(
+        SERVICE_ACCOUNTS, CODE, HOSTS_NAMESPACE, dry_run=True
+    ),
+    "to read it and leave it for others": lambda thief: thief.delete(
+        SERVICE_ACCOUNTS, CODE, HOSTS_NAMESPACE, propagation="Foreground"
+    ),
+    "to keep it": lambda thief: thief.delete(SERVICE_ACCOUNTS, CODE, HOSTS_NAMESPACE, propagation="Orphan"),
+    "to list accounts": lambda thief: thief.list(SERVICE_ACCOUNTS, HOSTS_NAMESPACE),
+    "a token of the host": lambda thief: request_token(thief, HOSTS_NAMESPACE, HOST, 600),
+    "a longer life": lambda thief: request_token(thief, HOSTS_NAMESPACE, CODE, 86400),
+    "to delete the host's account": lambda thief: thief.delete(SERVICE_ACCOUNTS, HOST, HOSTS_NAMESPACE),
+    "Secrets": lambda thief: thief.list(SECRETS, HOSTS_NAMESPACE),
+    "processes": lambda thief: thief.list(METAL_PROCESSES),
+    "a MetalHost": lambda thief: thief.create(METAL_HOSTS, {"metadata": {"name": CODE}, "spec": {}}),
+    "a Lease": lambda thief: thief.create(LEASES, {"metadata": {"namespace": HOSTS_NAMESPACE, "name": CODE}}),
+}
+
+
+async def test_stolen_code_opens_nothing_but_the_exchange(invite: Invite, admin: Credentials, tmp_path: Path) -> None:
+    code = await invite()
+    async with connect_with(admin, code.token) as thief:
+        for what, attempt in BY_CODE.items():
+            with pytest.raises(Forbidden):
+                print(what, await attempt(thief))
+    await join_cluster(code, tmp_path)
+
+
+BY_HOST: dict[str, Attempt] = {
+    "a token of another host": lambda host: request_token(host, HOSTS_NAMESPACE, "studio-2", 600),
+    "a token of another host's code": lambda host: request_token(host, HOSTS_NAMESPACE, join_account("studio-2"), 600),
+    "to use another host's code": lambda host: host.take(SERVICE_ACCOUNTS, join_account("studio-2"), HOSTS_NAMESPACE),
+    "to widen its rights": lambda host: host.apply(
+        ROLES,
+        {
+            "metadata": {"namespace": HOSTS_NAMESPACE, "name": HOST},
+            "rules": [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}],
+        },
+        field_manager="thief",
+    ),
+    "another binding": lambda host: host.create(
+        CLUSTER_ROLE_BINDINGS,
+        {
+            "metadata": {"name": "thief"},
+            "roleRef": {"apiGroup": ROLES.group, "kind": "ClusterRole", "name": "cluster-admin"},
+            "subjects": [{"kind": "ServiceAccount", "name": HOST, "namespace": HOSTS_NAMESPACE}],
+        },
+    ),
+    "to read its account": lambda host: host.get(SERVICE_ACCOUNTS, HOST, HOSTS_NAMESPACE),
+}
+
+
+async def test_host_gets_tokens_for_itself_only(invite: Invite, admin: Credentials, tmp_path: Path) -> None:
+    joined = await join_cluster(await invite(), tmp_path)
+    await invite("studio-2")
+    async with connect_with(admin, joined.token) as host:
+        assert (await request_token(host, HOSTS_NAMESPACE, HOST, 600)).lifetime_seconds == 600
+        for what, attempt in BY_HOST.items():
+            with pytest.raises(Forbidden):
+                print(what, await attempt(host))
+
+
+async def test_remains_of_a_code_after_its_use_are_no_credential(
+    invite: Invite, admin: Credentials, tmp_path: Path
+) -> None:
+    code = await invite()
+    await join_cluster(code, tmp_path)
+    async with connect_with(admin, code.token) as thief:
+        with pytest.raises(ApiError):
+            await thief.take(SERVICE_ACCOUNTS, CODE, HOSTS_NAMESPACE)
+
+        async def is_ended() -> bool:
+            try:
+                await thief.list(METAL_PROCESSES)
+            except Unauthorized:
+                return True
+            except Forbidden:  # the API server remembers a token for ten seconds
+                return False
+            raise AssertionError("it opens something")
+
+        await eventually(is_ended)
+
+
+async def test_without_its_policy_no_code_is_made(
+    plane: ControlPlane, client: Client, invite: Invite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/pomona-host-joins"
+    binding = await plane.request("GET", path)
+    await plane.request("DELETE", path)
+
+    async def is_refused() -> bool:
+        try:
+            await invite()
+        except InvitationError as error:
+            return "apply deploy/host-policy.yaml" in str(error)
+        return False  # the server still applies the policy
+
+    try:
+        with monkeypatch.context() as shortened:
+            shortened.setattr(invitation, "_GUARD_SECONDS", 1.0)
+            await eventually(is_refused)
+        names = [each["metadata"]["name"] for each in (await client.list(SERVICE_ACCOUNTS, HOSTS_NAMESPACE)).items]
+        assert CODE not in names
+    finally:
+        kept = {"metadata": {"name": binding["metadata"]["name"]}, "spec": binding["spec"]}
+        await plane.request("POST", path.rpartition("/")[0], binding | kept)
+    await invite()
+
+
+async def test_dotted_name_of_another_host_is_not_taken_for_a_code(client: Client, admin: Credentials) -> None:
+    account = {"metadata": {"namespace": HOSTS_NAMESPACE, "name": "office.join"}}
+    await client.create(SERVICE_ACCOUNTS, account)
+    try:
+        with pytest.raises(InvitationError, match=r"office\.join is not that of a join code"):
+            await invite_host(client, admin, "office")
+    finally:
+        await client.delete(SERVICE_ACCOUNTS, "office.join", HOSTS_NAMESPACE)

@@ -1,0 +1,80 @@
+"""Names and addresses with which no host could join are refused before anything is made."""
+
+import ssl
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kube import credentials
+from kube.client import Client
+from metal_agent.join.invitation import InvitationError, check_host_name, check_server, invite_host
+from metal_agent.join.removal import removal_steps
+
+
+@pytest.mark.parametrize("name", ["studio-1", "a", "9", "a" * 63])
+def test_dns_label_can_name_a_host(name: str) -> None:
+    check_host_name(name)
+
+
+@pytest.mark.parametrize("name", ["", "Studio", "studio.join", "a_b", "-a", "a-", "a" * 64, "studio-1\n", "../x"])
+def test_other_names_are_refused(name: str) -> None:
+    with pytest.raises(InvitationError, match="use small letters, digits and '-', at most 63"):
+        check_host_name(name)
+
+
+@pytest.mark.parametrize("url", ["https://192.0.2.1:6443", "https://api.example", "https://[2001:db8::1]:6443/k8s/a"])
+def test_address_that_a_host_reaches_is_taken(url: str) -> None:
+    assert check_server(f"{url}/") == url
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("http://192.0.2.1:8001", "is no https URL"),
+        ("192.0.2.1", "is no https URL"),
+        ("https://127.0.0.1:6443", "leads to this machine only.*--server"),
+        ("https://127.1.2.3", "leads to this machine only"),
+        ("https://localhost:6443", "leads to this machine only"),
+        ("https://[::1]:6443", "leads to this machine only"),
+        ("https://me:secret@192.0.2.1", "with more around it"),
+    ],
+)
+def test_address_that_no_host_can_use_is_refused(url: str, reason: str) -> None:
+    with pytest.raises(InvitationError, match=reason) as refused:
+        check_server(url)
+    assert "secret" not in str(refused.value)
+
+
+async def test_kubeconfig_that_checks_no_certificate_makes_no_code(tmp_path: Path) -> None:
+    config = {
+        "current-context": "a",
+        "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+        "clusters": [{"name": "a", "cluster": {"server": "https://192.0.2.1", "insecure-skip-tls-verify": True}}],
+        "users": [{"name": "a", "user": {"token": "t"}}],
+    }
+    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    loaded = credentials.load(tmp_path / "config")
+    assert loaded.tls is not None
+    assert loaded.tls.verify_mode == ssl.CERT_NONE
+    with pytest.raises(InvitationError, match="replace that by certificate-authority-data"):
+        await invite_host(NoClient(), loaded, "studio-1")
+
+
+def test_removal_takes_rights_first_and_tokens_next() -> None:
+    before, after = removal_steps("studio-1")
+    assert [str(step.resource).partition(".")[0] for step in before] == [
+        "clusterrolebindings",
+        "rolebindings",
+        "rolebindings",
+        "serviceaccounts",
+        "serviceaccounts",
+    ]
+    assert after[0].resource.kind == "MetalHost"
+
+
+class NoClient(Client):
+    """A client that must not be used."""
+
+    def __init__(self) -> None:
+        pass
