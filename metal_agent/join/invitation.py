@@ -40,7 +40,7 @@ _GUARD_SECONDS: Final = 20.0
 """Time for the API server to apply new rights and policies."""
 _PAUSE_SECONDS: Final = 0.2
 _GUARD_TEXT: Final = "join code"
-"""Part of the message of the policy pomona-host-joins."""
+"""Part of the message of the policy pomona-host-tokens."""
 _LONGEST_HOST: Final = 63
 
 
@@ -162,8 +162,8 @@ async def _delete_leftover(client: Client, name: str) -> None:
 async def _await_guard(credentials: Credentials, name: str, token: str) -> None:
     """Wait until the API server refuses to show the other half of the first token without deleting it.
 
-    A deletion that is only tried (dryRun) answers with the object, too: the policy pomona-host-joins refuses that. This
-    tries it with the code's own token.
+    A deletion that is only tried (dryRun) answers with the object, too: the policy pomona-host-tokens refuses that.
+    This tries it with the code's own token.
 
     Raises:
         InvitationError: it is not refused, or not by the policy.
@@ -185,7 +185,7 @@ async def _await_guard(credentials: Credentials, name: str, token: str) -> None:
                 seen = str(error)
             if time.monotonic() > deadline:
                 raise InvitationError(
-                    "the API server does not keep the join code to one use, which the policy pomona-host-joins does: "
+                    "the API server does not keep the join code to one use, which the policy pomona-host-tokens does: "
                     f"apply deploy/host-policy.yaml of this version first ({seen})"
                 )
             await asyncio.sleep(_PAUSE_SECONDS)

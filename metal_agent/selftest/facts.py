@@ -36,6 +36,8 @@ def _check_system(facts: HostFacts) -> list[Line]:
         check_same("processor cores", facts.cpu_cores, psutil.cpu_count(logical=False) or psutil.cpu_count(), "psutil"),
         check_same("memory", _size(facts.memory_bytes), _size(psutil.virtual_memory().total), "psutil", needed=True),
         check_known("memory for models", _size(facts.model_memory_bytes), "less than the memory", needed=True),
+        # Without the id itself, which is the machine's own.
+        check_known("machine id", "known" if host.machine_id() else None, "tells this machine from its copies"),
         check_known("boot id", facts.boot_id, "a text that changes with each start", needed=True),
         check_known(
             "start of the system",

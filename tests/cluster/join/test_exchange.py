@@ -198,7 +198,7 @@ async def test_remains_of_a_code_after_its_use_are_no_credential(
 async def test_without_its_policy_no_code_is_made(
     plane: ControlPlane, client: Client, invite: Invite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/pomona-host-joins"
+    path = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/pomona-host-tokens"
     binding = await plane.request("GET", path)
     await plane.request("DELETE", path)
 

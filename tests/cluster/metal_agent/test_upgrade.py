@@ -14,6 +14,7 @@ import pytest
 from crds.meta import HOSTS_NAMESPACE, LABEL_HOST
 from kube.client import Client
 from kube.resources import EVENTS, LEASES, METAL_HOSTS, METAL_PROCESSES
+from metal_agent.state_folder import identify_agent
 from metal_agent.supervise.runner import WITHOUT_KEY
 from tests.cluster.conftest import StartMetalHost
 from tests.cluster.metal_agent.bound_process import GIB, BoundProcess, answers, answers_if_reachable, http
@@ -196,7 +197,10 @@ async def test_update_keeps_engine_proxy_and_endpoint(
     expected = before._replace(
         status=before.status | {"message": WITHOUT_KEY},
         slice=before.slice | {"generation": before.slice["generation"] + 1},
+        # It took over at once, under a name that a copy of this machine has not.
+        holder=identify_agent(bound_process.host.state_folder).holder,
     )
+    assert expected.holder.startswith(f"{before.holder}-")
 
     async def is_reported() -> bool:
         found = await seen(update)

@@ -290,7 +290,10 @@ BY_KUBECTL = {
         f"get mh --as=system:serviceaccount:{HOSTS_NAMESPACE}:studio-2",
     ),
     "token of another host": ("cannot create", f"create token studio-2 --namespace={HOSTS_NAMESPACE}"),
-    "token of its own for longer": ("cannot create", f"create token studio-1 --namespace={HOSTS_NAMESPACE}"),
+    "token of its own for longer": (
+        "30 days at most",
+        f"create token studio-1 --namespace={HOSTS_NAMESPACE} --duration=721h",
+    ),
     "token of the controller": ("cannot create", "create token pomona-controller --namespace=pomona-system"),
     "end of the policy": ("cannot delete", "delete validatingadmissionpolicy pomona-host-slices"),
     "wider range of ports": (

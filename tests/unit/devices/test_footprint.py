@@ -102,6 +102,11 @@ class Library:
         buffer.raw = rusage(pid.value * MIB)
         return 0
 
+    def gethostuuid(self, buffer: Any, wait: Any) -> int:
+        assert [*wait] == [0, 0]
+        buffer.raw = bytes(range(16))
+        return 0
+
     def proc_listpids(self, kind: Any, parent: Any, buffer: Any, size: Any) -> int:
         assert (kind.value, size.value) == (6, len(buffer) * 4)
         if parent.value != 42:
@@ -114,6 +119,7 @@ def test_results_of_the_library_of_macos(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(libsystem, "_library", Library)
     assert libsystem.sysctl_int("kern.memorystatus_vm_pressure_level") == 4
     assert libsystem.sysctl_int("kern.no_such_thing") is None
+    assert libsystem.host_uuid() == "00010203-0405-0607-0809-0a0b0c0d0e0f"
     assert libsystem.children(42) == [43, 44]
     assert libsystem.children(43) == []
     assert libsystem.footprint_bytes(1) is None
@@ -152,4 +158,5 @@ def test_without_the_library_of_macos_facts_are_none(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(libsystem, "_library", lambda: None)
     assert libsystem.sysctl_int("kern.memorystatus_vm_pressure_level") is None
     assert libsystem.footprint_bytes(os.getpid()) is None
+    assert libsystem.host_uuid() is None
     assert libsystem.children(os.getpid()) == []

@@ -1,0 +1,77 @@
+"""`pomona host` and `pomona agent join` say in one line what is wrong with what they were given."""
+
+import socket
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from artifacts import durable
+from cli.host.remove import _describe
+from cli.main import main
+from metal_agent.cluster.host_identity import JoinedHost, write_joined_host
+
+
+def kubeconfig(folder: Path, server: str) -> str:
+    config = {
+        "current-context": "a",
+        "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+        "clusters": [{"name": "a", "cluster": {"server": server}}],
+        "users": [{"name": "a", "user": {"token": "hunter2"}}],
+    }
+    path = folder / "config"
+    path.write_text(yaml.safe_dump(config))
+    return f"--kubeconfig={path}"
+
+
+def fail(*arguments: str, text: str | None = None) -> str:
+    result = CliRunner().invoke(main, [*arguments], input=text)
+    assert result.exit_code in (1, 2), result.output
+    assert "Traceback" not in result.output
+    return " ".join(result.output.split())
+
+
+def test_loopback_address_of_a_kubeconfig_needs_another(tmp_path: Path) -> None:
+    said = fail("host", "join", "studio-1", kubeconfig(tmp_path, "https://127.0.0.1:6443"))
+    assert "leads to this machine only: give the one that the host reaches by --server" in said
+
+
+def test_name_of_a_host_is_checked(tmp_path: Path) -> None:
+    config = kubeconfig(tmp_path, "https://192.0.2.1")
+    assert "'Studio.1' cannot be the name of a host" in fail("host", "join", "Studio.1", config)
+    assert "'Studio.1' cannot be the name of a host" in fail("host", "remove", "Studio.1", config)
+
+
+def test_api_server_that_does_not_answer_is_said(tmp_path: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        config = kubeconfig(tmp_path, f"https://127.0.0.1:{unused.getsockname()[1]}")
+        assert "no answer from the API server" in fail("host", "remove", "studio-1", config)
+    assert "no entry named 'b'" in fail("host", "remove", "studio-1", config, "--context=b")
+
+
+def test_foreign_text_is_no_code(tmp_path: Path) -> None:
+    assert "this is no join code" in fail("agent", "join", "hello", f"--state-dir={tmp_path}")
+    assert "cut off or damaged" in fail("agent", "join", "-", f"--state-dir={tmp_path}", text="pomona-join-1.eNqrV\n")
+
+
+def test_agent_of_a_joined_machine_takes_no_other_name(tmp_path: Path) -> None:
+    write_joined_host(tmp_path, JoinedHost("studio-1", "https://192.0.2.1", "t", "2026-11-23T00:00:00Z"))
+    said = fail("agent", "--name=studio-2", f"--state-dir={tmp_path}")
+    assert "this machine has joined as host studio-1: leave --name studio-2 out, join as studio-2" in said
+
+
+def test_identity_that_is_damaged_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    durable.write(tmp_path / "host-identity.json", "studio-1")
+    assert "run `pomona agent join CODE`" in fail("agent", f"--state-dir={tmp_path}")
+
+
+def test_processes_of_a_host_are_named_before_it_is_removed() -> None:
+    bound = [{"metadata": {"namespace": "team", "name": f"chat-{number:02}"}} for number in range(12)]
+    said = _describe("studio-1", bound)
+    assert said.startswith("host studio-1 has 12 processes: team/chat-00, ")
+    assert "team/chat-09 and 2 more" in said
+    assert "pomona host drain studio-1" in said
+    assert _describe("studio-1", bound[:1]).startswith("host studio-1 has 1 process: team/chat-00\n")
