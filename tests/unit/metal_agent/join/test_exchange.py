@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,10 +10,13 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from crds.metalprocess import Artifact, MetalProcessSpec
 from metal_agent.cluster.host_identity import FILE_NAME, JoinedHost, write_joined_host
 from metal_agent.join.exchange import JoinError, join_cluster
 from metal_agent.join.join_code import JoinCode, split_certificates
+from metal_agent.native.process import identify_process
 from metal_agent.state_folder import own_folder
+from metal_agent.supervise.records import Record, Records
 from tests.support.certificates import CA, HOST
 
 FOREIGN = Path(__file__).parents[2] / "kube" / "certificate.pem"
@@ -96,4 +100,20 @@ async def test_machine_that_is_another_host_and_runs_does_not_join(tmp_path: Pat
         own_folder(tmp_path),
         pytest.raises(JoinError, match=r"is host studio-2: another agent .*, then join"),
     ):
+        await join_cluster(code_for("https://127.0.0.1:1"), tmp_path)
+
+
+async def test_machine_with_engines_of_another_host_does_not_join(tmp_path: Path) -> None:
+    write_joined_host(tmp_path, JoinedHost("studio-2", "https://192.0.2.1", "t", "2026-01-01T00:00:00Z"))
+    spec = MetalProcessSpec(
+        service_name="chat",
+        model_name="tiny",
+        runtime="llama.cpp",
+        artifact=Artifact(source="file:///tiny.gguf"),
+        memory_bytes=1,
+        token_secret="chat-token",
+    )
+    running = identify_process(os.getpid())
+    Records(tmp_path / "processes").write(Record("u1", "team", "chat-1", spec, running, "2026-01-01T00:00:00Z"))
+    with pytest.raises(JoinError, match=r"is host studio-2, and engines of it run here \(chat-1\): remove that host"):
         await join_cluster(code_for("https://127.0.0.1:1"), tmp_path)
