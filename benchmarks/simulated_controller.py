@@ -8,8 +8,8 @@ from typing import Final
 from unittest import mock
 
 from benchmarks.simulated_server import SimulatedServer, simulated_host
-from controller import run
 from controller.pod_settings import PodSettings
+from controller.reconcile import feed
 from controller.run import Controller, ControllerOptions
 from controller.services import readiness_probe
 from crds.meta import Accelerator
@@ -85,7 +85,7 @@ async def simulated_controller(server: SimulatedServer) -> AsyncIterator[Simulat
     Our own kinds come by watches as all others do, not by kopf.
     """
     with (
-        mock.patch.object(run, "follow", follow_by_watches),
+        mock.patch.object(feed, "follow", follow_by_watches),
         mock.patch.object(readiness_probe, "generate_token", _answer),
     ):
         controller = Controller(

@@ -23,7 +23,7 @@ from controller.pod_settings import PodSettings
 from controller.run import Controller, ControllerOptions
 from controller.services.pods.pod_monitor import parse_monitor_labels
 from controller.tenant_limits import TenantLimits
-from crds.meta import LONGEST_NAME, NAME_PATTERN
+from crds.meta import LABEL_PATTERN, LONGEST_NAME, NAME_PATTERN
 from devices.vendor_file import VendorFileError, parse_vendors
 from devices.vendors import VENDORS, Vendors
 from kube import credentials
@@ -33,6 +33,8 @@ from runtimes.registry import POD_ENGINES
 
 INHERITED_VARIABLES = ("HF_ENDPOINT", "POMONA_PLAIN_HTTP_REGISTRIES")
 """Environment variables that the Jobs inherit from the controller."""
+LONGEST_LABEL = 63
+"""Characters of the name of a namespace."""
 GC_THRESHOLD = 10_000
 """New objects after which garbage is collected: at Python's default of 700 that takes a tenth of a burst's time."""
 
@@ -72,11 +74,32 @@ def _read_secret_names(_context: click.Context, parameter: click.Parameter, name
     return tuple(dict.fromkeys(names))
 
 
+def _read_namespaces(_context: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return names of namespaces, each once. Raises click.BadParameter: one is no name that a namespace can have."""
+    for name in names:
+        if len(name) > LONGEST_LABEL or not re.fullmatch(LABEL_PATTERN, name):
+            message = (
+                f"{name!r} is not a name of a namespace: give one such as team-a, of lower case letters, digits and -, "
+                f"at most {LONGEST_LABEL} of them, and repeat the option for several"
+            )
+            raise click.BadParameter(message, param=parameter)
+    return tuple(dict.fromkeys(names))
+
+
 @click.command()
 @click.option(
     "--kubeconfig",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Kubeconfig with cluster and credentials. Default: $KUBECONFIG, the pod's ServiceAccount, or ~/.kube/config.",
+)
+@click.option(
+    "--namespace",
+    "namespaces",
+    multiple=True,
+    metavar="NAME",
+    callback=_read_namespaces,
+    help="Read and write objects of this namespace only, in which roles are bound to the controller; repeatable. "
+    "Services then run in pods, and on no Macs, which belong to the whole cluster. Default: all namespaces, and Macs.",
 )
 @click.option(
     "--image",
@@ -175,6 +198,7 @@ def command(
     metrics_bind_address: BindAddress | None,
     health_probe_bind_address: BindAddress | None,
     *,
+    namespaces: tuple[str, ...],
     image_pull_secrets: tuple[str, ...],
     leader_elect: bool,
     allowed_networks: Networks,
@@ -193,6 +217,7 @@ def command(
     Examples:
       pomona controller                                             (in a pod, as its ServiceAccount)
       pomona controller --kubeconfig controller.kubeconfig --image registry.example/pomona:dev
+      pomona controller --namespace team-a --namespace team-b       (these namespaces only, without Macs)
     """
     log.configure(verbose=verbose)
     gc.set_threshold(GC_THRESHOLD, 10, 10)
@@ -200,14 +225,14 @@ def command(
     if allowed_networks:
         environment[NETWORKS_VARIABLE] = networks_text(allowed_networks)
     trust = _load_authorities(hosts_ca) if hosts_ca else None
-    limits = TenantLimits(image_prefixes, control_plane=control_plane)
+    limits = TenantLimits(image_prefixes, control_plane=control_plane, hosts=not namespaces)
     try:
         pods = PodSettings(
             *(image, environment, limits, vendors, network_policies, monitoring_namespace, node_cache_bytes),
             monitor_labels=monitor_labels,
             image_pull_secrets=image_pull_secrets,
         )
-        options = ControllerOptions(pods, trust, leader_elect)
+        options = ControllerOptions(pods, trust, leader_elect, namespaces)
         metrics, health = ControllerMetrics(), ControllerHealth()
         with (
             serve("--metrics-bind-address", metrics_bind_address, metrics_routes(metrics.render)),

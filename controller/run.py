@@ -28,8 +28,9 @@ from controller.placement.binder import Binder
 from controller.placement.nodes import declare_nodes
 from controller.pod_settings import PodSettings
 from controller.reconcile.executor import Executor
+from controller.reconcile.feed import OURS, Feed
 from controller.reconcile.indexes import declare_indexes
-from controller.reconcile.kopf_feed import Watched, follow, load
+from controller.reconcile.kopf_feed import load
 from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.partial_objects import declare_partial_objects
 from controller.reconcile.plan import LeaderTask, Leading, Reconciler
@@ -41,37 +42,16 @@ from controller.services.readiness_probe import Prober
 from controller.services.reconciler import service_reconciler
 from controller.services.tokens import KnownTokens
 from controller.services.traffic_meter import TrafficMeter
-from crds.meta import CONTROLLER_NAMESPACE, HOSTS_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
+from crds.meta import CONTROLLER_NAMESPACE
 from kube.backoff import backoff_seconds
 from kube.client import Client, Obj
 from kube.credentials import Credentials
-from kube.errors import ApiError, LeadershipLost, Unreachable
+from kube.errors import ApiError, Forbidden, LeadershipLost, Unreachable
 from kube.events import EventRecorder
 from kube.lease import Elector
 from kube.queue import WorkQueue, run_workers
-from kube.resources import (
-    DEPLOYMENTS,
-    ENDPOINT_SLICES,
-    INFERENCE_SERVICES,
-    JOBS,
-    METAL_HOSTS,
-    METAL_PROCESSES,
-    MODELS,
-    NETWORK_POLICIES,
-    NODES,
-    POD_DISRUPTION_BUDGETS,
-    POD_MONITORS,
-    PODS,
-    PVCS,
-    ROLE_BINDINGS,
-    ROLES,
-    SERVICES,
-    ObjectKey,
-    Resource,
-    object_key,
-)
+from kube.resources import NODES, POD_MONITORS, ObjectKey, Resource, object_key
 from kube.store import Store
-from kube.watch import reflect
 
 LEASE: Final = "pomona-controller"
 WORKERS: Final = 8
@@ -83,16 +63,6 @@ FIRST_RETRY_SECONDS: Final = 1.0
 LAST_RETRY_SECONDS: Final = 60.0
 STABLE_SECONDS: Final = 60.0
 """After a run of this length, the back-off of a leader's task starts anew."""
-
-OURS: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
-WRITTEN_BY_USERS: Final = (Watched(MODELS), Watched(INFERENCE_SERVICES))
-"""Followed by kopf."""
-REPORTED: Final = (
-    *(Watched(resource) for resource in (METAL_HOSTS, METAL_PROCESSES, NODES)),
-    *(Watched(resource, OURS) for resource in (DEPLOYMENTS, SERVICES, JOBS, PODS, PVCS, ENDPOINT_SLICES)),
-    *(Watched(resource, OURS) for resource in (POD_DISRUPTION_BUDGETS, NETWORK_POLICIES)),
-)
-"""Followed by `kube.watch`: agents and the cluster report them again and again, and an event costs kopf 1 ms of CPU."""
 
 log = structlog.get_logger()
 
@@ -106,6 +76,8 @@ class ControllerOptions(NamedTuple):
     """Trust for the certificates of hosts; None: the system's roots."""
     elects: bool = True
     """Compete for leadership; else lead at once, which is only for a controller that runs alone."""
+    namespaces: tuple[str, ...] = ()
+    """The only namespaces that it reads and writes, without hosts; none: the whole cluster."""
 
 
 class Item(NamedTuple):
@@ -118,21 +90,25 @@ class Item(NamedTuple):
 def registrations(
     options: ControllerOptions, leases: LeaseReader, metrics: ControllerMetrics, monitors: OptionalKind
 ) -> tuple[tuple[Reconciler, ...], tuple[LeaderTask, ...]]:
-    """Return all reconcilers, and the tasks that run beside them while this replica leads."""
+    """Return all reconcilers, and the tasks that run beside them while this replica leads.
+
+    A controller of some namespaces has none for hosts, which are of the whole cluster.
+    """
     prober = Prober(options.trust, metrics.count_probe)
     meter = TrafficMeter()
     tokens = KnownTokens()
-    hosts = ReachabilityProber()
     pacer = UpdatePacer()
-    binder = Binder(leases.bindable, metrics.count_binding)
-    leases.subscribe(binder.wake)
-    reconcilers = (
+    in_pods = (
         model_reconciler(options.pods, functools.partial(reserve_replica, settings=options.pods)),
         service_reconciler(prober, options.pods, tokens, pacer, monitors, meter=meter),
-        release_reconciler(leases.wait_seconds),
-        host_reconciler(leases, tokens, hosts),
     )
-    return reconcilers, (leases.run, binder.run, prober.run, hosts.run, meter.run, pacer.run)
+    if options.namespaces:
+        return in_pods, (prober.run, meter.run, pacer.run)
+    binder = Binder(leases.bindable, metrics.count_binding)
+    leases.subscribe(binder.wake)
+    hosts = ReachabilityProber()
+    on_hosts = (release_reconciler(leases.wait_seconds), host_reconciler(leases, tokens, hosts))
+    return (*in_pods, *on_hosts), (leases.run, binder.run, prober.run, hosts.run, meter.run, pacer.run)
 
 
 class Controller:
@@ -150,8 +126,11 @@ class Controller:
         self._credentials = credentials
         self._metrics = metrics = metrics or ControllerMetrics()
         self._health = health or ControllerHealth()
-        self._monitors = OptionalKind(POD_MONITORS, OURS)
-        reconcilers, self._leader_tasks = registrations(options, LeaseReader(), metrics, self._monitors)
+        monitors = OptionalKind(POD_MONITORS, OURS, options.namespaces)
+        # One that reads the whole cluster follows nodes as it does all else, and decides nothing without them.
+        self._nodes = [OptionalKind(NODES, "")] if options.namespaces else []
+        self._optional_kinds = (monitors, *self._nodes)
+        reconcilers, self._leader_tasks = registrations(options, LeaseReader(), metrics, monitors)
         self._reconcilers = {each.resource: each for each in reconcilers}
         self._triggers = _group_triggers(reconcilers)
         self._identity = f"{os.uname().nodename}-{secrets.token_hex(4)}"
@@ -159,7 +138,10 @@ class Controller:
         self._recorder = EventRecorder(client, "pomona.dev/controller", self._identity)
         self._queue: WorkQueue[Item] | None = None
         """Set only while this replica leads: a standby would collect keys for ever."""
+        self._withheld: set[str | None] = set(options.namespaces)
+        """Namespaces of which the store has not all objects: nothing of them is reconciled."""
         self.store = Store()
+        self._feeds = [Feed(client, self.store, namespace) for namespace in options.namespaces or (None,)]
         declare_indexes(self.store)
         declare_partial_objects(self.store)
         declare_nodes(self.store, options.pods.vendors)
@@ -171,25 +153,26 @@ class Controller:
 
     async def run(self) -> None:
         """Follow the cluster, compete for leadership, reconcile while leading; ends only by cancellation."""
-        complete = [asyncio.Event() for _ in (WRITTEN_BY_USERS, *REPORTED)]
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._health.beat())
             on_restart = functools.partial(self._metrics.count_watch_restart, "kopf")
-            tasks.create_task(
-                follow(
-                    self._client, self.store, WRITTEN_BY_USERS, self._credentials, complete[0], on_restart=on_restart
-                )
-            )
-            for (resource, selector), synced in zip(REPORTED, complete[1:], strict=True):
-                tasks.create_task(reflect(self._client, self.store, resource, label_selector=selector, synced=synced))
-            for resource in (ROLES, ROLE_BINDINGS):
-                tasks.create_task(reflect(self._client, self.store, resource, HOSTS_NAMESPACE, label_selector=OURS))
-            tasks.create_task(self._monitors.follow(self._client, self.store))
-            for each in complete:
-                await each.wait()
+            for feed in self._feeds:
+                tasks.create_task(feed.run(self._credentials, on_complete=self._admit, on_restart=on_restart))
+            for kind in self._optional_kinds:
+                tasks.create_task(kind.follow(self._client, self.store))
+            for settled in (*(each.settled for each in self._feeds), *(each.settled for each in self._nodes)):
+                await settled.wait()
             self._health.is_ready = True
             log.info("store_complete", identity=self._identity)
             await (self._compete(self._elector) if self._elector else self._lead())
+
+    def _admit(self, namespace: str | None) -> None:
+        """Reconcile from now on what is in a namespace, of which the store has all objects."""
+        if namespace in self._withheld:
+            self._withheld.discard(namespace)
+            for item in self._list_items():
+                if item.key.namespace == namespace:
+                    self._enqueue(*item)
 
     async def _compete(self, elector: Elector) -> None:
         while True:
@@ -239,12 +222,19 @@ class Controller:
 
         To list all again after one failure would take for ever on a server that refuses a list now and then.
         """
-        for each in (*WRITTEN_BY_USERS, *REPORTED):
+        for feed in self._feeds:
+            if feed.namespace not in self._withheld:
+                await self._load_feed(feed)
+
+    async def _load_feed(self, feed: Feed) -> None:
+        for each in feed.watched:
             for failures in itertools.count(1):
                 try:
-                    await load(self._client, self.store, (each,))
+                    await load(self._client, self.store, (each,), feed.namespace)
                 except (ApiError, Unreachable) as error:
-                    log.warning("list_failed", error=str(error))
+                    log.warning("list_failed", namespace=feed.namespace, error=str(error))
+                    if feed.namespace is not None and isinstance(error, Forbidden):
+                        return  # it is gone, or the controller is not bound there any more: no other waits for it
                     await asyncio.sleep(_pause_seconds(failures))
                 else:
                     break
@@ -265,7 +255,7 @@ class Controller:
         return [Item(resource, object_key(obj)) for resource in self._reconcilers for obj in self.store.list(resource)]
 
     def _enqueue(self, resource: Resource, key: ObjectKey) -> None:
-        if self._queue is not None:
+        if self._queue is not None and key.namespace not in self._withheld:
             found = self.store.get(resource, key.name, key.namespace or None)
             # In a burst, an object that was never decided goes before those that are decided again.
             self._queue.add(Item(resource, key), urgent=found is not None and not found.get("status"))

@@ -1,4 +1,4 @@
-"""Limits of what tenants may state about pods: the images and the taints that the platform team allows.
+"""Limits of what tenants may state: the images, the taints and the hosts that the platform team allows.
 
 Whoever may create InferenceServices creates pods. By the image of its engine a pod could become something else than an
 engine, and by its tolerations it could run beside the control plane.
@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from crds.inferenceservice import InferenceService
 from crds.meta import Toleration
+from devices.vendors import Vendors
 
 CONTROL_PLANE_TAINTS: Final = frozenset({"node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"})
 
@@ -20,6 +21,8 @@ class TenantLimits(NamedTuple):
     """Beginnings of the images that services may name, and Models that nodes mount; none: all images."""
     control_plane: bool = False
     """True if spec.tolerations may tolerate the taints of control-plane nodes."""
+    hosts: bool = True
+    """True if services may run on hosts, which a controller of some namespaces does not manage."""
 
 
 UNLIMITED: Final = TenantLimits(control_plane=True)
@@ -50,6 +53,20 @@ def check_limits(service: InferenceService, limits: TenantLimits) -> ExceededLim
             )
             return ExceededLimit("TolerationNotAllowed", message)
     return None
+
+
+def refuse_hosts(accelerator: str, vendors: Vendors, limits: TenantLimits) -> ExceededLimit | None:
+    """Return why a service may not run on hosts, with the way out; None if it may, or runs in pods."""
+    vendor = vendors.get(accelerator)
+    if limits.hosts or vendor is None or vendor.in_pods:
+        return None
+    in_pods = ", ".join(sorted(name for name, each in vendors.items() if each.in_pods))
+    message = (
+        f"accelerator {accelerator} runs on hosts, which belong to the whole cluster, and this controller serves only "
+        f"the namespaces of its options --namespace: set hardware.accelerator to one of {in_pods}, or have an "
+        "administrator install the controller for the whole cluster"
+    )
+    return ExceededLimit("HostsOutOfScope", message)
 
 
 def is_image_allowed(image: str, limits: TenantLimits) -> bool:

@@ -86,7 +86,7 @@ class _Connections:
 
 
 class Watched(NamedTuple):
-    """One resource to watch in all namespaces, filtered by the server."""
+    """One resource to watch, filtered by the server."""
 
     resource: Resource
     label_selector: str = ""
@@ -99,16 +99,17 @@ async def follow(
     credentials: Callable[[], Credentials],
     synced: asyncio.Event,
     *,
+    namespace: str | None = None,
     on_restart: Callable[[], None] = lambda: None,
 ) -> None:
-    """Keep the store equal to the server for ever; `synced` is set once the store is complete for the first time.
+    """Keep the store equal to the server for ever, in one namespace or in all.
 
-    `credentials` is called in the thread of kopf, and its result is used there alone. `on_restart` is called before
-    each start of kopf but the first.
+    `synced` is set once the store is complete for the first time. `credentials` is called in the thread of kopf, and
+    its result is used there alone. `on_restart` is called before each start of kopf but the first.
     """
     relisted = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(_keep_swept(client, store, watched, relisted))
+        tasks.create_task(_keep_swept(client, store, watched, relisted, namespace))
         failures = 1
         while True:
             started = time.monotonic()
@@ -116,10 +117,10 @@ async def follow(
                 failures, first=FIRST_PAUSE_SECONDS, most=LONGEST_PAUSE_SECONDS, jitter=EXACT
             )
             try:
-                await load(client, store, watched)
+                await load(client, store, watched, namespace)
                 synced.set()
                 relisted.set()  # an object that vanishes between this list and kopf's is reported by neither
-                await _run_kopf(store, watched, credentials, relisted)
+                await _run_kopf(store, watched, credentials, relisted, namespace)
             except (ApiError, Unreachable) as error:
                 log.warning("list_failed", error=str(error), again_seconds=pause_seconds)
             except Exception:  # no error of kopf may end the process: kopf is started again
@@ -131,15 +132,21 @@ async def follow(
             on_restart()
 
 
-async def load(client: Client, store: Store, watched: Iterable[Watched]) -> None:
-    """Make the store equal to the current state of the server. Raises as `Client`."""
+async def load(client: Client, store: Store, watched: Iterable[Watched], namespace: str | None = None) -> None:
+    """Make the store equal to the current state of the server, in one namespace or in all. Raises as `Client`."""
     for resource, label_selector in watched:
-        before = store.snapshot(resource)
-        found = await client.list(resource, label_selector=label_selector)
-        store.replace(resource, found.items, before=before)
+        before = store.snapshot(resource, namespace)
+        found = await client.list(resource, namespace, label_selector=label_selector)
+        store.replace(resource, found.items, namespace=namespace, before=before)
 
 
-async def _keep_swept(client: Client, store: Store, watched: Iterable[Watched], relisted: asyncio.Event) -> None:
+async def _keep_swept(
+    client: Client,
+    store: Store,
+    watched: Iterable[Watched],
+    relisted: asyncio.Event,
+    namespace: str | None = None,
+) -> None:
     """Remove objects that vanished without an event: soon after kopf has `relisted`, and from time to time."""
     while True:
         with contextlib.suppress(TimeoutError):
@@ -149,7 +156,7 @@ async def _keep_swept(client: Client, store: Store, watched: Iterable[Watched], 
         relisted.clear()
         try:
             for resource, label_selector in watched:
-                if ghosts := await store.sweep(client, resource, label_selector=label_selector):
+                if ghosts := await store.sweep(client, resource, namespace=namespace, label_selector=label_selector):
                     log.info("store_swept", resource=str(resource), ghosts=ghosts)
         except (ApiError, Unreachable) as error:
             log.warning("sweep_failed", error=str(error), again_seconds=SETTLING_SECONDS)
@@ -157,7 +164,11 @@ async def _keep_swept(client: Client, store: Store, watched: Iterable[Watched], 
 
 
 async def _run_kopf(
-    store: Store, watched: Collection[Watched], credentials: Callable[[], Credentials], relisted: asyncio.Event
+    store: Store,
+    watched: Collection[Watched],
+    credentials: Callable[[], Credentials],
+    relisted: asyncio.Event,
+    namespace: str | None,
 ) -> None:
     """Run kopf in a thread until it exits, hangs in its exit, or we are cancelled.
 
@@ -175,7 +186,7 @@ async def _run_kopf(
     def run() -> None:
         try:
             with asyncio.Runner(loop_factory=lambda: its) as runner:
-                runner.run(_operate(watched, credentials, deliver, connections, stop))
+                runner.run(_operate(watched, credentials, deliver, connections, stop, namespace=namespace))
         except BaseException as error:  # noqa: BLE001 - the thread's end, whatever it is, is reported to its owner
             outcome.set_exception(error)
         else:
@@ -241,6 +252,8 @@ async def _operate(
     deliver: Callable[[Resource, kopf.RawEvent], None],
     connections: _Connections,
     stop: asyncio.Event,
+    *,
+    namespace: str | None,
 ) -> None:
     # kopf would log every event that it handles, and that it gets no signals in a thread, which is intended.
     logging.getLogger("kopf").setLevel(logging.ERROR)
@@ -248,7 +261,8 @@ async def _operate(
         await kopf.operator(
             registry=_registry(watched, credentials(), deliver, connections, stop),
             settings=_settings(watched),
-            clusterwide=True,
+            clusterwide=namespace is None,
+            namespaces=[] if namespace is None else [namespace],
             standalone=True,
             stop_flag=stop,
         )

@@ -1,18 +1,19 @@
-"""Kinds that a cluster may have or not, such as PodMonitor: discovered from time to time, and watched while they exist.
+"""Kinds that a controller may be able to read or not: discovered from time to time, and watched while they are.
 
-A decision asks whether objects of the kind can be written, so that a cluster without it is no error. A kind that is
-added later is found by the next discovery.
+PodMonitor exists in some clusters only, and a controller of some namespaces may have no right to read nodes. A decision
+asks whether objects of the kind can be read, so that either is no error. A kind that is added later, or a right that is
+granted later, is found by the next discovery.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Final
 
 import structlog
 
 from kube.client import Client
-from kube.errors import ApiError, NotFound, Unreachable
+from kube.errors import ApiError, Forbidden, NotFound, Unreachable
 from kube.resources import Resource
 from kube.store import Store
 from kube.watch import reflect
@@ -25,59 +26,85 @@ log = structlog.get_logger()
 
 
 class OptionalKind:
-    """One kind: whether it exists, and its objects in the store while it does."""
+    """One kind: whether it exists, and its objects in the store while it does.
 
-    def __init__(self, resource: Resource, label_selector: str) -> None:
+    Args:
+        resource: the kind.
+        label_selector: server-side filter.
+        namespaces: the only namespaces; none: all, or the kind is cluster-scoped.
+    """
+
+    def __init__(self, resource: Resource, label_selector: str, namespaces: Sequence[str] = ()) -> None:
         self.resource = resource
         self._label_selector = label_selector
+        self._places: Sequence[str | None] = namespaces or (None,)
         self.exists = False
-        """True once the kind has been found, and the store has all of its objects."""
+        """True once the kind has been found, and the store has all of its objects that can be read."""
+        self.settled = asyncio.Event()
+        """Set once the first discovery has ended, whatever it found."""
+        self._is_refusal_logged = False
 
     async def follow(self, client: Client, store: Store) -> None:
         """Look for the kind for ever, and keep the store equal to the server while it exists."""
         while True:
             try:
-                exists = await self._is_served(client)
+                places = await self._find_places(client)
             except (ApiError, Unreachable) as error:
                 log.warning("discovery_failed", resource=str(self.resource), error=str(error))
+                self.settled.set()
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
-            if exists:
-                await self._watch_while_served(client, store)
+            if places:
+                await self._watch_while_served(client, store, places)
             else:
+                self.settled.set()
                 await asyncio.sleep(DISCOVERY_SECONDS)
 
-    async def _watch_while_served(self, client: Client, store: Store) -> None:
+    async def _watch_while_served(self, client: Client, store: Store, places: Collection[str | None]) -> None:
         log.info("optional_kind_found", resource=str(self.resource))
-        async with self._reflecting(client, store):
+        async with self._reflecting(client, store, places):
+            self.settled.set()
             while True:
                 await asyncio.sleep(DISCOVERY_SECONDS)
                 with contextlib.suppress(ApiError, Unreachable):
-                    if not await self._is_served(client):
+                    if await self._find_places(client) != places:
                         break
-        log.info("optional_kind_gone", resource=str(self.resource))
+        log.info("optional_kind_changed", resource=str(self.resource))
 
     @contextlib.asynccontextmanager
-    async def _reflecting(self, client: Client, store: Store) -> AsyncIterator[None]:
-        synced = asyncio.Event()
-        watch = asyncio.create_task(
-            reflect(client, store, self.resource, label_selector=self._label_selector, synced=synced)
-        )
+    async def _reflecting(self, client: Client, store: Store, places: Collection[str | None]) -> AsyncIterator[None]:
+        synced = [asyncio.Event() for _ in places]
+        selector = self._label_selector
+        watches = [
+            asyncio.create_task(reflect(client, store, self.resource, place, label_selector=selector, synced=each))
+            for place, each in zip(places, synced, strict=True)
+        ]
         try:
-            await synced.wait()
+            for each in synced:
+                await each.wait()
             self.exists = True
             yield
         finally:
             self.exists = False
-            watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watch
+            for watch in watches:
+                watch.cancel()
+            for watch in watches:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await watch
             store.replace(self.resource, [], before=store.snapshot(self.resource))
 
-    async def _is_served(self, client: Client) -> bool:
-        """Return whether the API server serves the kind. Raises as `Client`, except NotFound."""
-        try:
-            await client.list_metadata(self.resource, label_selector=self._label_selector)
-        except NotFound:
-            return False
-        return True
+    async def _find_places(self, client: Client) -> list[str | None]:
+        """Return the namespaces in which the kind can be read; None stands for all. Raises as `Client`."""
+        found: list[str | None] = []
+        for place in self._places:
+            try:
+                await client.list_metadata(self.resource, place, label_selector=self._label_selector)
+            except NotFound:
+                return []
+            except Forbidden as error:
+                if not self._is_refusal_logged:
+                    log.warning("optional_kind_refused", resource=str(self.resource), error=str(error))
+                self._is_refusal_logged = True
+            else:
+                found.append(place)
+        return found

@@ -19,13 +19,15 @@ async def follow_by_watches(
     watched: Collection[Watched],
     _credentials: Callable[[], Credentials],
     synced: asyncio.Event,
+    *,
+    namespace: str | None = None,
     **_: Any,
 ) -> None:
     """Do what the feed of kopf does, through the transport of the client, where faults can be injected."""
     complete = [asyncio.Event() for _ in watched]
     async with asyncio.TaskGroup() as tasks:
         for (resource, selector), each in zip(watched, complete, strict=True):
-            tasks.create_task(reflect(client, store, resource, label_selector=selector, synced=each))
+            tasks.create_task(reflect(client, store, resource, namespace, label_selector=selector, synced=each))
         for each in complete:
             await each.wait()
         synced.set()

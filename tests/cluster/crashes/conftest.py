@@ -13,6 +13,7 @@ from aiohttp import web
 
 from controller import run
 from controller.hosts import reconciler as hosts_reconciler
+from controller.reconcile import feed
 from kube import credentials
 from kube.client import Client, connect
 from kube.resources import NODES
@@ -41,7 +42,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read Leases as often as the short ones of these tests need, and write in the same order each time."""
     monkeypatch.setattr(hosts_reconciler, "READ_SECONDS", LEASE_SECONDS / 8)
     monkeypatch.setattr(run, "WORKERS", 1)
-    monkeypatch.setattr(run, "follow", follow_by_watches)
+    monkeypatch.setattr(feed, "follow", follow_by_watches)
 
 
 @pytest_asyncio.fixture(autouse=True)

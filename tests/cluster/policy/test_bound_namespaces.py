@@ -23,7 +23,8 @@ CLUSTER_ROLE_BINDINGS = Resource(
     ROLE_BINDINGS.group, "v1", "clusterrolebindings", "ClusterRoleBinding", namespaced=False
 )
 DOCUMENT = (CHECKOUT / "docs" / "security.md").read_text().replace("\\\n", "")
-COMMANDS = re.findall(r"^kubectl .*workloads.*$", DOCUMENT, re.MULTILINE)
+SECTION = DOCUMENT.partition("**Held to some namespaces.**")[2].partition("**A controller of some namespaces.**")[0]
+COMMANDS = re.findall(r"^kubectl .*workloads.*$", SECTION, re.MULTILINE)
 
 
 @pytest.fixture

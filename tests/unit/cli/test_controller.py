@@ -60,3 +60,18 @@ def test_pull_secret_that_is_no_name_is_refused_with_an_example(started: list[Co
     done = start("--image-pull-secret", name)
     assert (done.exit_code, started) == (2, [])
     assert "is not a name of a Secret: give one such as pomona-registry" in " ".join(done.output.split())
+
+
+def test_controller_of_some_namespaces_serves_these_without_hosts(started: list[ControllerOptions]) -> None:
+    assert start("--namespace=team-b", "--namespace=team-a", "--namespace=team-b").exit_code == 0
+    assert start().exit_code == 0
+    some, whole = started
+    assert (some.namespaces, some.pods.limits.hosts) == (("team-b", "team-a"), False)
+    assert (whole.namespaces, whole.pods.limits.hosts) == ((), True)
+
+
+@pytest.mark.parametrize("name", ["", "Team", "team.a", "team-a,team-b", "-a", "a\n", "a" * 64])
+def test_namespace_that_is_no_name_is_refused_with_an_example(started: list[ControllerOptions], name: str) -> None:
+    done = start("--namespace", name)
+    assert (done.exit_code, started) == (2, [])
+    assert "is not a name of a namespace: give one such as team-a" in " ".join(done.output.split())

@@ -9,9 +9,10 @@ from controller import run
 from controller.hosts.reconciler import LeaseReader
 from controller.metrics import ControllerMetrics
 from controller.pod_settings import PodSettings
+from controller.reconcile.feed import REPORTED, WRITTEN_BY_USERS
 from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.plan import Leading, Plan, Reconciler, Snapshot
-from controller.run import REPORTED, WRITTEN_BY_USERS, Controller, ControllerOptions, Item
+from controller.run import Controller, ControllerOptions, Item
 from controller.services.tokens import token_secret
 from crds.meta import HOSTS_NAMESPACE
 from kube.client import Client, Obj, ObjectList

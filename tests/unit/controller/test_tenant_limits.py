@@ -2,7 +2,8 @@
 
 import pytest
 
-from controller.tenant_limits import TenantLimits, allowed_tolerations, check_limits
+from controller.tenant_limits import TenantLimits, allowed_tolerations, check_limits, refuse_hosts
+from devices.vendors import VENDORS
 from tests.support.api_objects import as_service, service
 
 LIMITED = TenantLimits(("registry.example/llm/", "ghcr.io/ggml-org/llama.cpp"))
@@ -55,3 +56,14 @@ def test_taints_of_the_control_plane_are_not_tolerated(toleration: dict[str, str
         assert problem.reason == "TolerationNotAllowed"
         assert "spec.tolerations[1]" in problem.message
         assert "--allow-control-plane-tolerations" in problem.message
+
+
+def test_controller_of_some_namespaces_runs_nothing_on_hosts() -> None:
+    refused = refuse_hosts("metal", VENDORS, TenantLimits(hosts=False))
+    assert refused is not None
+    assert refused.reason == "HostsOutOfScope"
+    assert "accelerator metal" in refused.message
+    assert "--namespace: set hardware.accelerator to one of amd, cpu" in refused.message
+    assert refuse_hosts("metal", VENDORS, TenantLimits()) is None
+    assert refuse_hosts("cpu", VENDORS, TenantLimits(hosts=False)) is None
+    assert refuse_hosts("of-tomorrow", VENDORS, TenantLimits(hosts=False)) is None, "refused for another reason"

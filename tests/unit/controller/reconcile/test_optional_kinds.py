@@ -3,10 +3,12 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
+from structlog.testing import capture_logs
+
 from controller.reconcile.optional_kinds import DISCOVERY_SECONDS, OptionalKind
 from kube.client import ObjectList, WatchEvent
-from kube.errors import NotFound
-from kube.resources import POD_MONITORS, Resource
+from kube.errors import Forbidden, NotFound
+from kube.resources import NODES, POD_MONITORS, Resource
 from kube.store import Store
 from tests.support import virtual_time
 from tests.support.background import running
@@ -20,7 +22,7 @@ class ClusterWithKind:
         self.exists = False
         self.lists = 0
 
-    async def list_metadata(self, resource: Resource, **_: Any) -> ObjectList:
+    async def list_metadata(self, resource: Resource, *_: Any, **__: Any) -> ObjectList:
         return await self.list(resource)
 
     async def list(self, resource: Resource, *_: Any, **__: Any) -> ObjectList:
@@ -53,3 +55,32 @@ async def follow_kind() -> None:
 
 def test_kind_that_is_installed_later_is_found_and_one_that_is_removed_forgotten() -> None:
     virtual_time.run(follow_kind())
+
+
+class RefusesNodes(ClusterWithKind):
+    """An API server that refuses lists while `refuses`."""
+
+    refuses = True
+
+    async def list_metadata(self, resource: Resource, *_: Any, **__: Any) -> ObjectList:
+        if self.refuses:
+            self.lists += 1
+            raise Forbidden(f"list {resource}", status=403)
+        return await self.list(resource)
+
+
+async def follow_refused_kind() -> None:
+    api, store, kind = RefusesNodes(), Store(), OptionalKind(NODES, "")
+    with capture_logs() as logs:
+        async with running(kind.follow(api, store)):  # type: ignore[arg-type] # a part of the client
+            await eventually(kind.settled.is_set)
+            assert not kind.exists
+            await eventually(lambda: api.lists == 3, 3 * DISCOVERY_SECONDS)
+            api.exists, api.refuses = True, False
+            await eventually(lambda: kind.exists, 2 * DISCOVERY_SECONDS)
+    assert [each["event"] for each in logs].count("optional_kind_refused") == 1
+    assert not [each for each in logs if each["event"] == "discovery_failed"]
+
+
+def test_kind_that_may_not_be_read_is_said_once_and_found_when_it_may() -> None:
+    virtual_time.run(follow_refused_kind())

@@ -1,0 +1,122 @@
+"""The feed of one scope: the watches that keep the store equal to the whole cluster, or to one namespace.
+
+A namespace that refuses the controller (it is gone, or the controller is not bound there) holds up no other one: it is
+asked again from time to time, and followed once it answers.
+"""
+
+import asyncio
+import functools
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from controller.reconcile.kopf_feed import Watched, follow, load
+from crds.meta import HOSTS_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
+from kube.client import Client
+from kube.credentials import Credentials
+from kube.errors import ApiError, Forbidden, Unreachable
+from kube.resources import (
+    DEPLOYMENTS,
+    ENDPOINT_SLICES,
+    INFERENCE_SERVICES,
+    JOBS,
+    METAL_HOSTS,
+    METAL_PROCESSES,
+    MODELS,
+    NETWORK_POLICIES,
+    NODES,
+    POD_DISRUPTION_BUDGETS,
+    PODS,
+    PVCS,
+    ROLE_BINDINGS,
+    ROLES,
+    SERVICES,
+)
+from kube.store import Store
+from kube.watch import reflect
+
+REFUSED_SECONDS: Final = 60.0
+"""Pause before a namespace that refused is asked again."""
+RETRY_SECONDS: Final = 5.0
+"""Pause before a namespace is asked again that could not be asked."""
+
+OURS: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
+WRITTEN_BY_USERS: Final = (Watched(MODELS), Watched(INFERENCE_SERVICES))
+"""Followed by kopf."""
+REPORTED_IN_NAMESPACES: Final = (
+    *(Watched(resource, OURS) for resource in (DEPLOYMENTS, SERVICES, JOBS, PODS, PVCS, ENDPOINT_SLICES)),
+    *(Watched(resource, OURS) for resource in (POD_DISRUPTION_BUDGETS, NETWORK_POLICIES)),
+)
+REPORTED: Final = (
+    *(Watched(resource) for resource in (METAL_HOSTS, METAL_PROCESSES, NODES)),
+    *REPORTED_IN_NAMESPACES,
+)
+"""Followed by `kube.watch`: agents and the cluster report them again and again, and an event costs kopf 1 ms of CPU."""
+
+log = structlog.get_logger()
+
+
+class Feed:
+    """The watches of one scope.
+
+    Args:
+        client: the API server.
+        store: the store to keep equal.
+        namespace: the only namespace; None: the whole cluster, with its hosts and nodes.
+    """
+
+    def __init__(self, client: Client, store: Store, namespace: str | None = None) -> None:
+        self._client = client
+        self._store = store
+        self.namespace = namespace
+        self._reported = REPORTED if namespace is None else REPORTED_IN_NAMESPACES
+        self.watched: tuple[Watched, ...] = (*WRITTEN_BY_USERS, *self._reported)
+        self.settled = asyncio.Event()
+        """Set once the store has all objects of the scope, or the namespace has refused."""
+
+    async def run(
+        self,
+        credentials: Callable[[], Credentials],
+        *,
+        on_complete: Callable[[str | None], None],
+        on_restart: Callable[[], None],
+    ) -> None:
+        """Follow for ever; `on_complete` gets the namespace once the store has all of its objects."""
+        if self.namespace is not None:
+            await self._wait_until_readable(self.namespace)
+        complete = [asyncio.Event() for _ in (WRITTEN_BY_USERS, *self._reported)]
+        start = functools.partial(reflect, self._client, self._store)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(
+                follow(
+                    *(self._client, self._store, WRITTEN_BY_USERS, credentials, complete[0]),
+                    namespace=self.namespace,
+                    on_restart=on_restart,
+                )
+            )
+            for (resource, selector), synced in zip(self._reported, complete[1:], strict=True):
+                tasks.create_task(start(resource, self.namespace, label_selector=selector, synced=synced))
+            if self.namespace is None:
+                for resource in (ROLES, ROLE_BINDINGS):
+                    tasks.create_task(start(resource, HOSTS_NAMESPACE, label_selector=OURS))
+            for each in complete:
+                await each.wait()
+            on_complete(self.namespace)
+            self.settled.set()
+
+    async def _wait_until_readable(self, namespace: str) -> None:
+        while True:
+            pause_seconds = RETRY_SECONDS
+            try:
+                await load(self._client, self._store, self.watched, namespace)
+            except Forbidden as error:
+                pause_seconds = REFUSED_SECONDS
+                if not self.settled.is_set():
+                    log.warning("namespace_refused", namespace=namespace, error=str(error))
+                self.settled.set()
+            except (ApiError, Unreachable) as error:
+                log.warning("list_failed", namespace=namespace, error=str(error))
+            else:
+                return
+            await asyncio.sleep(pause_seconds)

@@ -1,0 +1,114 @@
+"""A controller of some namespaces, with the roles that docs/security.md names for it and no others."""
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from kube.client import Client
+from kube.resources import INFERENCE_SERVICES, JOBS, METAL_PROCESSES, MODELS, POD_MONITORS, SECRETS, SERVICES
+from tests.cluster.main_job.cluster import Cluster, condition
+from tests.cluster.shared_controller import SharedController
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.process import CHECKOUT, Process
+from tests.support.eventually import eventually
+from tests.support.file_server import FileServer
+from tests.support.namespaces import open_namespace
+
+METRICS = "127.0.0.1:18090"
+DOCUMENT = (CHECKOUT / "docs" / "security.md").read_text().replace("\\\n", "")
+SECTION = DOCUMENT.partition("**A controller of some namespaces.**")[2].partition("| where | right |")[0]
+COMMANDS = re.findall(r"^kubectl .*$", SECTION, re.MULTILINE)
+
+
+@pytest.fixture
+async def second(plane: ControlPlane) -> AsyncIterator[str]:
+    """Another namespace of the controller."""
+    async with open_namespace(plane) as name:
+        yield name
+
+
+@pytest.fixture
+def other(plane: ControlPlane, client: Client, second: str, files: FileServer, tmp_path: Path) -> Cluster:
+    """The other namespace, as a user handles it."""
+    return Cluster(plane, client, second, files, tmp_path)
+
+
+@pytest.fixture
+async def foreign(plane: ControlPlane, client: Client, files: FileServer, tmp_path: Path) -> AsyncIterator[Cluster]:
+    """A namespace that the controller is not started for."""
+    async with open_namespace(plane) as name:
+        yield Cluster(plane, client, name, files, tmp_path)
+
+
+@pytest.fixture
+async def bound(plane: ControlPlane, namespace: str, second: str, pod_monitors: None) -> AsyncIterator[None]:
+    """The rights of the document, in both namespaces."""
+    del pod_monitors  # a kind that the controller looks for when it starts
+    try:
+        for command in COMMANDS:
+            for name in (namespace, second) if "NAMESPACE" in command else ("",):
+                words = command.replace("NAMESPACE", name).replace("deploy/", f"{CHECKOUT}/deploy/").split()
+                await plane.kubectl(*words[1:])
+        yield
+    finally:
+        await plane.apply(CHECKOUT / "deploy" / "rbac.yaml")
+        await plane.kubectl("delete", f"--filename={CHECKOUT / 'deploy' / 'namespaced-rbac.yaml'}")
+
+
+@pytest.fixture
+async def controller(
+    bound: None, namespace: str, second: str, shared_controller: SharedController
+) -> AsyncIterator[Process]:
+    """A controller of two namespaces; it ends before its rights do."""
+    del bound  # the rights, before the controller
+    scope = (f"--namespace={namespace}", f"--namespace={second}")
+    yield await shared_controller.lend_new(*scope, f"--metrics-bind-address={METRICS}")
+    await shared_controller.end()
+
+
+async def test_controller_of_some_namespaces_serves_there_in_pods_and_touches_nothing_else(
+    plane: ControlPlane, cluster: Cluster, other: Cluster, foreign: Cluster, controller: Process
+) -> None:
+    found = (await plane.kubectl("get", "clusterrolebindings", "--output=name")).split()
+    assert [name.partition("/")[2] for name in found if "/pomona" in name] == ["pomona-controller-nodes"]
+    for each in (foreign, cluster, other):
+        await each.apply(each.model(), each.service("chat", "cpu"))
+    await cluster.apply(cluster.service("on-mac", "metal"))
+    await cluster.ready("chat")
+    await other.ready("chat")
+    for each in (cluster, other):
+        answer = await each.ask("chat")
+        assert (answer.status, answer.text.startswith("Hello from a tiny model")) == (200, True)
+        assert (await each.ask("chat", token="wrong")).status == 401
+
+    refused = condition(await cluster.wait_for_phase("on-mac", "Failed", "HostsOutOfScope"))
+    assert "set hardware.accelerator to one of amd, cpu, " in refused.message
+    assert await cluster.names(METAL_PROCESSES) == []
+    assert await cluster.names(POD_MONITORS) == ["chat"]
+    # An edit and a deletion are followed, too.
+    await other.edit("chat", replicas=2)
+    await eventually(lambda: has_replicas(other, 2))
+    await other.kubectl("delete", "isvc", "chat")
+    await eventually(lambda: has_replicas(other, 0))
+
+    for resource in (INFERENCE_SERVICES, MODELS):
+        assert ["status" in each for each in (await foreign.client.list(resource, foreign.namespace)).items] == [False]
+    for resource in (JOBS, SERVICES, SECRETS):
+        assert await foreign.names(resource) == []
+    assert await refused_calls() == []
+    assert not re.search("forbidden|refused|kopf_ended", controller.tail(1000), re.IGNORECASE)
+
+
+async def has_replicas(cluster: Cluster, count: int) -> bool:
+    return len(await cluster.replicas("chat")) == count
+
+
+async def refused_calls() -> list[str]:
+    """Return the metrics of calls that the API server refused."""
+    async with aiohttp.ClientSession() as session, session.get(f"http://{METRICS}/metrics") as response:
+        lines = (await response.text()).splitlines()
+    assert any('code="200"' in line for line in lines)
+    return [line for line in lines if re.match(r'rest_client_requests_total\{code="40[13]"', line)]
