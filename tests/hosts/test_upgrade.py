@@ -16,11 +16,13 @@ from tests.support.tiny_models import tiny_gguf
 QUESTION = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 LEFT_BY_UP = {
     "agent.lock",
+    "keys/standalone-ID.ID",
     "logs/default_tiny-ID-0.log",
     "logs/proxy.log",
     "processes/standalone-ID.json",
     "proxy/control.lock",
     "proxy/control.sock",
+    "proxy/handover.sock",
     "up.log",
 }
 WRITTEN_LATER = {"peaks.json", "pressure.json"}

@@ -1,4 +1,4 @@
-"""Objects that were stored under the CRDs of the previous version, and that the present ones would refuse.
+"""Objects that were stored under CRDs without the checks of the present ones, which would refuse them.
 
 The API server ratchets: a field that was valid once and is not changed is not refused (beta since Kubernetes 1.30, so
 on by default). Pomona relies on it: whoever updates the CRDs must still be able to edit and delete what is there.
@@ -6,10 +6,12 @@ on by default). Pomona relies on it: whoever updates the CRDs must still be able
 
 from collections.abc import AsyncIterator
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import pytest_asyncio
+import yaml
 
 from crds.meta import PROCESS_FINALIZER
 from kube.client import Client, Obj
@@ -17,7 +19,6 @@ from kube.errors import Invalid, NotFound
 from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, MODELS, Resource
 from tests.controlplane.plane import ControlPlane, PlaneError
 from tests.controlplane.process import CHECKOUT
-from tests.support import previous_version
 from tests.support.eventually import eventually
 from tests.support.refused_manifests import MODEL, make_manifest
 
@@ -32,7 +33,8 @@ ONCE_VALID: Final[dict[Resource, dict[str, Any]]] = {
         "artifact": {**MODEL, "sha256": "none"},
     },
 }
-"""Fields that the previous version's CRDs accepted."""
+"""Fields that CRDs without these checks accept."""
+CHECKS: Final = ("pattern", "maxLength", "x-kubernetes-validations")
 RESOURCES: Final = tuple(ONCE_VALID)
 LONG: Final = "long"
 """Name of a service whose memory is a quantity of a million digits."""
@@ -46,7 +48,7 @@ def once_valid(resource: Resource, namespace: str) -> Obj:
 
 
 @pytest_asyncio.fixture
-async def stored(plane: ControlPlane, client: Client, namespace: str) -> AsyncIterator[str]:
+async def stored(plane: ControlPlane, client: Client, namespace: str, tmp_path: Path) -> AsyncIterator[str]:
     """A namespace with one such object of each kind; the present CRDs are in force."""
 
     async def accepts(resource: Resource, *, accepted: bool) -> bool:
@@ -57,7 +59,9 @@ async def stored(plane: ControlPlane, client: Client, namespace: str) -> AsyncIt
             return not accepted
         return accepted
 
-    await plane.apply(previous_version.unpack().folder / "crds")
+    for path in (CHECKOUT / "crds").glob("*.yaml"):
+        (tmp_path / path.name).write_text(yaml.safe_dump(_without_checks(yaml.safe_load(path.read_text()))))
+    await plane.apply(tmp_path)
     try:
         for resource in RESOURCES:
             await eventually(partial(accepts, resource, accepted=True))
@@ -71,13 +75,19 @@ async def stored(plane: ControlPlane, client: Client, namespace: str) -> AsyncIt
     yield namespace
 
 
+def _without_checks(schema: Any) -> Any:
+    if isinstance(schema, dict):
+        return {name: _without_checks(each) for name, each in schema.items() if name not in CHECKS}
+    return [_without_checks(each) for each in schema] if isinstance(schema, list) else schema
+
+
 async def read_condition(client: Client, resource: Resource, namespace: str, name: str = "one") -> Obj:
     found = await client.get(resource, name, namespace)
     return next(each for each in found["status"]["conditions"] if each["type"] == "Ready")
 
 
 @pytest.mark.usefixtures("controller")
-async def test_objects_of_the_previous_version_stay_usable(client: Client, stored: str) -> None:
+async def test_objects_that_were_stored_without_checks_stay_usable(client: Client, stored: str) -> None:
     async def patch(resource: Resource, path: str, value: object, operation: str = "add") -> Obj:
         operations = [{"op": operation, "path": path} | ({} if operation == "remove" else {"value": value})]
         return await client.patch_json(resource, "one", stored, operations)
