@@ -5,6 +5,7 @@ older agent can read a newer object. A field that equals its default is not writ
 writer owns only the fields that it decided.
 """
 
+import functools
 from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
@@ -107,6 +108,31 @@ class ApiStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_
     """Base of every struct that is read from or written to the API."""
 
 
+def without_defaults(struct: ApiStruct) -> dict[str, Any]:
+    """Return the fields that differ from their defaults, as JSON.
+
+    msgspec's own `omit_defaults` compares numbers and strings by identity, so equal structs may look different to it.
+    """
+    decided = {}
+    for field in _struct_fields(type(struct)):
+        value = getattr(struct, field.name)
+        if value not in (field.default, None, "", []):
+            decided[field.encode_name] = _as_json(value)
+    return decided
+
+
+@functools.lru_cache
+def _struct_fields(struct: type[ApiStruct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """Return the fields of a struct: msgspec reads its annotations anew at each call, and each decision asks."""
+    return msgspec.structs.fields(struct)
+
+
+def _as_json(value: object) -> object:
+    if isinstance(value, list):
+        return [_as_json(each) for each in value]
+    return without_defaults(value) if isinstance(value, ApiStruct) else value
+
+
 def rule(cel: str, message: str) -> dict[str, str]:
     """Return a CEL rule of a CRD, with standard CEL functions only; `message` gives the user the remedy."""
     return {"rule": cel, "message": message}
@@ -145,6 +171,9 @@ LabelName = Annotated[str, Meta(min_length=1, max_length=63, extra_json_schema={
 HostName = Annotated[str, Meta(max_length=63, extra_json_schema={"pattern": NAME_PATTERN})]
 SecretName = Annotated[str, Meta(min_length=1, max_length=180, extra_json_schema={"pattern": NAME_PATTERN})]
 """Name of a Secret of which a host may get a copy: `host_secret_key` must be a valid key of at most 253 characters."""
+Features = Annotated[list[Annotated[str, Meta(max_length=63, pattern=r"^[A-Z][A-Za-z0-9]*$")]], Meta(max_length=64)]
+"""Names of features of agents, in CamelCase."""
+
 Accelerator = Annotated[str, Meta(min_length=1, max_length=40, extra_json_schema={"pattern": LABEL_PATTERN})]
 """Name of an accelerator vendor, or `metal`. The vendors are in a table that an administrator may extend."""
 Quantity = Annotated[

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from crds.meta import ApiStruct, Conditions, LabelName, ObjectMeta, described, keyed_by, rule
+from crds.meta import ApiStruct, Conditions, Features, LabelName, ObjectMeta, described, keyed_by, rule
 
 
 class MetalHostSpec(ApiStruct, frozen=True):
@@ -143,8 +143,19 @@ class MetalHostStatus(ApiStruct, frozen=True):
     runtimes: Annotated[
         list[str], described("Engines that this host can run.", **{"x-kubernetes-list-type": "set"})
     ] = []
+    features: Annotated[
+        Features,
+        described(
+            "What the agent knows beyond agents of the first release. A process whose spec.features has another one is "
+            "bound to no such host until its agent is updated.",
+            **{"x-kubernetes-list-type": "set"},
+        ),
+    ] = []
     inspects: Annotated[
-        bool, described("True if the agent can inspect Models, which agents of earlier versions cannot.")
+        bool,
+        described(
+            "True if the agent can inspect Models, for controllers of earlier versions; it is feature Inspection."
+        ),
     ] = False
     processes: Annotated[
         list[HostProcess],

@@ -14,6 +14,7 @@ from crds.inspection import InspectionReport
 from crds.meta import (
     ApiStruct,
     Conditions,
+    Features,
     HostName,
     LabelName,
     Name,
@@ -119,6 +120,14 @@ class MetalProcessSpec(ServingOptions, frozen=True, kw_only=True):
     source_secret: Annotated[
         SecretName | None, described("Name of the Secret with the download token, if the source needs a token.")
     ] = None
+    features: Annotated[
+        Features,
+        described(
+            "Features that the host's agent must know, beyond those of the first release: the controller finds them in "
+            "the other fields. No other host is chosen, and an agent that does not know one rejects the process.",
+            **{"x-kubernetes-list-type": "set"},
+        ),
+    ] = []
     host_name: Annotated[
         HostName | None,
         described("Name of the MetalHost that runs this process. Absent while the process waits for a host."),

@@ -3,17 +3,54 @@
 kube/comparison.py decides by the object as it was observed. A status is sent from here, other objects by their writers.
 """
 
+import re
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
+
+import structlog
 
 from kube.client import Client, Obj
 from kube.comparison import Comparison, owned_fields
-from kube.errors import Conflict, NotFound
+from kube.errors import ApiError, Conflict, NotFound
 from kube.resources import Resource
 from kube.time import rfc3339
 
 _STATUS_TRIES = 3
+UNDECLARED_SECONDS: Final = 600.0
+"""Time after which a field is sent again that the API server did not know: its CRD may have been updated."""
+_UNDECLARED: Final = re.compile(r"\.status\.(\w+)[^:\s]*: field not declared in schema")
+
+log = structlog.get_logger()
+
+
+class UndeclaredFields:
+    """Fields of statuses that the API server does not know, because its CRDs are of an earlier release.
+
+    It refuses a whole status for one such field, so that an agent that is updated first could report nothing at all.
+    """
+
+    def __init__(self) -> None:
+        self._until: dict[tuple[Resource, str], float] = {}
+
+    def leave_out(self, resource: Resource, status: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the status without fields that were refused a short time ago."""
+        now = time.monotonic()
+        return {field: value for field, value in status.items() if self._until.get((resource, field), now) <= now}
+
+    def note(self, resource: Resource, error: ApiError) -> bool:
+        """Note the fields that a refusal names, which may be the first of several; return whether it names any."""
+        fields = sorted(set(_UNDECLARED.findall(error.message)))
+        for field in fields:
+            self._until[resource, field] = time.monotonic() + UNDECLARED_SECONDS
+        if fields:
+            log.warning("status_fields_unknown", resource=str(resource), fields=fields, remedy="apply the newer crds/")
+        return bool(fields)
+
+
+_OF_THIS_PROCESS: Final = UndeclaredFields()
+"""A process talks to one API server."""
 
 
 def is_applied(
@@ -28,22 +65,31 @@ def is_applied(
 
 
 async def apply_status(
-    client: Client, resource: Resource, observed: Obj, status: Mapping[str, Any], field_manager: str
+    client: Client,
+    resource: Resource,
+    observed: Obj,
+    status: Mapping[str, Any],
+    field_manager: str,
+    *,
+    undeclared: UndeclaredFields = _OF_THIS_PROCESS,
 ) -> Obj:
     """Apply `status` as the whole status of `field_manager` on exactly the object `observed`, if it differs.
 
-    The server ignores a uid on a status, so the version is the precondition; an outdated object is read again.
+    The server ignores a uid on a status, so the version is the precondition; an outdated object is read again. Fields
+    that the server does not know are left out.
 
     Raises as `Client`: NotFound also when the name belongs to another object by now, Conflict when others kept changing
     this one.
     """
     metadata = observed["metadata"]
     identity = {key: metadata[key] for key in ("name", "namespace") if key in metadata}
-    for tries_left in reversed(range(_STATUS_TRIES)):
-        if is_applied(resource, {"status": status}, observed, field_manager, "status"):
-            break
+    tries_left = _STATUS_TRIES
+    while True:
+        known = undeclared.leave_out(resource, status)
+        if is_applied(resource, {"status": known}, observed, field_manager, "status"):
+            return observed
         version = {"resourceVersion": observed["metadata"]["resourceVersion"]}
-        desired = {"metadata": {**identity, **version}, "status": status}
+        desired = {"metadata": {**identity, **version}, "status": known}
         try:
             return await client.apply(resource, desired, field_manager=field_manager, subresource="status")
         except Conflict as conflict:
@@ -51,9 +97,13 @@ async def apply_status(
             if observed["metadata"]["uid"] != metadata["uid"]:
                 message = f"the object of uid {metadata['uid']} is gone; another has its name"
                 raise NotFound(conflict.call, status=404, reason="NotFound", message=message) from conflict
+            tries_left -= 1
             if not tries_left:
                 raise
-    return observed
+        except ApiError as error:
+            # A field that was noted is not sent again, so that this ends.
+            if not undeclared.note(resource, error):
+                raise
 
 
 def merge_conditions(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], now: datetime) -> list[Obj]:

@@ -7,18 +7,24 @@ and the agent must not fail because of it.
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from artifacts import durable
+from crds.features import AGENT_FEATURES
 from crds.meta import LABEL_PATTERN
 from crds.metalprocess import MetalProcessSpec
 from kube.resources import ObjectKey
 
 STANDALONE: Final = "standalone-"
 """Prefix of the uid of a process that `pomona up` started, and that is in no API server."""
+
+
+UPGRADE: Final = "run `pomona agent upgrade` on this host"
+"""The way out of a process of a newer release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +58,13 @@ def read_assignment(obj: dict[str, Any]) -> Assignment:
     try:
         spec = msgspec.convert(obj.get("spec"), MetalProcessSpec)
     except msgspec.ValidationError as error:
-        problem = f"this agent cannot read the MetalProcess: {error}; update the agent"
+        problem = f"this agent cannot read the MetalProcess: {error}; {UPGRADE}"
     # An object that was stored before the API server checked names may have another: it would name another's slice.
     if spec and not re.fullmatch(LABEL_PATTERN, spec.service_name):
         problem = f"spec.serviceName {spec.service_name!r} is not the name of a Service: delete the MetalProcess"
         spec = None
+    if spec and (unknown := explain_unknown_features(spec)):
+        problem = unknown
     return Assignment(
         uid=metadata["uid"],
         namespace=metadata["namespace"],
@@ -65,6 +73,14 @@ def read_assignment(obj: dict[str, Any]) -> Assignment:
         problem=problem,
         deleted=bool(metadata.get("deletionTimestamp")),
     )
+
+
+def explain_unknown_features(spec: MetalProcessSpec) -> str:
+    """Return why this version cannot run a process of a newer one; empty if it knows all that the process needs."""
+    unknown = ", ".join(sorted(set(spec.features) - set(AGENT_FEATURES)))
+    if not unknown:
+        return ""
+    return f"spec.features has {unknown}, which this agent ({version('pomona')}) does not know: {UPGRADE}"
 
 
 class LastKnown(msgspec.Struct, frozen=True):

@@ -26,6 +26,7 @@ from controller.models.served import METAL, is_mounted_image
 from controller.models.volume import ModelFacts
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import child
+from crds.features import find_features
 from crds.inspection import InspectionReport
 from crds.meta import GROUP, LABEL_MODEL
 from crds.metalprocess import Artifact, MetalProcessSpec
@@ -149,7 +150,7 @@ class _HostInspection(Work, frozen=True, kw_only=True):
             host_name=host,
         )
         labels = {LABEL_MODEL: self.owner.name}
-        body = msgspec.to_builtins(process)
+        body = msgspec.to_builtins(msgspec.structs.replace(process, features=find_features(process)))
         _, made = child(METAL_PROCESSES, self.name(attempt), MODELS, self.owner, labels, spec=body)
         made["metadata"]["annotations"] = {
             **jobs.mark_attempt(self, attempt),

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from controller.reconcile.conditions import find
 from controller.reconcile.indexes import INSPECTOR_INDEX, REASON_INDEX, controller_of
 from controller.reconcile.plan import decode_stored
+from crds.features import INSPECTION, known_features
 from crds.metalhost import MetalHost
 from kube.client import Obj
 from kube.resources import METAL_HOSTS, METAL_PROCESSES, MODELS, ObjectKey, object_key
@@ -39,7 +40,9 @@ def list_inspecting_hosts(store: Store, namespace: str) -> Mapping[str, Inspecti
         ready = find(host.status.conditions, "Ready")
         liveness = ready.status if ready is not None else "Unknown"
         found[host.metadata.name] = InspectingHost(
-            is_live=liveness == "True" and host.status.inspects and not (host.spec.unschedulable or host.spec.drain),
+            is_live=liveness == "True"
+            and INSPECTION in known_features(host.status)
+            and not (host.spec.unschedulable or host.spec.drain),
             is_lost=liveness == "False",
             load=len(store.by_index(METAL_PROCESSES, INSPECTOR_INDEX, host.metadata.name)),
         )
@@ -50,7 +53,8 @@ def inspecting_facts(host: Obj) -> object:
     """Return what decides about the inspections of a host: its spec, its liveness and its abilities."""
     status, metadata = host.get("status") or {}, host["metadata"]
     liveness = [each["status"] for each in status.get("conditions") or () if each["type"] == "Ready"]
-    return metadata["uid"], metadata.get("deletionTimestamp"), host.get("spec"), liveness, status.get("inspects")
+    knows = status.get("inspects"), status.get("features")
+    return metadata["uid"], metadata.get("deletionTimestamp"), host.get("spec"), liveness, knows
 
 
 def models_of_host(store: Store, host: Obj) -> list[ObjectKey]:

@@ -57,11 +57,17 @@ class WaitingProcess(NamedTuple):
     """Hosts that have rejected or displaced a process of the same spec."""
     refused_by: frozenset[str] = frozenset()
     """Hosts to which the API server refused to bind it: they are tried last."""
+    features: frozenset[str] = frozenset()
+    """Features that the host's agent must know."""
 
     @property
     def order(self) -> tuple[int, str, str]:
         """Sort key: the process to bind first comes first."""
         return PRIORITY_RANK[self.priority], self.enqueued, self.uid
+
+
+_Group = tuple[str, str, frozenset[str], frozenset[str]]
+"""Runtime, namespace, hosts to avoid and features of a process, which decide about the hosts that it may use."""
 
 
 class Binding(NamedTuple):
@@ -79,16 +85,16 @@ def bind(waiting: Iterable[WaitingProcess], among: Iterable[HostCapacity]) -> li
     capacities = list(among)
     free_bytes = {capacity.host: capacity.free_bytes for capacity in capacities}
     # Processes that may use the same hosts share the list of these, and the least memory that none of them has left.
-    eligible: dict[tuple[str, str, frozenset[str]], list[str]] = {}
-    too_large_bytes: dict[tuple[str, str, frozenset[str]], int] = {}
+    eligible: dict[_Group, list[str]] = {}
+    too_large_bytes: dict[_Group, int] = {}
     bindings = []
     for process in sorted(waiting, key=lambda each: each.order):
-        group = process.runtime, process.key.namespace, process.avoid
+        group = process.runtime, process.key.namespace, process.avoid, process.features
         needed_bytes = process.memory_bytes
         if group in too_large_bytes and needed_bytes >= too_large_bytes[group]:
             continue
         if group not in eligible:
-            eligible[group] = [capacity.host for capacity in eligible_hosts(*group, capacities)]
+            eligible[group] = [capacity.host for capacity in _eligible_hosts(process, capacities)]
         fitting = [host for host in eligible[group] if free_bytes[host] >= needed_bytes]
         if not fitting:
             too_large_bytes[group] = needed_bytes
@@ -99,6 +105,10 @@ def bind(waiting: Iterable[WaitingProcess], among: Iterable[HostCapacity]) -> li
         free_bytes[host] -= needed_bytes
         bindings.append(Binding(process, host))
     return bindings
+
+
+def _eligible_hosts(process: WaitingProcess, among: Iterable[HostCapacity]) -> list[HostCapacity]:
+    return eligible_hosts(process.runtime, process.key.namespace, process.avoid, among, process.features)
 
 
 def list_waiting(processes: Sequence[MetalProcess]) -> list[WaitingProcess]:
@@ -117,6 +127,7 @@ def list_waiting(processes: Sequence[MetalProcess]) -> list[WaitingProcess]:
             runtime=process.spec.runtime,
             memory_bytes=process.spec.memory_bytes,
             avoid=frozenset(unwanted.get(_spec_key(process), ())),
+            features=frozenset(process.spec.features),
         )
         for process in processes
         if process.spec.host_name is None and process.metadata.deletion_timestamp is None
@@ -210,7 +221,7 @@ def still_fits(store: Store, bindable: Callable[[str], bool], binding: Binding) 
     found = store.get(METAL_HOSTS, binding.host)
     hosts = filter_live(decode_stored(store, METAL_HOSTS, [found] if found else [], MetalHost), bindable)
     process = binding.process
-    left = eligible_hosts(process.runtime, process.key.namespace, process.avoid, stored_capacities(store, hosts))
+    left = _eligible_hosts(process, stored_capacities(store, hosts))
     return any(capacity.free_bytes >= process.memory_bytes for capacity in left)
 
 

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from controller.reconcile.conditions import find
 from controller.reconcile.indexes import HOST_INDEX
+from crds.features import known_features
 from crds.meta import ADDRESS_ACCEPTED, MEMORY_PRESSURE, PAUSED
 from crds.metalhost import MetalHost
 from kube.client import Obj
@@ -38,6 +39,9 @@ class HostCapacity(NamedTuple):
     """The reason why its owner has paused the host; empty if it is not paused."""
     is_cordoned: bool = False
     """An administrator has cordoned or drains the host."""
+    features: frozenset[str] = frozenset()
+    """Features that its agent knows, beyond those of the first release."""
+    agent_version: str = ""
 
     @property
     def is_open(self) -> bool:
@@ -76,6 +80,8 @@ def _host_capacity(host: MetalHost, bound: Iterable[Obj]) -> HostCapacity:
         address_problem=accepted.message if accepted is not None and accepted.status == "False" else "",
         pause=paused.message if paused is not None and paused.status == "True" else "",
         is_cordoned=host.spec.unschedulable or host.spec.drain,
+        features=known_features(host.status),
+        agent_version=host.status.agent_version,
     )
 
 
@@ -101,10 +107,15 @@ def stored_capacities(store: Store, hosts: Iterable[MetalHost]) -> list[HostCapa
 
 
 def eligible_hosts(
-    runtime: str, namespace: str, avoid: Collection[str | None], among: Iterable[HostCapacity]
+    runtime: str,
+    namespace: str,
+    avoid: Collection[str | None],
+    among: Iterable[HostCapacity],
+    features: frozenset[str] = frozenset(),
 ) -> list[HostCapacity]:
     """Return the hosts that can take this engine, are given to the namespace, can be reached and are not to be avoided.
 
+    Their agents know all of `features`.
     The host with most free memory comes first, ties are in the order of names.
     """
     found = [
@@ -114,6 +125,7 @@ def eligible_hosts(
         and capacity.is_open
         and capacity.host not in avoid
         and capacity.accepts(namespace)
+        and features <= capacity.features
     ]
     return sorted(found, key=lambda capacity: (-capacity.free_bytes, capacity.host))
 

@@ -33,6 +33,8 @@ _BROKEN: Final = frozenset(
 _OUT_OF_MEMORY: Final = "OOMKilled"
 _MISSING_CLASS: Final = re.compile(r"no PriorityClass with name (pomona-[a-z]+) was found")
 _SEVERITY: Final[tuple[Phase, ...]] = ("Failed", "Pending", "Downloading", "Progressing")
+AGENT_TOO_OLD: Final = "AgentTooOld"
+"""Reason of a service that only hosts with an agent of an earlier release could run."""
 _QUOTED_CHARACTERS: Final = 400
 _MOST_NAMED: Final = 3
 _NO_HOST_FITS: Final = "NoHostFits"
@@ -182,6 +184,42 @@ def _closed_hosts(capable: Sequence[HostCapacity], left_by: Collection[str | Non
     return found
 
 
+def _explain_outdated(features: frozenset[str], outdated: Sequence[HostCapacity]) -> str:
+    """Return what the agent of the largest of these hosts lacks, its version, and the way out."""
+    host = max(outdated, key=lambda capacity: (capacity.budget_bytes, capacity.host))
+    lacking, version = ", ".join(sorted(features - host.features)), host.agent_version or "unknown"
+    more = f"; so are those of {len(outdated) - 1} more hosts" if len(outdated) > 1 else ""
+    return (
+        f"the agent of host {host.host} (version {version}) is too old, as it does not know {lacking}: run "
+        f"`pomona agent upgrade` there{more}"
+    )
+
+
+def _explain_shortage(
+    needed: int,
+    left: Sequence[HostCapacity],
+    outdated: Sequence[HostCapacity],
+    features: frozenset[str],
+    advise: Callable[[int], MemoryAdvice],
+) -> str:
+    """Return why a replica fits none of the hosts that are left, or one whose agent is too old."""
+    # No message quotes the free memory: it changes every few seconds, and each change would rewrite all that waits.
+    largest = min(left, key=lambda capacity: (-capacity.budget_bytes, capacity.host))
+    advice = advise(largest.budget_bytes)
+    parts = f" ({advice.memory_parts})" if advice.memory_parts else ""
+    message = f"a replica needs {size_text(needed)}{parts}; the largest host, {largest.host}, has "
+    if largest.budget_bytes < needed:
+        message += f"{size_text(largest.budget_bytes)} for models, which is too little: {advice.way_out}"
+    else:
+        message += (
+            f"{size_text(largest.budget_bytes)} for models, of which too little is free now: it starts once enough is "
+            "free; free memory there, or lower contextLength or parallel"
+        )
+    if any(capacity.is_open and capacity.budget_bytes >= needed for capacity in outdated):
+        message += f"; {_explain_outdated(features, outdated)}"
+    return message
+
+
 def _unbound(
     process: MetalProcess,
     capacities: Sequence[HostCapacity],
@@ -208,10 +246,14 @@ def _unbound(
         hint = RUNTIMES[runtime].install_hint if runtime in RUNTIMES else "install it"
         message = f"none of the {len(reachable)} live hosts can run {runtime}: {hint} on one of them"
         return ServiceProblem("NoHost", message, "Pending")
+    features = frozenset(process.spec.features)
+    outdated = [capacity for capacity in capable if not features <= capacity.features]
+    if len(outdated) == len(capable):
+        return ServiceProblem(AGENT_TOO_OLD, _explain_outdated(features, outdated), "Pending")
     refused = {each.spec.host_name: each.status.message for each in siblings.rejected}
     left_by = {each.spec.host_name for each in siblings.displaced}
     closed = _closed_hosts(capable, left_by)
-    left = eligible_hosts(runtime, namespace, {*refused, *left_by}, reachable)
+    left = eligible_hosts(runtime, namespace, {*refused, *left_by}, reachable, features)
     if not left and closed:
         reason, state, remedy = closed[0]
         message = f"{state}; no other host can run it: {remedy}"
@@ -223,18 +265,7 @@ def _unbound(
     best = left[0]
     if best.free_bytes >= needed:
         return ServiceProblem("Binding", f"waiting to be bound to host {best.host}, which has enough memory", "Pending")
-    # No message quotes the free memory: it changes every few seconds, and each change would rewrite all that waits.
-    largest = min(left, key=lambda capacity: (-capacity.budget_bytes, capacity.host))
-    advice = advise(largest.budget_bytes)
-    parts = f" ({advice.memory_parts})" if advice.memory_parts else ""
-    message = f"a replica needs {size_text(needed)}{parts}; the largest host, {largest.host}, has "
-    if largest.budget_bytes < needed:
-        message += f"{size_text(largest.budget_bytes)} for models, which is too little: {advice.way_out}"
-    else:
-        message += (
-            f"{size_text(largest.budget_bytes)} for models, of which too little is free now: it starts once enough is "
-            "free; free memory there, or lower contextLength or parallel"
-        )
+    message = _explain_shortage(needed, left, outdated, features, advise)
     message = "; ".join((message, *(each.state for each in closed)))
     if len(given) < len(capacities):
         message += f"; {len(capacities) - len(given)} more live hosts are not given to namespace {namespace}"

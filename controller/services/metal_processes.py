@@ -6,6 +6,8 @@ A MetalProcess is released, which means that its finalizer is removed, only when
 from collections.abc import Callable, Collection
 from typing import Final
 
+import msgspec
+
 from controller.models.served import Served
 from controller.placement.capacity import stored_capacities
 from controller.reconcile.indexes import HOST_INDEX, SERVICE_INDEX, namespaced
@@ -17,6 +19,7 @@ from controller.services.replica_memory import MemoryAdvice
 from controller.services.replicas import Replicas
 from controller.services.rollout import host_is_lost, plan_steps, process_prefix, process_ref, sort_processes
 from controller.services.tokens import token_name
+from crds.features import find_features
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_MANAGED_BY, MANAGED_BY, PROCESS_FINALIZER, ApiStruct, ObjectMeta
 from crds.metalhost import MetalHost
@@ -97,7 +100,7 @@ def _registered_hosts(snapshot: Snapshot, names: Collection[str | None] | None) 
 def desired_spec(service: InferenceService, served: Served, memory_bytes: int) -> MetalProcessSpec:
     """Return the spec of the process that serves one replica; its host reserves `memory_bytes`."""
     spec, model = service.spec, served.model
-    return MetalProcessSpec(
+    wanted = MetalProcessSpec(
         service_name=service.metadata.name,
         model_name=model.metadata.name,
         runtime=served.runtime,
@@ -119,6 +122,7 @@ def desired_spec(service: InferenceService, served: Served, memory_bytes: int) -
         source_secret=_secret(model),
         **stated_options(spec),
     )
+    return msgspec.structs.replace(wanted, features=find_features(wanted))
 
 
 def _artifact(model: Model) -> Artifact:

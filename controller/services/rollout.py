@@ -5,7 +5,6 @@ whose host is lost, short of memory, paused or drained, no longer counts. A supe
 replacement answers, and is deleted earlier only if the replacement waits for its memory.
 """
 
-import functools
 import hashlib
 import itertools
 from collections import Counter
@@ -20,7 +19,7 @@ from controller.placement.capacity import HostCapacity, eligible_hosts
 from controller.reconcile.conditions import find
 from controller.reconcile.plan import Ref, child
 from crds.inferenceservice import InferenceService
-from crds.meta import ENQUEUED_AT, LABEL_SERVICE, PROCESS_FINALIZER, ApiStruct, ObjectMeta
+from crds.meta import ENQUEUED_AT, LABEL_SERVICE, PROCESS_FINALIZER, ObjectMeta, without_defaults
 from crds.metalhost import MetalHost
 from crds.metalprocess import MetalProcess, MetalProcessSpec
 from kube.client import Obj
@@ -42,7 +41,7 @@ class MetalProcessSteps(NamedTuple):
 
 def process_prefix(service: str, spec: MetalProcessSpec) -> str:
     """Return the name of a service's processes with this spec, without the number at its end."""
-    encoded = msgspec.json.encode(_without_defaults(_without_mirrors(spec)), order="sorted")
+    encoded = msgspec.json.encode(without_defaults(_without_mirrors(spec)), order="sorted")
     return f"{service}-{hashlib.sha256(encoded).hexdigest()[:8]}"
 
 
@@ -54,31 +53,6 @@ def _without_mirrors(spec: MetalProcessSpec) -> MetalProcessSpec:
     ]
     artifact = msgspec.structs.replace(spec.artifact, mirrors=[])
     return msgspec.structs.replace(spec, artifact=artifact, further_artifacts=further)
-
-
-def _without_defaults(spec: ApiStruct) -> Obj:
-    """Return the fields that differ from the defaults, so that a field added by a later version replaces no process.
-
-    msgspec's own `omit_defaults` compares numbers and strings by identity, so equal specs may look different to it.
-    """
-    decided: Obj = {}
-    for field in _struct_fields(type(spec)):
-        value = getattr(spec, field.name)
-        if value not in (field.default, None, "", []):
-            decided[field.encode_name] = _to_builtins(value)
-    return decided
-
-
-@functools.lru_cache
-def _struct_fields(struct: type[ApiStruct]) -> tuple[msgspec.structs.FieldInfo, ...]:
-    """Return the fields of a struct: msgspec reads its annotations anew at each call, and each decision asks."""
-    return msgspec.structs.fields(struct)
-
-
-def _to_builtins(value: object) -> object:
-    if isinstance(value, list):
-        return [_to_builtins(each) for each in value]
-    return _without_defaults(value) if isinstance(value, ApiStruct) else value
 
 
 def host_is_lost(name: str, hosts: Mapping[str, MetalHost]) -> bool:
@@ -168,7 +142,7 @@ def _is_drained(host: str | None, hosts: Mapping[str, MetalHost]) -> bool:
 def _has_spec_but_memory(process: MetalProcess, spec: MetalProcessSpec) -> bool:
     """Return whether the process is bound and has this spec, apart from the memory that is reserved."""
     there = msgspec.structs.replace(process.spec, host_name=None, memory_bytes=spec.memory_bytes)
-    fields, wanted = (_without_defaults(_without_mirrors(each)) for each in (there, spec))
+    fields, wanted = (without_defaults(_without_mirrors(each)) for each in (there, spec))
     return process.spec.host_name is not None and fields == wanted
 
 
@@ -238,7 +212,8 @@ def _blocking_processes(
     if waiting is None or standing.terminating:
         return []
     avoid = {process.spec.host_name for process in (*standing.rejected, *standing.displaced)}
-    eligible = eligible_hosts(waiting.spec.runtime, waiting.metadata.namespace, avoid, capacities)
+    features = frozenset(waiting.spec.features)
+    eligible = eligible_hosts(waiting.spec.runtime, waiting.metadata.namespace, avoid, capacities, features)
     if any(capacity.free_bytes >= waiting.spec.memory_bytes for capacity in eligible):
         return []
     for capacity in eligible:
@@ -279,7 +254,7 @@ def _process(
 ) -> tuple[Resource, Obj]:
     owner = service.metadata
     labels = {LABEL_SERVICE: owner.name}
-    resource, obj = child(METAL_PROCESSES, name, INFERENCE_SERVICES, owner, labels, spec=_without_defaults(spec))
+    resource, obj = child(METAL_PROCESSES, name, INFERENCE_SERVICES, owner, labels, spec=without_defaults(spec))
     obj["metadata"]["finalizers"] = [PROCESS_FINALIZER]
     if enqueued:
         obj["metadata"]["annotations"] = {ENQUEUED_AT: enqueued}

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from crds.features import AGENT_FEATURES
 from crds.meta import LABEL_MANAGED_BY, MANAGED_BY
 from crds.metalhost import CoreLevel, HostProcess, MetalHostStatus
 from crds.size import size_text
@@ -73,6 +74,7 @@ def build_status(
         available=size_text(available_bytes),
         agent_version=metadata.version("pomona"),
         runtimes=list(runtimes),
+        features=list(AGENT_FEATURES),
         inspects=True,
         processes=[
             HostProcess(uid=each.uid, namespace=each.namespace, name=each.name, memory_bytes=ledger.reserved[each.uid])

@@ -19,6 +19,7 @@ from kube.client import Client, Obj
 from kube.errors import Invalid, NotFound
 from kube.resources import METAL_PROCESSES
 from kube.store import Store
+from metal_agent.assignments import explain_unknown_features
 from metal_agent.cluster.endpoint_slices import FIELD_MANAGER
 from metal_agent.weights import HostWeights
 
@@ -102,6 +103,9 @@ class Inspections:
     async def _read(self, process: Obj) -> MetalProcessStatus:
         try:
             spec = msgspec.convert(process["spec"], MetalProcessSpec)
+            if unknown := explain_unknown_features(spec):
+                # Not Rejected, which is the end of the inspection: another host may know them.
+                return MetalProcessStatus(phase="Failed", reason="Unsupported", message=unknown)
             return MetalProcessStatus(phase="Stopped", inspection=await self._weights.inspect(spec.artifact))
         except ArtifactError as error:
             return MetalProcessStatus(

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from artifacts import durable
 from crds.metalprocess import MetalProcessSpec
-from metal_agent.assignments import Assignment
+from metal_agent.assignments import UPGRADE, Assignment
 from metal_agent.native.engine_handle import ProcessIdentity
 from runtimes.registry import RUNTIMES
 
@@ -51,7 +51,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     def assignment(self) -> Assignment:
         """The assignment that the engine was started for."""
         fields = ", ".join(self.unread)
-        problem = f"this agent cannot read {fields} of the MetalProcess; update the agent" if fields else ""
+        problem = f"this agent cannot read {fields} of the MetalProcess; {UPGRADE}" if fields else ""
         return Assignment(self.uid, self.namespace, self.name, self.spec, problem)
 
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from kube.apply import apply_status, is_applied
+from kube import credentials
+from kube.apply import UndeclaredFields, apply_status, is_applied
 from kube.client import Client, Obj
 from kube.errors import NotFound
 from kube.resources import (
@@ -19,6 +20,7 @@ from kube.resources import (
     SERVICES,
     Resource,
 )
+from kube.transport import AiohttpTransport
 from tests.controlplane.plane import ControlPlane
 from tests.support.api_faults import FaultyTransport
 
@@ -228,3 +230,20 @@ async def test_status_is_written_only_when_it_differs_and_only_to_the_same_uid(
     with pytest.raises(NotFound, match="another has its name"):
         await apply_status(faulty, METAL_HOSTS, host, status, MANAGER)
     await faulty.delete(METAL_HOSTS, "status-test", uid=again["metadata"]["uid"])
+
+
+async def test_status_with_fields_of_a_later_release_is_written_without_them(plane: ControlPlane) -> None:
+    transport, undeclared = FaultyTransport(AiohttpTransport(credentials.load(plane.kubeconfig()))), UndeclaredFields()
+    client = Client(transport)
+    observed = await client.create(METAL_HOSTS, {"metadata": {"name": "later"}, "spec": {}})
+    levels = [{"name": "Super", "cores": 6, "speed": 3}]
+    later = {"address": "10.0.0.7", "tomorrow": ["a"], "moods": {"good": True}}
+    try:
+        for status in (later, later, {**later, "coreLevels": levels}):
+            observed = await apply_status(client, METAL_HOSTS, observed, status, MANAGER, undeclared=undeclared)
+            assert observed["status"] == {"address": "10.0.0.7"}
+    finally:
+        await client.delete(METAL_HOSTS, "later")
+        await transport.close()
+    writes = [each for each in transport.sent if each.method == "PATCH"]
+    assert len(writes) == 4, "one is refused for each field, one is written, and the same is not sent again"

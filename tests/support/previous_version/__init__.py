@@ -15,7 +15,7 @@ from zipfile import ZipFile
 
 import psutil
 
-from tests.controlplane.members import MetalHost
+from tests.controlplane.members import SOURCES, MetalHost
 from tests.controlplane.process import CHECKOUT, Process
 
 FOLDER = Path(__file__).parent
@@ -36,6 +36,11 @@ class PreviousVersion:
         own = host.agent.argv[host.agent.argv.index("agent") :]
         argv = [*host.host.exec, *self._python("agent_process", str(host.level), *own, *options)]
         return Process(f"previous {host.agent.name}", argv, host.agent.log.with_suffix(".previous.log"))
+
+    def controller(self, current: Process) -> Process:
+        """Return this version's controller with the options of `current`, not yet started."""
+        own = current.argv[current.argv.index("controller") :]
+        return Process("previous controller", self.command(*own), current.log, SOURCES)
 
     def runs(self, process: psutil.Process) -> bool:
         """Return whether `process` was started by this version."""

@@ -148,6 +148,15 @@ def test_an_object_from_a_newer_controller_is_an_assignment_with_a_problem() -> 
     assert found.uid == "u1"
 
 
+def test_process_that_needs_a_feature_of_a_newer_agent_is_started_by_no_older_one() -> None:
+    features = ["Tomorrow", "Inspection", "Later"]
+    newer = {**PROCESS, "spec": {**PROCESS["spec"], "features": features}}  # type: ignore[dict-item]  # a JSON object
+    found = assignments.read_assignment(newer)
+    assert found.spec is not None, "one that runs already runs on"
+    assert "spec.features has Later, Tomorrow, which this agent (" in found.problem
+    assert "run `pomona agent upgrade` on this host" in found.problem
+
+
 @pytest.mark.parametrize("service", ["..", "../../team-b/endpointslices/chat", "chat.studio-2", "Chat", "", "a" * 64])
 def test_service_that_is_no_name_is_a_problem(service: str) -> None:
     harmful = {**PROCESS, "spec": {**PROCESS["spec"], "serviceName": service}}  # type: ignore[dict-item]  # a JSON object

@@ -67,6 +67,7 @@ def test_public_source_of_hosts_is_inspected_by_a_host(spec: Obj) -> None:
     assert made["kind"] == "MetalProcess"
     assert made["spec"] | {"artifact": None} == {
         "inspect": True,
+        "features": ["Inspection"],
         "modelName": "tiny",
         "artifact": None,
         "memoryBytes": 1,

@@ -88,6 +88,16 @@ def test_host_without_the_engine_or_that_rejected_is_excluded() -> None:
     assert placed([refused], [capacity("one", 9), capacity("two", 3)]) == {"a": "two"}
 
 
+def test_process_is_bound_only_to_a_host_whose_agent_knows_what_it_needs() -> None:
+    large, small = capacity("large", 16), capacity("small", 8)
+    needs = wants("a", 4)._replace(features=frozenset({"Inspection", "Tomorrow"}))
+    assert placed([needs], [large, small]) == {}
+    assert placed([needs], [large._replace(features=frozenset({"Tomorrow"})), small]) == {}
+    knows = small._replace(features=frozenset({"Inspection", "Later", "Tomorrow"}))
+    assert placed([needs], [large, knows]) == {"a": "small"}
+    assert placed([wants("b", 4), needs], [large, knows]) == {"a": "small", "b": "large"}
+
+
 @st.composite
 def worlds(draw: st.DrawFn) -> tuple[list[WaitingProcess], list[HostCapacity]]:
     hosts = [capacity(f"host-{number}", draw(st.integers(0, 40))) for number in range(draw(st.integers(0, 5)))]

@@ -54,10 +54,14 @@ def test_hosts_are_compared_once_for_processes_that_may_use_the_same(monkeypatch
     calls: list[str] = []
 
     def find_counted(
-        runtime: str, namespace: str, avoid: Collection[str | None], among: Iterable[HostCapacity]
+        runtime: str,
+        namespace: str,
+        avoid: Collection[str | None],
+        among: Iterable[HostCapacity],
+        features: frozenset[str],
     ) -> list[HostCapacity]:
         calls.append(runtime)
-        return eligible_hosts(runtime, namespace, avoid, among)
+        return eligible_hosts(runtime, namespace, avoid, among, features)
 
     monkeypatch.setattr(binder, "eligible_hosts", find_counted)
     waits = [wants(f"p{number:02}", 3) for number in range(20)]
