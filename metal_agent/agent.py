@@ -44,10 +44,10 @@ from metal_agent.host import HostCallbacks, build_host
 from metal_agent.memory.ledger import Ledger, budget_bytes
 from metal_agent.memory.pressure_policy import PressureAction
 from metal_agent.metrics import AgentMetrics
-from metal_agent.native import engine_command, keep_awake
+from metal_agent.native import engine_command
 from metal_agent.options import AgentOptions, StartError
 from metal_agent.state_folder import identify_agent, own_folder, take_over
-from metal_agent.supervise import handover
+from metal_agent.supervise import handover, keep_awake
 from metal_agent.supervise.runner import Runner
 from metal_agent.traffic import certificate
 from metal_agent.traffic.proxy_process import Proxy
@@ -176,22 +176,24 @@ class Agent:
             ledger=ledger,
             runners=self._runners,
             exposure=self._exposed,
-            callbacks=HostCallbacks(
-                self._process_changed, lambda: self._queue.add(_REPORT), self._pressure_handled, self._hold_handled
-            ),
+            callbacks=self._list_callbacks(),
             session=session,
             secret=self._tokens.read,
             file_root=options.file_root,
             allowed_networks=options.allowed_networks,
             proxy=self._proxy,
             pause_inputs=PauseInputs(options.owner_policy),
-            keep_awake_command=keep_awake.build_command(os.getpid()) if options.keep_awake else None,
         )
         self._host.daemons.subscribe(lambda _runtime: self._queue.add(_REPORT))
         self._metrics = AgentMetrics(ledger, self._runners, self._host.watchdog, self._host.gate)
         self._hold_events = HoldEvents(client, self._recorder, options.name, self._runners)
         self._inspections = Inspections(client, self._store, self._host.context.weights, self._queue.add)
         self._processes = ProcessReporter(client, self._store, self._recorder, options.name, self._exposed)
+
+    def _list_callbacks(self) -> HostCallbacks:
+        return HostCallbacks(
+            self._process_changed, lambda: self._queue.add(_REPORT), self._pressure_handled, self._hold_handled
+        )
 
     async def run(self) -> None:
         """Adopt running engines and the proxy, then follow the API until cancelled."""
@@ -203,7 +205,7 @@ class Agent:
         async with asyncio.TaskGroup() as group:
             self._inspections.start(group)
             await self._recover(group)
-            self._host.start_loops(group)
+            self._host.start_loops(group, keep_awake.build_command(os.getpid()) if self._options.keep_awake else None)
             group.create_task(run_workers(self._queue, self._reconcile, _WORKERS, _RECONCILE_SECONDS))
             group.create_task(reflect(self._client, self._store, SECRETS, HOSTS_NAMESPACE, field_selector=selector))
             group.create_task(

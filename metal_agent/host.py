@@ -26,9 +26,9 @@ from metal_agent.memory.peaks import Peaks
 from metal_agent.memory.pressure_policy import PressureAction
 from metal_agent.memory.pressure_watchdog import PressureWatchdog, WatchdogInputs
 from metal_agent.native.engine_keys import EngineKeys
-from metal_agent.native.keep_awake import KeepAwake
 from metal_agent.supervise.backend_reports import follow_backend_health
 from metal_agent.supervise.host_parts import Exposure, RunnerContext
+from metal_agent.supervise.keep_awake import KeepAwake
 from metal_agent.supervise.records import Records
 from metal_agent.supervise.runner import Runner
 from metal_agent.supervise.supervisor import Supervisor
@@ -70,7 +70,6 @@ class Host:
     gate: HoldGate
     watchdog: PressureWatchdog
     pauses: PauseWatchdog
-    keep_awake: KeepAwake
     monitor: MemoryMonitor
     context: RunnerContext
     proxy: Proxy | None
@@ -87,10 +86,16 @@ class Host:
         self.supervisor = Supervisor(self.context, self.runners, group)
         await self.supervisor.recover(self.proxy.pids() if self.proxy else [])
 
-    def start_loops(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        """Keep the proxy running and follow its reports, and watch memory and owner, until the tasks are cancelled."""
+    def start_loops(
+        self, group: asyncio.TaskGroup, keep_awake_command: Sequence[str] | None = None
+    ) -> list[asyncio.Task[None]]:
+        """Keep the proxy running and follow its reports, and watch memory and owner, until the tasks are cancelled.
+
+        `keep_awake_command` is the program that keeps the machine awake while it serves; without it, it may sleep.
+        """
+        keep_awake = KeepAwake(self.runners, keep_awake_command)
         loops = [self.proxy.run(), follow_backend_health(self.proxy.client, self.runners)] if self.proxy else []
-        watches = (self.watchdog.run(), self.pauses.run(), self.keep_awake.run(), self.monitor.run())
+        watches = (self.watchdog.run(), self.pauses.run(), keep_awake.run(), self.monitor.run())
         return [group.create_task(each) for each in (*loops, *watches)]
 
     def retain_holds(self, uids: set[str]) -> None:
@@ -114,7 +119,6 @@ def build_host(
     shared_daemons: Daemons | None = None,
     read_pressure: Callable[[], PressureReading] = pressure.read,
     pause_inputs: PauseInputs = NO_PAUSES,
-    keep_awake_command: Sequence[str] | None = None,
 ) -> Host:
     """Build the host whose state is in `folder`.
 
@@ -132,10 +136,8 @@ def build_host(
         shared_daemons: the daemons to use; None: those of this machine.
         read_pressure: reads the memory pressure of the host; blocks for a moment.
         pause_inputs: the owner's policy, and what it depends on.
-        keep_awake_command: the program that keeps the machine awake while it serves; None: it may sleep.
 
-    Raises:
-        OSError: a file in `folder` cannot be read.
+    Raises OSError when a file in `folder` cannot be read.
     """
     inputs = WatchdogInputs(read=read_pressure, idle_seconds=exposure.idle_seconds, ledger=ledger)
     gate = HoldGate(runners)
@@ -161,5 +163,4 @@ def build_host(
         peaks=peaks,
         measure_memory=monitor.measure,
     )
-    keep_awake = KeepAwake(runners, keep_awake_command)
-    return Host(runners, ledger, shared, gate, watchdog, pauses, keep_awake, monitor, context, proxy)
+    return Host(runners, ledger, shared, gate, watchdog, pauses, monitor, context, proxy)

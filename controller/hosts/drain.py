@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
-from controller.reconcile.conditions import condition
+from controller.reconcile.conditions import condition, find
 from controller.reconcile.indexes import controller_of
 from crds.meta import DRAINED
 from crds.metalhost import MetalHost
@@ -16,7 +16,7 @@ from crds.size import size_text
 from kube.client import Obj
 
 WAITING_SECONDS: Final = 5.0
-"""Age of a replacement without a host from which on it holds up the drain; the binder takes a moment."""
+"""Time for a replacement to be created and bound; after it, a process without one holds up the drain."""
 LOOK_AGAIN_SECONDS: Final = 5.0
 """Interval between two looks at a drain: no event of the host says that a replacement waits."""
 DRAINING: Final = "Draining"
@@ -26,20 +26,22 @@ _GONE: Final = frozenset({"Stopped", "Rejected"})
 
 
 def drained_condition(
-    host: MetalHost, bound: Iterable[Obj], replacements: Mapping[str, Sequence[Obj]], now: datetime
+    host: MetalHost, bound: Iterable[Obj], siblings: Mapping[str, Sequence[Obj]], now: datetime
 ) -> Obj | None:
     """Return the condition Drained of a host, or None if it is not drained.
 
     Args:
         host: the host.
         bound: the processes that are bound to it.
-        replacements: by uid of a service, its processes that wait for a host.
+        siblings: by uid of a service, its processes that are not bound to this host.
         now: the wall clock.
     """
     if not host.spec.drain:
         return None
     left = [each for each in bound if not each["spec"].get("inspect") and _is_left(each)]
-    blocked = [each for each in left if _waits_for_room(each, replacements, now)]
+    last = find(host.status.conditions, DRAINED)
+    is_old = last is not None and _age_seconds(last.last_transition_time, now) >= WAITING_SECONDS
+    blocked = [each for each in left if _is_blocked(each, siblings, now, is_old=is_old)]
     generation = host.metadata.generation
     if not left:
         message = "no process is left on this host; `pomona host uncordon` opens it again"
@@ -48,8 +50,8 @@ def drained_condition(
         message = f"{_count(left)} still on this host; each is stopped once its replacement on another host answers"
         return condition(DRAINED, true=False, reason=DRAINING, message=message, generation=generation)
     message = (
-        f"{_count(blocked)} held on this host, as no other host has room: {_list_names(blocked)}; they serve on: free "
-        "memory on another host, add a host, or suspend or delete their services"
+        f"{_count(blocked)} held on this host, as no other host takes them: {_list_names(blocked)}; they serve on: "
+        "free memory on another host, add a host, or suspend or delete their services"
     )
     return condition(DRAINED, true=False, reason="DrainBlocked", message=message, generation=generation)
 
@@ -58,15 +60,20 @@ def _is_left(process: Obj) -> bool:
     return process.get("status", {}).get("phase") not in _GONE
 
 
-def _waits_for_room(process: Obj, replacements: Mapping[str, Sequence[Obj]], now: datetime) -> bool:
-    """Return whether no host takes the replacement of a process."""
+def _is_blocked(process: Obj, siblings: Mapping[str, Sequence[Obj]], now: datetime, *, is_old: bool) -> bool:
+    """Return whether no host takes the replacement of a process; `is_old` if there was time to create one."""
     owner = controller_of(process)
     if owner is None or "deletionTimestamp" in process["metadata"]:
         return False
-    return any(
-        (now - datetime.fromisoformat(each["metadata"]["creationTimestamp"])).total_seconds() >= WAITING_SECONDS
-        for each in replacements.get(owner["uid"], ())
-    )
+    others = siblings.get(owner["uid"], ())
+    if not others:
+        return is_old  # its service cannot be replaced, such as one whose Model is gone
+    waiting = [each for each in others if not each["spec"].get("hostName")]
+    return any(_age_seconds(each["metadata"]["creationTimestamp"], now) >= WAITING_SECONDS for each in waiting)
+
+
+def _age_seconds(since: str, now: datetime) -> float:
+    return (now - datetime.fromisoformat(since)).total_seconds()
 
 
 def _count(processes: Sequence[Obj]) -> str:

@@ -241,9 +241,7 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
     bound = snapshot.store.by_index(METAL_PROCESSES, HOST_INDEX, key.name)
     # An expired host keeps what it was granted: while it is silent its processes are not known to have ended.
     grants = () if expired else grant_objects(host, decide_grants(host, verdict, bound))
-    drained = drained_condition(
-        host, bound, _list_replacements(snapshot, bound) if host.spec.drain else {}, snapshot.now
-    )
+    drained = drained_condition(host, bound, _list_siblings(snapshot, bound) if host.spec.drain else {}, snapshot.now)
     reachable = reachable_condition(host, inputs.reachability)
     conditions = [ready, address_condition(host, verdict), reachable, *((drained,) if drained else ())]
     again_seconds = PAUSE_SECONDS if verdict.reason == "NotChecked" else SECRETS_SECONDS
@@ -265,8 +263,8 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
     )
 
 
-def _list_replacements(snapshot: Snapshot, bound: Iterable[Obj]) -> dict[str, list[Obj]]:
-    """Return, by uid of a service that has one of these processes, its processes that wait for a host."""
+def _list_siblings(snapshot: Snapshot, bound: Iterable[Obj]) -> dict[str, list[Obj]]:
+    """Return, by uid of each service that has one of these processes of a host, its processes that are not there."""
     store, found = snapshot.store, {}
     for process in bound:
         owner = controller_of(process)
@@ -274,7 +272,8 @@ def _list_replacements(snapshot: Snapshot, bound: Iterable[Obj]) -> dict[str, li
             siblings = store.by_index(
                 METAL_PROCESSES, OWNER_INDEX, namespaced(process["metadata"]["namespace"], owner["uid"])
             )
-            found[owner["uid"]] = [each for each in siblings if not each["spec"].get("hostName")]
+            host = process["spec"]["hostName"]
+            found[owner["uid"]] = [each for each in siblings if each["spec"].get("hostName") != host]
     return found
 
 

@@ -128,7 +128,7 @@ def _read_power(power: Power, limit_percent: int) -> Signal | None:
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """Whether one source holds, and how long it has said the opposite."""
+    """The state of one source: whether it holds, and for how long it has said the opposite."""
 
     holds: bool = False
     opposed_seconds: float | None = None

@@ -36,7 +36,7 @@ def _read_pressure_from(path: Path) -> None:
 
 
 class OwnerFacts(msgspec.Struct):
-    """What the owner does with the machine; None is not known."""
+    """The owner's use of the machine; None is not known."""
 
     idle_seconds: float | None = None
     source: power.PowerSource | None = None

@@ -9,7 +9,7 @@ from controller.hosts.reconciler import HostInputs, decide_host
 from controller.reconcile.plan import Plan, Snapshot
 from kube.client import Obj
 from kube.resources import METAL_HOSTS, METAL_PROCESSES, ObjectKey
-from tests.support.api_objects import NOW, as_host, host, planned_condition, process, store
+from tests.support.api_objects import NOW, as_host, condition, host, planned_condition, process, store
 
 YOUNG = (NOW - timedelta(seconds=WAITING_SECONDS - 1)).isoformat()
 
@@ -63,6 +63,20 @@ def test_drain_is_blocked_by_what_fits_on_no_other_host_and_names_it() -> None:
     assert "team/chat (7.0 GiB)" in found["message"]
     assert "serve on" in found["message"]
     assert "DrainBlocked" in {event.reason for event in done.events}
+
+
+def test_drain_is_blocked_by_what_gets_no_replacement_at_all() -> None:
+    serving = process("chat-1-0", host="studio-1", phase="Ready", gib=7)
+    assert planned_condition(reconcile(serving), "Drained")["reason"] == "Draining", "it is about to be created"
+    later = NOW + timedelta(seconds=WAITING_SECONDS)
+    observed = drained_host()
+    observed["status"]["conditions"].append(
+        condition("Drained", "False", "Draining") | {"lastTransitionTime": NOW.isoformat()}
+    )
+    known = store((METAL_HOSTS, observed), (METAL_PROCESSES, serving))
+    for now, reason in ((NOW, "Draining"), (later, "DrainBlocked")):
+        done = decide_host(Snapshot(known, now, HostInputs("Alive")), ObjectKey("", "studio-1"))
+        assert planned_condition(done, "Drained")["reason"] == reason
 
 
 def test_process_that_is_being_stopped_holds_nothing_up() -> None:

@@ -458,3 +458,25 @@ def test_report_of_a_host_wakes_the_binder_only_if_something_fits() -> None:
     refused = newer(host("one", 4 * GIB, conditions=[condition("AddressAccepted", "False")]), 5)
     known.put(METAL_HOSTS, refused)
     assert not binder_loop._may_take(known, refused)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"spec": {"unschedulable": True}},
+        {"spec": {"drain": True}},
+        {"status": {"conditions": [condition("Paused", "True", "OwnerActive")]}},
+    ],
+    ids=["cordoned", "drained", "paused"],
+)
+def test_host_that_closes_after_the_decision_gets_nothing(change: Obj) -> None:
+    waiting = process("a-1-0")
+    known = store((METAL_HOSTS, host("studio-1")), (METAL_PROCESSES, waiting))
+    (binding,) = decide_bindings(known, lambda _host: True)
+    assert binder.still_fits(known, lambda _host: True, binding)
+    closed = host("studio-1")
+    closed["metadata"]["resourceVersion"] = "2"
+    closed["status"] |= change.get("status", {})
+    known.put(METAL_HOSTS, closed | ({"spec": change["spec"]} if "spec" in change else {}))
+    assert not binder.still_fits(known, lambda _host: True, binding)
+    assert decide_bindings(known, lambda _host: True) == []

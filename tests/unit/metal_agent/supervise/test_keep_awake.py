@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from metal_agent.lifecycle import ProcessState
-from metal_agent.native import keep_awake
-from metal_agent.native.keep_awake import KeepAwake, build_command
+from metal_agent.supervise import keep_awake
+from metal_agent.supervise.keep_awake import KeepAwake, build_command
 from tests.support.eventually import eventually
 
 PROGRAM = (sys.executable, "-c", "import time; time.sleep(600)", "keeps awake")

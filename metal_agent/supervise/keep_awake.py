@@ -59,7 +59,7 @@ class KeepAwake:
     def _start(self) -> None:
         command = self._command or ()
         try:
-            # Without a session of its own and with open files Popen does not fork: see `native/process.py`.
+            # Without a session of its own and with open files Popen does not fork: see `metal_agent/native/process.py`.
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
