@@ -105,21 +105,26 @@ format: setup ## Format the code and mend what can be mended
 crds: setup ## Write the CRD YAML and docs/reference.md from the structs in crds/
 	@$(BIN)/python -m crds.generate
 
+.PHONY: manifests
+manifests: setup binaries ## Write deploy/install from the chart
+	@$(BIN)/python -m tests.controlplane.helm --manifests
+
 .PHONY: golden
 golden: setup ## Write the Deployments of engines on accelerators, and the tables in README.md, docs/engines and docs/vendors
 	@WRITE_GOLDEN=1 $(PYTEST) -q $(GOLDEN)
 
 .PHONY: binaries
-binaries: setup ## Build the control plane of tests and demo into the user's cache, once
+binaries: setup ## Build the control plane of tests and demo, and Helm, into the user's cache, once
 	@$(BIN)/python -m tests.controlplane.binaries >/dev/null
+	@$(BIN)/python -m tests.controlplane.helm >/dev/null
 
 .PHONY: servers
 servers: setup ## Build the servers that tests fetch weights from into the user's cache, once
 	@$(BIN)/python -m tests.support.servers.programs >/dev/null
 
 .PHONY: previous-version
-previous-version: setup ## Keep the wheel of COMMIT=... as the version that tests of updates start from
-	@$(BIN)/python -m tests.support.previous_version $(COMMIT)
+previous-version: setup ## Keep the wheel of COMMIT=... as the version that tests of updates start from; OF=controller for the chart's
+	@$(BIN)/python -m tests.support.previous_version $(COMMIT) $(OF)
 
 .PHONY: lock
 lock: ## Refresh requirements.lock from pyproject.toml

@@ -1,7 +1,11 @@
-"""`python -m crds.generate`: write the CRD YAML and the reference; with `--check` only report stale files."""
+"""`python -m crds.generate`: write the CRD YAML, its copy in the chart and the reference.
+
+With `--check` it only reports stale files.
+"""
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -10,23 +14,31 @@ from crds.meta import GROUP
 from crds.reference import render_reference
 
 FOLDER = Path(__file__).parent
+CHART = FOLDER.parent / "deploy" / "chart" / "files" / "crds"
+KEPT = {"helm.sh/resource-policy": "keep"}
+"""Annotation of the chart's copy: with a CRD, all of its objects would be deleted."""
 REFERENCE = FOLDER.parent / "docs" / "reference.md"
-HEADER = "# Generated from the structs in this folder by `make crds`. Do not edit.\n"
+HEADER = "# Generated from the structs in crds/ by `make crds`. Do not edit.\n"
 
 
 def render_files() -> dict[Path, str]:
     """Return each file's path and text."""
-    definitions = {
-        FOLDER / f"{GROUP}_{each.plural}.yaml": HEADER + yaml.safe_dump(each.render(), sort_keys=False, width=120)
-        for each in DEFINITIONS
-    }
-    return definitions | {REFERENCE: render_reference()}
+    files = {REFERENCE: render_reference()}
+    for each in DEFINITIONS:
+        definition, name = each.render(), f"{GROUP}_{each.plural}.yaml"
+        files[FOLDER / name] = _dump(definition)
+        files[CHART / name] = _dump(definition | {"metadata": definition["metadata"] | {"annotations": KEPT}})
+    return files
+
+
+def _dump(definition: dict[str, Any]) -> str:
+    return HEADER + yaml.safe_dump(definition, sort_keys=False, width=120)
 
 
 def main() -> int:
     """Write the files, or name the stale ones and return 1."""
     files = render_files()
-    known = set(FOLDER.glob(f"{GROUP}_*.yaml"))
+    known = {path for folder in (FOLDER, CHART) for path in folder.glob(f"{GROUP}_*.yaml")}
     stale = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
     stale += sorted(known - files.keys())
     if "--check" in sys.argv:

@@ -74,7 +74,7 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
     priority: Annotated[
         Priority,
         described(
-            "A pod gets the PriorityClass pomona-PRIORITY of deploy/priority-classes.yaml, which preempts nothing. "
+            "A pod gets the PriorityClass pomona-PRIORITY, which is installed with Pomona and preempts nothing. "
             "When hosts are scarce, services of higher priority are placed first. When a host is short of memory, "
             "services of lower priority are removed from the host first. A critical service is removed only while "
             "the memory pressure is critical, and after all other services."

@@ -1,4 +1,4 @@
-"""Grants of a host: what its identity may publish, as a Role that deploy/host-policy.yaml asks the authorizer about.
+"""Grants of a host: what its identity may publish, as a Role that the policies of hosts ask the authorizer about.
 
 A host states its address itself, and its EndpointSlices lead the requests of services there. So a host is granted the
 services and processes that are bound to it, and its address only if nothing else in the cluster has that address.

@@ -54,7 +54,7 @@ def diagnose_deployment(deployment: Obj) -> ServiceProblem | None:
             if (found := _MISSING_CLASS.search(message)) is not None:
                 message = (
                     f"PriorityClass {found[1]} does not exist, so no pod can be created: kubectl apply --server-side "
-                    "-f deploy/priority-classes.yaml"
+                    "-f deploy/install/priority-classes.yaml"
                 )
                 return ServiceProblem("PriorityClassMissing", message, "Failed")
             return ServiceProblem(condition.get("reason") or "ReplicaFailure", message, "Failed")

@@ -7,6 +7,7 @@ separate folder, and are then renamed, so that a killed build or a second run is
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import platform
 import re
@@ -149,6 +150,27 @@ def build_missing(
             # Go names a program after the last part of the import path that is not a version: `server` for etcd.
             (aside / re.sub(r"/v\d+$", "", package).rpartition("/")[2]).rename(folder / program)
         aside.rmdir()
+
+
+def ensure_module_programs(module: Path, packages: Mapping[str, str], name: str) -> dict[str, Path]:
+    """Return the path of each program of a Go module, by its name; build those that are not in the cache.
+
+    Args:
+        module: folder of the go.mod, whose content is part of the key in the cache.
+        packages: import path by name of the program.
+        name: folder in the user's cache.
+
+    Raises:
+        BuildError: a program is absent and cannot be built here.
+    """
+    go_mod = (module / "go.mod").read_text()
+    oldest_go = re.search(r"^go (\S+)", go_mod, re.MULTILINE)
+    if oldest_go is None:
+        raise BuildError(f"{module / 'go.mod'}: no line names the version of Go")
+    digest = hashlib.sha256(go_mod.encode()).hexdigest()[:12]
+    folder = cache_folder() / name / f"{digest}-{sys.platform}-{platform.machine()}"
+    build_missing(module, packages, folder, go_version=oldest_go[1])
+    return {program: folder / program for program in packages}
 
 
 def cache_folder() -> Path:

@@ -22,15 +22,26 @@ from tests.support.file_server import ALLOWED_NETWORKS
 
 CONTROLLER_NAMESPACE = "pomona-system"
 CONTROLLER_ACCOUNT = "pomona-controller"
-INSTALLED = ("rbac.yaml", "priority-classes.yaml", "host-ports.yaml", "host-policy.yaml", "controller-policy.yaml")
+INSTALLED = CHECKOUT / "deploy" / "install"
+"""Folder of the manifests that are rendered from the chart with its default values."""
 KINDS = (MODELS, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES)
 SOURCES = {NETWORKS_VARIABLE: networks_text(ALLOWED_NETWORKS)}
 """Variables with which controller, Jobs and agents may fetch weights from the servers of tests and demo."""
 
 
-async def install(plane: ControlPlane) -> None:
-    """Install Pomona's kinds, roles and policies, as an administrator does, and wait until kubectl finds the kinds."""
-    await plane.apply(CHECKOUT / "crds", *(CHECKOUT / "deploy" / name for name in INSTALLED))
+async def install(plane: ControlPlane, *arguments: str) -> None:
+    """Install Pomona's kinds, roles and policies without its controller, and wait until kubectl finds the kinds.
+
+    `arguments` are more options of `kubectl apply`.
+    """
+    manifests = (path for path in sorted(INSTALLED.iterdir()) if path.name != "controller.yaml")
+    paths = (CHECKOUT / "crds", CHECKOUT / "deploy" / "namespace.yaml", *manifests)
+    await plane.kubectl("apply", "--server-side", *arguments, *(f"--filename={path}" for path in paths))
+    await wait_for_kinds(plane)
+
+
+async def wait_for_kinds(plane: ControlPlane) -> None:
+    """Wait until kubectl finds Pomona's kinds, and the API server answers for them."""
     await plane.kubectl("wait", "--for=condition=Established", "--timeout=90s", "crd", "--all")
     # Drop kubectl's cached list of kinds, which is older than Pomona's: a short name such as `mp` would stay unknown.
     shutil.rmtree(plane.environment["KUBECACHEDIR"], ignore_errors=True)

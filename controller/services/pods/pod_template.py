@@ -35,7 +35,7 @@ _LOADING_SECONDS: Final = 3600
 _LOADING_BYTES_PER_SECOND: Final = 25 * 1000 * 1000
 """Slow network storage."""
 _PRIORITY_CLASSES: Final = "pomona-"
-"""Prefix of the PriorityClasses in deploy/priority-classes.yaml."""
+"""Prefix of the PriorityClasses in deploy/chart/templates/priority-classes.yaml."""
 _SHM: Final = "/dev/shm"  # noqa: S108 - the container's own
 _STORE_SLACK_BYTES: Final = GIB
 """Room beside the weights in the folder of an engine that keeps a copy of them."""

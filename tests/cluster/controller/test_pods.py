@@ -203,11 +203,11 @@ async def test_missing_priority_class_is_named_with_the_command(
         found = await cluster.reaches("Failed", reason="PriorityClassMissing")
         message = next(each.message for each in found.status.conditions if each.type == "Ready")
         assert "PriorityClass pomona-batch does not exist" in message
-        assert "kubectl apply --server-side -f deploy/priority-classes.yaml" in message
+        assert "kubectl apply --server-side -f deploy/install/priority-classes.yaml" in message
         with pytest.raises(NotFound):
             await cluster.client.get(PRIORITY_CLASSES, "pomona-batch")
     finally:
-        await plane.apply(CHECKOUT / "deploy" / "priority-classes.yaml")
+        await plane.apply(CHECKOUT / "deploy" / "install" / "priority-classes.yaml")
     await cluster.reaches("Ready")
     deployment = await cluster.client.get(DEPLOYMENTS, "chat", cluster.namespace)
     assert deployment["spec"]["template"]["spec"]["priorityClassName"] == "pomona-batch"

@@ -16,7 +16,7 @@ from tests.support.host_grants import grant_host
 
 __all__ = ["bound_process", "http"]
 
-POLICY = CHECKOUT / "deploy" / "host-policy.yaml"
+POLICY = CHECKOUT / "deploy" / "install" / "host-policy.yaml"
 
 
 async def test_agent_without_grants_serves_on_and_says_why(

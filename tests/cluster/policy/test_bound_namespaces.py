@@ -17,7 +17,7 @@ from tests.controlplane.process import CHECKOUT, Process
 from tests.support.eventually import eventually
 from tests.support.namespaces import open_namespace
 
-RBAC = CHECKOUT / "deploy" / "rbac.yaml"
+RBAC = CHECKOUT / "deploy" / "install" / "rbac.yaml"
 ROLE = "pomona-controller-workloads"
 CLUSTER_ROLE_BINDINGS = Resource(
     ROLE_BINDINGS.group, "v1", "clusterrolebindings", "ClusterRoleBinding", namespaced=False

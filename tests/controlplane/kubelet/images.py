@@ -25,6 +25,9 @@ _ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {
 }
 """Entry points of those engines' images; that of SGLang's starts a shell."""
 
+PREVIOUS = ":previous"
+"""Tag of Pomona's image with the kept wheel of an earlier commit."""
+
 # Variables of every container; the API server is at the first address of the Service range.
 DEFAULT_ENVIRONMENT: Mapping[str, str] = {
     "HOME": "/root",
@@ -53,6 +56,8 @@ def find(reference: str) -> Image | None:
         if pod and reference in pod.images.values():
             return _of_stand_in(entrypoint)
     match _repository(reference):
+        case "ghcr.io/pomona-dev/pomona" if reference.endswith(PREVIOUS):
+            return _of_previous_version()
         case "ghcr.io/pomona-dev/pomona":
             return _of_this_checkout((sys.executable, "-m", "cli.main"))
         case "pomona-test":
@@ -74,6 +79,15 @@ def _of_this_checkout(entrypoint: tuple[str, ...]) -> Image:
         folders.append(Path(binary).resolve().parent)
         environment["LLAMA_SERVER_BIN"] = binary
     return Image(entrypoint=entrypoint, environment=environment, visible=tuple(folders))
+
+
+def _of_previous_version() -> Image:
+    from tests.support.previous_version import CONTROLLER, unpack  # noqa: PLC0415 - few kubelets run it
+
+    image = _of_this_checkout((sys.executable, "-m", "cli.main"))
+    folder = unpack(CONTROLLER).folder
+    # Python looks for modules in the working directory first.
+    return replace(image, environment={**image.environment, "PYTHONPATH": str(folder)}, working_dir=str(folder))
 
 
 def _of_stand_in(entrypoint: tuple[str, ...]) -> Image:

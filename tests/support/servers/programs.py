@@ -5,16 +5,12 @@ programs are in the user's cache folder, under a key made of the whole go.mod.
 """
 
 import contextlib
-import hashlib
-import platform
-import re
 import socket
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
-from tests.controlplane.binaries import build_missing, cache_folder
-from tests.controlplane.go_build import BuildError, report_build
+from tests.controlplane.binaries import ensure_module_programs
+from tests.controlplane.go_build import report_build
 from tests.controlplane.process import Process
 from tests.support.eventually import eventually
 
@@ -32,14 +28,7 @@ def ensure_programs() -> dict[str, Path]:
     Raises:
         BuildError: a program is absent and cannot be built here.
     """
-    go_mod = (MODULE / "go.mod").read_text()
-    oldest_go = re.search(r"^go (\S+)", go_mod, re.MULTILINE)
-    if oldest_go is None:
-        raise BuildError(f"{MODULE / 'go.mod'}: no line names the version of Go")
-    digest = hashlib.sha256(go_mod.encode()).hexdigest()[:12]
-    folder = cache_folder() / "servers" / f"{digest}-{sys.platform}-{platform.machine()}"
-    build_missing(MODULE, PACKAGES, folder, go_version=oldest_go[1])
-    return {program: folder / program for program in PACKAGES}
+    return ensure_module_programs(MODULE, PACKAGES, "servers")
 
 
 @contextlib.asynccontextmanager

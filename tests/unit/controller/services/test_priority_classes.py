@@ -14,7 +14,7 @@ from tests.support.service_decisions import chat_service, decide_chat, list_appl
 
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 """The most important first."""
-CLASSES: list[Obj] = list(yaml.safe_load_all((CHECKOUT / "deploy" / "priority-classes.yaml").read_text()))
+CLASSES: list[Obj] = list(yaml.safe_load_all((CHECKOUT / "deploy" / "install" / "priority-classes.yaml").read_text()))
 
 
 def value_of(name: str) -> int:
