@@ -31,8 +31,8 @@ def ensure_helm() -> Path:
     return ensure_module_programs(MODULE, PACKAGES, "helm")["helm"]
 
 
-async def run_helm(*arguments: str, plane: ControlPlane | None = None) -> str:
-    """Run Helm in the namespace of the controller, as administrator of `plane` if it is given; return its output.
+async def run_helm(*arguments: str, plane: ControlPlane | None = None, namespace: str = NAMESPACE) -> str:
+    """Run Helm in a namespace, as administrator of `plane` if it is given, and return its output.
 
     Raises:
         HelmError: it failed.
@@ -40,7 +40,7 @@ async def run_helm(*arguments: str, plane: ControlPlane | None = None) -> str:
     process = await asyncio.create_subprocess_exec(
         ensure_helm(),
         *arguments,
-        f"--namespace={NAMESPACE}",
+        f"--namespace={namespace}",
         env={**os.environ, **(plane.environment if plane else {})},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,

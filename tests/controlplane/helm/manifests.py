@@ -11,7 +11,7 @@ FOLDER = CHECKOUT / "deploy" / "install"
 HEADER = "# Rendered from deploy/chart by `make manifests`. Do not edit.\n"
 CRDS = "crds.yaml"
 """Template of the CRDs: deploy/kustomization.yaml names the chart's files instead."""
-HELMS_OWN = re.compile(r" *(helm\.sh/chart|app\.kubernetes\.io/managed-by): .*\n")
+HELMS_OWN = re.compile(r"^ +(helm\.sh/chart: pomona-\S+|app\.kubernetes\.io/managed-by: Helm)\n", re.MULTILINE)
 """Labels that only a release of Helm has."""
 
 

@@ -1,0 +1,137 @@
+"""A release on a cluster: taken over from kubectl, upgraded, rolled back, uninstalled and installed again."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from kube.client import Client
+from kube.resources import DEPLOYMENTS, LEASES, NAMESPACES, PODS, PVCS
+from tests.cluster.install.earlier_chart import FIELD, write_earlier_chart
+from tests.cluster.main_job.cluster import Cluster
+from tests.controlplane.helm import CHART, HelmError, run_helm
+from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE
+from tests.controlplane.plane import ControlPlane, PlaneError
+from tests.support.background import running
+from tests.support.eventually import eventually
+from tests.support.file_server import ALLOWED_NETWORKS
+from tests.support.watched_states import watch_states
+
+SOURCES = f"--set=models.allowPrivateSources={{{','.join(map(str, ALLOWED_NETWORKS))}}}"
+WAIT = ("--wait", "--timeout=2m")
+RELEASE = ("pomona", str(CHART), *WAIT, SOURCES)
+DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/inferenceservices.inference.pomona.dev"
+CONTROLLER_PODS = "app.kubernetes.io/component=controller"
+
+
+async def has_new_field(plane: ControlPlane) -> bool:
+    (version,) = (await plane.request("GET", DEFINITION))["spec"]["versions"]
+    return FIELD in version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
+
+
+async def controller_images(client: Client) -> set[str]:
+    found = await client.list(PODS, CONTROLLER_NAMESPACE, label_selector=CONTROLLER_PODS)
+    return {
+        each["spec"]["containers"][0]["image"] for each in found.items if "deletionTimestamp" not in each["metadata"]
+    }
+
+
+async def serving_pod(cluster: Cluster) -> tuple[str, int]:
+    """Return uid and restarts of the only pod of the service `chat`."""
+    found = await cluster.client.list(PODS, cluster.namespace, label_selector="inference.pomona.dev/service=chat")
+    (pod,) = found.items
+    return pod["metadata"]["uid"], sum(each["restartCount"] for each in pod["status"]["containerStatuses"])
+
+
+async def leader(client: Client) -> str:
+    """Return the name of the pod that leads; AssertionError if it does not run."""
+    lease = await client.get(LEASES, CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE)
+    holder: str = lease["spec"].get("holderIdentity") or ""
+    pods = await client.list(PODS, CONTROLLER_NAMESPACE, label_selector=CONTROLLER_PODS)
+    names = [each["metadata"]["name"] for each in pods.items if "deletionTimestamp" not in each["metadata"]]
+    (found,) = [each for each in names if holder.startswith(f"{each}-")]
+    return found
+
+
+async def observe_available(client: Client, seen: list[int]) -> None:
+    """Record how many replicas of the controller are available, in each state of its Deployment."""
+    async for deployments in watch_states(client, DEPLOYMENTS, CONTROLLER_NAMESPACE):
+        seen.extend(each["status"].get("availableReplicas", 0) for each in deployments)
+
+
+async def install_for_one_namespace(plane: ControlPlane, namespace: str) -> None:
+    """Install a controller of one namespace, check what its account may do, and uninstall it."""
+    await run_helm("install", "pomona", str(CHART), "--set", f"scope.namespaces={{{namespace}}}", plane=plane)
+    account = f"--as=system:serviceaccount:{CONTROLLER_NAMESPACE}:{CONTROLLER_ACCOUNT}"
+    for verb, resource in (
+        ("watch", "isvc"),
+        ("create", "deployments"),
+        ("get", "secrets"),
+        ("patch", "models/status"),
+    ):
+        here = await may(plane, account, verb, resource, f"--namespace={namespace}")
+        assert (here, await may(plane, account, verb, resource, "--namespace=default")) == (True, False), resource
+        assert not await may(plane, account, verb, resource, "--all-namespaces")
+    assert await may(plane, account, "list", "nodes")
+    assert not await may(plane, account, "list", "metalhosts.inference.pomona.dev")
+    await run_helm("uninstall", "pomona", *WAIT, plane=plane)
+
+
+async def may(plane: ControlPlane, account: str, verb: str, resource: str, *options: str) -> bool:
+    try:
+        return (await plane.kubectl("auth", "can-i", verb, resource, account, *options)).strip() == "yes"
+    except PlaneError:
+        return False  # kubectl ends with 1 for a no
+
+
+@pytest.mark.usefixtures("node", "installable")
+async def test_release_is_adopted_upgraded_rolled_back_and_uninstalled_while_a_model_serves(
+    plane: ControlPlane, client: Client, cluster: Cluster, tmp_path: Path
+) -> None:
+    earlier = write_earlier_chart(tmp_path)
+    with pytest.raises(HelmError, match="invalid ownership metadata"):
+        await run_helm("install", "pomona", str(earlier), plane=plane)
+    await run_helm(
+        *("install", "pomona", str(earlier), *WAIT, SOURCES, "--take-ownership", "--force-conflicts"), plane=plane
+    )
+    assert await controller_images(client) == {"ghcr.io/pomona-dev/pomona:previous"}
+    assert not await has_new_field(plane)
+    await cluster.apply(cluster.model(), cluster.service("chat", "cpu"))
+    await cluster.ready("chat")
+    before = await serving_pod(cluster)
+
+    # The new controller leads, and what the old one started goes on.
+    seen: list[int] = []
+    async with running(observe_available(client, seen)):
+        await run_helm("upgrade", *RELEASE, plane=plane)
+    assert min(seen) >= 2
+    await eventually(lambda: leader(client))
+    assert await controller_images(client) == {"ghcr.io/pomona-dev/pomona:0.1.0"}
+    assert await has_new_field(plane)
+    await cluster.apply(cluster.service("second", "cpu"))
+    await cluster.ready("chat", "second")
+    assert await serving_pod(cluster) == before
+
+    await run_helm("rollback", "pomona", "1", *WAIT, plane=plane)
+    assert await controller_images(client) == {"ghcr.io/pomona-dev/pomona:previous"}
+    assert not await has_new_field(plane)
+    assert await serving_pod(cluster) == before
+
+    await run_helm("uninstall", "pomona", *WAIT, plane=plane)
+    assert await controller_images(client) == set()
+    assert await cluster.services() == ["chat", "second"]
+    assert await cluster.names(PVCS) != []
+    assert await serving_pod(cluster) == before
+    assert await cluster.answers("chat")
+    # No policy is left that misses its parameter, and would refuse all EndpointSlices of the cluster.
+    assert await plane.request("GET", f"/api/v1/namespaces/{CONTROLLER_NAMESPACE}/configmaps/pomona-host-ports")
+    assert await plane.request("GET", NAMESPACES.path(None, "pomona-metal-hosts"))
+
+    # What stayed is of the same release.
+    await install_for_one_namespace(plane, cluster.namespace)
+    started = time.monotonic()
+    await run_helm("install", *RELEASE, plane=plane)
+    print(f"helm install to a ready controller: {time.monotonic() - started:.1f} s")
+    await cluster.edit("chat", contextLength=512)
+    await cluster.ready("chat")
+    assert await has_new_field(plane)
