@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.controlplane import sandbox
 from tests.controlplane.binaries import cache_folder, ensure_binaries
 from tests.controlplane.go_build import BuildError
+from tests.controlplane.helm import ensure_helm
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -26,6 +27,7 @@ def main() -> int:
     try:
         sandbox.check()
         ensure_binaries()
+        ensure_helm()
     except (sandbox.SandboxError, BuildError) as error:
         print(f"make demo: {error}", file=sys.stderr)
         return 1

@@ -21,10 +21,12 @@ from kube.store import Store
 from kube.watch import reflect
 from tests.controlplane import members, sandbox
 from tests.controlplane.binaries import Binaries, ensure_binaries
+from tests.controlplane.helm import CHART, run_helm
 from tests.controlplane.network import ADDRESS, Network
 from tests.controlplane.plane import ControlPlane, PlaneError
 from tests.controlplane.process import CHECKOUT, Process
 from tests.demo.chat import ChatAnswer, stream_chat
+from tests.support.file_server import ALLOWED_NETWORKS
 
 NODE = "cpu-1"
 METAL_HOST = "studio-1"
@@ -48,6 +50,7 @@ class DemoCluster:
         self.plane = ControlPlane(binaries, folder / "plane")
         self.changed = asyncio.Event()
         """Set when the store has changed, or when a process has ended, which is a failure."""
+        self.milestones = Milestones()
         self._processes: list[Process] = []
         self._folder = folder
         self._weights = weights
@@ -60,24 +63,36 @@ class DemoCluster:
         print_event("starting etcd, kube-apiserver, kube-controller-manager and kube-scheduler")
         await self.plane.start()
         print_event("control plane is ready")
+        self.milestones.reach("control plane")
         self._start(members.kubelet(self.plane, NODE, self._folder))
-        await members.install(self.plane)
+        print_event("helm install pomona deploy/chart --namespace pomona-system --create-namespace")
+        # A private network is where the demo serves its weights.
+        sources = f"models.allowPrivateSources={{{','.join(map(str, ALLOWED_NETWORKS))}}}"
+        await run_helm("install", "pomona", str(CHART), "--create-namespace", "--set", sources, plane=self.plane)
+        print_event("chart is installed, and its pods start")
+        self.milestones.reach("helm install")
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._start_controller())
+            tasks.create_task(members.wait_for_kinds(self.plane))
             tasks.create_task(self._start_host(network))
-        print_event("controller, node and off-cluster host are started")
+        print_event("off-cluster host is started")
+        self.milestones.reach("host")
 
     async def stop(self) -> None:
         """End all processes; their children end with the sandbox."""
         await asyncio.gather(*(process.kill() for process in self._processes if process.running))
         await self.plane.stop()
 
-    def log_tails(self) -> str:
+    async def log_tails(self) -> str:
         """Return the ends of all logs, for the report of a failure."""
-        return "\n".join(f"--- {process.name}\n{process.tail(15)}" for process in self._processes)
-
-    async def _start_controller(self) -> None:
-        self._start(await members.controller(self.plane, self._folder))
+        try:
+            controller = await self.plane.kubectl(
+                *("logs", "--namespace=pomona-system", "--selector=app.kubernetes.io/component=controller"),
+                *("--tail=15", "--prefix"),
+            )
+        except PlaneError as error:
+            controller = f"{error}\n"
+        tails = (f"--- {process.name}\n{process.tail(15)}" for process in self._processes)
+        return "\n".join([f"--- controller\n{controller}", *tails])
 
     async def _start_host(self, network: Network) -> None:
         self._start((await members.metal_host(self.plane, network, METAL_HOST, self._folder)).agent)
@@ -125,6 +140,23 @@ def print_event(text: str) -> None:
 
 
 STARTED = time.monotonic()
+
+
+class Milestones:
+    """The steps to the first answer, and the seconds that each took."""
+
+    def __init__(self) -> None:
+        self._reached: list[tuple[str, float]] = []
+
+    def reach(self, step: str, at: float | None = None) -> None:
+        """Record the end of a step: now, or at a time of the monotonic clock."""
+        self._reached.append((step, at or time.monotonic()))
+
+    def __str__(self) -> str:
+        """Return the time of the first answer, and what it consists of."""
+        begins = [STARTED, *(at for _, at in self._reached)]
+        steps = [f"{step} {at - begin:.1f}" for (step, at), begin in zip(self._reached, begins, strict=False)]
+        return f"first answer {begins[-1] - STARTED:.1f} s after the start: {', '.join(steps)}"
 
 
 async def follow(client: Client, store: Store) -> None:
@@ -197,8 +229,11 @@ async def run_demo(cluster: DemoCluster, *, keep: bool) -> bool:
         print_event("kubectl apply -f examples/")
         await cluster.plane.apply(CHECKOUT / "examples")
         await wait_until_ready(cluster, store)
+        cluster.milestones.reach("controller, weights and engines")
+        asked = time.monotonic()
         answers = [await chat_with(client, store, name) for name in SERVICES]
-        print(f"\nfirst answer {time.monotonic() - STARTED:.1f} s after the start\n")
+        cluster.milestones.reach("first token", asked + answers[0].first_token_seconds)
+        print(f"\n{cluster.milestones}\n")
         print("$ kubectl get mdl,isvc,mh,mp")
         print(await cluster.plane.kubectl("get", "mdl,isvc,mh,mp"))
         if keep:
@@ -237,7 +272,7 @@ async def main() -> int:
         return 0 if await run_demo(cluster, keep=options.keep) else 1
     except (PlaneError, TimeoutError) as error:
         reason = str(error) or f"not Ready within {READY_SECONDS} s"
-        print(f"make demo: {reason}\n{cluster.log_tails()}", file=sys.stderr)
+        print(f"make demo: {reason}\n{await cluster.log_tails()}", file=sys.stderr)
         return 1
     finally:
         await cluster.stop()
