@@ -6,7 +6,7 @@ import pytest_asyncio
 
 from tests.cluster.main_job.conftest import cluster, files
 from tests.controlplane import members
-from tests.controlplane.helm import run_helm
+from tests.controlplane.helm import CHART, run_helm
 from tests.controlplane.plane import ControlPlane
 
 __all__ = ["cluster", "files"]
@@ -20,3 +20,14 @@ async def installable(plane: ControlPlane) -> AsyncIterator[ControlPlane]:
     await run_helm("uninstall", "pomona", "--ignore-not-found", "--wait", plane=plane)
     # A release may have left other schemas, of which Helm is the owner.
     await members.install(plane, "--force-conflicts")
+
+
+@pytest_asyncio.fixture
+async def uninstalled(installable: ControlPlane) -> ControlPlane:
+    """The control plane as a release leaves it that was uninstalled: the kinds are there, and no controller."""
+    taken = ("--take-ownership", "--force-conflicts", "--set=image.repository=pomona-test")
+    await run_helm("install", "pomona", str(CHART), *taken, plane=installable)
+    await run_helm("uninstall", "pomona", "--wait", plane=installable)
+    # kubectl, which installed it first, would stay an owner of what it says.
+    await installable.request("DELETE", "/api/v1/namespaces/pomona-system/configmaps/pomona-host-ports")
+    return installable

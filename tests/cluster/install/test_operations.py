@@ -1,0 +1,118 @@
+"""The commands of docs/operations.md work word for word."""
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import yaml
+
+from crds.meta import API_VERSION
+from kube.client import Client
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, METAL_HOSTS, MODELS, NAMESPACES, SECRETS
+from tests.cluster.main_job.cluster import Cluster
+from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.process import CHECKOUT
+from tests.support.documents import list_blocks
+from tests.support.eventually import eventually
+from tests.support.shell import Shell
+
+DOCUMENT = (CHECKOUT / "docs" / "operations.md").read_text()
+HOST = "office-7"
+
+
+def blocks_by_heading(text: str) -> dict[str, list[str]]:
+    """Return the commands of each section."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        heading, _, content = section.partition("\n")
+        found[heading] = list_blocks(content)
+    return found
+
+
+COMMANDS = blocks_by_heading(DOCUMENT)
+
+
+async def controller_exists(client: Client) -> bool:
+    found = await client.list(DEPLOYMENTS, CONTROLLER_NAMESPACE)
+    return CONTROLLER_ACCOUNT in {each["metadata"]["name"] for each in found.items}
+
+
+async def back_up_and_restore(shell: Shell, cluster: Cluster) -> None:
+    """Make objects, back them up, delete and restore them."""
+    client, namespace = cluster.client, cluster.namespace
+    secret = {"metadata": {"name": "hub"}, "type": "inference.pomona.dev/source", "stringData": {"token": "hf_1"}}
+    await cluster.apply({"apiVersion": "v1", "kind": "Secret", **secret})
+    await client.create(METAL_HOSTS, {"metadata": {"name": HOST}, "spec": {"namespaces": [namespace]}})
+    await cluster.apply(
+        cluster.model(source="file:///tiny.gguf", memoryBytes=1 << 30),
+        cluster.model("gated", sourceSecretRef={"name": "hub"}),
+        cluster.service("chat", "metal", priority="high"),
+    )
+    token = await eventually(lambda: cluster.token("chat"))
+    (backup,) = COMMANDS["Back up"]
+    await shell.run(backup)
+    assert (shell.folder / "tokens.yaml").stat().st_mode & 0o777 == 0o600
+    (kept,) = yaml.safe_load_all((shell.folder / "hosts.yaml").read_text())
+    assert kept == {
+        "apiVersion": API_VERSION, "kind": "MetalHost", "metadata": {"name": HOST}, "spec": {"namespaces": [namespace]}
+    }  # fmt: skip
+
+    await cluster.kubectl("delete", "isvc/chat", "mdl/tiny", "mdl/gated", "secret/hub", f"mh/{HOST}")
+    await eventually(lambda: is_gone(cluster))
+    (restore,) = COMMANDS["Restore"]
+    await shell.run(restore)
+    assert await cluster.token("chat") == token
+    service = await client.get(INFERENCE_SERVICES, "chat", namespace)
+    model = await client.get(MODELS, "tiny", namespace)
+    assert (service["spec"]["priority"], model["spec"]["memoryBytes"]) == ("high", 1 << 30)
+    assert (await client.get(SECRETS, "hub", namespace))["type"] == "inference.pomona.dev/source"
+    assert (await client.get(METAL_HOSTS, HOST))["spec"] == {"namespaces": [namespace]}
+    assert (await client.get(MODELS, "gated", namespace))["spec"]["sourceSecretRef"] == {"name": "hub"}
+    await client.delete(METAL_HOSTS, HOST)
+
+
+async def is_gone(cluster: Cluster) -> bool:
+    return "chat-token" not in await cluster.names(SECRETS)
+
+
+@pytest.mark.usefixtures("node", "uninstalled")
+async def test_commands_of_the_document_work_one_after_the_other(
+    plane: ControlPlane, cluster: Cluster, tmp_path: Path
+) -> None:
+    shell, client = Shell(plane, tmp_path), cluster.client
+    (install,) = COMMANDS["Install with Helm"]
+    said = await shell.run(install)
+    assert "STATUS: deployed" in said
+    assert "kubectl rollout status deployment pomona-controller" in said
+    (example,) = list_blocks(DOCUMENT.partition("## Values")[2].partition("## ")[0], "yaml")
+    (tmp_path / "values.yaml").write_text(example)
+    (upgrade,) = COMMANDS["Upgrade"]
+    await shell.run(upgrade)
+    found = await client.get(DEPLOYMENTS, CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE)
+    assert "--node-cache-size=500Gi" in found["spec"]["template"]["spec"]["containers"][0]["args"]
+    (metrics,) = COMMANDS["Metrics"]
+    assert "pomona_build_info" in await shell.run(metrics)
+    (rollback,) = COMMANDS["Roll back"]
+    await shell.run(rollback)
+    found = await client.get(DEPLOYMENTS, CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE)
+    assert "--node-cache-size=500Gi" not in found["spec"]["template"]["spec"]["containers"][0]["args"]
+    await back_up_and_restore(shell, cluster)
+    uninstall, purge, without_helm = COMMANDS["Uninstall"]
+    await shell.run(uninstall)
+    assert not await controller_exists(client)
+
+    # Other tests need what the last commands delete: they are only checked.
+    checked = "\n".join(f"{line} --dry-run=server" for line in purge.splitlines() if line.startswith("kubectl"))
+    assert len(re.findall(r"server dry run", await shell.run(checked))) >= 4 + 5 + 2
+
+    (by_kubectl,) = COMMANDS["Install without Helm"]
+    await shell.run(by_kubectl)
+    (move,) = COMMANDS["Move an earlier installation to Helm"]
+    await shell.run(move)
+    await shell.run(uninstall)
+    await shell.run(by_kubectl)
+    await shell.run(without_helm)
+    assert not await controller_exists(client)
+    assert await client.get(NAMESPACES, "pomona-metal-hosts")
