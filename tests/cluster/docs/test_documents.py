@@ -15,12 +15,16 @@ from kube import credentials
 from kube.client import Client, connect
 from kube.resources import LEASES, METAL_HOSTS, MODELS
 from metal_agent.cluster.host_identity import FILE_NAME
+from tests.cluster.install.conftest import installable, uninstalled
 from tests.controlplane import binaries
 from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import CHECKOUT, Process
-from tests.support.documents import DOCUMENTS, list_manifests
+from tests.support.documents import DOCUMENTS, list_blocks, list_manifests
 from tests.support.eventually import eventually
+from tests.support.shell import Shell
+
+__all__ = ["installable", "uninstalled"]
 
 README = (CHECKOUT / "README.md").read_text()
 MANIFESTS = {str(path.relative_to(CHECKOUT)): [*list_manifests(path)] for path in DOCUMENTS}
@@ -50,31 +54,26 @@ async def test_examples_of_volumes_are_accepted(plane: ControlPlane) -> None:
     assert len(said.splitlines()) == 3
 
 
+@pytest.mark.usefixtures("node", "uninstalled")
 async def test_instructions_for_a_cluster_work_word_for_word(
-    plane: ControlPlane, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plane: ControlPlane, client: Client, tmp_path: Path
 ) -> None:
     section = README.partition("## On your own cluster")[2].partition("\n## ")[0]
-    install, *blocks = re.findall(r"```\n(.*?)```", section, re.DOTALL)
-    assert "pip install" in install  # here it is the virtual environment that runs the tests
-    path = f"{binaries.ensure_binaries().kubectl.parent}:{os.environ['PATH']}"
-    for name, value in (plane.environment | {"HOME": str(tmp_path), "PATH": path}).items():
-        monkeypatch.setenv(name, value)
+    install, output, invite, on_the_host = list_blocks(section)
+    shell = Shell(plane, tmp_path)
+    assert {*output.splitlines()} - {"..."} <= {*(await shell.run(install)).splitlines()}
     (tmp_path / ".pomona").mkdir()
     (tmp_path / ".pomona" / "bin").symlink_to(Path(sys.executable).parent)
-    running: list[Process] = []
+    code = await shell.run(invite.replace("NAME", "office-7"))
+    pip, join, serve = on_the_host.splitlines()
+    assert "pip install" in pip  # here it is the virtual environment that runs the tests
+    await shell.run(join.replace("CODE", code.strip()))
+    # tests/hosts and `make test-systemd` install the service: here its command runs.
+    assert serve == "sudo ~/.pomona/bin/pomona agent install"
+    argv = [str(tmp_path / ".pomona" / "bin" / "pomona"), "agent"]
+    agent = Process("agent", argv, tmp_path / "agent.log", shell.environment)
+    agent.start()
     try:
-        code = ""
-        for block in blocks:
-            *commands, serve = block.replace("NAME", "office-7").replace("CODE", code).splitlines()
-            if "host join" in serve:
-                made = await asyncio.to_thread(subprocess.run, ["sh", "-c", serve], capture_output=True, check=True)
-                code = made.stdout.decode()
-                continue
-            commands = [re.sub(r"(\S+\.kubeconfig)", rf"{tmp_path}/\1", command) for command in commands]
-            await asyncio.to_thread(subprocess.run, ["sh", "-eu"], input="\n".join(commands), text=True, check=True)
-            line = serve.replace("--kubeconfig ", f"--kubeconfig {tmp_path}/")
-            running.append(Process(line.split()[1], ["sh", "-c", f"exec {line}"], tmp_path / f"{len(running)}.log"))
-            running[-1].start()
 
         async def is_ready() -> bool:
             host = await client.get(METAL_HOSTS, "office-7")
@@ -85,14 +84,9 @@ async def test_instructions_for_a_cluster_work_word_for_word(
         assert not any(secret in kept.read_text() for secret in plane.secrets)
         assert kept.stat().st_mode & 0o777 == 0o600
     finally:
-        for process in running:
-            await process.stop()
-        for kind, place, name in (
-            (METAL_HOSTS, None, "office-7"),
-            (LEASES, HOSTS_NAMESPACE, "office-7"),
-            (LEASES, CONTROLLER_NAMESPACE, CONTROLLER_ACCOUNT),
-        ):
-            await plane.request("DELETE", kind.path(place, name), accept={404})
+        await agent.stop()
+        for kind, place in ((METAL_HOSTS, None), (LEASES, HOSTS_NAMESPACE)):
+            await plane.request("DELETE", kind.path(place, "office-7"), accept={404})
 
 
 async def test_kubeconfig_keeps_the_token_out_of_arguments_and_of_others_reach(
