@@ -23,12 +23,12 @@ HEADER = "# Generated from the structs in crds/ by `make crds`. Do not edit.\n"
 
 def render_files() -> dict[Path, str]:
     """Return each file's path and text."""
-    files = {REFERENCE: render_reference()}
+    files: dict[Path, str] = {}
     for each in DEFINITIONS:
         definition, name = each.render(), f"{GROUP}_{each.plural}.yaml"
         files[FOLDER / name] = _dump(definition)
         files[CHART / name] = _dump(definition | {"metadata": definition["metadata"] | {"annotations": KEPT}})
-    return files
+    return files | {REFERENCE: render_reference()}
 
 
 def _dump(definition: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What the chart renders: the same as kubectl's kustomize, valid options, refused values."""
+"""The chart renders what kubectl's kustomize does, and valid options, and refuses values that make no sense."""
 
 import json
 import re

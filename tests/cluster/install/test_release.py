@@ -48,7 +48,7 @@ async def leader(client: Client) -> str:
     lease = await client.get(LEASES, CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE)
     holder: str = lease["spec"].get("holderIdentity") or ""
     pods = await client.list(PODS, CONTROLLER_NAMESPACE, label_selector=CONTROLLER_PODS)
-    names = [each["metadata"]["name"] for each in pods.items if "deletionTimestamp" not in each["metadata"]]
+    names: list[str] = [each["metadata"]["name"] for each in pods.items if "deletionTimestamp" not in each["metadata"]]
     (found,) = [each for each in names if holder.startswith(f"{each}-")]
     return found
 

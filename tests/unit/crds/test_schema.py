@@ -7,6 +7,7 @@ import yaml
 
 from crds import generate
 from crds.definitions import DEFINITIONS, Definition
+from crds.meta import GROUP
 
 
 def walk(schema: dict[str, Any], path: str = "") -> list[tuple[str, dict[str, Any]]]:
@@ -22,13 +23,14 @@ def walk(schema: dict[str, Any], path: str = "") -> list[tuple[str, dict[str, An
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda d: d.kind)
 class TestDefinition:
     def test_file_beside_the_structs_is_fresh(self, definition: Definition) -> None:
-        path, text = next(
-            (path, text)
-            for path, text in generate.render_files().items()
-            if definition.plural in path.name.split("_")[1]
-        )
-        assert path.read_text() == text, "run `make crds`"
-        assert yaml.safe_load(text) == definition.render()
+        files = generate.render_files()
+        name = f"{GROUP}_{definition.plural}.yaml"
+        for path in (generate.FOLDER / name, generate.CHART / name):
+            assert path.read_text() == files[path], "run `make crds`"
+        rendered = definition.render()
+        assert yaml.safe_load(files[generate.FOLDER / name]) == rendered
+        kept = rendered | {"metadata": rendered["metadata"] | {"annotations": generate.KEPT}}
+        assert yaml.safe_load(files[generate.CHART / name]) == kept
 
     def test_schema_is_structural(self, definition: Definition) -> None:
         root = definition.render()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
