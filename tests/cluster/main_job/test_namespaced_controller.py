@@ -13,14 +13,16 @@ from tests.cluster.main_job.cluster import Cluster, condition
 from tests.cluster.shared_controller import SharedController
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import CHECKOUT, Process
+from tests.support.documents import list_blocks
 from tests.support.eventually import eventually
 from tests.support.file_server import FileServer
 from tests.support.namespaces import open_namespace
+from tests.support.shell import Shell
 
 METRICS = "127.0.0.1:18090"
-DOCUMENT = (CHECKOUT / "docs" / "security.md").read_text().replace("\\\n", "")
+DOCUMENT = (CHECKOUT / "docs" / "security.md").read_text()
 SECTION = DOCUMENT.partition("**A controller of some namespaces.**")[2].partition("| where | right |")[0]
-COMMANDS = re.findall(r"^kubectl .*$", SECTION, re.MULTILINE)
+(COMMANDS,) = list_blocks(SECTION)
 
 
 @pytest.fixture
@@ -44,18 +46,20 @@ async def foreign(plane: ControlPlane, client: Client, files: FileServer, tmp_pa
 
 
 @pytest.fixture
-async def bound(plane: ControlPlane, namespace: str, second: str, pod_monitors: None) -> AsyncIterator[None]:
+async def bound(
+    plane: ControlPlane, namespace: str, second: str, pod_monitors: None, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[None]:
     """The rights of the document, in both namespaces."""
     del pod_monitors  # a kind that the controller looks for when it starts
+    shell = Shell(plane, tmp_path_factory.mktemp("shell"))
+    commands = COMMANDS.replace("NAMESPACE", f"{namespace},{second}")
+    grant, *_ = commands.replace("\\\n", "").splitlines()
     try:
-        for command in COMMANDS:
-            for name in (namespace, second) if "NAMESPACE" in command else ("",):
-                words = command.replace("NAMESPACE", name).replace("deploy/", f"{CHECKOUT}/deploy/").split()
-                await plane.kubectl(*words[1:])
+        await shell.run(commands)
         yield
     finally:
-        await plane.apply(CHECKOUT / "deploy" / "rbac.yaml")
-        await plane.kubectl("delete", f"--filename={CHECKOUT / 'deploy' / 'namespaced-rbac.yaml'}")
+        await plane.apply(CHECKOUT / "deploy" / "install" / "rbac.yaml")
+        await shell.run(grant.replace("kubectl apply --server-side", "kubectl delete"))
 
 
 @pytest.fixture
