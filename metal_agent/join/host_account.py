@@ -1,7 +1,7 @@
 """The objects by which the API server knows a host: its ServiceAccount and least rights, and those of a join code.
 
 An administrator writes them (`invitation.py`) and deletes them (`removal.py`). A host may read its one Secret, keep its
-Lease and request tokens for itself; the rest is the ClusterRole `pomona-metal-agent` within the host policy of deploy/chart.
+Lease and request tokens for itself; the rest is the ClusterRole `pomona-metal-agent` within the host policy.
 """
 
 from typing import Final
