@@ -5,7 +5,7 @@ import click
 from cli.lazy import LazyGroup
 
 SUBCOMMANDS = {
-    "agent": ("join this machine to a cluster as a host outside of it", "cli.agent"),
+    "agent": ("join this machine to a cluster as a host outside of it", "cli.agent.command"),
     "controller": ("run the controller of Models and InferenceServices", "cli.controller"),
     "fetch": ("download a file of weights, resumed and verified", "cli.fetch"),
     "host": ("invite and remove hosts, as an administrator of the cluster", "cli.host.command"),

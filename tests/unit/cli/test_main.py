@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from cli import agent
+from cli.agent import command as agent
 from cli.main import SUBCOMMANDS, main
 from cli.options import ListenAddressParam, Size
 
@@ -36,7 +36,7 @@ def test_import_of_a_sub_command_leaves_the_garbage_collector_as_it_was(enabled:
         "import gc, sys; from cli.lazy import import_without_collections\n"
         f"enabled = {enabled}\n"
         "if not enabled: gc.disable()\n"
-        "assert import_without_collections('cli.weights').command.name\n"
+        "assert import_without_collections('cli.agent.weights').command.name\n"
         "assert gc.isenabled() == enabled\n"
         "assert (gc.get_freeze_count() > 0) == enabled\n"
         "import_without_collections('json.missing')"

@@ -4,8 +4,8 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from cli.agent.owner_policy import owner_policy_options
 from cli.main import main
-from cli.owner_policy import owner_policy_options
 from metal_agent.holds.owner_policy import OwnerPolicy
 
 

@@ -7,7 +7,7 @@ from click.testing import CliRunner, Result
 
 from artifacts.source import parse
 from artifacts.weights_store import HeldWeights, WeightsStore
-from cli.weights import command
+from cli.agent.weights import command
 from tests.support.file_server import ALLOWED_NETWORKS, FileServer
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cli import log, selftest
+from cli import log
+from cli.agent import selftest
 from devices import gpu, libsystem, macos
 from devices.host import HostState
 from devices.metal import Metal

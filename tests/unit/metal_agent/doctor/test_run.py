@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cli import doctor, log
+from cli import log
+from cli.agent import doctor
 from kube.credentials import Credentials, StaticToken
 from kube.errors import Forbidden, NotFound, Unauthorized
 from metal_agent.doctor import engines, run

@@ -9,6 +9,7 @@ import click
 
 from artifacts.repositories.address_policy import Networks
 from cli import log
+from cli.agent.owner_policy import owner_policy_options
 from cli.lazy import LazyGroup
 from cli.options import (
     STATE_FOLDER_TEXT,
@@ -18,7 +19,6 @@ from cli.options import (
     allow_private_sources,
     default_state_folder,
 )
-from cli.owner_policy import owner_policy_options
 from gateway.proxy.config import Tls
 from kube import credentials
 from kube.credentials import Credentials
@@ -29,10 +29,10 @@ from metal_agent.holds.owner_policy import OwnerPolicy
 from metal_agent.options import AgentOptions, StartError
 
 SUBCOMMANDS = {
-    "doctor": ("find out why this host does not serve, with the way out", "cli.doctor"),
-    "join": ("join a cluster with a code of its administrator", "cli.agent_join"),
-    "selftest": ("check that this machine behaves as the agent expects", "cli.selftest"),
-    "weights": ("list the weights on this host, or delete some", "cli.weights"),
+    "doctor": ("find out why this host does not serve, with the way out", "cli.agent.doctor"),
+    "join": ("join a cluster with a code of its administrator", "cli.agent.join"),
+    "selftest": ("check that this machine behaves as the agent expects", "cli.agent.selftest"),
+    "weights": ("list the weights on this host, or delete some", "cli.agent.weights"),
 }
 
 
