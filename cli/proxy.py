@@ -6,6 +6,7 @@ import click
 import uvloop
 
 from gateway.event_log import log_libraries
+from gateway.http.named_socket import SocketError
 from gateway.proxy import control, control_socket
 
 
@@ -33,9 +34,9 @@ def command(socket: Path, drain_seconds: float, *, take_over: bool) -> None:
     try:
         with control_socket.claim_socket(socket, take_over=take_over) as claimed:
             uvloop.run(control.run_proxy(claimed, drain_seconds=drain_seconds))
-    except control_socket.SocketError as error:
+    except SocketError as error:
         raise click.ClickException(str(error)) from error
     except ExceptionGroup as group:
-        if refused := group.subgroup(control_socket.SocketError):
+        if refused := group.subgroup(SocketError):
             raise click.ClickException(str(refused.exceptions[0])) from group
         raise

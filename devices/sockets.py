@@ -1,4 +1,7 @@
-"""The ports that a process listens on, read from the kernel: a log or a file could name the port of another process."""
+"""Facts of the kernel about sockets: the ports that a process listens on, and who is at the other end of a unix socket.
+
+A log or a file could name the port of another process.
+"""
 
 import socket
 import struct
@@ -12,7 +15,10 @@ from devices.footprint import descendants
 
 LOOPBACK = "127.0.0.1"
 _MACOS_SOL_LOCAL: Final = 0
+_MACOS_LOCAL_PEERCRED: Final = 1
 _MACOS_LOCAL_PEERPID: Final = 2
+_MACOS_XUCRED_BYTES: Final = 76
+"""The size of struct xucred: its version, the user, and up to 16 groups."""
 _CONNECT_SECONDS: Final = 1.0
 
 
@@ -43,3 +49,13 @@ def unix_listener(path: Path) -> int | None:
             return client.getsockopt(_MACOS_SOL_LOCAL, _MACOS_LOCAL_PEERPID)
         pid, _, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(pid)
+
+
+def unix_peer_uid(connection: socket.socket) -> int:
+    """Return the effective user of the process at the other end of a unix socket, as it connected. Raises OSError."""
+    if sys.platform == "darwin":
+        credentials = connection.getsockopt(_MACOS_SOL_LOCAL, _MACOS_LOCAL_PEERCRED, _MACOS_XUCRED_BYTES)
+        _, uid = struct.unpack_from("2I", credentials)
+    else:
+        _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(uid)

@@ -8,7 +8,7 @@ import asyncio
 import errno
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from gateway.event_log import log
@@ -33,6 +33,7 @@ class HttpListener:
         table: all connections of the process.
         times: the times that a connection may take.
         context: the certificate; None: plain HTTP.
+        admits: decides whether the client at the other end of a socket may connect.
     """
 
     def __init__(
@@ -41,12 +42,14 @@ class HttpListener:
         table: ConnectionTable,
         times: ConnectionTimes,
         context: ssl.SSLContext | None = None,
+        admits: Callable[[socket.socket], bool] = lambda _: True,
     ) -> None:
         self.sockets: tuple[socket.socket, ...] = ()
         self._handling = handling
         self._table = table
         self._times = times
         self._context = context
+        self._admits = admits
         self._connections: set[ServerConnection] = set()
         self._handshakes: set[asyncio.Task[None]] = set()
         self._pauses: dict[int, asyncio.TimerHandle] = {}
@@ -138,7 +141,7 @@ class HttpListener:
                 self._pause(bound, error)
                 return
             peer = str(address[0]) if address else _LOCAL_PEER
-            if not self._table.admit(peer):
+            if not self._admits(accepted) or not self._table.admit(peer):
                 accepted.close()
                 continue
             accepted.setblocking(False)

@@ -172,12 +172,6 @@ class BackendIdle(msgspec.Struct, frozen=True, rename="camel"):
     in_flight: int
 
 
-class ControlRefusal(msgspec.Struct, frozen=True, rename="camel"):
-    """Body of every response of the control API that is not 200."""
-
-    error: str
-
-
 def _is_loopback(address: str) -> bool:
     try:
         return ipaddress.ip_address(address).is_loopback

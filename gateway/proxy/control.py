@@ -17,12 +17,14 @@ import msgspec
 from devices import limits
 from gateway.event_log import log
 from gateway.http.connection_table import ConnectionTable
+from gateway.http.control_messages import render_refusal
 from gateway.http.limits import ConnectionCaps, ConnectionTimes
 from gateway.http.listener import HttpListener
+from gateway.http.named_socket import SocketError
 from gateway.http.server_connection import RequestHandling
 from gateway.http.upstream_pool import UpstreamPool
-from gateway.proxy.control_api import ControlApi, render_refusal
-from gateway.proxy.control_socket import ACCEPTED, ControlSocket, Inheritance, SocketError, send_inheritance
+from gateway.proxy.control_api import ControlApi
+from gateway.proxy.control_socket import ACCEPTED, ControlSocket, Inheritance, send_inheritance
 from gateway.proxy.listeners import Listeners
 
 _GARBAGE_THRESHOLD: Final = 20_000

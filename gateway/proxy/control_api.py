@@ -9,17 +9,16 @@ from urllib.parse import parse_qs
 import msgspec
 
 from gateway.http.awaited_exchange import AwaitedExchange
+from gateway.http.control_messages import JSON_FIELDS, ControlRefusal
 from gateway.http.exchange import Exchange
-from gateway.http.headers import Field, encode_fields
 from gateway.proxy import metrics
 from gateway.proxy.build import BUILD
-from gateway.proxy.config import BackendHealth, BackendIdle, ControlRefusal, ProxyConfig, ProxyState
+from gateway.proxy.config import BackendHealth, BackendIdle, ProxyConfig, ProxyState
 from gateway.proxy.listeners import DrainingError, Listeners
 
 _BODY_LIMIT_BYTES: Final = 16 << 20
 _HEARTBEAT_SECONDS: Final = 5.0
 """The pause after which a stream of health has an empty line, so that each side notices that the other is gone."""
-_JSON: Final[tuple[Field, ...]] = ((b"Content-Type", b"application/json"),)
 
 
 class ControlError(Exception):
@@ -119,11 +118,5 @@ class ControlApi:
         )
 
 
-def render_refusal(status: int, reason: str) -> tuple[bytes, bytes]:
-    """Return the header fields and the body of a response to bytes that are no call."""
-    del status
-    return encode_fields(_JSON), msgspec.json.encode(ControlRefusal(reason))
-
-
 def _respond(exchange: AwaitedExchange, body: msgspec.Struct, status: HTTPStatus = HTTPStatus.OK) -> None:
-    exchange.respond(status, _JSON, msgspec.json.encode(body))
+    exchange.respond(status, JSON_FIELDS, msgspec.json.encode(body))

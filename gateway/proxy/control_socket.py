@@ -12,7 +12,7 @@ import socket
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -20,26 +20,19 @@ from typing import BinaryIO, Final
 import msgspec
 
 from gateway.event_log import log
+from gateway.http.named_socket import NamedSocket, SocketError
 from gateway.proxy.config import ProxyConfig
 
 HAND_OVER_SOCKET: Final = "handover.sock"
-UNNAMED_SUFFIX: Final = ".new"
-"""The suffix of a socket that has not taken its name yet."""
 LAST_SOCKET: Final = "last-{pid}.sock"
 LONGEST_NAME: Final = LAST_SOCKET.format(pid="9" * (5 if sys.platform == "darwin" else 7))
 """The longest name of a socket, with the largest pid of the system."""
 _GROUP_AND_OTHERS: Final = 0o077
-_SOCKET_MASK: Final = 0o177
 _HAND_OVER_SECONDS: Final = 10.0
 _LENGTH_BYTES: Final = 8
 _DESCRIPTORS_AT_ONCE: Final = 100
-_BACKLOG: Final = 128
 ACCEPTED: Final = b"+"
 """The answer of a proxy that takes over, when it is ready to listen."""
-
-
-class SocketError(Exception):
-    """The control socket cannot be claimed; the message says why, and what to change."""
 
 
 class _Message(msgspec.Struct, frozen=True):
@@ -47,52 +40,6 @@ class _Message(msgspec.Struct, frozen=True):
 
     config: ProxyConfig
     listeners: tuple[str, ...]
-
-
-class NamedSocket:
-    """A unix socket that listens, first without a name for others, and at `path` from `take_name` on.
-
-    Raises SocketError if it cannot listen.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.socket = socket.socket(socket.AF_UNIX)
-        new = path.with_suffix(UNNAMED_SUFFIX)
-        self._bound: Path | None = new
-        mask = os.umask(_SOCKET_MASK)
-        try:
-            new.unlink(missing_ok=True)
-            self.socket.bind(str(new))
-            self._inode = new.stat().st_ino
-            self.socket.listen(_BACKLOG)
-        except OSError as error:
-            self.socket.close()
-            raise self._explain(error) from error
-        finally:
-            os.umask(mask)
-
-    def take_name(self) -> None:
-        """Put the socket at its path, in the place of any other. Raises SocketError."""
-        try:
-            self.path.with_suffix(UNNAMED_SUFFIX).rename(self.path)
-        except OSError as error:
-            raise self._explain(error) from error
-        self._bound = self.path
-
-    def abandon_name(self) -> None:
-        """Leave the name to a socket that will take it."""
-        self._bound = None
-
-    def close(self) -> None:
-        """Remove the name, unless it was left or another socket has it, and stop listening."""
-        with suppress(FileNotFoundError):
-            if self._bound and self._bound.stat().st_ino == self._inode:
-                self._bound.unlink()
-        self.socket.close()
-
-    def _explain(self, error: OSError) -> SocketError:
-        return SocketError(f"cannot listen on {self.path}: {error}; use a shorter path or a local disk")
 
 
 class Inheritance:

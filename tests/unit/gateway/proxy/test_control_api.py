@@ -8,13 +8,13 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.http.control_messages import ControlRefusal
 from gateway.proxy.build import BUILD
 from gateway.proxy.config import (
     Backend,
     BackendHealth,
     BackendIdle,
     BackendState,
-    ControlRefusal,
     ListenerState,
     ProxyConfig,
     ProxyState,

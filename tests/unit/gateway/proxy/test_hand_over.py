@@ -15,9 +15,10 @@ import pytest
 from aiohttp import web
 from msgspec import structs
 
+from gateway.http.named_socket import NamedSocket
 from gateway.proxy.config import ProxyConfig
 from gateway.proxy.control_client import ProxyUnreachableError
-from gateway.proxy.control_socket import HAND_OVER_SOCKET, LAST_SOCKET, NamedSocket, claim_socket, send_inheritance
+from gateway.proxy.control_socket import HAND_OVER_SOCKET, LAST_SOCKET, claim_socket, send_inheritance
 from tests.support.eventually import eventually
 from tests.unit.gateway.proxy.running_proxy import (
     DONE_EVENT,

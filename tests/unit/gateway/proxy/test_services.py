@@ -230,7 +230,7 @@ async def test_router_without_a_token_must_listen_on_loopback(proxy: ProxyProces
     with pytest.raises(ValueError, match=r"a router on 0\.0\.0\.0 needs a token"):
         RouterListener("0.0.0.0", 8080)
     with pytest.raises(ProxyRefusedError, match="needs a token"):
-        await proxy.client._request("PUT", "/services", body=b'{"router": {"address": "10.0.0.1", "port": 0}}')
+        await proxy.client.request("PUT", "/services", body=b'{"router": {"address": "10.0.0.1", "port": 0}}')
 
 
 async def test_router_with_a_token_accepts_that_token_and_no_service_token(

@@ -1,0 +1,65 @@
+"""A unix socket that listens without a name first, and then takes its name in the place of any other.
+
+A client finds the old socket or the new one, never none, and the socket that a dead process left is replaced.
+"""
+
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+UNNAMED_SUFFIX: Final = ".new"
+"""The suffix of a socket that has not taken its name yet."""
+_SOCKET_MASK: Final = 0o177
+_BACKLOG: Final = 128
+
+
+class SocketError(Exception):
+    """A control socket cannot be used; the message says why, and what to change."""
+
+
+class NamedSocket:
+    """A unix socket that listens, first without a name for others, and at `path` from `take_name` on.
+
+    Raises SocketError if it cannot listen.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.socket = socket.socket(socket.AF_UNIX)
+        new = path.with_suffix(UNNAMED_SUFFIX)
+        self._bound: Path | None = new
+        mask = os.umask(_SOCKET_MASK)
+        try:
+            new.unlink(missing_ok=True)
+            self.socket.bind(str(new))
+            self._inode = new.stat().st_ino
+            self.socket.listen(_BACKLOG)
+        except OSError as error:
+            self.socket.close()
+            raise self._explain(error) from error
+        finally:
+            os.umask(mask)
+
+    def take_name(self) -> None:
+        """Put the socket at its path, in the place of any other. Raises SocketError."""
+        try:
+            self.path.with_suffix(UNNAMED_SUFFIX).rename(self.path)
+        except OSError as error:
+            raise self._explain(error) from error
+        self._bound = self.path
+
+    def abandon_name(self) -> None:
+        """Leave the name to a socket that will take it."""
+        self._bound = None
+
+    def close(self) -> None:
+        """Remove the name, unless it was left or another socket has it, and stop listening."""
+        with suppress(FileNotFoundError):
+            if self._bound and self._bound.stat().st_ino == self._inode:
+                self._bound.unlink()
+        self.socket.close()
+
+    def _explain(self, error: OSError) -> SocketError:
+        return SocketError(f"cannot listen on {self.path}: {error}; use a shorter path or a local disk")
