@@ -16,7 +16,7 @@ WORKED  := $(PYTEST) -p tests.controlplane.workers --sandboxes $(WORKERS) --dura
 ALONE   := $(findstring .py,$(TESTS))
 GOLDEN  := tests/unit/controller/services/test_golden.py tests/unit/docs/test_pages.py
 SLOW    := tests/hosts tests/cluster tests/chaos
-ON_MACS := artifacts cli crds devices fitness gateway kube metal_agent runtimes standalone
+ON_MACS := artifacts cli crds devices fitness gateway kube launchd metal_agent runtimes standalone
 # Hard links from uv's cache would tie the checkout to another user's file system.
 export UV_LINK_MODE := copy
 # A machine behind a proxy has that certificate in its own store.

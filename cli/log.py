@@ -15,9 +15,9 @@ _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
 _json: Final = structlog.processors.JSONRenderer(separators=(",", ":"))
 
 
-def to_file(path: Path) -> None:
-    """Log to a new file, for a command that uses the terminal itself. Raises OSError."""
-    configure(stream=path.open("w", encoding="utf-8"))
+def to_file(path: Path, *, append: bool = False) -> None:
+    """Log to a file, new unless `append`, for a command whose output is for something else. Raises OSError."""
+    configure(stream=path.open("a" if append else "w", encoding="utf-8"))
 
 
 def configure(*, verbose: bool = False, stream: TextIO = sys.stderr) -> None:

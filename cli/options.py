@@ -112,9 +112,16 @@ choose_files: Final = click.option(
 
 def default_state_folder() -> Path:
     """Return the folder in which this operating system keeps the state of an application."""
+    if sys.platform != "darwin" and (folder := os.environ.get("XDG_STATE_HOME")):
+        return Path(folder) / "pomona"
+    return state_folder_in(Path.home())
+
+
+def state_folder_in(home: Path) -> Path:
+    """Return the state folder of a user without settings of their own."""
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "Pomona"
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "pomona"
+        return home / "Library" / "Application Support" / "Pomona"
+    return home / ".local" / "state" / "pomona"
 
 
 mirrors = click.option(

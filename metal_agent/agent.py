@@ -9,29 +9,33 @@ import asyncio
 import contextlib
 import os
 import time
-from dataclasses import replace
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import aiohttp
 import structlog
 
 from crds.meta import HOSTS_NAMESPACE
-from devices import host, limits
+from devices import host
 from devices.facts import HostFacts
+from gateway.proxy.build import BUILD
 from gateway.proxy.control_client import ProxyRefusedError, ProxyUnreachableError
 from kube.client import Client, Obj
-from kube.credentials import Credentials
 from kube.errors import Forbidden
 from kube.events import EventRecorder
 from kube.lease import HeldElsewhereError, renew_host_lease
 from kube.queue import WorkQueue, run_workers
 from kube.resources import METAL_PROCESSES, SECRETS, ObjectKey, Resource
 from kube.store import Store
+from kube.time import rfc3339
 from kube.watch import reflect
 from metal_agent import assignments, metrics
+from metal_agent.change_counter import ChangeCounter
 from metal_agent.cluster import host_status
-from metal_agent.cluster.address import find_address, follow_address
-from metal_agent.cluster.api_connection import ApiConnection, connect_observed
+from metal_agent.cluster.address import follow_address
+from metal_agent.cluster.api_connection import ApiConnection
 from metal_agent.cluster.endpoint_slices import FIELD_MANAGER, LEASE_SECONDS, RENEW_SECONDS
 from metal_agent.cluster.events import HoldAction, HoldEvents
 from metal_agent.cluster.exposure import ClusterExposure, ServicePorts, clocks
@@ -39,6 +43,9 @@ from metal_agent.cluster.host_tokens import HostTokens
 from metal_agent.cluster.inspections import Inspections, is_inspection
 from metal_agent.cluster.process_status import ProcessReporter
 from metal_agent.cluster.reachability import ReachabilityListener
+from metal_agent.control.agent_control import serve_control
+from metal_agent.control.agent_status import AgentStatus, describe_processes
+from metal_agent.exit_codes import forget_exit
 from metal_agent.holds.pause_watchdog import PauseInputs
 from metal_agent.host import HostCallbacks, build_host
 from metal_agent.memory.ledger import Ledger, budget_bytes
@@ -46,10 +53,9 @@ from metal_agent.memory.pressure_policy import PressureAction
 from metal_agent.metrics import AgentMetrics
 from metal_agent.native import engine_command
 from metal_agent.options import AgentOptions, StartError
-from metal_agent.state_folder import identify_agent, own_folder, take_over
+from metal_agent.state_folder import identify_agent
 from metal_agent.supervise import handover, keep_awake
 from metal_agent.supervise.runner import Runner
-from metal_agent.traffic import certificate
 from metal_agent.traffic.proxy_process import Proxy
 
 PATIENCE_SECONDS: Final = 10.0
@@ -60,6 +66,8 @@ _EXPOSE_SECONDS: Final = 10.0
 """Interval between two tries to configure a proxy that cannot serve everything yet."""
 _PROOF_SECONDS: Final = 5.0
 """Time for engines to answer after a gap; then the engines that answered are made ready without the others."""
+_LAST_REPORT_SECONDS: Final = 10.0
+"""Time for the last reports of an agent that has stopped everything."""
 _WORKERS: Final = 4
 _RECONCILE_SECONDS: Final = 30.0
 WorkKey = tuple[str, ...]
@@ -74,52 +82,19 @@ _EVENTS: Final[WorkKey] = ("events",)
 log = structlog.get_logger()
 
 
-async def run(credentials: Credentials, options: AgentOptions) -> None:
-    """Serve as host `options.name` until cancelled; engines and proxy keep running, for the next agent to adopt.
+@dataclass(frozen=True, slots=True)
+class _Lifetime:
+    """The time of one agent, from its start to its end."""
 
-    The token of a host that has joined by a code (`HostIdentity`) is renewed meanwhile.
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when everything is to be drained and stopped."""
+    changes: ChangeCounter = field(default_factory=ChangeCounter)
+    """Changes of the states of processes."""
 
-    Raises:
-        StartError: the state folder is in use or cannot be read, address, budget or certificate cannot be found or
-            used, or another agent has this name.
-    """
-    address = find_address(options, credentials.server)
-    if options.tls:
-        await asyncio.to_thread(certificate.check_certificate, options.tls, address)
-    known = await asyncio.to_thread(host.read)
-    allowed_bytes = budget_bytes(known, options.memory_budget_bytes)
-    if allowed_bytes is None:
-        raise StartError("the memory of this host is not known: give --memory-budget, such as 12GiB")
 
-    connection = ApiConnection(credentials)
-
-    async def check_api_access() -> None:
-        async with connect_observed(credentials, connection) as client:
-            await client.list(METAL_PROCESSES, field_selector=f"spec.hostName={options.name}")
-
-    # After all checks: an agent that cannot start must not make `pomona up` hand over.
-    await take_over(options.folder, check_api_access)
-    with own_folder(options.folder):
-        limits.raise_descriptor_limit()
-        async with connect_observed(credentials, connection) as client, aiohttp.ClientSession() as session:
-            try:
-                agent = Agent(
-                    client,
-                    session,
-                    options,
-                    connection=connection,
-                    address=address,
-                    host_facts=known,
-                    ledger=Ledger(allowed_bytes, memory_bytes=known.memory_bytes),
-                )
-            except OSError as error:
-                raise StartError(f"cannot use what is in --state-dir {options.folder}: {error}") from error
-            try:
-                await agent.run()
-            except ExceptionGroup as group:
-                if refused := group.subgroup(StartError):
-                    raise refused.exceptions[0] from None
-                raise
+class EverythingStopped(Exception):  # noqa: N818 - no error
+    """Exception that cancels the loops of the agent's task group: everything was stopped on request."""
 
 
 class Agent:
@@ -137,8 +112,7 @@ class Agent:
         ledger: Ledger,
     ) -> None:
         self._client = client
-        self._options = options
-        self._name = options.name
+        self._options, self._name = options, options.name
         self.connection = connection
         self._facts, self._ledger = host_facts, ledger
         self._store = Store()
@@ -158,6 +132,7 @@ class Agent:
         """Monotonic time, in seconds, until which the cluster may claim engines that `pomona up` left running here."""
         self._doubted = False
         """True if contact with the API was lost after the last check that engines answer."""
+        self._lifetime = _Lifetime()
         self._exposed = ClusterExposure(
             client=client,
             host=options.name,
@@ -196,16 +171,25 @@ class Agent:
         )
 
     async def run(self) -> None:
-        """Adopt running engines and the proxy, then follow the API until cancelled."""
+        """Adopt running engines and the proxy, then follow the API until cancelled.
+
+        Raises StartError, and EverythingStopped after everything was stopped, each in a group.
+        """
         log.info(
             "agent_started", host=self._name, address=self._exposed.address, budget_bytes=self._ledger.budget_bytes
         )
+        with serve_control(self._options.folder, self._describe, self._lifetime.stop):
+            forget_exit(self._options.folder)
+            await self._run_loops()
+
+    async def _run_loops(self) -> None:
         self._store.subscribe(self._object_changed)
         selector = f"metadata.name={self._name}"
         async with asyncio.TaskGroup() as group:
             self._inspections.start(group)
             await self._recover(group)
-            self._host.start_loops(group, keep_awake.build_command(os.getpid()) if self._options.keep_awake else None)
+            awake = keep_awake.build_command(os.getpid()) if self._options.keep_awake else None
+            loops = self._host.start_loops(group, awake)
             group.create_task(run_workers(self._queue, self._reconcile, _WORKERS, _RECONCILE_SECONDS))
             group.create_task(reflect(self._client, self._store, SECRETS, HOSTS_NAMESPACE, field_selector=selector))
             group.create_task(
@@ -226,7 +210,43 @@ class Agent:
                 group.create_task(self.connection.host_identity.keep_renewed(self._client))
             if self._options.metrics_place:
                 group.create_task(metrics.serve_metrics(self._options.metrics_place, self._metrics_text))
-            await self._await_api()
+            beginning = group.create_task(self._await_api())
+            await self._lifetime.stop.wait()
+            beginning.cancel()
+            await self._stop_everything(loops)
+            raise EverythingStopped
+
+    async def _stop_everything(self, loops: Collection[asyncio.Task[None]]) -> None:
+        """Withdraw, drain and stop every process, report that, and end the proxy; the API server may be away."""
+        log.info("agent_stopping", processes=len(self._runners))
+        served = set(self._exposed.services())
+        await self._host.stop_processes(self._lifetime.changes)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_REPORT_SECONDS):
+                # Each of them alone: one that is refused must not keep the others from being written.
+                reports = [*map(self._publish, served), *map(self._report_process, self._runners), self._report_host()]
+                for failed in await asyncio.gather(*reports, return_exceptions=True):
+                    if isinstance(failed, Exception):
+                        log.warning("last_report_failed", error=str(failed))
+        for loop in loops:
+            loop.cancel()
+        await asyncio.wait(loops)
+        await self._proxy.end()
+
+    def _describe(self) -> AgentStatus:
+        """Return the status for the control socket."""
+        return AgentStatus(
+            host=self._name,
+            version=BUILD,
+            pid=os.getpid(),
+            started_at=rfc3339(self._lifetime.started),
+            address=self._exposed.address,
+            server=self.connection.server,
+            stopping=self._lifetime.stop.is_set(),
+            budget_bytes=self._ledger.budget_bytes,
+            available_bytes=self._ledger.available_bytes,
+            processes=describe_processes(self._runners.values()),
+        )
 
     async def _recover(self, group: asyncio.TaskGroup) -> None:
         """Adopt running engines and the proxy. Raises StartError if it cannot find them: they could run twice."""
@@ -310,6 +330,7 @@ class Agent:
 
     def _process_changed(self, runner: Runner) -> None:
         assignment = runner.assignment
+        self._lifetime.changes.note()
         self._queue.add(("process", assignment.uid))
         if runner.state.phase == "Fetching" and runner.progress:
             return
@@ -384,7 +405,7 @@ class Agent:
 
     def _assign(self) -> float | None:
         """Run the assignments of the API once the list is complete; return the seconds until the next call, if any."""
-        if not (self._synced.is_set() and self._renewed_once.is_set()):
+        if not (self._synced.is_set() and self._renewed_once.is_set()) or self._lifetime.stop.is_set():
             return None
         bound = self._store.list(METAL_PROCESSES)
         self._inspections.assign(filter(is_inspection, bound))

@@ -16,6 +16,7 @@ from artifacts.repositories.address_policy import Networks
 from devices import pressure
 from devices.pressure import PressureReading
 from metal_agent import daemons
+from metal_agent.change_counter import ChangeCounter
 from metal_agent.daemons import Daemons
 from metal_agent.holds.hold_gate import HoldGate
 from metal_agent.holds.pause_policy import PauseAction
@@ -102,6 +103,16 @@ class Host:
         """Forget holds of processes that are not among `uids`, the uids of all processes assigned to this host."""
         self.watchdog.retain(uids)
         self.pauses.retain(uids)
+
+    async def stop_processes(self, changes: ChangeCounter) -> None:
+        """Drain and stop every process; return when each has ended, or is known not to end.
+
+        `changes` counts at least the changes of their states.
+        """
+        self.supervisor.assign([])
+        seen = changes.count
+        while any(runner.state.phase != "Stopped" for runner in self.runners.values()):
+            seen = await changes.wait_past(seen)
 
 
 def build_host(

@@ -12,6 +12,10 @@ class StartError(Exception):
     """The agent cannot start with its options; the message says how to change them."""
 
 
+class OptionsError(StartError):
+    """The agent can never start with its options, or with this state folder: a service manager does not try again."""
+
+
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
     """The owner's options. `address` and `memory_budget_bytes` are determined by the agent if they are None."""

@@ -25,7 +25,7 @@ from devices import host
 from kube.errors import ApiError, Unreachable
 from metal_agent.native.engine_handle import ProcessIdentity
 from metal_agent.native.process import identify_process, is_running
-from metal_agent.options import StartError
+from metal_agent.options import OptionsError, StartError
 
 HAND_OVER: Final = signal.SIGUSR1
 """Signal to a `pomona up`: leave everything running, and end."""
@@ -157,7 +157,7 @@ def _keep_private(folder: Path) -> None:
     """
     found = folder.stat()
     if found.st_uid != os.geteuid():
-        raise StartError(
+        raise OptionsError(
             f"--state-dir {folder} belongs to another user (uid {found.st_uid}, this one is {os.geteuid()}): start as "
             "that user, or give another folder"
         )
@@ -173,7 +173,7 @@ def _try_lock(lock: IO[bytes], folder: Path) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        raise StartError(f"cannot lock --state-dir {folder}: {error}: use a local disk") from error
+        raise OptionsError(f"cannot lock --state-dir {folder}: {error}: use a local disk") from error
     return True
 
 

@@ -23,6 +23,7 @@ from devices import limits
 from gateway.proxy.control_client import ProxyRefusedError, ProxyUnreachableError
 from kube.backoff import backoff_seconds
 from kube.resources import ObjectKey
+from metal_agent.change_counter import ChangeCounter
 from metal_agent.host import HostCallbacks, build_host
 from metal_agent.lifecycle import GRACE_SECONDS
 from metal_agent.memory.ledger import Ledger
@@ -76,26 +77,6 @@ class UserSignals:
     """Abort running requests instead of draining them."""
     hand_over: asyncio.Event = field(default_factory=asyncio.Event)
     """End, and leave everything running for an agent."""
-
-
-class ChangeCounter:
-    """A counter of changes, with which several tasks can each wait for the next change."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._happened = asyncio.Event()
-
-    def note(self) -> None:
-        """Count a change, and wake all tasks that wait."""
-        self.count += 1
-        self._happened.set()
-        self._happened = asyncio.Event()
-
-    async def wait_past(self, seen: int) -> int:
-        """Wait until the count is no longer `seen`, and return it."""
-        while self.count == seen:
-            await self._happened.wait()
-        return self.count
 
 
 class Machine:
@@ -203,7 +184,7 @@ class Machine:
         await _wait_for_any(self.signals.stop, self.signals.hand_over)
         if not self.signals.hand_over.is_set():
             await _cancel_all(inspecting)
-            await self._drain_and_stop(supervisor)
+            await self._drain_and_stop()
             await _cancel_all(serving)
             await self._proxy.end()
         raise _ServingEnded
@@ -306,20 +287,14 @@ class Machine:
                 await asyncio.sleep(_CONFIGURE_AGAIN_SECONDS)
                 self._reconfigure.set()
 
-    async def _drain_and_stop(self, supervisor: Supervisor) -> None:
+    async def _drain_and_stop(self) -> None:
         """Drain and stop everything; return when the last engine has stopped, or soon after the user asked twice."""
-        supervisor.assign([])
-        stopped = asyncio.create_task(self._wait_until_stopped())
+        stopped = asyncio.create_task(self._host.stop_processes(self.changes))
         given_up = asyncio.create_task(self._wait_until_aborted())
         try:
             await asyncio.wait({stopped, given_up}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await _cancel_all([stopped, given_up])
-
-    async def _wait_until_stopped(self) -> None:
-        seen = self.changes.count
-        while any(runner.state.phase != "Stopped" for runner in self.runners.values()):
-            seen = await self.changes.wait_past(seen)
 
     async def _wait_until_aborted(self) -> None:
         """Wait until the user has asked twice, and engines have had the time to end by force."""

@@ -2,11 +2,14 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
 from metal_agent.holds.owner_policy import FULL_PERCENT, OwnerPolicy
 from metal_agent.holds.quiet_hours import EXAMPLE, QuietHours, parse_quiet_hours
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class QuietHoursParam(click.ParamType[QuietHours]):
@@ -24,7 +27,7 @@ class QuietHoursParam(click.ParamType[QuietHours]):
             self.fail(str(error), param, ctx)
 
 
-def owner_policy_options(command: Callable[..., None]) -> Callable[..., None]:
+def owner_policy_options(command: F) -> F:
     """Add the options of the owner's policy to a command, which gets them as `owner_policy` and `keep_awake`."""
     options = (
         click.option(
@@ -70,6 +73,23 @@ def owner_policy_options(command: Callable[..., None]) -> Callable[..., None]:
         policy = OwnerPolicy(quiet_hours, pause_when_active, pause_on_battery, pause_when_hot, pause_critical)
         command(*arguments, owner_policy=policy, **others)
 
+    decorated: Any = with_policy
     for option in reversed(options):
-        with_policy = option(with_policy)
-    return with_policy
+        decorated = option(decorated)
+    found: F = decorated
+    return found
+
+
+def render_owner_policy(policy: OwnerPolicy, *, keep_awake: bool) -> list[str]:
+    """Return the options that give this policy, for a command line."""
+    words = [word for hours in policy.quiet_hours for word in ("--quiet-hours", hours.text)]
+    if policy.idle_minutes is not None:
+        words.append(f"--pause-when-active={policy.idle_minutes}")
+    if policy.battery_percent is not None:
+        words.append(f"--pause-on-battery={policy.battery_percent}")
+    flags = {
+        "--pause-when-hot": policy.when_hot,
+        "--pause-critical": policy.pauses_critical,
+        "--no-keep-awake": not keep_awake,
+    }
+    return [*words, *(flag for flag, is_given in flags.items() if is_given)]

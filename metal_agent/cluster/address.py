@@ -16,7 +16,7 @@ import structlog
 
 from artifacts import durable
 from devices import network
-from metal_agent.options import AgentOptions, StartError
+from metal_agent.options import AgentOptions, OptionsError, StartError
 
 _ADDRESS_FILE: Final = "address.json"
 _CHECK_SECONDS: Final = 60.0
@@ -111,7 +111,7 @@ def check_address(text: str) -> str:
     try:
         address = ipaddress.ip_address(text)
     except ValueError as error:
-        raise StartError(f"--address {text!r} is no IP address: give one of this host, such as 10.0.0.7") from error
+        raise OptionsError(f"--address {text!r} is no IP address: give one of this host, such as 10.0.0.7") from error
     if address.is_loopback or address.is_link_local or address.is_unspecified or address.is_multicast:
         raise StartError(f"the cluster cannot reach address {text}: give the one of this host's network with --address")
     try:

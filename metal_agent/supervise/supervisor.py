@@ -202,7 +202,8 @@ class Supervisor:
 
     async def _trim_logs(self) -> None:
         folder = self._host.folder / "logs"
-        written = [folder / log_files.PROXY_LOG, *(runner.log_path for runner in self.runners.values())]
+        own = (log_files.PROXY_LOG, log_files.AGENT_LOG, log_files.START_LOG)
+        written = [*(folder / name for name in own), *(runner.log_path for runner in self.runners.values())]
         await asyncio.to_thread(log_files.trim_logs, folder, written)
         log_files.trim_own_log(_STANDARD_ERROR)
 

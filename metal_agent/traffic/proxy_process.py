@@ -23,7 +23,7 @@ from kube.backoff import backoff_seconds
 from metal_agent.lifecycle import GRACE_SECONDS
 from metal_agent.native import log_files
 from metal_agent.native.process import NativeProcess, adopt_process, spawn_process
-from metal_agent.options import StartError
+from metal_agent.options import OptionsError
 from runtimes.environment import PYTHON, select_environment
 
 PATIENCE_SECONDS: Final = 60.0
@@ -45,7 +45,7 @@ log = structlog.get_logger()
 class Proxy:
     """The proxy of the agent whose state is in `folder`; `on_change` is called when `answers` has changed.
 
-    Raises StartError if the path of a socket in `folder` would be longer than the system allows.
+    Raises OptionsError if the path of a socket in `folder` would be longer than the system allows.
     """
 
     def __init__(self, folder: Path, on_change: Callable[[], None]) -> None:
@@ -55,7 +55,7 @@ class Proxy:
         longest = self._socket.with_name(LONGEST_NAME)
         excess = len(os.fsencode(longest)) - _LONGEST_SOCKET
         if excess > 0:
-            raise StartError(f"--state-dir {folder} is {excess} bytes too long for the socket {longest} in it")
+            raise OptionsError(f"--state-dir {folder} is {excess} bytes too long for the socket {longest} in it")
         self._on_change = on_change
         self.process: NativeProcess | None = None
         self._spawned: int | None = None

@@ -1,0 +1,185 @@
+"""The options of an agent, which `pomona agent` reads and `pomona agent install` passes on to a service."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from artifacts.repositories.address_policy import Networks
+from cli.agent.owner_policy import owner_policy_options, render_owner_policy
+from cli.options import (
+    STATE_FOLDER_TEXT,
+    ListenAddressParam,
+    PortRange,
+    Size,
+    allow_private_sources,
+    default_state_folder,
+)
+from gateway.proxy.config import Tls
+from launchd.service_definition import STATE_OPTION
+from metal_agent.cluster.host_identity import FILE_NAME, HostIdentity, read_joined_host
+from metal_agent.holds.owner_policy import OwnerPolicy
+from metal_agent.options import AgentOptions, OptionsError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OPTIONS: Final = (
+    click.option(
+        "--name", help="Name of the MetalHost of this machine. Default: the one that `pomona agent join` joined as."
+    ),
+    click.option(
+        "--kubeconfig",
+        type=click.Path(path_type=Path),
+        help="Kubeconfig with the credentials of this host. Default: what `pomona agent join` wrote, else as for "
+        "kubectl.",
+    ),
+    click.option(
+        "--state-dir",
+        type=click.Path(path_type=Path),
+        help=f"Folder for weights, logs and records. Default: {STATE_FOLDER_TEXT}.",
+    ),
+    click.option(
+        "--address",
+        help="Address at which the cluster reaches this host. Default: the address on the route to the API server.",
+    ),
+    click.option(
+        "--port-range", type=PortRange(), default="18000-18999", show_default=True, help="Ports for services."
+    ),
+    click.option(
+        "--file-root",
+        type=click.Path(path_type=Path),
+        help="Folder for file:// sources. Without this option, file:// sources are refused.",
+    ),
+    allow_private_sources,
+    click.option(
+        "--tls-certificate",
+        type=click.Path(path_type=Path),
+        help="Serve https with this certificate and its chain, in PEM form. A renewed certificate is reloaded.",
+    ),
+    click.option(
+        "--tls-key",
+        type=click.Path(path_type=Path),
+        help="Private key of the certificate, in PEM form, without a password.",
+    ),
+    click.option("--memory-budget", type=Size(), help="Maximum memory for all models together, such as 12GiB."),
+    click.option(
+        "--metrics-address",
+        type=ListenAddressParam(),
+        default="127.0.0.1:17999",
+        show_default=True,
+        help="Address of the metrics for Prometheus; `off` disables them.",
+    ),
+)
+
+
+def agent_options(command: F) -> F:
+    """Give a command the options of an agent; it gets them as the fields of AgentArguments."""
+    command = owner_policy_options(command)
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True, slots=True)
+class AgentArguments:
+    """The options of an agent as they were given."""
+
+    name: str | None
+    kubeconfig: Path | None
+    state_dir: Path | None
+    address: str | None
+    port_range: tuple[int, int]
+    file_root: Path | None
+    allowed_networks: Networks
+    tls_certificate: Path | None
+    tls_key: Path | None
+    memory_budget: int | None
+    metrics_address: tuple[str, int] | None
+    owner_policy: OwnerPolicy
+    keep_awake: bool
+
+    @property
+    def folder(self) -> Path:
+        """The state folder."""
+        return (self.state_dir or default_state_folder()).absolute()
+
+    def read_identity(self, folder: Path) -> HostIdentity | None:
+        """Return the identity that `pomona agent join` wrote into the state folder.
+
+        None if there is none, or if a kubeconfig is given. Raises OptionsError: it cannot be read, or is another host's.
+        """
+        if self.kubeconfig:
+            return None
+        try:
+            joined = read_joined_host(folder)
+        except OSError as error:
+            raise OptionsError(f"{folder / FILE_NAME}: {error}: make it readable for this user") from error
+        if joined is None:
+            return None
+        if self.name not in (None, joined.host):
+            raise OptionsError(
+                f"this machine has joined as host {joined.host}: leave --name {self.name} out, join as {self.name}, or "
+                "give --kubeconfig"
+            )
+        return HostIdentity(folder, joined)
+
+    def read_options(self, folder: Path, identity: HostIdentity | None) -> AgentOptions:
+        """Return the options as the agent takes them. Raises OptionsError: one is missing."""
+        name = identity.host if identity else self.name
+        if not name:
+            raise OptionsError(
+                f"this machine has not joined a cluster with --state-dir {folder}: run `pomona agent join CODE`, or "
+                "give --name and --kubeconfig"
+            )
+        return AgentOptions(
+            name=name,
+            folder=folder,
+            address=self.address,
+            first_port=self.port_range[0],
+            last_port=self.port_range[1],
+            file_root=self.file_root.absolute() if self.file_root else None,
+            allowed_networks=self.allowed_networks,
+            memory_budget_bytes=self.memory_budget,
+            metrics_place=self.metrics_address,
+            tls=_read_tls(self.tls_certificate, self.tls_key),
+            owner_policy=self.owner_policy,
+            keep_awake=self.keep_awake,
+        )
+
+    def render(self, state_folder: Path) -> list[str]:
+        """Return the command line of an agent with these options, for a start in another folder by another program."""
+        given = {
+            "--name": self.name,
+            "--kubeconfig": self.kubeconfig,
+            STATE_OPTION: state_folder,
+            "--address": self.address,
+            "--port-range": f"{self.port_range[0]}-{self.port_range[1]}",
+            "--file-root": self.file_root,
+            "--tls-certificate": self.tls_certificate,
+            "--tls-key": self.tls_key,
+            "--memory-budget": self.memory_budget,
+            "--metrics-address": "off" if self.metrics_address is None else _place_text(*self.metrics_address),
+        }
+        words = []
+        for option, value in given.items():
+            if value is not None:
+                words += [option, str(value.absolute() if isinstance(value, Path) else value)]
+        for network in self.allowed_networks:
+            words += ["--allow-private-sources", str(network)]
+        return [*words, *render_owner_policy(self.owner_policy, keep_awake=self.keep_awake)]
+
+
+def _place_text(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def _read_tls(certificate: Path | None, key: Path | None) -> Tls | None:
+    """Return certificate and key. Raises OptionsError: one is missing."""
+    if certificate and key:
+        # The proxy reads the files, and has another working directory.
+        return Tls(str(certificate.absolute()), str(key.absolute()))
+    if certificate or key:
+        raise OptionsError("--tls-certificate and --tls-key belong together: give both, or none for plain HTTP")
+    return None

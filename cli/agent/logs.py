@@ -1,0 +1,101 @@
+"""`pomona agent logs`: the log of the agent or of one engine."""
+
+import contextlib
+import os
+import time
+from collections import deque
+from pathlib import Path
+from typing import Final
+
+import click
+
+from cli.agent.agent_service import find_folder, find_managers, state_option
+from launchd.service_manager import ServiceError
+from metal_agent.native.log_files import AGENT_LOG, START_LOG, previous_log_path
+
+_PAUSE_SECONDS: Final = 0.5
+
+
+@click.command("logs")
+@state_option
+@click.option("-f", "--follow", is_flag=True, help="Go on printing what is added, until Ctrl-C.")
+@click.option("--engine", metavar="NAME", help="The log of an engine, by the name of its MetalProcess or its service.")
+@click.option("-n", "--lines", type=click.IntRange(0), default=100, show_default=True, help="Lines to begin with.")
+@click.pass_context
+def command(ctx: click.Context, state_dir: Path | None, *, follow: bool, engine: str | None, lines: int) -> None:
+    """Print the end of the log of the installed agent, or of an engine.
+
+    If the agent did not come as far as its log, its last words are printed before: its errors at the start.
+
+    \b
+    Examples:
+      pomona agent logs -f
+      pomona agent logs --engine chat
+    """
+    try:
+        folder = find_folder(find_managers(ctx).find_installed() if state_dir is None else None, state_dir) / "logs"
+        path = _find_engine_log(folder, engine) if engine else folder / AGENT_LOG
+        if engine is None:
+            _print_last_words(folder / START_LOG, path, lines)
+        for line in read_last_lines(path, lines):
+            click.echo(line, nl=False)
+        if follow:
+            with contextlib.suppress(KeyboardInterrupt):
+                _follow(path)
+    except ServiceError as error:
+        raise click.ClickException(str(error)) from error
+    except FileNotFoundError as error:
+        raise click.ClickException(
+            f"there is no {error.filename}: an agent in a terminal logs there, an installed one after its first start"
+        ) from error
+    except OSError as error:
+        raise click.ClickException(f"{error.filename}: {error.strerror}: run this command as its owner") from error
+
+
+def read_last_lines(path: Path, count: int) -> list[str]:
+    """Return the last lines of a log; those from before it was shortened are in a file of their own. Raises OSError."""
+    last: deque[str] = deque(maxlen=count)
+    for part in (previous_log_path(path), path):
+        if part == path or part.exists():
+            with part.open(encoding="utf-8", errors="replace") as file:
+                last.extend(file)
+    return list(last)
+
+
+def _print_last_words(start: Path, log: Path, count: int) -> None:
+    """Print the output of an agent that was written after its log, or without one."""
+    with contextlib.suppress(FileNotFoundError):
+        words = start.stat()
+        if words.st_size and (not log.exists() or words.st_mtime > log.stat().st_mtime):
+            for line in read_last_lines(start, count):
+                click.echo(line, nl=False)
+            if not log.exists():
+                raise click.exceptions.Exit(0)
+
+
+def _find_engine_log(folder: Path, name: str) -> Path:
+    """Return the newest log of an engine. Raises click.ClickException: there is none."""
+    found = [
+        path
+        for path in folder.glob("*_*.log")
+        if not path.name.endswith(".previous.log")
+        and (path.stem.partition("_")[2] == name or path.stem.partition("_")[2].startswith(f"{name}-"))
+    ]
+    if not found:
+        known = sorted(path.stem.partition("_")[2] for path in folder.glob("*_*.log"))
+        raise click.ClickException(f"no engine {name!r} has a log in {folder}; there are: {', '.join(known) or 'none'}")
+    return max(found, key=lambda path: path.stat().st_mtime)
+
+
+def _follow(path: Path) -> None:
+    """Print what is added to a log, which may be shortened in place or made anew, for ever."""
+    file = path.open("rb")
+    file.seek(0, os.SEEK_END)
+    while True:
+        click.echo(file.read(), nl=False)
+        with contextlib.suppress(FileNotFoundError):
+            now = path.stat()
+            if now.st_size < file.tell() or now.st_ino != os.fstat(file.fileno()).st_ino:
+                file.close()
+                file = path.open("rb")
+        time.sleep(_PAUSE_SECONDS)

@@ -1,0 +1,104 @@
+"""`pomona agent status`: the service manager's view of the agent, and the agent's own."""
+
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from cli.agent.agent_service import find_folder, find_managers, read_status, state_option
+from crds.size import size_text
+from launchd.service_manager import ServiceError, ServiceState
+from metal_agent.control.agent_status import AgentStatus
+from metal_agent.exit_codes import AgentExit, load_exit
+
+_LABEL_WIDTH = 14
+
+
+class AgentReport(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Everything that the command shows; `service` is absent for an agent in a terminal."""
+
+    state_folder: str
+    service: ServiceState | None = None
+    agent: AgentStatus | None = None
+    last_exit: AgentExit | None = None
+
+    @property
+    def is_well(self) -> bool:
+        """True if the agent runs."""
+        return self.agent is not None and not self.agent.stopping
+
+
+@click.command("status")
+@state_option
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="Form of the output.")
+@click.pass_context
+def command(ctx: click.Context, state_dir: Path | None, output: str) -> None:
+    """Show whether the agent runs, what it serves, and why it ended if it did.
+
+    The exit code is 0 if the agent runs, else 1.
+
+    \b
+    Examples:
+      pomona agent status
+      pomona agent status -o json
+    """
+    try:
+        manager = find_managers(ctx).find_installed() if state_dir is None else None
+        folder = find_folder(manager, state_dir)
+        service = manager.read_state() if manager else None
+    except ServiceError as error:
+        raise click.ClickException(str(error)) from error
+    agent = read_status(folder)
+    try:
+        ended = None if agent else load_exit(folder)
+    except OSError as error:
+        raise click.ClickException(f"cannot read the state folder: {error}") from error
+    report = AgentReport(str(folder), service, agent, ended)
+    print(msgspec.json.format(msgspec.json.encode(report)).decode() if output == "json" else format_report(report))
+    ctx.exit(0 if report.is_well else 1)
+
+
+def format_report(report: AgentReport) -> str:
+    """Return the report as lines, with a table of the processes."""
+    lines = [("state folder", report.state_folder)]
+    if service := report.service:
+        pid = f", process {service.pid}" if service.pid else ""
+        runs = f", started {service.runs} times" if service.runs and service.runs > 1 else ""
+        lines.append((service.manager, f"{service.job} is {service.phase}{pid}{runs}"))
+        if service.last_exit and service.phase != "running":
+            lines.append(("exit code", service.last_exit))
+    else:
+        lines.append(("service", "none: `pomona agent install` makes it one"))
+    if ended := report.last_exit:
+        lines.append(("ended", f"{ended.ended_at}, {ended.message}"))
+    if agent := report.agent:
+        lines += [
+            ("agent", f"{agent.host}, {'stopping' if agent.stopping else 'running'} as process {agent.pid}"),
+            ("since", agent.started_at),
+            ("version", agent.version),
+            ("address", agent.address),
+            ("API server", agent.server),
+            ("memory", f"{size_text(agent.available_bytes)} of {size_text(agent.budget_bytes)} are free"),
+        ]
+    else:
+        lines.append(("agent", "does not answer: see `pomona agent logs`"))
+    text = "\n".join(f"{label + ':':{_LABEL_WIDTH}}{value}" for label, value in lines)
+    return f"{text}\n\n{_format_processes(report.agent)}" if report.agent and report.agent.processes else text
+
+
+def _format_processes(agent: AgentStatus) -> str:
+    table = Table("SERVICE", "MODEL", "RUNTIME", "PHASE", "MEMORY", box=None, pad_edge=False)
+    for each in agent.processes:
+        size = size_text(each.memory_bytes) if each.memory_bytes else "-"
+        table.add_row(f"{each.namespace}/{each.service}", each.model, each.runtime, each.phase, size)
+    console = Console(width=80, markup=False)
+    with console.capture() as captured:
+        console.print(table)
+    notes = [
+        f"{each.namespace}/{each.service}: {each.message}"
+        for each in agent.processes
+        if each.message and each.phase != "Ready"
+    ]
+    return "\n".join([captured.get().rstrip(), *notes])

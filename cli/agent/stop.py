@@ -1,0 +1,29 @@
+"""`pomona agent stop`: drain and stop everything that the agent runs, then the agent itself."""
+
+from pathlib import Path
+
+import click
+
+from cli.agent.agent_service import find_folder, find_managers, state_option, stop_everything
+from launchd.service_manager import ServiceError
+
+
+@click.command("stop")
+@state_option
+@click.pass_context
+def command(ctx: click.Context, state_dir: Path | None) -> None:
+    """Withdraw the services of this host, finish running requests, stop all engines, and end the agent.
+
+    An installed agent stays down until `pomona agent restart`, or until the machine starts again.
+
+    \b
+    Example:
+      pomona agent stop
+    """
+    try:
+        folder = find_folder(find_managers(ctx).find_installed() if state_dir is None else None, state_dir)
+    except ServiceError as error:
+        raise click.ClickException(str(error)) from error
+    if not stop_everything(folder, print):
+        raise click.ClickException(f"no agent answers in {folder}: see `pomona agent status`")
+    print("everything is stopped; `pomona agent restart` starts an installed agent again")

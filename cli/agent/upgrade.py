@@ -1,0 +1,126 @@
+"""`pomona agent upgrade`: install another version into this environment, restart the agent, and undo it if that fails.
+
+The files of the environment are kept as hard links meanwhile: installers replace files and never change them in place.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+import click
+
+from cli.agent.agent_service import find_folder, find_installed, find_managers
+from cli.agent.restart import restart_agent
+from launchd.service_manager import ServiceError, ServiceManager
+from runtimes.environment import PYTHON
+
+_KEPT_SUFFIX: Final = ".before-upgrade"
+_FAILED_SUFFIX: Final = ".failed-upgrade"
+_INSTALL_SECONDS: Final = 1800.0
+
+
+@click.command("upgrade")
+@click.option(
+    "--from",
+    "source",
+    required=True,
+    metavar="SOURCE",
+    help="The new version: a checkout or a wheel, with the extras that you use, such as './pomona[llama,mlx]'.",
+)
+@click.pass_context
+def command(ctx: click.Context, source: str) -> None:
+    """Install another version of Pomona for the installed agent, and restart the agent.
+
+    Engines and requests go on. If the new agent does not answer within a minute, the version before is brought back.
+
+    \b
+    Example:
+      pomona agent upgrade --from './pomona[llama,mlx]'
+    """
+    manager = find_installed(ctx)
+    packages = Path(sysconfig.get_path("purelib"))
+    refuse_environment(packages)
+    try:
+        _refuse_other_environment(manager, find_managers(ctx).program)
+        folder = find_folder(manager, None)
+        kept = keep_packages(packages)
+        try:
+            install_version(source)
+            status = restart_agent(manager, folder)
+        except (click.ClickException, ServiceError) as error:
+            restore_packages(packages, kept)
+            reason = error.message if isinstance(error, click.ClickException) else str(error)
+            before = restart_agent(manager, folder)
+            raise click.ClickException(
+                f"{reason}; version {before.version} is back, and runs as process {before.pid}"
+            ) from error
+        shutil.rmtree(kept)
+    except ServiceError as error:
+        raise click.ClickException(str(error)) from error
+    print(f"agent {status.host} runs as process {status.pid}, version {status.version}")
+
+
+def refuse_environment(packages: Path) -> None:
+    """Raise click.ClickException if no version can be installed into this environment."""
+    if sys.prefix == sys.base_prefix:
+        raise click.ClickException(f"{sys.prefix} is not an environment of Pomona's own: install it with `uv venv`")
+    if not os.access(packages, os.W_OK) or packages.stat().st_uid != os.geteuid():
+        raise click.ClickException(f"{packages} is {packages.owner()}'s: run this command as {packages.owner()}")
+    origin = json.loads(metadata.distribution("pomona").read_text("direct_url.json") or "{}")
+    if origin.get("dir_info", {}).get("editable"):
+        raise click.ClickException(
+            f"Pomona runs out of the checkout {origin.get('url', '')}: update that, then run `pomona agent restart`"
+        )
+
+
+def keep_packages(packages: Path) -> Path:
+    """Keep the packages of an environment as hard links beside them; return their folder."""
+    kept = packages.with_name(packages.name + _KEPT_SUFFIX)
+    shutil.rmtree(kept, ignore_errors=True)
+    try:
+        shutil.copytree(packages, kept, symlinks=True, copy_function=os.link)
+    except OSError as error:
+        raise click.ClickException(f"cannot keep the version before in {kept}: {error}") from error
+    return kept
+
+
+def restore_packages(packages: Path, kept: Path) -> None:
+    """Put the packages that were kept back in their place."""
+    failed = packages.with_name(packages.name + _FAILED_SUFFIX)
+    packages.rename(failed)
+    kept.rename(packages)
+    shutil.rmtree(failed, ignore_errors=True)
+
+
+def install_version(source: str) -> None:
+    """Install a version into this environment. Raises click.ClickException with the last words of the installer."""
+    uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ.get("PATH", "")]))
+    # Without a new version number, an installer takes another build of the same version for the one that is there.
+    words = ["install", "--reinstall-package", "pomona"] if uv else ["install", "--force-reinstall", "--no-deps"]
+    tool = [uv, "pip"] if uv else [*PYTHON, "pip", "--disable-pip-version-check"]
+    target = ["--python", sys.prefix] if uv else []
+    runs = [[*tool, *words, *target, source]]
+    if not uv:
+        # Its dependencies, which must not be reinstalled.
+        runs.append([*tool, "install", source])
+    for argv in runs:
+        try:
+            done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_INSTALL_SECONDS)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise click.ClickException(f"cannot install {source}: {error}") from error
+        if done.returncode:
+            said = "\n".join(done.stderr.strip().splitlines()[-10:])
+            raise click.ClickException(f"cannot install {source}: {said}")
+
+
+def _refuse_other_environment(manager: ServiceManager, ours: Path) -> None:
+    """Raise click.ClickException if the service runs another installation of Pomona. Raises ServiceError."""
+    program = Path((manager.read_arguments() or ("",))[0])
+    if program != ours:
+        raise click.ClickException(f"the installed agent runs {program}: upgrade with `{program} agent upgrade`")

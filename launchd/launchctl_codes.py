@@ -1,0 +1,61 @@
+"""The exit codes of launchctl that an owner can meet, and what to do about each."""
+
+from typing import Final, NamedTuple
+
+
+class CodeMeaning(NamedTuple):
+    """The meaning of an exit code, and the way out."""
+
+    meaning: str
+    remedy: str
+
+
+NOT_LOADED: Final = 113
+NO_DOMAIN: Final = frozenset({112, 125})
+"""Codes for a domain that does not exist now, such as gui/UID without a login at the screen."""
+
+CODES: Final[dict[int, CodeMeaning]] = {
+    1: CodeMeaning("operation not permitted", "run the command with sudo"),
+    3: CodeMeaning("no such process: the job is not loaded", "nothing: it is gone already"),
+    5: CodeMeaning(
+        "input/output error: the job is still loaded or ending, its file cannot be used, or there is no such session",
+        "wait a minute and try again; if it stays, run `plutil -lint` on the file, and with sudo for a clearer error",
+    ),
+    13: CodeMeaning("permission denied", "run the command with sudo"),
+    36: CodeMeaning("the job is being unloaded", "wait until it has ended"),
+    37: CodeMeaning("the job is being loaded or unloaded already", "wait a minute and try again"),
+    107: CodeMeaning("malformed bundle", "install it anew: pomona agent install"),
+    108: CodeMeaning("invalid path", "install it anew: pomona agent install"),
+    109: CodeMeaning("the file is no valid property list", "install it anew: pomona agent install"),
+    110: CodeMeaning("the label is missing or invalid", "install it anew: pomona agent install"),
+    111: CodeMeaning("the program is missing or invalid", "install Pomona anew, then run: pomona agent install"),
+    112: CodeMeaning("the domain does not exist", "log in at the screen of the Mac, or install with sudo"),
+    113: CodeMeaning("the job is not loaded", "install it: pomona agent install"),
+    114: CodeMeaning("the user does not exist", "install it as a user of this Mac"),
+    115: CodeMeaning("the group does not exist", "install it as a user of this Mac"),
+    119: CodeMeaning(
+        "the job is disabled",
+        "allow it in System Settings > General > Login Items, or ask who manages this Mac by a profile",
+    ),
+    122: CodeMeaning(
+        "the file has another owner or other rights than launchd demands",
+        "give it to root, with mode 0644: install it anew with sudo",
+    ),
+    124: CodeMeaning("the domain is ending, as at a log-out", "log in and try again"),
+    125: CodeMeaning("the domain does not support this, as over ssh", "log in at the screen, or install with sudo"),
+    134: CodeMeaning("the job cannot be loaded in this session", "log in at the screen, or install with sudo"),
+    139: CodeMeaning("the job cannot run now", "look at `pomona agent logs`"),
+    150: CodeMeaning("System Integrity Protection forbids it", "choose another program than one of macOS"),
+    155: CodeMeaning(
+        "the program or the file is quarantined",
+        "remove the mark, as root: xattr -d com.apple.quarantine FILE",
+    ),
+}
+
+
+def explain_code(code: int, output: str) -> str:
+    """Return one sentence about a failed call: launchctl's own words, the meaning of its code, and the way out."""
+    said = "; ".join(line.strip() for line in output.splitlines() if line.strip())
+    known = CODES.get(code)
+    meaning = f"{known.meaning}: {known.remedy}" if known else "see `launchctl error`"
+    return f"launchctl ended with {code} ({meaning}){f': {said}' if said else ''}"

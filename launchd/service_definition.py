@@ -1,0 +1,51 @@
+"""The definition of the agent as a service: everything that its plist or its unit says, without the form of either."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+LABEL: Final = "dev.pomona.agent"
+"""The label of the job of launchd."""
+UNIT: Final = "pomona-agent.service"
+"""The name of the unit of systemd."""
+SUPERVISOR_VARIABLE: Final = "POMONA_SUPERVISOR"
+"""Environment variable of the agent that names its service manager, launchd or systemd."""
+STATE_OPTION: Final = "--state-dir"
+PROGRAM_FOLDERS: Final = "/opt/homebrew/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+"""PATH of the service, with the folders of Homebrew, which neither launchd nor systemd has in its own."""
+STOP_SECONDS: Final = 60
+"""Time for the agent to end after SIGTERM; launchd's own is 5 s."""
+RESTART_SECONDS: Final = 10
+"""The least time between two starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceDefinition:
+    """One agent as a service. It has no secret: every user can read the file.
+
+    Args:
+        arguments: program and arguments; the program and `--state-dir` are absolute.
+        user: the user of a service of the system; None for a service of the user's own.
+        home: the home folder of that user.
+        output: the file for standard output and standard error; its folder exists.
+    """
+
+    arguments: tuple[str, ...]
+    user: str | None
+    home: Path
+    output: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment variables that both forms have."""
+        return {"HOME": str(self.home), "PATH": PROGRAM_FOLDERS}
+
+    @property
+    def folder(self) -> Path:
+        """The state folder."""
+        return find_state_folder(self.arguments)
+
+
+def find_state_folder(arguments: tuple[str, ...]) -> Path:
+    """Return the state folder that the arguments of an agent name. Raises ValueError: they name none."""
+    return Path(arguments[arguments.index(STATE_OPTION) + 1])

@@ -1,0 +1,123 @@
+"""The service manager as the commands of the agent use it, whichever the system has."""
+
+import contextlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Literal, NamedTuple, Protocol
+
+import msgspec
+
+from launchd.service_definition import ServiceDefinition
+
+ServicePhase = Literal["running", "starting", "stopped", "absent"]
+"""`stopped`: loaded without a process; `absent`: not loaded."""
+_CALL_SECONDS: Final = 120.0
+_FILE_MODE: Final = 0o644
+
+
+class ServiceError(Exception):
+    """The service manager did not do what was asked; the message says why, and what to do."""
+
+
+class ServiceState(msgspec.Struct, frozen=True, rename="camel"):
+    """The service manager's view of the agent."""
+
+    manager: Literal["launchd", "systemd"]
+    job: str
+    """The name by which the service manager's own commands know it, such as `system/dev.pomona.agent`."""
+    definition: str
+    """The path of its plist or unit."""
+    phase: ServicePhase
+    pid: int | None = None
+    runs: int | None = None
+    """Starts since it was loaded."""
+    last_exit: str | None = None
+
+
+class ServiceManager(Protocol):
+    """A service manager with the agent as its service. Every method blocks, and raises ServiceError."""
+
+    @property
+    def definition_path(self) -> Path:
+        """The path of the plist or unit."""
+
+    @property
+    def needs_root(self) -> bool:
+        """True for a service of the system."""
+
+    def read_arguments(self) -> tuple[str, ...] | None:
+        """Return program and arguments of the installed agent; None if none is installed."""
+
+    def install(self, definition: ServiceDefinition) -> None:
+        """Write the definition and start the agent, in the place of another one; an equal one that runs is kept."""
+
+    def uninstall(self) -> None:
+        """Stop the agent, and remove the definition. Engines go on, unless the agent was asked to stop them."""
+
+    def restart(self) -> None:
+        """End the agent, if it runs, and start it again. Engines go on."""
+
+    def read_state(self) -> ServiceState:
+        """Return the service manager's view of the agent."""
+
+
+class CommandResult(NamedTuple):
+    """The outcome of a call of the service manager's command."""
+
+    code: int
+    output: str
+
+
+def run_command(argv: Sequence[str]) -> CommandResult:
+    """Run a command of the service manager. Raises ServiceError: it is missing or hangs."""
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_CALL_SECONDS)
+    except FileNotFoundError as error:
+        raise ServiceError(f"{argv[0]} is not on PATH: this system cannot keep the agent running") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ServiceError(f"{' '.join(argv)}: {error}") from error
+    return CommandResult(done.returncode, done.stdout + done.stderr)
+
+
+def write_definition(path: Path, content: bytes) -> bool:
+    """Write a plist or unit that every user may read, whole or not at all; return False if it is there already.
+
+    Raises ServiceError.
+    """
+    try:
+        if path.exists() and path.read_bytes() == content:
+            return False
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            try:
+                file.write(content)
+                os.fchmod(file.fileno(), _FILE_MODE)
+                Path(file.name).replace(path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    Path(file.name).unlink()
+                raise
+    except OSError as error:
+        raise ServiceError(f"cannot write {path}: {error.strerror or error}") from error
+    return True
+
+
+def remove_definition(path: Path) -> None:
+    """Remove a plist or unit. Raises ServiceError."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise ServiceError(f"cannot remove {path}: {error.strerror or error}") from error
+
+
+def read_definition(path: Path) -> bytes | None:
+    """Return the content of a plist or unit; None if there is none. Raises ServiceError."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ServiceError(f"cannot read {path}: {error.strerror or error}") from error

@@ -1,0 +1,104 @@
+"""systemd as the service manager, of the system or of one user."""
+
+from pathlib import Path
+from typing import Final
+
+from launchd.service_definition import UNIT, ServiceDefinition
+from launchd.service_manager import (
+    ServiceError,
+    ServicePhase,
+    ServiceState,
+    read_definition,
+    remove_definition,
+    run_command,
+    write_definition,
+)
+from launchd.systemd_unit import read_unit_arguments, render_unit
+
+SYSTEM_UNITS: Final = Path("/etc/systemd/system")
+_PROPERTIES: Final = ("LoadState", "ActiveState", "SubState", "MainPID", "NRestarts", "Result", "ExecMainStatus")
+
+
+class Systemd:
+    """systemd with the agent as its unit.
+
+    Args:
+        folder: the folder of the unit.
+        user: True for the user's own systemd.
+        program: systemctl.
+    """
+
+    def __init__(self, folder: Path, *, user: bool, program: str = "systemctl") -> None:
+        self._command = (program, *(["--user"] if user else []))
+        self.needs_root = not user
+        """True for a unit of the system."""
+        self.definition_path = folder / UNIT
+
+    def read_arguments(self) -> tuple[str, ...] | None:
+        """Return program and arguments of the installed agent; None if none is installed. Raises ServiceError."""
+        content = read_definition(self.definition_path)
+        try:
+            return read_unit_arguments(content) if content is not None else None
+        except ValueError as error:
+            raise ServiceError(f"{self.definition_path}: {error}: install the agent anew") from error
+
+    def install(self, definition: ServiceDefinition) -> None:
+        """Write the unit, and enable and start it. Raises ServiceError."""
+        changed = write_definition(self.definition_path, render_unit(definition))
+        if not changed and self.read_state().phase == "running":
+            return
+        self._call("daemon-reload")
+        self._call("enable", UNIT)
+        self._call("restart", UNIT)
+
+    def uninstall(self) -> None:
+        """Stop and disable the unit, and remove its file. Raises ServiceError."""
+        if read_definition(self.definition_path) is not None:
+            self._call("disable", "--now", UNIT)
+            remove_definition(self.definition_path)
+            self._call("daemon-reload")
+
+    def restart(self) -> None:
+        """End the agent and start it again. Raises ServiceError."""
+        self._call("restart", UNIT)
+
+    def read_state(self) -> ServiceState:
+        """Return systemd's view of the unit. Raises ServiceError."""
+        shown = self._call("show", UNIT, *(f"--property={name}" for name in _PROPERTIES))
+        found = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+        pid, restarts = int(found.get("MainPID", 0)), found.get("NRestarts", "")
+        return ServiceState(
+            manager="systemd",
+            job=UNIT,
+            definition=str(self.definition_path),
+            phase=_phase(found, pid),
+            pid=pid or None,
+            # systemd counts only the starts after an end that nobody asked for.
+            runs=int(restarts) + 1 if restarts.isdecimal() else None,
+            last_exit=None if pid else f"{found.get('ExecMainStatus', '?')} ({found.get('Result', '?')})",
+        )
+
+    def _call(self, *arguments: str) -> str:
+        code, output = run_command([*self._command, *arguments])
+        if code:
+            said = "; ".join(output.split("\n")).strip("; ")
+            raise ServiceError(f"{' '.join(self._command)} {' '.join(arguments)} ended with {code}: {said}")
+        return output
+
+
+def system_systemd() -> Systemd:
+    """Return the systemd of the system."""
+    return Systemd(SYSTEM_UNITS, user=False)
+
+
+def user_systemd(home: Path) -> Systemd:
+    """Return the systemd of this user."""
+    return Systemd(home / ".config" / "systemd" / "user", user=True)
+
+
+def _phase(found: dict[str, str], pid: int) -> ServicePhase:
+    if found.get("LoadState") != "loaded":
+        return "absent"
+    if found.get("ActiveState") == "active" and pid:
+        return "running"
+    return "starting" if found.get("ActiveState") in {"activating", "reloading"} else "stopped"

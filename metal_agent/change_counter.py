@@ -1,0 +1,23 @@
+"""A counter of changes, with which several tasks can each wait for the next change."""
+
+import asyncio
+
+
+class ChangeCounter:
+    """Counts changes; `count` grows with each."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._happened = asyncio.Event()
+
+    def note(self) -> None:
+        """Count a change, and wake all tasks that wait."""
+        self.count += 1
+        self._happened.set()
+        self._happened = asyncio.Event()
+
+    async def wait_past(self, seen: int) -> int:
+        """Wait until the count is no longer `seen`, and return it."""
+        while self.count == seen:
+            await self._happened.wait()
+        return self.count

@@ -1,0 +1,1 @@
+"""The control socket of the agent: its status, and the call that stops everything."""

@@ -1,0 +1,77 @@
+"""The agent's side of its control socket, `agent.sock` in the state folder: GET /status, and POST /stop.
+
+`stop` is a verb that no signal can be: SIGTERM ends the agent only, so that an update or a restart of it unloads no
+model. The mode of the socket admits its owner, and the kernel is asked who connects: the owner and root are answered.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from devices.sockets import unix_peer_uid
+from gateway.http.connection_table import ConnectionTable
+from gateway.http.control_messages import JSON_FIELDS, ControlRefusal, render_refusal
+from gateway.http.exchange import Exchange
+from gateway.http.headers import encode_fields
+from gateway.http.limits import ConnectionCaps, ConnectionTimes
+from gateway.http.listener import HttpListener
+from gateway.http.named_socket import NamedSocket, SocketError
+from gateway.http.server_connection import RequestHandling
+from metal_agent.control.agent_status import AgentStatus, StopAccepted
+from metal_agent.options import StartError
+
+AGENT_SOCKET: Final = "agent.sock"
+_CAPS: Final = ConnectionCaps(total=64, per_peer=64)
+_HEAD: Final = encode_fields(JSON_FIELDS)
+
+
+@contextlib.contextmanager
+def serve_control(folder: Path, status: Callable[[], AgentStatus], stop: asyncio.Event) -> Iterator[None]:
+    """Answer calls while the context lasts; `stop` is set by POST /stop. A socket of a dead agent is replaced.
+
+    Raises StartError if the socket cannot be made.
+    """
+
+    def begin(exchange: Exchange) -> None:
+        match exchange.head.method, exchange.head.path:
+            case "GET", "/status":
+                _respond(exchange, status())
+            case "POST", "/stop":
+                stop.set()
+                _respond(exchange, StopAccepted(os.getpid()))
+            case method, path:
+                _respond(exchange, ControlRefusal(f"{method} {path} is no call of this agent"), HTTPStatus.NOT_FOUND)
+
+    times = ConnectionTimes()
+    table = ConnectionTable(_CAPS, times.sweep_seconds)
+    listener = HttpListener(RequestHandling(begin, render_refusal), table, times, admits=is_trusted)
+    try:
+        bound = NamedSocket(folder / AGENT_SOCKET)
+        bound.take_name()
+    except SocketError as error:
+        raise StartError(str(error)) from error
+    with contextlib.closing(bound):
+        listener.take_over([bound.socket])
+        try:
+            yield
+        finally:
+            listener.unbind()
+
+
+def is_trusted(client: socket.socket) -> bool:
+    """Return True if the process at the other end is of the agent's user or of root."""
+    try:
+        return unix_peer_uid(client) in {0, os.geteuid()}
+    except OSError:
+        return False
+
+
+def _respond(exchange: Exchange, body: msgspec.Struct, status: HTTPStatus = HTTPStatus.OK) -> None:
+    exchange.respond(status, _HEAD, msgspec.json.encode(body))

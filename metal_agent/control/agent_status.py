@@ -1,0 +1,64 @@
+"""The status of a running agent, as its control socket reports it."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from metal_agent.supervise.runner import Runner
+
+
+class AgentProcessStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """One process of the host."""
+
+    namespace: str
+    service: str
+    model: str
+    runtime: str
+    phase: str
+    memory_bytes: int
+    """Memory that its MetalProcess reserves."""
+    message: str = ""
+
+
+class AgentStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """The agent of one host."""
+
+    host: str
+    version: str
+    """The version of the program, and a checksum of its modules."""
+    pid: int
+    started_at: str
+    """RFC 3339."""
+    address: str
+    """The address at which the cluster reaches this host."""
+    server: str
+    """The URL of the API server."""
+    stopping: bool = False
+    """True while everything is drained and stopped, after which the agent ends for good."""
+    budget_bytes: int
+    available_bytes: int
+    processes: list[AgentProcessStatus]
+
+
+class StopAccepted(msgspec.Struct, frozen=True, rename="camel"):
+    """The answer to a call that stops everything: the agent's process, whose end is the end of the work."""
+
+    pid: int
+
+
+def describe_processes(runners: Iterable[Runner]) -> list[AgentProcessStatus]:
+    """Describe the processes, sorted by namespace and service."""
+    described = [
+        AgentProcessStatus(
+            namespace=runner.assignment.namespace,
+            service=spec.service_name if spec else runner.assignment.name,
+            model=spec.model_name if spec else "",
+            runtime=spec.runtime if spec else "",
+            phase=runner.state.phase,
+            memory_bytes=spec.memory_bytes if spec else 0,
+            message=runner.state.message or runner.assignment.problem,
+        )
+        for runner in runners
+        for spec in (runner.assignment.spec,)
+    ]
+    return sorted(described, key=lambda each: (each.namespace, each.service))

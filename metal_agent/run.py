@@ -1,0 +1,70 @@
+"""Start the agent of one host: check its options first, then own the state folder, then serve."""
+
+import asyncio
+
+import aiohttp
+import structlog
+
+from devices import host, limits
+from kube.credentials import Credentials
+from kube.resources import METAL_PROCESSES
+from metal_agent.agent import Agent, EverythingStopped
+from metal_agent.cluster.address import find_address
+from metal_agent.cluster.api_connection import ApiConnection, connect_observed
+from metal_agent.memory.ledger import Ledger, budget_bytes
+from metal_agent.options import AgentOptions, StartError
+from metal_agent.state_folder import own_folder, take_over
+from metal_agent.traffic import certificate
+
+log = structlog.get_logger()
+
+
+async def run(credentials: Credentials, options: AgentOptions) -> None:
+    """Serve as host `options.name` until cancelled; engines and proxy keep running, for the next agent to adopt.
+
+    The token of a host that has joined by a code (`HostIdentity`) is renewed meanwhile. Return after everything was
+    drained and stopped, which the control socket can ask for.
+
+    Raises:
+        StartError: the state folder is in use or cannot be read, address, budget or certificate cannot be found or
+            used, or another agent has this name.
+    """
+    address = find_address(options, credentials.server)
+    if options.tls:
+        await asyncio.to_thread(certificate.check_certificate, options.tls, address)
+    known = await asyncio.to_thread(host.read)
+    allowed_bytes = budget_bytes(known, options.memory_budget_bytes)
+    if allowed_bytes is None:
+        raise StartError("the memory of this host is not known: give --memory-budget, such as 12GiB")
+
+    connection = ApiConnection(credentials)
+
+    async def check_api_access() -> None:
+        async with connect_observed(credentials, connection) as client:
+            await client.list(METAL_PROCESSES, field_selector=f"spec.hostName={options.name}")
+
+    # After all checks: an agent that cannot start must not make `pomona up` hand over.
+    await take_over(options.folder, check_api_access)
+    with own_folder(options.folder):
+        limits.raise_descriptor_limit()
+        async with connect_observed(credentials, connection) as client, aiohttp.ClientSession() as session:
+            try:
+                agent = Agent(
+                    client,
+                    session,
+                    options,
+                    connection=connection,
+                    address=address,
+                    host_facts=known,
+                    ledger=Ledger(allowed_bytes, memory_bytes=known.memory_bytes),
+                )
+            except OSError as error:
+                raise StartError(f"cannot use what is in --state-dir {options.folder}: {error}") from error
+            try:
+                await agent.run()
+            except ExceptionGroup as group:
+                if refused := group.subgroup(StartError):
+                    raise refused.exceptions[0] from None
+                if group.split(EverythingStopped)[1] is not None:
+                    raise
+                log.info("agent_stopped", host=options.name)

@@ -1,0 +1,285 @@
+"""The agent as a service: its control socket, its exit codes, and the commands that install, look at and restart it.
+
+launchd is a stand-in that runs the job as its plist says; the agent is real, and serves its last known assignments
+because the API server is away.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import stat
+import sys
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import psutil
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from cli.agent import status as status_command
+from cli.agent.agent_service import ServiceManagers
+from cli.main import main
+from crds.meta import host_secret_key
+from gateway.http.control_client import ControlUnreachableError
+from launchd.launchctl import Launchd
+from launchd.service_definition import SUPERVISOR_VARIABLE
+from metal_agent.assignments import LastKnownFile
+from metal_agent.control.agent_client import AgentClient
+from metal_agent.control.agent_control import AGENT_SOCKET
+from metal_agent.exit_codes import load_exit
+from metal_agent.native.process import kill_strays
+from tests.controlplane.process import CHECKOUT, Process
+from tests.support.api_objects import GIB
+from tests.support.eventually import eventually
+from tests.support.launchctl_stand_in import LaunchctlStandIn
+from tests.support.live_processes import find_processes
+from tests.support.tiny_models import tiny_gguf
+
+TOKEN = "host-token"
+LONG = {
+    "model": "chat",
+    "messages": [{"role": "user", "content": "Hi"}],
+    "max_tokens": 3000,
+    "stream": True,
+}
+
+
+class ServedHost:
+    """The folders of a host with one assignment, and the ways to start its agent."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.folder = tmp_path / "state"
+        self.model = tmp_path / "files" / "tiny.gguf"
+        self.model.parent.mkdir()
+        tiny_gguf.write(self.model, loop=True, n_ctx=8192)
+        self.kubeconfig = tmp_path / "kubeconfig"
+        entry = {
+            "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "x",
+        }
+        self.kubeconfig.write_text(yaml.safe_dump(entry))
+        self.options = (
+            *("--name", "studio-1", "--kubeconfig", str(self.kubeconfig), "--address", "127.0.0.1"),
+            *("--file-root", str(self.model.parent), "--metrics-address", "off", "--memory-budget", "8GiB"),
+            *("--state-dir", str(self.folder)),
+        )
+        self.client = AgentClient(self.folder)
+
+    def assign(self) -> None:
+        spec = {
+            "hostName": "studio-1",
+            "serviceName": "chat",
+            "modelName": "tiny",
+            "runtime": "llama.cpp",
+            "artifact": {"source": f"file://{self.model}"},
+            "memoryBytes": GIB,
+            "tokenSecret": "chat-token",
+            "contextLength": 4096,
+            "extraArgs": ["-t", "1"],
+        }
+        process = {"metadata": {"name": "chat-1", "namespace": "team-a", "uid": "u1"}, "spec": spec}
+        secret = {host_secret_key("team-a", "chat-token"): b64encode(TOKEN.encode()).decode()}
+        LastKnownFile(self.folder / "assignments.json").save([process], secret)
+
+    def engines(self) -> list[int]:
+        return [each.pid for each in find_processes(str(self.model)) if each.status() != psutil.STATUS_ZOMBIE]
+
+    async def served(self) -> str:
+        """Wait until the service answers; return its URL."""
+
+        async def is_ready() -> bool:
+            try:
+                return [each.phase for each in (await self.client.status()).processes] == ["Ready"]
+            except ControlUnreachableError:
+                return False
+
+        await eventually(is_ready)
+        ports = await eventually(lambda: json.loads((self.folder / "ports.json").read_text()))
+        return f"http://127.0.0.1:{ports['team-a/chat']}/v1/chat/completions"
+
+
+@pytest.fixture
+async def served_host(tmp_path: Path) -> AsyncIterator[ServedHost]:
+    host = ServedHost(tmp_path)
+    yield host
+    await kill_strays(host.folder, ())
+
+
+def session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"})
+
+
+def agent(host: ServedHost, tmp_path: Path, *options: str, supervisor: str = "") -> Process:
+    argv = [sys.executable, "-m", "tests.support.agent_on_loopback", "agent", *(options or host.options)]
+    return Process("agent", argv, tmp_path / "terminal.log", {SUPERVISOR_VARIABLE: supervisor})
+
+
+async def test_stop_finishes_requests_and_ends_engines_proxy_and_agent(served_host: ServedHost, tmp_path: Path) -> None:
+    served_host.assign()
+    process = agent(served_host, tmp_path)
+    process.start()
+    try:
+        url = await served_host.served()
+        path = served_host.folder / AGENT_SOCKET
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        with socket.socket(socket.AF_UNIX) as hanging:
+            hanging.connect(str(path))
+            hanging.sendall(b"GET /sta")
+            async with session() as http, http.post(url, json=LONG) as stream:
+                assert stream.status == 200
+                await stream.content.readline()
+                assert (await served_host.client.stop()).pid == process.pid
+                status = await served_host.client.status()
+                assert status.stopping
+                assert [each.phase for each in status.processes] == ["Stopping"]
+                assert (await stream.content.read()).rstrip().endswith(b"data: [DONE]"), "it was let to its end"
+        assert await process.wait() == 0
+        assert served_host.engines() == []
+        assert find_processes(str(served_host.folder / "proxy" / "control.sock")) == []
+        assert not path.exists()
+        ended = load_exit(served_host.folder)
+        assert ended
+        assert (ended.code, "on request" in ended.message) == (0, True)
+    finally:
+        if process.running:
+            await process.kill()
+
+
+async def test_exit_code_says_whether_a_restart_may_help(served_host: ServedHost, tmp_path: Path) -> None:
+    missing = ("--name", "studio-1", "--kubeconfig", str(tmp_path / "none"), "--state-dir", str(served_host.folder))
+    for supervisor, expected in (("", 78), ("systemd", 78), ("launchd", 0)):
+        process = agent(served_host, tmp_path, *missing, supervisor=supervisor)
+        process.start()
+        assert await process.wait() == expected
+        ended = load_exit(served_host.folder)
+        assert ended
+        assert (ended.code, "no such file" in ended.message) == (78, True)
+    first = agent(served_host, tmp_path)
+    first.start()
+    try:
+        await eventually((served_host.folder / AGENT_SOCKET).exists)
+        assert load_exit(served_host.folder) is None, "it runs again"
+        second = agent(served_host, tmp_path)
+        second.start()
+        assert await second.wait() == 75
+        assert "another agent" in second.tail(5)
+        # The socket of an agent that was killed is replaced by the next one.
+        await first.kill()
+        assert (served_host.folder / AGENT_SOCKET).exists()
+        third = agent(served_host, tmp_path, supervisor="systemd")
+        third.start()
+
+        first = third
+        await eventually(lambda: third.running and _connects(served_host.folder / AGENT_SOCKET))
+        assert (await served_host.client.status()).pid == third.pid
+        assert await third.stop() == 143, "whoever sends SIGTERM, the service manager starts it again"
+    finally:
+        if first.running:
+            await first.kill()
+
+
+class InstalledAgent:
+    """An agent that the stand-in of launchd keeps, and the commands about it."""
+
+    def __init__(self, tmp_path: Path, host: ServedHost) -> None:
+        self.launchctl = LaunchctlStandIn(tmp_path / "launchd")
+        self.launchctl.be_headless()
+        program = tmp_path / "pomona"
+        start = f'cd {CHECKOUT} && exec {sys.executable} -m tests.support.agent_on_loopback "$@"'
+        program.write_text(f"#!/bin/sh\n{start}\n")
+        program.chmod(0o755)
+        self.manager = Launchd(("gui/501", "user/501"), tmp_path / "LaunchAgents", str(self.launchctl.program))
+        system = Launchd(("system",), tmp_path / "LaunchDaemons", str(self.launchctl.program))
+        self._managers = ServiceManagers(system, self.manager, program)
+        self._install = ("install", "--user", *host.options)
+
+    async def run(self, *words: str) -> Result:
+        return await asyncio.to_thread(CliRunner().invoke, main, ["agent", *words], obj=self._managers)
+
+    async def install(self) -> str:
+        done = await self.run(*self._install)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+
+@pytest.fixture
+async def installed(served_host: ServedHost, tmp_path: Path) -> AsyncIterator[InstalledAgent]:
+    served_host.assign()
+    agent = InstalledAgent(tmp_path, served_host)
+    try:
+        assert "agent studio-1 runs as process" in await agent.install()
+        yield agent
+    finally:
+        agent.launchctl.end()
+
+
+async def test_installed_agent_comes_back_with_its_engines(installed: InstalledAgent, served_host: ServedHost) -> None:
+    assert "bootstrap user/501" in "\n".join(installed.launchctl.calls()), "there is no login at the screen"
+    await served_host.served()
+    engines, first = served_host.engines(), await served_host.client.status()
+    await installed.install()
+    assert (await served_host.client.status()).pid == first.pid, "nothing has changed"
+    os.kill(first.pid, signal.SIGKILL)
+    await eventually(lambda: (installed.manager.read_state().runs or 0) > 1)
+    await served_host.served()
+    restarted = await installed.run("restart")
+    assert restarted.exit_code == 0, restarted.output
+    await served_host.served()
+    assert len({first.pid, (await served_host.client.status()).pid}) == 2
+    assert served_host.engines() == engines
+
+    shown = await installed.run("status")
+    assert shown.exit_code == 0, shown.output
+    assert "user/501/dev.pomona.agent is running" in shown.output
+    report = json.loads((await installed.run("status", "-o", "json")).output)
+    assert [each["phase"] for each in report["agent"]["processes"]] == ["Ready"]
+    assert report["service"]["manager"] == "launchd"
+    assert "agent_started" in (await installed.run("logs")).output
+    assert "llama" in (await installed.run("logs", "--engine", "chat")).output
+    assert "there are: chat-1" in (await installed.run("logs", "--engine", "other")).output
+
+
+async def test_stopped_agent_stays_down_and_uninstall_leaves_only_the_folder(
+    installed: InstalledAgent, served_host: ServedHost
+) -> None:
+    url = await served_host.served()
+    done = await installed.run("stop")
+    assert done.exit_code == 0, done.output
+    assert served_host.engines() == []
+    stopped = await installed.run("status")
+    assert (stopped.exit_code, "on request" in stopped.output) == (1, True)
+    await eventually(lambda: installed.manager.read_state().phase == "stopped")
+    done = await installed.run("restart")
+    assert done.exit_code == 0, done.output
+    assert await served_host.served() == url
+    async with session() as http, http.post(url, json=LONG | {"max_tokens": 3, "stream": False}) as response:
+        assert response.status == 200
+
+    removed = await installed.run("uninstall")
+    assert removed.exit_code == 0, removed.output
+    assert "everything is stopped" in removed.output
+    assert served_host.engines() == []
+    assert not installed.manager.definition_path.exists()
+    assert installed.manager.read_state().phase == "absent"
+    assert (served_host.folder / "assignments.json").exists()
+
+
+def test_report_of_a_service_that_ended_names_the_reason(tmp_path: Path) -> None:
+    report = status_command.AgentReport(str(tmp_path))
+    assert "none: `pomona agent install`" in status_command.format_report(report)
+
+
+def _connects(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        try:
+            client.connect(str(path))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,88 @@
+"""Plist and unit of the agent: they can be read back, have keys and types of the manuals, and hold no secret."""
+
+import plistlib
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launchd.property_list import read_plist_arguments, render_plist
+from launchd.service_definition import LABEL, ServiceDefinition
+from launchd.systemd_unit import read_unit_arguments, render_unit
+
+# Keys of launchd.plist(5), and the types that it states.
+MANUAL: dict[str, type | tuple[type, ...]] = {
+    "Label": str,
+    "UserName": str,
+    "LimitLoadToSessionType": (str, list),
+    "ProgramArguments": list,
+    "KeepAlive": (bool, dict),
+    "RunAtLoad": bool,
+    "WorkingDirectory": str,
+    "EnvironmentVariables": dict,
+    "Umask": (int, str),
+    "ExitTimeOut": int,
+    "ThrottleInterval": int,
+    "StandardOutPath": str,
+    "StandardErrorPath": str,
+    "ProcessType": str,
+    "AbandonProcessGroup": bool,
+}
+PROCESS_TYPES = {"Background", "Standard", "Adaptive", "Interactive"}
+FOLDER = Path("/Users/ada/Library/Application Support/Pomona")
+ARGUMENTS = ("/Users/ada/.pomona/bin/pomona", "agent", "--name", "studio-1", "--state-dir", str(FOLDER))
+
+
+def make_definition(
+    user: str | None = "ada", arguments: tuple[str, ...] = ARGUMENTS, home: Path = Path("/Users/ada")
+) -> ServiceDefinition:
+    return ServiceDefinition(arguments, user, home, FOLDER / "logs" / "agent-start.log")
+
+
+@pytest.mark.parametrize("user", ["ada", None])
+def test_plist_has_keys_and_types_of_the_manual(user: str | None) -> None:
+    keys: dict[str, Any] = plistlib.loads(render_plist(make_definition(user)))
+    assert {key: value for key, value in keys.items() if not isinstance(value, MANUAL[key])} == {}
+    assert keys["Label"] == LABEL
+    assert keys["ProcessType"] in PROCESS_TYPES
+    assert keys["KeepAlive"] == {"SuccessfulExit": False}
+    assert not isinstance(keys["Umask"], bool)
+    assert keys["Umask"] == 0o077
+    assert all(isinstance(value, str) for value in keys["EnvironmentVariables"].values())
+    assert "/opt/homebrew/bin" in keys["EnvironmentVariables"]["PATH"]
+    assert not any(str(value).startswith(("/tmp", "/private/tmp")) for value in keys.values())
+
+
+def test_only_a_daemon_names_its_user_and_only_an_agent_its_sessions() -> None:
+    daemon, agent = plistlib.loads(render_plist(make_definition())), plistlib.loads(render_plist(make_definition(None)))
+    assert (daemon["UserName"], daemon.get("LimitLoadToSessionType")) == ("ada", None)
+    assert (agent.get("UserName"), agent["LimitLoadToSessionType"]) == (None, ["Aqua", "Background"])
+
+
+@pytest.mark.parametrize("content", [b"", b"<plist", plistlib.dumps([]), plistlib.dumps({"Label": "x"})])
+def test_file_that_is_no_definition_is_refused(content: bytes) -> None:
+    with pytest.raises(ValueError, match="no plist"):
+        read_plist_arguments(content)
+    with pytest.raises(ValueError, match="no unit"):
+        read_unit_arguments(content)
+
+
+WORDS = st.text(st.sampled_from(string.ascii_letters + string.digits + " \"\\$%';#/-=~äß\t\n"), min_size=1, max_size=12)
+
+
+@given(st.lists(WORDS, max_size=5))
+def test_arguments_are_read_back_as_they_were(words: list[str]) -> None:
+    definition = make_definition(arguments=(*ARGUMENTS, *words))
+    assert read_plist_arguments(render_plist(definition)) == definition.arguments
+    assert read_unit_arguments(render_unit(definition)) == definition.arguments
+    assert definition.folder == FOLDER
+
+
+def test_unit_does_not_restart_what_no_restart_mends_and_leaves_engines_alone() -> None:
+    lines = render_unit(make_definition()).decode().splitlines()
+    assert {"Restart=always", "RestartPreventExitStatus=0 2 78", "KillMode=process", "User=ada"} <= set(lines)
+    assert not any(line.startswith("PrivateTmp") for line in lines), "engines would lose it with the agent"
+    assert not any(line.startswith("User=") for line in render_unit(make_definition(None)).decode().splitlines())

@@ -1,0 +1,164 @@
+"""launchctl: its printed state as recorded, the decision after each exit code, and whole climbs on a stand-in."""
+
+import plistlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launchd.launchctl import Launchd
+from launchd.launchctl_codes import CODES, explain_code
+from launchd.launchctl_ladder import RULES, Climb, ClimbFailed, Goal, GoalReached, Rung, begin_climb, next_step
+from launchd.print_output import JobState, read_job_state
+from launchd.service_definition import LABEL, ServiceDefinition
+from launchd.service_manager import ServiceError
+from tests.support.launchctl_stand_in import LaunchctlStandIn
+
+FIXTURES = Path(__file__).parent / "fixtures"
+PLIST = Path("/Library/LaunchDaemons/dev.pomona.agent.plist")
+GUI, USER = "gui/501", "user/501"
+RUNNING = "x = {\n\tstate = running\n\tpid = 7\n}"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("print", JobState("running", 54109, 1, "(never exited)")),
+        ("print_system_daemon_akd", JobState("running", 928, 1, "(never exited)")),
+        ("print_gui_loginitem", JobState("not running", None, 1, "0")),
+        ("print_crashloop_excerpt", JobState("spawn scheduled", None, 5282, "1")),
+    ],
+)
+def test_recorded_state_is_read(name: str, expected: JobState) -> None:
+    assert read_job_state((FIXTURES / f"{name}.txt").read_text()) == expected
+
+
+@pytest.mark.parametrize("output", ["", "}", "{", "a = {\n}\n}\nstate = running", "\tpid = many"])
+def test_unknown_output_is_unknown(output: str) -> None:
+    assert not read_job_state(output).is_running
+
+
+def test_recorded_errors_have_a_remedy() -> None:
+    rows = [line.split("\t") for line in (FIXTURES / "errors.txt").read_text().splitlines() if line[0] != "#"]
+    for text, code, _ in rows:
+        if code != "0":
+            assert int(code) in CODES
+            assert text in explain_code(int(code), text)
+
+
+def climb(goal: Goal = Goal.LOAD, rung: Rung | None = None, domains: tuple[str, ...] = ("system",)) -> Climb:
+    begun = begin_climb(goal, LABEL, PLIST, domains)
+    return begun if rung is None else Climb(goal, LABEL, PLIST, domains, rung)
+
+
+@pytest.mark.parametrize(
+    ("rung", "code", "following"),
+    [
+        (Rung.ENABLE, 0, Rung.BOOTOUT),
+        (Rung.BOOTOUT, 0, Rung.AWAIT_GONE),
+        (Rung.BOOTOUT, 3, Rung.AWAIT_GONE),
+        (Rung.BOOTOUT, 36, Rung.AWAIT_GONE),
+        (Rung.BOOTOUT, 113, Rung.AWAIT_GONE),
+        (Rung.AWAIT_GONE, 0, Rung.AWAIT_GONE),
+        (Rung.AWAIT_GONE, 113, Rung.BOOTSTRAP),
+        (Rung.BOOTSTRAP, 5, Rung.BOOTSTRAP),
+        (Rung.BOOTSTRAP, 37, Rung.BOOTSTRAP),
+        (Rung.BOOTSTRAP, 0, Rung.KICKSTART),
+        (Rung.KICKSTART, 37, Rung.VERIFY),
+        (Rung.RESTART, 0, Rung.VERIFY),
+        (Rung.RESTART, 113, Rung.ENABLE),
+    ],
+)
+def test_next_call_follows_from_the_exit_code(rung: Rung, code: int, following: Rung) -> None:
+    step = next_step(climb(Goal.RESTART if rung is Rung.RESTART else Goal.LOAD, rung), code, "")
+    assert isinstance(step, Climb)
+    assert step.rung is following
+
+
+@pytest.mark.parametrize(("rung", "code"), [(Rung.BOOTSTRAP, 119), (Rung.BOOTSTRAP, 122), (Rung.ENABLE, 1)])
+def test_other_code_ends_the_climb_with_its_remedy(rung: Rung, code: int) -> None:
+    step = next_step(climb(rung=rung), code, "said so")
+    assert isinstance(step, ClimbFailed)
+    assert CODES[code].remedy in step.message
+    assert "said so" in step.message
+
+
+@pytest.mark.parametrize("rung", [Rung.AWAIT_GONE, Rung.BOOTSTRAP, Rung.VERIFY])
+def test_no_call_is_repeated_for_ever(rung: Rung) -> None:
+    code = 5 if rung is Rung.BOOTSTRAP else 0
+    step: Climb | GoalReached | ClimbFailed = climb(rung=rung)
+    for _ in range(RULES[rung].tries):
+        assert isinstance(step, Climb)
+        step = next_step(step, code, "x = {\n\tstate = spawn scheduled\n\tlast exit code = 75\n}")
+    assert isinstance(step, ClimbFailed)
+
+
+def test_process_that_changes_between_two_looks_is_not_stable() -> None:
+    step = next_step(climb(rung=Rung.VERIFY), 0, RUNNING)
+    assert isinstance(step, Climb)
+    changed = next_step(step, 0, RUNNING.replace("7", "8"))
+    assert isinstance(changed, Climb)
+    assert next_step(changed, 0, RUNNING.replace("7", "8")) == GoalReached("system")
+
+
+def test_domain_of_the_screen_is_left_for_that_of_any_login() -> None:
+    step = next_step(climb(rung=Rung.BOOTSTRAP, domains=(GUI, USER)), 125, "")
+    assert isinstance(step, Climb)
+    assert (step.rung, step.arguments) == (Rung.ENABLE, ("enable", f"{USER}/{LABEL}"))
+    assert isinstance(next_step(climb(rung=Rung.BOOTSTRAP, domains=(USER,)), 125, ""), ClimbFailed)
+
+
+def test_job_is_unloaded_from_both_domains() -> None:
+    step = next_step(climb(Goal.UNLOAD, domains=(GUI, USER)), 113, "")
+    assert isinstance(step, Climb)
+    assert step.arguments == ("bootout", f"{USER}/{LABEL}")
+    assert next_step(step, 113, "") == GoalReached(USER)
+
+
+@pytest.fixture
+def launchctl(tmp_path: Path) -> Iterator[LaunchctlStandIn]:
+    stand_in = LaunchctlStandIn(tmp_path / "launchd")
+    yield stand_in
+    stand_in.end()
+
+
+@pytest.fixture
+def manager(tmp_path: Path, launchctl: LaunchctlStandIn) -> Launchd:
+    return Launchd((GUI, USER), tmp_path / "plists", str(launchctl.program), pause=lambda _: None)
+
+
+def define(tmp_path: Path, *words: str) -> ServiceDefinition:
+    arguments = (sys.executable, "-c", "import time; time.sleep(1000)", *words, "--state-dir", str(tmp_path))
+    return ServiceDefinition(arguments, None, tmp_path, tmp_path / "output")
+
+
+def test_job_is_loaded_replaced_and_removed(tmp_path: Path, launchctl: LaunchctlStandIn, manager: Launchd) -> None:
+    launchctl.disable(f"{GUI}/{LABEL}")
+    launchctl.fail_next("bootstrap", 5, 37)
+    manager.install(define(tmp_path))
+    first = manager.read_state()
+    assert (first.phase, first.job) == ("running", f"{GUI}/{LABEL}")
+    assert manager.definition_path.stat().st_mode & 0o777 == 0o644
+    verbs = [call.split()[0] for call in launchctl.calls()]
+    assert verbs[:6] == ["enable", "bootout", "print", "bootstrap", "bootstrap", "bootstrap"]
+    manager.install(define(tmp_path))
+    assert manager.read_state().pid == first.pid, "nothing has changed"
+    manager.install(define(tmp_path, "more"))
+    assert manager.read_state().pid != first.pid
+    assert plistlib.loads(manager.definition_path.read_bytes())["ProgramArguments"][3] == "more"
+    manager.uninstall()
+    assert manager.read_state().phase == "absent"
+    assert not manager.definition_path.exists()
+    assert manager.read_arguments() is None
+
+
+def test_job_that_ends_at_once_is_reported(tmp_path: Path, manager: Launchd) -> None:
+    ends = ServiceDefinition((sys.executable, "-c", "", "--state-dir", "/x"), None, tmp_path, tmp_path / "output")
+    with pytest.raises(ServiceError, match="does not stay running"):
+        manager.install(ends)
+
+
+def test_missing_program_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(ServiceError, match="not on PATH"):
+        Launchd(("system",), tmp_path, str(tmp_path / "none")).read_state()
