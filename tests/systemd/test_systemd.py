@@ -1,0 +1,117 @@
+"""The agent as a unit of a real systemd: started again, or not, by its exit codes; engines outlive it."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launchd.service_definition import UNIT, ServiceDefinition
+from launchd.systemd_unit import render_unit
+from metal_agent.exit_codes import load_exit
+from tests.hosts.test_agent_service import ServedHost
+from tests.support.eventually import eventually
+from tests.systemd.nested_systemd import ADDRESS, NestedSystemd, find_obstacle
+
+POMONA = Path(sys.prefix) / "bin" / "pomona"
+
+
+@pytest.fixture
+def systemd(tmp_path: Path) -> Iterator[NestedSystemd]:
+    assert find_obstacle() == ""
+    nested = NestedSystemd(tmp_path)
+    try:
+        nested.start()
+        yield nested
+    finally:
+        nested.stop()
+
+
+def pomona(systemd: NestedSystemd, *words: str) -> subprocess.CompletedProcess[str]:
+    return systemd.run(str(POMONA), "agent", *words)
+
+
+def show(systemd: NestedSystemd, name: str) -> str:
+    return systemd.run("systemctl", "show", UNIT, f"--property={name}", "--value").stdout.strip()
+
+
+async def test_unit_keeps_the_agent_and_not_what_no_restart_mends(systemd: NestedSystemd, tmp_path: Path) -> None:
+    host = ServedHost(tmp_path)
+    host.assign()
+    options = [ADDRESS if word == "127.0.0.1" else word for word in host.options]
+    installed = pomona(systemd, "install", *options)
+    assert installed.returncode == 0, installed.stdout + installed.stderr
+    assert show(systemd, "NeedDaemonReload") == "no"
+    await host.served()
+    engines = host.engines()
+    assert engines
+
+    os.kill(await_pid(systemd), signal.SIGKILL)
+    await eventually(lambda: show(systemd, "NRestarts") == "1")
+    await host.served()
+    restarted = pomona(systemd, "restart")
+    assert restarted.returncode == 0, restarted.stderr
+    await host.served()
+    assert host.engines() == engines, "the engine outlived two agents"
+    assert pomona(systemd, "status").returncode == 0
+
+    stopped = pomona(systemd, "stop")
+    assert stopped.returncode == 0, stopped.stderr
+    assert host.engines() == []
+    await eventually(lambda: show(systemd, "ActiveState") == "inactive")
+    assert pomona(systemd, "status").returncode == 1
+    assert show(systemd, "ActiveState") == "inactive", "it stays down"
+
+    host.kubeconfig.rename(tmp_path / "elsewhere")
+    failed = pomona(systemd, "restart")
+    assert failed.returncode == 1
+    assert "no such file" in failed.stderr
+    await eventually(lambda: show(systemd, "ActiveState") == "failed")
+    assert show(systemd, "ExecMainStatus") == "78"
+    (tmp_path / "elsewhere").rename(host.kubeconfig)
+
+    assert pomona(systemd, "restart").returncode == 0
+    await host.served()
+    os.kill(await_pid(systemd), signal.SIGTERM)
+    await eventually(lambda: show(systemd, "NRestarts") != "0")
+    await host.served()
+    assert load_exit(host.folder) is None
+    removed = pomona(systemd, "uninstall")
+    assert removed.returncode == 0, removed.stderr
+    assert host.engines() == []
+    assert show(systemd, "LoadState") == "not-found"
+
+
+def await_pid(systemd: NestedSystemd) -> int:
+    """Return the pid of the agent, as this process sees it."""
+    inside = show(systemd, "MainPID")
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            ids = next(line for line in status.read_text().splitlines() if line.startswith("NSpid:")).split()[1:]
+        except OSError:
+            continue
+        if len(ids) > 1 and ids[-1] == inside and "pomona" in (status.parent / "cmdline").read_text():
+            return int(ids[0])
+    raise LookupError(inside)
+
+
+@pytest.mark.parametrize("user", ["root", None])
+def test_systemd_accepts_the_unit(tmp_path: Path, user: str | None) -> None:
+    assert find_obstacle() == ""
+    program = tmp_path / "a program with 100%"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    arguments = (str(program), "--state-dir", "/state $HOME", "100%")
+    path = tmp_path / UNIT
+    path.write_bytes(render_unit(ServiceDefinition(arguments, user, tmp_path, tmp_path / "output")))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", "--system" if user else "--user", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"XDG_RUNTIME_DIR": str(tmp_path), "PATH": "/usr/bin:/bin", "SYSTEMD_LOG_LEVEL": "warning"},
+    )
+    assert (done.returncode, [line for line in done.stderr.splitlines() if UNIT in line]) == (0, [])
