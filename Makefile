@@ -62,6 +62,11 @@ test-vllm: setup ## Run the tests with the real vLLM on the processor; TESTS=pat
 	@$(BIN)/python -m tests.vllm.environment >/dev/null
 	@$(PYTEST) $(or $(TESTS),tests/vllm) --timeout 900 -s $(ARGS)
 
+# It needs root for a control group of its own, and takes minutes: it is no part of `make test`.
+.PHONY: test-systemd
+test-systemd: setup ## Run the agent as a unit of a real systemd in namespaces of its own, as root; TESTS=path and ARGS=... for some
+	@$(PYTEST) $(or $(TESTS),tests/systemd) --timeout 900 $(ARGS)
+
 .PHONY: durations
 durations: setup binaries servers ## Write the table by which `make test` starts long tests first
 	@$(WORKED) $(SLOW) --write-durations

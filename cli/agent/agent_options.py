@@ -108,7 +108,7 @@ class AgentArguments:
     def read_identity(self, folder: Path) -> HostIdentity | None:
         """Return the identity that `pomona agent join` wrote into the state folder.
 
-        None if there is none, or if a kubeconfig is given. Raises OptionsError: it cannot be read, or is another host's.
+        None: there is none, or a kubeconfig is given. Raises OptionsError: it cannot be read, or is another host's.
         """
         if self.kubeconfig:
             return None

@@ -52,11 +52,15 @@ def command(ctx: click.Context, source: str) -> None:
         kept = keep_packages(packages)
         try:
             install_version(source)
+        except click.ClickException as error:
+            restore_packages(packages, kept)
+            raise click.ClickException(f"{error.message}; the agent was not restarted") from error
+        try:
             status = restart_agent(manager, folder)
         except (click.ClickException, ServiceError) as error:
             restore_packages(packages, kept)
-            reason = error.message if isinstance(error, click.ClickException) else str(error)
             before = restart_agent(manager, folder)
+            reason = error.message if isinstance(error, click.ClickException) else error
             raise click.ClickException(
                 f"{reason}; version {before.version} is back, and runs as process {before.pid}"
             ) from error
