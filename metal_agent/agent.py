@@ -16,8 +16,10 @@ from typing import Any, Final
 
 import aiohttp
 import structlog
+from msgspec import structs
 
 from crds.meta import HOSTS_NAMESPACE
+from crds.size import size_text
 from devices import host
 from devices.facts import HostFacts
 from gateway.proxy.build import BUILD
@@ -219,6 +221,7 @@ class Agent:
     async def _stop_everything(self, loops: Collection[asyncio.Task[None]]) -> None:
         """Withdraw, drain and stop every process, report that, and end the proxy; the API server may be away."""
         log.info("agent_stopping", processes=len(self._runners))
+        self._queue.add(_REPORT)
         served = set(self._exposed.services())
         await self._host.stop_processes(self._lifetime.changes)
         with contextlib.suppress(TimeoutError):
@@ -483,6 +486,9 @@ class Agent:
             runtimes=runtimes,
             reachability_port=self._listener.port,
         )
+        if self._lifetime.stop.is_set():
+            # The controller must not bind the successors of what is stopped to this very host.
+            wanted = structs.replace(wanted, available_bytes=0, available=size_text(0))
         conditions = [self._host.watchdog.pressure_condition(), self._host.pauses.paused_condition()]
         await host_status.report_host(self._client, self._name, wanted, conditions)
 

@@ -21,7 +21,6 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from cli.agent import status as status_command
 from cli.agent.agent_service import ServiceManagers
 from cli.main import main
 from crds.meta import host_secret_key
@@ -269,11 +268,6 @@ async def test_stopped_agent_stays_down_and_uninstall_leaves_only_the_folder(
     assert not installed.manager.definition_path.exists()
     assert installed.manager.read_state().phase == "absent"
     assert (served_host.folder / "assignments.json").exists()
-
-
-def test_report_of_a_service_that_ended_names_the_reason(tmp_path: Path) -> None:
-    report = status_command.AgentReport(str(tmp_path))
-    assert "none: `pomona agent install`" in status_command.format_report(report)
 
 
 def _connects(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 import aiohttp
 
+from kube.resources import METAL_HOSTS
 from metal_agent.control.agent_client import AgentClient
 from tests.cluster.metal_agent.bound_process import LONG, BoundProcess, answers, bound_process, engines, http
 from tests.support.eventually import eventually
@@ -28,6 +29,13 @@ async def test_stopped_host_withdraws_drains_and_reports_and_serves_after_its_ne
     assert engines(bound_process) == []
     assert (await bound_process.status()).phase == "Stopped"
     assert await bound_process.gone()
+
+    async def free_bytes() -> int:
+        found: int = (await bound_process.client.get(METAL_HOSTS, bound_process.host.name))["status"]["availableBytes"]
+        return found
+
+    assert await free_bytes() == 0, "nothing new is bound to a host that stops"
     bound_process.host.agent.start()
     assert await bound_process.ready() == url
     assert await answers(http, url)
+    await eventually(free_bytes)

@@ -1,0 +1,182 @@
+"""The commands about an installed agent: what they pass on, refuse and print; the service manager is a stand-in."""
+
+import os
+import socket
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from cli.agent import status as status_command
+from cli.agent.agent_options import AgentArguments, agent_options
+from cli.agent.agent_service import ServiceManagers, find_folder
+from cli.agent.logs import read_last_lines
+from cli.agent.status import AgentReport, format_report
+from cli.agent.upgrade import keep_packages, restore_packages
+from cli.main import main
+from launchd.service_definition import ServiceDefinition
+from launchd.service_manager import ServiceError, ServiceState
+from metal_agent.control import agent_control
+from metal_agent.control.agent_status import AgentProcessStatus, AgentStatus
+from metal_agent.exit_codes import PERMANENT, AgentExit, exit_status, read_supervisor, save_exit
+from metal_agent.native.log_files import previous_log_path
+from tests.support.api_objects import GIB
+
+
+class ManagerStandIn:
+    """A service manager that remembers its definition."""
+
+    def __init__(self, folder: Path, *, needs_root: bool = False, pid: int | None = None) -> None:
+        self.definition_path = folder / "agent.plist"
+        self.needs_root = needs_root
+        self.definition: ServiceDefinition | None = None
+        self.pid = pid
+
+    def read_arguments(self) -> tuple[str, ...] | None:
+        return self.definition.arguments if self.definition else None
+
+    def install(self, definition: ServiceDefinition) -> None:
+        self.definition = definition
+        raise ServiceError("launchctl ended with 5")
+
+    def uninstall(self) -> None:
+        self.definition = None
+
+    def restart(self) -> None:
+        pass
+
+    def read_state(self) -> ServiceState:
+        return ServiceState("launchd", "user/501/x", str(self.definition_path), "stopped", self.pid, 7, "0")
+
+
+@pytest.fixture
+def managers(tmp_path: Path) -> ServiceManagers:
+    program = tmp_path / "pomona"
+    program.touch()
+    return ServiceManagers(ManagerStandIn(tmp_path, needs_root=True), ManagerStandIn(tmp_path), program)
+
+
+def status(**changes: object) -> AgentStatus:
+    fields = {
+        "host": "studio-1",
+        "version": "0.1.0+12345678",
+        "pid": 7,
+        "started_at": "2026-11-23T12:00:00Z",
+        "address": "10.0.0.7",
+        "server": "https://cluster.example:6443",
+        "budget_bytes": 64 * GIB,
+        "available_bytes": 24 * GIB,
+        "processes": [],
+    }
+    return AgentStatus(**(fields | changes))  # type: ignore[arg-type]  # a table of fields
+
+
+@click.command()
+@agent_options
+def _echo(**given: object) -> None:
+    click.echo(repr(AgentArguments(**given)))  # type: ignore[arg-type]  # the options are its fields
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--name", "a"],
+        ["--name", "a", "--metrics-address", "[::1]:90", "--memory-budget", "12GiB", "--port-range", "1-9"],
+        ["--name", "a", "--metrics-address", "off", "--allow-private-sources", "10.0.0.0/8", "--file-root", "/a b"],
+        ["--name", "a", "--tls-certificate", "/c", "--tls-key", "/k", "--address", "10.0.0.7", "--kubeconfig", "/x"],
+    ],
+)
+def test_options_that_are_passed_on_mean_the_same(words: list[str]) -> None:
+    def read(*arguments: str) -> AgentArguments:
+        context = _echo.make_context("x", list(arguments))
+        return AgentArguments(**context.params)
+
+    given = read(*words, "--state-dir", "/state")
+    assert read(*given.render(Path("/state"))) == given
+    assert given.read_options().folder == Path("/state")
+
+
+def test_relative_paths_are_passed_on_as_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    context = _echo.make_context("x", ["--name", "a", "--kubeconfig", "here"])
+    assert str(tmp_path / "here") in AgentArguments(**context.params).render(Path("/state"))
+
+
+def test_install_fails_with_the_words_of_the_service_manager(tmp_path: Path, managers: ServiceManagers) -> None:
+    folder = tmp_path / "state"
+    words = ["agent", "install", "--user", "--name", "a", "--state-dir", str(folder)]
+    result = CliRunner().invoke(main, words, obj=managers)
+    assert (result.exit_code, "launchctl ended with 5" in result.output) == (1, True)
+    assert find_folder(managers.user, None) == folder
+    assert (folder / "logs" / "agent-start.log").stat().st_mode & 0o777 == 0o600
+    again = CliRunner().invoke(main, [word for word in words if word != "--user"], obj=managers)
+    assert "uninstall it first" in again.output or "root" in again.output
+
+
+def test_service_of_the_system_needs_root(managers: ServiceManagers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 501)
+    result = CliRunner().invoke(main, ["agent", "install", "--name", "a"], obj=managers)
+    assert (result.exit_code, "run `sudo " in result.output) == (1, True)
+
+
+@pytest.mark.parametrize("words", [["restart"], ["uninstall"], ["upgrade", "--from", "."]])
+def test_command_without_an_installed_agent_says_so(words: list[str], managers: ServiceManagers) -> None:
+    result = CliRunner().invoke(main, ["agent", *words], obj=managers)
+    assert (result.exit_code, "run `pomona agent install`" in result.output) == (1, True)
+
+
+def test_report_fits_a_terminal() -> None:
+    process = AgentProcessStatus("team-a", "chat", "qwen3-8b", "llama.cpp", "Failed", 8 * GIB, "it crashed")
+    service = ServiceState("launchd", "system/dev.pomona.agent", "/Library/LaunchDaemons/x.plist", "running", 7, 3)
+    text = format_report(
+        AgentReport("/Users/ada/Library/Application Support/Pomona", service, status(processes=[process]))
+    )
+    assert max(map(len, text.splitlines())) <= 80
+    assert "system/dev.pomona.agent is running, process 7, started 3 times" in text
+    assert "team-a/chat: it crashed" in text
+    assert "24.0 GiB of 64.0 GiB are free" in text
+
+
+def test_report_of_an_agent_that_ended_has_the_reason(tmp_path: Path, managers: ServiceManagers) -> None:
+    save_exit(tmp_path, AgentExit(PERMANENT, "kubeconfig /x: no such file", "2026-11-23T12:00:00Z"))
+    result = CliRunner().invoke(main, ["agent", "status", "--state-dir", str(tmp_path)], obj=managers)
+    assert result.exit_code == 1
+    assert "ended:        2026-11-23T12:00:00Z, kubeconfig /x: no such file" in result.output
+    assert not AgentReport("/x", agent=status(stopping=True)).is_well
+    assert status_command.AgentReport("/x", agent=status()).is_well
+
+
+def test_launchd_gets_success_for_what_no_restart_mends() -> None:
+    assert [exit_status(PERMANENT, each) for each in (None, "systemd", "launchd")] == [78, 78, 0]
+    assert exit_status(75, "launchd") == 75
+    assert [read_supervisor({"POMONA_SUPERVISOR": each}) for each in ("launchd", "other")] == ["launchd", None]
+
+
+@pytest.mark.parametrize(("uid", "trusted"), [(0, True), (os.geteuid(), True), (12345, False)])
+def test_only_owner_and_root_are_answered(uid: int, *, trusted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_control, "unix_peer_uid", lambda _: uid)
+    with socket.socket(socket.AF_UNIX) as client:
+        assert agent_control.is_trusted(client) == trusted
+
+
+def test_last_lines_go_back_to_before_the_log_was_shortened(tmp_path: Path) -> None:
+    path = tmp_path / "agent.log"
+    path.write_text("3\n4\n")
+    assert read_last_lines(path, 3) == ["3\n", "4\n"]
+    previous_log_path(path).write_text("1\n2\n")
+    assert read_last_lines(path, 3) == ["2\n", "3\n", "4\n"]
+
+
+def test_packages_that_were_kept_are_put_back(tmp_path: Path) -> None:
+    packages = tmp_path / "site-packages"
+    (packages / "pomona").mkdir(parents=True)
+    (packages / "pomona" / "a.py").write_text("old")
+    kept = keep_packages(packages)
+    (packages / "pomona" / "a.py").unlink()
+    (packages / "pomona" / "a.py").write_text("new")
+    (packages / "pomona" / "b.py").touch()
+    restore_packages(packages, kept)
+    assert [path.name for path in packages.rglob("*.py")] == ["a.py"]
+    assert (packages / "pomona" / "a.py").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["site-packages"]
