@@ -43,7 +43,7 @@ TOKEN = "host-token"
 LONG = {
     "model": "chat",
     "messages": [{"role": "user", "content": "Hi"}],
-    "max_tokens": 3000,
+    "max_tokens": 1200,
     "stream": True,
 }
 

@@ -12,6 +12,7 @@ import aiohttp
 from crds.meta import HOSTS_NAMESPACE
 from kube.errors import NotFound
 from kube.resources import ENDPOINT_SLICES, LEASES, METAL_HOSTS, SECRETS
+from metal_agent.exit_codes import TEMPORARY
 from tests.cluster.conftest import StartMetalHost
 from tests.cluster.metal_agent.bound_process import (
     BoundProcess,
@@ -60,7 +61,7 @@ async def test_second_agent_with_the_same_name_refuses_to_start(
     ]
     second = Process("its double", argv, tmp_path / "twin.log")
     second.start()
-    assert await second.wait() == 1
+    assert await second.wait() == TEMPORARY
     assert "another agent serves as host studio-1" in second.tail(1)
     assert "start it with another --name" in second.tail(1)
     host = await bound_process.client.get(METAL_HOSTS, bound_process.host.name)
@@ -84,7 +85,7 @@ async def test_unreadable_record_stops_only_the_agent_with_a_message(
     record.unlink()
     record.mkdir()
     agent.start()
-    assert await agent.wait() == 1
+    assert await agent.wait() == TEMPORARY
     assert record.name in agent.tail(1)
     assert "Traceback" not in agent.tail(20)
     assert await answers(http, url), "what runs goes on"
