@@ -125,6 +125,12 @@ def await_agent(folder: Path, manager: ServiceManager, *, before: int | None = N
     raise click.ClickException(f"the agent does not answer within {ANSWER_SECONDS:.0f} s: see `pomona agent logs`")
 
 
+def explain_failure(error: ServiceError, folder: Path) -> str:
+    """Return the reason why the service did not start: the agent's own, if it had the time to name it."""
+    ended = load_exit(folder)
+    return f"the agent ended: {ended.message} ({error})" if ended else str(error)
+
+
 def stop_everything(folder: Path, say: Callable[[str], None]) -> bool:
     """Drain and stop everything by the agent, and wait for its end; return False if no agent answers.
 

@@ -10,6 +10,7 @@ import click
 from cli.agent.agent_options import AgentArguments, agent_options
 from cli.agent.agent_service import (
     await_agent,
+    explain_failure,
     find_managers,
     find_owner,
     read_status,
@@ -64,7 +65,7 @@ def command(ctx: click.Context, /, *, as_user: bool, **given: Any) -> None:
         manager.install(definition)
         status = await_agent(folder, manager)
     except ServiceError as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(explain_failure(error, folder)) from error
     print(f"agent {status.host} runs as process {status.pid}, version {status.version}")
     print(f"service:      {manager.definition_path}")
     print(f"state folder: {folder}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from cli.agent.agent_service import await_agent, find_folder, find_installed, read_status, require_root
+from cli.agent.agent_service import await_agent, explain_failure, find_folder, find_installed, read_status, require_root
 from launchd.service_manager import ServiceError, ServiceManager
 from metal_agent.control.agent_status import AgentStatus
 from metal_agent.exit_codes import forget_exit
@@ -41,5 +41,8 @@ def restart_agent(manager: ServiceManager, folder: Path) -> AgentStatus:
     else:
         require_root(manager)
         forget_exit(folder)
-        manager.restart()
+        try:
+            manager.restart()
+        except ServiceError as error:
+            raise click.ClickException(explain_failure(error, folder)) from error
     return await_agent(folder, manager, before=before.pid if before else None)

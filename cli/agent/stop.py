@@ -12,7 +12,7 @@ from launchd.service_manager import ServiceError
 @state_option
 @click.pass_context
 def command(ctx: click.Context, state_dir: Path | None) -> None:
-    """Withdraw the services of this host, finish running requests, stop all engines, and end the agent.
+    """Withdraw the services of this host, give running requests half a minute, stop all engines, and end the agent.
 
     An installed agent stays down until `pomona agent restart`, or until the machine starts again.
 

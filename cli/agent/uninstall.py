@@ -10,7 +10,7 @@ from launchd.service_manager import ServiceError
 @click.option("--keep-serving", is_flag=True, help="Leave the engines running, for an agent in a terminal to adopt.")
 @click.pass_context
 def command(ctx: click.Context, *, keep_serving: bool) -> None:
-    """Finish running requests, stop all engines and the agent, and remove the service.
+    """Stop everything as `pomona agent stop` does, and remove the service.
 
     The state folder stays, with weights, logs and identity.
 

@@ -261,6 +261,15 @@ async def test_stopped_agent_stays_down_and_uninstall_leaves_only_the_folder(
     async with session() as http, http.post(url, json=LONG | {"max_tokens": 3, "stream": False}) as response:
         assert response.status == 200
 
+    served_host.kubeconfig.rename(served_host.kubeconfig.with_suffix(".away"))
+    failed = await installed.run("restart")
+    assert (failed.exit_code, "no such file" in failed.output) == (1, True), failed.output
+    assert installed.manager.read_state().phase == "stopped", "no restart mends it"
+    assert len(served_host.engines()) == 1, "they do not need the agent"
+    served_host.kubeconfig.with_suffix(".away").rename(served_host.kubeconfig)
+    assert (await installed.run("restart")).exit_code == 0
+    await served_host.served()
+
     removed = await installed.run("uninstall")
     assert removed.exit_code == 0, removed.output
     assert "everything is stopped" in removed.output
