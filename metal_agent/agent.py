@@ -10,8 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from typing import Any, Final
 
 import aiohttp
@@ -34,10 +33,10 @@ from kube.store import Store
 from kube.time import rfc3339
 from kube.watch import reflect
 from metal_agent import assignments, metrics
-from metal_agent.change_counter import ChangeCounter
+from metal_agent.agent_lifetime import AgentLifetime, EverythingStopped
 from metal_agent.cluster import host_status
 from metal_agent.cluster.address import follow_address
-from metal_agent.cluster.api_connection import ApiConnection
+from metal_agent.cluster.api_connection import ApiConnection, describe_connection, describe_identity
 from metal_agent.cluster.endpoint_slices import FIELD_MANAGER, LEASE_SECONDS, RENEW_SECONDS
 from metal_agent.cluster.events import HoldAction, HoldEvents
 from metal_agent.cluster.exposure import ClusterExposure, ServicePorts, clocks
@@ -46,7 +45,7 @@ from metal_agent.cluster.inspections import Inspections, is_inspection
 from metal_agent.cluster.process_status import ProcessReporter
 from metal_agent.cluster.reachability import ReachabilityListener
 from metal_agent.control.agent_control import serve_control
-from metal_agent.control.agent_status import AgentStatus, describe_processes
+from metal_agent.control.agent_status import AgentStatus, HoldStatus, describe_processes
 from metal_agent.exit_codes import forget_exit
 from metal_agent.holds.pause_watchdog import PauseInputs
 from metal_agent.host import HostCallbacks, build_host
@@ -84,21 +83,6 @@ _EVENTS: Final[WorkKey] = ("events",)
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class _Lifetime:
-    """The time of one agent, from its start to its end."""
-
-    started: datetime = field(default_factory=lambda: datetime.now(UTC))
-    stop: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when everything is to be drained and stopped."""
-    changes: ChangeCounter = field(default_factory=ChangeCounter)
-    """Changes of the states of processes."""
-
-
-class EverythingStopped(Exception):  # noqa: N818 - no error
-    """Exception that cancels the loops of the agent's task group: everything was stopped on request."""
-
-
 class Agent:
     """One host's agent."""
 
@@ -134,7 +118,7 @@ class Agent:
         """Monotonic time, in seconds, until which the cluster may claim engines that `pomona up` left running here."""
         self._doubted = False
         """True if contact with the API was lost after the last check that engines answer."""
-        self._lifetime = _Lifetime()
+        self._lifetime = AgentLifetime()
         self._exposed = ClusterExposure(
             client=client,
             host=options.name,
@@ -245,6 +229,9 @@ class Agent:
             started_at=rfc3339(self._lifetime.started),
             address=self._exposed.address,
             server=self.connection.server,
+            connection=describe_connection(self.connection),
+            identity=describe_identity(self.connection),
+            holds=[HoldStatus(*hold) for hold in self._host.gate.list_holds()],
             stopping=self._lifetime.stop.is_set(),
             budget_bytes=self._ledger.budget_bytes,
             available_bytes=self._ledger.available_bytes,

@@ -77,8 +77,9 @@ def _run_agent(arguments: AgentArguments) -> int:
         stopped = asyncio.run(_run_until_signalled(arguments))
     except StartError as error:
         code = exit_codes.PERMANENT if isinstance(error, OptionsError) else exit_codes.TEMPORARY
-        _log.error("agent_not_started", error=str(error), code=code)
         _save_exit(folder, code, str(error))
+        if supervisor:
+            _log.error("agent_not_started", error=str(error), code=code)
         click.echo(f"Error: {error}", err=True)
         return exit_codes.exit_status(code, supervisor)
     if stopped:

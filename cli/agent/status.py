@@ -1,5 +1,6 @@
 """`pomona agent status`: the service manager's view of the agent, and the agent's own."""
 
+import textwrap
 from pathlib import Path
 
 import click
@@ -13,6 +14,7 @@ from launchd.service_manager import ServiceError, ServiceState
 from metal_agent.control.agent_status import AgentStatus
 from metal_agent.exit_codes import AgentExit, load_exit
 
+_WIDTH = 80
 _LABEL_WIDTH = 14
 
 
@@ -26,8 +28,9 @@ class AgentReport(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tru
 
     @property
     def is_well(self) -> bool:
-        """True if the agent runs."""
-        return self.agent is not None and not self.agent.stopping
+        """True if the agent runs, and the API server accepts it."""
+        agent = self.agent
+        return agent is not None and not agent.stopping and agent.connection.state == "connected"
 
 
 @click.command("status")
@@ -35,9 +38,9 @@ class AgentReport(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tru
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="Form of the output.")
 @click.pass_context
 def command(ctx: click.Context, state_dir: Path | None, output: str) -> None:
-    """Show whether the agent runs, what it serves, and why it ended if it did.
+    """Show whether the agent runs and is connected, what it serves, and why it ended if it did.
 
-    The exit code is 0 if the agent runs, else 1.
+    The exit code is 0 if the agent runs and the API server accepts it, else 1. `pomona agent doctor` looks for causes.
 
     \b
     Examples:
@@ -79,13 +82,27 @@ def format_report(report: AgentReport) -> str:
             ("since", agent.started_at),
             ("version", agent.version),
             ("address", agent.address),
-            ("API server", agent.server),
+            ("API server", f"{agent.server}, {agent.connection.state} since {agent.connection.since}"),
+            *((("", agent.connection.message),) if agent.connection.message else ()),
+            *((("token", f"expires {agent.identity.expires_at}"),) if agent.identity else ()),
+            *(("paused", f"{hold.message} ({hold.source}, since {hold.since})") for hold in agent.holds),
             ("memory", f"{size_text(agent.available_bytes)} of {size_text(agent.budget_bytes)} are free"),
         ]
     else:
         lines.append(("agent", "does not answer: see `pomona agent logs`"))
-    text = "\n".join(f"{label + ':':{_LABEL_WIDTH}}{value}" for label, value in lines)
+    text = "\n".join(_format_line(f"{label}:" if label else "", value) for label, value in lines)
     return f"{text}\n\n{_format_processes(report.agent)}" if report.agent and report.agent.processes else text
+
+
+def _format_line(label: str, value: str) -> str:
+    indent = " " * _LABEL_WIDTH
+    return textwrap.fill(
+        f"{label:{_LABEL_WIDTH}}{value}",
+        _WIDTH,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _format_processes(agent: AgentStatus) -> str:
@@ -93,7 +110,7 @@ def _format_processes(agent: AgentStatus) -> str:
     for each in agent.processes:
         size = size_text(each.memory_bytes) if each.memory_bytes else "-"
         table.add_row(f"{each.namespace}/{each.service}", each.model, each.runtime, each.phase, size)
-    console = Console(width=80, markup=False)
+    console = Console(width=_WIDTH, markup=False)
     with console.capture() as captured:
         console.print(table)
     notes = [

@@ -12,6 +12,7 @@ from kube.errors import Unreachable
 from kube.time import rfc3339
 from kube.transport import AiohttpTransport, Request, Response, Stream, Transport
 from metal_agent.cluster.host_identity import HostIdentity
+from metal_agent.control.agent_status import ConnectionStatus, IdentityStatus
 
 ConnectionState = Literal["connected", "unreachable", "refused"]
 _LEASES: Final = "/leases/"
@@ -109,3 +110,14 @@ async def connect_observed(credentials: Credentials, connection: ApiConnection) 
         yield Client(transport)
     finally:
         await transport.close()
+
+
+def describe_connection(connection: ApiConnection) -> ConnectionStatus:
+    """Return the connection as `pomona agent status` shows it."""
+    return ConnectionStatus(connection.state, connection.since, connection.message)
+
+
+def describe_identity(connection: ApiConnection) -> IdentityStatus | None:
+    """Return the token's times as `pomona agent status` shows them; None with a kubeconfig."""
+    identity = connection.host_identity
+    return IdentityStatus(identity.expires_at, rfc3339(identity.renews_at)) if identity else None

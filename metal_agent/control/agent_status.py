@@ -20,6 +20,33 @@ class AgentProcessStatus(msgspec.Struct, frozen=True, rename="camel"):
     message: str = ""
 
 
+class ConnectionStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """The agent's connection to the API server."""
+
+    state: str
+    """connected; unreachable: it does not answer; refused: it does not accept this host any more."""
+    since: str
+    """RFC 3339."""
+    message: str = ""
+    """The reason and the way out, if it is not connected."""
+
+
+class IdentityStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """The token of a host that has joined by a code; times in RFC 3339."""
+
+    expires_at: str
+    renews_at: str
+
+
+class HoldStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """One reason for which this host starts no engine."""
+
+    source: str
+    message: str
+    since: str
+    """RFC 3339."""
+
+
 class AgentStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """The agent of one host."""
 
@@ -33,6 +60,10 @@ class AgentStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """The address at which the cluster reaches this host."""
     server: str
     """The URL of the API server."""
+    connection: ConnectionStatus
+    identity: IdentityStatus | None = None
+    """None: the agent has a kubeconfig."""
+    holds: list[HoldStatus] = []
     stopping: bool = False
     """True while everything is drained and stopped, after which the agent ends for good."""
     budget_bytes: int

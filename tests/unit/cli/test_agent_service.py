@@ -18,7 +18,7 @@ from cli.main import main
 from launchd.service_definition import ServiceDefinition
 from launchd.service_manager import ServiceError, ServiceState
 from metal_agent.control import agent_control
-from metal_agent.control.agent_status import AgentProcessStatus, AgentStatus
+from metal_agent.control.agent_status import AgentProcessStatus, AgentStatus, ConnectionStatus
 from metal_agent.exit_codes import PERMANENT, AgentExit, exit_status, read_supervisor, save_exit
 from metal_agent.native.log_files import previous_log_path
 from tests.support.api_objects import GIB
@@ -65,6 +65,7 @@ def status(**changes: object) -> AgentStatus:
         "started_at": "2026-11-23T12:00:00Z",
         "address": "10.0.0.7",
         "server": "https://cluster.example:6443",
+        "connection": ConnectionStatus("connected", "2026-11-23T12:00:01Z"),
         "budget_bytes": 64 * GIB,
         "available_bytes": 24 * GIB,
         "processes": [],
@@ -72,10 +73,17 @@ def status(**changes: object) -> AgentStatus:
     return AgentStatus(**(fields | changes))  # type: ignore[arg-type]  # a table of fields
 
 
-@click.command()
-@agent_options
-def _echo(**given: object) -> None:
-    click.echo(repr(AgentArguments(**given)))  # type: ignore[arg-type]  # the options are its fields
+def read_arguments(*words: str) -> AgentArguments:
+    found: list[AgentArguments] = []
+
+    @click.command()
+    @agent_options
+    def take(**given: object) -> None:
+        found.append(AgentArguments(**given))  # type: ignore[arg-type]  # the options are its fields
+
+    result = CliRunner().invoke(take, words)
+    assert result.exit_code == 0, result.output
+    return found[0]
 
 
 @pytest.mark.parametrize(
@@ -83,24 +91,23 @@ def _echo(**given: object) -> None:
     [
         ["--name", "a"],
         ["--name", "a", "--metrics-address", "[::1]:90", "--memory-budget", "12GiB", "--port-range", "1-9"],
+        ["--name", "a", "--quiet-hours", "Mon-Fri 09:00-17:00 Europe/Berlin", "--pause-when-active", "10"],
+        ["--name", "a", "--pause-on-battery", "--pause-when-hot", "--pause-critical", "--no-keep-awake"],
+        ["--name", "a", "--pause-on-battery", "40", "--quiet-hours", "Sat 10:00-12:00 UTC"],
         ["--name", "a", "--metrics-address", "off", "--allow-private-sources", "10.0.0.0/8", "--file-root", "/a b"],
         ["--name", "a", "--tls-certificate", "/c", "--tls-key", "/k", "--address", "10.0.0.7", "--kubeconfig", "/x"],
     ],
 )
 def test_options_that_are_passed_on_mean_the_same(words: list[str]) -> None:
-    def read(*arguments: str) -> AgentArguments:
-        context = _echo.make_context("x", list(arguments))
-        return AgentArguments(**context.params)
-
-    given = read(*words, "--state-dir", "/state")
-    assert read(*given.render(Path("/state"))) == given
-    assert given.read_options().folder == Path("/state")
+    given = read_arguments(*words, "--state-dir", "/state")
+    assert read_arguments(*given.render(Path("/state"))) == given
+    assert given.read_options(Path("/state"), None).name == "a"
 
 
 def test_relative_paths_are_passed_on_as_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    context = _echo.make_context("x", ["--name", "a", "--kubeconfig", "here"])
-    assert str(tmp_path / "here") in AgentArguments(**context.params).render(Path("/state"))
+    given = read_arguments("--name", "a", "--kubeconfig", "here")
+    assert str(tmp_path / "here") in given.render(Path("/state"))
 
 
 def test_install_fails_with_the_words_of_the_service_manager(tmp_path: Path, managers: ServiceManagers) -> None:

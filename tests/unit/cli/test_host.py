@@ -11,6 +11,7 @@ from artifacts import durable
 from cli.host.remove import _describe
 from cli.main import main
 from metal_agent.cluster.host_identity import JoinedHost, write_joined_host
+from metal_agent.exit_codes import PERMANENT
 
 
 def kubeconfig(folder: Path, server: str) -> str:
@@ -27,7 +28,7 @@ def kubeconfig(folder: Path, server: str) -> str:
 
 def fail(*arguments: str, text: str | None = None) -> str:
     result = CliRunner().invoke(main, [*arguments], input=text)
-    assert result.exit_code in (1, 2), result.output
+    assert result.exit_code in {1, 2, PERMANENT}, result.output
     assert "Traceback" not in result.output
     return " ".join(result.output.split())
 

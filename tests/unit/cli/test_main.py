@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from cli.agent import command as agent
 from cli.main import SUBCOMMANDS, main
 from cli.options import ListenAddressParam, Size
+from metal_agent.exit_codes import PERMANENT
 
 
 def test_help_names_sub_commands_without_importing_them() -> None:
@@ -54,9 +55,9 @@ def test_help_of_sub_command_has_example() -> None:
         assert "\\b" not in result.output
 
 
-def test_agent_requires_name() -> None:
-    result = CliRunner().invoke(main, ["agent"])
-    assert result.exit_code == 2
+def test_agent_that_has_not_joined_ends_for_good_and_says_how_to_join(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["agent", f"--state-dir={tmp_path}"])
+    assert result.exit_code == PERMANENT
     assert "run `pomona agent join CODE`, or give --name and --kubeconfig" in result.output
 
 
