@@ -8,6 +8,7 @@ from structlog.testing import capture_logs
 
 from cli.main import main
 from gateway.proxy.config import Tls
+from metal_agent.exit_codes import PERMANENT
 from metal_agent.options import StartError
 from metal_agent.traffic.certificate import check_certificate
 from tests.support import certificates
@@ -51,5 +52,5 @@ def test_unusable_files_are_named_with_the_required_form(tls: Tls, message: str)
 @pytest.mark.parametrize("option", ["--tls-certificate", "--tls-key"])
 def test_one_file_without_the_other_is_refused(option: str, tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["agent", "--name", "studio-1", option, str(tmp_path / "tls.pem")])
-    assert result.exit_code == 2
+    assert result.exit_code == PERMANENT
     assert "give both, or none for plain HTTP" in result.output
