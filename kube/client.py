@@ -15,7 +15,7 @@ import msgspec
 
 from kube.credentials import Credentials
 from kube.errors import BY_STATUS, ApiError, Conflict, Gone, Invalid, Unreachable
-from kube.resources import Resource
+from kube.resources import PODS, Resource
 from kube.transport import AiohttpTransport, Request, Response, Transport
 
 Obj = dict[str, Any]
@@ -27,6 +27,8 @@ OnCall = Callable[[str, Resource, int, float], None]
 PAGE = 500
 WATCH_IDLE_SECONDS = 70.0
 """The server sends a bookmark at least each minute; longer silence is a dead connection."""
+LOG_IDLE_SECONDS = 86_400.0
+"""A container may log nothing for hours."""
 _THROTTLED_TRIES = 4
 _THROTTLED_MOST_SECONDS = 10.0
 _METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
@@ -220,6 +222,47 @@ class Client:
             if error.causes:
                 raise
             raise _conflict(error, "the object is not as the patch expects it") from error
+
+    async def patch_merge(
+        self,
+        resource: Resource,
+        name: str,
+        namespace: str | None,
+        patch: Mapping[str, Any],
+        *,
+        field_manager: str,
+    ) -> Obj:
+        """Merge fields into an object that exists; a field that is None is removed."""
+        request = Request(
+            "PATCH",
+            resource.path(namespace, name),
+            {"fieldManager": field_manager},
+            msgspec.json.encode(patch),
+            "application/merge-patch+json",
+        )
+        return await self._call("patch", resource, namespace, name, request)
+
+    async def stream_log(
+        self, pod: str, namespace: str, container: str, *, follow: bool = False, tail_lines: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """Yield the lines of a container's log as they are; with `follow` until the container ends."""
+        call = _describe("get", PODS, namespace, f"{pod}/log")
+        query = {"container": container, "follow": str(follow).lower()}
+        if tail_lines is not None:
+            query["tailLines"] = str(tail_lines)
+        request = Request("GET", PODS.path(namespace, pod, "log"), query, accept="*/*")
+        idle_seconds = LOG_IDLE_SECONDS if follow else WATCH_IDLE_SECONDS
+        async with self._transport.stream(request, idle_seconds=idle_seconds) as stream:
+            if stream.status != 200:  # noqa: PLR2004 - OK
+                body = b"".join([chunk async for chunk in stream.chunks])
+                raise _refusal(call, Response(stream.status, body, stream.retry_after_seconds))
+            rest = b""
+            async for chunk in stream.chunks:
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    yield line
+            if rest:
+                yield rest
 
     async def delete(
         self,

@@ -53,6 +53,7 @@ class Credentials:
         tls_server_name: name to check in the server's certificate, if it is not the URL's.
         proxy: URL of an HTTP proxy to use.
         authority: PEM certificates that the server's certificate is checked against; None: those of the system.
+        namespace: namespace of the context or of the pod; empty if none is stated.
     """
 
     server: str
@@ -61,6 +62,7 @@ class Credentials:
     tls_server_name: str | None = None
     proxy: str | None = field(default=None, repr=False)
     authority: bytes | None = field(default=None, repr=False)
+    namespace: str = ""
 
     async def authorization(self) -> str | None:
         """Return the value of the Authorization header as of now. Raises CredentialsError."""
@@ -93,13 +95,13 @@ class KubeconfigToken:
         source: the kubeconfig and its context, for messages.
         paths: the files.
         token: the token that they contain now.
-        context: the context to read again; None: the current one.
+        context_name: the context whose user has the token; None: the current one.
     """
 
-    def __init__(self, source: str, paths: Sequence[Path], token: str, context: str | None = None) -> None:
+    def __init__(self, source: str, paths: Sequence[Path], token: str, context_name: str | None = None) -> None:
         self._source = source
         self._paths = paths
-        self._context = context
+        self._context_name = context_name
         self._header = f"Bearer {token}"
         self._seen: list[tuple[int, ...] | None] = []
         self._reported = ""
@@ -124,7 +126,7 @@ class KubeconfigToken:
         seen = [_file_version(path) for path in self._paths]
         if seen == self._seen:
             return
-        user = (await asyncio.to_thread(read_kubeconfig, self._paths, self._context)).user
+        user = (await asyncio.to_thread(read_kubeconfig, self._paths, self._context_name)).user
         self._seen = seen
         if not user.get("token"):
             raise CredentialsError(f"{self._source}: the user has no token any more: write one, or start again")
@@ -244,16 +246,17 @@ def load(
     *,
     context: str | None = None,
 ) -> Credentials:
-    """Read the configuration of `context`, or of the current context.
+    """Read the configuration of a context of kubeconfig files, or of the ServiceAccount of the pod.
 
     Without `kubeconfig`: the files in $KUBECONFIG, else the ServiceAccount of the pod, else ~/.kube/config.
-    `token_file` replaces the token of the user, and is read again when it changes on disk.
+    `token_file` replaces the token of the user, and is read again when it changes on disk. `context` is the name of a
+    context; None: the current one.
 
     Raises:
         CredentialsError: no configuration, or one that cannot be used.
     """
-    in_cluster = not environ.get("KUBECONFIG") and environ.get("KUBERNETES_SERVICE_HOST")
-    if kubeconfig is None and context is None and in_cluster:
+    named_files = kubeconfig is not None or environ.get("KUBECONFIG") or context
+    if not named_files and environ.get("KUBERNETES_SERVICE_HOST"):
         return _in_cluster(environ, token_file)
     if kubeconfig is not None:
         paths = [kubeconfig]
@@ -270,6 +273,7 @@ def load(
         tls_server_name=entry.cluster.get("tls-server-name"),
         proxy=entry.cluster.get("proxy-url"),
         authority=_pem(entry.cluster, "certificate-authority") if tls else None,
+        namespace=entry.namespace,
     )
 
 
@@ -278,11 +282,13 @@ def _in_cluster(environ: Mapping[str, str], token_file: Path | None) -> Credenti
     authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     cluster = {"server": f"https://{authority}", "certificate-authority": str(SERVICE_ACCOUNT / "ca.crt")}
     entry = KubeconfigEntry(f"in-cluster configuration ({SERVICE_ACCOUNT})", cluster, {})
+    own = SERVICE_ACCOUNT / "namespace"
     return Credentials(
         cluster["server"],
         TokenFile(token_file or SERVICE_ACCOUNT / "token"),
         _tls(entry),
         authority=_pem(entry.cluster, "certificate-authority"),
+        namespace=own.read_text().strip() if own.exists() else "",
     )
 
 

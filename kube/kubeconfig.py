@@ -26,19 +26,25 @@ class KubeconfigEntry:
     source: str
     cluster: Mapping[str, Any]
     user: Mapping[str, Any] = field(repr=False)
+    namespace: str = ""
+    """Namespace of the context; empty if it states none."""
 
 
-def read_kubeconfig(paths: Sequence[Path], context: str | None = None) -> KubeconfigEntry:
-    """Return the entry of `context`, or of the current one; of several `paths` those that do not exist are skipped.
+def read_kubeconfig(paths: Sequence[Path], context_name: str | None = None) -> KubeconfigEntry:
+    """Return the entry of a context; of several `paths` those that do not exist are skipped.
+
+    Args:
+        paths: the files.
+        context_name: the context; None: the current one.
 
     Raises:
-        CredentialsError: no file exists, one is not a kubeconfig, or the context is incomplete.
+        CredentialsError: no file exists, one is not a kubeconfig, or the context is missing or incomplete.
     """
     source = os.pathsep.join(map(str, paths))
     existing = [path for path in paths if path.is_file()]
     if not existing:
         raise CredentialsError(f"kubeconfig {source}: no such file; pass --kubeconfig or set KUBECONFIG")
-    current = context or ""
+    current = context_name or ""
     named: dict[str, dict[str, dict[str, Any]]] = {"contexts": {}, "clusters": {}, "users": {}}
     for path in existing:
         config = _parse(path)
@@ -49,10 +55,12 @@ def read_kubeconfig(paths: Sequence[Path], context: str | None = None) -> Kubeco
                 entries.setdefault(item["name"], _absolute(entry, path.parent))
     if not current:
         raise CredentialsError(f"kubeconfig {source}: no current-context; run kubectl config use-context NAME")
-    chosen = _pick(source, named, "contexts", current)
-    cluster = _pick(source, named, "clusters", chosen.get("cluster", ""))
-    user = _pick(source, named, "users", chosen["user"]) if chosen.get("user") else {}
-    return KubeconfigEntry(f"kubeconfig {source}, context {current}", cluster, user)
+    context = _pick(source, named, "contexts", current)
+    cluster = _pick(source, named, "clusters", context.get("cluster", ""))
+    user = _pick(source, named, "users", context["user"]) if context.get("user") else {}
+    return KubeconfigEntry(
+        f"kubeconfig {source}, context {current}", cluster, user, str(context.get("namespace") or "")
+    )
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -79,4 +87,7 @@ def _pick(source: str, named: Mapping[str, Mapping[str, dict[str, Any]]], sectio
     try:
         return named[section][name]
     except KeyError:
-        raise CredentialsError(f"kubeconfig {source}: {section} has no entry named {name!r}") from None
+        there = ", ".join(named[section]) or "none"
+        raise CredentialsError(
+            f"kubeconfig {source}: {section} has no entry named {name!r}: there are {there}"
+        ) from None

@@ -109,6 +109,24 @@ async def test_kubeconfig_that_is_being_written_is_read_again_later(tmp_path: Pa
     assert await header(loaded) == "Bearer second"
 
 
+async def test_other_context_has_its_own_cluster_user_and_namespace(tmp_path: Path) -> None:
+    path = write(tmp_path / "config", {"token": "first"})
+    config = yaml.safe_load(path.read_text())
+    config["contexts"].append({"name": "other", "context": {"cluster": "d", "user": "v", "namespace": "team"}})
+    config["clusters"].append({"name": "d", "cluster": {"server": "http://127.0.0.1:2"}})
+    config["users"].append({"name": "v", "user": {"token": "second"}})
+    path.write_text(yaml.safe_dump(config))
+    current, other = credentials.load(path), credentials.load(path, context="other")
+    assert (current.server, current.namespace, await header(current)) == ("http://127.0.0.1:1", "", "Bearer first")
+    assert (other.server, other.namespace, await header(other)) == ("http://127.0.0.1:2", "team", "Bearer second")
+    config["users"][1]["user"]["token"] = "third"
+    path.write_text(yaml.safe_dump(config))
+    assert await other.refresh("Bearer second"), "the user of the same context is read again"
+    assert await header(other) == "Bearer third"
+    with pytest.raises(CredentialsError, match="contexts has no entry named 'absent': there are main, other"):
+        credentials.load(path, context="absent")
+
+
 async def test_a_token_file_is_relative_to_the_kubeconfig_and_read_again_when_rotated(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("first\n")
