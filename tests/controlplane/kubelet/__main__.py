@@ -101,7 +101,9 @@ async def run(options: argparse.Namespace) -> None:
         await kill_leftovers(host.root)
         if options.tls and not options.report_only:
             (certificate,), (key,) = options.tls.glob("*.crt"), options.tls.glob("*.key")
-            server = await logs.serve(host.logs, options.address, KUBELET_PORT, certificate=certificate, key=key)
+            server = await logs.serve(
+                host.logs, host.api.find_address, options.address, KUBELET_PORT, certificate=certificate, key=key
+            )
             stack.push_async_callback(server.cleanup)
         node = NodeSpec(options.node, options.address, capacity, _pairs(options.label))
         async with asyncio.TaskGroup() as group:

@@ -37,6 +37,10 @@ class NodeAPI:
         """Merge fields into an object by JSON merge patch."""
         return await self._send("PATCH", resource.path(namespace, name), body, "application/merge-patch+json")
 
+    async def find_address(self, namespace: str, pod: str) -> str:
+        """Return the address of a pod. Raises LookupError: it has none yet."""
+        return str((await self.client.get(PODS, pod, namespace))["status"]["podIP"])
+
     async def token(self, pod: Obj, *, audience: str | None, expiration_seconds: int) -> str:
         """Return a token of the pod's ServiceAccount that is bound to the pod."""
         metadata = pod["metadata"]

@@ -1,4 +1,4 @@
-"""Log files of containers, in the layout of a kubelet, and the endpoint that `kubectl logs` reads."""
+"""Log files of containers, in the layout of a kubelet, and the server of logs and ports that kubectl reaches."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import ssl
 from pathlib import Path
 
 from aiohttp import web
+
+from tests.controlplane.kubelet import port_forward
 
 # The part of a log that may become a termination message: the last 2048 bytes or 80 lines, whichever is less.
 FALLBACK_BYTES = 2048
@@ -64,8 +66,16 @@ def _is_complete(log: Path) -> bool:
     return not log.stat().st_mode & 0o200
 
 
-async def serve(folder: LogFolder, address: str, port: int, *, certificate: Path, key: Path) -> web.AppRunner:
-    """Serve `kubectl logs` (with --tail, --follow, --previous) over TLS; the caller cleans the runner up."""
+async def serve(
+    folder: LogFolder,
+    find_address: port_forward.FindAddress,
+    address: str,
+    port: int,
+    *,
+    certificate: Path,
+    key: Path,
+) -> web.AppRunner:
+    """Serve `kubectl logs` (with --tail, --follow, --previous) and ports over TLS; the caller cleans the runner up."""
 
     async def container_logs(request: web.Request) -> web.StreamResponse:
         names = request.match_info
@@ -91,7 +101,9 @@ async def serve(folder: LogFolder, address: str, port: int, *, certificate: Path
 
     app = web.Application()
     app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", container_logs)
-    runner = web.AppRunner(app, access_log=None)
+    app.router.add_get("/portForward/{namespace}/{pod}", port_forward.handle_with(find_address))
+    # A port that is forwarded stays open as long as its client likes.
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
