@@ -1,61 +1,154 @@
-"""Send one question to a service and show the answer as it arrives, as any client of the OpenAI API would."""
+"""Send a question to a service and show the answer as it arrives, as any client of the OpenAI API would."""
 
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Final
 
 import aiohttp
 import msgspec
 
-_CONNECT_SECONDS = 5
-_SILENCE_SECONDS = 300
+CONNECT_SECONDS: Final = 5
+_SILENCE_SECONDS: Final = 300
 """A large model on few cores needs minutes for its first token."""
+_QUOTED_CHARACTERS: Final = 300
+
+Show = Callable[[str], None]
 
 
 class AskError(Exception):
     """There is no complete answer; the message says why."""
 
 
+class ChatMessage(msgspec.Struct, frozen=True):
+    """One message of a conversation."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAnswer:
+    """A complete answer."""
+
+    text: str
+    tokens: int
+    """Tokens of the answer, as the engine counts them; the number of its pieces if it does not."""
+    first_seconds: float
+    """Time to the first token."""
+    seconds: float
+    """Time to the last token."""
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Rate after the first token; None for an answer that is too short to have one."""
+        spent = self.seconds - self.first_seconds
+        return (self.tokens - 1) / spent if self.tokens > 1 and spent > 0 else None
+
+
 class _Delta(msgspec.Struct):
     content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    """The name that some engines have for reasoning_content."""
 
 
 class _Choice(msgspec.Struct):
     delta: _Delta = msgspec.field(default_factory=_Delta)
 
 
+class _Usage(msgspec.Struct):
+    completion_tokens: int = 0
+
+
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
+    usage: _Usage | None = None
 
 
-async def ask(url: str, model: str, question: str, show: Callable[[str], None]) -> None:
+async def ask(url: str, model: str, question: str, show: Show) -> None:
     """Send `question` to `model` at the base URL `url`, and show each piece of the answer.
 
     Raises:
         AskError: there is no answer, or it is incomplete.
     """
-    body = {"model": model, "stream": True, "messages": [{"role": "user", "content": question}]}
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=_SILENCE_SECONDS)
+    async with open_session() as session:
+        await continue_chat(session, url, model, [ChatMessage("user", question)], show=show)
+
+
+def open_session(connector: aiohttp.BaseConnector | None = None, token: str = "") -> aiohttp.ClientSession:
+    """Return a session for chats, which the caller closes; `token` is the bearer token of the service."""
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=_SILENCE_SECONDS)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    return aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers, trust_env=False)
+
+
+async def continue_chat(
+    session: aiohttp.ClientSession,
+    url: str,
+    model: str,
+    messages: Sequence[ChatMessage],
+    *,
+    show: Show,
+    show_thoughts: Show | None = None,
+) -> ChatAnswer:
+    """Send a conversation to `model` at the base URL `url`, and show each piece of the answer.
+
+    `show_thoughts` is called with pieces of the thoughts that some models write before they answer.
+
+    Raises:
+        AskError: there is no answer, or it is incomplete.
+    """
+    body = {
+        "model": model,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "messages": [msgspec.to_builtins(each) for each in messages],
+    }
+    started, first, pieces, counted = time.monotonic(), 0.0, list[str](), 0
+    usage: _Usage | None = None
     try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout, trust_env=False) as session,
-            session.post(f"{url}/v1/chat/completions", json=body) as response,
-        ):
+        async with session.post(f"{url}/v1/chat/completions", json=body) as response:
             if response.status != HTTPStatus.OK:
-                raise AskError(f"{model} answered {response.status}: {(await response.text())[:300]}")
-            async for text in _read_pieces(response.content):
-                show(text)
+                raise AskError(f"{model} answered {response.status}: {(await response.text())[:_QUOTED_CHARACTERS]}")
+            async for chunk in _read_chunks(response.content):
+                usage = chunk.usage or usage
+                for text, shown in _list_pieces(chunk, show, show_thoughts):
+                    counted += 1
+                    first = first or time.monotonic()
+                    if shown is show:
+                        pieces.append(text)
+                    if shown is not None:
+                        shown(text)
     except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise AskError(f"{model} at {url}: {str(error) or type(error).__name__}") from error
+    ended = time.monotonic()
+    return ChatAnswer(
+        text="".join(pieces),
+        tokens=usage.completion_tokens if usage else counted,
+        first_seconds=(first or ended) - started,
+        seconds=ended - started,
+    )
 
 
-async def _read_pieces(lines: aiohttp.StreamReader) -> AsyncIterator[str]:
+def _list_pieces(chunk: _Chunk, show: Show, show_thoughts: Show | None) -> list[tuple[str, Show | None]]:
+    """Return the texts of a chunk, and the function that shows each."""
+    found: list[tuple[str, Show | None]] = []
+    for choice in chunk.choices:
+        if thought := choice.delta.reasoning_content or choice.delta.reasoning:
+            found.append((thought, show_thoughts))
+        if choice.delta.content:
+            found.append((choice.delta.content, show))
+    return found
+
+
+async def _read_chunks(lines: aiohttp.StreamReader) -> AsyncIterator[_Chunk]:
     async for line in lines:
         data = line.removeprefix(b"data: ").strip()
         if not line.startswith(b"data: "):
             continue
         if data == b"[DONE]":
             return
-        for choice in msgspec.json.decode(data, type=_Chunk).choices:
-            if choice.delta.content:
-                yield choice.delta.content
+        yield msgspec.json.decode(data, type=_Chunk)
     raise AskError("the answer ended before [DONE]: the engine or its connection died")

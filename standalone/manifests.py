@@ -89,19 +89,11 @@ def load_manifests(paths: Iterable[Path]) -> Manifests:
     Raises:
         ManifestError: a document is invalid, or there is nothing to serve.
     """
-    documents, broken = _read_documents(paths)
-    ours = [each for each in documents if _is_ours(each)]
+    ours, others = load_documents(paths)
     found = Manifests(
-        skipped=[
-            each.describe("ignored: `pomona up` serves Models and InferenceServices only")
-            for each in documents
-            if each not in ours
-        ]
+        skipped=[each.describe("ignored: `pomona up` serves Models and InferenceServices only") for each in others]
     )
-    problems = [*broken, *(problem for each in ours for problem in _find_problems(each))]
-    if problems:
-        raise ManifestError(problems)
-    problems = [*_find_duplicates(ours), *_find_missing_models(ours)]
+    problems = [*find_duplicates(ours, is_one_machine=True), *_find_missing_models(ours)]
     if not any(each.manifest["kind"] == "InferenceService" for each in ours):
         given = ", ".join(map(str, paths))
         problems.append(f"{given}: no InferenceService found: add one, or serve a Model alone with --model SOURCE")
@@ -113,6 +105,19 @@ def load_manifests(paths: Iterable[Path]) -> Manifests:
         else:
             found.services[document.key] = accept_manifest(document.manifest, InferenceService)
     return found
+
+
+def load_documents(paths: Iterable[Path]) -> tuple[list[Document], list[Document]]:
+    """Read files, and folders of files; return the valid Models and InferenceServices, and all other documents.
+
+    Raises:
+        ManifestError: a file cannot be read, or one of our documents is invalid.
+    """
+    documents, broken = _read_documents(paths)
+    ours = [each for each in documents if _is_ours(each)]
+    if problems := [*broken, *(problem for each in ours for problem in _find_problems(each))]:
+        raise ManifestError(problems)
+    return ours, [each for each in documents if each not in ours]
 
 
 def accept_manifest(manifest: dict[str, Any], struct: type[T]) -> T:
@@ -308,12 +313,16 @@ def _find_source_errors(document: Document) -> Iterator[str]:
             yield document.describe(error.message, ("spec", "source"))
 
 
-def _find_duplicates(documents: Iterable[Document]) -> Iterator[str]:
-    """Find objects with the same name. Requests name a service as their model, so its name is unique on a machine."""
+def find_duplicates(documents: Iterable[Document], *, is_one_machine: bool) -> Iterator[str]:
+    """Find objects with the same name.
+
+    Requests name a service as their model, so that its name is unique on one machine, whatever its namespace.
+    """
     stated: defaultdict[tuple[str, ...], list[Document]] = defaultdict(list)
     for each in documents:
         kind = each.manifest["kind"]
-        stated[(kind, each.key.name) if kind == "InferenceService" else (kind, *each.key)].append(each)
+        is_alone = is_one_machine and kind == "InferenceService"
+        stated[(kind, each.key.name) if is_alone else (kind, *each.key)].append(each)
     for first, *others in stated.values():
         for other in others:
             where = f"{first.path}:{_find_line(first.node, ())}"

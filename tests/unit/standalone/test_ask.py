@@ -3,7 +3,7 @@
 import pytest
 from aiohttp import web
 
-from standalone.ask import AskError, ask
+from standalone.ask import AskError, ChatAnswer, ChatMessage, ask, continue_chat, open_session
 from tests.support.stub_server import serve_stub
 
 
@@ -23,3 +23,31 @@ async def test_incomplete_answer_is_reported(lines: bytes, problem: str) -> None
     async with serve_stub(answer) as url:
         with pytest.raises(AskError, match=problem):
             await ask(url, "tiny", "Who?", lambda _text: None)
+
+
+async def test_chat_sends_the_conversation_and_the_token_and_counts_tokens() -> None:
+    asked: list[tuple[str | None, object]] = []
+    chunks = (
+        b'data: {"choices": [{"delta": {"reasoning_content": "Hm. "}}]}\n\n',
+        b'data: {"choices": [{"delta": {"content": "Hel"}}]}\n\n',
+        b'data: {"choices": [{"delta": {"content": "lo"}}]}\n\n',
+        b'data: {"choices": [], "usage": {"completion_tokens": 7}}\n\n',
+        b"data: [DONE]\n\n",
+    )
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        asked.append((request.headers.get("Authorization"), (await request.json())["messages"]))
+        return web.Response(body=b"".join(chunks), content_type="text/event-stream")
+
+    shown, thought = list[str](), list[str]()
+    messages = [ChatMessage("user", "Who?"), ChatMessage("assistant", "I."), ChatMessage("user", "Why?")]
+    async with serve_stub(answer) as url, open_session(token="secret") as session:
+        got = await continue_chat(session, url, "tiny", messages, show=shown.append, show_thoughts=thought.append)
+    assert (got.text, got.tokens, shown, thought) == ("Hello", 7, ["Hel", "lo"], ["Hm. "])
+    assert asked[0][0] == "Bearer secret"
+    assert asked[0][1] == [{"role": each.role, "content": each.content} for each in messages]
+
+
+def test_rate_of_an_answer_begins_with_its_first_token() -> None:
+    assert ChatAnswer("a", tokens=11, first_seconds=1.0, seconds=3.0).tokens_per_second == 5
+    assert ChatAnswer("a", tokens=1, first_seconds=1.0, seconds=1.0).tokens_per_second is None
