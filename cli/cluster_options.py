@@ -1,54 +1,56 @@
-"""Options by which a command for people finds the cluster, and its connection."""
+"""Options of the commands that talk to a cluster: which cluster, as which user, and in which namespace."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final
 
 import click
 
-from kube import credentials
-from kube.client import Client, connect
-from kube.credentials import Credentials
-from kube.errors import ApiError, Forbidden, Unreachable
-from kube.kubeconfig import CredentialsError
-
-F = TypeVar("F", bound=Callable[..., Any])
+DEFAULT_NAMESPACE: Final = "default"
 
 
-class Cluster(NamedTuple):
-    """A connection to the API server, and what it was opened with."""
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """The cluster that the user means."""
 
-    client: Client
-    credentials: Credentials
+    kubeconfig: Path | None = None
+    """None: as for kubectl."""
+    context: str | None = None
+    """None: the current context."""
+    namespace: str | None = None
+    """None: the namespace of the context."""
 
 
-def cluster_options(function: F) -> F:
-    """Add `--kubeconfig` and `--context` to a command."""
-    for option in (
-        click.option("--context", help="Context of the kubeconfig. Default: the current one."),
+def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--kubeconfig` and `--context`, as the argument `target`."""
+    return _add_options(function, is_namespaced=False)
+
+
+def namespaced_cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--kubeconfig`, `--context` and `--namespace`, as the argument `target`."""
+    return _add_options(function, is_namespaced=True)
+
+
+def _add_options(function: Callable[..., Any], *, is_namespaced: bool) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def with_target(
+        *args: Any, kubeconfig: Path | None, context: str | None, namespace: str | None = None, **more: Any
+    ) -> Any:
+        return function(*args, target=ClusterOptions(kubeconfig, context, namespace), **more)
+
+    options = [
         click.option(
-            "--kubeconfig", type=click.Path(path_type=Path), help="Kubeconfig of the cluster. Default: as for kubectl."
+            "--kubeconfig",
+            type=click.Path(path_type=Path),
+            help="Kubeconfig with the cluster and the user. Default: as for kubectl.",
         ),
-    ):
-        function = option(function)
-    return function
-
-
-@asynccontextmanager
-async def open_cluster(kubeconfig: Path | None, context: str | None) -> AsyncIterator[Cluster]:
-    """Connect as the user of a context. Raises click.ClickException for every way in which the cluster refuses."""
-    try:
-        granted = credentials.load(kubeconfig, context=context)
-        async with connect(granted) as client:
-            yield Cluster(client, granted)
-    except CredentialsError as error:
-        raise click.ClickException(str(error)) from error
-    except Unreachable as error:
-        raise click.ClickException(
-            f"no answer from the API server: {error}: check --context and the network"
-        ) from error
-    except Forbidden as error:
-        raise click.ClickException(f"this needs the rights of an administrator: {error}") from error
-    except ApiError as error:
-        raise click.ClickException(str(error)) from error
+        click.option("--context", metavar="NAME", help="Context of the kubeconfig. Default: the current one."),
+    ]
+    if is_namespaced:
+        options.append(click.option("--namespace", "-n", metavar="NAME", help="Default: the namespace of the context."))
+    decorated: Callable[..., Any] = with_target
+    for option in reversed(options):
+        decorated = option(decorated)
+    return decorated

@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import re
 import sys
 from collections.abc import Mapping
 from types import ModuleType
@@ -9,12 +10,18 @@ from typing import Any, Final
 
 import click
 
+KUBECTL_PLUGIN: Final = "kubectl pomona"
+"""Name of the command as a plugin of kubectl."""
+_EXAMPLE: Final = re.compile(r"^( +)pomona ", re.MULTILINE)
 EXTRAS: Final = {"kopf": "controller", "xllamacpp": "llama"}
 """Modules that the base install lacks, and the extra that installs each."""
 
 
 class LazyGroup(click.Group):
-    """A group with the name of each sub-command, its line in the help, and the module that has its `command`."""
+    """A group with the name of each sub-command, its line in the help, and the module that has its `command`.
+
+    A module with several commands is named with the one that is meant: `cli.host.cordon:drain`.
+    """
 
     def __init__(self, *args: Any, subcommands: Mapping[str, tuple[str, str]], **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -31,11 +38,11 @@ class LazyGroup(click.Group):
         Raises:
             click.ClickException: the sub-command needs an extra that is not installed.
         """
-        del ctx
         if cmd_name not in self._subcommands:
             return None
+        module, _, attribute = self._subcommands[cmd_name][1].partition(":")
         try:
-            command = import_without_collections(self._subcommands[cmd_name][1]).command
+            command = getattr(import_without_collections(module), attribute or "command")
         except ModuleNotFoundError as error:
             if error.name not in EXTRAS:
                 raise
@@ -44,13 +51,28 @@ class LazyGroup(click.Group):
                 # Pomona is on no package index: anyone could publish a package of this name there.
                 f"`pomona {cmd_name}` needs the extra `{extra}`: pip install '.[{extra}]' in a checkout of Pomona"
             ) from error
-        return command if isinstance(command, click.Command) else None
+        if not isinstance(command, click.Command):
+            return None
+        rename_examples(command, program_name(ctx))
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Show each line from the table, so that help imports nothing."""
         del ctx
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (line, _) in sorted(self._subcommands.items())])
+
+
+def rename_examples(command: click.Command, name: str) -> None:
+    """Write the examples in the help of a command with the program as the user calls it."""
+    if command.help and name != "pomona":
+        command.help = _EXAMPLE.sub(rf"\1{name} ", command.help)
+
+
+def program_name(ctx: click.Context | None = None) -> str:
+    """Return the command as the user calls it: `pomona`, or `kubectl pomona` as a plugin of kubectl."""
+    ctx = ctx or click.get_current_context(silent=True)
+    return KUBECTL_PLUGIN if ctx and ctx.find_root().info_name == KUBECTL_PLUGIN else "pomona"
 
 
 def import_without_collections(name: str) -> ModuleType:

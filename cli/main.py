@@ -2,15 +2,24 @@
 
 import click
 
-from cli.lazy import LazyGroup
+from cli.lazy import KUBECTL_PLUGIN, LazyGroup, rename_examples
 
 SUBCOMMANDS = {
     "agent": ("join this machine to a cluster as a host outside of it", "cli.agent.command"),
+    "catalog": ("list models that `pomona deploy` knows by name", "cli.service.catalog"),
+    "chat": ("ask a service of the cluster", "cli.service.chat"),
+    "completion": ("print the completion script for a shell", "cli.completion"),
     "controller": ("run the controller of Models and InferenceServices", "cli.controller"),
+    "delete": ("delete a service of the cluster", "cli.service.delete"),
+    "deploy": ("serve a model in the cluster", "cli.service.deploy"),
     "fetch": ("download a file of weights, resumed and verified", "cli.fetch"),
-    "host": ("invite and remove hosts, as an administrator of the cluster", "cli.host.command"),
+    "host": ("invite, look at, drain and remove hosts outside of the cluster", "cli.host.command"),
+    "hosts": ("list the hosts outside of the cluster", "cli.host.list"),
     "inspect": ("print the facts in the header of a model, without downloading it", "cli.inspect"),
+    "list": ("list the services of the cluster", "cli.service.list"),
     "llama-server": ("run llama.cpp's server out of the wheel of `pomona[llama]`", "cli.llama_server"),
+    "logs": ("print what the engines of a service have logged", "cli.service.logs"),
+    "status": ("show what a service waits for", "cli.service.status"),
     "up": ("serve models on this machine alone, without a cluster", "cli.up"),
     "pod-proxy": ("check the token for an engine in a pod; the controller starts it", "cli.pod_proxy"),
     "proxy": ("run the data plane of a host; its agent starts it", "cli.proxy"),
@@ -25,12 +34,21 @@ def main() -> None:
 
     \b
     Examples:
+      pomona deploy chat --model hf://Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf --accelerator metal
+      pomona status chat
+      pomona chat chat 'Who are you?'
       pomona up --model hf://Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf
       pomona inspect hf://Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf
       pomona controller --kubeconfig ~/.kube/config
       pomona host join studio-1
       pomona agent join pomona-join-1.eNqrV...
     """
+
+
+def run_as_kubectl_plugin() -> None:
+    """Run as `kubectl pomona`: kubectl starts the program `kubectl-pomona`."""
+    rename_examples(main, KUBECTL_PLUGIN)
+    main(prog_name=KUBECTL_PLUGIN)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""`pomona host`: the hosts of a cluster, as its administrator sees them."""
+"""Commands about the hosts outside of a cluster: `pomona host`."""

@@ -5,18 +5,23 @@ import click
 from cli.lazy import LazyGroup
 
 SUBCOMMANDS = {
+    "cordon": ("place no more processes on a host", "cli.host.cordon:cordon"),
+    "drain": ("move all processes off a host", "cli.host.cordon:drain"),
     "join": ("make a code with which a machine joins as a host", "cli.host.join"),
+    "list": ("list the hosts outside of the cluster", "cli.host.list"),
     "remove": ("end the rights of a host, and delete what there is of it", "cli.host.remove"),
+    "uncordon": ("place processes on a host again", "cli.host.cordon:uncordon"),
 }
-"""The line in the help and the module with the `command`, by name."""
+"""The line in the help, and the module with the `command`, by name."""
 
 
 @click.group("host", cls=LazyGroup, subcommands=SUBCOMMANDS)
 def command() -> None:
-    """Invite and remove hosts: machines outside of the cluster that serve models, such as Macs.
+    """Invite, look at, drain and remove hosts: machines outside of the cluster that serve models, such as Macs.
 
     \b
     Examples:
       pomona host join studio-1
-      pomona host remove studio-1
+      pomona host list
+      pomona host drain studio-1
     """

@@ -1,11 +1,9 @@
 """`pomona host join`: make a code with which a machine joins as a host."""
 
-import asyncio
-from pathlib import Path
-
 import click
 
-from cli.cluster_options import cluster_options, open_cluster
+from cli.cluster_access import Cluster, run_in_cluster
+from cli.cluster_options import ClusterOptions, cluster_options
 from metal_agent.join.invitation import CODE_SECONDS, InvitationError, invite_host
 
 
@@ -13,7 +11,7 @@ from metal_agent.join.invitation import CODE_SECONDS, InvitationError, invite_ho
 @click.argument("name")
 @click.option("--server", help="URL of the API server that the host reaches. Default: the one of the kubeconfig.")
 @cluster_options
-def command(name: str, *, server: str | None, kubeconfig: Path | None, context: str | None) -> None:
+def command(name: str, *, server: str | None, target: ClusterOptions) -> None:
     """Make an identity for host NAME, and a code with which one machine takes it over.
 
     The code is valid for 15 minutes and for one use. Another code for the same host ends the one before; a host that
@@ -25,16 +23,15 @@ def command(name: str, *, server: str | None, kubeconfig: Path | None, context: 
       pomona host join studio-1 --server https://192.0.2.10:6443
       pomona host join studio-1 | ssh studio-1 pomona agent join -
     """
-    code = asyncio.run(_invite(name, server, kubeconfig, context))
+
+    async def invite(cluster: Cluster) -> str:
+        return await invite_host(cluster.client, cluster.credentials, name, server)
+
+    try:
+        code = run_in_cluster(target, invite)
+    except InvitationError as error:
+        raise click.ClickException(str(error)) from error
     click.echo(f"On the machine that becomes host {name}, within {CODE_SECONDS // 60} minutes:\n", err=True)
     click.echo("  pomona agent join CODE\n", err=True)
     click.echo("with this CODE, which works once (hand it over as you would a password):\n", err=True)
     click.echo(code)
-
-
-async def _invite(name: str, server: str | None, kubeconfig: Path | None, context: str | None) -> str:
-    try:
-        async with open_cluster(kubeconfig, context) as (client, credentials):
-            return await invite_host(client, credentials, name, server)
-    except InvitationError as error:
-        raise click.ClickException(str(error)) from error

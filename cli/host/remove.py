@@ -1,11 +1,11 @@
 """`pomona host remove`: end the rights of a host, and delete what there is of it."""
 
 import asyncio
-from pathlib import Path
 
 import click
 
-from cli.cluster_options import cluster_options, open_cluster
+from cli.cluster_access import Cluster, run_in_cluster
+from cli.cluster_options import ClusterOptions, cluster_options
 from kube.client import Obj
 from metal_agent.join.invitation import InvitationError, check_host_name
 from metal_agent.join.removal import TOKEN_CACHE_SECONDS, list_bound, remove_host
@@ -17,7 +17,7 @@ _MOST_SHOWN = 10
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask, also when processes are bound to the host.")
 @cluster_options
-def command(name: str, *, yes: bool, kubeconfig: Path | None, context: str | None) -> None:
+def command(name: str, *, yes: bool, target: ClusterOptions) -> None:
     """Remove host NAME: its rights first, so that each new request of it is refused, then its tokens and objects.
 
     What it serves is replaced on other hosts where it fits. Its engines run on, without requests of the cluster, until
@@ -32,20 +32,19 @@ def command(name: str, *, yes: bool, kubeconfig: Path | None, context: str | Non
         check_host_name(name)
     except InvitationError as error:
         raise click.UsageError(str(error)) from error
-    asyncio.run(_remove(name, kubeconfig, context, yes=yes))
+    run_in_cluster(target, lambda cluster: _remove(cluster, name, yes=yes))
 
 
-async def _remove(name: str, kubeconfig: Path | None, context: str | None, *, yes: bool) -> None:
-    async with open_cluster(kubeconfig, context) as (client, _):
-        bound = await list_bound(client, name)
-        if bound and not yes:
-            click.echo(_describe(name, bound), err=True)
-            click.confirm("Remove it now?", abort=True, err=True)
-        deleted = await remove_host(client, name)
-        if not deleted:
-            click.echo(f"there is nothing of host {name}")
-            return
-        await asyncio.sleep(TOKEN_CACHE_SECONDS)
+async def _remove(cluster: Cluster, name: str, *, yes: bool) -> None:
+    bound = await list_bound(cluster.client, name)
+    if bound and not yes:
+        click.echo(_describe(name, bound), err=True)
+        click.confirm("Remove it now?", abort=True, err=True)
+    deleted = await remove_host(cluster.client, name)
+    if not deleted:
+        click.echo(f"there is nothing of host {name}")
+        return
+    await asyncio.sleep(TOKEN_CACHE_SECONDS)
     click.echo(f"removed host {name}: {', '.join(deleted)}")
     if services := sorted({_service(each) for each in bound}):
         click.echo(

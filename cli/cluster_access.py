@@ -1,0 +1,145 @@
+"""Run the work of a command on a cluster, and report each failure as one line with the way out."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from http import HTTPStatus
+from typing import Final, TypeVar
+
+import click
+import structlog
+
+from cli.cluster_errors import describe_api_error, describe_unreachable, is_unknown_kind
+from cli.cluster_options import DEFAULT_NAMESPACE, ClusterOptions
+from kube import credentials
+from kube.client import Client, Obj, connect
+from kube.credentials import Credentials
+from kube.errors import ApiError, Gone, NotFound, Unreachable
+from kube.kubeconfig import CredentialsError
+from kube.resources import Resource
+
+FIELD_MANAGER: Final = "pomona-cli"
+"""Owner of the fields that these commands write."""
+INTERRUPTED_EXIT: Final = 130
+"""Exit code of a command that Ctrl-C ended, as shells have it."""
+_MOST_NAMED: Final = 8
+_OUTAGE_SECONDS: Final = 30.0
+_RETRY_SECONDS: Final = 1.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """An open cluster."""
+
+    client: Client
+    credentials: Credentials
+    namespace: str
+    """Namespace of the command."""
+
+
+def run_in_cluster(target: ClusterOptions, work: Callable[[Cluster], Awaitable[T]]) -> T:
+    """Run `work` with the cluster that the user means.
+
+    Raises:
+        click.ClickException: it failed; the message is one line with the way out.
+        KeyboardInterrupt: Ctrl-C.
+    """
+    try:
+        loaded = credentials.load(target.kubeconfig, context=target.context)
+    except CredentialsError as error:
+        raise click.ClickException(str(error)) from error
+    settings = structlog.get_config()
+    # What a library would log is said in the message, and standard output is for the result.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        return asyncio.run(_run(loaded, target, work))
+    except ApiError as error:
+        raise click.ClickException(describe_api_error(error, loaded.server)) from error
+    except Unreachable as error:
+        raise click.ClickException(describe_unreachable(error, loaded.server)) from error
+    finally:
+        structlog.configure(**settings)
+
+
+async def _run(loaded: Credentials, target: ClusterOptions, work: Callable[[Cluster], Awaitable[T]]) -> T:
+    async with connect(loaded) as client:
+        return await work(Cluster(client, loaded, target.namespace or loaded.namespace or DEFAULT_NAMESPACE))
+
+
+async def read_object(client: Client, resource: Resource, name: str, namespace: str | None = None) -> Obj:
+    """Read an object that the user has named.
+
+    Raises:
+        click.ClickException: it does not exist; the message has similar names.
+    """
+    try:
+        return await client.get(resource, name, namespace)
+    except NotFound as error:
+        if is_unknown_kind(error):
+            raise
+        names = [each["metadata"]["name"] for each in (await client.list_metadata(resource, namespace)).items]
+        raise click.ClickException(describe_missing(resource, name, namespace, names)) from error
+
+
+def describe_missing(resource: Resource, name: str, namespace: str | None, names: list[str]) -> str:
+    """Return that an object does not exist, with names that the user may have meant."""
+    place = f" in namespace {namespace}" if namespace else ""
+    missing = f"{resource.kind} {name} does not exist{place}"
+    if near := get_close_matches(name, names, n=1):
+        return f"{missing}: is {near[0]} meant?"
+    if not names:
+        return f"{missing}: there is none" + (": another namespace is chosen with -n" if namespace else "")
+    shown = ", ".join(sorted(names)[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
+    return f"{missing}: there are {shown}"
+
+
+async def watch_objects(
+    client: Client, resource: Resource, namespace: str | None, *, field_selector: str = ""
+) -> AsyncIterator[dict[str, Obj]]:
+    """Yield the objects that match, by name, as they are and after each change, without end.
+
+    An outage of the API server is survived for half a minute.
+
+    Raises:
+        ApiError: the server refuses.
+        Unreachable: the server does not answer.
+    """
+    answered = asyncio.get_running_loop().time()
+    while True:
+        try:
+            found = await client.list(resource, namespace, field_selector=field_selector)
+            objects = {each["metadata"]["name"]: each for each in found.items}
+            answered = asyncio.get_running_loop().time()
+            yield dict(objects)
+            version = found.resource_version
+            async for event in client.watch(
+                resource, namespace, resource_version=version, field_selector=field_selector
+            ):
+                answered = asyncio.get_running_loop().time()
+                if event.type == "BOOKMARK":
+                    continue
+                name = event.object["metadata"]["name"]
+                if event.type == "DELETED":
+                    objects.pop(name, None)
+                else:
+                    objects[name] = event.object
+                yield dict(objects)
+        except Gone:
+            continue
+        except (ApiError, Unreachable) as error:
+            if not _may_end(error) or asyncio.get_running_loop().time() - answered > _OUTAGE_SECONDS:
+                raise
+            await asyncio.sleep(_RETRY_SECONDS)
+
+
+def _may_end(error: ApiError | Unreachable) -> bool:
+    """Decide whether a failure may end by itself."""
+    return (
+        isinstance(error, Unreachable)
+        or error.status == HTTPStatus.TOO_MANY_REQUESTS
+        or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    )

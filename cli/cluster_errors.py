@@ -1,0 +1,77 @@
+"""The failures of calls to the API server in the words of a user: one line, with the way out."""
+
+import re
+from http import HTTPStatus
+from typing import Final
+
+from crds.meta import GROUP
+from kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unauthorized, Unreachable
+
+_RIGHT: Final = re.compile(
+    r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]*)" in API group "(?P<group>[^"]*)"'
+    r'(?: in the namespace "(?P<namespace>[^"]*)")?'
+)
+_CONFLICT: Final = re.compile(r'conflicts? with "(?P<manager>[^"]*)"')
+_PREFIX: Final = re.compile(r"^(?:GET|POST|PUT|PATCH|DELETE) \S+: |^port-forward [^:]*: ")
+
+
+def is_unknown_kind(error: NotFound) -> bool:
+    """Decide whether the kind, rather than the object, does not exist: the answer then names no reason."""
+    return not error.reason
+
+
+def describe_unreachable(error: Unreachable, server: str) -> str:
+    """Return that the API server does not answer, and where it was sought."""
+    cause = _PREFIX.sub("", str(error)) or "no answer"
+    return (
+        f"the API server {server} does not answer ({cause}): check that this machine reaches it, or choose another "
+        "cluster with --context or --kubeconfig"
+    )
+
+
+def describe_api_error(error: ApiError, server: str) -> str:
+    """Return why the API server refused, and who can change that."""
+    match error:
+        case Unauthorized():
+            return (
+                f"the API server {server} refuses these credentials: log in again, or choose another user with "
+                "--context or --kubeconfig"
+            )
+        case Forbidden():
+            return _describe_forbidden(error)
+        case NotFound() if is_unknown_kind(error):
+            return (
+                f"the API server {server} does not know the kinds of {GROUP}: install Pomona in this cluster "
+                "(README.md, On your own cluster), or choose another cluster with --context"
+            )
+        case Conflict() if error.reason == "Conflict" and _CONFLICT.search(error.message):
+            return _describe_conflict(error)
+        case NotFound() | Invalid():
+            return error.message or str(error)
+        case ApiError(status=HTTPStatus.BAD_REQUEST):
+            return error.message or str(error)
+    return f"the API server {server} cannot answer now: {error}"
+
+
+def _describe_forbidden(error: Forbidden) -> str:
+    found = _RIGHT.search(error.message)
+    if found is None:
+        return f"{error.call} is refused: {error.message or 'no reason given'}"
+    resource = f"{found['resource']}.{found['group']}" if found["group"] else found["resource"]
+    place = f"in namespace {found['namespace']}" if found["namespace"] else "in the whole cluster"
+    role = "cluster role view, edit or admin" if found["namespace"] else "a cluster role"
+    return (
+        f"{found['user']} may not {found['verb']} {resource} {place}: an administrator of the cluster can grant it by "
+        f"{'a role binding to the ' + role if found['namespace'] else 'a cluster role binding'}"
+    )
+
+
+def _describe_conflict(error: Conflict) -> str:
+    """Return which fields belong to another field manager."""
+    managers = sorted(set(_CONFLICT.findall(error.message)))
+    fields = sorted({field.removeprefix(".") for field, _ in error.causes if field})
+    what = error.call.removeprefix("apply ").replace(f".{GROUP} ", " ", 1)
+    return (
+        f"{what} belongs to {', '.join(managers)}, which has set {', '.join(fields) or 'some fields'} to another "
+        "value, and nothing is overwritten: change it there, or deploy under another name"
+    )

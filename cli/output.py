@@ -1,0 +1,157 @@
+"""Output of commands: tables that fit the terminal, and the objects of the API as JSON, YAML or names."""
+
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+import click
+
+Form = Literal["table", "wide", "json", "yaml", "name"]
+Obj = dict[str, Any]
+
+WIDTH: Final = 80
+"""Columns of output that goes to no terminal."""
+_GAP: Final = "  "
+_LEAST: Final = 4
+"""Letters that are left of a cell that is cut."""
+_UNITS: Final = (("d", 86400), ("h", 3600), ("m", 60))
+
+output_option = click.option(
+    "--output",
+    "-o",
+    "form",
+    type=click.Choice(["table", "wide", "json", "yaml", "name"]),
+    default="table",
+    show_default=True,
+    help="table fits the terminal; wide has more columns and cuts nothing.",
+)
+"""Option of the commands that list objects."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """One column of a table of objects."""
+
+    title: str
+    read: Callable[[Obj], str]
+    is_wide: bool = False
+    """Only in wide tables."""
+    is_name: bool = False
+    """Cut only when nothing else can be cut any more."""
+
+
+def print_objects(objects: Sequence[Obj], columns: Sequence[TableColumn], form: Form, *, empty: str) -> None:
+    """Print a list of objects; `empty` is the line for an empty table."""
+    match form:
+        case "json" | "yaml":
+            print_manifests(build_list(objects), form)
+        case "name":
+            for each in objects:
+                print(name_of(each))
+        case "table" | "wide":
+            if not objects:
+                print(empty, file=sys.stderr)
+                return
+            shown = [column for column in columns if form == "wide" or not column.is_wide]
+            rows = [[column.read(each) for column in shown] for each in objects]
+            names = {number for number, column in enumerate(shown) if column.is_name}
+            width = None if form == "wide" else terminal_width()
+            print(render_table([column.title for column in shown], rows, width, names))
+
+
+def build_list(objects: Iterable[Obj]) -> Obj:
+    """Return the objects as a List, as kubectl prints them."""
+    return {"apiVersion": "v1", "kind": "List", "items": [without_managed_fields(each) for each in objects]}
+
+
+def print_manifests(obj: Obj | Sequence[Obj], form: Literal["json", "yaml"]) -> None:
+    """Print one object, or several as documents of YAML or as a List in JSON."""
+    if form == "json":
+        print(json.dumps(obj if isinstance(obj, dict) else build_list(obj), indent=2, ensure_ascii=False))
+        return
+    import yaml  # noqa: PLC0415 - not needed for tables
+
+    for number, each in enumerate([obj] if isinstance(obj, dict) else obj):
+        separator = "---\n" if number else ""
+        print(separator + yaml.safe_dump(each, sort_keys=False, allow_unicode=True, width=10_000), end="")
+
+
+def without_managed_fields(obj: Obj) -> Obj:
+    """Return the object without the owners of its fields, which are longer than the object, as kubectl prints it."""
+    metadata = {name: value for name, value in obj.get("metadata", {}).items() if name != "managedFields"}
+    return {**obj, "metadata": metadata}
+
+
+def name_of(obj: Obj) -> str:
+    """Return an object as kubectl names it: inferenceservice.inference.pomona.dev/chat."""
+    group = str(obj["apiVersion"]).rpartition("/")[0]
+    kind = str(obj["kind"]).lower()
+    return f"{kind}.{group}/{obj['metadata']['name']}" if group else f"{kind}/{obj['metadata']['name']}"
+
+
+def render_table(
+    titles: Sequence[str], rows: Sequence[Sequence[str]], width: int | None, names: frozenset[int] | set[int]
+) -> str:
+    """Return a table of at most `width` columns; the cells of the widest columns are cut, those in `names` last.
+
+    Args:
+        titles: the first row.
+        rows: the others.
+        width: columns of the terminal; None: nothing is cut.
+        names: numbers of the columns that are cut only when no other can be.
+    """
+    cells = [list(titles), *([" ".join(cell.split()) for cell in row] for row in rows)]
+    widths = [max(len(row[number]) for row in cells) for number in range(len(titles))]
+    if width is not None:
+        _shrink(widths, width - len(_GAP) * (len(titles) - 1), names)
+    return "\n".join(
+        _GAP.join(_cut(cell, size).ljust(size) for cell, size in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    )
+
+
+def _shrink(widths: list[int], width: int, names: frozenset[int] | set[int]) -> None:
+    """Make the widest columns narrower until all fit, or nothing can be cut any more."""
+    for group in (set(range(len(widths))) - names, names):
+        while sum(widths) > width:
+            widest = max(group, key=lambda number: widths[number], default=None)
+            if widest is None or widths[widest] <= _LEAST:
+                break
+            widths[widest] -= 1
+
+
+def _cut(text: str, size: int) -> str:
+    return text if len(text) <= size else text[: size - 1] + "…"
+
+
+def terminal_width() -> int:
+    """Return the columns of the terminal; 80 if the output goes to a file or another program."""
+    return shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
+
+
+def wrap_text(text: str, width: int, indent: str = "") -> list[str]:
+    """Return the text in lines of at most `width` columns, each with the indentation."""
+    return textwrap.wrap(
+        " ".join(text.split()),
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def age_text(timestamp: str | None, now: datetime | None = None) -> str:
+    """Return the time since a timestamp of the API: 3d, 5h, 2m, 10s; empty if there is none."""
+    if not timestamp:
+        return ""
+    seconds = int(((now or datetime.now(UTC)) - datetime.fromisoformat(timestamp)).total_seconds())
+    for unit, length in _UNITS:
+        if seconds >= length:
+            return f"{seconds // length}{unit}"
+    return f"{max(seconds, 0)}s"

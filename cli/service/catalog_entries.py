@@ -1,0 +1,90 @@
+"""The catalog: models that `pomona deploy` knows by name, with their sources and figures (`catalog.yaml`)."""
+
+import functools
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import yaml
+
+from crds.model import Layout
+
+_FILE: Final = Path(__file__).with_name("catalog.yaml")
+_DEFAULT_ACCELERATOR: Final = "cpu"
+_BITS_PER_BYTE: Final = 8
+_BITS: Final = 4
+_GIGA: Final = 10**9
+
+
+class CatalogError(Exception):
+    """The catalog has no such model, or none that runs on the accelerator; the message has the way out."""
+
+
+class CatalogSource(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """One source of the weights, in the form of a Model's spec.source."""
+
+    source: str
+    accelerators: list[str]
+    """Those whose engines take its format."""
+    memory_bytes: int | None = None
+
+
+class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """One model. Its figures are those of third parties, except `layout`."""
+
+    title: str
+    kind: str
+    parameters: str
+    active: str = ""
+    quantized_gb: float | None = msgspec.field(default=None, name="quantizedGB")
+    """Weights at 4 bit or, of some models, less."""
+    bf16_gb: float | None = msgspec.field(default=None, name="bf16GB")
+    thinking: bool = False
+    sources: list[CatalogSource] = []
+    """The best first. Empty: --model is needed."""
+    accelerator: str = _DEFAULT_ACCELERATOR
+    """Where it runs unless the user says otherwise."""
+    hardware: dict[str, Any] = {}
+    """Further fields of the service's spec.hardware on `accelerator`."""
+    layout: Layout | None = None
+    """Dimensions in the header of the first source."""
+
+    @property
+    def is_below_four_bits(self) -> bool:
+        """True if the figure of third parties is less than the parameters take at 4 bits."""
+        if self.quantized_gb is None:
+            return False
+        parameters = float(self.parameters.partition("B")[0]) * _GIGA
+        return self.quantized_gb * _GIGA < parameters * _BITS / _BITS_PER_BYTE
+
+
+class ChosenSource(NamedTuple):
+    """A source of an entry for an accelerator."""
+
+    accelerator: str
+    source: CatalogSource
+
+
+@functools.cache
+def load_catalog() -> dict[str, CatalogEntry]:
+    """Return the entries by name, the smallest first."""
+    return msgspec.convert(yaml.safe_load(_FILE.read_bytes()), dict[str, CatalogEntry])
+
+
+def choose_source(name: str, entry: CatalogEntry, accelerator: str | None) -> ChosenSource:
+    """Return the source of an entry that runs on an accelerator; None is the default of the entry.
+
+    Raises:
+        CatalogError: there is none.
+    """
+    wanted = accelerator or entry.accelerator
+    for source in entry.sources:
+        if wanted in source.accelerators:
+            return ChosenSource(wanted, source)
+    if not entry.sources:
+        raise CatalogError(f"the catalog knows no source of {name}: add --model SOURCE")
+    known = sorted({each for source in entry.sources for each in source.accelerators})
+    others = " or ".join(known)
+    raise CatalogError(
+        f"the catalog knows no source of {name} for {wanted}: use --accelerator {others}, or add --model SOURCE"
+    )

@@ -1,0 +1,116 @@
+"""`pomona chat`: ask a service of the cluster, in a pod or on a host, from anywhere."""
+
+import asyncio
+import functools
+import sys
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from cli.cluster_options import ClusterOptions, namespaced_cluster_options
+from cli.completion import complete_services
+from cli.lazy import program_name
+
+if TYPE_CHECKING:
+    from cli.cluster_access import Cluster
+    from standalone.ask import ChatAnswer
+
+_DIM, _PLAIN = "\033[2m", "\033[0m"
+_PROMPT: Final = "> "
+
+
+@click.command("chat")
+@click.argument("name", shell_complete=complete_services)
+@click.argument("question", required=False)
+@click.option("--url", help="Address of the service, such as http://127.0.0.1:8080, instead of one of its replicas.")
+@click.option(
+    "--hosts-ca",
+    type=click.Path(exists=True),
+    help="CA of the certificates of hosts, in PEM form. Default: those that the system trusts.",
+)
+@namespaced_cluster_options
+def command(name: str, question: str | None, *, target: ClusterOptions, url: str | None, hosts_ca: str | None) -> None:
+    """Ask the service NAME one QUESTION, or have a conversation.
+
+    A replica in a pod is reached by way of the API server, as with `kubectl port-forward`; one on a host directly at
+    the address of the host. The token is read from the Secret of the service. Without QUESTION, questions are read from
+    the terminal until Ctrl-D, or one from standard input.
+
+    \b
+    Examples:
+      pomona chat chat 'Who are you?'
+      pomona chat chat
+      pomona chat chat < question.txt
+    """
+    from cli.cluster_access import INTERRUPTED_EXIT, run_in_cluster  # noqa: PLC0415 - not needed for --help
+    from standalone.ask import AskError  # noqa: PLC0415 - same
+
+    try:
+        run_in_cluster(target, functools.partial(_chat, name=name, question=question, url=url, hosts_ca=hosts_ca))
+    except AskError as error:
+        raise click.ClickException(str(error)) from error
+    except KeyboardInterrupt:
+        print()
+        sys.exit(INTERRUPTED_EXIT)
+
+
+async def _chat(cluster: "Cluster", *, name: str, question: str | None, url: str | None, hosts_ca: str | None) -> None:
+    from cli.service.service_address import open_service  # noqa: PLC0415 - not needed for --help
+    from standalone.ask import ChatMessage, continue_chat  # noqa: PLC0415 - same
+
+    messages: list[ChatMessage] = []
+    async with open_service(cluster, name, url, hosts_ca) as (session, address):
+        async for asked in _read_questions(question):
+            messages.append(ChatMessage("user", asked))
+            thoughts = _show_thought if sys.stdout.isatty() else None
+            answer = await continue_chat(session, address, name, messages, show=_show, show_thoughts=thoughts)
+            messages.append(ChatMessage("assistant", answer.text))
+            print()
+            print(_describe(answer), file=sys.stderr)
+
+
+async def _read_questions(question: str | None) -> AsyncIterator[str]:
+    """Yield the question of the command line, or those that are typed, or standard input as one."""
+    if question is not None:
+        yield question
+    elif sys.stdin.isatty():
+        while line := await _read_line():
+            if line.strip():
+                yield line.strip()
+        print()
+    elif text := sys.stdin.read().strip():
+        yield text
+    else:
+        raise click.ClickException("standard input is empty: give a QUESTION")
+
+
+async def _read_line() -> str:
+    """Return a line of the terminal, empty at its end. A thread that reads could not be ended by Ctrl-C."""
+    print(_PROMPT, end="", flush=True)
+    loop, is_there = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(sys.stdin.fileno(), is_there.set)
+    try:
+        await is_there.wait()
+    finally:
+        loop.remove_reader(sys.stdin.fileno())
+    return sys.stdin.readline()
+
+
+def _show(text: str) -> None:
+    print(text, end="", flush=True)
+
+
+def _show_thought(text: str) -> None:
+    print(f"{_DIM}{text}{_PLAIN}", end="", flush=True)
+
+
+def _describe(answer: "ChatAnswer") -> str:
+    rate = answer.tokens_per_second
+    speed = f", then {rate:,.1f} tokens/s" if rate is not None else ""
+    return f"{answer.tokens} tokens, the first after {answer.first_seconds:.2f} s{speed}"
+
+
+def no_replica_message(name: str) -> str:
+    """Return that a service has no replica that answers, with the way out."""
+    return f"{name} has no ready replica: `{program_name()} status {name}` says what it waits for"

@@ -1,0 +1,75 @@
+"""`pomona delete`: delete a service, and its Model if nothing else uses it."""
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli.cluster_options import ClusterOptions, namespaced_cluster_options
+from cli.completion import complete_services
+from cli.service.verdict import find_condition
+
+if TYPE_CHECKING:
+    from cli.cluster_access import Cluster
+
+Obj = dict[str, Any]
+
+
+@click.command("delete")
+@click.argument("name", shell_complete=complete_services)
+@click.option("--model", "with_model", is_flag=True, help="Also delete its Model, if no other service uses it.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask, even if the service serves now.")
+@namespaced_cluster_options
+def command(name: str, *, target: ClusterOptions, with_model: bool, yes: bool) -> None:
+    """Delete the service NAME.
+
+    Its Model stays, with its weights on volumes, unless --model is given. Weights on hosts stay until their disk is
+    short.
+
+    \b
+    Examples:
+      pomona delete chat
+      pomona delete chat --model --yes
+    """
+    from cli.cluster_access import run_in_cluster  # noqa: PLC0415 - not needed for --help
+
+    run_in_cluster(target, functools.partial(_delete, name=name, with_model=with_model, is_certain=yes))
+
+
+async def _delete(cluster: "Cluster", *, name: str, with_model: bool, is_certain: bool) -> None:
+    from cli.cluster_access import read_object  # noqa: PLC0415 - not needed for --help
+    from kube.resources import INFERENCE_SERVICES, MODELS  # noqa: PLC0415 - same
+
+    client, namespace = cluster.client, cluster.namespace
+    service = await read_object(client, INFERENCE_SERVICES, name, namespace)
+    if not is_certain and find_condition(service, "Ready").get("status") == "True":
+        _ask(name, namespace, service)
+    await client.delete(INFERENCE_SERVICES, name, namespace, uid=service["metadata"]["uid"])
+    print(f"deleted InferenceService {name} in namespace {namespace}")
+    if not with_model:
+        return
+    model = service["spec"]["modelRef"]
+    users = find_users(model, name, (await client.list(INFERENCE_SERVICES, namespace)).items)
+    if users:
+        print(f"Model {model} stays: {', '.join(users)} uses it", file=sys.stderr)
+        return
+    found = await read_object(client, MODELS, model, namespace)
+    await client.delete(MODELS, model, namespace, uid=found["metadata"]["uid"])
+    print(f"deleted Model {model} in namespace {namespace}")
+
+
+def _ask(name: str, namespace: str, service: Obj) -> None:
+    """Ask whether a service that serves is to be deleted. Raises click.ClickException: nobody can answer."""
+    serving = f"{name} in namespace {namespace} serves now, with {service['status'].get('readyReplicas', 0)} replicas"
+    if not sys.stdin.isatty():
+        raise click.ClickException(f"{serving}: add --yes to delete it")
+    click.confirm(f"{serving}. Delete it?", abort=True)
+
+
+def find_users(model: str, deleted: str, services: list[Obj]) -> list[str]:
+    """Return the names of the services that use a Model, other than the one that is deleted."""
+    from cli.service.status import list_model_names  # noqa: PLC0415 - not needed for --help
+
+    names = {each["metadata"]["name"] for each in services if model in list_model_names(each)}
+    return sorted(names - {deleted})

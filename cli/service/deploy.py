@@ -1,0 +1,171 @@
+"""`pomona deploy`: serve a model in the cluster, from options, from the catalog or from files."""
+
+import asyncio
+import functools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import click
+
+from cli.cluster_options import ClusterOptions, namespaced_cluster_options
+from cli.completion import complete_catalog
+from cli.lazy import program_name
+from cli.options import Size, choose_files
+from cli.output import print_manifests, without_managed_fields
+from crds.meta import Priority
+
+if TYPE_CHECKING:
+    from cli.cluster_access import Cluster
+    from cli.service.verdict import Verdict
+
+Obj = dict[str, Any]
+_OF_ONE_SERVICE = (
+    *("model", "files", "source_secret", "memory_bytes", "accelerator", "devices", "replicas", "context_length"),
+    *("parallel", "runtime", "image", "priority"),
+)
+
+
+@click.command("deploy")
+@click.argument("name", required=False, shell_complete=complete_catalog)
+@click.option("--model", metavar="SOURCE|NAME", help="Source of the weights, or name of a Model that exists.")
+@choose_files
+@click.option("--source-secret", metavar="NAME", help="Secret with the token for a gated or private source.")
+@click.option("--memory", "memory_bytes", type=Size(), help="Memory of the model, for file:// and ollama:// sources.")
+@click.option("--accelerator", metavar="NAME", help="cpu, nvidia, amd, intel-gaudi, intel; or metal: on a Mac.")
+@click.option("--devices", type=int, help="Devices of each replica in a pod, all of one node.")
+@click.option("--replicas", type=int, help="Number of replicas. Default: 1.")
+@click.option("--context-length", type=int, help="Tokens that each request may use. Default: 4096.")
+@click.option("--parallel", type=int, help="Requests that a replica serves at once. Default: 1.")
+@click.option("--runtime", metavar="ENGINE", help="Engine. Default: by the format of the weights.")
+@click.option("--image", help="Image of the engine, where Pomona has none for the accelerator.")
+@click.option("--priority", type=click.Choice(get_args(Priority)), help="Who goes first when hosts are scarce.")
+@click.option(
+    "--file",
+    "-f",
+    "paths",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    help="Manifest, or folder of manifests, instead of NAME and its options. Repeatable.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the objects that would be applied, without any cluster.")
+@click.option("--no-wait", is_flag=True, help="Return when the objects are applied.")
+@click.option("--output", "-o", "form", type=click.Choice(["yaml", "json"]), help="Print the applied objects.")
+@namespaced_cluster_options
+def command(
+    name: str | None,
+    *,
+    target: ClusterOptions,
+    paths: tuple[Path, ...],
+    dry_run: bool,
+    no_wait: bool,
+    form: Literal["yaml", "json"] | None,
+    **options: Any,
+) -> None:
+    """Apply a Model and an InferenceService, and wait until it answers.
+
+    NAME is the name of the service. Without --model it is also a model of `pomona catalog`. With --file, the manifests
+    are those for `kubectl apply`, and are checked by the same rules. A field that belongs to another tool is never
+    overwritten. Ctrl-C ends the wait only: the cluster goes on deploying.
+
+    Exit code: 0 it serves, 1 it cannot serve, 2 nothing was applied.
+
+    \b
+    Examples:
+      pomona deploy chat --model hf://Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf --accelerator metal
+      pomona deploy qwen3-8b --replicas 2 --context-length 8192
+      pomona deploy small --model qwen3-8b --priority batch
+      pomona deploy -f model.yaml -f service.yaml
+      pomona deploy qwen3-8b --dry-run > qwen3-8b.yaml
+    """
+    from cli.service.manifests import ServiceOptions, build_objects, load_files  # noqa: PLC0415 - not for --help
+
+    if paths:
+        stated = [each for each in _OF_ONE_SERVICE if options[each] not in (None, ())]
+        if name or stated:
+            raise click.UsageError("--file takes neither NAME nor options of a service: write them into the file")
+        objects, skipped = load_files(paths, target.namespace)
+        for line in skipped:
+            print(line, file=sys.stderr)
+    elif name:
+        objects = build_objects(ServiceOptions(name=name, **options), target.namespace)
+    else:
+        raise click.UsageError("nothing to deploy: give NAME, or --file")
+    if dry_run:
+        print_manifests(objects[0] if len(objects) == 1 else objects, form or "yaml")
+        return
+    sys.exit(_apply_and_wait(target, objects, form, waits=not no_wait))
+
+
+def _apply_and_wait(
+    target: ClusterOptions, objects: Sequence[Obj], form: Literal["yaml", "json"] | None, *, waits: bool
+) -> int:
+    """Apply the objects, wait if wanted, and return the exit code."""
+    from cli.cluster_access import INTERRUPTED_EXIT, run_in_cluster  # noqa: PLC0415 - not needed for --help
+
+    applied: list[Obj] = []
+    show = functools.partial(print, file=sys.stderr if form else sys.stdout, flush=True)
+    try:
+        run_in_cluster(target, functools.partial(_apply, objects=objects, applied=applied, show=show))
+        if form:
+            cleaned = [without_managed_fields(each) for each in applied]
+            print_manifests(cleaned[0] if len(cleaned) == 1 else cleaned, form)
+        services = [each for each in applied if each["kind"] == "InferenceService"]
+        if not waits or not services:
+            return 0
+        verdicts = run_in_cluster(target, functools.partial(_wait, services=services, show=show))
+    except KeyboardInterrupt:
+        names = [each["metadata"]["name"] for each in applied if each["kind"] == "InferenceService"]
+        if names:
+            show(f"\n{', '.join(names)} goes on deploying: `{program_name()} status {names[0]}` shows how far it is")
+        return INTERRUPTED_EXIT
+    for service, verdict in zip(services, verdicts, strict=True):
+        _print_result(service["metadata"]["name"], verdict, show)
+    return 1 if any(verdict.state == "cannot serve" for verdict in verdicts) else 0
+
+
+async def _apply(cluster: "Cluster", *, objects: Sequence[Obj], applied: list[Obj], show: Any) -> None:
+    """Apply the objects; `applied` gets each as the API server returns it."""
+    from cli.cluster_access import FIELD_MANAGER, read_object  # noqa: PLC0415 - not needed for --help
+    from kube.resources import INFERENCE_SERVICES, MODELS  # noqa: PLC0415 - same
+
+    if not any(each["kind"] == "Model" for each in objects):
+        for each in objects:
+            # Without its Model a service would wait for ever, which a misspelt name does not deserve.
+            namespace = each["metadata"].get("namespace") or cluster.namespace
+            await read_object(cluster.client, MODELS, each["spec"]["modelRef"], namespace)
+    for each in objects:
+        resource = MODELS if each["kind"] == "Model" else INFERENCE_SERVICES
+        metadata = {"namespace": cluster.namespace, **each["metadata"]}
+        done = await cluster.client.apply(
+            resource, {**each, "metadata": metadata}, field_manager=FIELD_MANAGER, force=False
+        )
+        applied.append(done)
+        show(f"applied {each['kind']} {metadata['name']} in namespace {metadata['namespace']}")
+
+
+async def _wait(cluster: "Cluster", *, services: Sequence[Obj], show: Any) -> "list[Verdict]":
+    """Return the verdict on each service."""
+    from cli.service.progress import ProgressPrinter, wait_until_serving  # noqa: PLC0415 - not needed for --help
+
+    waits = []
+    for each in services:
+        metadata = each["metadata"]
+        printer = ProgressPrinter(f"{metadata['name']}: " if len(services) > 1 else "", show)
+        waits.append(
+            wait_until_serving(cluster.client, metadata["namespace"], metadata["name"], metadata["generation"], printer)
+        )
+    return await asyncio.gather(*waits)
+
+
+def _print_result(name: str, verdict: "Verdict", show: Any) -> None:
+    program = program_name()
+    match verdict.state:
+        case "serves":
+            show(f"{name} serves: ask it with `{program} chat {name}`")
+        case "suspended":
+            show(f"{name} is suspended: {verdict.message}")
+        case _:
+            print(f"{name} cannot serve: {verdict.message}", file=sys.stderr)
+            print(f"see `{program} status {name}`; {verdict.next_step}", file=sys.stderr)

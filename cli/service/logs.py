@@ -1,0 +1,107 @@
+"""`pomona logs`: what the engines of a service have logged, in pods and on hosts."""
+
+import asyncio
+import functools
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from cli.cluster_options import ClusterOptions, namespaced_cluster_options
+from cli.completion import complete_services
+from cli.lazy import program_name
+
+if TYPE_CHECKING:
+    from cli.cluster_access import Cluster
+
+Obj = dict[str, Any]
+_PROXY_CONTAINER: Final = "key-proxy"
+"""Container in front of the engine, whose log is not that of the engine."""
+
+
+@click.command("logs")
+@click.argument("name", shell_complete=complete_services)
+@click.option("--follow", "-f", is_flag=True, help="Go on printing what engines in pods log, until Ctrl-C.")
+@click.option("--replica", help="Number or name of one replica. Default: all.")
+@click.option("--tail", "tail_lines", type=click.IntRange(min=0), help="Last lines only, so many of each replica.")
+@namespaced_cluster_options
+def command(name: str, *, target: ClusterOptions, follow: bool, replica: str | None, tail_lines: int | None) -> None:
+    """Print the logs of the engines of the service NAME.
+
+    Of an engine on a host, the cluster has the last lines before its last exit only; the command names the file on the
+    host with all.
+
+    \b
+    Examples:
+      pomona logs chat
+      pomona logs chat -f --replica 0 --tail 20
+    """
+    from cli.cluster_access import INTERRUPTED_EXIT, run_in_cluster  # noqa: PLC0415 - not needed for --help
+
+    work = functools.partial(_print_logs, name=name, follow=follow, replica=replica, tail_lines=tail_lines)
+    try:
+        run_in_cluster(target, work)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED_EXIT)
+
+
+async def _print_logs(
+    cluster: "Cluster", *, name: str, follow: bool, replica: str | None, tail_lines: int | None
+) -> None:
+    from cli.cluster_access import read_object  # noqa: PLC0415 - not needed for --help
+    from cli.service.replicas import choose_replicas  # noqa: PLC0415 - same
+    from crds.meta import LABEL_SERVICE  # noqa: PLC0415 - same
+    from kube.errors import Forbidden  # noqa: PLC0415 - same
+    from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, PODS  # noqa: PLC0415 - same
+
+    client, namespace = cluster.client, cluster.namespace
+    await read_object(client, INFERENCE_SERVICES, name, namespace)
+    label = f"{LABEL_SERVICE}={name}"
+    pods = (await client.list(PODS, namespace, label_selector=label)).items
+    try:
+        processes = (await client.list(METAL_PROCESSES, namespace, label_selector=label)).items
+    except Forbidden:
+        if not pods:
+            raise
+        processes = []
+    replicas = sorted([*pods, *processes], key=lambda each: str(each["metadata"]["name"]))
+    if not replicas:
+        says = f"`{program_name()} status {name}` says what it waits for"
+        raise click.ClickException(f"{name} has no replica yet: {says}")
+    chosen = choose_replicas(name, replicas, replica)
+    has_prefix = len(chosen) > 1
+    streams = []
+    for each in chosen:
+        prefix = f"[{each['metadata']['name']}] " if has_prefix else ""
+        if each["kind"] == "Pod":
+            streams.append(_print_pod(cluster, each, prefix, follow=follow, tail_lines=tail_lines))
+        else:
+            print_process_log(each, prefix, tail_lines)
+    await asyncio.gather(*streams)
+
+
+async def _print_pod(cluster: "Cluster", pod: Obj, prefix: str, *, follow: bool, tail_lines: int | None) -> None:
+    name = pod["metadata"]["name"]
+    names = [each["name"] for each in pod["spec"]["containers"]]
+    container = next((each for each in names if each != _PROXY_CONTAINER), names[0])
+    if not pod["spec"].get("nodeName"):
+        print(f"{prefix}{name} is on no node yet, and has no log", file=sys.stderr)
+        return
+    lines = cluster.client.stream_log(name, cluster.namespace, container, follow=follow, tail_lines=tail_lines)
+    async for line in lines:
+        print(prefix + line.decode(errors="replace"), flush=follow)
+
+
+def print_process_log(process: Obj, prefix: str, tail_lines: int | None) -> None:
+    """Print what the cluster knows of the log of an engine on a host, and where all of it is."""
+    metadata, status, spec = process["metadata"], process.get("status", {}), process["spec"]
+    host = spec.get("hostName")
+    if not host:
+        print(f"{prefix}{metadata['name']} is on no host yet, and has no log", file=sys.stderr)
+        return
+    lines = status.get("lastExit", {}).get("log", "").splitlines()
+    for line in lines if tail_lines is None else lines[len(lines) - tail_lines :] if tail_lines else []:
+        print(prefix + line)
+    what = "the lines above are from before its last exit" if lines else "the engine has not exited so far"
+    path = f"logs/{metadata['namespace']}_{metadata['name']}.log"
+    print(f"{prefix}{what}; the whole log is on host {host}: {path} in its state folder", file=sys.stderr)

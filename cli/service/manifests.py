@@ -1,0 +1,195 @@
+"""The Model and the InferenceService that `pomona deploy` applies: from options, from the catalog, or from files."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from cli.service.catalog_entries import CatalogEntry, CatalogError, choose_source, load_catalog
+from crds import validation
+from crds.meta import API_VERSION
+
+Obj = dict[str, Any]
+
+_SCHEME: Final = "://"
+_OPTION_OF_FIELD: Final[Mapping[validation.Path, str]] = {
+    ("spec", "source"): "--model",
+    ("spec", "modelRef"): "--model",
+    ("spec", "sourceSecretRef", "name"): "--source-secret",
+    ("spec", "memoryBytes"): "--memory",
+    ("spec", "replicas"): "--replicas",
+    ("spec", "contextLength"): "--context-length",
+    ("spec", "parallel"): "--parallel",
+    ("spec", "priority"): "--priority",
+    ("spec", "runtime"): "--runtime",
+    ("spec", "image"): "--image",
+    ("spec", "hardware", "accelerator"): "--accelerator",
+    ("spec", "hardware", "count"): "--devices",
+}
+"""Fields by which the user has stated something, for messages."""
+
+
+class DeployError(click.ClickException):
+    """Nothing can be applied; the message is one line for each reason."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceOptions:
+    """The options of `pomona deploy`; None is what the user has not stated."""
+
+    name: str
+    model: str | None = None
+    """A source, or the name of a Model that exists."""
+    files: tuple[str, ...] = ()
+    source_secret: str | None = None
+    memory_bytes: int | None = None
+    accelerator: str | None = None
+    devices: int | None = None
+    replicas: int | None = None
+    context_length: int | None = None
+    parallel: int | None = None
+    runtime: str | None = None
+    image: str | None = None
+    priority: str | None = None
+
+
+def build_objects(options: ServiceOptions, namespace: str | None) -> list[Obj]:
+    """Return the objects to apply, the Model first; only the service if --model names a Model.
+
+    Raises:
+        DeployError: they would be refused, or the name is in no catalog.
+    """
+    if options.model is None:
+        objects = _build_from_catalog(options)
+    elif _SCHEME in options.model:
+        objects = [_build_model(options, options.model), _build_service(options, _name_model(options.model))]
+    else:
+        unusable = [name for name, value in _list_model_options(options) if value]
+        if unusable:
+            raise DeployError(f"{', '.join(unusable)} belong to a source, and --model {options.model} is a Model")
+        objects = [_build_service(options, options.model)]
+    placed = [_place_in_namespace(each, namespace) for each in objects]
+    problems = [
+        f"{_OPTION_OF_FIELD.get(problem.path, each['kind'] + ' ' + each['metadata']['name'])}: {problem}"
+        for each in placed
+        for problem in validation.problems(each)
+    ]
+    if problems:
+        raise DeployError("\n".join(problems))
+    return placed
+
+
+def load_files(paths: Sequence[Path], namespace: str | None) -> tuple[list[Obj], list[str]]:
+    """Return the objects of files to apply, Models first, and a line for each document that is none of ours.
+
+    Raises:
+        DeployError: a document is invalid, or is of another namespace than --namespace.
+    """
+    from standalone.manifests import ManifestError, find_duplicates, load_documents  # noqa: PLC0415 - slow to import
+
+    try:
+        ours, others = load_documents(paths)
+    except ManifestError as error:
+        raise DeployError(str(error)) from error
+    problems = list(find_duplicates(ours, is_one_machine=False))
+    for each in ours:
+        stated = each.manifest["metadata"].get("namespace")
+        if namespace and stated and stated != namespace:
+            problem = f"is in namespace {stated}, and --namespace is {namespace}: change one of them"
+            problems.append(each.describe(problem, ("metadata", "namespace")))
+    if not ours:
+        problems.append(f"{', '.join(map(str, paths))}: neither a Model nor an InferenceService found")
+    if problems:
+        raise DeployError("\n".join(problems))
+    objects = [_place_in_namespace(each.manifest, namespace) for each in ours]
+    skipped = [
+        each.describe("ignored: `pomona deploy` applies Models and InferenceServices; use kubectl apply")
+        for each in others
+    ]
+    return sorted(objects, key=lambda each: each["kind"] != "Model"), skipped
+
+
+def _build_from_catalog(options: ServiceOptions) -> list[Obj]:
+    entry = load_catalog().get(options.name)
+    if entry is None:
+        raise DeployError(
+            f"{options.name} is not in the catalog (`pomona catalog` lists it): add --model SOURCE, such as "
+            "hf://ORG/REPO/FILE.gguf, or --model NAME of a Model"
+        )
+    try:
+        accelerator, chosen = choose_source(options.name, entry, options.accelerator)
+    except CatalogError as error:
+        raise DeployError(str(error)) from error
+    model = _build_model(options, chosen.source)
+    if chosen.memory_bytes and options.memory_bytes is None:
+        model["spec"]["memoryBytes"] = chosen.memory_bytes
+    if entry.thinking:
+        model["spec"]["thinking"] = True
+    service = _build_service(options, model["metadata"]["name"])
+    service["spec"]["hardware"] = _merge_hardware(entry, accelerator, service["spec"].get("hardware", {}))
+    return [model, service]
+
+
+def _merge_hardware(entry: CatalogEntry, accelerator: str, stated: Obj) -> Obj:
+    of_entry = entry.hardware if accelerator == entry.accelerator else {}
+    return {"accelerator": accelerator, **of_entry, **stated}
+
+
+def _build_model(options: ServiceOptions, source: str) -> Obj:
+    spec: Obj = {"source": source}
+    if options.files:
+        spec["files"] = list(options.files)
+    if options.source_secret:
+        spec["sourceSecretRef"] = {"name": options.source_secret}
+    if options.memory_bytes is not None:
+        spec["memoryBytes"] = options.memory_bytes
+    return _build_object("Model", _name_model(source), spec)
+
+
+def _build_service(options: ServiceOptions, model: str) -> Obj:
+    stated = {
+        "replicas": options.replicas,
+        "contextLength": options.context_length,
+        "parallel": options.parallel,
+        "runtime": options.runtime,
+        "image": options.image,
+        "priority": options.priority,
+        "hardware": {
+            name: value
+            for name, value in (("accelerator", options.accelerator), ("count", options.devices))
+            if value is not None
+        },
+    }
+    spec = {"modelRef": model} | {name: value for name, value in stated.items() if value not in (None, {})}
+    return _build_object("InferenceService", options.name, spec)
+
+
+def _build_object(kind: str, name: str, spec: Obj) -> Obj:
+    return {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+def _place_in_namespace(obj: Obj, namespace: str | None) -> Obj:
+    """Return the object with a namespace, unless it has one or none is known."""
+    metadata = obj["metadata"]
+    if not namespace or metadata.get("namespace"):
+        return obj
+    return {**obj, "metadata": {**metadata, "namespace": namespace}}
+
+
+def _name_model(source: str) -> str:
+    """Return the name of the Model of a source, as `pomona up` names it. Raises DeployError."""
+    from artifacts.source import SourceError, parse  # noqa: PLC0415 - slow to import
+    from standalone.manifests import derive_name  # noqa: PLC0415 - same
+
+    try:
+        return derive_name(parse(source))
+    except SourceError as error:
+        raise DeployError(f"--model: {error.message}") from error
+
+
+def _list_model_options(options: ServiceOptions) -> list[tuple[str, object]]:
+    return [("--files", options.files), ("--source-secret", options.source_secret), ("--memory", options.memory_bytes)]

@@ -1,0 +1,85 @@
+"""Wait until a service serves, and print what it waits for."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from cli.cluster_access import watch_objects
+from cli.service.verdict import DONE, Verdict, judge_service
+from kube.resources import INFERENCE_SERVICES
+
+if TYPE_CHECKING:
+    from kube.client import Client
+
+Obj = dict[str, Any]
+
+PROGRESS_SECONDS: Final = 10.0
+"""Interval between two lines with the same reason: progress of a download changes each second."""
+UNSEEN_SECONDS: Final = 15.0
+"""Time after which a service that no controller has seen is worth a hint."""
+
+
+class ProgressPrinter:
+    """Printer of a line for each change of a service.
+
+    Args:
+        prefix: what begins each line, if several services are deployed.
+        show: prints a line.
+        clock: monotonic time in seconds.
+    """
+
+    def __init__(self, prefix: str, show: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._prefix = prefix
+        self._show = show
+        self._clock = clock
+        self._started = clock()
+        self._state = ("", "")
+        self._text = ""
+        self._next = 0.0
+
+    def print_verdict(self, phase: str, verdict: Verdict) -> None:
+        """Print what has changed since the last call."""
+        now, state = self._clock(), (phase, verdict.reason)
+        text = f"{phase}: {verdict.message}" if verdict.message else phase
+        is_progress = state == self._state and now < self._next
+        if text == self._text or is_progress:
+            return
+        self._state, self._text, self._next = state, text, now + PROGRESS_SECONDS
+        self.print_line(text)
+
+    def print_line(self, text: str) -> None:
+        """Print a line with the time since the start."""
+        self._show(f"[{self._clock() - self._started:5.1f} s] {self._prefix}{text}")
+
+
+async def wait_until_serving(
+    client: "Client", namespace: str, name: str, generation: int, printer: ProgressPrinter
+) -> Verdict:
+    """Return the verdict once the service serves this generation, or cannot.
+
+    Raises:
+        ApiError: the API server refuses.
+        Unreachable: the API server does not answer.
+    """
+    selector = f"metadata.name={name}"
+    hint = asyncio.get_running_loop().call_later(
+        UNSEEN_SECONDS, printer.print_line, "no controller has seen it so far: does it run?"
+    )
+    try:
+        async for objects in watch_objects(client, INFERENCE_SERVICES, namespace, field_selector=selector):
+            service = objects.get(name)
+            if service is None:
+                return Verdict("cannot serve", f"InferenceService {name} was deleted", "Deleted", "deploy it again")
+            if service["metadata"].get("generation", 0) < generation:
+                continue
+            verdict = judge_service(service)
+            if verdict.state == "not seen":
+                continue
+            hint.cancel()
+            printer.print_verdict(service["status"].get("phase", ""), verdict)
+            if verdict.state in DONE or verdict.state == "cannot serve":
+                return verdict
+    finally:
+        hint.cancel()
+    raise AssertionError("a watch has no end")

@@ -1,0 +1,28 @@
+"""The replicas of a service that a user names: by number, in the order of their names, or by name."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+Obj = dict[str, Any]
+
+
+def choose_replicas(name: str, replicas: Sequence[Obj], wanted: str | None) -> list[Obj]:
+    """Return the wanted replica, or all.
+
+    Args:
+        name: the service.
+        replicas: its pods and MetalProcesses.
+        wanted: number or name of one; None: all.
+
+    Raises:
+        click.ClickException: there is none such.
+    """
+    if wanted is None:
+        return list(replicas)
+    found = [each for number, each in enumerate(replicas) if wanted in {str(number), each["metadata"]["name"]}]
+    if not found:
+        there = ", ".join(f"{number} ({each['metadata']['name']})" for number, each in enumerate(replicas))
+        raise click.ClickException(f"{name} has no replica {wanted}: there are {there or 'none'}")
+    return found

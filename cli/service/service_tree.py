@@ -1,0 +1,187 @@
+"""The tree of what a service waits for: its Model, its replicas, and the hosts and nodes that they are on."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from cli.output import age_text, wrap_text
+from cli.service.verdict import Verdict, find_condition
+from crds.size import size_text
+
+Obj = dict[str, Any]
+
+_LEAST_WIDTH: Final = 20
+_BRANCH: Final = ("├─ ", "│  ")
+_LAST_BRANCH: Final = ("└─ ", "   ")
+
+
+@dataclass(frozen=True, slots=True)
+class TreeNode:
+    """One line of the tree, with texts and further lines below it."""
+
+    title: str
+    texts: tuple[str, ...] = ()
+    children: tuple["TreeNode", ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceObjects:
+    """A service and the objects that belong to it, as the API server sends them."""
+
+    service: Obj
+    models: Mapping[str, Obj | None]
+    """The Models that it names, by name; None if there is none."""
+    pods: Sequence[Obj] = ()
+    processes: Sequence[Obj] = ()
+    hosts: Mapping[str, Obj] = field(default_factory=dict)
+    """MetalHosts by name."""
+    hidden: tuple[str, ...] = ()
+    """A sentence for each kind that the user may not read."""
+
+
+def render_status(objects: ServiceObjects, verdict: Verdict, width: int) -> list[str]:
+    """Return the verdict and the tree, in lines of at most `width` columns where words allow it."""
+    name = objects.service["metadata"]["name"]
+    text = f"{name} {_describe_state(verdict)}" + (f": {verdict.message}" if verdict.message else "")
+    lines = [*wrap_text(text, width), *wrap_text(f"next: {verdict.next_step}", width), ""]
+    lines += _render_node(build_tree(objects), "", "", width)
+    for each in objects.hidden:
+        lines += ["", *wrap_text(each, width)]
+    return lines
+
+
+def build_tree(objects: ServiceObjects) -> TreeNode:
+    """Return the tree of a service."""
+    service = objects.service
+    status, spec = service.get("status", {}), service["spec"]
+    wanted = 0 if spec.get("suspend") else spec.get("replicas", 1)
+    place = " with ".join(each for each in (status.get("accelerator"), status.get("runtime")) if each)
+    title = f"replicas: {status.get('readyReplicas', 0)} of {wanted} ready{f', on {place}' if place else ''}"
+    memory = status.get("deviceMemory") or status.get("memory")
+    replicas = TreeNode(
+        title,
+        (f"each takes {memory}",) if memory else (),
+        tuple(
+            [*(_build_pod(each) for each in objects.pods)]
+            + [_build_process(each, objects.hosts) for each in objects.processes]
+        ),
+    )
+    models = [_build_model(name, model) for name, model in objects.models.items()]
+    endpoint = (str(status["endpoint"]),) if status.get("endpoint") else ()
+    return TreeNode(f"InferenceService {service['metadata']['name']}  {_phase(service)}", endpoint, (*models, replicas))
+
+
+def _describe_state(verdict: Verdict) -> str:
+    return {
+        "on its way": "is on its way",
+        "suspended": "is suspended",
+        "not seen": "is not seen yet",
+    }.get(verdict.state, verdict.state)
+
+
+def _phase(obj: Obj) -> str:
+    return str(obj.get("status", {}).get("phase", "Pending"))
+
+
+def _build_model(name: str, model: Obj | None) -> TreeNode:
+    if model is None:
+        return TreeNode(f"Model {name}  does not exist")
+    status = model.get("status", {})
+    gguf = status.get("gguf", {})
+    parameters = f"{status['parameters']} parameters" if status.get("parameters") else ""
+    facts = (status.get("size"), gguf.get("quantization"), parameters)
+    texts = [", ".join(str(each) for each in facts if each)]
+    if not status:
+        texts.append("the controller has not seen it yet")
+    texts += [_describe_condition(each) for each in status.get("conditions", []) if _is_notable(model, each)]
+    return TreeNode(f"Model {name}  {_phase(model)}", tuple(text for text in texts if text))
+
+
+def _is_notable(model: Obj, condition: Obj) -> bool:
+    """Decide whether a condition tells more than that all is well: `Cached` False is the progress of a download."""
+    return condition["status"] != "True" and not (condition["type"] == "Cached" and _phase(model) == "Ready")
+
+
+def _describe_condition(condition: Obj) -> str:
+    return f"{condition['type']} is {condition['status']} ({condition['reason']}): {condition['message']}"
+
+
+def _build_pod(pod: Obj) -> TreeNode:
+    metadata, status = pod["metadata"], pod.get("status", {})
+    ready = find_condition(pod, "Ready").get("status") == "True"
+    phase = "Terminating" if metadata.get("deletionTimestamp") else "Ready" if ready else status.get("phase", "Pending")
+    node = pod.get("spec", {}).get("nodeName")
+    place = f"on node {node}" if node else "on no node yet"
+    texts = [] if ready else list(_describe_pod_troubles(status))
+    return TreeNode(f"Pod {metadata['name']}  {phase}", (place, *texts))
+
+
+def _describe_pod_troubles(status: Obj) -> Iterable[str]:
+    for condition in status.get("conditions", []):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            yield f"{condition.get('reason', 'Unschedulable')}: {condition.get('message', '')}"
+    for container in (*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])):
+        name, state = container["name"], container.get("state", {})
+        if waiting := state.get("waiting"):
+            yield f"{name} waits: {waiting.get('reason', '')} {waiting.get('message', '')}"
+        elif "running" in state and not container.get("ready"):
+            yield f"{name} runs since {age_text(state['running'].get('startedAt'))}, and is not ready yet"
+        if ended := container.get("lastState", {}).get("terminated"):
+            output = " ".join(ended.get("message", "").split())[-200:]
+            yield f"{name} ended before with exit code {ended['exitCode']}{f': {output}' if output else ''}"
+
+
+def _build_process(process: Obj, hosts: Mapping[str, Obj]) -> TreeNode:
+    metadata, status = process["metadata"], process.get("status", {})
+    phase = "Stopping" if metadata.get("deletionTimestamp") and _phase(process) != "Stopped" else _phase(process)
+    reason = f" ({status['reason']})" if status.get("reason") else ""
+    texts = [str(status["message"])] if status.get("message") and phase != "Ready" else []
+    progress = status.get("progress", {})
+    if phase == "Fetching" and progress.get("totalBytes"):
+        here, total = progress.get("bytes", 0), progress["totalBytes"]
+        texts.append(f"downloaded {size_text(here)} of {size_text(total)}, {100 * here // total} %")
+    if restarts := status.get("restarts"):
+        texts.append(f"its engine was restarted {restarts} times")
+    host = process["spec"].get("hostName")
+    if not host:
+        texts.append("on no host yet")
+    children = (_build_host(host, hosts.get(host)),) if host else ()
+    return TreeNode(f"MetalProcess {metadata['name']}  {phase}{reason}", tuple(texts), children)
+
+
+def _build_host(name: str, host: Obj | None) -> TreeNode:
+    if host is None:
+        return TreeNode(f"MetalHost {name}")
+    available = host.get("status", {}).get("available")
+    troubles = [
+        _describe_condition(each)
+        for each in host.get("status", {}).get("conditions", [])
+        if (each["type"] in {"Ready", "AddressAccepted"}) == (each["status"] != "True")
+    ]
+    free = f", {available} free" if available else ""
+    return TreeNode(f"MetalHost {name}  {describe_host_state(host)}{free}", tuple(troubles))
+
+
+def describe_host_state(host: Obj) -> str:
+    """Return the state of a host in one word, as kubectl states that of a node: Ready,Cordoned."""
+    ready = find_condition(host, "Ready").get("status", "Unknown")
+    words = [{"True": "Ready", "False": "NotReady"}.get(ready, "Unknown")]
+    spec = host.get("spec", {})
+    if spec.get("drain"):
+        words.append("Draining")
+    elif spec.get("unschedulable"):
+        words.append("Cordoned")
+    if find_condition(host, "MemoryPressure").get("status") == "True":
+        words.append("MemoryPressure")
+    return ",".join(words)
+
+
+def _render_node(node: TreeNode, head: str, indent: str, width: int) -> list[str]:
+    lines = [head + node.title]
+    below = indent + ("│  " if node.children else "   ")
+    for text in node.texts:
+        lines += [below + line for line in wrap_text(text, max(width - len(below), _LEAST_WIDTH))]
+    for number, child in enumerate(node.children):
+        first, rest = _LAST_BRANCH if number == len(node.children) - 1 else _BRANCH
+        lines += _render_node(child, indent + first, indent + rest, width)
+    return lines

@@ -1,0 +1,112 @@
+"""`pomona status`: the verdict on a service, and the tree of what it waits for."""
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from cli.cluster_options import ClusterOptions, namespaced_cluster_options
+from cli.completion import complete_services
+from cli.lazy import program_name
+from cli.output import print_manifests, terminal_width, without_managed_fields
+
+if TYPE_CHECKING:
+    from cli.cluster_access import Cluster
+    from cli.service.service_tree import ServiceObjects
+    from kube.resources import Resource
+
+Obj = dict[str, Any]
+
+
+@click.command("status")
+@click.argument("name", shell_complete=complete_services)
+@click.option("--output", "-o", "form", type=click.Choice(["tree", "json", "yaml"]), default="tree", show_default=True)
+@namespaced_cluster_options
+def command(name: str, *, target: ClusterOptions, form: Literal["tree", "json", "yaml"]) -> None:
+    """Show whether the service NAME serves, what it waits for, and what to do next.
+
+    Exit code: 0 it serves, 1 it does not.
+
+    \b
+    Examples:
+      pomona status chat
+      pomona status chat -o yaml
+    """
+    from cli.cluster_access import run_in_cluster  # noqa: PLC0415 - not needed for --help
+    from cli.service.service_tree import render_status  # noqa: PLC0415 - same
+    from cli.service.verdict import judge_service  # noqa: PLC0415 - same
+
+    async def read(cluster: "Cluster") -> "ServiceObjects":
+        return await read_service_objects(cluster, name)
+
+    objects = run_in_cluster(target, read)
+    verdict = judge_service(objects.service, program_name())
+    if form == "tree":
+        print("\n".join(render_status(objects, verdict, terminal_width())))
+    else:
+        print_manifests(without_managed_fields(objects.service), form)
+    click.get_current_context().exit(0 if verdict.state in {"serves", "serves partly"} else 1)
+
+
+async def read_service_objects(cluster: "Cluster", name: str) -> "ServiceObjects":
+    """Read a service with its Models, replicas and hosts; what the user may not read is left out and named.
+
+    Raises:
+        click.ClickException: the service does not exist.
+        ApiError: the API server refuses.
+        Unreachable: the API server does not answer.
+    """
+    from cli.cluster_access import read_object  # noqa: PLC0415 - not needed for --help
+    from cli.service.service_tree import ServiceObjects  # noqa: PLC0415 - same
+    from crds.meta import LABEL_SERVICE  # noqa: PLC0415 - same
+    from kube.resources import (  # noqa: PLC0415 - same
+        INFERENCE_SERVICES,
+        METAL_HOSTS,
+        METAL_PROCESSES,
+        MODELS,
+        PODS,
+    )
+
+    service = await read_object(cluster.client, INFERENCE_SERVICES, name, cluster.namespace)
+    hidden: list[str] = []
+    models = {each["metadata"]["name"]: each for each in await _list(cluster, MODELS, cluster.namespace, "", hidden)}
+    label = f"{LABEL_SERVICE}={name}"
+    processes = await _list(cluster, METAL_PROCESSES, cluster.namespace, label, hidden)
+    pods = await _list(cluster, PODS, cluster.namespace, label, hidden)
+    has_hosts = any(each["spec"].get("hostName") for each in processes)
+    hosts = await _list(cluster, METAL_HOSTS, None, "", hidden) if has_hosts else []
+    return ServiceObjects(
+        service=service,
+        models={each: models.get(each) for each in list_model_names(service)},
+        pods=sorted(pods, key=_name),
+        processes=sorted(processes, key=_name),
+        hosts={_name(each): each for each in hosts},
+        hidden=tuple(hidden),
+    )
+
+
+def list_model_names(service: Obj) -> list[str]:
+    """Return the names of the Models that a service serves: its own, then those of its companions."""
+    spec = service["spec"]
+    companions = [
+        spec.get("speculative", {}).get("draftModelRef"),
+        spec.get("projectorModelRef"),
+        *(each["modelRef"] for each in spec.get("adapters", [])),
+    ]
+    return [spec["modelRef"], *(each for each in companions if each)]
+
+
+async def _list(
+    cluster: "Cluster", resource: "Resource", namespace: str | None, label: str, hidden: list[str]
+) -> list[Obj]:
+    from cli.cluster_errors import describe_api_error  # noqa: PLC0415 - not needed for --help
+    from kube.errors import Forbidden  # noqa: PLC0415 - same
+
+    try:
+        return (await cluster.client.list(resource, namespace, label_selector=label)).items
+    except Forbidden as error:
+        hidden.append(f"not shown: {describe_api_error(error, cluster.credentials.server)}")
+        return []
+
+
+def _name(obj: Obj) -> str:
+    return str(obj["metadata"]["name"])

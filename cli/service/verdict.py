@@ -1,0 +1,70 @@
+"""The verdict on a service: it serves, is on its way, waits for something or cannot serve; and what to do next."""
+
+from typing import Any, Final, Literal, NamedTuple
+
+from crds.meta import CONTROLLER_NAMESPACE
+
+Obj = dict[str, Any]
+
+State = Literal["serves", "serves partly", "on its way", "waits", "cannot serve", "suspended", "not seen"]
+DONE: Final = frozenset({"serves", "suspended"})
+"""States after which `pomona deploy` has nothing to wait for."""
+
+_PASSING: Final = frozenset(
+    {
+        *("ModelNotReady", "Downloading", "Fetching", "Starting", "Progressing", "Probing", "Binding"),
+        *("NoEndpoints", "ForeignEndpoints", "NotAnswering", "Restarting"),
+    }
+)
+"""Reasons of normal progress, which end by themselves."""
+_REFUSALS: Final = frozenset(
+    {
+        *("InvalidSpec", "ModelFailed", "MemoryUnderstated", "MemoryUnknown", "DeviceTooSmall", "NoImage"),
+        "PriorityClassMissing",
+    }
+)
+"""Reasons that only an edit ends, also of a service whose earlier spec still serves."""
+
+
+class Verdict(NamedTuple):
+    """The state of a service, in words."""
+
+    state: State
+    message: str
+    """The condition's message."""
+    reason: str
+    next_step: str
+    """An action of the user, with its command if there is one."""
+
+
+def judge_service(service: Obj, program: str = "pomona") -> Verdict:
+    """Return the verdict by the status that the controller has written."""
+    name, status = service["metadata"]["name"], service.get("status", {})
+    ready = find_condition(service, "Ready")
+    reason, message = str(ready.get("reason", "")), str(ready.get("message", ""))
+    if status.get("observedGeneration", 0) < service["metadata"].get("generation", 1):
+        return Verdict(
+            "not seen",
+            "the controller has not seen its latest spec yet",
+            "NotObserved",
+            f"wait; if it stays so, see if the controller runs: kubectl get pods -n {CONTROLLER_NAMESPACE}",
+        )
+    phase = status.get("phase", "Pending")
+    edit = f"edit it: kubectl edit isvc {name}"
+    if phase == "Suspended":
+        return Verdict("suspended", message, reason, f"start it: {edit.removeprefix('edit it: ')}")
+    if phase == "Failed" or reason in _REFUSALS:
+        still = " (its earlier spec still serves)" if ready.get("status") == "True" else ""
+        return Verdict("cannot serve", message, reason, edit + still)
+    if phase == "Ready":
+        return Verdict("serves", message, reason, f"ask it: {program} chat {name}")
+    if phase == "Degraded":
+        return Verdict("serves partly", message, reason, "see the replicas below that are not Ready")
+    if reason in _PASSING:
+        return Verdict("on its way", message, reason, f"wait, or see its log: {program} logs {name}")
+    return Verdict("waits", message, reason, "do what the message says, or wait until that changes")
+
+
+def find_condition(obj: Obj, kind: str) -> Obj:
+    """Return a condition of an object; empty if it has none of this type."""
+    return next((each for each in obj.get("status", {}).get("conditions", []) if each["type"] == kind), {})

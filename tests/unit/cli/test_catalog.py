@@ -1,0 +1,82 @@
+"""The catalog is valid, honest about its figures, and every entry with a source can be deployed."""
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from artifacts.source import parse
+from cli.main import main
+from cli.service.catalog_entries import CatalogError, choose_source, load_catalog
+from cli.service.manifests import ServiceOptions, build_objects
+from crds.size import GIB
+from devices.vendors import VENDORS
+
+SOURCES = [
+    (name, source, accelerator)
+    for name, entry in load_catalog().items()
+    for source in entry.sources
+    for accelerator in source.accelerators
+]
+
+
+@pytest.mark.parametrize(("name", "source", "accelerator"), SOURCES, ids=[f"{each[0]}-{each[2]}" for each in SOURCES])
+def test_every_source_is_valid_and_deployed_on_its_accelerator(name: str, source: object, accelerator: str) -> None:
+    assert accelerator in VENDORS
+    model, service = build_objects(ServiceOptions(name=name, accelerator=accelerator), None)
+    parse(model["spec"]["source"])
+    assert service["spec"]["hardware"]["accelerator"] == accelerator
+    assert service["spec"]["modelRef"] == model["metadata"]["name"]
+    del source
+
+
+def test_default_accelerator_of_every_entry_has_a_source() -> None:
+    for name, entry in load_catalog().items():
+        if entry.sources:
+            assert choose_source(name, entry, None).accelerator == entry.accelerator
+
+
+def test_samples_of_the_guide_are_there() -> None:
+    made = {
+        name: build_objects(ServiceOptions(name=name), None)
+        for name in ("gemma-4-26b-a4b", "qwen3-6-35b-a3b", "gemma-4-31b", "qwen3-5-9b")
+    }
+    hardware = {name: objects[1]["spec"]["hardware"] for name, objects in made.items()}
+    assert hardware["gemma-4-26b-a4b"] == {"accelerator": "amd", "preferredProducts": ["AMD_Instinct_MI300X_OAM"]}
+    assert hardware["qwen3-6-35b-a3b"] == {"accelerator": "intel-gaudi"}
+    assert made["qwen3-6-35b-a3b"][0]["spec"]["thinking"] is True
+    assert hardware["gemma-4-31b"]["preferredProducts"] == ["NVIDIA-H100-80GB-HBM3"]
+    assert made["qwen3-5-9b"][0]["spec"] == {"source": "ollama://qwen3.5:9b", "memoryBytes": 9 * GIB}
+    assert hardware["qwen3-5-9b"] == {"accelerator": "cpu"}
+
+
+def test_product_is_preferred_only_on_the_default_accelerator() -> None:
+    _, service = build_objects(ServiceOptions(name="gemma-4-31b", accelerator="amd"), None)
+    assert service["spec"]["hardware"] == {"accelerator": "amd"}
+
+
+def test_entry_without_a_source_needs_one() -> None:
+    entries = load_catalog()
+    with pytest.raises(CatalogError, match="knows no source of kimi-k2-5: add --model SOURCE"):
+        choose_source("kimi-k2-5", entries["kimi-k2-5"], None)
+    with pytest.raises(CatalogError, match=r"for intel: use --accelerator amd or cpu or metal or nvidia"):
+        choose_source("qwen3-5-9b", entries["qwen3-5-9b"], "intel")
+
+
+def test_figures_below_four_bits_are_marked() -> None:
+    marked = {name for name, entry in load_catalog().items() if entry.is_below_four_bits}
+    assert marked == {"deepseek-v4-flash", "mistral-large-3", "glm-5-1", "kimi-k2-5", "deepseek-v4-pro"}
+
+
+def test_table_has_figures_of_others_and_our_own_in_different_columns() -> None:
+    lines = CliRunner().invoke(main, ["catalog"]).output.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    rows = {line.split()[0]: line.split() for line in lines if line}
+    assert rows["NAME"] == ["NAME", "PARAMETERS", "ACTIVE", "~4", "BIT", "BF16", "POMONA", "ON"]
+    assert rows["qwen3-8b"][3:] == ["-", "-", "5.4", "GiB", "cpu"]
+    assert rows["kimi-k2-5"][3:] == ["250", "GB*", "2,000", "GB", "-", "-"]
+    assert "unchecked" in "\n".join(lines)
+
+
+def test_catalog_is_printed_as_yaml() -> None:
+    printed = yaml.safe_load(CliRunner().invoke(main, ["catalog", "-o", "yaml"]).output)
+    assert printed["gemma-4-31b"]["bf16GB"] == 62

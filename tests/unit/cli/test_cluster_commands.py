@@ -1,0 +1,141 @@
+"""Each command that talks to a cluster ends every failure with one line that has the way out, and no traceback."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from cli.main import main
+
+COMMANDS = (
+    ["list"],
+    ["status", "chat"],
+    ["logs", "chat"],
+    ["chat", "chat", "Hello"],
+    ["delete", "chat"],
+    ["deploy", "chat", "--model", "tiny"],
+    ["deploy", "qwen3-8b"],
+    ["hosts"],
+    ["host", "list"],
+    ["host", "cordon", "studio-1"],
+    ["host", "uncordon", "studio-1"],
+    ["host", "drain", "studio-1"],
+)
+IDS = [" ".join(each) for each in COMMANDS]
+NOT_FOUND = (404, "404 page not found\n")
+"""The answer of an API server to a kind that it does not know: no object of the kind Status."""
+UNAUTHORIZED = (401, json.dumps({"kind": "Status", "code": 401, "reason": "Unauthorized", "message": "Unauthorized"}))
+
+Serve = Callable[[int, str], str]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """`serve(status, body)` returns the URL of a server that always answers so."""
+    servers: list[ThreadingHTTPServer] = []
+
+    def start(status: int, body: str) -> str:
+        class Handler(BaseHTTPRequestHandler):
+            def _answer(self) -> None:
+                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+            do_GET = do_PATCH = do_DELETE = do_POST = _answer  # noqa: N815 - names of the library
+
+            def log_message(self, *_arguments: object) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for each in servers:
+        each.shutdown()
+        each.server_close()
+
+
+def write_kubeconfig(path: Path, server: str) -> Path:
+    config = {
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "users": [{"name": "u", "user": {"token": "hunter2"}}],
+        "contexts": [{"name": "main", "context": {"cluster": "c", "user": "u", "namespace": "team"}}],
+        "current-context": "main",
+    }
+    path.write_text(json.dumps(config))
+    return path
+
+
+def run(command: list[str], kubeconfig: Path, *more: str) -> Result:
+    return CliRunner().invoke(main, [*command, "--kubeconfig", str(kubeconfig), *more], prog_name="pomona")
+
+
+def assert_one_line(result: Result, text: str) -> None:
+    assert result.exit_code == 1, result.output
+    assert result.output.startswith("Error: "), result.output
+    assert len(result.output.splitlines()) == 1, result.output
+    assert text in result.output
+    assert "hunter2" not in result.output
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=IDS)
+def test_missing_kubeconfig_is_named(command: list[str], tmp_path: Path) -> None:
+    assert_one_line(run(command, tmp_path / "config"), "config: no such file; pass --kubeconfig or set KUBECONFIG")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=IDS)
+def test_server_that_does_not_answer_is_named(command: list[str], tmp_path: Path) -> None:
+    config = write_kubeconfig(tmp_path / "config", "http://127.0.0.1:9")
+    assert_one_line(run(command, config), "the API server http://127.0.0.1:9 does not answer (")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=IDS)
+def test_refused_credentials_are_named(command: list[str], serve: Serve, tmp_path: Path) -> None:
+    config = write_kubeconfig(tmp_path / "config", serve(*UNAUTHORIZED))
+    assert_one_line(run(command, config), "refuses these credentials: log in again")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=IDS)
+def test_kinds_that_are_not_installed_are_named(command: list[str], serve: Serve, tmp_path: Path) -> None:
+    config = write_kubeconfig(tmp_path / "config", serve(*NOT_FOUND))
+    assert_one_line(run(command, config), "does not know the kinds of inference.pomona.dev: install Pomona")
+
+
+def test_answer_of_another_server_is_told(serve: Serve, tmp_path: Path) -> None:
+    config = write_kubeconfig(tmp_path / "config", serve(200, "<html>log in</html>"))
+    assert_one_line(run(["list"], config), "the answer is not what the API sends")
+
+
+def test_unknown_context_is_refused_with_those_that_exist(tmp_path: Path) -> None:
+    config = write_kubeconfig(tmp_path / "config", "http://127.0.0.1:9")
+    assert_one_line(run(["list"], config, "--context", "other"), "contexts has no entry named 'other': there are main")
+
+
+def test_namespace_is_that_of_the_context_unless_stated(serve: Serve, tmp_path: Path) -> None:
+    empty = json.dumps({"metadata": {"resourceVersion": "1"}, "items": []})
+    config = write_kubeconfig(tmp_path / "config", serve(200, empty))
+    assert "no service in namespace team:" in run(["list"], config).output
+    assert "no service in namespace ours:" in run(["list"], config, "-n", "ours").output
+    assert json.loads(run(["list"], config, "-o", "json").output) == {"apiVersion": "v1", "kind": "List", "items": []}
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, ["completion"], ["catalog"]], ids=" ".join)
+def test_help_of_a_command_imports_no_client(command: list[str]) -> None:
+    words = [*(word for word in command if word in {"host", command[0], "list", "cordon", "uncordon", "drain"}), "-h"]
+    script = (
+        f"import sys; from cli.main import main\ntry: main({words!r})\nexcept SystemExit: pass\n"
+        "heavy = {'aiohttp', 'kopf', 'kubernetes', 'cel', 'jsonschema', 'rich'} & sys.modules.keys()\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr

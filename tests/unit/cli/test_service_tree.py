@@ -1,0 +1,173 @@
+"""The verdict on a service, and the tree of what it waits for, in 80 columns."""
+
+from typing import Any
+
+import pytest
+
+from cli.service.service_tree import ServiceObjects, describe_host_state, render_status
+from cli.service.verdict import judge_service
+from tests.support.api_objects import condition
+
+Obj = dict[str, Any]
+LONG = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption: 0/3 nodes are available: 3 No preemption."
+
+
+def service(phase: str, reason: str, message: str, *, ready: str = "False", observed: int = 1, **spec: Any) -> Obj:
+    return {
+        "metadata": {"name": "chat", "namespace": "team", "generation": 1},
+        "spec": {"modelRef": "tiny", "replicas": 2, **spec},
+        "status": {
+            "observedGeneration": observed,
+            "phase": phase,
+            "readyReplicas": 1 if ready == "True" else 0,
+            "accelerator": "metal",
+            "runtime": "llama.cpp",
+            "memory": "5.4 GiB",
+            "conditions": [condition("Ready", ready, reason, message)],
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("phase", "reason", "ready", "state"),
+    [
+        ("Ready", "Serving", "True", "serves"),
+        ("Degraded", "NoHostFits", "True", "serves partly"),
+        ("Degraded", "InvalidSpec", "True", "cannot serve"),
+        ("Failed", "ImagePullBackOff", "False", "cannot serve"),
+        ("Downloading", "Downloading", "False", "on its way"),
+        ("Pending", "ModelNotReady", "False", "on its way"),
+        ("Pending", "Unschedulable", "False", "waits"),
+        ("Pending", "NoHost", "False", "waits"),
+        ("Suspended", "ScaledToZero", "False", "suspended"),
+    ],
+)
+def test_verdict_follows_phase_and_reason(phase: str, reason: str, ready: str, state: str) -> None:
+    assert judge_service(service(phase, reason, "m", ready=ready)).state == state
+
+
+def test_service_that_no_controller_has_seen_points_to_the_controller() -> None:
+    for unseen in (service("Ready", "Serving", "m", observed=0), {"metadata": {"name": "chat", "generation": 1}}):
+        verdict = judge_service(unseen)
+        assert verdict.state == "not seen"
+        assert "kubectl get pods -n pomona-system" in verdict.next_step
+
+
+def test_next_step_names_the_program_as_it_was_called() -> None:
+    verdict = judge_service(service("Ready", "Serving", "m", ready="True"), "kubectl pomona")
+    assert verdict.next_step == "ask it: kubectl pomona chat chat"
+
+
+def render(objects: ServiceObjects, width: int = 80) -> list[str]:
+    return render_status(objects, judge_service(objects.service), width)
+
+
+def test_tree_of_a_service_on_hosts() -> None:
+    message = "0 of 2 replicas are ready: host studio-1: downloaded 1.0 GiB of 4.7 GiB of the weights"
+    process: Obj = {
+        "metadata": {"name": "chat-1a2b-0"},
+        "spec": {"hostName": "studio-1"},
+        "status": {
+            "phase": "Fetching",
+            "progress": {"bytes": 1 << 30, "totalBytes": 4 << 30},
+            "restarts": 2,
+        },
+    }
+    unbound: Obj = {"metadata": {"name": "chat-1a2b-1"}, "spec": {}, "status": {}}
+    host: Obj = {
+        "spec": {"unschedulable": True},
+        "status": {"available": "20.5 GiB", "conditions": [condition("Ready", "True", "LeaseRenewed")]},
+    }
+    model: Obj = {
+        "status": {
+            "phase": "Ready",
+            "size": "4.7 GiB",
+            "parameters": "8.2B",
+            "gguf": {"quantization": "Q4_K_M"},
+            "conditions": [condition("Ready", "True"), condition("Cached", "False", "NoConsumers")],
+        }
+    }
+    objects = ServiceObjects(
+        service=service("Downloading", "Fetching", message),
+        models={"tiny": model},
+        processes=[process, unbound],
+        hosts={"studio-1": host},
+    )
+    assert render(objects) == [
+        "chat is on its way: 0 of 2 replicas are ready: host studio-1: downloaded 1.0 GiB",
+        "of 4.7 GiB of the weights",
+        "next: wait, or see its log: pomona logs chat",
+        "",
+        "InferenceService chat  Downloading",
+        "├─ Model tiny  Ready",
+        "│     4.7 GiB, Q4_K_M, 8.2B parameters",
+        "└─ replicas: 0 of 2 ready, on metal with llama.cpp",
+        "   │  each takes 5.4 GiB",
+        "   ├─ MetalProcess chat-1a2b-0  Fetching",
+        "   │  │  downloaded 1.0 GiB of 4.0 GiB, 25 %",
+        "   │  │  its engine was restarted 2 times",
+        "   │  └─ MetalHost studio-1  Ready,Cordoned, 20.5 GiB free",
+        "   └─ MetalProcess chat-1a2b-1  Pending",
+        "         on no host yet",
+    ]
+
+
+def test_tree_of_a_service_in_pods_names_what_scheduler_and_kubelet_say() -> None:
+    waiting: Obj = {
+        "metadata": {"name": "chat-x"},
+        "spec": {},
+        "status": {
+            "phase": "Pending",
+            "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": LONG}],
+        },
+    }
+    crashing: Obj = {
+        "metadata": {"name": "chat-y"},
+        "spec": {"nodeName": "gpu-1"},
+        "status": {
+            "phase": "Running",
+            "containerStatuses": [
+                {
+                    "name": "vllm",
+                    "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}},
+                    "lastState": {"terminated": {"exitCode": 1, "message": "no CUDA\ndevice"}},
+                }
+            ],
+        },
+    }
+    objects = ServiceObjects(
+        service=service("Failed", "CrashLoopBackOff", "m"), models={"tiny": None}, pods=[waiting, crashing]
+    )
+    lines = render(objects)
+    assert all(len(line) <= 80 for line in lines), lines
+    said = " ".join(line.strip(" │├└─") for line in lines)
+    assert "Model tiny does not exist" in " ".join(said.split())
+    assert f"on no node yet Unschedulable: {LONG}" in said
+    assert "on node gpu-1 vllm waits: CrashLoopBackOff back-off 10s" in said
+    assert "vllm ended before with exit code 1: no CUDA device" in said
+
+
+def test_hidden_parts_are_named() -> None:
+    lines = render(
+        ServiceObjects(
+            service=service("Ready", "Serving", "m"), models={}, hidden=("not shown: eve may not list pods",)
+        )
+    )
+    assert lines[-1] == "not shown: eve may not list pods"
+
+
+@pytest.mark.parametrize(
+    ("spec", "conditions", "state"),
+    [
+        ({}, [], "Unknown"),
+        ({}, [condition("Ready", "False")], "NotReady"),
+        ({"unschedulable": True, "drain": True}, [condition("Ready", "True")], "Ready,Draining"),
+        (
+            {},
+            [condition("Ready", "True"), condition("MemoryPressure", "True")],
+            "Ready,MemoryPressure",
+        ),
+    ],
+)
+def test_state_of_a_host_is_one_word(spec: Obj, conditions: list[Obj], state: str) -> None:
+    assert describe_host_state({"spec": spec, "status": {"conditions": conditions}}) == state
