@@ -13,6 +13,7 @@ CONNECT_SECONDS: Final = 5
 _SILENCE_SECONDS: Final = 300
 """A large model on few cores needs minutes for its first token."""
 _QUOTED_CHARACTERS: Final = 300
+_MEASURABLE_SECONDS: Final = 0.1
 
 Show = Callable[[str], None]
 
@@ -42,9 +43,9 @@ class ChatAnswer:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Rate after the first token; None for an answer that is too short to have one."""
+        """Rate after the first token; None if the answer was too quick to have one: its pieces arrived together."""
         spent = self.seconds - self.first_seconds
-        return (self.tokens - 1) / spent if self.tokens > 1 and spent > 0 else None
+        return (self.tokens - 1) / spent if self.tokens > 1 and spent >= _MEASURABLE_SECONDS else None
 
 
 class _Delta(msgspec.Struct):

@@ -108,7 +108,7 @@ def _show_thought(text: str) -> None:
 def _describe(answer: "ChatAnswer") -> str:
     rate = answer.tokens_per_second
     speed = f", then {rate:,.1f} tokens/s" if rate is not None else ""
-    return f"{answer.tokens} tokens, the first after {answer.first_seconds:.2f} s{speed}"
+    return f"{answer.tokens} tokens in {answer.seconds:.2f} s: the first after {answer.first_seconds:.2f} s{speed}"
 
 
 def no_replica_message(name: str) -> str:

@@ -8,6 +8,7 @@ import click
 
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
+from cli.service.model_users import find_users
 from cli.service.verdict import find_condition
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ async def _delete(cluster: "Cluster", *, name: str, with_model: bool, is_certain
     model = service["spec"]["modelRef"]
     users = find_users(model, name, (await client.list(INFERENCE_SERVICES, namespace)).items)
     if users:
-        print(f"Model {model} stays: {', '.join(users)} uses it", file=sys.stderr)
+        print(f"Model {model} stays: it is used by {', '.join(users)}", file=sys.stderr)
         return
     found = await read_object(client, MODELS, model, namespace)
     await client.delete(MODELS, model, namespace, uid=found["metadata"]["uid"])
@@ -61,15 +62,9 @@ async def _delete(cluster: "Cluster", *, name: str, with_model: bool, is_certain
 
 def _ask(name: str, namespace: str, service: Obj) -> None:
     """Ask whether a service that serves is to be deleted. Raises click.ClickException: nobody can answer."""
-    serving = f"{name} in namespace {namespace} serves now, with {service['status'].get('readyReplicas', 0)} replicas"
+    replicas = service["status"].get("readyReplicas", 0)
+    count = "1 replica" if replicas == 1 else f"{replicas} replicas"
+    serving = f"{name} in namespace {namespace} serves now, with {count}"
     if not sys.stdin.isatty():
         raise click.ClickException(f"{serving}: add --yes to delete it")
     click.confirm(f"{serving}. Delete it?", abort=True)
-
-
-def find_users(model: str, deleted: str, services: list[Obj]) -> list[str]:
-    """Return the names of the services that use a Model, other than the one that is deleted."""
-    from cli.service.status import list_model_names  # noqa: PLC0415 - not needed for --help
-
-    names = {each["metadata"]["name"] for each in services if model in list_model_names(each)}
-    return sorted(names - {deleted})

@@ -14,6 +14,7 @@ from cli.completion import complete_catalog
 from cli.lazy import program_name
 from cli.options import Size, choose_files
 from cli.output import print_manifests, without_managed_fields
+from cli.service.model_users import find_users
 from crds.meta import Priority
 
 if TYPE_CHECKING:
@@ -21,8 +22,19 @@ if TYPE_CHECKING:
     from cli.service.verdict import Verdict
 
 Obj = dict[str, Any]
+Form = Literal["yaml", "json"]
 _OF_ONE_SERVICE = (
-    *("model", "files", "source_secret", "memory_bytes", "accelerator", "devices", "replicas", "context_length"),
+    *(
+        "model",
+        "model_name",
+        "files",
+        "source_secret",
+        "memory_bytes",
+        "accelerator",
+        "devices",
+        "replicas",
+        "context_length",
+    ),
     *("parallel", "runtime", "image", "priority"),
 )
 
@@ -30,6 +42,7 @@ _OF_ONE_SERVICE = (
 @click.command("deploy")
 @click.argument("name", required=False, shell_complete=complete_catalog)
 @click.option("--model", metavar="SOURCE|NAME", help="Source of the weights, or name of a Model that exists.")
+@click.option("--model-name", metavar="NAME", help="Name of the Model of a source. Default: by the file or repository.")
 @choose_files
 @click.option("--source-secret", metavar="NAME", help="Secret with the token for a gated or private source.")
 @click.option("--memory", "memory_bytes", type=Size(), help="Memory of the model, for file:// and ollama:// sources.")
@@ -60,7 +73,7 @@ def command(
     paths: tuple[Path, ...],
     dry_run: bool,
     no_wait: bool,
-    form: Literal["yaml", "json"] | None,
+    form: Form | None,
     **options: Any,
 ) -> None:
     """Apply a Model and an InferenceService, and wait until it answers.
@@ -95,11 +108,11 @@ def command(
     if dry_run:
         print_manifests(objects[0] if len(objects) == 1 else objects, form or "yaml")
         return
-    sys.exit(_apply_and_wait(target, objects, form, waits=not no_wait))
+    sys.exit(_apply_and_wait(target, name, objects, form, waits=not no_wait))
 
 
 def _apply_and_wait(
-    target: ClusterOptions, objects: Sequence[Obj], form: Literal["yaml", "json"] | None, *, waits: bool
+    target: ClusterOptions, name: str | None, objects: Sequence[Obj], form: Form | None, *, waits: bool
 ) -> int:
     """Apply the objects, wait if wanted, and return the exit code."""
     from cli.cluster_access import INTERRUPTED_EXIT, run_in_cluster  # noqa: PLC0415 - not needed for --help
@@ -107,7 +120,7 @@ def _apply_and_wait(
     applied: list[Obj] = []
     show = functools.partial(print, file=sys.stderr if form else sys.stdout, flush=True)
     try:
-        run_in_cluster(target, functools.partial(_apply, objects=objects, applied=applied, show=show))
+        run_in_cluster(target, functools.partial(_apply, name=name, objects=objects, applied=applied, show=show))
         if form:
             cleaned = [without_managed_fields(each) for each in applied]
             print_manifests(cleaned[0] if len(cleaned) == 1 else cleaned, form)
@@ -125,16 +138,15 @@ def _apply_and_wait(
     return 1 if any(verdict.state == "cannot serve" for verdict in verdicts) else 0
 
 
-async def _apply(cluster: "Cluster", *, objects: Sequence[Obj], applied: list[Obj], show: Any) -> None:
-    """Apply the objects; `applied` gets each as the API server returns it."""
-    from cli.cluster_access import FIELD_MANAGER, read_object  # noqa: PLC0415 - not needed for --help
+async def _apply(
+    cluster: "Cluster", *, name: str | None, objects: Sequence[Obj], applied: list[Obj], show: Any
+) -> None:
+    """Apply the objects; `applied` gets each as the API server returns it. `name` is the service; None: of files."""
+    from cli.cluster_access import FIELD_MANAGER  # noqa: PLC0415 - not needed for --help
     from kube.resources import INFERENCE_SERVICES, MODELS  # noqa: PLC0415 - same
 
-    if not any(each["kind"] == "Model" for each in objects):
-        for each in objects:
-            # Without its Model a service would wait for ever, which a misspelt name does not deserve.
-            namespace = each["metadata"].get("namespace") or cluster.namespace
-            await read_object(cluster.client, MODELS, each["spec"]["modelRef"], namespace)
+    if name is not None:
+        await _check_model(cluster, name, objects[0])
     for each in objects:
         resource = MODELS if each["kind"] == "Model" else INFERENCE_SERVICES
         metadata = {"namespace": cluster.namespace, **each["metadata"]}
@@ -143,6 +155,35 @@ async def _apply(cluster: "Cluster", *, objects: Sequence[Obj], applied: list[Ob
         )
         applied.append(done)
         show(f"applied {each['kind']} {metadata['name']} in namespace {metadata['namespace']}")
+
+
+async def _check_model(cluster: "Cluster", name: str, first: Obj) -> None:
+    """Check the Model of a service before anything is applied; `first` is the Model to apply, else the service.
+
+    Raises:
+        click.ClickException: the named Model does not exist, or other services use the Model with another source.
+    """
+    from cli.cluster_access import read_object  # noqa: PLC0415 - not needed for --help
+    from kube.errors import NotFound  # noqa: PLC0415 - same
+    from kube.resources import INFERENCE_SERVICES, MODELS  # noqa: PLC0415 - same
+
+    namespace = first["metadata"].get("namespace") or cluster.namespace
+    if first["kind"] != "Model":
+        # Without its Model the service would wait for ever, which a misspelt name does not deserve.
+        await read_object(cluster.client, MODELS, first["spec"]["modelRef"], namespace)
+        return
+    model, source = first["metadata"]["name"], first["spec"]["source"]
+    try:
+        there = (await cluster.client.get(MODELS, model, namespace))["spec"]["source"]
+    except NotFound:
+        return
+    if there == source:
+        return
+    users = find_users(model, name, (await cluster.client.list(INFERENCE_SERVICES, namespace)).items)
+    if users:
+        raise click.ClickException(
+            f"Model {model} has source {there} and is used by {', '.join(users)}: choose another with --model-name"
+        )
 
 
 async def _wait(cluster: "Cluster", *, services: Sequence[Obj], show: Any) -> "list[Verdict]":

@@ -44,6 +44,7 @@ class ServiceOptions:
     name: str
     model: str | None = None
     """A source, or the name of a Model that exists."""
+    model_name: str | None = None
     files: tuple[str, ...] = ()
     source_secret: str | None = None
     memory_bytes: int | None = None
@@ -66,7 +67,8 @@ def build_objects(options: ServiceOptions, namespace: str | None) -> list[Obj]:
     if options.model is None:
         objects = _build_from_catalog(options)
     elif _SCHEME in options.model:
-        objects = [_build_model(options, options.model), _build_service(options, _name_model(options.model))]
+        model = _build_model(options, options.model)
+        objects = [model, _build_service(options, model["metadata"]["name"])]
     else:
         unusable = [name for name, value in _list_model_options(options) if value]
         if unusable:
@@ -147,7 +149,7 @@ def _build_model(options: ServiceOptions, source: str) -> Obj:
         spec["sourceSecretRef"] = {"name": options.source_secret}
     if options.memory_bytes is not None:
         spec["memoryBytes"] = options.memory_bytes
-    return _build_object("Model", _name_model(source), spec)
+    return _build_object("Model", _name_model(source, options.model_name), spec)
 
 
 def _build_service(options: ServiceOptions, model: str) -> Obj:
@@ -180,16 +182,22 @@ def _place_in_namespace(obj: Obj, namespace: str | None) -> Obj:
     return {**obj, "metadata": {**metadata, "namespace": namespace}}
 
 
-def _name_model(source: str) -> str:
-    """Return the name of the Model of a source, as `pomona up` names it. Raises DeployError."""
+def _name_model(source: str, stated: str | None) -> str:
+    """Return the name of the Model of a source: the stated one, or as `pomona up` names it. Raises DeployError."""
     from artifacts.source import SourceError, parse  # noqa: PLC0415 - slow to import
     from standalone.manifests import derive_name  # noqa: PLC0415 - same
 
     try:
-        return derive_name(parse(source))
+        parsed = parse(source)
     except SourceError as error:
         raise DeployError(f"--model: {error.message}") from error
+    return stated or derive_name(parsed)
 
 
 def _list_model_options(options: ServiceOptions) -> list[tuple[str, object]]:
-    return [("--files", options.files), ("--source-secret", options.source_secret), ("--memory", options.memory_bytes)]
+    return [
+        ("--model-name", options.model_name),
+        ("--files", options.files),
+        ("--source-secret", options.source_secret),
+        ("--memory", options.memory_bytes),
+    ]

@@ -8,6 +8,7 @@ from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
 from cli.lazy import program_name
 from cli.output import print_manifests, terminal_width, without_managed_fields
+from cli.service.model_users import list_model_names
 
 if TYPE_CHECKING:
     from cli.cluster_access import Cluster
@@ -82,17 +83,6 @@ async def read_service_objects(cluster: "Cluster", name: str) -> "ServiceObjects
         hosts={_name(each): each for each in hosts},
         hidden=tuple(hidden),
     )
-
-
-def list_model_names(service: Obj) -> list[str]:
-    """Return the names of the Models that a service serves: its own, then those of its companions."""
-    spec = service["spec"]
-    companions = [
-        spec.get("speculative", {}).get("draftModelRef"),
-        spec.get("projectorModelRef"),
-        *(each["modelRef"] for each in spec.get("adapters", [])),
-    ]
-    return [spec["modelRef"], *(each for each in companions if each)]
 
 
 async def _list(

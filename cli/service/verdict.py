@@ -17,6 +17,7 @@ _PASSING: Final = frozenset(
     }
 )
 """Reasons of normal progress, which end by themselves."""
+_BEFORE_REPLICAS: Final = frozenset({"ModelNotReady", "Downloading", "Binding"})
 _REFUSALS: Final = frozenset(
     {
         *("InvalidSpec", "ModelFailed", "MemoryUnderstated", "MemoryUnknown", "DeviceTooSmall", "NoImage"),
@@ -61,8 +62,10 @@ def judge_service(service: Obj, program: str = "pomona") -> Verdict:
     if phase == "Degraded":
         return Verdict("serves partly", message, reason, "see the replicas below that are not Ready")
     if reason in _PASSING:
-        return Verdict("on its way", message, reason, f"wait, or see its log: {program} logs {name}")
-    return Verdict("waits", message, reason, "do what the message says, or wait until that changes")
+        # Before its weights are there, a service has no replica with a log.
+        log = "" if reason in _BEFORE_REPLICAS else f", or see its log: {program} logs {name}"
+        return Verdict("on its way", message, reason, f"wait{log}")
+    return Verdict("waits", message, reason, "wait, or provide what is missing: it goes on by itself then")
 
 
 def find_condition(obj: Obj, kind: str) -> Obj:
