@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from http import HTTPStatus
@@ -99,7 +99,7 @@ def describe_missing(resource: Resource, name: str, namespace: str | None, names
 
 async def watch_objects(
     client: Client, resource: Resource, namespace: str | None, *, field_selector: str = ""
-) -> AsyncIterator[dict[str, Obj]]:
+) -> AsyncGenerator[dict[str, Obj], None]:
     """Yield the objects that match, by name, as they are and after each change, without end.
 
     An outage of the API server is survived for half a minute.
@@ -128,6 +128,8 @@ async def watch_objects(
                 else:
                     objects[name] = event.object
                 yield dict(objects)
+            # A server that ends each watch at once must not be asked without a pause.
+            await asyncio.sleep(_RETRY_SECONDS)
         except Gone:
             continue
         except (ApiError, Unreachable) as error:

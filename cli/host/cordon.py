@@ -1,5 +1,6 @@
 """`pomona host cordon`, `uncordon` and `drain`: take a host out of service, as kubectl does with a node."""
 
+import contextlib
 import functools
 import sys
 from typing import TYPE_CHECKING, Any
@@ -90,14 +91,16 @@ async def _wait_until_empty(cluster: "Cluster", *, name: str) -> None:
     from kube.resources import METAL_PROCESSES  # noqa: PLC0415 - same
 
     last = ""
-    async for processes in watch_objects(cluster.client, METAL_PROCESSES, None, field_selector=f"spec.hostName={name}"):
-        left = [each for each in processes.values() if not each["spec"].get("inspect")]
-        if not left:
-            return
-        shown = describe_processes(left)
-        if shown != last:
-            print(shown, flush=True)
-        last = shown
+    states = watch_objects(cluster.client, METAL_PROCESSES, None, field_selector=f"spec.hostName={name}")
+    async with contextlib.aclosing(states):
+        async for processes in states:
+            left = [each for each in processes.values() if not each["spec"].get("inspect")]
+            if not left:
+                return
+            shown = describe_processes(left)
+            if shown != last:
+                print(shown, flush=True)
+            last = shown
 
 
 def describe_processes(processes: list[Obj]) -> str:

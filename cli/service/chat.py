@@ -10,7 +10,6 @@ import click
 
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
-from cli.lazy import program_name
 
 if TYPE_CHECKING:
     from cli.cluster_access import Cluster
@@ -109,8 +108,3 @@ def _describe(answer: "ChatAnswer") -> str:
     rate = answer.tokens_per_second
     speed = f", then {rate:,.1f} tokens/s" if rate is not None else ""
     return f"{answer.tokens} tokens in {answer.seconds:.2f} s: the first after {answer.first_seconds:.2f} s{speed}"
-
-
-def no_replica_message(name: str) -> str:
-    """Return that a service has no replica that answers, with the way out."""
-    return f"{name} has no ready replica: `{program_name()} status {name}` says what it waits for"

@@ -82,7 +82,9 @@ def command(
     are those for `kubectl apply`, and are checked by the same rules. A field that belongs to another tool is never
     overwritten. Ctrl-C ends the wait only: the cluster goes on deploying.
 
-    Exit code: 0 it serves, 1 it cannot serve, 2 nothing was applied.
+    An option that is left out the next time goes back to its default.
+
+    Exit code: 0 it serves, 1 it cannot serve or the cluster refused it, 2 the options or files are invalid.
 
     \b
     Examples:

@@ -1,6 +1,7 @@
 """Wait until a service serves, and print what it waits for."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -67,19 +68,19 @@ async def wait_until_serving(
         UNSEEN_SECONDS, printer.print_line, "no controller has seen it so far: does it run?"
     )
     try:
-        async for objects in watch_objects(client, INFERENCE_SERVICES, namespace, field_selector=selector):
-            service = objects.get(name)
-            if service is None:
-                return Verdict("cannot serve", f"InferenceService {name} was deleted", "Deleted", "deploy it again")
-            if service["metadata"].get("generation", 0) < generation:
-                continue
-            verdict = judge_service(service)
-            if verdict.state == "not seen":
-                continue
-            hint.cancel()
-            printer.print_verdict(service["status"].get("phase", ""), verdict)
-            if verdict.state in DONE or verdict.state == "cannot serve":
-                return verdict
+        states = watch_objects(client, INFERENCE_SERVICES, namespace, field_selector=selector)
+        async with contextlib.aclosing(states):
+            async for objects in states:
+                service = objects.get(name)
+                if service is None:
+                    return Verdict("cannot serve", f"InferenceService {name} was deleted", "Deleted", "deploy it again")
+                verdict = judge_service(service)
+                if verdict.state == "not seen" or service["metadata"]["generation"] < generation:
+                    continue
+                hint.cancel()
+                printer.print_verdict(service["status"].get("phase", ""), verdict)
+                if verdict.state in DONE or verdict.state == "cannot serve":
+                    return verdict
     finally:
         hint.cancel()
     raise AssertionError("a watch has no end")

@@ -14,7 +14,7 @@ import aiohttp
 import click
 
 from cli.cluster_access import Cluster, read_object
-from cli.service.chat import no_replica_message
+from cli.lazy import program_name
 from cli.service.verdict import find_condition
 from crds.meta import HTTPS, LABEL_SERVICE, LABEL_SERVICE_NAME, LABEL_SLICE_MANAGED_BY, SLICE_MANAGED_BY
 from kube.errors import NotFound
@@ -69,17 +69,21 @@ async def open_service(
     slices = (await cluster.client.list(ENDPOINT_SLICES, cluster.namespace, label_selector=label)).items
     address = next(list_host_urls(slices), None)
     if address is None:
-        raise click.ClickException(no_replica_message(name))
+        raise _no_replica(name)
     async with open_session(aiohttp.TCPConnector(ssl=tls), token) as session:
         await _check_host(session, address, name)
         yield session, address
+
+
+def _no_replica(name: str) -> click.ClickException:
+    return click.ClickException(f"{name} has no ready replica: `{program_name()} status {name}` says what it waits for")
 
 
 async def _read_token(cluster: Cluster, name: str) -> str:
     try:
         secret = await cluster.client.get(SECRETS, f"{name}-token", cluster.namespace)
     except NotFound as error:
-        raise click.ClickException(no_replica_message(name)) from error
+        raise _no_replica(name) from error
     return b64decode(secret.get("data", {}).get("token", "")).decode()
 
 

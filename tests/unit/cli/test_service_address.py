@@ -1,0 +1,47 @@
+"""A host is reached at the address of its EndpointSlice, and what prevents that is said with the way out."""
+
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from cli.service.service_address import _check_host, _trust, list_host_urls
+from standalone.ask import AskError, open_session
+from tests.support.stub_server import serve_stub
+
+Obj = dict[str, Any]
+
+
+def endpoint_slice(address: str, *, ready: bool = True, protocol: str | None = None) -> Obj:
+    port = {"name": "http", "port": 18000} | ({"appProtocol": protocol} if protocol else {})
+    return {"ports": [port], "endpoints": [{"addresses": [address], "conditions": {"ready": ready}}]}
+
+
+def test_ready_endpoints_have_urls() -> None:
+    slices = [
+        endpoint_slice("10.0.0.1", ready=False),
+        endpoint_slice("10.0.0.2"),
+        endpoint_slice("fd00::1", protocol="https"),
+        {"ports": None, "endpoints": None},
+    ]
+    assert list(list_host_urls(slices)) == ["http://10.0.0.2:18000", "https://[fd00::1]:18000"]
+
+
+async def test_host_that_answers_is_reached_even_if_it_refuses() -> None:
+    async def refuse(_: web.BaseRequest) -> web.Response:
+        return web.Response(status=401)
+
+    async with serve_stub(refuse) as url, open_session() as session:
+        await _check_host(session, url, "chat")
+
+
+async def test_host_in_another_network_is_named_with_the_way_out() -> None:
+    async with open_session() as session:
+        with pytest.raises(AskError, match=r"chat is served on a host at http://127\.0\.0\.1:9, .* name it with --url"):
+            await _check_host(session, "http://127.0.0.1:9", "chat")
+
+
+def test_unreadable_authority_is_named() -> None:
+    with pytest.raises(Exception, match=r"--hosts-ca /dev/null: "):
+        _trust("/dev/null")
+    assert _trust(None) is True
