@@ -1,6 +1,7 @@
 """Run the work of a command on a cluster, and report each failure as one line with the way out."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
@@ -116,18 +117,18 @@ async def watch_objects(
             answered = asyncio.get_running_loop().time()
             yield dict(objects)
             version = found.resource_version
-            async for event in client.watch(
-                resource, namespace, resource_version=version, field_selector=field_selector
-            ):
-                answered = asyncio.get_running_loop().time()
-                if event.type == "BOOKMARK":
-                    continue
-                name = event.object["metadata"]["name"]
-                if event.type == "DELETED":
-                    objects.pop(name, None)
-                else:
-                    objects[name] = event.object
-                yield dict(objects)
+            events = client.watch(resource, namespace, resource_version=version, field_selector=field_selector)
+            async with contextlib.aclosing(events):
+                async for event in events:
+                    answered = asyncio.get_running_loop().time()
+                    if event.type == "BOOKMARK":
+                        continue
+                    name = event.object["metadata"]["name"]
+                    if event.type == "DELETED":
+                        objects.pop(name, None)
+                    else:
+                        objects[name] = event.object
+                    yield dict(objects)
             # A server that ends each watch at once must not be asked without a pause.
             await asyncio.sleep(_RETRY_SECONDS)
         except Gone:

@@ -7,7 +7,7 @@ is an ApiError that names the call; only 429 is retried here, because the server
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -136,8 +136,10 @@ class Client:
         resource_version: str,
         label_selector: str = "",
         field_selector: str = "",
-    ) -> AsyncIterator[WatchEvent]:
+    ) -> AsyncGenerator[WatchEvent, None]:
         """Yield the changes since `resource_version`, until the server ends the watch.
+
+        Whoever leaves it before its end closes it, by `contextlib.aclosing`, or leaves its connection open.
 
         Raises, besides the usual: Gone when the version is too old; Unreachable when neither an event nor a bookmark
         came for 70 seconds.

@@ -125,6 +125,7 @@ class AiohttpTransport:
                 yield answer
             finally:
                 self._answers.discard(answer)
+                _abort_unless_read(answer)
 
     async def _refresh_credentials(self, request: Request, answer: aiohttp.ClientResponse) -> bool:
         """Return whether to send the request again; if not, the answer stays open. Raises Unreachable."""
@@ -169,6 +170,16 @@ class AiohttpTransport:
 async def _stream(body: bytes) -> AsyncIterator[bytes]:
     """Yield `body` as a stream: aiohttp sends a DELETE again after a cut, unless its body can be read once only."""
     yield body
+
+
+def _abort_unless_read(answer: aiohttp.ClientResponse) -> None:
+    """Break off the connection of an answer that is left before its end, such as a watch.
+
+    Closing it in the way of TLS takes a round trip, for which nobody waits: a command ends before.
+    """
+    connection = answer.connection
+    if connection is not None and connection.transport is not None and not answer.content.is_eof():
+        connection.transport.abort()
 
 
 async def _chunks(answer: aiohttp.ClientResponse, request: Request) -> AsyncIterator[bytes]:

@@ -1,6 +1,6 @@
 """The states that a watch of some objects shows, with a stand-in for the API."""
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 from kube.client import Client, Obj, ObjectList, WatchEvent
@@ -20,7 +20,7 @@ class Pods(Client):
 
     async def watch(
         self, resource: Resource, namespace: str | None = None, *, resource_version: str, **selectors: Any
-    ) -> AsyncIterator[WatchEvent]:
+    ) -> AsyncGenerator[WatchEvent, None]:
         assert (resource, namespace, selectors) == (PODS, "team", {"label_selector": "a=b"})
         assert resource_version == "7"
         for event in self._events:
