@@ -17,6 +17,7 @@ ALONE   := $(findstring .py,$(TESTS))
 GOLDEN  := tests/unit/controller/services/test_golden.py tests/unit/docs/test_pages.py
 SLOW    := tests/hosts tests/cluster tests/chaos
 ON_MACS := artifacts cli crds devices fitness gateway kube launchd metal_agent runtimes standalone
+IMAGE_LOCKS := deploy/image
 # Hard links from uv's cache would tie the checkout to another user's file system.
 export UV_LINK_MODE := copy
 # A machine behind a proxy has that certificate in its own store.
@@ -40,7 +41,7 @@ demo: setup binaries ## Serve one model from a pod and from a host process; MODE
 	@$(BIN)/python -m tests.demo $(if $(MODEL),--model '$(MODEL)') $(if $(KEEP),--keep)
 
 .PHONY: test
-test: test-fast binaries servers ## Run every test; the slow ones in parallel, each worker with a control plane of its own
+test: test-fast binaries servers image-root ## Run every test; the slow ones in parallel, each worker with a control plane of its own
 	@$(WORKED) $(SLOW)
 
 # Some tests wait, so that three workers more than processors are quicker; and a file's tests share what they start.
@@ -53,7 +54,7 @@ test-hosts: setup servers ## Run the tests of the agent that start real engines,
 	@$(if $(ALONE),$(PYTEST),$(WORKED)) $(or $(TESTS),tests/hosts) $(ARGS)
 
 .PHONY: test-cluster
-test-cluster: setup binaries servers ## Run the tests on a real control plane, in namespaces of their own
+test-cluster: setup binaries servers image-root ## Run the tests on a real control plane, in namespaces of their own
 	@$(if $(ALONE),$(SANDBOX) $(PYTEST),$(WORKED)) $(or $(TESTS),tests/cluster) $(ARGS)
 
 # The real vLLM takes 6 GB in the user's cache, and minutes to start: it is no part of `make test`.
@@ -68,7 +69,7 @@ test-systemd: setup ## Run the agent as a unit of a real systemd in namespaces o
 	@$(PYTEST) $(or $(TESTS),tests/systemd) --timeout 900 $(ARGS)
 
 .PHONY: durations
-durations: setup binaries servers ## Write the table by which `make test` starts long tests first
+durations: setup binaries servers image-root ## Write the table by which `make test` starts long tests first
 	@$(WORKED) $(SLOW) --write-durations
 
 .PHONY: benchmarks
@@ -127,15 +128,28 @@ binaries: setup ## Build the control plane of tests and demo, and Helm, into the
 servers: setup ## Build the servers that tests fetch weights from into the user's cache, once
 	@$(BIN)/python -m tests.support.servers.programs >/dev/null
 
+.PHONY: image-root
+image-root: setup ## Assemble what the image contains, for tests that run it without a registry
+	@$(BIN)/python -m tests.controlplane.pomona_image >/dev/null
+
 .PHONY: previous-version
 previous-version: setup ## Keep the wheel of COMMIT=... as the version that tests of updates start from; OF=controller for the chart's
 	@$(BIN)/python -m tests.support.previous_version $(COMMIT) $(OF)
 
+.PHONY: image
+image: ## Build Pomona's image with podman, buildah, docker or nerdctl; IMAGE=name:tag, BASE=image with Python
+	@$(PYTHON) deploy/image/build.py $(if $(IMAGE),--image '$(IMAGE)') $(if $(BASE),--base '$(BASE)')
+
 .PHONY: lock
-lock: ## Refresh requirements.lock from pyproject.toml
+lock: ## Refresh requirements.lock, and the locks of the image, from pyproject.toml
 	@test -x $(BIN)/uv || { $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet '$(UV)'; }
 	@$(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header \
 	  --extra controller --extra llama --extra mlx --extra dev pyproject.toml --output-file requirements.lock
+	@$(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header --constraint requirements.lock \
+	  --extra controller pyproject.toml --output-file $(IMAGE_LOCKS)/requirements.lock
+	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])' \
+	  | $(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header --constraint requirements.lock \
+	  - --output-file $(IMAGE_LOCKS)/build-requirements.lock
 
 .PHONY: clean
 clean: ## Remove the virtual environment and what tools left; the cache of binaries stays

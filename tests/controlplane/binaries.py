@@ -135,7 +135,7 @@ def build_missing(
     """
     if all((folder / program).exists() for program in packages):
         return
-    with _locked(folder):
+    with lock_folder(folder):
         # Look again under the lock: another process may have built the programs in the meantime.
         absent = {program: package for program, package in packages.items() if not (folder / program).exists()}
         if not absent:
@@ -195,7 +195,8 @@ def _output(*argv: str) -> str:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which is made when absent, against other processes that build into it."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         try:

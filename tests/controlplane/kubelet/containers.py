@@ -40,7 +40,10 @@ class Mount:
 
 @dataclass(frozen=True)
 class Launch:
-    """The parameters for the start of a container: command, environment, network namespace, files."""
+    """The parameters for the start of a container: command, environment, network namespace, files, user.
+
+    Without `image_root` the host's own folders are the image.
+    """
 
     argv: Sequence[str]
     environment: Mapping[str, str]
@@ -49,6 +52,8 @@ class Launch:
     netns: str | None
     mounts: Sequence[Mount]
     visible: Sequence[Path]
+    image_root: Path | None
+    user: int
     read_only_root: bool
     folder: Path
     log: Path
@@ -127,8 +132,11 @@ async def start(launch: Launch) -> Container:
                 "argv": list(launch.argv),
                 "hostname": launch.hostname,
                 "mounts": [asdict(mount) for mount in launch.mounts],
+                "image_root": str(launch.image_root or ""),
+                "user": launch.user,
                 "read_only_root": launch.read_only_root,
                 "root": str(root),
+                "variables": list(launch.environment),
                 "visible": [str(path) for path in launch.visible],
                 "working_dir": launch.working_dir,
             },

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from runtimes import llama_server
 from runtimes.registry import RUNTIMES
+from tests.controlplane import pomona_image
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 VENV = Path(sys.prefix)
@@ -27,6 +28,8 @@ _ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {
 
 PREVIOUS = ":previous"
 """Tag of Pomona's image with the kept wheel of an earlier commit."""
+ASSEMBLED = "registry.test/pomona:assembled"
+"""Pomona's image with exactly what its Containerfile puts into it, where other tests run the checkout."""
 
 # Variables of every container; the API server is at the first address of the Service range.
 DEFAULT_ENVIRONMENT: Mapping[str, str] = {
@@ -45,6 +48,9 @@ class Image:
     environment: Mapping[str, str] = field(default_factory=dict)
     working_dir: str = "/"
     visible: tuple[Path, ...] = ()
+    root: Path | None = None
+    """Folder that is the whole image; without it, the image is this machine's folders."""
+    user: int = 0
 
 
 def find(reference: str) -> Image | None:
@@ -58,11 +64,23 @@ def find(reference: str) -> Image | None:
     match _repository(reference):
         case "ghcr.io/pomona-dev/pomona" if reference.endswith(PREVIOUS):
             return _of_previous_version()
+        case "registry.test/pomona":
+            return _assembled()
         case "ghcr.io/pomona-dev/pomona":
             return _of_this_checkout((sys.executable, "-m", "cli.main"))
         case "pomona-test":
             return _of_this_checkout(())
     return None
+
+
+def _assembled() -> Image | None:
+    root = pomona_image.find_root()
+    if not root.exists():
+        return None  # a sandbox reaches no package index: `make image-root` assembles it
+    configuration = pomona_image.read_configuration()
+    # The runtime takes HOME from the image's /etc/passwd.
+    environment = {"HOME": "/", **configuration.environment}
+    return Image(configuration.entrypoint, environment, root=root, user=configuration.user)
 
 
 def _repository(reference: str) -> str:

@@ -132,6 +132,12 @@ def hostname(pod: Obj) -> str:
     return name[:HOSTNAME_LENGTH].rstrip("-.")
 
 
+def find_user(pod: Obj, container: Obj, of_image: int) -> int:
+    """Return the user that runs a container: its own, else the pod's, else the image's."""
+    contexts = (each.get("securityContext") or {} for each in (container, pod["spec"]))
+    return next((int(each["runAsUser"]) for each in contexts if "runAsUser" in each), of_image)
+
+
 def is_sidecar(container: Obj) -> bool:
     """Return whether an init container runs beside the main containers."""
     return container.get("restartPolicy") == "Always"

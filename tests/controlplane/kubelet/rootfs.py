@@ -1,9 +1,9 @@
 """The first process of a container: builds its root folder, enters it, becomes the container's command.
 
 Run as a script (`python -I -S rootfs.py SPEC.json REPORT_FD`) inside fresh mount, PID, UTS and IPC namespaces, so it
-uses the standard library only. An image is the host's own top-level folders, read-only, below a tmpfs: so a volume can
-be mounted anywhere without a new folder on the host. The process writes to REPORT_FD: STARTED, or the error that
-prevented the start of the command.
+uses the standard library only. An image is a folder's top-level folders, by default the host's own, read-only, below a
+tmpfs: so a volume can be mounted anywhere without a new folder on the host. The process writes to REPORT_FD: STARTED,
+or the error that prevented the start of the command.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+CLONE_NEWUSER = 0x10000000
 MS_NODEV = 4
 MS_NOSUID = 2
 MS_BIND = 4096
@@ -28,8 +29,9 @@ MOUNT_ATTR_RDONLY = 1
 SYS_MOUNT_SETATTR = 442  # the same number on every architecture; Linux 5.12
 SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 
-# Folders of the host that a container has its own version of, or must not see.
-OWN_FOLDERS = frozenset({"dev", "home", "lost+found", "proc", "root", "run", "sys", "tmp"})
+# Folders that each container has its own version of, and those of the host that none must see.
+OWN_FOLDERS = frozenset({"dev", "proc", "run", "sys", "tmp"})
+HIDDEN_FOLDERS = frozenset({"home", "lost+found", "root"})
 DEVICES = ("full", "null", "random", "tty", "urandom", "zero")
 OLD_ROOT = Path("/.host")
 # Written before the command is executed, instead of an error. Closing the pipe would not do: `unshare` keeps it open.
@@ -45,9 +47,13 @@ def main(spec_path: str, report_fd: int) -> None:
         spec = json.loads(Path(spec_path).read_bytes())
         enter(spec)
         os.chdir(spec["working_dir"])
+        if spec["user"]:
+            become_user(spec["user"])
         program = find_program(spec["argv"])
         os.write(report_fd, STARTED)
-        os.execv(program, spec["argv"])  # noqa: S606 - a list, and this process is to become it
+        # Python itself adds LC_CTYPE to an environment without a locale.
+        variables = {name: os.environ[name] for name in spec["variables"]}
+        os.execve(program, spec["argv"], variables)  # noqa: S606 - a list, and this process is to become it
     except OSError as error:
         os.write(report_fd, str(error).encode())
         raise SystemExit(128) from error
@@ -69,8 +75,9 @@ def enter(spec: dict[str, Any]) -> None:
     root = Path(spec["root"])
     _mount("none", Path("/"), flags=MS_REC | MS_PRIVATE)
     _mount("tmpfs", root, kind="tmpfs", options="mode=755")
-    for entry in sorted(Path("/").iterdir()):
-        if entry.name not in OWN_FOLDERS:
+    own = OWN_FOLDERS if spec["image_root"] else OWN_FOLDERS | HIDDEN_FOLDERS
+    for entry in sorted(Path(spec["image_root"] or "/").iterdir()):
+        if entry.name not in own:
             graft(entry, root / entry.name)
     for name, mode in (
         ("dev", 0o755),
@@ -80,7 +87,7 @@ def enter(spec: dict[str, Any]) -> None:
         ("run", 0o755),
         ("sys", 0o755),
     ):
-        (root / name).mkdir(mode=mode)
+        (root / name).mkdir(mode=mode, exist_ok=True)
     (root / "tmp").mkdir()
     (root / "tmp").chmod(0o1777)
     for visible in map(Path, spec["visible"]):
@@ -92,20 +99,35 @@ def enter(spec: dict[str, Any]) -> None:
     _mount("proc", root / "proc", kind="proc")
     _devices(root / "dev")
     _pivot(root)
+    writable = [Path("/")]
     for mount in spec["mounts"]:
         source, target = OLD_ROOT / Path(mount["source"]).relative_to("/"), Path(mount["target"])
-        make_mount_point(target, folder=source.is_dir())
+        writable += make_mount_point(target, folder=source.is_dir())
         _bind(source, target, read_only=mount["read_only"])
     # A volume hides the folders below it; an image that is a checkout below /tmp must stay visible there.
     for visible in map(Path, spec["visible"]):
         if any(visible.is_relative_to(mount["target"]) for mount in spec["mounts"]):
-            make_mount_point(visible, folder=True)
+            writable += make_mount_point(visible, folder=True)
             _bind(OLD_ROOT / visible.relative_to("/"), visible, read_only=True)
     _call("umount2", os.fsencode(OLD_ROOT), MNT_DETACH)
     OLD_ROOT.rmdir()
-    make_mount_point(Path(spec["working_dir"]), folder=True)
-    if spec["read_only_root"]:
-        _read_only(Path("/"), recursive=False)
+    writable += make_mount_point(Path(spec["working_dir"]), folder=True)
+    for folder in writable if spec["read_only_root"] else ():
+        _read_only(folder, recursive=False)
+
+
+def become_user(user: int) -> None:
+    """Become a user other than root, without capabilities from the next program on.
+
+    The sandbox has one user only, so this is a user namespace in which the same user has another number: the files of
+    the sandbox seem to be the container's own, and which files another user could read is not decided here.
+    """
+    outer = os.getuid(), os.getgid()
+    _call("unshare", CLONE_NEWUSER)
+    own = Path("/proc/self")
+    (own / "setgroups").write_text("deny")
+    for name, number in zip(("uid_map", "gid_map"), outer, strict=True):
+        (own / name).write_text(f"{user} {number} 1")
 
 
 def graft(source: Path, target: Path) -> None:
@@ -122,17 +144,16 @@ def graft(source: Path, target: Path) -> None:
     _bind(source, target, read_only=True)
 
 
-def make_mount_point(target: Path, *, folder: bool) -> None:
-    """Create `target` without writing to the host.
+def make_mount_point(target: Path, *, folder: bool) -> list[Path]:
+    """Create `target` without writing to the host, and return the folders that are replaced for it.
 
     If the nearest existing parent is a (read-only) folder of the host, that folder is replaced by a tmpfs with the same
     entries and the new one.
     """
     if target.exists():
-        return
+        return []
     parent = target.parent
-    if not parent.exists():
-        make_mount_point(parent, folder=True)
+    replaced = [] if parent.exists() else make_mount_point(parent, folder=True)
     if os.statvfs(parent).f_flag & os.ST_RDONLY:
         original = Path("/.original")
         original.mkdir(exist_ok=True)
@@ -142,7 +163,9 @@ def make_mount_point(target: Path, *, folder: bool) -> None:
             graft(entry, parent / entry.name)
         _call("umount2", os.fsencode(original), MNT_DETACH)
         original.rmdir()
+        replaced.append(parent)
     target.mkdir() if folder else target.touch()
+    return replaced
 
 
 def _devices(dev: Path) -> None:

@@ -323,6 +323,8 @@ class Supervisor:
             netns=netns(metadata["uid"]),
             mounts=sorted(mounts, key=lambda mount: mount.target),  # /a before /a/b
             visible=image.visible,
+            image_root=image.root,
+            user=pods.find_user(pod.spec, container, image.user),
             read_only_root=container.get("securityContext", {}).get("readOnlyRootFilesystem", False),
             folder=folder,
             log=pod.logs.path(metadata["namespace"], metadata["name"], metadata["uid"], container["name"], count),
