@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from artifacts.errors import PERMANENT_EXIT
+from artifacts.errors import PERMANENT_EXIT, Reason
 from artifacts.repositories.registry_login import SECRET_KEYS, SECRET_VARIABLE
 from artifacts.source import HUB_TOKEN_VARIABLE
 from controller.reconcile.plan import child
@@ -35,6 +35,7 @@ MEMORY_MIB: Final = 512
 TERMINATION_LOG: Final = "/dev/termination-log"
 _OVERCOMMITTED: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
 """Resources whose limit may be larger than the request."""
+_STORAGE_FAILED: Final[Reason] = "StorageFailed"
 _PULL_FAILURES: Final = frozenset({"ErrImagePull", "ImagePullBackOff"})
 LOGIN_PATH: Final = "/run/secrets/pomona"
 """Folder of the keys of a Secret with the login of a registry."""
@@ -112,6 +113,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """Secret whose keys are mounted as files, for the login of a registry; an environment could be read elsewhere."""
     claim: str | None = None
     """PersistentVolumeClaim that is mounted at /models; for an inspection, read-only."""
+    storage_class: str = ""
+    """The StorageClass of `claim`, if that is known and states one."""
     deadline_seconds: int | None = None
     """An attempt that takes longer is ended and retried."""
     placement: Placement = Placement()
@@ -150,6 +153,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     def read(self, attempt: Obj, pods: Sequence[Obj], now: datetime) -> "JobOutcome":
         """Return the outcome of an attempt so far; `pods` are those of the Job."""
         outcome = read(attempt, pods, now)
+        if outcome.reason == _STORAGE_FAILED:
+            return msgspec.structs.replace(outcome, message=f"{outcome.message}{self._name_volume()}")
         if outcome.reason not in _PULL_FAILURES:
             return outcome
         if not set(self.image_pull_secrets) <= _list_pull_secrets(attempt):
@@ -157,6 +162,12 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
             return msgspec.structs.replace(outcome, state="Broken", ended=created)
         message = f"{outcome.message.rstrip('.')}; {self._advise_on_pull(attempt['metadata']['name'])}"
         return msgspec.structs.replace(outcome, message=message)
+
+    def _name_volume(self) -> str:
+        if not self.claim:
+            return ""
+        of_class = f", of StorageClass {self.storage_class}" if self.storage_class else ", of no StorageClass"
+        return f"; the volume is that of PersistentVolumeClaim {self.claim}{of_class}"
 
     def _advise_on_pull(self, job: str) -> str:
         """Return the way out for a Job whose node cannot pull its image, whatever the registry's words for that."""

@@ -224,6 +224,7 @@ def fetching(
         secret_variables=_secret_variables(model),
         login_secret=secret if scheme_of(model.spec.source) == "oci" else None,
         claim=claim["metadata"]["name"],
+        storage_class=claim["spec"].get("storageClassName") or "",
         placement=placement,
         reservation=reservation or Reservation(),
     )
