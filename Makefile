@@ -68,6 +68,12 @@ test-vllm: setup ## Run the tests with the real vLLM on the processor; TESTS=pat
 test-systemd: setup ## Run the agent as a unit of a real systemd in namespaces of its own, as root; TESTS=path and ARGS=... for some
 	@$(PYTEST) $(or $(TESTS),tests/systemd) --timeout 900 $(ARGS)
 
+# A real kubelet takes root, cgroups and minutes: it is no part of `make test`.
+.PHONY: test-node
+test-node: setup binaries ## Run the tests on nodes with a real kubelet and containerd, as root; ARGS=... for some of them
+	@$(BIN)/python -m tests.node.preparation
+	@$(BIN)/python -m tests.node $(or $(TESTS),tests/node) --timeout 600 $(ARGS)
+
 .PHONY: durations
 durations: setup binaries servers image-root ## Write the table by which `make test` starts long tests first
 	@$(WORKED) $(SLOW) --write-durations

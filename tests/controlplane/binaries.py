@@ -99,18 +99,22 @@ def ensure_binaries() -> Binaries:
     paths = {program: path for program in PACKAGES if (path := _find_installed(program, pins.version_of(program)))}
     folder = cache_folder() / "controlplane" / pins.key
     missing = [program for program in PACKAGES if program not in paths]
-    version = dict(zip(("gitMajor", "gitMinor"), pins.kubernetes.split("."), strict=False))
-    version["gitVersion"] = f"v{pins.kubernetes}"
     build_missing(
         MODULE,
         {program: PACKAGES[program] for program in missing},
         folder,
         go_version=pins.go,
-        # Without these variables the servers report v0.0.0-master, and clients that parse the version fail.
-        variables={f"k8s.io/component-base/version.{name}": value for name, value in version.items()},
+        variables=version_variables(pins),
     )
     paths |= {program: folder / program for program in missing}
     return Binaries(**{program.replace("-", "_"): path for program, path in paths.items()})
+
+
+def version_variables(pins: Pins) -> dict[str, str]:
+    """Return the variables to set at link time: without them programs report v0.0.0-master, which clients refuse."""
+    version = dict(zip(("gitMajor", "gitMinor"), pins.kubernetes.split("."), strict=False))
+    version["gitVersion"] = f"v{pins.kubernetes}"
+    return {f"k8s.io/component-base/version.{name}": value for name, value in version.items()}
 
 
 def build_missing(

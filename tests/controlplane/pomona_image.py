@@ -75,7 +75,7 @@ def ensure_root() -> Path:
             aside = ROOTS / ".assembling"
             shutil.rmtree(aside, ignore_errors=True)
             shutil.copytree(base, aside, symlinks=True)
-            _assemble("project", aside)
+            assemble("project", aside)
             aside.rename(root)
         older = sorted((path for path in ROOTS.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
         for path in older[:-KEPT_ROOTS]:
@@ -93,12 +93,13 @@ def assemble_dependencies(lock: Path, key: str) -> Path:
                 print(f"assembling the packages of Pomona's image in {root} (once)", file=sys.stderr, flush=True)
                 aside = folder / ".assembling"
                 shutil.rmtree(aside, ignore_errors=True)
-                _assemble("dependencies", aside, f"--lock={lock}")
+                assemble("dependencies", aside, f"--lock={lock}")
                 aside.rename(root)
     return root
 
 
-def _assemble(part: str, root: Path, *options: str) -> None:
+def assemble(part: str, root: Path, *options: str) -> None:
+    """Run the program that the image is assembled by, with this Python."""
     subprocess.run([sys.executable, FOLDER / "assemble.py", part, root, *options], check=True)
 
 

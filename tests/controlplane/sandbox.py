@@ -16,17 +16,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
 VARIABLE = "POMONA_SANDBOX"
 CHECKOUT = Path(__file__).resolve().parents[2]
 HIDDEN = (Path("/tmp"), Path("/run"))
-NAMESPACES = [
-    *("--user", "--map-root-user", "--net", "--mount", "--ipc"),
-    *("--pid", "--fork", "--kill-child", "--mount-proc"),
-]
+NAMESPACES = ["--net", "--mount", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
+OWN_ROOT = ["--user", "--map-root-user"]
+"""Options for a user namespace, in which an ordinary user is root."""
 FEW_AUTHORITIES = {"SSL_CERT_FILE": str(CHECKOUT / "tests" / "support" / "certificates" / "expired.crt")}
 """No public server is within reach, and to read the public authorities takes each Python process 40 ms of processor."""
 GRACE_SECONDS = 15
@@ -71,7 +70,7 @@ def check() -> None:
     if missing:
         packages = " ".join(sorted({TOOLS[tool] for tool in missing}))
         raise SandboxError(f"not on PATH: {', '.join(missing)}. On Debian and Ubuntu: apt-get install {packages}")
-    probe = ["unshare", *NAMESPACES, "mount", "-t", "tmpfs", "tmpfs", "/run"]
+    probe = ["unshare", *OWN_ROOT, *NAMESPACES, "mount", "-t", "tmpfs", "tmpfs", "/run"]
     result = subprocess.run(probe, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         found = {path: Path(path).read_text().strip() for path in SWITCHES if Path(path).exists()}
@@ -95,16 +94,17 @@ def advice(complaint: str, switches: Mapping[str, str]) -> str:
     return f"this machine refuses unprivileged namespaces ({said}); {way}"
 
 
-def run(argv: list[str]) -> int:
-    """Run a command in a new sandbox, and return its exit status.
+def run(argv: list[str], user_namespace: Sequence[str] = OWN_ROOT) -> int:
+    """Run a command in a new sandbox, and return its exit status; without `user_namespace` it keeps root's rights.
 
     Raises:
         SandboxError: the sandbox cannot be made.
     """
-    check()
+    if user_namespace:
+        check()
     reading, writing = os.pipe()
     first = [sys.executable, "-m", "tests.controlplane.sandbox", "--first", str(reading), "--", *argv]
-    with subprocess.Popen(["unshare", *NAMESPACES, *first], pass_fds=[reading]) as process:
+    with subprocess.Popen(["unshare", *user_namespace, *NAMESPACES, *first], pass_fds=[reading]) as process:
         os.close(reading)
         os.write(writing, f"{process.pid}\n".encode())
 

@@ -23,43 +23,10 @@ from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE
 from tests.controlplane.network import ADDRESS
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
+from tests.support.controller_pod import RESTRICTED, controller_deployment
 from tests.support.eventually import eventually
-from tests.support.file_server import ALLOWED_NETWORKS, FileServer
+from tests.support.file_server import FileServer
 from tests.support.tiny_models import tiny_gguf
-
-RESTRICTED: Obj = {
-    "allowPrivilegeEscalation": False,
-    "readOnlyRootFilesystem": True,
-    "capabilities": {"drop": ["ALL"]},
-}
-
-
-def controller_deployment() -> Obj:
-    """Return a Deployment of the controller that says nothing which the image should say."""
-    labels = {"app.kubernetes.io/name": CONTROLLER_ACCOUNT}
-    networks = [f"--allow-private-sources={network}" for network in ALLOWED_NETWORKS]
-    container: Obj = {
-        "name": "controller",
-        "image": ASSEMBLED,
-        "args": ["controller", f"--image={ASSEMBLED}", *networks],
-        "readinessProbe": {"httpGet": {"path": "/readyz", "port": 8081}, "periodSeconds": 1},
-        "securityContext": RESTRICTED,
-    }
-    pod: Obj = {
-        "serviceAccountName": CONTROLLER_ACCOUNT,
-        "terminationGracePeriodSeconds": 10,
-        "securityContext": {"runAsNonRoot": True},
-        "containers": [container],
-    }
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": CONTROLLER_ACCOUNT, "namespace": CONTROLLER_NAMESPACE},
-        "spec": {
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": pod},
-        },
-    }
 
 
 @pytest_asyncio.fixture
@@ -84,7 +51,7 @@ async def controller_pod(plane: ControlPlane, client: Client, node: Process) -> 
         assert conditions["Ready"] == "True", pod["status"]
         return str(pod["metadata"]["name"])
 
-    await client.create(DEPLOYMENTS, controller_deployment())
+    await client.create(DEPLOYMENTS, controller_deployment(ASSEMBLED))
     try:
         yield await eventually(ready)
     finally:

@@ -17,6 +17,7 @@ from tests.controlplane.kubelet.pods import (
     conditions,
     container_status,
     crashes_in_a_row,
+    find_user,
     hostname,
     merge_conditions,
     phase,
@@ -276,3 +277,14 @@ def test_an_ordinary_pod_is_not_refused() -> None:
         "volumes": [{"name": "v", "emptyDir": {}}],
     }
     assert unsupported({"spec": spec}) is None
+
+
+@pytest.mark.parametrize(
+    ("pod", "container", "expected"),
+    [({}, {}, 7), ({"runAsUser": 1}, {}, 1), ({"runAsUser": 1}, {"runAsUser": 0}, 0), ({"fsGroup": 2}, {}, 7)],
+)
+def test_user_is_that_of_container_pod_or_image_in_this_order(
+    pod: dict[str, Any], container: dict[str, Any], expected: int
+) -> None:
+    found = find_user({"spec": {"securityContext": pod}}, {"securityContext": container}, of_image=7)
+    assert found == expected

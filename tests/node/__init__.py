@@ -1,0 +1,1 @@
+"""Pomona on nodes with a real kubelet: `make test-node`."""

@@ -1,0 +1,172 @@
+"""Two nodes with a real kubelet, the controller as a pod on them, and a file server: `make test-node`.
+
+One control plane and both nodes serve all tests. Logs stay in build/nodes/ while a run lasts; a failed test prints the
+ends of those that matter.
+"""
+
+from collections.abc import AsyncIterator, Generator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from kube import credentials
+from kube.client import Client, Obj, connect
+from kube.resources import DEPLOYMENTS, NODES
+from tests.cluster.main_job.cluster import Cluster
+from tests.controlplane import binaries, members, sandbox
+from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE, MetalHost
+from tests.controlplane.network import ADDRESS, Network
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.process import Process
+from tests.node import preparation
+from tests.node.__main__ import NODES as FOLDER
+from tests.node.preparation import POMONA
+from tests.node.real_node import RealNode
+from tests.support.controller_pod import controller_deployment
+from tests.support.eventually import eventually
+from tests.support.file_server import FileServer
+from tests.support.namespaces import open_namespace
+from tests.support.tiny_models import tiny_gguf
+
+START_SECONDS = 180.0
+"""Limit for a node or the controller on it to become ready. No claim about speed."""
+SHARED = "shared"
+"""StorageClass of volumes that each node can mount, and that are made by hand."""
+TAIL_LINES = 25
+PROCESSES = pytest.StashKey[list[Process]]()
+
+
+def pytest_configure() -> None:
+    """Refuse to start outside of the sandbox of root."""
+    if not sandbox.inside():
+        raise pytest.UsageError("tests/node needs the sandbox of root: run `make test-node`, with ARGS=... for pytest")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Print the ends of the logs below a failed test."""
+    report = yield
+    if report.failed:
+        for process in item.config.stash.get(PROCESSES, []):
+            report.sections.append((f"log of {process.name}", process.tail(TAIL_LINES)))
+        for log in sorted(FOLDER.rglob("logs/**/*.log")):
+            report.sections.append((str(log), "\n".join(log.read_text().splitlines()[-TAIL_LINES:])))
+    return report
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def network() -> Network:
+    network = Network()
+    await network.start()
+    return network
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def plane(network: Network) -> AsyncIterator[ControlPlane]:
+    """A control plane with Pomona's kinds and roles."""
+    del network
+    plane = ControlPlane(binaries.ensure_binaries(), FOLDER / "plane")
+    try:
+        await plane.start()
+        await members.install(plane)
+        await plane.collect_new_kinds()
+        yield plane
+    finally:
+        await plane.stop()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def nodes(request: pytest.FixtureRequest, plane: ControlPlane) -> AsyncIterator[dict[str, RealNode]]:
+    """Two nodes, ready."""
+    kubelet, archives = preparation.ensure_kubelet(), preparation.ensure_images()
+    nodes = {name: RealNode(plane, name, FOLDER, kubelet) for name in ("cpu-1", "cpu-2")}
+    watched = request.config.stash.setdefault(PROCESSES, [])
+
+    async def ready(name: str) -> bool:
+        node = await plane.request("GET", NODES.path(None, name))
+        conditions = {each["type"]: each["status"] for each in node["status"]["conditions"]}
+        return conditions["Ready"] == "True" and "taints" not in node["spec"]
+
+    try:
+        for node in nodes.values():
+            watched += [node.containerd, node.kubelet]
+            await node.start(archives)
+        for name in nodes:
+            await eventually(lambda name=name: ready(name), START_SECONDS)  # type: ignore[misc]
+        yield nodes
+    finally:
+        for node in nodes.values():
+            await node.stop()
+
+
+async def install_pomona(plane: ControlPlane) -> None:
+    """Install what runs on the nodes, once kinds and roles are there, and wait until the controller is ready."""
+    await plane.request("POST", DEPLOYMENTS.path(CONTROLLER_NAMESPACE), controller_deployment(POMONA))
+    await plane.kubectl(
+        *("rollout", "status", f"deployment/{CONTROLLER_ACCOUNT}", f"--namespace={CONTROLLER_NAMESPACE}"),
+        f"--timeout={START_SECONDS:.0f}s",
+    )
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session", autouse=True)
+async def pomona(plane: ControlPlane, nodes: dict[str, RealNode]) -> None:
+    """Pomona, with its controller as a pod of the nodes."""
+    del nodes
+    await install_pomona(plane)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session", autouse=True)
+async def volumes(plane: ControlPlane) -> None:
+    """Volumes as those of a file server that lets each user write, and that each node mounts."""
+    storage_class = {"metadata": {"name": SHARED}, "provisioner": "kubernetes.io/no-provisioner"}
+    await plane.request("POST", "/apis/storage.k8s.io/v1/storageclasses", storage_class)
+    for number in range(8):
+        folder = FOLDER / "volumes" / str(number)
+        folder.mkdir(parents=True)
+        folder.chmod(0o777)
+        spec: Obj = {
+            "capacity": {"storage": "1Ti"},
+            "accessModes": ["ReadWriteOnce", "ReadWriteMany"],
+            "storageClassName": SHARED,
+            "persistentVolumeReclaimPolicy": "Retain",
+            "hostPath": {"path": str(folder)},
+        }
+        volume = {"metadata": {"name": f"{SHARED}-{number}"}, "spec": spec}
+        await plane.request("POST", "/api/v1/persistentvolumes", volume)
+
+
+@pytest_asyncio.fixture
+async def client(plane: ControlPlane) -> AsyncIterator[Client]:
+    async with connect(credentials.load(plane.kubeconfig())) as client:
+        yield client
+
+
+@pytest_asyncio.fixture
+async def namespace(plane: ControlPlane) -> AsyncIterator[str]:
+    async with open_namespace(plane) as name:
+        yield name
+
+
+@pytest_asyncio.fixture
+async def files(tmp_path: Path) -> AsyncIterator[FileServer]:
+    root = tmp_path / "served"
+    root.mkdir()
+    tiny_gguf.write(root / "tiny.gguf")
+    async with FileServer(root, address=ADDRESS) as server:
+        yield server
+
+
+@pytest.fixture
+def cluster(plane: ControlPlane, client: Client, namespace: str, files: FileServer, tmp_path: Path) -> Cluster:
+    """A namespace of a cluster with Pomona, and files for Models."""
+    return Cluster(plane, client, namespace, files, tmp_path)
+
+
+@pytest_asyncio.fixture
+async def host(plane: ControlPlane, network: Network, tmp_path: Path) -> AsyncIterator[MetalHost]:
+    """A host outside of the nodes, with its agent."""
+    host = await members.metal_host(plane, network, "studio-1", tmp_path, f"--memory-budget={64 << 30}")
+    host.agent.start()
+    yield host
+    await host.host.close()
