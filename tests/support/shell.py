@@ -10,16 +10,20 @@ from tests.controlplane.helm import ensure_helm
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import CHECKOUT
 
+LIMIT_SECONDS = 180.0
+"""Limit for the commands of one block, also on a busy machine: it is no claim about speed."""
+
 
 class Shell:
     """A shell with kubectl and Helm, in a folder that has the checkout's `deploy` and `crds`.
 
     Args:
         plane: the control plane.
-        folder: an empty folder.
+        folder: an empty folder, or one to be made.
     """
 
     def __init__(self, plane: ControlPlane, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
         self.folder = folder
         programs = f"{binaries.ensure_binaries().kubectl.parent}:{ensure_helm().parent}"
         self.environment = {
@@ -42,6 +46,7 @@ class Shell:
             cwd=self.folder,
             env=self.environment,
             capture_output=True,
+            timeout=LIMIT_SECONDS,
         )
         assert done.returncode == 0, f"{commands}\n{done.stdout}{done.stderr}"
         return done.stdout

@@ -1,5 +1,7 @@
 """A release on a cluster: taken over from kubectl, upgraded, rolled back, uninstalled and installed again."""
 
+import re
+import textwrap
 import time
 from pathlib import Path
 
@@ -7,19 +9,24 @@ import pytest
 
 from kube.client import Client
 from kube.resources import DEPLOYMENTS, LEASES, NAMESPACES, PODS, PVCS
+from tests.cluster.conftest import HUB_PORT
 from tests.cluster.install.earlier_chart import FIELD, write_earlier_chart
 from tests.cluster.main_job.cluster import Cluster
 from tests.controlplane.helm import CHART, HelmError, run_helm
 from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE
+from tests.controlplane.network import ADDRESS
 from tests.controlplane.plane import ControlPlane, PlaneError
 from tests.support.background import running
 from tests.support.eventually import eventually
 from tests.support.file_server import ALLOWED_NETWORKS
+from tests.support.shell import Shell
+from tests.support.tiny_models import tiny_gguf
 from tests.support.watched_states import watch_states
 
 SOURCES = f"--set=models.allowPrivateSources={{{','.join(map(str, ALLOWED_NETWORKS))}}}"
 WAIT = ("--wait", "--timeout=2m")
-RELEASE = ("pomona", str(CHART), *WAIT, SOURCES)
+HUB = f"--set=models.huggingFaceEndpoint=http://{ADDRESS}:{HUB_PORT}"
+RELEASE = ("pomona", str(CHART), *WAIT, SOURCES, HUB)
 DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/inferenceservices.inference.pomona.dev"
 CONTROLLER_PODS = "app.kubernetes.io/component=controller"
 
@@ -49,8 +56,9 @@ async def leader(client: Client) -> str:
     holder: str = lease["spec"].get("holderIdentity") or ""
     pods = await client.list(PODS, CONTROLLER_NAMESPACE, label_selector=CONTROLLER_PODS)
     names: list[str] = [each["metadata"]["name"] for each in pods.items if "deletionTimestamp" not in each["metadata"]]
-    (found,) = [each for each in names if holder.startswith(f"{each}-")]
-    return found
+    found = [each for each in names if holder.startswith(f"{each}-")]
+    assert found, holder
+    return found[0]
 
 
 async def observe_available(client: Client, seen: list[int]) -> None:
@@ -132,6 +140,23 @@ async def test_release_is_adopted_upgraded_rolled_back_and_uninstalled_while_a_m
     started = time.monotonic()
     await run_helm("install", *RELEASE, plane=plane)
     print(f"helm install to a ready controller: {time.monotonic() - started:.1f} s")
-    await cluster.edit("chat", contextLength=512)
-    await cluster.ready("chat")
     assert await has_new_field(plane)
+    repository = cluster.files.root / "Qwen" / "Qwen3-0.6B-GGUF"
+    repository.mkdir(parents=True)
+    tiny_gguf.write(repository / "Qwen3-0.6B-Q8_0.gguf")
+    await follow_notes(Shell(plane, tmp_path / "shell"), cluster)
+
+
+async def follow_notes(shell: Shell, cluster: Cluster) -> None:
+    """Run the commands of the notes, in the namespace of the test."""
+    notes = await shell.run("helm get notes pomona --namespace pomona-system")
+    commands = textwrap.dedent("\n".join(re.findall(r"^(?:   .*|)$", notes, re.MULTILINE)))
+    commands = commands.replace("--namespace default", f"--namespace {cluster.namespace}")
+    # The process kubelet forwards no ports: the same request goes to the pod itself.
+    commands, forward, curl = re.split(r"^(?=kubectl port-forward|curl )", commands, flags=re.MULTILINE)
+    assert "service/chat 8080 &" in forward
+    await cluster.kubectl("delete", "isvc/chat", "isvc/second", "--cascade=foreground", "--wait")
+    await shell.run(commands)
+    (url,) = await cluster.urls("chat")
+    token = f"TOKEN={await cluster.token('chat')}\n"
+    assert "Hello from a tiny model" in await shell.run(token + curl.replace("http://127.0.0.1:8080", url))
