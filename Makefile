@@ -139,8 +139,8 @@ image-root: setup ## Assemble what the image contains, for tests that run it wit
 	@$(BIN)/python -m tests.controlplane.pomona_image >/dev/null
 
 .PHONY: previous-version
-previous-version: setup ## Keep the wheel of COMMIT=... as the version that tests of updates start from; OF=controller for the chart's
-	@$(BIN)/python -m tests.support.previous_version $(COMMIT) $(OF)
+previous-version: setup ## Keep the wheel of COMMIT=... as the version that tests of updates start from
+	@$(BIN)/python -m tests.support.previous_version $(COMMIT)
 
 .PHONY: image
 image: ## Build Pomona's image with podman, buildah, docker or nerdctl; IMAGE=name:tag, BASE=image with Python

@@ -100,10 +100,10 @@ def _of_this_checkout(entrypoint: tuple[str, ...]) -> Image:
 
 
 def _of_previous_version() -> Image:
-    from tests.support.previous_version import CONTROLLER, unpack  # noqa: PLC0415 - few kubelets run it
+    from tests.support.previous_version import unpack  # noqa: PLC0415 - few kubelets run it
 
     image = _of_this_checkout((sys.executable, "-m", "cli.main"))
-    folder = unpack(CONTROLLER).folder
+    folder = unpack().folder
     # Python looks for modules in the working directory first.
     return replace(image, environment={**image.environment, "PYTHONPATH": str(folder)}, working_dir=str(folder))
 

@@ -1,8 +1,6 @@
 """The previous version of Pomona: a wheel of one commit, whose agents and engines the new code takes over.
 
-`make previous-version COMMIT=...` replaces the wheel. With `OF=controller` it replaces that in the folder `controller`,
-which runs in the pods of the chart: the other one is of a time when the controller served no probes. Programs of a
-wheel run with the packages of this virtual environment.
+`make previous-version COMMIT=...` replaces the wheel. Its programs run with the packages of this virtual environment.
 Tests use them as a user does: by command line, state folder, API objects and requests.
 """
 
@@ -21,7 +19,6 @@ from tests.controlplane.members import SOURCES, MetalHost
 from tests.controlplane.process import CHECKOUT, Process
 
 FOLDER = Path(__file__).parent
-CONTROLLER = FOLDER / "controller"
 
 
 class PreviousVersion:
@@ -54,9 +51,9 @@ class PreviousVersion:
         return ["env", f"--chdir={self.folder}", f"PYTHONPATH={self.folder}", sys.executable, "-m", *module]
 
 
-def unpack(kept: Path = FOLDER) -> PreviousVersion:
-    """Unpack the wheel in a folder below `build/`, only once, so that the next run finds Python's byte code there."""
-    (wheel,) = kept.glob("*.whl")
+def unpack() -> PreviousVersion:
+    """Unpack the kept wheel below `build/`, only once, so that the next run finds Python's byte code there."""
+    (wheel,) = FOLDER.glob("*.whl")
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     folder = CHECKOUT / "build" / "previous-version" / digest[:12]
     if not folder.exists():
