@@ -12,7 +12,7 @@ import click
 
 KUBECTL_PLUGIN: Final = "kubectl pomona"
 """Name of the command as a plugin of kubectl."""
-_EXAMPLE: Final = re.compile(r"^( +)pomona ", re.MULTILINE)
+_EXAMPLE: Final = re.compile(r"^( +)(?:kubectl )?pomona ", re.MULTILINE)
 EXTRAS: Final = {"kopf": "controller", "xllamacpp": "llama"}
 """Modules that the base install lacks, and the extra that installs each."""
 
@@ -65,7 +65,7 @@ class LazyGroup(click.Group):
 
 def rename_examples(command: click.Command, name: str) -> None:
     """Write the examples in the help of a command with the program as the user calls it."""
-    if command.help and name != "pomona":
+    if command.help:
         command.help = _EXAMPLE.sub(rf"\1{name} ", command.help)
 
 

@@ -1,5 +1,6 @@
 """The definition of the agent as a service: everything that its plist or its unit says, without the form of either."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -44,6 +45,11 @@ class ServiceDefinition:
     def folder(self) -> Path:
         """The state folder."""
         return find_state_folder(self.arguments)
+
+
+def find_option(arguments: Sequence[str], option: str) -> str | None:
+    """Return the value of an option in the arguments of an agent; None if it is not among them."""
+    return arguments[arguments.index(option) + 1] if option in arguments[:-1] else None
 
 
 def find_state_folder(arguments: tuple[str, ...]) -> Path:

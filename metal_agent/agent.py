@@ -26,7 +26,6 @@ from gateway.proxy.control_client import ProxyRefusedError, ProxyUnreachableErro
 from kube.client import Client, Obj
 from kube.errors import Forbidden
 from kube.events import EventRecorder
-from kube.lease import HeldElsewhereError, renew_host_lease
 from kube.queue import WorkQueue, run_workers
 from kube.resources import METAL_PROCESSES, SECRETS, ObjectKey, Resource
 from kube.store import Store
@@ -37,9 +36,9 @@ from metal_agent.agent_lifetime import AgentLifetime, EverythingStopped
 from metal_agent.cluster import host_status
 from metal_agent.cluster.address import follow_address
 from metal_agent.cluster.api_connection import ApiConnection, describe_connection, describe_identity
-from metal_agent.cluster.endpoint_slices import FIELD_MANAGER, LEASE_SECONDS, RENEW_SECONDS
 from metal_agent.cluster.events import HoldAction, HoldEvents
 from metal_agent.cluster.exposure import ClusterExposure, ServicePorts, clocks
+from metal_agent.cluster.host_lease import keep_host_lease
 from metal_agent.cluster.host_tokens import HostTokens
 from metal_agent.cluster.inspections import Inspections, is_inspection
 from metal_agent.cluster.process_status import ProcessReporter
@@ -97,14 +96,12 @@ class Agent:
         host_facts: HostFacts,
         ledger: Ledger,
     ) -> None:
-        self._client = client
+        self._client, self.connection = client, connection
         self._options, self._name = options, options.name
-        self.connection = connection
         self._facts, self._ledger = host_facts, ledger
         self._store = Store()
         self._synced = asyncio.Event()
         self._queue: WorkQueue[WorkKey] = WorkQueue()
-        self._recorder = EventRecorder(client, "pomona.dev/metal-agent", options.name)
         self._identity = identify_agent(options.folder)
         self._renewed_once = asyncio.Event()
         """Set once this agent has the Lease of its name; before, it takes no new assignment and reports nothing."""
@@ -129,9 +126,7 @@ class Agent:
             tokens=self._tokens,
             tls=options.tls,
         )
-        self._listener = ReachabilityListener(
-            options.name, address, self._ports.list_spare, lambda: self._queue.add(_REPORT)
-        )
+        self._listener = ReachabilityListener(self._name, address, self._ports.list_spare, self._enqueue_report)
         self._host = build_host(
             options.folder,
             ledger=ledger,
@@ -145,25 +140,30 @@ class Agent:
             proxy=self._proxy,
             pause_inputs=PauseInputs(options.owner_policy),
         )
-        self._host.daemons.subscribe(lambda _runtime: self._queue.add(_REPORT))
-        self._metrics = AgentMetrics(ledger, self._runners, self._host.watchdog, self._host.gate)
-        self._hold_events = HoldEvents(client, self._recorder, options.name, self._runners)
+        self._host.daemons.subscribe(lambda _runtime: self._enqueue_report())
         self._inspections = Inspections(client, self._store, self._host.context.weights, self._queue.add)
-        self._processes = ProcessReporter(client, self._store, self._recorder, options.name, self._exposed)
+        self._add_reporters(EventRecorder(client, "pomona.dev/metal-agent", options.name))
+
+    def _add_reporters(self, recorder: EventRecorder) -> None:
+        """Add the parts that report, by metrics, Events and statuses."""
+        client, name = self._client, self._name
+        self._metrics = AgentMetrics(self._ledger, self._runners, self._host.watchdog, self._host.gate)
+        self._hold_events = HoldEvents(client, recorder, name, self._runners)
+        self._processes = ProcessReporter(client, self._store, recorder, name, self._exposed)
 
     def _list_callbacks(self) -> HostCallbacks:
-        return HostCallbacks(
-            self._process_changed, lambda: self._queue.add(_REPORT), self._pressure_handled, self._hold_handled
-        )
+        return HostCallbacks(self._process_changed, self._enqueue_report, self._pressure_handled, self._hold_handled)
+
+    def _enqueue_report(self) -> None:
+        self._queue.add(_REPORT)
 
     async def run(self) -> None:
         """Adopt running engines and the proxy, then follow the API until cancelled.
 
         Raises StartError, and EverythingStopped after everything was stopped, each in a group.
         """
-        log.info(
-            "agent_started", host=self._name, address=self._exposed.address, budget_bytes=self._ledger.budget_bytes
-        )
+        address, budget_bytes = self._exposed.address, self._ledger.budget_bytes
+        log.info("agent_started", host=self._name, address=address, budget_bytes=budget_bytes)
         with serve_control(self._options.folder, self._describe, self._lifetime.stop):
             forget_exit(self._options.folder)
             await self._run_loops()
@@ -191,7 +191,7 @@ class Agent:
                 follow_address(self._options, self.connection.server, self._exposed.address, self._address_changed)
             )
             group.create_task(self._listener.run())
-            group.create_task(self._renew())
+            group.create_task(keep_host_lease(self._client, self._name, self._identity, self._lease_renewed))
             if self.connection.host_identity:
                 group.create_task(self.connection.host_identity.keep_renewed(self._client))
             if self._options.metrics_place:
@@ -246,27 +246,6 @@ class Agent:
             raise StartError(
                 f"cannot find out what an earlier agent left running, all of which goes on: {error}; mend that; "
                 "where it is the record of one process, deleting it has that model loaded anew"
-            ) from error
-
-    async def _renew(self) -> None:
-        """Keep the host's Lease. Raises StartError when another agent has it."""
-        try:
-            await renew_host_lease(
-                self._client,
-                HOSTS_NAMESPACE,
-                self._name,
-                identity=self._identity.holder,
-                predecessors=(self._identity.predecessor,),
-                field_manager=FIELD_MANAGER,
-                duration_seconds=LEASE_SECONDS,
-                interval_seconds=RENEW_SECONDS,
-                on_renewed=self._lease_renewed,
-            )
-        except HeldElsewhereError as error:
-            raise StartError(
-                f"another agent serves as host {self._name}: Lease {HOSTS_NAMESPACE}/{self._name}: {error}; this agent "
-                f"is {self._identity.holder}: stop one of the two; if this machine is a copy of the other, have it "
-                "join as another host"
             ) from error
 
     async def _await_api(self) -> None:

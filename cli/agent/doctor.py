@@ -11,9 +11,12 @@ from pathlib import Path
 import click
 
 from cli import log
-from cli.options import STATE_FOLDER_TEXT, default_state_folder
+from cli.agent.agent_service import ServiceManagers, find_folder, find_managers, state_option
 from kube import credentials
 from kube.kubeconfig import CredentialsError
+from launchd.service_definition import find_option
+from launchd.service_manager import ServiceError
+from metal_agent.cluster.host_identity import HostIdentity, read_joined_host
 from metal_agent.doctor.finding import Finding
 from metal_agent.doctor.run import CheckedHost, run_doctor
 
@@ -22,17 +25,13 @@ _INDENT = 10
 
 
 @click.command("doctor")
-@click.option("--name", help="Name of the MetalHost of this machine.")
+@click.option("--name", help="Name of the MetalHost of this machine. Default: that of the agent.")
 @click.option(
     "--kubeconfig",
     type=click.Path(path_type=Path),
-    help="Kubeconfig with the credentials of this host. Without it and a join, no cluster is asked.",
+    help="Kubeconfig with the credentials of this host. Default: those of the agent.",
 )
-@click.option(
-    "--state-dir",
-    type=click.Path(path_type=Path),
-    help=f"Folder of the agent. Default: {STATE_FOLDER_TEXT}.",
-)
+@state_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def command(
@@ -51,18 +50,40 @@ def command(
     log.configure()
     # What fails is a finding, so warnings of the client are not logged.
     logging.getLogger().setLevel(logging.ERROR)
-    if kubeconfig and not name:
-        raise click.UsageError("--kubeconfig needs --name: give the name of this host's MetalHost")
     try:
-        identity = credentials.load(kubeconfig) if kubeconfig else None
-    except CredentialsError as error:
+        checked = _find_host(find_managers(ctx), name, kubeconfig, state_dir)
+    except (CredentialsError, ServiceError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    checked = CheckedHost((state_dir or default_state_folder()).absolute(), name, identity)
     with tempfile.TemporaryDirectory(prefix="pomona-") as folder:
         findings = asyncio.run(run_doctor(checked, Path(folder).resolve()))
     print(format_json(findings) if as_json else format_findings(findings))
     if any(finding.verdict == "problem" for finding in findings):
         ctx.exit(1)
+
+
+def _find_host(
+    managers: ServiceManagers, name: str | None, kubeconfig: Path | None, state_dir: Path | None
+) -> CheckedHost:
+    """Return the host to check: what is not given is that of the installed agent, or of the one that joined.
+
+    Raises CredentialsError, ServiceError, OSError and click.UsageError.
+    """
+    manager = managers.find_installed() if state_dir is None else None
+    folder = find_folder(manager, state_dir)
+    installed = (manager.read_arguments() if manager else None) or ()
+    name = name or find_option(installed, "--name")
+    if kubeconfig is None and (kept := find_option(installed, "--kubeconfig")):
+        kubeconfig = Path(kept)
+    service = manager.read_state() if manager else None
+    starts_at_login = manager is managers.user
+    if kubeconfig:
+        if not name:
+            raise click.UsageError("--kubeconfig needs --name: give the name of this host's MetalHost")
+        return CheckedHost(folder, name, credentials.load(kubeconfig), service, starts_at_login)
+    joined = read_joined_host(folder)
+    if joined is None:
+        return CheckedHost(folder, service=service, starts_at_login=starts_at_login)
+    return CheckedHost(folder, joined.host, HostIdentity(folder, joined).credentials(), service, starts_at_login)
 
 
 def format_json(findings: list[Finding]) -> str:

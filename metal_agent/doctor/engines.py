@@ -10,11 +10,10 @@ from typing import Final, NamedTuple
 
 from devices import mac_settings
 from devices.tools import output
+from launchd.service_definition import PROGRAM_FOLDERS
 from metal_agent.doctor.finding import Finding
 from runtimes.registry import RUNTIMES
 
-SERVICE_FOLDERS: Final = ("/usr/bin", "/bin", "/usr/sbin", "/sbin", "/opt/homebrew/bin", "/usr/local/bin")
-"""Folders in which an agent finds programs that launchd or systemd started."""
 _PACKAGES: Final = {"llama.cpp": "xllamacpp", "mlx-lm": "mlx-lm", "llama-cpp-python": "llama-cpp-python"}
 """The packages that bring an engine into Pomona's own environment."""
 _VERSION_SECONDS: Final = 20.0
@@ -44,8 +43,13 @@ def list_engines() -> list[InstalledEngine]:
     return found
 
 
+def _is_ours(program: str) -> bool:
+    """Return whether a program is in Pomona's own environment, where every service finds it."""
+    return Path(program).is_relative_to(sys.prefix)
+
+
 def _read_version(name: str, program: str) -> str:
-    if program in {"", sys.executable}:
+    if not program or _is_ours(program):
         try:
             return metadata.version(_PACKAGES[name])
         except (KeyError, metadata.PackageNotFoundError):
@@ -77,13 +81,13 @@ def _check_engine(engine: InstalledEngine, exists: Callable[[str], bool]) -> Fin
     version = f" {engine.version}" if engine.version else ", version unknown"
     if not program:
         return Finding(name, "ok", f"its owner's daemon{version}")
-    if program == sys.executable:
+    if _is_ours(program):
         return Finding(name, "ok", f"in Pomona's environment{version}")
     found = f"{program}{version}"
     if engine.quarantined:
         fix = f"xattr -d com.apple.quarantine {Path(program).resolve()}"
         return Finding(name, "problem", f"{found}, quarantined by macOS", fix)
-    if not any(exists(f"{folder}/{Path(program).name}") for folder in SERVICE_FOLDERS):
+    if not any(exists(f"{folder}/{Path(program).name}") for folder in PROGRAM_FOLDERS.split(":")):
         return Finding(
             name,
             "warning",

@@ -19,14 +19,19 @@ import psutil
 from crds.meta import REACHABLE
 from crds.metalhost import MetalHost, MetalHostStatus
 from devices import host, mac_settings, metal
+from gateway.http.control_client import ControlUnreachableError
 from kube.client import connect
 from kube.credentials import Credentials
 from kube.errors import ApiError, Forbidden, NotFound, Unauthorized, Unreachable
 from kube.kubeconfig import CredentialsError
 from kube.resources import METAL_HOSTS
+from launchd.service_manager import ServiceState
+from metal_agent.control.agent_client import AgentClient
 from metal_agent.doctor import cluster, engines, machine
 from metal_agent.doctor.cluster import ApiServerAnswer, TokenTimes
 from metal_agent.doctor.finding import Finding
+from metal_agent.doctor.service import check_service
+from metal_agent.exit_codes import load_exit
 from metal_agent.selftest.engine import check_engine
 
 _ASK_SECONDS: Final = 10.0
@@ -42,8 +47,10 @@ class CheckedHost(NamedTuple):
     name: str | None = None
     """The name of its MetalHost."""
     credentials: Credentials | None = None
+    service: ServiceState | None = None
+    """The service manager's view of the agent; None: it is not installed."""
     starts_at_login: bool = False
-    """The agent is a LaunchAgent."""
+    """The service is the user's own, which starts when he logs in."""
 
 
 class _TokenPayload(msgspec.Struct):
@@ -65,6 +72,7 @@ async def run_doctor(checked: CheckedHost, work_folder: Path) -> list[Finding]:
     in_cluster = await _guard("cluster", check_cluster)
     reachable = next((each.status == "True" for each in status.conditions if each.type == REACHABLE), None)
     checks: list[tuple[str, Check]] = [
+        ("service", lambda: _check_service(checked)),
         ("machine", lambda: asyncio.to_thread(_check_machine, checked, reachable=reachable)),
         ("engines", lambda: asyncio.to_thread(lambda: engines.check_engines(engines.list_engines()))),
     ]
@@ -81,6 +89,16 @@ async def _guard(name: str, check: Check) -> list[Finding]:
             return await check()
     except Exception as error:  # noqa: BLE001 - any error is a result
         return [Finding(name, "unknown", f"the check failed: {type(error).__name__}: {error}")]
+
+
+async def _check_service(checked: CheckedHost) -> list[Finding]:
+    try:
+        agent = await AgentClient(checked.folder).status()
+    except ControlUnreachableError:
+        agent = None
+    if agent is None and checked.service is None and checked.credentials is None:
+        return []  # a machine that serves alone, by `pomona up`
+    return [check_service(checked.service, agent, None if agent else load_exit(checked.folder))]
 
 
 def _check_machine(checked: CheckedHost, *, reachable: bool | None) -> list[Finding]:

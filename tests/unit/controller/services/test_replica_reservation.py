@@ -79,7 +79,7 @@ def test_service_whose_spec_is_refused_gets_no_copy(spec: Obj) -> None:
 
 def test_job_requests_what_is_reserved_and_what_it_needs_itself() -> None:
     of_model = as_model(model(cache=NODE_CACHE))
-    claim = {"metadata": {"name": "tiny-cache-1", "uid": "claim"}}
+    claim = {"metadata": {"name": "tiny-cache-1", "uid": "claim"}, "spec": {}}
     requests = {"nvidia.com/gpu": "2", "memory": "3Gi", "cpu": "10m"}
     facts = ModelFacts.of_status(of_model)
     work = fetching(of_model, facts, claim, Placement(), SETTINGS, reservation=Reservation(requests))

@@ -31,6 +31,7 @@ from metal_agent.assignments import Assignment
 from metal_agent.cluster import exposure
 from metal_agent.cluster.api_connection import ApiConnection
 from metal_agent.cluster.endpoint_slices import Clocks
+from metal_agent.cluster.host_lease import keep_host_lease
 from metal_agent.lifecycle import ProcessState
 from metal_agent.memory.ledger import Ledger
 from metal_agent.options import AgentOptions
@@ -192,7 +193,7 @@ class Life:
                     for each in (
                         run_workers(agent._queue, agent._reconcile, 4, 30.0),
                         reflect(client, agent._store, METAL_PROCESSES, synced=agent._synced),
-                        agent._renew(),
+                        keep_host_lease(client, agent._name, agent._identity, agent._lease_renewed),
                         agent._await_api(),
                     )
                 ]

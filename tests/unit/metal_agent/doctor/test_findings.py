@@ -12,10 +12,14 @@ from crds.metalhost import MetalHostStatus
 from devices.facts import HostFacts
 from devices.mac_settings import MacSettings
 from devices.metal import Metal
+from launchd.service_manager import ServiceState
+from metal_agent.control.agent_status import AgentStatus, ConnectionStatus
 from metal_agent.doctor import cluster, engines, machine
 from metal_agent.doctor.cluster import ApiServerAnswer, TokenTimes
 from metal_agent.doctor.engines import InstalledEngine
 from metal_agent.doctor.finding import Finding
+from metal_agent.doctor.service import check_service
+from metal_agent.exit_codes import AgentExit
 from runtimes.registry import RUNTIMES
 from tests.support.api_objects import condition
 
@@ -183,3 +187,41 @@ def test_error_of_a_name_lookup_is_told() -> None:
     error = socket.gaierror(socket.EAI_NONAME, "nodename nor servname provided")
     (found,) = cluster.check_api_server(ApiServerAnswer(SERVER, error), "darwin")
     assert "nodename nor servname" in found.found
+
+
+def service_state(phase: str = "running", pid: int | None = 7) -> ServiceState:
+    return ServiceState("launchd", "system/dev.pomona.agent", "/Library/x.plist", phase, pid)  # type: ignore[arg-type]
+
+
+def agent_status(pid: int = 7) -> AgentStatus:
+    return AgentStatus(
+        host="studio-1",
+        version="1.2.0",
+        pid=pid,
+        started_at="2026-11-23T12:00:00Z",
+        address="10.0.0.7",
+        server=SERVER,
+        connection=ConnectionStatus("connected", "2026-11-23T12:00:00Z"),
+        budget_bytes=GIB,
+        available_bytes=GIB,
+        processes=[],
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "agent", "verdict", "fix"),
+    [
+        (service_state(), agent_status(), "ok", ""),
+        (None, agent_status(), "warning", "agent install"),
+        (None, None, "problem", "agent install"),
+        (service_state("stopped", None), None, "problem", "agent restart"),
+        (service_state(pid=8), agent_status(), "problem", "end process 7"),
+    ],
+)
+def test_service_is_compared_with_the_agent_that_answers(
+    state: ServiceState | None, agent: AgentStatus | None, verdict: str, fix: str
+) -> None:
+    found = check_service(state, agent, AgentExit(78, "no kubeconfig", "2026-11-23T12:00:00Z"))
+    assert verdicts([found]) == {"service": verdict}
+    assert fix in found.fix
+    assert ("no kubeconfig" in found.found) == (state is not None and agent is None)

@@ -28,7 +28,7 @@ async def test_unreachable_api_server_is_one_finding(tmp_path: Path) -> None:
     token = base64.urlsafe_b64encode(b'{"iat": 1, "exp": 2}').decode().rstrip("=")
     credentials = Credentials("http://127.0.0.1:1", StaticToken(f"head.{token}.sign"))
     found = await run.run_doctor(CheckedHost(tmp_path / "absent", "studio-1", credentials), tmp_path)
-    assert [each.name for each in found] == ["memory", "disk", "engine ollama", "API server"]
+    assert [each.name for each in found] == ["service", "memory", "disk", "engine ollama", "API server"]
     assert found[-1].verdict == "problem"
 
 
@@ -68,18 +68,21 @@ def test_refusals_name_the_way_back() -> None:
 
 @pytest.mark.parametrize(("verdict", "code"), [("ok", 0), ("unknown", 0), ("warning", 0), ("problem", 1)])
 def test_exit_code_is_one_if_there_is_a_problem(
-    monkeypatch: pytest.MonkeyPatch, verdict: FindingVerdict, code: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verdict: FindingVerdict, code: int
 ) -> None:
     async def find(_checked: CheckedHost, _folder: Path) -> Sequence[Finding]:
         return [Finding("sleep", verdict, "this Mac sleeps", "sudo pmset -a sleep 0")]
 
     monkeypatch.setattr(doctor, "run_doctor", find)
     monkeypatch.setattr(log, "configure", lambda: None)
-    result = CliRunner().invoke(doctor.command)
+    result = CliRunner().invoke(doctor.command, ["--state-dir", str(tmp_path)])
     assert result.exit_code == code
     assert f"{verdict:<10}sleep: this Mac sleeps" in result.output
     assert ("-> sudo pmset -a sleep 0" in result.output) == (verdict != "ok")
-    assert json.loads(CliRunner().invoke(doctor.command, ["--json"]).output)[0]["fix"] == "sudo pmset -a sleep 0"
+    assert (
+        json.loads(CliRunner().invoke(doctor.command, ["--json", "--state-dir", str(tmp_path)]).output)[0]["fix"]
+        == "sudo pmset -a sleep 0"
+    )
 
 
 def test_findings_fit_80_columns() -> None:

@@ -1,0 +1,28 @@
+"""Checks of the agent as a service of this machine: whether it is installed, runs, and is accepted by the cluster."""
+
+from launchd.service_manager import ServiceState
+from metal_agent.control.agent_status import AgentStatus
+from metal_agent.doctor.finding import Finding
+from metal_agent.exit_codes import AgentExit
+
+
+def check_service(state: ServiceState | None, agent: AgentStatus | None, ended: AgentExit | None) -> Finding:
+    """Check that the agent runs and starts again by itself.
+
+    Args:
+        state: the service manager's view; None: the agent is not installed.
+        agent: the status of the running agent; None: none answers.
+        ended: how the last agent ended, if it wrote that.
+    """
+    name = "service"
+    if state is None:
+        found = f"an agent runs as process {agent.pid}, and ends with its terminal" if agent else "no agent runs"
+        return Finding(name, "warning" if agent else "problem", found, "sudo pomona agent install")
+    if agent is None:
+        reason = f": {ended.message}" if ended else ""
+        fix = "mend that, then: pomona agent restart" if ended else "pomona agent logs"
+        return Finding(name, "problem", f"{state.job} is {state.phase}, and no agent answers{reason}", fix)
+    if state.pid not in (None, agent.pid):
+        found = f"{state.job} has process {state.pid}, and process {agent.pid} serves"
+        return Finding(name, "problem", found, f"end process {agent.pid}: its engines go on")
+    return Finding(name, "ok", f"{state.job} runs as process {agent.pid}")
