@@ -41,8 +41,9 @@ def describe_api_error(error: ApiError, server: str) -> str:
             return _describe_forbidden(error)
         case NotFound() if is_unknown_kind(error):
             return (
-                f"the API server {server} does not know the kinds of {GROUP}: install Pomona in this cluster "
-                "(README.md, On your own cluster), or choose another cluster with --context"
+                f"the API server {server} does not know the kinds of {GROUP}: install Pomona in this cluster (helm "
+                "install pomona deploy/chart --namespace pomona-system --create-namespace), or choose another cluster "
+                "with --context"
             )
         case Conflict() if error.reason == "Conflict" and _CONFLICT.search(error.message):
             return _describe_conflict(error)

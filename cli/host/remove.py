@@ -1,14 +1,16 @@
 """`pomona host remove`: end the rights of a host, and delete what there is of it."""
 
 import asyncio
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.cluster_access import Cluster, run_in_cluster
 from cli.cluster_options import ClusterOptions, cluster_options
-from kube.client import Obj
-from metal_agent.join.invitation import InvitationError, check_host_name
-from metal_agent.join.removal import TOKEN_CACHE_SECONDS, list_bound, remove_host
+
+if TYPE_CHECKING:
+    from cli.cluster_access import Cluster
+
+Obj = dict[str, Any]
 
 _MOST_SHOWN = 10
 
@@ -28,6 +30,9 @@ def command(name: str, *, yes: bool, target: ClusterOptions) -> None:
       pomona host remove studio-1
       pomona host remove studio-1 --yes
     """
+    from cli.cluster_access import run_in_cluster  # noqa: PLC0415 - not needed for --help
+    from metal_agent.join.invitation import InvitationError, check_host_name  # noqa: PLC0415 - same
+
     try:
         check_host_name(name)
     except InvitationError as error:
@@ -35,7 +40,9 @@ def command(name: str, *, yes: bool, target: ClusterOptions) -> None:
     run_in_cluster(target, lambda cluster: _remove(cluster, name, yes=yes))
 
 
-async def _remove(cluster: Cluster, name: str, *, yes: bool) -> None:
+async def _remove(cluster: "Cluster", name: str, *, yes: bool) -> None:
+    from metal_agent.join.removal import TOKEN_CACHE_SECONDS, list_bound, remove_host  # noqa: PLC0415 - not for --help
+
     bound = await list_bound(cluster.client, name)
     if bound and not yes:
         click.echo(_describe(name, bound), err=True)

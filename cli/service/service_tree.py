@@ -168,11 +168,10 @@ def describe_host_state(host: Obj) -> str:
     words = [{"True": "Ready", "False": "NotReady"}.get(ready, "Unknown")]
     spec = host.get("spec", {})
     if spec.get("drain"):
-        words.append("Draining")
+        words.append("Drained" if find_condition(host, "Drained").get("status") == "True" else "Draining")
     elif spec.get("unschedulable"):
         words.append("Cordoned")
-    if find_condition(host, "MemoryPressure").get("status") == "True":
-        words.append("MemoryPressure")
+    words += [kind for kind in ("Paused", "MemoryPressure") if find_condition(host, kind).get("status") == "True"]
     return ",".join(words)
 
 

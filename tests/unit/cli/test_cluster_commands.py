@@ -23,10 +23,13 @@ COMMANDS = (
     ["deploy", "qwen3-8b"],
     ["hosts"],
     ["host", "list"],
+    ["host", "join", "studio-1", "--server", "https://192.0.2.1"],
+    ["host", "remove", "studio-1", "--yes"],
     ["host", "cordon", "studio-1"],
     ["host", "uncordon", "studio-1"],
     ["host", "drain", "studio-1"],
 )
+GROUP = {"cordon", "drain", "join", "list", "remove", "uncordon"}
 IDS = [" ".join(each) for each in COMMANDS]
 NOT_FOUND = (404, "404 page not found\n")
 """The answer of an API server to a kind that it does not know: no object of the kind Status."""
@@ -131,7 +134,7 @@ def test_namespace_is_that_of_the_context_unless_stated(serve: Serve, tmp_path: 
 
 @pytest.mark.parametrize("command", [*COMMANDS, ["completion"], ["catalog"]], ids=" ".join)
 def test_help_of_a_command_imports_no_client(command: list[str]) -> None:
-    words = [*(word for word in command if word in {"host", command[0], "list", "cordon", "uncordon", "drain"}), "-h"]
+    words = [*(word for word in command if word in {"host", command[0], *GROUP}), "-h"]
     script = (
         f"import sys; from cli.main import main\ntry: main({words!r})\nexcept SystemExit: pass\n"
         "heavy = {'aiohttp', 'kopf', 'kubernetes', 'cel', 'jsonschema', 'rich'} & sys.modules.keys()\n"
