@@ -12,10 +12,11 @@ import pytest_asyncio
 
 from kube import credentials
 from kube.client import Client, Obj, connect
-from kube.resources import DEPLOYMENTS, NODES
+from kube.resources import NODES
 from tests.cluster.main_job.cluster import Cluster
 from tests.controlplane import binaries, members, sandbox
-from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE, MetalHost
+from tests.controlplane.helm import CHART, run_helm
+from tests.controlplane.members import MetalHost
 from tests.controlplane.network import ADDRESS, Network
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
@@ -23,9 +24,8 @@ from tests.node import preparation
 from tests.node.__main__ import NODES as FOLDER
 from tests.node.preparation import POMONA
 from tests.node.real_node import RealNode
-from tests.support.controller_pod import controller_deployment
 from tests.support.eventually import eventually
-from tests.support.file_server import FileServer
+from tests.support.file_server import ALLOWED_NETWORKS, FileServer
 from tests.support.namespaces import open_namespace
 from tests.support.tiny_models import tiny_gguf
 
@@ -64,13 +64,11 @@ async def network() -> Network:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def plane(network: Network) -> AsyncIterator[ControlPlane]:
-    """A control plane with Pomona's kinds and roles."""
+    """A control plane; Pomona is installed on it once there are nodes."""
     del network
     plane = ControlPlane(binaries.ensure_binaries(), FOLDER / "plane")
     try:
         await plane.start()
-        await members.install(plane)
-        await plane.collect_new_kinds()
         yield plane
     finally:
         await plane.stop()
@@ -100,20 +98,17 @@ async def nodes(request: pytest.FixtureRequest, plane: ControlPlane) -> AsyncIte
             await node.stop()
 
 
-async def install_pomona(plane: ControlPlane) -> None:
-    """Install what runs on the nodes, once kinds and roles are there, and wait until the controller is ready."""
-    await plane.request("POST", DEPLOYMENTS.path(CONTROLLER_NAMESPACE), controller_deployment(POMONA))
-    await plane.kubectl(
-        *("rollout", "status", f"deployment/{CONTROLLER_ACCOUNT}", f"--namespace={CONTROLLER_NAMESPACE}"),
-        f"--timeout={START_SECONDS:.0f}s",
-    )
-
-
 @pytest_asyncio.fixture(scope="session", loop_scope="session", autouse=True)
 async def pomona(plane: ControlPlane, nodes: dict[str, RealNode]) -> None:
-    """Pomona, with its controller as a pod of the nodes."""
+    """Pomona, installed by its chart, with both replicas of its controller ready on the nodes."""
     del nodes
-    await install_pomona(plane)
+    repository, _, tag = POMONA.rpartition(":")
+    networks = ",".join(map(str, ALLOWED_NETWORKS))
+    values = (f"image.repository={repository}", f"image.tag={tag}", f"models.allowPrivateSources={{{networks}}}")
+    settings = (f"--set={each}" for each in values)
+    await run_helm("install", "pomona", str(CHART), "--create-namespace", "--wait", *settings, plane=plane)
+    await members.wait_for_kinds(plane)
+    await plane.collect_new_kinds()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session", autouse=True)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,7 +11,8 @@ from kube.client import Obj
 from kube.resources import JOBS, PODS
 from tests.cluster.main_job.cluster import Cluster, ask
 from tests.cluster.main_job.test_key_proxy import LLAMA
-from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE, MetalHost
+from tests.controlplane.helm import CHART, run_helm
+from tests.controlplane.members import MetalHost
 from tests.controlplane.plane import ControlPlane
 from tests.node.conftest import SHARED
 from tests.node.preparation import POMONA
@@ -95,13 +95,8 @@ async def test_new_image_of_pomona_fails_no_request(
         await node.ctr("images", "tag", "--force", POMONA, newer)
 
     async with asked(cluster, "chat"):
-        place = f"--namespace={CONTROLLER_NAMESPACE}"
-        deployment = f"deployment/{CONTROLLER_ACCOUNT}"
-        images = [("image", newer), ("args/1", f"--image={newer}")]
-        path = "/spec/template/spec/containers/0"
-        patch = [{"op": "replace", "path": f"{path}/{field}", "value": value} for field, value in images]
-        await plane.kubectl("patch", deployment, place, "--type=json", f"--patch={json.dumps(patch)}")
-        await plane.kubectl("rollout", "status", deployment, place, "--timeout=180s")
+        tag = f"--set=image.tag={newer.rpartition(':')[2]}"
+        await run_helm("upgrade", "pomona", str(CHART), "--reuse-values", "--wait", tag, plane=plane)
 
         async def replaced() -> bool:
             images = [each["image"] for pod in await pods_of(cluster, "chat") for each in pod["spec"]["containers"]]

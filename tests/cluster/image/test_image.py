@@ -15,18 +15,24 @@ import pytest
 import pytest_asyncio
 
 from kube.client import Client, Obj
-from kube.resources import DEPLOYMENTS, JOBS, LEASES, PODS
+from kube.resources import JOBS, LEASES, PODS
 from tests.cluster.main_job.cluster import Cluster
 from tests.cluster.main_job.test_key_proxy import LLAMA
+from tests.controlplane.helm import CHART, run_helm
 from tests.controlplane.kubelet.images import ASSEMBLED
 from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE
 from tests.controlplane.network import ADDRESS
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
-from tests.support.controller_pod import RESTRICTED, controller_deployment
 from tests.support.eventually import eventually
-from tests.support.file_server import FileServer
+from tests.support.file_server import ALLOWED_NETWORKS, FileServer
 from tests.support.tiny_models import tiny_gguf
+
+RESTRICTED: Obj = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
 
 
 @pytest_asyncio.fixture
@@ -39,8 +45,8 @@ async def files(tmp_path: Path) -> AsyncIterator[FileServer]:
 
 
 @pytest_asyncio.fixture
-async def controller_pod(plane: ControlPlane, client: Client, node: Process) -> AsyncIterator[str]:
-    """The name of the pod with the controller, ready."""
+async def controller_pod(plane: ControlPlane, client: Client, node: Process, tmp_path: Path) -> AsyncIterator[str]:
+    """The name of the pod with the controller of the chart, ready."""
     del node
 
     async def ready() -> str:
@@ -51,13 +57,20 @@ async def controller_pod(plane: ControlPlane, client: Client, node: Process) -> 
         assert conditions["Ready"] == "True", pod["status"]
         return str(pod["metadata"]["name"])
 
-    await client.create(DEPLOYMENTS, controller_deployment(ASSEMBLED))
+    repository, _, tag = ASSEMBLED.rpartition(":")
+    networks = ",".join(map(str, ALLOWED_NETWORKS))
+    values = (f"image.repository={repository}", f"image.tag={tag}", "replicas=1")
+    settings = (f"--set={each}" for each in (*values, f"models.allowPrivateSources={{{networks}}}"))
+    manifest = tmp_path / "controller.yaml"
+    manifest.write_text(
+        await run_helm("template", "pomona", str(CHART), "--show-only=templates/controller.yaml", *settings)
+    )
+    await plane.apply(manifest)
     try:
         yield await eventually(ready)
     finally:
-        name, place = CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE
-        await plane.kubectl("delete", "deployment", name, f"--namespace={place}", "--cascade=foreground", "--wait")
-        await plane.request("DELETE", LEASES.path(place, name), accept={404})
+        await plane.kubectl("delete", f"--filename={manifest}", "--cascade=foreground", "--wait")
+        await plane.request("DELETE", LEASES.path(CONTROLLER_NAMESPACE, CONTROLLER_ACCOUNT), accept={404})
 
 
 @pytest.fixture

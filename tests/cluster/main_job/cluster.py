@@ -253,6 +253,33 @@ class FixedAddressClient:
             await asyncio.sleep(self._pause_seconds)
 
 
+class EndlessStream:
+    """One answer of `tokens` tokens, read as it arrives; the test fails if it breaks off or ends too early."""
+
+    def __init__(self, url: str, token: str, tokens: int = 45000) -> None:
+        self.lines = 0
+        self.has_ended = False
+        self._tokens = tokens
+        self._url = url
+        self._headers = {"Authorization": f"Bearer {token}"}
+
+    async def run(self) -> None:
+        body = {"stream": True, "max_tokens": self._tokens, "messages": [{"role": "user", "content": "Hi"}]}
+        async with (
+            aiohttp.ClientSession(headers=self._headers) as session,
+            session.post(f"{self._url}/v1/chat/completions", json=body) as response,
+        ):
+            async for line in response.content:
+                self.lines += line.startswith(b"data: {")
+        self.has_ended = True
+
+    async def flows(self) -> bool:
+        """Wait for one more line, and return True."""
+        before = self.lines
+        await eventually(lambda: self.lines > before)
+        return True
+
+
 class RoutedClient:
     """A client that sends each request to an address that was ready a moment ago, as clients in a cluster do."""
 

@@ -3,14 +3,13 @@
 import asyncio
 import functools
 
-import aiohttp
 import pytest
 
 from controller.reconcile.conditions import find
 from crds.meta import HOSTS_NAMESPACE
 from kube.resources import DEPLOYMENTS, ENDPOINT_SLICES, JOBS, LEASES, METAL_PROCESSES
 from tests.cluster.conftest import StartMetalHost
-from tests.cluster.main_job.cluster import GIB, PATHS, Cluster, FixedAddressClient
+from tests.cluster.main_job.cluster import GIB, PATHS, Cluster, EndlessStream, FixedAddressClient
 from tests.controlplane.members import MetalHost
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
@@ -89,7 +88,7 @@ async def test_agent_killed_during_a_stream_breaks_nothing_and_adopts_its_engine
     )
     await cluster.ready("chat")
     before, url, token = await cluster.process("chat"), (await cluster.urls("chat"))[0], await cluster.token("chat")
-    caller, stream = FixedAddressClient(url, "chat", token), Stream(url, token)
+    caller, stream = FixedAddressClient(url, "chat", token), EndlessStream(url, token)
     async with running(caller.run(), stream.run()):
         await eventually(lambda: stream.lines > 0)
         await host.agent.kill()
@@ -104,30 +103,6 @@ async def test_agent_killed_during_a_stream_breaks_nothing_and_adopts_its_engine
     assert caller.answers > 0
     after = [each for each in await cluster.processes() if each.metadata.uid == before.metadata.uid]
     assert [(each.status.phase, each.status.pid) for each in after] == [("Ready", before.status.pid)]
-
-
-class Stream:
-    """One long answer, read as it arrives; the test fails if the answer ends or breaks off."""
-
-    def __init__(self, url: str, token: str) -> None:
-        self.lines = 0
-        self._url = url
-        self._headers = {"Authorization": f"Bearer {token}"}
-
-    async def run(self) -> None:
-        body = {"stream": True, "max_tokens": 45000, "messages": [{"role": "user", "content": "Hi"}]}
-        async with (
-            aiohttp.ClientSession(headers=self._headers) as session,
-            session.post(f"{self._url}/v1/chat/completions", json=body) as response,
-        ):
-            async for line in response.content:
-                self.lines += line.startswith(b"data: {")
-
-    async def flows(self) -> bool:
-        """Wait for one more line, and return True."""
-        before = self.lines
-        await eventually(lambda: self.lines > before)
-        return True
 
 
 async def two_processes(cluster: Cluster) -> bool:

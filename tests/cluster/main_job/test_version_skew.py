@@ -1,23 +1,29 @@
 """Controller and agent that are one release apart, on either side: both serve, and a host gets only what it knows."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from crds.features import AGENT_FEATURES
 from kube.client import Client
-from kube.resources import METAL_HOSTS, METAL_PROCESSES
+from kube.resources import METAL_HOSTS, METAL_PROCESSES, PODS
 from tests.cluster.conftest import StartMetalHost
-from tests.cluster.main_job.cluster import GIB, Cluster
+from tests.cluster.main_job.cluster import GIB, Cluster, EndlessStream
 from tests.cluster.shared_controller import SharedController
 from tests.controlplane import members
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import CHECKOUT, Process
+from tests.support.background import running
 from tests.support.eventually import eventually
-from tests.support.previous_version import unpack
+from tests.support.previous_version import marked, unpack
 
 PREVIOUS = "previous"
+STREAMS = 32
+TOKENS = 20000
+"""Tokens of one answer: all of them together take minutes, an update takes seconds."""
 OPTIONS = ("--memory-budget", str(64 * GIB))
 
 
@@ -71,6 +77,57 @@ async def test_previous_agent_serves_and_is_not_given_what_it_does_not_know(
     finally:
         watched.remove(old)
         await old.kill()
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("node")
+@pytest.mark.parametrize("controller", [PREVIOUS], indirect=True)
+async def test_update_of_controller_agent_and_proxy_breaks_none_of_32_streams(
+    plane: ControlPlane,
+    cluster: Cluster,
+    *,
+    client: Client,
+    idle_host: StartMetalHost,
+    shared_controller: SharedController,
+    controller: Process,
+    watched: list[Process],
+) -> None:
+    host = await idle_host("studio-1", *OPTIONS)
+    previous = unpack()
+    old = previous.agent(host)
+    watched.append(old)
+    old.start()
+    slots: dict[str, Any] = {"contextLength": TOKENS + 500, "parallel": STREAMS // 2}
+    services = {"by-pod": "cpu", "by-host": "metal"}
+    wanted = [cluster.service(name, accelerator, **slots) for name, accelerator in services.items()]
+    await cluster.apply(cluster.model(file="loop.gguf"), *wanted)
+    await cluster.ready(*services)
+    streams = []
+    for service in services:
+        (url,) = await cluster.urls(service)
+        token = await cluster.token(service)
+        streams += [EndlessStream(url, token, TOKENS) for _ in range(STREAMS // 2)]
+    before = marked(host.state_folder)
+    pods = await cluster.names(PODS)
+    async with running(*(each.run() for each in streams)):
+        await eventually(lambda: all(each.lines > 0 for each in streams))
+        await plane.apply(CHECKOUT / "crds", CHECKOUT / "deploy" / "install" / "rbac.yaml")
+        await controller.stop()
+        await shared_controller.lend_new()
+        await old.stop()
+        watched.remove(old)
+        host.agent.start()
+
+        async def is_updated() -> bool:
+            status = (await client.get(METAL_HOSTS, "studio-1"))["status"]
+            proxies = [each for each in marked(host.state_folder) - before if not previous.runs(each)]
+            return status.get("features") == list(AGENT_FEATURES) and "controllerVersion" in status and bool(proxies)
+
+        await eventually(is_updated)
+        await asyncio.gather(*(each.flows() for each in streams))
+        assert [each.has_ended for each in streams] == [False] * STREAMS, "the update took longer than the answers"
+    assert await cluster.names(PODS) == pods
+    assert len(before & marked(host.state_folder)) >= 1, "the engine is the same"
 
 
 async def host_of(cluster: Cluster, process: str) -> str:
