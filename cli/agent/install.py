@@ -37,7 +37,8 @@ def command(ctx: click.Context, /, *, as_user: bool, **given: Any) -> None:
     """Keep the agent running: from the start of this machine on, and after a crash.
 
     The other options are those of `pomona agent`, and are kept. On macOS the agent becomes a LaunchDaemon that runs as
-    the user who called sudo (with --user: a LaunchAgent), on Linux a unit of systemd. Run it again to change options.
+    the user who called sudo (with --user: a LaunchAgent), on Linux a unit of systemd. Run it again with all options to
+    change one: an option that is left out goes back to its default.
 
     \b
     Examples:

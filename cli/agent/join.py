@@ -40,4 +40,6 @@ def command(code: str, *, state_dir: Path | None) -> None:
         raise click.ClickException(str(error)) from error
     click.echo(f"this machine is host {joined.host} of {joined.server} ({folder / FILE_NAME})")
     option = f" --state-dir '{folder}'" if state_dir else ""
-    click.echo(f"start it: pomona agent{option}")
+    program = Path(sys.prefix) / "bin" / "pomona"
+    click.echo(f"keep it running: sudo {program} agent install{option}")
+    click.echo(f"without administrator rights: {program} agent install --user{option}")

@@ -1,5 +1,6 @@
 """`pomona host cordon`, `uncordon` and `drain`: take a host out of service, as kubectl does with a node."""
 
+import asyncio
 import contextlib
 import functools
 import sys
@@ -10,6 +11,7 @@ import click
 from cli.cluster_options import ClusterOptions, cluster_options
 from cli.completion import complete_hosts
 from cli.lazy import program_name
+from cli.service.verdict import find_condition
 
 if TYPE_CHECKING:
     from cli.cluster_access import Cluster
@@ -52,8 +54,8 @@ def uncordon(name: str, *, target: ClusterOptions) -> None:
 def drain(name: str, *, target: ClusterOptions, no_wait: bool) -> None:
     """Cordon the host NAME, and move all its processes to other hosts.
 
-    A process ends when its replacement answers, or at once if no other host may take it in any case. The command waits
-    until none is left; Ctrl-C ends the wait only.
+    A process ends when its replacement answers. One that fits on no other host serves on and is named: free memory
+    elsewhere, or suspend its service. The command waits until none is left; Ctrl-C ends the wait only.
 
     \b
     Example:
@@ -91,8 +93,11 @@ async def _wait_until_empty(cluster: "Cluster", *, name: str) -> None:
     from kube.resources import METAL_PROCESSES  # noqa: PLC0415 - same
 
     last = ""
+    explaining = asyncio.create_task(_print_what_blocks(cluster, name))
     states = watch_objects(cluster.client, METAL_PROCESSES, None, field_selector=f"spec.hostName={name}")
-    async with contextlib.aclosing(states):
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(explaining.cancel)
+        await stack.enter_async_context(contextlib.aclosing(states))
         async for processes in states:
             left = [each for each in processes.values() if not each["spec"].get("inspect")]
             if not left:
@@ -101,6 +106,22 @@ async def _wait_until_empty(cluster: "Cluster", *, name: str) -> None:
             if shown != last:
                 print(shown, flush=True)
             last = shown
+
+
+async def _print_what_blocks(cluster: "Cluster", name: str) -> None:
+    """Print why a drain does not go on, each time when the reason is another one."""
+    from cli.cluster_access import watch_objects  # noqa: PLC0415 - not needed for --help
+    from kube.resources import METAL_HOSTS  # noqa: PLC0415 - same
+
+    last = ""
+    states = watch_objects(cluster.client, METAL_HOSTS, None, field_selector=f"metadata.name={name}")
+    async with contextlib.aclosing(states):
+        async for hosts in states:
+            drained = find_condition(hosts.get(name, {}), "Drained")
+            message = str(drained.get("message", "")) if drained.get("reason") == "DrainBlocked" else ""
+            if message and message != last:
+                print(message, flush=True)
+            last = message
 
 
 def describe_processes(processes: list[Obj]) -> str:

@@ -35,7 +35,7 @@ def command(*, target: ClusterOptions, form: Form) -> None:
     async def read(cluster: "Cluster") -> list[Obj]:
         return (await cluster.client.list(METAL_HOSTS)).items
 
-    empty = "no host has joined: a Mac joins with `pomona agent` (docs/mac.md)"
+    empty = "no host has joined: make a code with `pomona host join NAME` (docs/mac.md)"
     print_objects(run_in_cluster(target, read), COLUMNS, form, empty=empty)
 
 

@@ -153,13 +153,17 @@ def _build_host(name: str, host: Obj | None) -> TreeNode:
     if host is None:
         return TreeNode(f"MetalHost {name}")
     available = host.get("status", {}).get("available")
-    troubles = [
-        _describe_condition(each)
-        for each in host.get("status", {}).get("conditions", [])
-        if (each["type"] in {"Ready", "AddressAccepted"}) == (each["status"] != "True")
-    ]
+    troubles = [_describe_condition(each) for each in host.get("status", {}).get("conditions", []) if _is_trouble(each)]
     free = f", {available} free" if available else ""
     return TreeNode(f"MetalHost {name}  {describe_host_state(host)}{free}", tuple(troubles))
+
+
+def _is_trouble(condition: Obj) -> bool:
+    """Return whether a condition of a host explains why it does not serve, or what holds it up."""
+    kind, status = condition["type"], condition["status"]
+    if kind == "Drained":
+        return bool(condition.get("reason") == "DrainBlocked")
+    return bool(status == ("True" if kind in {"MemoryPressure", "Paused"} else "False"))
 
 
 def describe_host_state(host: Obj) -> str:

@@ -175,7 +175,7 @@ def _closed_hosts(capable: Sequence[HostCapacity], left_by: Collection[str | Non
         found.append(_ClosedHosts(MEMORY_PRESSURE, state, "free memory there"))
     if paused:
         state = f"host {paused[0].host} is paused by its owner ({paused[0].pause})"
-        found.append(_ClosedHosts(HOST_PAUSED, state, "wait until it is not"))
+        found.append(_ClosedHosts(HOST_PAUSED, state, "wait for the end of the pause"))
     if cordoned:
         more = f" and {len(cordoned) - _MOST_NAMED} more" if len(cordoned) > _MOST_NAMED else ""
         names = ", ".join(cordoned[:_MOST_NAMED]) + more

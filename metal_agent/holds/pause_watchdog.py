@@ -30,8 +30,8 @@ from metal_agent.memory.pressure_watchdog import memory_stage
 from metal_agent.periodic import run_periodically
 from metal_agent.process_events import Evicted, Held
 
-_HELD: Final = "no engine is started until it is not"
-_EVICTED: Final = "the engine was stopped, and is started again when it is not"
+_HELD: Final = "no engine is started before the pause ends"
+_EVICTED: Final = "the engine was stopped, and is started again after the pause"
 _DISPLACED: Final = "the process serves on until its replacement on another host answers"
 _NOTES: Final[dict[type[PauseAction], str]] = {
     Pause: "no engine is started, and services move to other hosts where they fit",
@@ -178,7 +178,7 @@ class PauseWatchdog:
         return runner is not None and not self._policy.pauses_critical and _candidate(uid, runner).is_protected
 
     def _describe(self) -> str:
-        return " and ".join(self._policy.describe(source) for source in self._since) or "its pause ends"
+        return " and ".join(self._policy.describe(source) for source in self._since) or "the pause is ending"
 
     def _explain(self, consequence: str) -> str:
         return f"this host is paused by its owner ({self._describe()}): {consequence}"

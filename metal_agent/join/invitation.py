@@ -186,6 +186,7 @@ async def _await_guard(credentials: Credentials, name: str, token: str) -> None:
             if time.monotonic() > deadline:
                 raise InvitationError(
                     "the API server does not keep the join code to one use, which the policy pomona-host-tokens does: "
-                    f"apply deploy/install/host-policy.yaml of this version first ({seen})"
+                    "upgrade Pomona in the cluster first: helm upgrade, or kubectl apply --server-side -k deploy/ "
+                    f"({seen})"
                 )
             await asyncio.sleep(_PAUSE_SECONDS)

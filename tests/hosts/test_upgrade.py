@@ -10,7 +10,7 @@ import pytest
 
 from tests.controlplane.process import Process
 from tests.support.eventually import eventually
-from tests.support.previous_version import PreviousVersion, marked, state_files, unpack
+from tests.support.previous_version import PreviousVersion, marked, running_engines, state_files, unpack
 from tests.support.tiny_models import tiny_gguf
 
 QUESTION = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -66,14 +66,14 @@ async def ups(tmp_path: Path) -> AsyncIterator[Ups]:
 async def test_up_adopts_engine_and_proxy_of_previous_version(ups: Ups) -> None:
     ups.old.start()
     await ups.endpoint(ups.old)
-    processes = marked(ups.state)
-    assert len(processes) == 2, "an engine and the proxy"
+    engines = running_engines(ups.state)
+    assert len(marked(ups.state)) == 2, "an engine and the proxy"
     await ups.old.kill()
     assert LEFT_BY_UP <= state_files(ups.state) <= LEFT_BY_UP | WRITTEN_LATER
 
     ups.new.start()
     await ups.endpoint(ups.new)
-    assert marked(ups.state) == processes
+    assert running_engines(ups.state) == engines
 
 
 async def test_running_up_of_previous_version_owns_its_folder(ups: Ups) -> None:

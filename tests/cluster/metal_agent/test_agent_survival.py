@@ -63,7 +63,7 @@ async def test_second_agent_with_the_same_name_refuses_to_start(
     second.start()
     assert await second.wait() == TEMPORARY
     assert "another agent serves as host studio-1" in second.tail(1)
-    assert "start it with another --name" in second.tail(1)
+    assert "have it join as another host" in second.tail(1)
     host = await bound_process.client.get(METAL_HOSTS, bound_process.host.name)
     assert host["status"]["address"] == bound_process.host.address
     assert len(engines(bound_process)) == 1, "nothing was started by the second"

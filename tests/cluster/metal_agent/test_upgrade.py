@@ -23,7 +23,7 @@ from tests.controlplane.process import Process
 from tests.support.background import running
 from tests.support.eventually import eventually
 from tests.support.file_server import FileServer
-from tests.support.previous_version import PreviousVersion, marked, state_files, unpack
+from tests.support.previous_version import PreviousVersion, marked, running_engines, state_files, unpack
 from tests.support.tiny_models import tiny_gguf
 
 __all__ = ["http"]
@@ -102,6 +102,11 @@ class Update:
         return marked(self.bound_process.host.state_folder)
 
     @property
+    def engines(self) -> set[psutil.Process]:
+        """The engines of this host; a new version also brings another proxy."""
+        return running_engines(self.bound_process.host.state_folder)
+
+    @property
     def state_files(self) -> set[str]:
         return state_files(self.bound_process.host.state_folder)
 
@@ -109,7 +114,7 @@ class Update:
 class Seen(NamedTuple):
     """The facts that must be the same after an update."""
 
-    processes: set[psutil.Process]
+    engines: set[psutil.Process]
     status: dict[str, Any]
     slice: dict[str, Any]
     host: dict[str, Any]
@@ -147,7 +152,7 @@ async def seen(update: Update) -> Seen:
     host = await update.host_status()
     lease = await bound_process.client.get(LEASES, bound_process.host.name, HOSTS_NAMESPACE)
     return Seen(
-        processes=update.processes,
+        engines=update.engines,
         # The exit of the previous engine is not kept on disk.
         status={field: value for field, value in status.items() if field != "lastExit"},
         # The generation counts changes: that of an endpoint that was withdrawn for a moment differs.
@@ -204,8 +209,8 @@ async def test_update_keeps_engine_proxy_and_endpoint(
     assert await bound_process.url() == url
     assert await answers(http, url)
     assert update.files.bytes_sent(".gguf") == downloads
-    (engine,) = update.processes - before.processes
-    assert not update.previous.runs(engine)
+    (engine,) = update.engines - before.engines
+    assert not any(map(update.previous.runs, (engine, *update.processes - update.engines)))
 
 
 async def test_evicted_process_waits_and_returns_after_update(update: Update) -> None:
@@ -213,7 +218,7 @@ async def test_evicted_process_waits_and_returns_after_update(update: Update) ->
     await update.serve()
     level.write_text("critical")
     await bound_process.phase("Pending", "MemoryPressure")
-    (proxy,) = update.processes
+    assert update.engines == set()
     await update.old.stop()
     assert "pressure.json" in update.state_files <= STATE_FILES
 
@@ -223,7 +228,7 @@ async def test_evicted_process_waits_and_returns_after_update(update: Update) ->
     await bound_process.phase("Pending", "MemoryPressure")
     conditions = {each["type"]: each["status"] for each in (await update.host_status())["conditions"]}
     assert conditions["MemoryPressure"] == "True"
-    assert update.processes == {proxy}
+    assert update.engines == set()
     level.write_text("normal")
     await bound_process.ready()
 
@@ -287,17 +292,17 @@ async def test_up_of_previous_version_hands_over_to_agent(update: Update, tmp_pa
 
     try:
         record = await eventually(ready_record)
-        processes = update.processes
+        engines = update.engines
         update.new.start()
         assert await up.wait() == 0
     finally:
         if up.running:
             await up.kill()
-    assert len(processes) == 2, "an engine and the proxy"
-    assert update.processes == processes
+    assert len(engines) == 1
+    assert update.engines == engines
     ours = {"hostName": host.name, "serviceName": "chat", "tokenSecret": "chat-token"}
     # A record leaves out what is as by default.
     await bound_process.bind(**{"extraArgs": [], "contextLength": 4096, **record["spec"], **ours})
     await bound_process.ready()
     assert await bound_process.pid() == record["identity"]["pid"]
-    assert update.processes == processes
+    assert update.engines == engines

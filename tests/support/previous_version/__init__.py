@@ -78,6 +78,11 @@ def marked(state_folder: Path) -> set[psutil.Process]:
     return found
 
 
+def running_engines(state_folder: Path) -> set[psutil.Process]:
+    """Return those of `marked` that are no proxy, which a proxy of another version replaces."""
+    return {each for each in marked(state_folder) if "proxy" not in each.cmdline()}
+
+
 def state_files(state_folder: Path) -> set[str]:
     """Return the paths of all files in a state folder, with digests and uids replaced by `ID`.
 
