@@ -62,7 +62,7 @@ class MetalHostStatus(ApiStruct, frozen=True):
 
     address: Annotated[str, described("Address at which the cluster reaches this host's services.")] = ""
     reachability_port: Annotated[
-        Annotated[int, Meta(ge=1, le=65535)] | None,
+        Annotated[int, Meta(ge=1024, le=65535)] | None,
         described(
             "Port at which the agent answers with the name of the host; the controller asks there whether the cluster "
             "reaches the host, and reports that in condition Reachable.",

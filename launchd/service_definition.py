@@ -1,10 +1,13 @@
 """The definition of the agent as a service: everything that its plist or its unit says, without the form of either."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+SYSTEM_LOGS: Final = Path("/Library/Logs/Pomona") if sys.platform == "darwin" else Path("/var/log/pomona")
+"""Folder of root for the output of a service of the system: root opens the file, and a user could plant a link."""
 LABEL: Final = "dev.pomona.agent"
 """The label of the job of launchd."""
 UNIT: Final = "pomona-agent.service"

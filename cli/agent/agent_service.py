@@ -16,12 +16,13 @@ import psutil
 from cli.options import STATE_FOLDER_TEXT, default_state_folder
 from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
 from launchd.launchctl import system_launchd, user_launchd
-from launchd.service_definition import find_state_folder
+from launchd.service_definition import SYSTEM_LOGS, find_state_folder
 from launchd.service_manager import ServiceError, ServiceManager
 from launchd.systemctl import system_systemd, user_systemd
 from metal_agent.control.agent_client import AgentClient
 from metal_agent.control.agent_status import AgentStatus
 from metal_agent.exit_codes import load_exit
+from metal_agent.native.log_files import START_LOG
 
 ANSWER_SECONDS: Final = 60.0
 """Time for a started agent to answer; it adopts its engines first."""
@@ -81,6 +82,11 @@ def find_folder(manager: ServiceManager | None, given: Path | None) -> Path:
         return find_state_folder(arguments) if arguments else default_state_folder().absolute()
     except (ValueError, IndexError):
         return default_state_folder().absolute()
+
+
+def find_start_log(folder: Path, *, is_of_system: bool) -> Path:
+    """Return the file with the output of the service, for what the agent says before it can log."""
+    return (SYSTEM_LOGS if is_of_system else folder / "logs") / START_LOG
 
 
 def require_root(manager: ServiceManager) -> None:

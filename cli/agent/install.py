@@ -13,6 +13,7 @@ from cli.agent.agent_service import (
     explain_failure,
     find_managers,
     find_owner,
+    find_start_log,
     read_status,
     require_root,
 )
@@ -20,7 +21,7 @@ from cli.options import state_folder_in
 from launchd.service_definition import ServiceDefinition
 from launchd.service_manager import ServiceError, ServiceManager
 from metal_agent.exit_codes import forget_exit
-from metal_agent.native.log_files import AGENT_LOG, START_LOG
+from metal_agent.native.log_files import AGENT_LOG
 from metal_agent.options import OptionsError
 
 
@@ -31,9 +32,10 @@ from metal_agent.options import OptionsError
     is_flag=True,
     help="Without root: the agent runs from your login on, instead of from the start.",
 )
+@click.option("--run-as", metavar="USER", help="User of the agent and its engines. Default: the one who called sudo.")
 @agent_options
 @click.pass_context
-def command(ctx: click.Context, /, *, as_user: bool, **given: Any) -> None:
+def command(ctx: click.Context, /, *, as_user: bool, run_as: str | None, **given: Any) -> None:
     """Keep the agent running: from the start of this machine on, and after a crash.
 
     The other options are those of `pomona agent`, and are kept. On macOS the agent becomes a LaunchDaemon that runs as
@@ -50,7 +52,7 @@ def command(ctx: click.Context, /, *, as_user: bool, **given: Any) -> None:
     manager, other = (managers.user, managers.system) if as_user else (managers.system, managers.user)
     arguments = AgentArguments(**given)
     require_root(manager)
-    owner = _find_service_owner(as_user=as_user)
+    owner = _find_service_owner(as_user=as_user, run_as=run_as)
     folder = (arguments.state_dir or state_folder_in(Path(owner.pw_dir))).absolute()
     try:
         arguments.read_options(folder, arguments.read_identity(folder))
@@ -61,7 +63,7 @@ def command(ctx: click.Context, /, *, as_user: bool, **given: Any) -> None:
             raise click.ClickException(f"an agent is installed in {other.definition_path}: uninstall it first")
         definition = _build_definition(managers.program, arguments, folder, None if as_user else owner)
         _refuse_other_agent(folder, manager)
-        _prepare_folder(folder, owner)
+        _prepare_output(definition.output, owner)
         forget_exit(folder)
         manager.install(definition)
         status = await_agent(folder, manager)
@@ -74,10 +76,19 @@ def command(ctx: click.Context, /, *, as_user: bool, **given: Any) -> None:
     print("next:         `pomona agent status` shows what it serves")
 
 
-def _find_service_owner(*, as_user: bool) -> pwd.struct_passwd:
+def _find_service_owner(*, as_user: bool, run_as: str | None) -> pwd.struct_passwd:
+    """Return the user of the service. Raises click.ClickException: none is named but root, or there is no such user."""
     if as_user and os.geteuid() == 0 and "SUDO_USER" in os.environ:
         raise click.UsageError("--user installs for the user who calls it: leave out sudo")
-    return find_owner()
+    try:
+        owner = pwd.getpwnam(run_as) if run_as else find_owner()
+    except KeyError as error:
+        raise click.ClickException(f"--run-as {run_as}: there is no such user") from error
+    if owner.pw_uid == 0 and not (as_user or run_as):
+        raise click.ClickException(
+            "the agent and its engines would run as root: call sudo as the user who owns them, or give --run-as USER"
+        )
+    return owner
 
 
 def _build_definition(
@@ -90,7 +101,7 @@ def _build_definition(
         arguments=(str(program), "agent", *arguments.render(folder)),
         user=owner.pw_name if owner else None,
         home=Path(owner.pw_dir) if owner else Path.home(),
-        output=folder / "logs" / START_LOG,
+        output=find_start_log(folder, is_of_system=owner is not None),
     )
 
 
@@ -103,17 +114,15 @@ def _refuse_other_agent(folder: Path, manager: ServiceManager) -> None:
         )
 
 
-def _prepare_folder(folder: Path, owner: pwd.struct_passwd) -> None:
-    """Make the folders and the file of the service's output, as their owner's. Raises click.ClickException."""
+def _prepare_output(output: Path, owner: pwd.struct_passwd) -> None:
+    """Make the file of the service's output for its owner, and its folder. Raises click.ClickException."""
     try:
-        output = folder / "logs" / START_LOG
-        made = [path for path in (folder / "logs", *(folder / "logs").parents) if not path.exists()]
-        for path in reversed(made):
-            path.mkdir(mode=0o700)
-        if not output.exists():
-            output.touch(mode=0o600)
-            made.append(output)
-        for path in made if os.geteuid() == 0 else ():
-            os.chown(path, owner.pw_uid, owner.pw_gid)
+        output.parent.mkdir(mode=0o755 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
+        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            if os.geteuid() == 0:
+                os.fchown(descriptor, owner.pw_uid, owner.pw_gid)
+        finally:
+            os.close(descriptor)
     except OSError as error:
-        raise click.ClickException(f"cannot prepare --state-dir {folder}: {error}") from error
+        raise click.ClickException(f"cannot prepare the log of the service {output}: {error}") from error

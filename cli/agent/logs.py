@@ -9,9 +9,9 @@ from typing import Final
 
 import click
 
-from cli.agent.agent_service import find_folder, find_managers, state_option
+from cli.agent.agent_service import find_folder, find_managers, find_start_log, state_option
 from launchd.service_manager import ServiceError
-from metal_agent.native.log_files import AGENT_LOG, START_LOG, previous_log_path
+from metal_agent.native.log_files import AGENT_LOG, previous_log_path
 
 _PAUSE_SECONDS: Final = 0.5
 
@@ -33,10 +33,13 @@ def command(ctx: click.Context, state_dir: Path | None, *, follow: bool, engine:
       pomona agent logs --engine chat
     """
     try:
-        folder = find_folder(find_managers(ctx).find_installed() if state_dir is None else None, state_dir) / "logs"
+        manager = find_managers(ctx).find_installed() if state_dir is None else None
+        state = find_folder(manager, state_dir)
+        folder = state / "logs"
         path = _find_engine_log(folder, engine) if engine else folder / AGENT_LOG
         if engine is None:
-            _print_last_words(folder / START_LOG, path, lines)
+            start = find_start_log(state, is_of_system=manager is not None and manager.needs_root)
+            _print_last_words(start, path, lines)
         for line in read_last_lines(path, lines):
             click.echo(line, nl=False)
         if follow:

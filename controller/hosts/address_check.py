@@ -63,6 +63,8 @@ def read_address(text: str) -> IpAddress | AddressUse:
         address = ipaddress.ip_address(text)
     except ValueError:
         return AddressUse("AddressNotUsable", "is not an IP address")
+    if isinstance(address, ipaddress.IPv6Address) and address.scope_id:
+        return AddressUse("AddressNotUsable", "has a zone, which no cluster routes to")
     unusable = address.is_loopback or address.is_link_local or address.is_multicast or address.is_unspecified
     # An IPv6 address that stands for an IPv4 address would be searched for in vain.
     if unusable or (isinstance(address, ipaddress.IPv6Address) and (address.is_reserved or address.sixtofour)):

@@ -12,6 +12,8 @@ from kube.client import Obj
 
 DURATION_SECONDS: Final = 40.0
 """Duration of a Lease that states none."""
+MOST_DURATION_SECONDS: Final = 60.0
+"""Longest duration that counts: a stolen host could state one that never ends."""
 OUTAGE_SECONDS: Final = 10.0
 """After a longer time without an answer of the API server, each host gets its Lease duration anew: none could renew."""
 SKEW_SECONDS: Final = 5.0
@@ -119,5 +121,5 @@ def read_lease(obj: Obj) -> Lease:
     return Lease(
         obj["metadata"]["name"],
         spec.get("renewTime", ""),
-        float(spec.get("leaseDurationSeconds") or DURATION_SECONDS),
+        min(float(spec.get("leaseDurationSeconds") or DURATION_SECONDS), MOST_DURATION_SECONDS),
     )

@@ -24,6 +24,8 @@ ASK_SECONDS: Final = 5.0
 """Time-out of one question. A host that drops packets gives no other answer."""
 AGAIN_SECONDS: Final = 600.0
 """Time until a host that answered is asked again."""
+LEAST_PAUSE_SECONDS: Final = 10.0
+"""Shortest time between two questions to one host, whatever place it states."""
 FIRST_RETRY_SECONDS: Final = 5.0
 LAST_RETRY_SECONDS: Final = 120.0
 WORKERS: Final = 16
@@ -59,6 +61,8 @@ class ReachabilityProber:
 
     def __init__(self) -> None:
         self._asked: dict[str, _Asked] = {}
+        self._asked_at: dict[str, float] = {}
+        """When each host was last asked, on the clock of the event loop, in seconds."""
         self._queue: WorkQueue[str] = WorkQueue()
 
     def answer(self, host: str, place: AgentPlace | None) -> ReachabilityAnswer | None:
@@ -72,7 +76,8 @@ class ReachabilityProber:
         known = self._asked.get(host)
         if known is None or known.place != place:
             self._asked[host] = known = _Asked(place, None, 0)
-            self._queue.add(host)
+            # A stolen host could state one place after the other, and have the controller look what is there.
+            self._queue.add_after(host, self._wait_seconds(host))
         return known.answer
 
     async def run(self, leading: Leading) -> None:
@@ -84,11 +89,18 @@ class ReachabilityProber:
 
         await run_workers(self._queue, ask, WORKERS, 2 * ASK_SECONDS)
 
+    def _wait_seconds(self, host: str) -> float:
+        """Return the seconds until a host may be asked again."""
+        last = self._asked_at.get(host)
+        return 0.0 if last is None else max(0.0, last + LEAST_PAUSE_SECONDS - asyncio.get_running_loop().time())
+
     async def _ask(self, leading: Leading, host: str) -> float | None:
         """Ask one host; return the seconds until it is asked again."""
         known = self._asked.get(host)
         if known is None:
+            self._asked_at.pop(host, None)
             return None
+        self._asked_at[host] = asyncio.get_running_loop().time()
         answer = await ask_agent(host, known.place)
         if self._asked.get(host) != known:
             return None  # forgotten, or another question is queued already

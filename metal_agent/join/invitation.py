@@ -44,6 +44,10 @@ _GUARD_TEXT: Final = "join code"
 _LONGEST_HOST: Final = 63
 
 
+_RESERVED_NAMES: Final = frozenset({"default", "pomona-controller"})
+"""Names of other accounts and roles in the namespace of hosts."""
+
+
 class InvitationError(Exception):
     """No join code can be made; the message says why and how to mend it."""
 
@@ -55,6 +59,8 @@ def check_host_name(name: str) -> None:
             f"{name!r} cannot be the name of a host: use small letters, digits and '-', at most {_LONGEST_HOST}, such "
             "as studio-1"
         )
+    if name in _RESERVED_NAMES:
+        raise InvitationError(f"{name!r} is a name of Pomona's or of Kubernetes' own: choose another one")
 
 
 def check_server(url: str) -> str:

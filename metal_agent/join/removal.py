@@ -5,7 +5,7 @@ Each step may be repeated: a removal that ended in between is continued by the n
 
 from typing import Final, NamedTuple
 
-from crds.meta import HOSTS_NAMESPACE, LABEL_HOST, LABEL_SLICE_MANAGED_BY, SLICE_MANAGED_BY
+from crds.meta import HOSTS_NAMESPACE, LABEL_SLICE_MANAGED_BY, SLICE_MANAGED_BY
 from kube.client import Client, Obj
 from kube.errors import NotFound
 from kube.resources import (
@@ -68,10 +68,12 @@ async def remove_host(client: Client, host: str) -> list[str]:
     """Remove a host; return what was deleted, as KIND/NAME in order. Raises ApiError and Unreachable."""
     before, after = removal_steps(host)
     deleted = [found for step in before if (found := await _delete(client, step))]
-    labels = f"{LABEL_HOST}={host},{LABEL_SLICE_MANAGED_BY}={SLICE_MANAGED_BY}"
-    # Requests go to it no more: it may be a thief's.
-    for each in (await client.list(ENDPOINT_SLICES, label_selector=labels)).items:
+    # Requests go to it no more: it may be a thief's, which need not have labelled them.
+    slices = await client.list(ENDPOINT_SLICES, label_selector=f"{LABEL_SLICE_MANAGED_BY}={SLICE_MANAGED_BY}")
+    for each in slices.items:
         key = object_key(each)
+        if not key.name.endswith(f".{host}"):
+            continue
         deleted += [found] if (found := await _delete(client, _Step(ENDPOINT_SLICES, key.name, key.namespace))) else []
     return deleted + [found for step in after if (found := await _delete(client, step))]
 

@@ -42,7 +42,7 @@ async def test_unit_keeps_the_agent_and_not_what_no_restart_mends(systemd: Neste
     host = ServedHost(tmp_path)
     host.assign()
     options = [ADDRESS if word == "127.0.0.1" else word for word in host.options]
-    installed = pomona(systemd, "install", *options)
+    installed = pomona(systemd, "install", "--run-as", "root", *options)
     assert installed.returncode == 0, installed.stdout + installed.stderr
     assert show(systemd, "NeedDaemonReload") == "no"
     await host.served()

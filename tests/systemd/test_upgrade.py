@@ -54,7 +54,7 @@ async def test_good_version_is_taken_and_bad_one_taken_back(
     host.assign()
     pomona = str(environment / "bin" / "pomona")
     options = [ADDRESS if word == "127.0.0.1" else word for word in host.options]
-    installed = systemd.run(pomona, "agent", "install", *options)
+    installed = systemd.run(pomona, "agent", "install", "--run-as", "root", *options)
     assert installed.returncode == 0, installed.stdout + installed.stderr
     await host.served()
     engines, first = host.engines(), (await host.client.status()).pid

@@ -102,7 +102,12 @@ async def test_commands_of_the_document_work_one_after_the_other(
     await shell.run(upgrade)
     assert await node_cache_size(client) == "600Gi"
     (metrics,) = COMMANDS["Metrics"]
-    assert "pomona_build_info" in await shell.run(metrics)
+
+    async def is_scraped() -> bool:
+        # The first pod may be one that the upgrade has just ended.
+        return "pomona_build_info" in await shell.run(metrics)
+
+    await eventually(is_scraped)
     (rollback,) = COMMANDS["Roll back"]
     await shell.run(rollback)
     assert await node_cache_size(client) == "500Gi"

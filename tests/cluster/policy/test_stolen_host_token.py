@@ -59,7 +59,7 @@ def port(**fields: Any) -> list[Obj]:
 
 
 def labels(service: str, by: str = "metal-agent.pomona.dev", ours: str = MANAGED_BY) -> dict[str, str]:
-    return {LABEL_SERVICE_NAME: service, LABEL_SLICE_MANAGED_BY: by, LABEL_MANAGED_BY: ours}
+    return {LABEL_SERVICE_NAME: service, LABEL_SLICE_MANAGED_BY: by, LABEL_MANAGED_BY: ours, LABEL_HOST: "studio-1"}
 
 
 def owner(hosts: Hosts, **changes: Any) -> list[Obj]:
@@ -134,7 +134,7 @@ SLICES: dict[str, tuple[str, Attempt]] = {
     "slice that Kubernetes would keep": ("needs the labels", own_slice(labels=labels("chat", by="thief"))),
     "slice that the controller does not see": ("needs the labels", own_slice(labels=labels("chat", ours="thief"))),
     "slice that counts as another host's": (
-        "may have no other label inference.pomona.dev/host than studio-1",
+        "needs the label inference.pomona.dev/host: studio-1",
         own_slice(labels=labels("chat") | {LABEL_HOST: "studio-2"}),
     ),
     "address of another host": (

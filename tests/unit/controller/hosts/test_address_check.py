@@ -191,3 +191,9 @@ async def test_host_that_is_gone_is_forgotten(api: Cluster, check: AddressCheck)
     check.forget("studio-1")
     await check.find_use(api, "studio-1", "192.168.1.20", granted=False)
     assert api.calls.count(PODS) == 2
+
+
+def test_address_with_a_zone_is_of_no_use() -> None:
+    use = read_address("2001:db8::10%x")
+    assert isinstance(use, AddressUse)
+    assert use.reason == "AddressNotUsable"

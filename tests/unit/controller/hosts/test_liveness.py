@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from controller.hosts.liveness import HostLiveness, Lease, read_lease
+from controller.hosts.liveness import MOST_DURATION_SECONDS, HostLiveness, Lease, read_lease
 from kube.time import micro_time
 from tests.support.api_objects import NOW, lease
 
@@ -178,3 +178,8 @@ def test_missing_renew_time_is_not_fresh() -> None:
     hosts = HostLiveness()
     hosts.observe([], [Lease("one", "soon", 40)], 0, NOW)
     assert hosts.state("one") == "Unproven"
+
+
+def test_lease_without_an_end_expires_like_any_other() -> None:
+    stated = {"metadata": {"name": "studio-1"}, "spec": {"renewTime": "x", "leaseDurationSeconds": 2**31 - 1}}
+    assert read_lease(stated).duration_seconds == MOST_DURATION_SECONDS
