@@ -64,6 +64,8 @@ class Launchd:
         """Write the plist, and load and start the job. Raises ServiceError."""
         changed = write_definition(self.definition_path, render_plist(definition))
         if changed or self.read_state().phase != "running":
+            # Each domain may have it: LOAD takes the first, and an install over ssh found only the last.
+            self._climb(Goal.UNLOAD, self._domains)
             self._climb(Goal.LOAD, self._domains)
 
     def uninstall(self) -> None:

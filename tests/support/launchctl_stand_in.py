@@ -78,6 +78,10 @@ class LaunchctlStandIn:
         """Lack the domain gui/UID, as without a login at the screen."""
         (self.folder / "headless").touch()
 
+    def log_in(self) -> None:
+        """Have the domain gui/UID, as after a login at the screen."""
+        (self.folder / "headless").unlink()
+
     def calls(self) -> list[str]:
         path = self.folder / "calls"
         return path.read_text().splitlines() if path.exists() else []

@@ -141,7 +141,8 @@ def test_job_is_loaded_replaced_and_removed(tmp_path: Path, launchctl: Launchctl
     assert (first.phase, first.job) == ("running", f"{GUI}/{LABEL}")
     assert manager.definition_path.stat().st_mode & 0o777 == 0o644
     verbs = [call.split()[0] for call in launchctl.calls()]
-    assert verbs[:6] == ["enable", "bootout", "print", "bootstrap", "bootstrap", "bootstrap"]
+    unload = ["bootout", "print"]
+    assert verbs[:10] == [*unload, *unload, "enable", *unload, "bootstrap", "bootstrap", "bootstrap"]
     manager.install(define(tmp_path))
     assert manager.read_state().pid == first.pid, "nothing has changed"
     manager.install(define(tmp_path, "more"))
@@ -151,6 +152,18 @@ def test_job_is_loaded_replaced_and_removed(tmp_path: Path, launchctl: Launchctl
     assert manager.read_state().phase == "absent"
     assert not manager.definition_path.exists()
     assert manager.read_arguments() is None
+
+
+def test_job_loaded_over_ssh_is_replaced_at_the_screen(
+    tmp_path: Path, launchctl: LaunchctlStandIn, manager: Launchd
+) -> None:
+    launchctl.be_headless()
+    manager.install(define(tmp_path))
+    assert manager.read_state().job == f"{USER}/{LABEL}"
+    launchctl.log_in()
+    manager.install(define(tmp_path, "more"))
+    assert manager.read_state().job == f"{GUI}/{LABEL}"
+    assert len(list(launchctl.folder.glob("job-*.json"))) == 1, "two agents would fight for one state folder"
 
 
 def test_job_that_ends_at_once_is_reported(tmp_path: Path, manager: Launchd) -> None:
