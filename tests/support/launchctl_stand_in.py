@@ -79,7 +79,7 @@ class LaunchctlStandIn:
         (self.folder / "headless").touch()
 
     def log_in(self) -> None:
-        """Have the domain gui/UID, as after a login at the screen."""
+        """Make the domain gui/UID, as a login at the screen does."""
         (self.folder / "headless").unlink()
 
     def calls(self) -> list[str]:
