@@ -1,14 +1,18 @@
 """`pomona agent upgrade`: install another version into this environment, restart the agent, and undo it if that fails.
 
 The files of the environment are kept as hard links meanwhile: installers replace files and never change them in place.
+An upgrade that was interrupted, even by a power failure, is undone by the next one.
 """
 
+import contextlib
+import fcntl
 import json
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -18,10 +22,13 @@ import click
 from cli.agent.agent_service import find_folder, find_installed, find_managers
 from cli.agent.restart import restart_agent
 from launchd.service_manager import ServiceError, ServiceManager
+from metal_agent.control.agent_status import AgentStatus
 from runtimes.environment import PYTHON
 
-_KEPT_SUFFIX: Final = ".before-upgrade"
-_FAILED_SUFFIX: Final = ".failed-upgrade"
+_KEPT_SUFFIX: Final = ".version-before"
+"""Suffix of a complete copy, which is there only while an upgrade is not finished."""
+_COPY_SUFFIX: Final = ".copying"
+_DISCARDED_SUFFIX: Final = ".discarded"
 _INSTALL_SECONDS: Final = 1800.0
 
 
@@ -48,26 +55,43 @@ def command(ctx: click.Context, source: str) -> None:
     refuse_environment(packages)
     try:
         _refuse_other_environment(manager, find_managers(ctx).program)
-        folder = find_folder(manager, None)
-        kept = keep_packages(packages)
-        try:
-            install_version(source)
-        except click.ClickException as error:
-            restore_packages(packages, kept)
-            raise click.ClickException(f"{error.message}; the agent was not restarted") from error
-        try:
-            status = restart_agent(manager, folder)
-        except (click.ClickException, ServiceError) as error:
-            restore_packages(packages, kept)
-            before = restart_agent(manager, folder)
-            reason = error.message if isinstance(error, click.ClickException) else error
-            raise click.ClickException(
-                f"{reason}; version {before.version} is back, and runs as process {before.pid}"
-            ) from error
-        shutil.rmtree(kept)
+        with _lock_environment(packages):
+            status = _replace_version(manager, packages, source)
     except ServiceError as error:
         raise click.ClickException(str(error)) from error
     print(f"agent {status.host} runs as process {status.pid}, version {status.version}")
+
+
+def _replace_version(manager: ServiceManager, packages: Path, source: str) -> AgentStatus:
+    """Install a version and restart the agent; put the version before back if that fails or is interrupted.
+
+    Raises click.ClickException and ServiceError.
+    """
+    folder = find_folder(manager, None)
+    kept = keep_packages(packages)
+    try:
+        install_version(source)
+    except click.ClickException as error:
+        restore_packages(packages, kept)
+        raise click.ClickException(f"{error.message}; the agent was not restarted") from error
+    except BaseException:
+        restore_packages(packages, kept)
+        raise
+    try:
+        status = restart_agent(manager, folder)
+    except (click.ClickException, ServiceError) as error:
+        restore_packages(packages, kept)
+        before = restart_agent(manager, folder)
+        reason = error.message if isinstance(error, click.ClickException) else error
+        raise click.ClickException(
+            f"{reason}; version {before.version} is back, and runs as process {before.pid}"
+        ) from error
+    except BaseException:
+        restore_packages(packages, kept)
+        click.echo("the version before is installed again: `pomona agent restart` runs it", err=True)
+        raise
+    _discard_packages(kept, packages)
+    return status
 
 
 def refuse_environment(packages: Path) -> None:
@@ -83,23 +107,56 @@ def refuse_environment(packages: Path) -> None:
         )
 
 
-def keep_packages(packages: Path) -> Path:
-    """Keep the packages of an environment as hard links beside them; return their folder."""
-    kept = packages.with_name(packages.name + _KEPT_SUFFIX)
-    shutil.rmtree(kept, ignore_errors=True)
+@contextlib.contextmanager
+def _lock_environment(packages: Path) -> Iterator[None]:
+    """Keep other upgrades of this environment out while the context lasts. Raises click.ClickException."""
+    descriptor = os.open(packages.parent, os.O_RDONLY)
     try:
-        shutil.copytree(packages, kept, symlinks=True, copy_function=os.link)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise click.ClickException(f"another upgrade of {sys.prefix} runs: wait until it has ended") from error
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def keep_packages(packages: Path) -> Path:
+    """Keep the packages of an environment as hard links beside them; return their folder.
+
+    Packages that an interrupted upgrade has kept are put back first: what is in their place may be half of a version.
+
+    Raises click.ClickException.
+    """
+    kept = packages.with_name(packages.name + _KEPT_SUFFIX)
+    copied = packages.with_name(packages.name + _COPY_SUFFIX)
+    try:
+        if kept.exists():
+            restore_packages(packages, kept)
+        shutil.rmtree(copied, ignore_errors=True)
+        shutil.copytree(packages, copied, symlinks=True, copy_function=os.link)
+        copied.rename(kept)
     except OSError as error:
         raise click.ClickException(f"cannot keep the version before in {kept}: {error}") from error
     return kept
 
 
 def restore_packages(packages: Path, kept: Path) -> None:
-    """Put the packages that were kept back in their place."""
-    failed = packages.with_name(packages.name + _FAILED_SUFFIX)
-    packages.rename(failed)
+    """Put the packages that were kept back in their place. Raises OSError."""
+    discarded = packages.with_name(packages.name + _DISCARDED_SUFFIX)
+    shutil.rmtree(discarded, ignore_errors=True)
+    packages.rename(discarded)
     kept.rename(packages)
-    shutil.rmtree(failed, ignore_errors=True)
+    shutil.rmtree(discarded, ignore_errors=True)
+
+
+def _discard_packages(kept: Path, packages: Path) -> None:
+    """Remove the packages that were kept: under another name first, since half of them must never be put back."""
+    discarded = packages.with_name(packages.name + _DISCARDED_SUFFIX)
+    shutil.rmtree(discarded, ignore_errors=True)
+    kept.rename(discarded)
+    shutil.rmtree(discarded, ignore_errors=True)
 
 
 def install_version(source: str) -> None:

@@ -13,7 +13,6 @@ from cli.agent.agent_options import AgentArguments, agent_options
 from cli.agent.agent_service import ServiceManagers, find_folder
 from cli.agent.logs import read_last_lines
 from cli.agent.status import AgentReport, format_report
-from cli.agent.upgrade import keep_packages, restore_packages
 from cli.main import main
 from launchd.service_definition import ServiceDefinition
 from launchd.service_manager import ServiceError, ServiceState
@@ -173,17 +172,3 @@ def test_last_lines_go_back_to_before_the_log_was_shortened(tmp_path: Path) -> N
     assert read_last_lines(path, 3) == ["3\n", "4\n"]
     previous_log_path(path).write_text("1\n2\n")
     assert read_last_lines(path, 3) == ["2\n", "3\n", "4\n"]
-
-
-def test_packages_that_were_kept_are_put_back(tmp_path: Path) -> None:
-    packages = tmp_path / "site-packages"
-    (packages / "pomona").mkdir(parents=True)
-    (packages / "pomona" / "a.py").write_text("old")
-    kept = keep_packages(packages)
-    (packages / "pomona" / "a.py").unlink()
-    (packages / "pomona" / "a.py").write_text("new")
-    (packages / "pomona" / "b.py").touch()
-    restore_packages(packages, kept)
-    assert [path.name for path in packages.rglob("*.py")] == ["a.py"]
-    assert (packages / "pomona" / "a.py").read_text() == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["site-packages"]
