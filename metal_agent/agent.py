@@ -174,6 +174,7 @@ class Agent:
         async with asyncio.TaskGroup() as group:
             self._inspections.start(group)
             await self._recover(group)
+            self._lifetime.recovered.set()
             awake = keep_awake.build_command(os.getpid()) if self._options.keep_awake else None
             loops = self._host.start_loops(group, awake)
             group.create_task(run_workers(self._queue, self._reconcile, _WORKERS, _RECONCILE_SECONDS))
@@ -232,6 +233,7 @@ class Agent:
             connection=describe_connection(self.connection),
             identity=describe_identity(self.connection),
             holds=[HoldStatus(*hold) for hold in self._host.gate.list_holds()],
+            ready=self._lifetime.recovered.is_set() and (self._renewed_once.is_set() or self.connection.is_away),
             stopping=self._lifetime.stop.is_set(),
             budget_bytes=self._ledger.budget_bytes,
             available_bytes=self._ledger.available_bytes,

@@ -14,6 +14,8 @@ class AgentLifetime:
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when everything is to be drained and stopped."""
+    recovered: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the engines that an earlier agent left running are adopted."""
     changes: ChangeCounter = field(default_factory=ChangeCounter)
     """Changes of the states of processes."""
 

@@ -30,7 +30,7 @@ class AgentReport(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tru
     def is_well(self) -> bool:
         """True if the agent runs, and the API server accepts it."""
         agent = self.agent
-        return agent is not None and not agent.stopping and agent.connection.state == "connected"
+        return agent is not None and agent.ready and not agent.stopping and agent.connection.state == "connected"
 
 
 @click.command("status")
@@ -78,7 +78,7 @@ def format_report(report: AgentReport) -> str:
         lines.append(("ended", f"{ended.ended_at}, {ended.message}"))
     if agent := report.agent:
         lines += [
-            ("agent", f"{agent.host}, {'stopping' if agent.stopping else 'running'} as process {agent.pid}"),
+            ("agent", f"{agent.host}, {_describe_state(agent)} as process {agent.pid}"),
             ("since", agent.started_at),
             ("version", agent.version),
             ("address", agent.address),
@@ -92,6 +92,12 @@ def format_report(report: AgentReport) -> str:
         lines.append(("agent", "does not answer: see `pomona agent logs`"))
     text = "\n".join(_format_line(f"{label}:" if label else "", value) for label, value in lines)
     return f"{text}\n\n{_format_processes(report.agent)}" if report.agent and report.agent.processes else text
+
+
+def _describe_state(agent: AgentStatus) -> str:
+    if agent.stopping:
+        return "stopping"
+    return "running" if agent.ready else "starting"
 
 
 def _format_line(label: str, value: str) -> str:

@@ -28,6 +28,7 @@ class ApiConnection:
         state: connected: it answers; unreachable: it does not; refused: it does not accept this host any more.
         message: the reason, if the state is not connected.
         since: since when the state has been this one, in RFC 3339.
+        is_away: True if the last call failed; False before the first one, too.
     """
 
     def __init__(self, credentials: Credentials) -> None:
@@ -37,6 +38,7 @@ class ApiConnection:
         self.state: ConnectionState = "unreachable"
         self.message = f"no answer from {self.server} yet"
         self.since = rfc3339(datetime.now(UTC))
+        self.is_away = False
         self._advice = (
             f"get a code by `pomona host join {self.host_identity.host}` and give it to `pomona agent join` here"
             if self.host_identity
@@ -45,6 +47,7 @@ class ApiConnection:
 
     def note_answer(self, request: Request, status: int) -> None:
         """Take the status of an answer into account."""
+        self.is_away = False
         if status == HTTPStatus.UNAUTHORIZED:
             self._change("refused", f"the API server does not accept the token of this host (401): {self._advice}")
         elif status == HTTPStatus.FORBIDDEN and _LEASES in request.path:
@@ -55,6 +58,7 @@ class ApiConnection:
 
     def note_failure(self, error: Unreachable) -> None:
         """Take a call without an answer into account."""
+        self.is_away = True
         self._change("unreachable", str(error))
 
     def _change(self, state: ConnectionState, message: str) -> None:

@@ -150,6 +150,8 @@ def test_report_of_an_agent_that_ended_has_the_reason(tmp_path: Path, managers: 
     assert result.exit_code == 1
     assert "ended:        2026-11-23T12:00:00Z, kubeconfig /x: no such file" in result.output
     assert not AgentReport("/x", agent=status(stopping=True)).is_well
+    assert not AgentReport("/x", agent=status(ready=False)).is_well
+    assert "studio-1, starting as process 7" in format_report(AgentReport("/x", agent=status(ready=False)))
     assert status_command.AgentReport("/x", agent=status()).is_well
 
 

@@ -14,6 +14,7 @@ from crds.metalhost import MetalHostStatus
 from devices import host
 from kube.client import Client
 from kube.credentials import Credentials, StaticToken
+from kube.errors import Unreachable
 from kube.resources import SECRETS
 from kube.transport import Request, Response, Stream
 from metal_agent import agent as agent_module
@@ -22,6 +23,8 @@ from metal_agent.assignments import Assignment, LastKnownFile
 from metal_agent.cluster import host_status
 from metal_agent.cluster.api_connection import ApiConnection
 from metal_agent.cluster.endpoint_slices import Clocks
+from metal_agent.control.agent_client import AgentClient
+from metal_agent.host import Host
 from metal_agent.memory.ledger import Ledger
 from metal_agent.native import engine_command
 from metal_agent.options import AgentOptions
@@ -103,6 +106,33 @@ async def test_list_of_before_another_gap_confirms_no_assignment(
     assert (freshness.confirmed, agent._doubted) == (False, True), "the list is an hour old"
     await agent._regain()
     assert (freshness.confirmed, agent._doubted) == (True, False)
+
+
+async def test_agent_is_ready_once_it_has_recovered_and_the_lease_is_renewed_or_the_api_away(agent: Agent) -> None:
+    assert not agent._describe().ready
+    agent._lifetime.recovered.set()
+    assert not agent._describe().ready, "no call is answered yet"
+    agent.connection.note_failure(Unreachable("connection refused"))
+    assert agent._describe().ready, "it serves what it knows"
+    agent.connection.note_answer(Request("GET", "/api"), 200)
+    assert not agent._describe().ready
+    agent._lease_renewed()
+    assert agent._describe().ready
+
+
+async def test_agent_that_cannot_recover_was_never_ready(
+    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[bool] = []
+
+    async def fail(_host: Host, _group: asyncio.TaskGroup) -> None:
+        answers.append((await AgentClient(tmp_path / "state").status()).ready)
+        raise PermissionError("the record of an engine")
+
+    monkeypatch.setattr(Host, "recover", fail)
+    with pytest.raises(ExceptionGroup):
+        await agent.run()
+    assert answers == [False]
 
 
 async def test_missing_secret_revokes_no_token(agent: Agent, tmp_path: Path) -> None:
