@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import click
 import psutil
@@ -17,15 +17,15 @@ from cli.options import STATE_FOLDER_TEXT, default_state_folder
 from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
 from launchd.launchctl import system_launchd, user_launchd
 from launchd.service_definition import SYSTEM_LOGS, find_state_folder
-from launchd.service_manager import ServiceError, ServiceManager
+from launchd.service_manager import ServiceError, ServiceManager, ServiceState
 from launchd.systemctl import system_systemd, user_systemd
 from metal_agent.control.agent_client import AgentClient
 from metal_agent.control.agent_status import AgentStatus
 from metal_agent.exit_codes import load_exit
 from metal_agent.native.log_files import START_LOG
 
-ANSWER_SECONDS: Final = 60.0
-"""Time for a started agent to answer; it adopts its engines first."""
+_END_SECONDS: Final = 1.0
+"""Time for which an agent must have ended: for a moment after a start, a service manager shows no process."""
 _PAUSE_SECONDS: Final = 0.2
 _LINE_SECONDS: Final = 15.0
 """Interval between two lines about what is waited for."""
@@ -115,20 +115,65 @@ def read_status(folder: Path) -> AgentStatus | None:
         raise click.ClickException(str(error)) from error
 
 
-def await_agent(folder: Path, manager: ServiceManager, *, before: int | None = None) -> AgentStatus:
-    """Wait until the agent of the service answers, as another process than `before`.
+class AgentWait(NamedTuple):
+    """The patience with an agent that starts."""
 
-    Raises click.ClickException: it does not, with the reason if that is known.
+    seconds: float = 60.0
+    """Time for it to become ready; it adopts its engines first."""
+    steady_seconds: float = 0.0
+    """Time for which it must stay ready, as the same process."""
+
+
+ANSWER_WAIT: Final = AgentWait()
+
+
+def await_agent(
+    folder: Path,
+    manager: ServiceManager,
+    wait: AgentWait = ANSWER_WAIT,
+    *,
+    before: int | None = None,
+    first_run: int | None = None,
+) -> AgentStatus:
+    """Wait until the agent of the service is ready, as another process than `before`.
+
+    `first_run` is the number of its start, as the service manager counts; by default it has been started already.
+
+    Raises ServiceError, and click.ClickException: it has ended or is not ready in time, with the reason if known.
     """
-    deadline = time.monotonic() + ANSWER_SECONDS
-    while time.monotonic() < deadline:
-        status = read_status(folder)
-        if status and status.pid != before:
+    first_run = first_run or manager.read_state().runs
+    started = time.monotonic()
+    alive_at, ready_at, ready_pid = started, started, None
+    while True:
+        status, now = read_status(folder), time.monotonic()
+        if status is None or status.pid == before or not status.ready:
+            ready_pid = None
+        elif status.pid != ready_pid:
+            ready_at, ready_pid = now, status.pid
+        if status and ready_pid is not None and now - ready_at >= wait.steady_seconds:
             return status
-        if (ended := load_exit(folder)) and manager.read_state().phase != "running":
-            raise click.ClickException(f"the agent ended: {ended.message}")
+        if not _has_ended(manager.read_state(), folder, first_run):
+            alive_at = now
+        elif now - alive_at >= _END_SECONDS:
+            ended = load_exit(folder)
+            raise click.ClickException(
+                f"the agent ended{f': {ended.message}' if ended else ', see `pomona agent logs`'}"
+            )
+        if now - started >= wait.seconds:
+            reason = "does not answer" if status is None or status.pid == before else "is not ready"
+            because = f" ({status.connection.message})" if status and status.connection.message else ""
+            raise click.ClickException(
+                f"the agent {reason} within {wait.seconds:.0f} s{because}: see `pomona agent logs`"
+            )
         time.sleep(_PAUSE_SECONDS)
-    raise click.ClickException(f"the agent does not answer within {ANSWER_SECONDS:.0f} s: see `pomona agent logs`")
+
+
+def _has_ended(state: ServiceState, folder: Path, first_run: int | None) -> bool:
+    """Decide whether the process that was started is no more, even if the service manager starts another one."""
+    if state.runs is not None and first_run is not None and state.runs > first_run:
+        return True
+    was_started = state.runs is not None and first_run is not None and state.runs == first_run
+    return state.phase != "running" and (was_started or load_exit(folder) is not None)
 
 
 def explain_failure(error: ServiceError, folder: Path) -> str:

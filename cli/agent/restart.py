@@ -1,12 +1,23 @@
 """`pomona agent restart`: start the installed agent anew, or start it after `pomona agent stop`."""
 
+import contextlib
 import os
 import signal
+import sys
 from pathlib import Path
 
 import click
 
-from cli.agent.agent_service import await_agent, explain_failure, find_folder, find_installed, read_status, require_root
+from cli.agent.agent_service import (
+    ANSWER_WAIT,
+    AgentWait,
+    await_agent,
+    explain_failure,
+    find_folder,
+    find_installed,
+    read_status,
+)
+from launchd.service_definition import RESTART_SECONDS
 from launchd.service_manager import ServiceError, ServiceManager
 from metal_agent.control.agent_status import AgentStatus
 from metal_agent.exit_codes import forget_exit
@@ -29,20 +40,32 @@ def command(ctx: click.Context) -> None:
     print(f"agent {status.host} runs as process {status.pid}, version {status.version}")
 
 
-def restart_agent(manager: ServiceManager, folder: Path) -> AgentStatus:
-    """Restart the agent, and wait until it answers; the owner of a service of the system needs no root for it.
+def restart_agent(manager: ServiceManager, folder: Path, wait: AgentWait = ANSWER_WAIT) -> AgentStatus:
+    """Restart the agent, and wait until it is ready; the owner of a service of the system needs no root for it.
 
-    Raises ServiceError, and click.ClickException if it does not answer.
+    Raises ServiceError, and click.ClickException if it does not get ready.
     """
     before = read_status(folder)
-    if before and manager.needs_root and os.geteuid():
-        # Under a service manager it ends with a code after which it is started again.
-        os.kill(before.pid, signal.SIGTERM)
-    else:
-        require_root(manager)
+    if not manager.needs_root or os.geteuid() == 0:
         forget_exit(folder)
         try:
             manager.restart()
         except ServiceError as error:
             raise click.ClickException(explain_failure(error, folder)) from error
-    return await_agent(folder, manager, before=before.pid if before else None)
+        return await_agent(folder, manager, wait, before=before.pid if before else None)
+    state = manager.read_state()
+    pid = before.pid if before else state.pid
+    if pid is None and state.phase != "starting":
+        program = Path(sys.argv[0]).absolute()
+        raise click.ClickException(
+            f"the agent is stopped, and its service is root's: run `sudo {program} agent restart`"
+        )
+    forget_exit(folder)
+    if pid is not None:
+        # Under a service manager it ends with a code after which it is started again.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    if state.manager == "systemd":
+        wait = wait._replace(seconds=wait.seconds + RESTART_SECONDS)
+    first_run = state.runs + 1 if state.runs is not None else None
+    return await_agent(folder, manager, wait, before=pid, first_run=first_run)

@@ -19,7 +19,7 @@ from typing import Final
 
 import click
 
-from cli.agent.agent_service import find_folder, find_installed, find_managers
+from cli.agent.agent_service import AgentWait, find_folder, find_installed, find_managers
 from cli.agent.restart import restart_agent
 from launchd.service_manager import ServiceError, ServiceManager
 from metal_agent.control.agent_status import AgentStatus
@@ -30,6 +30,8 @@ _KEPT_SUFFIX: Final = ".version-before"
 _COPY_SUFFIX: Final = ".copying"
 _DISCARDED_SUFFIX: Final = ".discarded"
 _INSTALL_SECONDS: Final = 1800.0
+_UPGRADE_WAIT: Final = AgentWait(seconds=20.0, steady_seconds=3.0)
+"""The version before must be back before the Lease of the host expires, 40 s after its last renewal."""
 
 
 @click.command("upgrade")
@@ -44,7 +46,7 @@ _INSTALL_SECONDS: Final = 1800.0
 def command(ctx: click.Context, source: str) -> None:
     """Install another version of Pomona for the installed agent, and restart the agent.
 
-    Engines and requests go on. If the new agent does not answer within a minute, the version before is brought back.
+    Engines and requests go on. If the new agent is not ready within 20 s, the version before is brought back.
 
     \b
     Example:
@@ -78,20 +80,29 @@ def _replace_version(manager: ServiceManager, packages: Path, source: str) -> Ag
         restore_packages(packages, kept)
         raise
     try:
-        status = restart_agent(manager, folder)
+        status = restart_agent(manager, folder, _UPGRADE_WAIT)
     except (click.ClickException, ServiceError) as error:
         restore_packages(packages, kept)
-        before = restart_agent(manager, folder)
-        reason = error.message if isinstance(error, click.ClickException) else error
-        raise click.ClickException(
-            f"{reason}; version {before.version} is back, and runs as process {before.pid}"
-        ) from error
+        raise click.ClickException(f"{_read_reason(error)}; {_bring_back(manager, folder)}") from error
     except BaseException:
         restore_packages(packages, kept)
         click.echo("the version before is installed again: `pomona agent restart` runs it", err=True)
         raise
     _discard_packages(kept, packages)
     return status
+
+
+def _bring_back(manager: ServiceManager, folder: Path) -> str:
+    """Restart the agent with the packages that are back; return what became of it."""
+    try:
+        before = restart_agent(manager, folder)
+    except (click.ClickException, ServiceError) as error:
+        return f"the version before is installed again, but does not run: {_read_reason(error)}"
+    return f"version {before.version} is back, and runs as process {before.pid}"
+
+
+def _read_reason(error: click.ClickException | ServiceError) -> str:
+    return error.message if isinstance(error, click.ClickException) else str(error)
 
 
 def refuse_environment(packages: Path) -> None:

@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from cli.agent import agent_service, restart
 from cli.agent import upgrade as upgrade_command
 from cli.agent.agent_service import ServiceManagers
 from cli.agent.upgrade import keep_packages, restore_packages
 from launchd.service_definition import ServiceDefinition
-from tests.unit.cli.test_agent_service import ManagerStandIn
+from launchd.service_manager import ServicePhase, ServiceState
+from metal_agent.control.agent_status import AgentStatus
+from metal_agent.exit_codes import PERMANENT, AgentExit, save_exit
+from tests.unit.cli.test_agent_service import ManagerStandIn, status
 
 Upgrade = Callable[..., Result]
 
@@ -119,3 +123,104 @@ def test_two_upgrades_at_once_are_refused(upgrade: Upgrade, packages: Path, tmp_
         os.close(descriptor)
     assert "another upgrade" in result.output
     assert read(packages) == "good"
+
+
+class SimulatedService(ManagerStandIn):
+    """A service of the system: the agent ends at SIGTERM, and its manager starts what is installed then."""
+
+    def __init__(self, folder: Path, packages: Path) -> None:
+        super().__init__(folder, needs_root=True)
+        self._packages = packages
+        self.now = 0.0
+        self.runs = 1
+        self.phase: ServicePhase = "running"
+        self.pid = 100
+        self.version = "good"
+        self.bad = "permanent error"
+        self.starts_at = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        if self.phase == "starting" and self.now >= self.starts_at:
+            self.start()
+
+    def start(self) -> None:
+        self.runs, self.version, self.phase = self.runs + 1, read(self._packages), "running"
+        self.pid = 99 + self.runs
+        if self.version == "bad" and self.bad == "permanent error":
+            save_exit(self.definition_path.parent, AgentExit(PERMANENT, "option X is gone", "2026-11-24T00:00:00Z"))
+            self.pid, self.phase = None, "stopped"
+        elif self.version == "bad" and self.bad == "crash":
+            self.end()
+
+    def end(self) -> None:
+        self.pid, self.phase, self.starts_at = None, "starting", self.now + 10
+
+    def kill(self, pid: int, _number: int) -> None:
+        assert pid == self.pid
+        self.end()
+
+    def read_state(self) -> ServiceState:
+        return ServiceState("launchd", "system/x", "/x", self.phase, self.pid, self.runs)
+
+    def read_status(self, _folder: Path) -> AgentStatus | None:
+        return status(pid=self.pid, version=self.version, ready=self.version == "good") if self.pid else None
+
+
+@pytest.fixture
+def service(tmp_path: Path, packages: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedService:
+    simulated = SimulatedService(tmp_path, packages)
+    for module in (agent_service, restart):
+        monkeypatch.setattr(module, "read_status", simulated.read_status)
+    monkeypatch.setattr(agent_service, "time", simulated)
+    monkeypatch.setattr(upgrade_command, "find_folder", lambda *_: tmp_path)
+    monkeypatch.setattr(os, "kill", simulated.kill)
+    monkeypatch.setattr(os, "geteuid", lambda: 501)
+    return simulated
+
+
+def test_rollback_of_a_system_service_that_stays_down_says_why_and_what_to_do(
+    upgrade: Upgrade, service: SimulatedService, packages: Path
+) -> None:
+    result = upgrade(service)
+    assert "the agent ended: option X is gone" in result.output
+    assert "agent restart`" in result.output
+    assert "run `sudo " in result.output
+    assert read(packages) == "good"
+
+
+@pytest.mark.parametrize(("bad", "reason"), [("crash", "the agent ended"), ("never ready", "is not ready within 20 s")])
+def test_rollback_of_a_system_service_is_done_before_the_lease_expires(
+    upgrade: Upgrade, service: SimulatedService, packages: Path, bad: str, reason: str
+) -> None:
+    service.bad = bad
+    result = upgrade(service)
+    assert reason in result.output
+    assert "version good is back, and runs as process" in result.output
+    assert service.version == "good"
+    assert read(packages) == "good"
+
+
+def test_version_that_crashes_after_it_was_ready_is_taken_back(
+    upgrade: Upgrade, service: SimulatedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_status(_folder: Path) -> AgentStatus | None:
+        if service.version == "bad" and service.pid and service.now - service.starts_at >= 1:
+            service.end()
+        return status(pid=service.pid, version=service.version) if service.pid else None
+
+    monkeypatch.setattr(agent_service, "read_status", read_status)
+    service.bad = "crash later"
+    result = upgrade(service)
+    assert "the agent ended" in result.output
+    assert "version good is back" in result.output
+
+
+def test_good_version_is_taken(upgrade: Upgrade, service: SimulatedService, packages: Path, tmp_path: Path) -> None:
+    result = upgrade(service, lambda: write(packages, "good"))
+    assert result.exit_code == 0, result.output
+    assert "runs as process 101" in result.output
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"site-packages"}
