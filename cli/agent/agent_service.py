@@ -21,7 +21,7 @@ from launchd.service_manager import ServiceError, ServiceManager, ServiceState
 from launchd.systemctl import system_systemd, user_systemd
 from metal_agent.control.agent_client import AgentClient
 from metal_agent.control.agent_status import AgentStatus
-from metal_agent.exit_codes import load_exit
+from metal_agent.exit_codes import STOPPED, load_exit
 from metal_agent.native.log_files import START_LOG
 
 _END_SECONDS: Final = 1.0
@@ -185,7 +185,7 @@ def explain_failure(error: ServiceError, folder: Path) -> str:
 def stop_everything(folder: Path, say: Callable[[str], None]) -> bool:
     """Drain and stop everything by the agent, and wait for its end; return False if no agent answers.
 
-    Raises click.ClickException: it refuses.
+    Raises click.ClickException: it refuses, or ends before everything is stopped.
     """
     if read_status(folder) is None:
         return False
@@ -201,4 +201,10 @@ def stop_everything(folder: Path, say: Callable[[str], None]) -> bool:
             said = time.monotonic()
             say(f"waiting for running requests of {', '.join(f'{each.namespace}/{each.service}' for each in left)}")
         time.sleep(_PAUSE_SECONDS)
+    ended = load_exit(folder)
+    if ended is None or ended.code != STOPPED:
+        reason = f": {ended.message}" if ended else ""
+        raise click.ClickException(
+            f"the agent ended before everything was stopped{reason}; engines may still run: see `pomona agent status`"
+        )
     return True

@@ -116,6 +116,11 @@ class Supervisor:
             self._unreadable.end_others(wanted)
         self._unload_unwanted()
 
+    async def wait_for_unreadable(self) -> None:
+        """Wait until the engines whose records cannot be read have ended, or are known not to end."""
+        if self._unreadable:
+            await self._unreadable.wait_until_ended()
+
     def unclaimed(self) -> dict[str, MetalProcessSpec]:
         """Return, by uid, the specs of engines that `pomona up` runs or left running here and that are not ending."""
         return {

@@ -18,6 +18,9 @@ from metal_agent.supervise.records import UnreadableRecord
 _RESERVATION: Final = "unreadable/"
 """Begin of the uid of a reservation: a process of the same MetalProcess that this version starts needs memory too."""
 
+_END_SECONDS: Final = GRACE_SECONDS + 5
+"""Time to end: the grace after SIGTERM, then a while for SIGKILL."""
+
 log = structlog.get_logger()
 
 
@@ -27,6 +30,7 @@ class UnreadableEngines:
     def __init__(self, host: RunnerContext, records: Iterable[UnreadableRecord], group: asyncio.TaskGroup) -> None:
         self._host = host
         self._engines: dict[str, NativeProcess] = {}
+        self._watches: dict[str, asyncio.Task[None]] = {}
         self._ending: set[str] = set()
         """The uids of those that are being ended."""
         self._group = group
@@ -46,6 +50,11 @@ class UnreadableEngines:
                 log.info("unreadable_engine_ended", uid=uid, pid=engine.pid)
                 self._group.create_task(engine.end(GRACE_SECONDS))
 
+    async def wait_until_ended(self) -> None:
+        """Wait until they have ended; return also if they do not end, which SIGKILL would have done long ago."""
+        if self._watches:
+            await asyncio.wait(self._watches.values(), timeout=_END_SECONDS)
+
     def _watch(self, record: UnreadableRecord) -> None:
         try:
             engine = NativeProcess(record.pid) if record.pid is not None else None
@@ -60,7 +69,7 @@ class UnreadableEngines:
         log.warning("unreadable_engine_kept", uid=record.uid, pid=engine.pid, memory_bytes=record.memory_bytes)
         self._engines[record.uid] = engine
         self._host.ledger.take_over(f"{_RESERVATION}{record.uid}", record.memory_bytes)
-        self._group.create_task(self._wait(record, engine))
+        self._watches[record.uid] = self._group.create_task(self._wait(record, engine))
 
     async def _wait(self, record: UnreadableRecord, engine: NativeProcess) -> None:
         try:
@@ -68,6 +77,7 @@ class UnreadableEngines:
         finally:
             engine.release()
         self._engines.pop(record.uid, None)
+        self._watches.pop(record.uid, None)
         self._ending.discard(record.uid)
         self._host.ledger.release(f"{_RESERVATION}{record.uid}")
         self._host.records.remove(record.uid)

@@ -40,7 +40,8 @@ async def test_unassigned_engine_is_ended_once_however_many_lists_lack_it(
         assert ledger.available_bytes == 60
         for _ in range(3):
             engines.end_others(())
-        await eventually(lambda: not engines.pids)
+        await engines.wait_until_ended()
+        assert not engines.pids
     assert ended == [engine.pid]
     assert identify_process(engine.pid) is None
     assert ledger.available_bytes == 100
