@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,17 +16,6 @@ from tests.support.eventually import eventually
 from tests.systemd.nested_systemd import ADDRESS, NestedSystemd, find_obstacle
 
 POMONA = Path(sys.prefix) / "bin" / "pomona"
-
-
-@pytest.fixture
-def systemd(tmp_path: Path) -> Iterator[NestedSystemd]:
-    assert find_obstacle() == ""
-    nested = NestedSystemd(tmp_path)
-    try:
-        nested.start()
-        yield nested
-    finally:
-        nested.stop()
 
 
 def pomona(systemd: NestedSystemd, *words: str) -> subprocess.CompletedProcess[str]:

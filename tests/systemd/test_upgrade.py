@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -12,7 +11,7 @@ import pytest
 
 from tests.controlplane.process import CHECKOUT
 from tests.hosts.test_agent_service import ServedHost
-from tests.systemd.nested_systemd import ADDRESS, NestedSystemd, find_obstacle
+from tests.systemd.nested_systemd import ADDRESS, NestedSystemd
 
 
 @pytest.fixture(scope="module")
@@ -34,17 +33,6 @@ def environment(tmp_path: Path, wheel: Path) -> Path:
         check=True,
     )
     return folder
-
-
-@pytest.fixture
-def systemd(tmp_path: Path) -> Iterator[NestedSystemd]:
-    assert find_obstacle() == ""
-    nested = NestedSystemd(tmp_path)
-    try:
-        nested.start()
-        yield nested
-    finally:
-        nested.stop()
 
 
 async def test_good_version_is_taken_and_bad_one_taken_back(
