@@ -50,7 +50,7 @@ async def join_cluster(code: JoinCode, folder: Path) -> JoinedHost:
     Raises:
         JoinError: the folder belongs to another host or cannot be used, or the code cannot be redeemed.
     """
-    _check_folder(folder, code.host)
+    _check_folder(folder, code)
     credentials = _code_credentials(code)
     await _check_server(replace(credentials, identity=StaticToken(None)))
     async with connect(credentials) as client:
@@ -74,17 +74,22 @@ async def join_cluster(code: JoinCode, folder: Path) -> JoinedHost:
     return joined
 
 
-def _check_folder(folder: Path, host: str) -> None:
-    """Raises JoinError if the folder cannot be used, or another host's agent or engines use it."""
+def _is_same_cluster(joined: JoinedHost, code: JoinCode) -> bool:
+    """Return whether a code is of the cluster that the host has joined, by address or certificate authority."""
+    return joined.server == code.server or bool(code.authority_pem and joined.authority == code.authority_pem)
+
+
+def _check_folder(folder: Path, code: JoinCode) -> None:
+    """Raises JoinError if the folder cannot be used, or the agent or engines of another host or cluster use it."""
     try:
         before = read_joined_host(folder)
-        if before is None or before.host == host:
-            return
+        if before and before.host == code.host and _is_same_cluster(before, code):
+            return  # its agent may run, and takes the new identity
         records = Records(folder / "processes").load().values()
         running = [each.name for each in records if each.identity and is_running(each.identity)]
     except OSError as error:
         raise JoinError(f"cannot use --state-dir {folder}: {error}") from error
-    if running:
+    if before and running:
         raise JoinError(
             f"this machine is host {before.host}, and engines of it run here ({', '.join(running)}): remove that host "
             f"by `pomona host remove {before.host}` and stop its agent and engines, or join with another --state-dir"
@@ -93,7 +98,8 @@ def _check_folder(folder: Path, host: str) -> None:
         with own_folder(folder):
             pass
     except StartError as error:
-        raise JoinError(f"this machine is host {before.host}: {error}, then join as {host}") from error
+        known = f"this machine is host {before.host}: " if before else ""
+        raise JoinError(f"{known}{error}, then join as {code.host}") from error
 
 
 def _code_credentials(code: JoinCode) -> Credentials:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from artifacts import durable
 from artifacts.errors import ArtifactError
 from artifacts.repositories import local_files
 from artifacts.source import parse
@@ -34,7 +35,7 @@ def test_error_does_not_tell_which_paths_exist_outside_the_root(tmp_path: Path) 
         assert len(set(told)) == 1, told
 
 
-@pytest.mark.parametrize("planted", ["weights.gguf.part", "weights.gguf.lock", ".weights.gguf.part.json.new"])
+@pytest.mark.parametrize("planted", ["weights.gguf.part", "weights.gguf.lock"])
 async def test_link_that_was_planted_beside_a_download_is_not_followed(
     server: FileServer, weights: bytes, tmp_path: Path, planted: str
 ) -> None:
@@ -48,6 +49,17 @@ async def test_link_that_was_planted_beside_a_download_is_not_followed(
 
     assert error.reason == "StorageFailed"
     assert victim.read_bytes() == b"precious"
+
+
+def test_file_that_was_planted_for_a_write_lends_it_neither_place_nor_mode(tmp_path: Path) -> None:
+    victim, kept = tmp_path / "victim", tmp_path / "kept.json"
+    victim.write_bytes(b"precious")
+    (tmp_path / ".kept.json.new").symlink_to(victim)
+    durable.write(kept, "secret")
+    assert (victim.read_bytes(), kept.stat().st_mode & 0o777) == (b"precious", 0o600)
+    (tmp_path / ".kept.json.new").touch(0o666)
+    durable.write(kept, "secret")
+    assert kept.stat().st_mode & 0o777 == 0o600
 
 
 async def test_pipe_in_place_of_a_download_is_refused(server: FileServer, weights: bytes, tmp_path: Path) -> None:
