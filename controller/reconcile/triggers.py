@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Final, NamedTuple
 
 from controller.reconcile.indexes import controller_of
+from crds.meta import DRAINED, REACHABLE
 from kube.client import Obj
 from kube.resources import ObjectKey, Resource
 from kube.store import Store
@@ -31,6 +32,8 @@ _MEASURED: Final = (
     "processes",
 )
 """Fields that an agent measures again and again; the binder alone decides by them."""
+_REPORTED: Final = frozenset({DRAINED, REACHABLE})
+"""Conditions of a MetalHost for people; nothing is decided by them."""
 
 
 class Trigger(NamedTuple):
@@ -66,6 +69,16 @@ def steady_facts(host: Obj) -> object:
     """Return what does not change all the time of a MetalHost."""
     status = {name: value for name, value in host.get("status", {}).items() if name not in _MEASURED}
     return everything({**host, "status": status})
+
+
+def serving_facts(host: Obj) -> object:
+    """Return what services and their processes read of a MetalHost: no report of the controller about the host itself.
+
+    The condition Drained changes with each process that leaves, and each change would enqueue all that waits.
+    """
+    status = {name: value for name, value in host.get("status", {}).items() if name != "controllerVersion"}
+    conditions = [each for each in status.get("conditions", ()) if each["type"] not in _REPORTED]
+    return steady_facts({**host, "status": {**status, "conditions": conditions}})
 
 
 def is_scheduled(pod: Obj) -> bool:

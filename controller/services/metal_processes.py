@@ -12,7 +12,7 @@ from controller.models.served import Served
 from controller.placement.capacity import stored_capacities
 from controller.reconcile.indexes import HOST_INDEX, SERVICE_INDEX, namespaced
 from controller.reconcile.plan import Patch, Plan, Reconciler, Snapshot, decode_stored
-from controller.reconcile.triggers import Trigger, all_but_status, steady_facts
+from controller.reconcile.triggers import Trigger, all_but_status, serving_facts
 from controller.services import diagnosis, replica_memory
 from controller.services.endpoints import ready_endpoints
 from controller.services.replica_memory import MemoryAdvice
@@ -172,7 +172,7 @@ def release_reconciler(wait_seconds: Callable[[str], float | None]) -> Reconcile
         decide=decide_release,
         observe=observe,
         reads=_release_facts,
-        triggers=(Trigger(METAL_HOSTS, _deleted_processes_of_host, steady_facts),),
+        triggers=(Trigger(METAL_HOSTS, _deleted_processes_of_host, serving_facts),),
     )
 
 

@@ -34,7 +34,7 @@ from controller.reconcile.triggers import (
     owned,
     refused_pod,
     scheduled_pod,
-    steady_facts,
+    serving_facts,
 )
 from controller.services import preconditions
 from controller.services.endpoints import ready_endpoints, replica_addresses
@@ -175,7 +175,7 @@ def _list_triggers() -> tuple[Trigger, ...]:
     return (
         *(owned(resource, INFERENCE_SERVICES) for resource in (SERVICES, METAL_PROCESSES, *_OF_PODS)),
         Trigger(MODELS, _services_of_model, everything),
-        Trigger(METAL_HOSTS, _services_of_host, steady_facts),
+        Trigger(METAL_HOSTS, _services_of_host, serving_facts),
         Trigger(NODES, _services_without_device, everything, finds_by_status=True),
         Trigger(PODS, _service_by_label(LABEL_SERVICE), scheduled_pod),
         Trigger(PODS, _services_of_fetch, refused_pod),

@@ -30,6 +30,7 @@ CHAT = Item(INFERENCE_SERVICES, ObjectKey("team", "chat"))
 TINY = Item(MODELS, ObjectKey("team", "tiny"))
 STUDIO = Item(METAL_HOSTS, ObjectKey("", "studio-1"))
 PROCESS = Item(METAL_PROCESSES, ObjectKey("team", "chat-1-0"))
+LEAVING = Item(METAL_PROCESSES, ObjectKey("team", "chat-8-0"))
 
 
 class NoApi(Client):
@@ -149,6 +150,20 @@ NEWS = {
         host(conditions=[condition("MemoryPressure", "True")]),
         {CHAT, STUDIO},
     ),
+    "the progress of a drain": (
+        METAL_HOSTS,
+        host(conditions=[condition("Ready", "True"), condition("Drained", "False", message="2 processes")]),
+        host(conditions=[condition("Ready", "True"), condition("Drained", "False", message="1 process")]),
+        {STUDIO},
+    ),
+    "the answer of a host": (
+        METAL_HOSTS,
+        host(conditions=[condition("Ready", "True"), condition("Reachable", "False")]),
+        host(conditions=[condition("Ready", "True"), condition("Reachable", "True")]),
+        {STUDIO},
+    ),
+    "the controller's version": (METAL_HOSTS, host(), host(controllerVersion="2"), {STUDIO}),
+    "the pause of a host": (METAL_HOSTS, host(), host(conditions=[condition("Paused", "True")]), {CHAT, STUDIO}),
     "the first endpoint": (ENDPOINT_SLICES, slice_of_pods([]), slice_of_pods([{"addresses": ["10.0.0.1"]}]), {CHAT}),
     "an endpoint": (
         ENDPOINT_SLICES,
@@ -168,11 +183,14 @@ def test_change_that_is_not_read_enqueues_nothing(controller: Controller, name: 
 
 @pytest.mark.parametrize("name", NEWS)
 def test_change_that_is_read_enqueues_what_it_concerns(controller: Controller, name: str) -> None:
-    if name.endswith("host"):
+    resource, old, new, expected = NEWS[name]
+    if resource == METAL_HOSTS:
         controller.store.put(METAL_PROCESSES, process("chat-9-0"))
+        leaving = process("chat-8-0", host="studio-1", deletionTimestamp="2026-11-21T11:00:00Z")
+        controller.store.put(METAL_PROCESSES, leaving)
+        expected = expected | ({LEAVING} if CHAT in expected else set())
     if name.endswith("Model"):
         controller.store.put(INFERENCE_SERVICES, service())
-    resource, old, new, expected = NEWS[name]
     assert enqueued(controller, resource, old, new) == expected
 
 
