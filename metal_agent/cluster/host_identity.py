@@ -83,6 +83,8 @@ class HostIdentity:
     def __init__(self, folder: Path, joined: JoinedHost, clock: Callable[[], float] = since_boot_seconds) -> None:
         self._folder = folder
         self._joined = joined
+        self._on_disk = joined
+        """The content of the file when it was last read or written: anything else in it is another join."""
         self._clock = clock
         # The age of a token on disk is unknown, since the wall clock may have been set: an agent renews when it starts.
         self._due_at = clock()
@@ -158,6 +160,8 @@ class HostIdentity:
                 else:
                     failures = 0
                     continue
+            elif self._on_disk != self._joined:
+                await self._write_again()
             await asyncio.sleep(min(wait, _CHECK_SECONDS))
 
     async def _adopt_written(self) -> bool:
@@ -170,23 +174,37 @@ class HostIdentity:
             written = await asyncio.to_thread(read_joined_host, self._folder)
         except OSError as error:
             raise CredentialsError(f"{self._folder / FILE_NAME}: {error}: make it readable for this user") from error
-        if written is None or written == self._joined:
+        if written is None or written in (self._on_disk, self._joined):
             return False
         if not written.is_same_place(self._joined):
             raise CredentialsError(
                 f"this machine has joined as host {written.host} at {written.server} since this agent started: restart "
                 "the agent"
             )
-        self._joined, self._due_at = written, self._clock()
+        self._joined, self._on_disk, self._due_at = written, written, self._clock()
         log.info("token_read_again", host=self.host, expires_at=self.expires_at)
         return True
 
     async def _store(self, granted: GrantedToken) -> None:
         renewed = msgspec.structs.replace(self._joined, token=granted.token, expires_at=granted.expires_at)
-        try:
-            await asyncio.to_thread(write_joined_host, self._folder, renewed)
-        except OSError as error:
-            # A full disk must not end an identity that the server has just renewed; the next renewal writes again.
-            log.warning("token_not_written", path=str(self._folder / FILE_NAME), error=str(error))
+        await self._write(renewed)
         self._joined = renewed
         self._due_at = self._clock() + renewal_seconds(granted.lifetime_seconds)
+
+    async def _write(self, joined: JoinedHost) -> None:
+        try:
+            await asyncio.to_thread(write_joined_host, self._folder, joined)
+        except OSError as error:
+            # A full disk must not end an identity that the server has just renewed.
+            log.warning("token_not_written", path=str(self._folder / FILE_NAME), error=str(error))
+        else:
+            self._on_disk = joined
+
+    async def _write_again(self) -> None:
+        """Write the token in use, which could not be written when it was granted, unless there is another join."""
+        async with self._lock:
+            try:
+                if not await self._adopt_written():
+                    await self._write(self._joined)
+            except CredentialsError as error:
+                log.warning("token_not_written", path=str(self._folder / FILE_NAME), error=str(error))

@@ -124,14 +124,68 @@ async def test_token_is_on_disk_before_it_is_used(tmp_path: Path, monkeypatch: p
 
 async def test_full_disk_does_not_end_an_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     identity = make(tmp_path)
-
-    def full(_folder: Path, _joined: JoinedHost) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(host_identity, "write_joined_host", full)
+    monkeypatch.setattr(host_identity, "write_joined_host", _refuse_to_write)
     await identity.renew(Granting())
     assert await identity.authorization() == "Bearer token-1"
     assert read_joined_host(tmp_path) == JOINED
+
+
+def test_token_that_was_not_written_is_kept_and_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The token on disk is older than the one in use, and no other join."""
+    server = Granting(DAY)
+    write, is_full = host_identity.write_joined_host, False
+
+    def write_if_free(folder: Path, joined: JoinedHost) -> None:
+        if is_full:
+            raise OSError(28, "No space left on device")
+        write(folder, joined)
+
+    async def main() -> None:
+        nonlocal is_full
+        identity = make(tmp_path)
+        monkeypatch.setattr(host_identity, "write_joined_host", write_if_free)
+        renewal = asyncio.create_task(identity.keep_renewed(server))
+        await asyncio.sleep(DAY / 4)
+        is_full = True
+        await asyncio.sleep(DAY / 2)
+        assert not await identity.refresh("Bearer token-2"), "the file has the token before"
+        assert await identity.authorization() == "Bearer token-2"
+        is_full = False
+        await asyncio.sleep(61)
+        assert (read_joined_host(tmp_path) or JOINED).token == "token-2"
+        is_full = True
+        await asyncio.sleep(DAY / 2)
+        assert await identity.authorization() == "Bearer token-3"
+        write(tmp_path, msgspec.structs.replace(JOINED, token="joined-again"))
+        assert await identity.refresh("Bearer token-3"), "the file has changed"
+        renewal.cancel()
+
+    virtual_time.run(main())
+    assert server.granted == 3
+
+
+def test_token_that_was_not_written_does_not_overwrite_another_join(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        identity = make(tmp_path)
+        write = host_identity.write_joined_host
+        with monkeypatch.context() as patch:
+            patch.setattr(host_identity, "write_joined_host", _refuse_to_write)
+            await identity.renew(Granting())
+        write(tmp_path, msgspec.structs.replace(JOINED, token="joined-again"))
+        renewal = asyncio.create_task(identity.keep_renewed(server))
+        await asyncio.sleep(61)
+        renewal.cancel()
+
+    server = Granting()
+    server.answers = False
+    virtual_time.run(main())
+    assert (read_joined_host(tmp_path) or JOINED).token == "joined-again"
+
+
+def _refuse_to_write(_folder: Path, _joined: JoinedHost) -> None:
+    raise OSError(28, "No space left on device")
 
 
 async def test_refused_token_gives_way_to_another_join(tmp_path: Path) -> None:
