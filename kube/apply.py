@@ -5,7 +5,7 @@ kube/comparison.py decides by the object as it was observed. A status is sent fr
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -20,7 +20,14 @@ from kube.time import rfc3339
 _STATUS_TRIES = 3
 UNDECLARED_SECONDS: Final = 600.0
 """Time after which a field is sent again that the API server did not know: its CRD may have been updated."""
-_UNDECLARED: Final = re.compile(r"\.status\.(\w+)[^:\s]*: field not declared in schema")
+_SELECTOR: Final = r'\[(?:"(?:[^"\\]|\\.)*"|[^\]"])*\]'
+"""An item of a list in the path of a field: its position, or its keys, whose values are quoted."""
+_UNDECLARED: Final = re.compile(rf"\.status((?:\.[\w-]+|{_SELECTOR})+): field not declared in schema")
+_FIELD_NAME: Final = re.compile(rf"{_SELECTOR}|\.([\w-]+)")
+_INVALID: Final = 422
+
+FieldPath = tuple[str, ...]
+"""The names of fields on the way down from a status; items of lists are not told apart."""
 
 log = structlog.get_logger()
 
@@ -32,21 +39,56 @@ class UndeclaredFields:
     """
 
     def __init__(self) -> None:
-        self._until: dict[tuple[Resource, str], float] = {}
+        self._until: dict[tuple[Resource, FieldPath], float] = {}
 
     def leave_out(self, resource: Resource, status: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the status without fields that were refused a short time ago."""
-        now = time.monotonic()
-        return {field: value for field, value in status.items() if self._until.get((resource, field), now) <= now}
+        pruned: Mapping[str, Any] = _prune(status, self._list_paths(resource))
+        return pruned
 
-    def note(self, resource: Resource, error: ApiError) -> bool:
-        """Note the fields that a refusal names, which may be the first of several; return whether it names any."""
-        fields = sorted(set(_UNDECLARED.findall(error.message)))
-        for field in fields:
-            self._until[resource, field] = time.monotonic() + UNDECLARED_SECONDS
-        if fields:
-            log.warning("status_fields_unknown", resource=str(resource), fields=fields, remedy="apply the newer crds/")
-        return bool(fields)
+    def note(self, resource: Resource, error: ApiError, sent: Mapping[str, Any]) -> bool:
+        """Note the fields of the status `sent` that a refusal names, which may be the first of several.
+
+        Where an object is invalid without such a field, the whole field of the status that has it is left out. Return
+        whether anything of `sent` is left out now.
+        """
+        paths = {_parse_path(found) for found in _UNDECLARED.findall(error.message)}
+        if not paths and error.status == _INVALID:
+            paths = self._list_paths(resource)
+        for noted in (paths, {path[:1] for path in paths}):
+            for path in noted:
+                self._until[resource, path] = time.monotonic() + UNDECLARED_SECONDS
+            if self.leave_out(resource, sent) != sent:
+                fields = sorted(map(".".join, noted))
+                log.warning(
+                    "status_fields_unknown", resource=str(resource), fields=fields, remedy="apply the newer crds/"
+                )
+                return True
+        return False
+
+    def _list_paths(self, resource: Resource) -> set[FieldPath]:
+        now = time.monotonic()
+        return {path for (kind, path), until in self._until.items() if kind == resource and until > now}
+
+
+def _parse_path(text: str) -> FieldPath:
+    """Return the names in a path such as `.coreLevels[0].speed`."""
+    return tuple(filter(None, _FIELD_NAME.findall(text)))
+
+
+def _prune(value: Any, paths: Collection[FieldPath]) -> Any:
+    """Return the value without the fields at these paths."""
+    if not paths:
+        return value
+    if isinstance(value, list):
+        return [_prune(item, paths) for item in value]
+    if isinstance(value, Mapping):
+        return {
+            name: _prune(field, [path[1:] for path in paths if path[0] == name])
+            for name, field in value.items()
+            if (name,) not in paths
+        }
+    return value
 
 
 _OF_THIS_PROCESS: Final = UndeclaredFields()
@@ -101,8 +143,8 @@ async def apply_status(
             if not tries_left:
                 raise
         except ApiError as error:
-            # A field that was noted is not sent again, so that this ends.
-            if not undeclared.note(resource, error):
+            # Less is sent each time, so that this ends.
+            if not undeclared.note(resource, error, known):
                 raise
 
 

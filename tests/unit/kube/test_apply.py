@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kube.apply import is_applied, merge_conditions
+from kube.apply import UndeclaredFields, is_applied, merge_conditions
 from kube.comparison import Comparison
-from kube.resources import DEPLOYMENTS, METAL_PROCESSES
+from kube.errors import ApiError
+from kube.resources import DEPLOYMENTS, METAL_HOSTS, METAL_PROCESSES
 
 NAMES = st.text("abcxyz", min_size=1, max_size=3)
 SCALARS = st.one_of(st.text("ab0", max_size=3), st.integers(1, 9), st.booleans())
@@ -135,3 +136,43 @@ def test_a_condition_keeps_its_time_until_its_status_changes() -> None:
         {"type": "Cached", "status": "True", "lastTransitionTime": "2026-11-21T13:10:00Z"},
         {"type": "New", "status": "Unknown", "lastTransitionTime": "2026-11-21T13:10:00Z"},
     ]
+
+
+def refusal(message: str, status: int = 500) -> ApiError:
+    return ApiError("PATCH metalhosts/studio-1/status", status=status, reason="", message=message)
+
+
+@pytest.mark.parametrize(
+    ("path", "left"),
+    [
+        (".status.chip", {"levels": [{"name": "a", "cores": 6}], "power": {"source": "ac"}}),
+        (".status.levels[0].cores", {"chip": "M4", "levels": [{"name": "a"}], "power": {"source": "ac"}}),
+        ('.status.levels[name="a]: \\"b"].cores', {"chip": "M4", "levels": [{"name": "a"}], "power": {"source": "ac"}}),
+        (".status.power.source", {"chip": "M4", "levels": [{"name": "a", "cores": 6}], "power": {}}),
+        (".status.power.source.of", {"chip": "M4", "levels": [{"name": "a", "cores": 6}]}),
+    ],
+)
+def test_only_the_field_that_a_refusal_names_is_left_out(path: str, left: Any) -> None:
+    """One that is not found in the status, as names with dots are not told apart, takes the whole field with it."""
+    status = {"chip": "M4", "levels": [{"name": "a", "cores": 6}], "power": {"source": "ac"}}
+    undeclared = UndeclaredFields()
+    error = refusal(f"failed to create typed patch object: {path}: field not declared in schema")
+    assert undeclared.note(METAL_HOSTS, error, status)
+    assert undeclared.leave_out(METAL_HOSTS, status) == left
+    assert undeclared.leave_out(METAL_PROCESSES, status) == status
+    assert undeclared.note(METAL_HOSTS, error, status), "another request was refused meanwhile"
+    assert undeclared.leave_out(METAL_HOSTS, status) == left
+
+
+def test_object_that_is_invalid_without_a_field_is_left_out_as_a_whole() -> None:
+    status = {"chip": "M4", "power": {"kind": "ac"}}
+    undeclared = UndeclaredFields()
+    assert not undeclared.note(METAL_HOSTS, refusal("status.chip: too long", 422), status), "for another reason"
+    assert undeclared.note(METAL_HOSTS, refusal(".status.power.kind: field not declared in schema"), status)
+    sent = undeclared.leave_out(METAL_HOSTS, status)
+    assert sent == {"chip": "M4", "power": {}}
+    assert not undeclared.note(METAL_HOSTS, refusal("etcd is away"), sent)
+    assert undeclared.note(METAL_HOSTS, refusal("status.power.source: Required value", 422), sent)
+    sent = undeclared.leave_out(METAL_HOSTS, status)
+    assert sent == {"chip": "M4"}
+    assert not undeclared.note(METAL_HOSTS, refusal("status.chip: too long", 422), sent)
