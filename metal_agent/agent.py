@@ -127,6 +127,7 @@ class Agent:
             tls=options.tls,
         )
         self._listener = ReachabilityListener(self._name, address, self._ports.list_spare, self._enqueue_report)
+        self._ports.on_assign = self._listener.give_up
         self._host = build_host(
             options.folder,
             ledger=ledger,

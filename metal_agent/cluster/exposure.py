@@ -8,7 +8,7 @@ A service keeps its port over restarts, because EndpointSlices and firewalls nam
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -48,6 +48,8 @@ class ServicePorts:
         self._given = {service: port for service, port in kept.items() if port in self._range}
         self._foreign: set[int] = set()
         """Ports that were taken by other programs when the proxy tried them; all are tried again when none is left."""
+        self.on_assign: Callable[[int], None] = lambda _port: None
+        """Called with a port that a service gets, which this agent must not use for anything else any more."""
 
     def get(self, service: str) -> int | None:
         """Return the port of `service`, or None if it has none."""
@@ -67,6 +69,7 @@ class ServicePorts:
                 raise NoPortError(f"no port of --port-range {ports} is free for {service}: widen it")
             durable.write(self._path, {**self._given, service: port})
             self._given[service] = port
+            self.on_assign(port)
         return self._given[service]
 
     def list_spare(self) -> list[int]:

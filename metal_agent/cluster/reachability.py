@@ -1,7 +1,8 @@
 """A listener by which the controller finds out whether the cluster reaches this host.
 
 Nothing on a host knows whether a firewall or a route keeps the cluster away, and a host without services has no other
-listener. So the agent answers on a spare port of its range with the name of this host, and the controller asks there.
+listener. So the agent answers on a spare port of its range with the name of this host, and the controller asks there. A
+service that needs the port gets it.
 The answer holds no secret; a client that is slow or sends too much is dropped.
 """
 
@@ -42,6 +43,7 @@ class ReachabilityListener:
         self._address = address
         self._list_ports = list_ports
         self._on_change = on_change
+        self._server: asyncio.Server | None = None
         self._moved = asyncio.Event()
         self._connections = 0
 
@@ -50,11 +52,18 @@ class ReachabilityListener:
         self._address = address
         self._moved.set()
 
+    def give_up(self, port: int) -> None:
+        """Stop to listen on `port` before this returns, as a service gets it; another spare port is tried."""
+        if port == self.port and self._server:
+            self._server.close()
+            self._set_port(None)
+            self._moved.set()
+
     async def run(self) -> None:
         """Listen until cancelled."""
         while True:
             self._moved.clear()
-            server = await self._bind()
+            self._server = server = await self._bind()
             try:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(None if server else _RETRY_SECONDS):

@@ -72,3 +72,22 @@ def test_first_port_of_the_range_is_left_to_services(tmp_path: Path) -> None:
     assert ports.assign("team/mail") == 18001
     assert ports.list_spare() == [18003, 18002]
     assert ServicePorts(tmp_path / "one.json", 18000, 18000).list_spare() == []
+
+
+async def test_last_port_of_the_range_is_given_up_for_a_service(tmp_path: Path) -> None:
+    with socket.create_server((LOOPBACK, 0)) as spare:
+        last: int = spare.getsockname()[1]
+    ports = ServicePorts(tmp_path / "ports.json", last - 1, last)
+    changes: list[int | None] = []
+    listener = ReachabilityListener("studio-1", LOOPBACK, ports.list_spare, lambda: changes.append(listener.port))
+    ports.on_assign = listener.give_up
+    async with running(listener.run()):
+        await eventually(lambda: listener.port == last)
+        assert ports.assign("team/chat") == last - 1
+        assert listener.port == last, "no service needs it"
+        assert ports.assign("team/mail") == last
+        with socket.create_server((LOOPBACK, last)):
+            assert changes == [last, None]
+        listener.move(LOOPBACK)
+        ports.keep({"team/chat"})
+        await eventually(lambda: listener.port == last)
