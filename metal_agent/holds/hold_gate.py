@@ -13,7 +13,7 @@ from metal_agent import lifecycle
 from metal_agent.assignments import Assignment
 from metal_agent.process_events import Evicted, Held, Released
 
-HOLD_SOURCES: Final = ("pressure", "schedule", "owner", "battery", "heat")
+HOLD_SOURCES: Final = ("pressure", "schedule", "activity", "battery", "heat")
 
 
 class HoldableProcess(Protocol):

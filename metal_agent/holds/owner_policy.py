@@ -24,14 +24,14 @@ FULL_PERCENT: Final = 100
 _MARGIN_PERCENT: Final = 5
 """Charge above the owner's limit at which a hold ends on battery: a charge may rise by a percent under less load."""
 
-OwnerSource = Literal["schedule", "owner", "battery", "heat"]
+OwnerSource = Literal["schedule", "activity", "battery", "heat"]
 REASONS: Final[Mapping[OwnerSource, str]] = MappingProxyType(
-    {"schedule": "QuietHours", "owner": "OwnerActive", "battery": "OnBattery", "heat": "TooHot"}
+    {"schedule": "QuietHours", "activity": "OwnerActive", "battery": "OnBattery", "heat": "TooHot"}
 )
 """Reason of the condition Paused for each source, the first one that holds first."""
-BEGIN_SECONDS: Final[dict[OwnerSource, float]] = {"schedule": 0.0, "owner": 45.0, "battery": 30.0, "heat": 30.0}
-"""Time for which a source must say that it holds. owner: a touch of the mouse is no work."""
-END_SECONDS: Final[dict[OwnerSource, float]] = {"schedule": 0.0, "owner": 0.0, "battery": 60.0, "heat": 300.0}
+BEGIN_SECONDS: Final[dict[OwnerSource, float]] = {"schedule": 0.0, "activity": 45.0, "battery": 30.0, "heat": 30.0}
+"""Time for which a source must say that it holds. activity: a touch of the mouse is no work."""
+END_SECONDS: Final[dict[OwnerSource, float]] = {"schedule": 0.0, "activity": 0.0, "battery": 60.0, "heat": 300.0}
 """Time for which a source must say that it is free. heat: engines heat a machine up again that has just cooled down."""
 
 Signal = Literal["hold", "free", "between"]
@@ -55,7 +55,7 @@ class OwnerPolicy:
         """The sources that the owner has turned on."""
         given: dict[OwnerSource, bool] = {
             "schedule": bool(self.quiet_hours),
-            "owner": self.idle_minutes is not None,
+            "activity": self.idle_minutes is not None,
             "battery": self.battery_percent is not None,
             "heat": self.when_hot,
         }
@@ -66,7 +66,7 @@ class OwnerPolicy:
         match source:
             case "schedule":
                 return f"quiet hours are {', '.join(each.text for each in self.quiet_hours)}"
-            case "owner":
+            case "activity":
                 return f"somebody works at it, until there is no input for {self.idle_minutes} minutes"
             case "battery" if self.battery_percent == FULL_PERCENT:
                 return "it runs on battery"
@@ -94,7 +94,7 @@ def read_signal(policy: OwnerPolicy, source: OwnerSource, sample: OwnerSample) -
     match source:
         case "schedule":
             return "hold" if any(each.contains(sample.moment) for each in policy.quiet_hours) else "free"
-        case "owner":
+        case "activity":
             return _read_input(sample.idle_seconds, (policy.idle_minutes or 0) * 60.0)
         case "battery":
             return _read_power(sample.power, policy.battery_percent or 0)

@@ -57,7 +57,7 @@ def read_owner_sample(sources: tuple[OwnerSource, ...]) -> OwnerSample:
     """Read the facts of `sources`, and no others: each costs the start of a program. Blocks for some 50 ms."""
     return OwnerSample(
         datetime.now(UTC),
-        user_input.read_idle_seconds() if "owner" in sources else None,
+        user_input.read_idle_seconds() if "activity" in sources else None,
         power.read() if "battery" in sources else Power(),
         thermal.read() if "heat" in sources else None,
     )

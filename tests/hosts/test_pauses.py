@@ -22,7 +22,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the times of both policies, most of them to a hundredth."""
     monkeypatch.setattr(owner_policy, "SAMPLE_SECONDS", 0.02)
     monkeypatch.setattr(pause_policy, "PAUSE_SECONDS", 0.5)
-    monkeypatch.setitem(owner_policy.BEGIN_SECONDS, "owner", 0.1)
+    monkeypatch.setitem(owner_policy.BEGIN_SECONDS, "activity", 0.1)
     monkeypatch.setattr(pressure_policy, "SAMPLE_SECONDS", 0.02)
     for name in ("WARN", "CRITICAL", "DISPLACE_AFTER", "CRITICAL_DISPLACEMENT", "SETTLE", "CALM", "RETURN"):
         seconds = getattr(pressure_policy, f"{name}_SECONDS")
@@ -81,7 +81,7 @@ async def test_end_of_memory_pressure_frees_nothing_that_the_owner_holds(
     watched.level = "critical"
     await phase(watched, "Pending", "MemoryPressure")
     watched.sample = ACTIVE
-    await eventually(lambda: [hold.source for hold in watched.gate.list_holds()] == ["pressure", "owner"])
+    await eventually(lambda: [hold.source for hold in watched.gate.list_holds()] == ["pressure", "activity"])
     watched.level = "normal"
     await phase(watched, "Pending", "HostPaused")
     await eventually(lambda: not watched.watchdog.state.evicted)

@@ -46,7 +46,7 @@ def test_policy_has_all_that_the_owner_gives() -> None:
     )
     assert [each.text for each in policy.quiet_hours] == ["Mon-Fri 09:00-17:00 Europe/Berlin", "Sat 10:00-12:00 UTC"]
     assert (policy.idle_minutes, policy.when_hot, policy.pauses_critical) == (10, True, True)
-    assert policy.sources == ("schedule", "owner", "battery", "heat")
+    assert policy.sources == ("schedule", "activity", "battery", "heat")
 
 
 def refuse(*words: str) -> Result:

@@ -28,7 +28,7 @@ RECORD = (
     b'"model":"tiny"}'
 )
 PRESSURE = b'{"pressed":true,"asking":"u1","evicted":["u2"],"needed_calm_seconds":120.0}'
-HOLDS = b'{"sources":{"owner":"2026-11-23T12:00:00Z"},"displacing":["u1"],"evicted":["u2"]}'
+HOLDS = b'{"sources":{"activity":"2026-11-23T12:00:00Z"},"displacing":["u1"],"evicted":["u2"]}'
 PEAKS = b'{"runs":{"key":[{"started":"u1/t","bytes":5}]}}'
 
 SPEC = MetalProcessSpec(
@@ -60,7 +60,7 @@ VALUES = [
         PressureRecord(is_under_pressure=True, displacing="u1", evicted=("u2",), needed_calm_seconds=120.0),
     ),
     (PEAKS, PeaksFile({"key": [Run(started="u1/t", bytes=5)]})),
-    (HOLDS, PauseRecord({"owner": "2026-11-23T12:00:00Z"}, ("u1",), ("u2",))),
+    (HOLDS, PauseRecord({"activity": "2026-11-23T12:00:00Z"}, ("u1",), ("u2",))),
 ]
 
 

@@ -40,7 +40,7 @@ def test_nothing_pauses_a_host_by_default() -> None:
 def test_owner_is_active_by_recent_input_and_away_after_the_minutes(
     idle_seconds: float | None, signal: Signal | None
 ) -> None:
-    assert read_signal(POLICY, "owner", OwnerSample(NOON, idle_seconds=idle_seconds)) == signal
+    assert read_signal(POLICY, "activity", OwnerSample(NOON, idle_seconds=idle_seconds)) == signal
 
 
 @pytest.mark.parametrize(
@@ -116,5 +116,7 @@ def test_unknown_samples_change_nothing(source: OwnerSource, holds: bool, count:
 @pytest.mark.parametrize("source", SOURCES)
 def test_reason_of_a_hold_says_what_the_owner_set(source: OwnerSource) -> None:
     said = POLICY.describe(source)
-    assert {"schedule": "Mon 09:00-17:00 UTC", "owner": "10 minutes", "battery": "40 %", "heat": "hot"}[source] in said
+    assert {"schedule": "Mon 09:00-17:00 UTC", "activity": "10 minutes", "battery": "40 %", "heat": "hot"}[
+        source
+    ] in said
     assert "%" not in OwnerPolicy(battery_percent=100).describe("battery")

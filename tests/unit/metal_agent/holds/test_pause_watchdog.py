@@ -55,7 +55,7 @@ async def test_pause_outlives_an_agent_also_while_its_source_is_unknown(tmp_path
     assert next_one.watchdog.hold_for("a"), "before its first sample"
     assert await next_one.see(UNKNOWN) == []
     (hold,) = next_one.watchdog.list_holds()
-    assert hold == HostHold("owner", policy.describe("owner"), "2026-11-23T12:00:00Z")
+    assert hold == HostHold("activity", policy.describe("activity"), "2026-11-23T12:00:00Z")
     assert await next_one.see(AWAY) == [Resume()]
     assert (next_one.watchdog.hold_for("a"), next_one.watchdog.list_holds()) == (None, [])
 
@@ -94,8 +94,8 @@ def test_sample_of_a_mac_has_only_what_the_owner_asked_for(monkeypatch: pytest.M
         "ioreg": recorded("ioreg_hid_typed.txt"),
     }
     stand_in(monkeypatch, outputs)
-    found = read_owner_sample(("owner", "battery", "heat"))
+    found = read_owner_sample(("activity", "battery", "heat"))
     assert (found.idle_seconds, found.power, found.thermal) == (123.456789012, Power("battery", 54), "heavy")
     assert read_owner_sample(("schedule",))[1:] == (None, Power(), None)
     stand_in(monkeypatch, {})
-    assert read_owner_sample(("owner", "battery", "heat"))[1:] == (None, Power(), None)
+    assert read_owner_sample(("activity", "battery", "heat"))[1:] == (None, Power(), None)
