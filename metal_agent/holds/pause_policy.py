@@ -1,21 +1,21 @@
 """Decide the actions of a host whose owner needs it, as a pure function of state, processes and time.
 
 While a source of the owner's policy holds, no engine is started, and each process that runs is displaced: it serves
-until its replacement on another host answers. One that finds no other place within a limit is evicted, drained first.
-Processes of priority critical stay, unless the owner pauses them too. When no source holds any more, all return.
+until its replacement on another host answers. One that finds no other place within the time that a displacement by
+memory pressure has is evicted, drained first. Processes of priority critical stay, unless the owner pauses them too.
+When no source holds any more, all return.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
-from metal_agent.memory.pressure_policy import CancelDisplacement, Displace, Evict, EvictionCandidate
-
-PAUSE_SECONDS: Final = 1800.0
-"""Time to find another place, as for a displacement by memory pressure; then the process is stopped without one.
-
-Large weights may take as long to be fetched and loaded on the other host.
-"""
+from metal_agent.memory.pressure_policy import (
+    DISPLACEMENT_SECONDS,
+    CancelDisplacement,
+    Displace,
+    Evict,
+    EvictionCandidate,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def step_pause(
     for each in running:
         so_far = state.displacing.get(each.uid)
         # An engine that loads answers no request; one that was evicted already was about to end when its agent ended.
-        if each.uid in evicted or each.stage == "loading" or (so_far or 0.0) + seconds >= PAUSE_SECONDS:
+        if each.uid in evicted or each.stage == "loading" or (so_far or 0.0) + seconds >= DISPLACEMENT_SECONDS:
             evicted.add(each.uid)
             actions.append(Evict(each.uid))
             continue

@@ -21,7 +21,7 @@ ACTIVE, AWAY = (OwnerSample(NOON, idle_seconds=seconds) for seconds in (0.0, 360
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the times of both policies, most of them to a hundredth."""
     monkeypatch.setattr(owner_policy, "SAMPLE_SECONDS", 0.02)
-    monkeypatch.setattr(pause_policy, "PAUSE_SECONDS", 0.5)
+    monkeypatch.setattr(pause_policy, "DISPLACEMENT_SECONDS", 0.5)
     monkeypatch.setitem(owner_policy.BEGIN_SECONDS, "activity", 0.1)
     monkeypatch.setattr(pressure_policy, "SAMPLE_SECONDS", 0.02)
     for name in ("WARN", "CRITICAL", "DISPLACE_AFTER", "CRITICAL_DISPLACEMENT", "SETTLE", "CALM", "RETURN"):

@@ -4,8 +4,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crds.meta import Priority
-from metal_agent.holds.pause_policy import PAUSE_SECONDS, Pause, PauseAction, PauseState, Resume, step_pause
-from metal_agent.memory.pressure_policy import CancelDisplacement, Displace, Evict, EvictionCandidate, MemoryStage
+from metal_agent.holds.pause_policy import Pause, PauseAction, PauseState, Resume, step_pause
+from metal_agent.memory.pressure_policy import (
+    DISPLACEMENT_SECONDS,
+    CancelDisplacement,
+    Displace,
+    Evict,
+    EvictionCandidate,
+    MemoryStage,
+)
 
 
 def process(uid: str, stage: MemoryStage = "serving", priority: Priority = "normal") -> EvictionCandidate:
@@ -37,7 +44,7 @@ def test_process_without_another_place_is_stopped_after_the_limit() -> None:
     while not actions:
         state, actions = step_pause(state, [process("a")], 10.0, is_held=True)
         seconds += 10.0
-    assert (actions, seconds) == ((Evict("a"),), PAUSE_SECONDS)
+    assert (actions, seconds) == ((Evict("a"),), DISPLACEMENT_SECONDS)
     state, actions = step_pause(state, [process("a", "ending")], 10.0, is_held=True)
     assert (actions, state.evicted) == ((), frozenset({"a"}))
     state, actions = step_pause(state, [process("a", "absent")], 10.0, is_held=False)
@@ -75,6 +82,6 @@ def test_only_a_running_process_is_displaced_or_stopped_and_only_during_a_pause(
                 assert is_held
                 assert stages[action.uid] in {"loading", "serving"}
             if isinstance(action, Evict) and stages[action.uid] == "serving":
-                assert action.uid in before.evicted or displaced_for[action.uid] >= PAUSE_SECONDS - 1e-6
+                assert action.uid in before.evicted or displaced_for[action.uid] >= DISPLACEMENT_SECONDS - 1e-6
         if not is_held:
             assert (state.displacing, state.evicted) == ({}, frozenset())
