@@ -104,9 +104,9 @@ async def pomona(plane: ControlPlane, nodes: dict[str, RealNode]) -> None:
     del nodes
     repository, _, tag = POMONA.rpartition(":")
     networks = ",".join(map(str, ALLOWED_NETWORKS))
-    values = (f"image.repository={repository}", f"image.tag={tag}", f"models.allowPrivateSources={{{networks}}}")
-    settings = (f"--set={each}" for each in values)
-    await run_helm("install", "pomona", str(CHART), "--create-namespace", "--wait", *settings, plane=plane)
+    image = (f"--set=image.repository={repository}", f"--set-string=image.tag={tag}")
+    sources = f"--set=models.allowPrivateSources={{{networks}}}"
+    await run_helm("install", "pomona", str(CHART), "--create-namespace", "--wait", *image, sources, plane=plane)
     await members.wait_for_kinds(plane)
     await plane.collect_new_kinds()
 

@@ -95,7 +95,7 @@ async def test_new_image_of_pomona_fails_no_request(
         await node.ctr("images", "tag", "--force", POMONA, newer)
 
     async with asked(cluster, "chat"):
-        tag = f"--set=image.tag={newer.rpartition(':')[2]}"
+        tag = f"--set-string=image.tag={newer.rpartition(':')[2]}"
         await run_helm("upgrade", "pomona", str(CHART), "--reuse-values", "--wait", tag, plane=plane)
 
         async def replaced() -> bool:
