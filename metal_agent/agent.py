@@ -44,7 +44,7 @@ from metal_agent.cluster.inspections import Inspections, is_inspection
 from metal_agent.cluster.process_status import ProcessReporter
 from metal_agent.cluster.reachability import ReachabilityListener
 from metal_agent.control.agent_control import serve_control
-from metal_agent.control.agent_status import AgentStatus, HoldStatus, describe_processes
+from metal_agent.control.agent_status import AgentStatus, describe_processes
 from metal_agent.exit_codes import forget_exit
 from metal_agent.holds.pause_watchdog import PauseInputs
 from metal_agent.host import HostCallbacks, build_host
@@ -233,7 +233,7 @@ class Agent:
             server=self.connection.server,
             connection=describe_connection(self.connection),
             identity=describe_identity(self.connection),
-            holds=[HoldStatus(*hold) for hold in self._host.gate.list_holds()],
+            holds=self._host.gate.list_holds(),
             ready=self._lifetime.recovered.is_set() and (self._renewed_once.is_set() or self.connection.is_away),
             stopping=self._lifetime.stop.is_set(),
             budget_bytes=self._ledger.budget_bytes,

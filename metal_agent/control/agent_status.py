@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from metal_agent.holds.hold_gate import HostHold
 from metal_agent.supervise.runner import Runner
 
 
@@ -38,15 +39,6 @@ class IdentityStatus(msgspec.Struct, frozen=True, rename="camel"):
     renews_at: str
 
 
-class HoldStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """One reason for which this host starts no engine."""
-
-    source: str
-    message: str
-    since: str
-    """RFC 3339."""
-
-
 class AgentStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """The agent of one host."""
 
@@ -63,7 +55,7 @@ class AgentStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     connection: ConnectionStatus
     identity: IdentityStatus | None = None
     """None: the agent has a kubeconfig."""
-    holds: list[HoldStatus] = []
+    holds: list[HostHold] = []
     ready: bool = True
     """False until engines are adopted, and the Lease is renewed or the API server away; earlier versions lack it."""
     stopping: bool = False

@@ -5,7 +5,9 @@ and sends only what differs, so that the end of one hold frees nothing that anot
 """
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
+
+import msgspec
 
 from crds.meta import DISRUPTION_TARGET
 from kube.client import Obj
@@ -31,8 +33,8 @@ class HoldableProcess(Protocol):
         """Send the event that it is held, evicted or released."""
 
 
-class HostHold(NamedTuple):
-    """One reason for which this host starts no engine."""
+class HostHold(msgspec.Struct, frozen=True, rename="camel"):
+    """One reason for which this host starts no engine, as the control socket reports it, too."""
 
     source: str
     """One of `HOLD_SOURCES`."""
