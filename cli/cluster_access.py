@@ -98,10 +98,10 @@ def describe_missing(resource: Resource, name: str, namespace: str | None, names
     return f"{missing}: there are {shown}"
 
 
-async def watch_objects(
-    client: Client, resource: Resource, namespace: str | None, *, field_selector: str = ""
-) -> AsyncGenerator[dict[str, Obj], None]:
-    """Yield the objects that match, by name, as they are and after each change, without end.
+async def watch_object(
+    client: Client, resource: Resource, name: str, namespace: str | None = None
+) -> AsyncGenerator[Obj | None, None]:
+    """Yield an object as it is and after each change, without end; None if there is no such object.
 
     An outage of the API server is survived for half a minute.
 
@@ -109,32 +109,28 @@ async def watch_objects(
         ApiError: the server refuses.
         Unreachable: the server does not answer.
     """
-    answered = asyncio.get_running_loop().time()
+    clock = asyncio.get_running_loop().time
+    selector = f"metadata.name={name}"
+    failing_since: float | None = None
     while True:
         try:
-            found = await client.list(resource, namespace, field_selector=field_selector)
-            objects = {each["metadata"]["name"]: each for each in found.items}
-            answered = asyncio.get_running_loop().time()
-            yield dict(objects)
+            found = await client.list(resource, namespace, field_selector=selector)
+            failing_since = None
+            yield next(iter(found.items), None)
             version = found.resource_version
-            events = client.watch(resource, namespace, resource_version=version, field_selector=field_selector)
+            events = client.watch(resource, namespace, resource_version=version, field_selector=selector)
             async with contextlib.aclosing(events):
                 async for event in events:
-                    answered = asyncio.get_running_loop().time()
-                    if event.type == "BOOKMARK":
-                        continue
-                    name = event.object["metadata"]["name"]
-                    if event.type == "DELETED":
-                        objects.pop(name, None)
-                    else:
-                        objects[name] = event.object
-                    yield dict(objects)
+                    if event.type != "BOOKMARK":
+                        yield None if event.type == "DELETED" else event.object
             # A server that ends each watch at once must not be asked without a pause.
             await asyncio.sleep(_RETRY_SECONDS)
         except Gone:
             continue
         except (ApiError, Unreachable) as error:
-            if not _may_end(error) or asyncio.get_running_loop().time() - answered > _OUTAGE_SECONDS:
+            # A watch may be quiet for long before it is cut: only the time since the first failure is an outage.
+            failing_since = clock() if failing_since is None else failing_since
+            if not _may_end(error) or clock() - failing_since > _OUTAGE_SECONDS:
                 raise
             await asyncio.sleep(_RETRY_SECONDS)
 

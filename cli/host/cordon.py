@@ -1,6 +1,5 @@
 """`pomona host cordon`, `uncordon` and `drain`: take a host out of service, as kubectl does with a node."""
 
-import asyncio
 import contextlib
 import functools
 import sys
@@ -12,6 +11,7 @@ from cli.cluster_options import ClusterOptions, cluster_options
 from cli.completion import complete_hosts
 from cli.lazy import program_name
 from cli.service.verdict import find_condition
+from crds.meta import DRAINED
 
 if TYPE_CHECKING:
     from cli.cluster_access import Cluster
@@ -55,7 +55,8 @@ def drain(name: str, *, target: ClusterOptions, no_wait: bool) -> None:
     """Cordon the host NAME, and move all its processes to other hosts.
 
     A process ends when its replacement answers. One that fits on no other host serves on and is named: free memory
-    elsewhere, or suspend its service. The command waits until none is left; Ctrl-C ends the wait only.
+    elsewhere, or suspend its service. The command waits until none is left, or until the drain is taken back; Ctrl-C
+    ends the wait only.
 
     \b
     Example:
@@ -63,74 +64,60 @@ def drain(name: str, *, target: ClusterOptions, no_wait: bool) -> None:
     """
     from cli.cluster_access import INTERRUPTED_EXIT, run_in_cluster  # noqa: PLC0415 - not needed for --help
 
-    _edit(target, name, {"unschedulable": True, "drain": True})
+    host = _edit(target, name, {"unschedulable": True, "drain": True})
     print(f"draining {name}: nothing more is placed there until `{program_name()} host uncordon {name}`")
     if no_wait:
         return
     try:
-        run_in_cluster(target, functools.partial(_wait_until_empty, name=name))
+        run_in_cluster(target, functools.partial(wait_until_drained, host=host))
     except KeyboardInterrupt:
         print(f"\n{name} goes on draining", file=sys.stderr)
         sys.exit(INTERRUPTED_EXIT)
     print(f"drained {name}: no process is left on it")
 
 
-def _edit(target: ClusterOptions, name: str, spec: Obj) -> None:
-    """Merge fields into the spec of a host."""
+def _edit(target: ClusterOptions, name: str, spec: Obj) -> Obj:
+    """Merge fields into the spec of a host, and return the host as it is then."""
     from cli.cluster_access import FIELD_MANAGER, read_object, run_in_cluster  # noqa: PLC0415 - not for --help
     from kube.resources import METAL_HOSTS  # noqa: PLC0415 - same
 
-    async def merge(cluster: "Cluster") -> None:
+    async def merge(cluster: "Cluster") -> Obj:
         await read_object(cluster.client, METAL_HOSTS, name)
-        await cluster.client.patch_merge(METAL_HOSTS, name, None, {"spec": spec}, field_manager=FIELD_MANAGER)
+        return await cluster.client.patch_merge(METAL_HOSTS, name, None, {"spec": spec}, field_manager=FIELD_MANAGER)
 
-    run_in_cluster(target, merge)
-
-
-async def _wait_until_empty(cluster: "Cluster", *, name: str) -> None:
-    """Print the processes that are still on a host, after each change, until there is none."""
-    from cli.cluster_access import watch_objects  # noqa: PLC0415 - not needed for --help
-    from kube.resources import METAL_PROCESSES  # noqa: PLC0415 - same
-
-    last = ""
-    explaining = asyncio.create_task(_print_what_blocks(cluster, name))
-    states = watch_objects(cluster.client, METAL_PROCESSES, None, field_selector=f"spec.hostName={name}")
-    async with contextlib.AsyncExitStack() as stack:
-        stack.callback(explaining.cancel)
-        await stack.enter_async_context(contextlib.aclosing(states))
-        async for processes in states:
-            left = [each for each in processes.values() if not each["spec"].get("inspect")]
-            if not left:
-                return
-            shown = describe_processes(left)
-            if shown != last:
-                print(shown, flush=True)
-            last = shown
+    return run_in_cluster(target, merge)
 
 
-async def _print_what_blocks(cluster: "Cluster", name: str) -> None:
-    """Print why a drain does not go on, each time when the reason is another one."""
-    from cli.cluster_access import watch_objects  # noqa: PLC0415 - not needed for --help
+async def wait_until_drained(cluster: "Cluster", host: Obj) -> None:
+    """Print how far the drain of a host is, after each change, until the controller says that nothing is left on it.
+
+    Args:
+        cluster: the cluster.
+        host: the host, as the API server returned it with `spec.drain`.
+
+    Raises:
+        click.ClickException: the drain was taken back, or the host was removed.
+        ApiError: the API server refuses.
+        Unreachable: the API server does not answer.
+    """
+    from cli.cluster_access import watch_object  # noqa: PLC0415 - not needed for --help
     from kube.resources import METAL_HOSTS  # noqa: PLC0415 - same
 
-    last = ""
-    states = watch_objects(cluster.client, METAL_HOSTS, None, field_selector=f"metadata.name={name}")
+    metadata, last = host["metadata"], ""
+    states = watch_object(cluster.client, METAL_HOSTS, metadata["name"])
     async with contextlib.aclosing(states):
-        async for hosts in states:
-            drained = find_condition(hosts.get(name, {}), "Drained")
-            message = str(drained.get("message", "")) if drained.get("reason") == "DrainBlocked" else ""
-            if message and message != last:
-                print(message, flush=True)
-            last = message
-
-
-def describe_processes(processes: list[Obj]) -> str:
-    """Return a line with the number of processes, and one with each: its service, phase and reason."""
-    lines = []
-    for each in processes:
-        metadata, status = each["metadata"], each.get("status", {})
-        service = f"{metadata['namespace']}/{each['spec'].get('serviceName', '')}"
-        phase = "Stopping" if metadata.get("deletionTimestamp") else status.get("phase", "Pending")
-        reason = f" ({status['reason']})" if status.get("reason") else ""
-        lines.append(f"  {service}  {metadata['name']}  {phase}{reason}")
-    return "\n".join([f"{len(lines)} still run:" if len(lines) > 1 else "1 still runs:", *sorted(lines)])
+        async for now in states:
+            if now is None or now["metadata"]["uid"] != metadata["uid"]:
+                raise click.ClickException(f"MetalHost {metadata['name']} was removed while it was drained")
+            if not now["spec"].get("drain"):
+                raise click.ClickException(
+                    f"the drain of {metadata['name']} was taken back (spec.drain is not true): what is left there stays"
+                )
+            drained = find_condition(now, DRAINED)
+            if drained.get("observedGeneration", 0) < metadata["generation"]:
+                continue  # it is that of an earlier drain
+            if drained["status"] == "True":
+                return
+            if drained["message"] != last:
+                last = drained["message"]
+                print(last, flush=True)

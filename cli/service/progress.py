@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from cli.cluster_access import watch_objects
+from cli.cluster_access import watch_object
 from cli.service.verdict import DONE, Verdict, judge_service
 from kube.resources import INFERENCE_SERVICES
 
@@ -63,15 +63,13 @@ async def wait_until_serving(
         ApiError: the API server refuses.
         Unreachable: the API server does not answer.
     """
-    selector = f"metadata.name={name}"
     hint = asyncio.get_running_loop().call_later(
         UNSEEN_SECONDS, printer.print_line, "no controller has seen it so far: does it run?"
     )
     try:
-        states = watch_objects(client, INFERENCE_SERVICES, namespace, field_selector=selector)
+        states = watch_object(client, INFERENCE_SERVICES, name, namespace)
         async with contextlib.aclosing(states):
-            async for objects in states:
-                service = objects.get(name)
+            async for service in states:
                 if service is None:
                     return Verdict("cannot serve", f"InferenceService {name} was deleted", "Deleted", "deploy it again")
                 verdict = judge_service(service)
