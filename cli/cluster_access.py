@@ -40,6 +40,8 @@ class Cluster:
     credentials: Credentials
     namespace: str
     """Namespace of the command."""
+    target: ClusterOptions
+    """The options that the user gave, which each command in a hint needs, too."""
 
 
 def run_in_cluster(target: ClusterOptions, work: Callable[[Cluster], Awaitable[T]]) -> T:
@@ -68,7 +70,7 @@ def run_in_cluster(target: ClusterOptions, work: Callable[[Cluster], Awaitable[T
 
 async def _run(loaded: Credentials, target: ClusterOptions, work: Callable[[Cluster], Awaitable[T]]) -> T:
     async with connect(loaded) as client:
-        return await work(Cluster(client, loaded, target.namespace or loaded.namespace or DEFAULT_NAMESPACE))
+        return await work(Cluster(client, loaded, target.namespace or loaded.namespace or DEFAULT_NAMESPACE, target))
 
 
 async def read_object(client: Client, resource: Resource, name: str, namespace: str | None = None) -> Obj:

@@ -1,6 +1,7 @@
 """Options of the commands that talk to a cluster: which cluster, as which user, and in which namespace."""
 
 import functools
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,19 @@ class ClusterOptions:
     """None: the current context."""
     namespace: str | None = None
     """None: the namespace of the context."""
+
+    def render(self, *, namespace: str | None = None) -> str:
+        """Return what was given as options that follow a command, such as ` -n team-a`, also one of kubectl.
+
+        Args:
+            namespace: the namespace of the command, instead of the one that was given.
+        """
+        given = (
+            ("-n", namespace or self.namespace),
+            ("--context", self.context),
+            ("--kubeconfig", self.kubeconfig),
+        )
+        return "".join(f" {option} {shlex.quote(str(value))}" for option, value in given if value)
 
 
 def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -30,7 +30,9 @@ def cordon(name: str, *, target: ClusterOptions) -> None:
       pomona host cordon studio-1
     """
     _edit(target, name, {"unschedulable": True})
-    print(f"cordoned {name}: nothing more is placed there until `{program_name()} host uncordon {name}`")
+    print(
+        f"cordoned {name}: nothing more is placed there until `{program_name()} host uncordon {name}{target.render()}`"
+    )
 
 
 @click.command("uncordon")
@@ -65,7 +67,9 @@ def drain(name: str, *, target: ClusterOptions, no_wait: bool) -> None:
     from cli.cluster_access import INTERRUPTED_EXIT, run_in_cluster  # noqa: PLC0415 - not needed for --help
 
     host = _edit(target, name, {"unschedulable": True, "drain": True})
-    print(f"draining {name}: nothing more is placed there until `{program_name()} host uncordon {name}`")
+    print(
+        f"draining {name}: nothing more is placed there until `{program_name()} host uncordon {name}{target.render()}`"
+    )
     if no_wait:
         return
     try:

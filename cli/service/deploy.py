@@ -4,6 +4,7 @@ import asyncio
 import functools
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -127,17 +128,26 @@ def _apply_and_wait(
             cleaned = [without_managed_fields(each) for each in applied]
             print_manifests(cleaned[0] if len(cleaned) == 1 else cleaned, form)
         services = [each for each in applied if each["kind"] == "InferenceService"]
+        targets = [_locate(target, each, objects) for each in services]
         if not waits or not services:
             return 0
-        verdicts = run_in_cluster(target, functools.partial(_wait, services=services, show=show))
+        verdicts = run_in_cluster(target, functools.partial(_wait, services=services, targets=targets, show=show))
     except KeyboardInterrupt:
-        names = [each["metadata"]["name"] for each in applied if each["kind"] == "InferenceService"]
-        if names:
-            show(f"\n{', '.join(names)} goes on deploying: `{program_name()} status {names[0]}` shows how far it is")
+        services = [each for each in applied if each["kind"] == "InferenceService"]
+        if names := [each["metadata"]["name"] for each in services]:
+            command = f"{program_name()} status {names[0]}{_locate(target, services[0], objects).render()}"
+            show(f"\n{', '.join(names)} goes on deploying: `{command}` shows how far it is")
         return INTERRUPTED_EXIT
-    for service, verdict in zip(services, verdicts, strict=True):
-        _print_result(service["metadata"]["name"], verdict, show)
+    for service, where, verdict in zip(services, targets, verdicts, strict=True):
+        _print_result(service["metadata"]["name"], where, verdict, show)
     return 1 if any(verdict.state == "cannot serve" for verdict in verdicts) else 0
+
+
+def _locate(target: ClusterOptions, service: Obj, objects: Sequence[Obj]) -> ClusterOptions:
+    """Return the options that reach a service: one of a file may be in another namespace than that of the context."""
+    name, namespace = service["metadata"]["name"], service["metadata"]["namespace"]
+    stated = any((each["metadata"]["name"], each["metadata"].get("namespace")) == (name, namespace) for each in objects)
+    return replace(target, namespace=namespace) if stated else target
 
 
 async def _apply(
@@ -188,27 +198,26 @@ async def _check_model(cluster: "Cluster", name: str, first: Obj) -> None:
         )
 
 
-async def _wait(cluster: "Cluster", *, services: Sequence[Obj], show: Any) -> "list[Verdict]":
+async def _wait(
+    cluster: "Cluster", *, services: Sequence[Obj], targets: Sequence[ClusterOptions], show: Any
+) -> "list[Verdict]":
     """Return the verdict on each service."""
     from cli.service.progress import ProgressPrinter, wait_until_serving  # noqa: PLC0415 - not needed for --help
 
     waits = []
-    for each in services:
-        metadata = each["metadata"]
-        printer = ProgressPrinter(f"{metadata['name']}: " if len(services) > 1 else "", show)
-        waits.append(
-            wait_until_serving(cluster.client, metadata["namespace"], metadata["name"], metadata["generation"], printer)
-        )
+    for each, target in zip(services, targets, strict=True):
+        printer = ProgressPrinter(f"{each['metadata']['name']}: " if len(services) > 1 else "", show)
+        waits.append(wait_until_serving(cluster.client, each, target, printer))
     return await asyncio.gather(*waits)
 
 
-def _print_result(name: str, verdict: "Verdict", show: Any) -> None:
-    program = program_name()
+def _print_result(name: str, target: ClusterOptions, verdict: "Verdict", show: Any) -> None:
+    program, options = program_name(), target.render()
     match verdict.state:
         case "serves":
-            show(f"{name} serves: ask it with `{program} chat {name}`")
+            show(f"{name} serves: ask it with `{program} chat {name}{options}`")
         case "suspended":
             show(f"{name} is suspended: {verdict.message}")
         case _:
             print(f"{name} cannot serve: {verdict.message}", file=sys.stderr)
-            print(f"see `{program} status {name}`; {verdict.next_step}", file=sys.stderr)
+            print(f"see `{program} status {name}{options}`; {verdict.next_step}", file=sys.stderr)

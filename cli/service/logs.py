@@ -66,7 +66,7 @@ async def _print_logs(
         processes = []
     replicas = sorted([*pods, *processes], key=lambda each: str(each["metadata"]["name"]))
     if not replicas:
-        says = f"`{program_name()} status {name}` says what it waits for"
+        says = f"`{program_name()} status {name}{cluster.target.render()}` says what it waits for"
         raise click.ClickException(f"{name} has no replica yet: {says}")
     chosen = choose_replicas(name, replicas, replica)
     has_prefix = len(chosen) > 1

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from cli.cluster_access import watch_object
+from cli.cluster_options import ClusterOptions
+from cli.lazy import program_name
 from cli.service.verdict import DONE, Verdict, judge_service
 from kube.resources import INFERENCE_SERVICES
 
@@ -55,28 +57,37 @@ class ProgressPrinter:
 
 
 async def wait_until_serving(
-    client: "Client", namespace: str, name: str, generation: int, printer: ProgressPrinter
+    client: "Client", service: Obj, target: ClusterOptions, printer: ProgressPrinter
 ) -> Verdict:
-    """Return the verdict once the service serves this generation, or cannot.
+    """Return the verdict once the service serves the generation that was applied, or cannot.
+
+    Args:
+        client: the API server.
+        service: the service, as the API server returned it.
+        target: the cluster that the user means, with the namespace of the service if it is another.
+        printer: prints the progress.
 
     Raises:
         ApiError: the API server refuses.
         Unreachable: the API server does not answer.
     """
+    metadata = service["metadata"]
     hint = asyncio.get_running_loop().call_later(
         UNSEEN_SECONDS, printer.print_line, "no controller has seen it so far: does it run?"
     )
     try:
-        states = watch_object(client, INFERENCE_SERVICES, name, namespace)
+        states = watch_object(client, INFERENCE_SERVICES, metadata["name"], metadata["namespace"])
         async with contextlib.aclosing(states):
-            async for service in states:
-                if service is None:
-                    return Verdict("cannot serve", f"InferenceService {name} was deleted", "Deleted", "deploy it again")
-                verdict = judge_service(service)
-                if verdict.state == "not seen" or service["metadata"]["generation"] < generation:
+            async for now in states:
+                if now is None:
+                    return Verdict(
+                        "cannot serve", f"InferenceService {metadata['name']} was deleted", "Deleted", "deploy it again"
+                    )
+                verdict = judge_service(now, program_name(), target)
+                if verdict.state == "not seen" or now["metadata"]["generation"] < metadata["generation"]:
                     continue
                 hint.cancel()
-                printer.print_verdict(service["status"].get("phase", ""), verdict)
+                printer.print_verdict(now["status"].get("phase", ""), verdict)
                 if verdict.state in DONE or verdict.state == "cannot serve":
                     return verdict
     finally:

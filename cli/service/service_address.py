@@ -69,21 +69,22 @@ async def open_service(
     slices = (await cluster.client.list(ENDPOINT_SLICES, cluster.namespace, label_selector=label)).items
     address = next(list_host_urls(slices), None)
     if address is None:
-        raise _no_replica(name)
+        raise _no_replica(cluster, name)
     async with open_session(aiohttp.TCPConnector(ssl=tls), token) as session:
         await _check_host(session, address, name)
         yield session, address
 
 
-def _no_replica(name: str) -> click.ClickException:
-    return click.ClickException(f"{name} has no ready replica: `{program_name()} status {name}` says what it waits for")
+def _no_replica(cluster: Cluster, name: str) -> click.ClickException:
+    command = f"{program_name()} status {name}{cluster.target.render()}"
+    return click.ClickException(f"{name} has no ready replica: `{command}` says what it waits for")
 
 
 async def _read_token(cluster: Cluster, name: str) -> str:
     try:
         secret = await cluster.client.get(SECRETS, f"{name}-token", cluster.namespace)
     except NotFound as error:
-        raise _no_replica(name) from error
+        raise _no_replica(cluster, name) from error
     return b64decode(secret.get("data", {}).get("token", "")).decode()
 
 

@@ -40,7 +40,7 @@ def command(name: str, *, target: ClusterOptions, form: Literal["tree", "json", 
         return await read_service_objects(cluster, name)
 
     objects = run_in_cluster(target, read)
-    verdict = judge_service(objects.service, program_name())
+    verdict = judge_service(objects.service, program_name(), target)
     if form == "tree":
         print("\n".join(render_status(objects, verdict, terminal_width())))
     else:

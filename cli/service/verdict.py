@@ -2,6 +2,7 @@
 
 from typing import Any, Final, Literal, NamedTuple
 
+from cli.cluster_options import ClusterOptions
 from crds.meta import CONTROLLER_NAMESPACE
 
 Obj = dict[str, Any]
@@ -25,6 +26,7 @@ _REFUSALS: Final = frozenset(
     }
 )
 """Reasons that only an edit ends, also of a service whose earlier spec still serves."""
+_NONE_GIVEN: Final = ClusterOptions()
 
 
 class Verdict(NamedTuple):
@@ -38,8 +40,15 @@ class Verdict(NamedTuple):
     """An action of the user, with its command if there is one."""
 
 
-def judge_service(service: Obj, program: str = "pomona") -> Verdict:
-    """Return the verdict by the status that the controller has written."""
+def judge_service(service: Obj, program: str = "pomona", target: ClusterOptions = _NONE_GIVEN) -> Verdict:
+    """Return the verdict by the status that the controller has written.
+
+    Args:
+        service: the service.
+        program: the program as it was called, for the next step.
+        target: the cluster that the user means, for the same.
+    """
+    options = target.render()
     name, status = service["metadata"]["name"], service.get("status", {})
     ready = find_condition(service, "Ready")
     reason, message = str(ready.get("reason", "")), str(ready.get("message", ""))
@@ -48,22 +57,23 @@ def judge_service(service: Obj, program: str = "pomona") -> Verdict:
             "not seen",
             "the controller has not seen its latest spec yet",
             "NotObserved",
-            f"wait; if it stays so, see if the controller runs: kubectl get pods -n {CONTROLLER_NAMESPACE}",
+            f"wait; if it stays so, see if the controller runs: "
+            f"kubectl get pods{target.render(namespace=CONTROLLER_NAMESPACE)}",
         )
     phase = status.get("phase", "Pending")
-    edit = f"edit it: kubectl edit isvc {name}"
+    edit = f"edit it: kubectl edit isvc {name}{options}"
     if phase == "Suspended":
         return Verdict("suspended", message, reason, f"start it: {edit.removeprefix('edit it: ')}")
     if phase == "Failed" or reason in _REFUSALS:
         still = " (its earlier spec still serves)" if ready.get("status") == "True" else ""
         return Verdict("cannot serve", message, reason, edit + still)
     if phase == "Ready":
-        return Verdict("serves", message, reason, f"ask it: {program} chat {name}")
+        return Verdict("serves", message, reason, f"ask it: {program} chat {name}{options}")
     if phase == "Degraded":
         return Verdict("serves partly", message, reason, "see the replicas below that are not Ready")
     if reason in _PASSING:
         # Before its weights are there, a service has no replica with a log.
-        log = "" if reason in _BEFORE_REPLICAS else f", or see its log: {program} logs {name}"
+        log = "" if reason in _BEFORE_REPLICAS else f", or see its log: {program} logs {name}{options}"
         return Verdict("on its way", message, reason, f"wait{log}")
     return Verdict("waits", message, reason, "wait, or provide what is missing: it goes on by itself then")
 

@@ -41,6 +41,11 @@ class Pomona:
         self.kubeconfig = plane.kubeconfig()
         self._namespace = namespace
 
+    @property
+    def options(self) -> str:
+        """The options of each command, as hints repeat them."""
+        return f" -n {self._namespace} --kubeconfig {self.kubeconfig}"
+
     async def start(self, *arguments: str) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "cli.main", *self._complete(arguments)),
@@ -79,7 +84,7 @@ async def test_service_in_a_pod_is_deployed_asked_and_deleted(
     deploy = ("deploy", "chat", f"--model={cluster.files.url}/tiny.gguf", "--context-length=256")
     output = await pomona.succeed(*deploy)
     assert f"applied Model tiny in namespace {cluster.namespace}" in output
-    assert "chat serves: ask it with `pomona chat chat`" in output
+    assert f"chat serves: ask it with `pomona chat chat{pomona.options}`" in output
     versions = await cluster.versions(MODELS, INFERENCE_SERVICES)
     assert "chat serves" in await pomona.succeed(*deploy)
     assert await cluster.versions(MODELS, INFERENCE_SERVICES) == versions, "the same order changes nothing"
@@ -202,7 +207,7 @@ async def test_ctrl_c_ends_the_wait_and_not_the_service(pomona: Pomona, cluster:
     process.send_signal(2)
     output, _ = await process.communicate()
     assert process.returncode == 130
-    assert "chat goes on deploying: `pomona status chat`" in output.decode()
+    assert f"chat goes on deploying: `pomona status chat{pomona.options}`" in output.decode()
     assert await cluster.services() == ["chat"]
 
 

@@ -1,9 +1,11 @@
 """The verdict on a service, and the tree of what it waits for, in 80 columns."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cli.cluster_options import ClusterOptions
 from cli.service.service_tree import ServiceObjects, describe_host_state, render_status
 from cli.service.verdict import judge_service
 from tests.support.api_objects import condition
@@ -56,6 +58,22 @@ def test_service_that_no_controller_has_seen_points_to_the_controller() -> None:
 def test_next_step_names_the_program_as_it_was_called() -> None:
     verdict = judge_service(service("Ready", "Serving", "m", ready="True"), "kubectl pomona")
     assert verdict.next_step == "ask it: kubectl pomona chat chat"
+
+
+def test_next_step_leads_to_the_cluster_and_namespace_that_were_given() -> None:
+    given = ClusterOptions(Path("/a b/config"), "mine", "team")
+    where = " --context mine --kubeconfig '/a b/config'"
+    assert given.render() == f" -n team{where}"
+    assert ClusterOptions().render() == ""
+    for phase, reason, command in (
+        ("Ready", "Serving", "pomona chat chat -n team"),
+        ("Failed", "InvalidSpec", "kubectl edit isvc chat -n team"),
+        ("Suspended", "ScaledToZero", "kubectl edit isvc chat -n team"),
+        ("Downloading", "Probing", "pomona logs chat -n team"),
+    ):
+        assert judge_service(service(phase, reason, "m"), target=given).next_step.endswith(command + where)
+    unseen = judge_service(service("Ready", "Serving", "m", observed=0), target=given)
+    assert unseen.next_step.endswith(f"kubectl get pods -n pomona-system{where}")
 
 
 def render(objects: ServiceObjects, width: int = 80) -> list[str]:

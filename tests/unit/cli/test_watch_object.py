@@ -8,6 +8,7 @@ import click
 import pytest
 
 from cli.cluster_access import Cluster, watch_object
+from cli.cluster_options import ClusterOptions
 from cli.host.cordon import wait_until_drained
 from kube.client import Client, Obj, ObjectList, WatchEvent
 from kube.credentials import Credentials
@@ -64,7 +65,7 @@ FAR = 1e6
 
 
 def wait(client: Client) -> None:
-    virtual_time.run(wait_until_drained(Cluster(client, cast("Credentials", None), "default"), HOST))
+    virtual_time.run(wait_until_drained(Cluster(client, cast("Credentials", None), "default", ClusterOptions()), HOST))
 
 
 def test_drain_waits_for_the_condition_and_prints_each_message_once(capsys: pytest.CaptureFixture[str]) -> None:
