@@ -47,7 +47,12 @@ _OF_ONE_SERVICE = (
 @choose_files
 @click.option("--source-secret", metavar="NAME", help="Secret with the token for a gated or private source.")
 @click.option("--memory", "memory_bytes", type=Size(), help="Memory of the model, for file:// and ollama:// sources.")
-@click.option("--accelerator", metavar="NAME", help="cpu, nvidia, amd, intel-gaudi, intel; or metal: on a Mac.")
+@click.option(
+    "--accelerator",
+    metavar="NAME",
+    help="cpu, nvidia, amd, intel-gaudi, intel; or metal: on a Mac. "
+    "Default: that of the catalog entry, else of the Model.",
+)
 @click.option("--devices", type=int, help="Devices of each replica in a pod, all of one node.")
 @click.option("--replicas", type=int, help="Number of replicas. Default: 1.")
 @click.option("--context-length", type=int, help="Tokens that each request may use. Default: 4096.")
@@ -91,7 +96,7 @@ def command(
     Examples:
       pomona deploy chat --model hf://Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf --accelerator metal
       pomona deploy qwen3-8b --replicas 2 --context-length 8192
-      pomona deploy small --model qwen3-8b --priority batch
+      pomona deploy small --model qwen3-8b-q4-k-m --priority batch
       pomona deploy -f model.yaml -f service.yaml
       pomona deploy qwen3-8b --dry-run > qwen3-8b.yaml
     """
