@@ -130,6 +130,38 @@ def test_tree_of_a_service_on_hosts() -> None:
     ]
 
 
+def test_tree_names_what_holds_up_a_host_and_nothing_that_is_well() -> None:
+    process: Obj = {"metadata": {"name": "chat-0"}, "spec": {"hostName": "studio-1"}, "status": {"phase": "Ready"}}
+    well = [condition("Ready", "True"), condition("Reachable", "True", "Answers", "well"), condition("Paused", "False")]
+    ill = [
+        condition("Reachable", "False", "NoAnswer", "the controller does not reach it"),
+        condition("Drained", "False", "DrainBlocked", "1 process is held on this host"),
+        condition("Paused", "True", "QuietHours", "paused until 18:00"),
+    ]
+    moving = [condition("Drained", "False", "Draining", "1 process is still on this host")]
+    done = [condition("Drained", "True", "Drained", "no process is left")]
+
+    def describe(conditions: list[Obj]) -> list[str]:
+        host: Obj = {"spec": {}, "status": {"conditions": conditions}}
+        objects = ServiceObjects(
+            service=service("Ready", "Serving", "m", ready="True"),
+            models={},
+            processes=[process],
+            hosts={"studio-1": host},
+        )
+        lines = render(objects, 200)
+        first = next(number for number, line in enumerate(lines) if "MetalHost studio-1" in line)
+        return [line.strip() for line in lines[first + 1 :]]
+
+    assert describe(ill) == [
+        "Reachable is False (NoAnswer): the controller does not reach it",
+        "Drained is False (DrainBlocked): 1 process is held on this host",
+        "Paused is True (QuietHours): paused until 18:00",
+    ]
+    for conditions in (well, moving, done):
+        assert describe(conditions) == []
+
+
 def test_tree_of_a_service_in_pods_names_what_scheduler_and_kubelet_say() -> None:
     waiting: Obj = {
         "metadata": {"name": "chat-x"},
