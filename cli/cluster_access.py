@@ -21,8 +21,6 @@ from kube.errors import ApiError, Gone, NotFound, Unreachable
 from kube.kubeconfig import CredentialsError
 from kube.resources import Resource
 
-FIELD_MANAGER: Final = "pomona-cli"
-"""Owner of the fields that these commands write."""
 INTERRUPTED_EXIT: Final = 130
 """Exit code of a command that Ctrl-C ended, as shells have it."""
 _MOST_NAMED: Final = 8

@@ -11,7 +11,7 @@ import click
 
 from cli.agent.agent_service import find_folder, find_managers, find_start_log, state_option
 from launchd.service_manager import ServiceError
-from metal_agent.native.log_files import AGENT_LOG, previous_log_path
+from metal_agent.native.log_files import AGENT_LOG, previous_log_path, read_engine_log_name
 
 _PAUSE_SECONDS: Final = 0.5
 
@@ -78,15 +78,11 @@ def _print_last_words(start: Path, log: Path, count: int) -> None:
 
 def _find_engine_log(folder: Path, name: str) -> Path:
     """Return the newest log of an engine. Raises click.ClickException: there is none."""
-    found = [
-        path
-        for path in folder.glob("*_*.log")
-        if not path.name.endswith(".previous.log")
-        and (path.stem.partition("_")[2] == name or path.stem.partition("_")[2].startswith(f"{name}-"))
-    ]
+    engines = {path: engine for path in folder.glob("*.log") if (engine := read_engine_log_name(path))}
+    found = [path for path, engine in engines.items() if engine == name or engine.startswith(f"{name}-")]
     if not found:
-        known = sorted(path.stem.partition("_")[2] for path in folder.glob("*_*.log"))
-        raise click.ClickException(f"no engine {name!r} has a log in {folder}; there are: {', '.join(known) or 'none'}")
+        known = ", ".join(sorted(engines.values())) or "none"
+        raise click.ClickException(f"no engine {name!r} has a log in {folder}; there are: {known}")
     return max(found, key=lambda path: path.stat().st_mtime)
 
 

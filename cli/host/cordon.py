@@ -11,7 +11,7 @@ from cli.cluster_options import ClusterOptions, cluster_options
 from cli.completion import complete_hosts
 from cli.lazy import program_name
 from cli.service.verdict import find_condition
-from crds.meta import DRAINED
+from crds.meta import CLI_FIELD_MANAGER, DRAINED
 
 if TYPE_CHECKING:
     from cli.cluster_access import Cluster
@@ -82,12 +82,14 @@ def drain(name: str, *, target: ClusterOptions, no_wait: bool) -> None:
 
 def _edit(target: ClusterOptions, name: str, spec: Obj) -> Obj:
     """Merge fields into the spec of a host, and return the host as it is then."""
-    from cli.cluster_access import FIELD_MANAGER, read_object, run_in_cluster  # noqa: PLC0415 - not for --help
+    from cli.cluster_access import read_object, run_in_cluster  # noqa: PLC0415 - not for --help
     from kube.resources import METAL_HOSTS  # noqa: PLC0415 - same
 
     async def merge(cluster: "Cluster") -> Obj:
         await read_object(cluster.client, METAL_HOSTS, name)
-        return await cluster.client.patch_merge(METAL_HOSTS, name, None, {"spec": spec}, field_manager=FIELD_MANAGER)
+        return await cluster.client.patch_merge(
+            METAL_HOSTS, name, None, {"spec": spec}, field_manager=CLI_FIELD_MANAGER
+        )
 
     return run_in_cluster(target, merge)
 

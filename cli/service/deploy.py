@@ -16,7 +16,7 @@ from cli.lazy import program_name
 from cli.options import Size, choose_files
 from cli.output import print_manifests, without_managed_fields
 from cli.service.model_users import find_users
-from crds.meta import Priority
+from crds.meta import CLI_FIELD_MANAGER, Priority
 
 if TYPE_CHECKING:
     from cli.cluster_access import Cluster
@@ -159,8 +159,7 @@ async def _apply(
     cluster: "Cluster", *, name: str | None, objects: Sequence[Obj], applied: list[Obj], show: Any
 ) -> None:
     """Apply the objects; `applied` gets each as the API server returns it. `name` is the service; None: of files."""
-    from cli.cluster_access import FIELD_MANAGER  # noqa: PLC0415 - not needed for --help
-    from kube.resources import INFERENCE_SERVICES, MODELS  # noqa: PLC0415 - same
+    from kube.resources import INFERENCE_SERVICES, MODELS  # noqa: PLC0415 - not needed for --help
 
     if name is not None:
         await _check_model(cluster, name, objects[0])
@@ -168,7 +167,7 @@ async def _apply(
         resource = MODELS if each["kind"] == "Model" else INFERENCE_SERVICES
         metadata = {"namespace": cluster.namespace, **each["metadata"]}
         done = await cluster.client.apply(
-            resource, {**each, "metadata": metadata}, field_manager=FIELD_MANAGER, force=False
+            resource, {**each, "metadata": metadata}, field_manager=CLI_FIELD_MANAGER, force=False
         )
         applied.append(done)
         show(f"applied {each['kind']} {metadata['name']} in namespace {metadata['namespace']}")

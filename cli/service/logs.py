@@ -3,20 +3,19 @@
 import asyncio
 import functools
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
 from cli.lazy import program_name
+from crds.meta import PROXY_CONTAINER
 
 if TYPE_CHECKING:
     from cli.cluster_access import Cluster
 
 Obj = dict[str, Any]
-_PROXY_CONTAINER: Final = "key-proxy"
-"""Container in front of the engine, whose log is not that of the engine."""
 
 
 @click.command("logs")
@@ -28,8 +27,8 @@ _PROXY_CONTAINER: Final = "key-proxy"
 def command(name: str, *, target: ClusterOptions, follow: bool, replica: str | None, tail_lines: int | None) -> None:
     """Print the logs of the engines of the service NAME.
 
-    Of an engine on a host, the cluster has the last lines before its last exit only; the command names the file on the
-    host with all.
+    Of an engine on a host, the cluster has the last lines before its last exit only; the command names the one that
+    prints all of them on the host.
 
     \b
     Examples:
@@ -83,7 +82,7 @@ async def _print_logs(
 async def _print_pod(cluster: "Cluster", pod: Obj, prefix: str, *, follow: bool, tail_lines: int | None) -> None:
     name = pod["metadata"]["name"]
     names = [each["name"] for each in pod["spec"]["containers"]]
-    container = next((each for each in names if each != _PROXY_CONTAINER), names[0])
+    container = next((each for each in names if each != PROXY_CONTAINER), names[0])
     if not pod["spec"].get("nodeName"):
         print(f"{prefix}{name} is on no node yet, and has no log", file=sys.stderr)
         return
@@ -103,5 +102,5 @@ def print_process_log(process: Obj, prefix: str, tail_lines: int | None) -> None
     for line in lines if tail_lines is None else lines[len(lines) - tail_lines :] if tail_lines else []:
         print(prefix + line)
     what = "the lines above are from before its last exit" if lines else "the engine has not exited so far"
-    path = f"logs/{metadata['namespace']}_{metadata['name']}.log"
-    print(f"{prefix}{what}; the whole log is on host {host}: {path} in its state folder", file=sys.stderr)
+    command = f"{program_name()} agent logs --engine {metadata['name']}"
+    print(f"{prefix}{what}; the whole log is on host {host}: {command}", file=sys.stderr)

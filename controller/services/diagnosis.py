@@ -9,11 +9,10 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from controller.placement.capacity import HostCapacity, eligible_hosts
-from controller.services.pods.key_proxy import PROXY_CONTAINER
 from controller.services.preconditions import Phase, ServiceProblem
 from controller.services.replica_memory import MemoryAdvice
 from controller.services.rollout import SortedProcesses
-from crds.meta import HOST_PAUSED, MEMORY_PRESSURE
+from crds.meta import HOST_PAUSED, MEMORY_PRESSURE, PROXY_CONTAINER
 from crds.metalprocess import MetalProcess
 from crds.size import size_text
 from kube.client import Obj

@@ -10,8 +10,6 @@ from crds.meta import GROUP, HOSTS_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
 from kube.client import Obj
 from kube.resources import CLUSTER_ROLE_BINDINGS, ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS, Resource
 
-FIELD_MANAGER: Final = "pomona-cli"
-"""Field manager of what an administrator writes by `pomona`."""
 AGENT_ROLE: Final = "pomona-metal-agent"
 JOIN_CLAIMS: Final = f"{GROUP}/join-claims"
 """Annotation of a code's ServiceAccount: the host's first token without its signature, which is in the code."""

@@ -16,14 +16,13 @@ from datetime import datetime
 from typing import Final
 from urllib.parse import urlsplit
 
-from crds.meta import HOSTS_NAMESPACE, LABEL_PATTERN
+from crds.meta import CLI_FIELD_MANAGER, HOSTS_NAMESPACE, LABEL_PATTERN
 from kube.client import Client, connect
 from kube.credentials import Credentials, StaticToken, build_tls
 from kube.errors import ApiError, Forbidden, NotFound, Unreachable
 from kube.resources import SERVICE_ACCOUNTS
 from kube.service_accounts import request_token
 from metal_agent.join.host_account import (
-    FIELD_MANAGER,
     JOIN_CLAIMS,
     host_objects,
     join_account,
@@ -101,13 +100,13 @@ async def invite_host(client: Client, credentials: Credentials, host: str, serve
     name = join_account(host)
     await _delete_leftover(client, name)
     for resource, obj in host_objects(host):
-        await client.apply(resource, obj, field_manager=FIELD_MANAGER)
+        await client.apply(resource, obj, field_manager=CLI_FIELD_MANAGER)
     first = await request_token(client, HOSTS_NAMESPACE, host, _FIRST_TOKEN_SECONDS)
     claims, _, signature = first.token.rpartition(".")
     account = await client.create(SERVICE_ACCOUNTS, join_account_object(host, claims))
     try:
         for resource, obj in join_rights(host, account["metadata"]["uid"]):
-            await client.apply(resource, obj, field_manager=FIELD_MANAGER)
+            await client.apply(resource, obj, field_manager=CLI_FIELD_MANAGER)
         granted = await request_token(client, HOSTS_NAMESPACE, name, CODE_SECONDS)
         await _await_guard(credentials, name, granted.token)
     except BaseException:

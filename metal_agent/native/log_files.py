@@ -31,6 +31,19 @@ KEPT_LOGS: Final = 32
 log = structlog.get_logger()
 
 
+def engine_log_name(namespace: str, name: str) -> str:
+    """Return the name of the log of the engine of a MetalProcess."""
+    return f"{namespace}_{name}.log"
+
+
+def read_engine_log_name(path: Path) -> str | None:
+    """Return the name of the MetalProcess whose engine has written a log; None for another file or an earlier part."""
+    if path.suffix != ".log" or path.stem.endswith(".previous"):
+        return None
+    # A namespace has no underscore.
+    return path.stem.partition("_")[2] or None
+
+
 def previous_log_path(path: Path) -> Path:
     """Return the path of the earlier part of a log, from before it was truncated or its engine was started again."""
     return path.with_suffix(".previous.log")

@@ -80,7 +80,7 @@ class Runner:
         self._daemon = host.daemons.get(assignment.spec.runtime) if assignment.spec else None
         self._events: asyncio.Queue[ProcessEvent] = asyncio.Queue()
         self._work: asyncio.Task[None] | None = None
-        self.log_path = host.folder / "logs" / f"{assignment.namespace}_{assignment.name}.log"
+        self.log_path = host.folder / "logs" / log_files.engine_log_name(assignment.namespace, assignment.name)
         self._progress_reported_at = 0.0
         self._log = log.bind(process=f"{assignment.namespace}/{assignment.name}")
         requests = partial(host.exposure.requests, assignment.uid)

@@ -15,7 +15,7 @@ from artifacts.repositories.address_policy import NETWORKS_VARIABLE
 from controller.models.jobs import CONTAINER_SECURITY, keep_literal
 from controller.reconcile.partial_objects import LOADING_OPTION
 from controller.services.tokens import TOKEN_KEY
-from crds.meta import ObjectMeta
+from crds.meta import PROXY_CONTAINER, ObjectMeta
 from gateway.proxy.paths import ENGINE_LIVENESS
 from kube.client import Obj
 from runtimes.pod import SERVICE_PORT, EnginePod
@@ -23,7 +23,6 @@ from runtimes.serving import Serving
 
 TOKEN_DIRECTORY: Final = "/run/secrets/pomona"  # noqa: S105 - a path
 PORT_NAME: Final = "http"
-PROXY_CONTAINER: Final = "key-proxy"
 _TERMINATION_LOG: Final = "/dev/termination-log"
 WITHDRAWAL_SECONDS: Final = 3
 """Time for which a deleted pod serves on: a node applies changes of endpoints about once a second."""

@@ -20,11 +20,10 @@ import msgspec
 from controller.models.served import Served, cache_path, cached_claim
 from controller.reconcile.partial_objects import LOADING_OPTION
 from controller.reconcile.stamp import ANNOTATION_INPUTS, ANNOTATION_SERVED, ANNOTATION_UPDATE, is_desired, stamp
-from controller.services.pods.key_proxy import PROXY_CONTAINER
 from controller.services.pods.one_node import forget_claims
 from crds.cache import NodeCopy
 from crds.inferenceservice import InferenceService, InferenceServiceSpec
-from crds.meta import LABEL_COPY
+from crds.meta import LABEL_COPY, PROXY_CONTAINER
 from crds.model import Model
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS

@@ -136,7 +136,7 @@ async def test_service_on_a_host_is_deployed_asked_and_drained(
     answered = await pomona.run("chat", "chat", "Who are you?")
     assert answered.output.startswith(ANSWER), answered
     logs = await pomona.run("logs", "chat")
-    assert f"the whole log is on host {host.name}: logs/{cluster.namespace}_chat-" in logs.errors
+    assert f"the whole log is on host {host.name}: pomona agent logs --engine chat-" in logs.errors
     status = await pomona.succeed("status", "chat")
     assert f"MetalHost {host.name}  Ready, " in status
     assert (await pomona.succeed("hosts")).splitlines()[1].split()[:2] == [host.name, "Ready"]

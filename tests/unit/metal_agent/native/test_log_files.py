@@ -69,3 +69,10 @@ def test_own_log_is_truncated_only_if_it_is_a_file_opened_for_appending(tmp_path
     log_files.trim_own_log(writing)
     os.close(reading)
     os.close(writing)
+
+
+def test_name_of_an_engine_log_leads_back_to_its_process(tmp_path: Path) -> None:
+    path = tmp_path / log_files.engine_log_name("team-a", "chat-1a2b-0")
+    assert log_files.read_engine_log_name(path) == "chat-1a2b-0"
+    for other in (log_files.previous_log_path(path), tmp_path / log_files.AGENT_LOG, tmp_path / "team-a_chat.txt"):
+        assert log_files.read_engine_log_name(other) is None
