@@ -134,12 +134,12 @@ def terminal_width() -> int:
     return shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
 
 
-def wrap_text(text: str, width: int, indent: str = "") -> list[str]:
-    """Return the text in lines of at most `width` columns, each with the indentation."""
+def wrap_text(text: str, width: int, indent: str = "", *, first: str | None = None) -> list[str]:
+    """Return the text in lines of at most `width` columns, each with the indentation; `first` begins the first one."""
     return textwrap.wrap(
         " ".join(text.split()),
         width,
-        initial_indent=indent,
+        initial_indent=indent if first is None else first,
         subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,

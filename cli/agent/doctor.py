@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 import tempfile
-import textwrap
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import click
 
 from cli import log
 from cli.agent.agent_service import ServiceManagers, find_folder, find_managers, state_option
+from cli.output import WIDTH, wrap_text
 from kube import credentials
 from kube.kubeconfig import CredentialsError
 from launchd.service_definition import find_option
@@ -20,7 +20,6 @@ from metal_agent.cluster.host_identity import HostIdentity, read_joined_host
 from metal_agent.doctor.finding import Finding
 from metal_agent.doctor.run import CheckedHost, run_doctor
 
-_WIDTH = 80
 _INDENT = 10
 
 
@@ -96,13 +95,9 @@ def format_findings(findings: list[Finding]) -> str:
     lines = []
     for finding in findings:
         text = f"{finding.name}: {finding.found}" if finding.found else finding.name
-        lines += _wrap(f"{finding.verdict:<{_INDENT}}{text}", " " * _INDENT)
+        lines += wrap_text(text, WIDTH, " " * _INDENT, first=f"{finding.verdict:<{_INDENT}}")
         if finding.fix and finding.verdict != "ok":
-            lines += _wrap(f"{' ' * _INDENT}-> {finding.fix}", " " * (_INDENT + 3))
+            lines += wrap_text(finding.fix, WIDTH, " " * (_INDENT + 3), first=f"{' ' * _INDENT}-> ")
     count = Counter(finding.verdict for finding in findings)
     total = f"{count['ok']} ok, {count['unknown']} unknown, {count['warning']} warnings, {count['problem']} problems"
     return "\n".join([*lines, "", total])
-
-
-def _wrap(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

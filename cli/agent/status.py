@@ -1,20 +1,17 @@
 """`pomona agent status`: the service manager's view of the agent, and the agent's own."""
 
-import textwrap
 from pathlib import Path
 
 import click
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
 from cli.agent.agent_service import find_folder, find_managers, read_status, state_option
+from cli.output import WIDTH, render_table, wrap_text
 from crds.size import size_text
 from launchd.service_manager import ServiceError, ServiceState
 from metal_agent.control.agent_status import AgentStatus
 from metal_agent.exit_codes import AgentExit, load_exit
 
-_WIDTH = 80
 _LABEL_WIDTH = 14
 
 
@@ -90,7 +87,7 @@ def format_report(report: AgentReport) -> str:
         ]
     else:
         lines.append(("agent", "does not answer: see `pomona agent logs`"))
-    text = "\n".join(_format_line(f"{label}:" if label else "", value) for label, value in lines)
+    text = "\n".join(line for label, value in lines for line in _format_line(f"{label}:" if label else "", value))
     return f"{text}\n\n{_format_processes(report.agent)}" if report.agent and report.agent.processes else text
 
 
@@ -100,28 +97,19 @@ def _describe_state(agent: AgentStatus) -> str:
     return "running" if agent.ready else "starting"
 
 
-def _format_line(label: str, value: str) -> str:
-    indent = " " * _LABEL_WIDTH
-    return textwrap.fill(
-        f"{label:{_LABEL_WIDTH}}{value}",
-        _WIDTH,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+def _format_line(label: str, value: str) -> list[str]:
+    return wrap_text(value, WIDTH, " " * _LABEL_WIDTH, first=f"{label:{_LABEL_WIDTH}}") or [label]
 
 
 def _format_processes(agent: AgentStatus) -> str:
-    table = Table("SERVICE", "MODEL", "RUNTIME", "PHASE", "MEMORY", box=None, pad_edge=False)
+    titles = ("SERVICE", "MODEL", "RUNTIME", "PHASE", "MEMORY")
+    rows = []
     for each in agent.processes:
         size = size_text(each.memory_bytes) if each.memory_bytes else "-"
-        table.add_row(f"{each.namespace}/{each.service}", each.model, each.runtime, each.phase, size)
-    console = Console(width=_WIDTH, markup=False)
-    with console.capture() as captured:
-        console.print(table)
+        rows.append((f"{each.namespace}/{each.service}", each.model, each.runtime, each.phase, size))
     notes = [
         f"{each.namespace}/{each.service}: {each.message}"
         for each in agent.processes
         if each.message and each.phase != "Ready"
     ]
-    return "\n".join([captured.get().rstrip(), *notes])
+    return "\n".join([render_table(titles, rows, WIDTH, {0}), *notes])

@@ -124,7 +124,11 @@ def test_unbound_process_reports_the_reason_of_its_wait(hosts: list[Obj], expect
             ["the largest host, studio-2, has 1.0 GiB", "; host studio-1 is cordoned"],
         ),
         ([host(name) | CORDONED for name in "abcde"], "NoHostFits", ["hosts a, b, c and 2 more are cordoned"]),
-        ([host(conditions=PAUSE)], "HostPaused", ["host studio-1 is paused by its owner (typing)", "wait for the end of the pause"]),
+        (
+            [host(conditions=PAUSE)],
+            "HostPaused",
+            ["host studio-1 is paused by its owner (typing)", "wait for the end of the pause"],
+        ),
         (
             [host(conditions=SHORT), host("studio-2", conditions=PAUSE), host("studio-3") | CORDONED],
             "MemoryPressure",
