@@ -97,7 +97,7 @@ async def test_service_in_a_pod_is_deployed_asked_and_deleted(
 
     status = (await pomona.succeed("status", "chat")).splitlines()
     assert status[0].startswith("chat serves: ")
-    assert "next: ask it: pomona chat chat" in status
+    assert f"next: ask it: pomona chat chat{pomona.options}" in " ".join(status)
     assert any("Pod chat-" in line and "Ready" in line for line in status)
     assert "on node cpu-1" in "\n".join(status)
 
