@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 import textwrap
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -31,6 +32,21 @@ output_option = click.option(
     help="table fits the terminal; wide has more columns and cuts nothing.",
 )
 """Option of the commands that list objects."""
+
+
+def escape_controls(text: str) -> str:
+    """Return text of others for a terminal: what would move its cursor or set its clipboard is shown as text.
+
+    Hosts, tenants and models write what commands print; ends of lines and tabs stay.
+    """
+    return "".join(
+        each if each in "\n\t" or unicodedata.category(each) != "Cc" else f"\\x{ord(each):02x}" for each in text
+    )
+
+
+def show_raw(text: str) -> str:
+    """Return text that a file or another program gets as it is, and a terminal without control characters."""
+    return escape_controls(text) if sys.stdout.isatty() else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +121,7 @@ def render_table(
         width: columns of the terminal; None: nothing is cut.
         names: numbers of the columns that are cut only when no other can be.
     """
-    cells = [list(titles), *([" ".join(cell.split()) for cell in row] for row in rows)]
+    cells = [list(titles), *([escape_controls(" ".join(cell.split())) for cell in row] for row in rows)]
     widths = [max(len(row[number]) for row in cells) for number in range(len(titles))]
     if width is not None:
         _shrink(widths, width - len(_GAP) * (len(titles) - 1), names)
@@ -137,7 +153,7 @@ def terminal_width() -> int:
 def wrap_text(text: str, width: int, indent: str = "", *, first: str | None = None) -> list[str]:
     """Return the text in lines of at most `width` columns, each with the indentation; `first` begins the first one."""
     return textwrap.wrap(
-        " ".join(text.split()),
+        escape_controls(" ".join(text.split())),
         width,
         initial_indent=indent if first is None else first,
         subsequent_indent=indent,

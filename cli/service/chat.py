@@ -10,6 +10,7 @@ import click
 
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
+from cli.output import show_raw
 
 if TYPE_CHECKING:
     from cli.cluster_access import Cluster
@@ -97,11 +98,11 @@ async def _read_line() -> str:
 
 
 def _show(text: str) -> None:
-    print(text, end="", flush=True)
+    print(show_raw(text), end="", flush=True)
 
 
 def _show_thought(text: str) -> None:
-    print(f"{_DIM}{text}{_PLAIN}", end="", flush=True)
+    print(f"{_DIM}{show_raw(text)}{_PLAIN}", end="", flush=True)
 
 
 def _describe(answer: "ChatAnswer") -> str:

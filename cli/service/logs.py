@@ -10,6 +10,7 @@ import click
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
 from cli.lazy import program_name
+from cli.output import show_raw
 from crds.meta import PROXY_CONTAINER
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ async def _print_pod(cluster: "Cluster", pod: Obj, prefix: str, *, follow: bool,
         return
     lines = cluster.client.stream_log(name, cluster.namespace, container, follow=follow, tail_lines=tail_lines)
     async for line in lines:
-        print(prefix + line.decode(errors="replace"), flush=follow)
+        print(prefix + show_raw(line.decode(errors="replace")), flush=follow)
 
 
 def print_process_log(process: Obj, prefix: str, tail_lines: int | None) -> None:
@@ -100,7 +101,7 @@ def print_process_log(process: Obj, prefix: str, tail_lines: int | None) -> None
         return
     lines = status.get("lastExit", {}).get("log", "").splitlines()
     for line in lines if tail_lines is None else lines[len(lines) - tail_lines :] if tail_lines else []:
-        print(prefix + line)
+        print(prefix + show_raw(line))
     what = "the lines above are from before its last exit" if lines else "the engine has not exited so far"
     command = f"{program_name()} agent logs --engine {metadata['name']}"
     print(f"{prefix}{what}; the whole log is on host {host}: {command}", file=sys.stderr)

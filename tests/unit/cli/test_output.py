@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.output import TableColumn, age_text, name_of, print_objects, render_table, wrap_text
+from cli.output import TableColumn, age_text, escape_controls, name_of, print_objects, render_table, wrap_text
 
 SERVICE = {
     "apiVersion": "inference.pomona.dev/v1alpha1",
@@ -84,3 +84,15 @@ def test_long_words_are_not_broken() -> None:
         "  http://a.example/" + "b" * 30,
         "  now",
     ]
+
+
+@given(st.text())
+def test_text_of_others_moves_no_cursor(text: str) -> None:
+    shown = escape_controls(text)
+    assert not {each for each in shown if ord(each) < 0x20 or 0x7F <= ord(each) < 0xA0} - {"\n", "\t"}
+    assert escape_controls(shown) == shown
+
+
+def test_chip_of_a_hostile_host_is_shown_as_text() -> None:
+    shown = render_table(["CHIP"], [["M4\x1b]52;c;Y3Vy\x07\x9b1A"]], 80, set())
+    assert shown.splitlines()[1] == r"M4\x1b]52;c;Y3Vy\x07\x9b1A"
