@@ -167,7 +167,7 @@ def reachable_condition(host: MetalHost, answer: ReachabilityAnswer | None) -> O
     """Return the condition Reachable; without an answer, that of an earlier leader stays."""
     true, reason, message = None, "NotAsked", "the controller asks the agent once the address is accepted"
     if host.status.reachability_port is None:
-        message = "the agent does not listen for the controller: its version is earlier, or its --port-range has no spare port"
+        message = "the agent does not listen: its version is earlier, or its --port-range has no spare port"
     elif answer is not None:
         true, reason, message = answer
     elif last := find(host.status.conditions, REACHABLE):
