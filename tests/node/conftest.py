@@ -59,6 +59,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 async def network() -> Network:
     network = Network()
     await network.start()
+    # `ip netns add` mounts its folder anew the first time; mounts of containerd from before could not be removed.
+    await network.add_host("first")
     return network
 
 
@@ -164,4 +166,5 @@ async def host(plane: ControlPlane, network: Network, tmp_path: Path) -> AsyncIt
     host = await members.metal_host(plane, network, "studio-1", tmp_path, f"--memory-budget={64 << 30}")
     host.agent.start()
     yield host
+    await host.agent.stop()
     await host.host.close()
