@@ -8,6 +8,7 @@ first message of each channel has the port, as two bytes.
 import asyncio
 import contextlib
 import tempfile
+import weakref
 from collections.abc import AsyncIterator
 from http import HTTPStatus
 from pathlib import Path
@@ -41,7 +42,7 @@ async def forward_port(credentials: Credentials, namespace: str, pod: str, port:
         ApiError: the API server refuses.
         Unreachable: the API server or the kubelet does not answer.
     """
-    async with aiohttp.ClientSession() as session:
+    async with _session() as session:
         forwarder = _PortForwarder(session, credentials, namespace, pod, port)
         # A first connection, so that a refusal is raised here; afterwards it would only be a closed connection.
         await (await forwarder.open()).close()
@@ -53,6 +54,28 @@ async def forward_port(credentials: Credentials, namespace: str, pod: str, port:
             finally:
                 server.close()
                 await forwarder.end()
+
+
+@contextlib.asynccontextmanager
+async def _session() -> AsyncIterator[aiohttp.ClientSession]:
+    """Yield a session that breaks off all its connections at its end, also those that are being closed.
+
+    Closing one in the way of TLS takes a round trip, for which nobody waits: a command ends before.
+    """
+    transports: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
+
+    async def remember(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+        answer = await send(request)
+        if answer.connection is not None and answer.connection.transport is not None:
+            transports.add(answer.connection.transport)
+        return answer
+
+    async with aiohttp.ClientSession(middlewares=(remember,)) as session:
+        try:
+            yield session
+        finally:
+            for transport in transports:
+                transport.abort()
 
 
 class _PortForwarder:
