@@ -27,7 +27,7 @@ from kube.apply import apply_status, merge_conditions
 from kube.client import Client, Obj
 from kube.errors import ApiError, Conflict, Forbidden, Gone, NotFound, NotOurs, Unauthorized
 from kube.events import EventRecorder
-from kube.resources import POD_MONITORS, PVCS, SECRETS, ObjectKey, Resource, object_key
+from kube.resources import METAL_HOSTS, POD_MONITORS, PVCS, SECRETS, ObjectKey, Resource, object_key
 from kube.store import Store
 
 FAILING_SECONDS: Final = 5.0
@@ -297,13 +297,19 @@ class Executor:
 
 
 def _require_ours(resource: Resource, existing: Obj, wanted: Obj) -> None:
-    """Raise NotOurs, which names the true owner, unless the existing object has the same owner as the wanted one."""
+    """Raise NotOurs, which names the true owner, unless the existing object has the same owner as the wanted one.
+
+    What a former host of the same name had is ours, too: its grants would stay until the garbage collector, which may
+    be minutes late, has deleted them. Applying it replaces the owner reference, which this writer has applied.
+    """
     ours, theirs = controller_of(wanted), controller_of(existing)
     if ours is None or (theirs is not None and theirs["uid"] == ours["uid"]):
         return
     metadata = wanted["metadata"]
     what = f"{resource.kind} {'/'.join(filter(None, (metadata.get('namespace'), metadata['name'])))}"
     if theirs is not None and (theirs["kind"], theirs["name"]) == (ours["kind"], ours["name"]):
+        if ours["kind"] == METAL_HOSTS.kind:
+            return
         mounted = resource == PVCS and "deletionTimestamp" in existing["metadata"]
         wait = (
             "until no pod mounts it: suspend the InferenceServices of the Model" if mounted else "until it is deleted"

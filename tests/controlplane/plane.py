@@ -128,10 +128,12 @@ class ControlPlane:
         """Restart the API server, with the same address and data, and wait until it is ready.
 
         Controller manager and scheduler are restarted too: after minutes without an API server they retry only once a
-        minute, and the next test would wait for them.
+        minute, and the next test would wait for them. Before, the API server must list the kinds of all CRDs again:
+        a kind that the garbage collector does not find when it starts it does not collect for minutes.
         """
         self.apiserver.start()
         await self._wait_until_ready()
+        await self._wait(self._lists_all_kinds, "the API server to list the kinds of all CRDs")
         for process in (self.controller_manager, self.scheduler):
             await _restart(process)
 
@@ -227,6 +229,11 @@ class ControlPlane:
 
     async def _wait_until_ready(self) -> None:
         await self._wait(lambda: self._answers("/readyz"), "the API server to be ready")
+
+    async def _lists_all_kinds(self) -> bool:
+        crds = (await self.request("GET", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"))["items"]
+        listed = await self.kubectl("api-resources", "--output=name")
+        return {crd["metadata"]["name"] for crd in crds} <= set(listed.split())
 
     async def _answers(self, path: str) -> bool:
         try:

@@ -2,6 +2,8 @@
 
 import asyncio
 import ipaddress
+import os
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -14,6 +16,7 @@ from kube.resources import METAL_HOSTS, METAL_PROCESSES, NODES, PODS, ROLES, SER
 from tests.cluster.policy.objects import build_process
 from tests.cluster.shared_controller import SharedController
 from tests.controlplane.network import ADDRESS
+from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
 from tests.support.eventually import eventually
 
@@ -156,6 +159,26 @@ async def test_grants_follow_what_is_bound(
     await grants(address=[FREE])
     await client.patch_json(ROLES, grants_name("studio-1"), HOSTS_NAMESPACE, [{"op": "remove", "path": "/rules"}])
     await grants(address=[FREE])
+
+
+async def test_grants_of_a_former_host_are_replaced_before_they_are_collected(
+    plane: ControlPlane, client: Client, controller: Process, register: Register
+) -> None:
+    """The garbage collector may be minutes late: as long as it has not seen the end of a host."""
+    del controller
+    await register("studio-1", FREE)
+    await reaches(client, "studio-1", "AddressFree")
+    os.kill(plane.controller_manager.pid, signal.SIGSTOP)
+    try:
+        await client.delete(METAL_HOSTS, "studio-1")
+        await client.create(METAL_HOSTS, {"metadata": {"name": "studio-1"}, "spec": {}})
+        await register("studio-1", "10.77.151.2")
+        await reaches(client, "studio-1", "AddressFree")
+        host = await client.get(METAL_HOSTS, "studio-1")
+    finally:
+        os.kill(plane.controller_manager.pid, signal.SIGCONT)
+    owners = (await client.get(ROLES, grants_name("studio-1"), HOSTS_NAMESPACE))["metadata"]["ownerReferences"]
+    assert [each["uid"] for each in owners] == [host["metadata"]["uid"]]
 
 
 async def make_pod(client: Client, namespace: str, address: str) -> str:

@@ -13,7 +13,17 @@ from crds.meta import ObjectMeta
 from kube.client import Client, Obj
 from kube.errors import ApiError, Conflict, Forbidden, LeadershipLost, NotFound, NotOurs, Unauthorized
 from kube.events import EventRecorder
-from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, POD_MONITORS, PVCS, SECRETS, SERVICES, ObjectKey, Resource
+from kube.resources import (
+    INFERENCE_SERVICES,
+    METAL_HOSTS,
+    POD_MONITORS,
+    PVCS,
+    ROLES,
+    SECRETS,
+    SERVICES,
+    ObjectKey,
+    Resource,
+)
 from kube.store import Store
 
 OWNER = ObjectMeta(name="chat", namespace="team", uid="chat-uid")
@@ -169,6 +179,27 @@ async def test_owner_of_a_taken_name_is_reported(plan: Plan, metadata: Obj, said
     shell = Shell(World((SERVICES, existing(SERVICE[1], **metadata))), plan)
     with pytest.raises(NotOurs, match=said):
         await shell.run()
+
+
+@pytest.mark.parametrize("is_in_store", [True, False])
+async def test_grants_of_a_former_host_are_taken_over(*, is_in_store: bool) -> None:
+    shell = Shell(World((ROLES, role := owned_role("former"))), Plan(apply=((ROLES, owned_role("new")),)))
+    if is_in_store:
+        shell.store.put(ROLES, role)
+    await shell.run()
+    assert shell.world.there[ROLES, "grants:mac"]["metadata"]["ownerReferences"][0]["uid"] == "new"
+
+
+async def test_grants_of_another_host_are_not_taken_over() -> None:
+    shell = Shell(World((ROLES, owned_role("other", "studio"))), Plan(apply=((ROLES, owned_role("new")),)))
+    with pytest.raises(NotOurs, match="belongs to MetalHost studio"):
+        await shell.run()
+
+
+def owned_role(uid: str, host: str = "mac") -> Obj:
+    owner = ObjectMeta(name=host, namespace="team", uid=uid)
+    _, role = child(ROLES, "grants:mac", METAL_HOSTS, owner, {}, rules=[])
+    return existing(role, **role["metadata"])
 
 
 async def test_claim_that_pods_hold_is_reported_with_the_way_out() -> None:
