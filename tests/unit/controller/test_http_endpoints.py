@@ -9,6 +9,7 @@ import threading
 from http import HTTPStatus
 
 import pytest
+from structlog.testing import capture_logs
 
 from controller import http_endpoints
 from controller.http_endpoints import (
@@ -66,9 +67,7 @@ def test_replica_is_ready_when_its_caches_are_full() -> None:
         assert get(address, "/")[0] == HTTPStatus.NOT_FOUND
 
 
-async def test_taken_port_stops_nothing_and_is_served_once_it_is_free(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_taken_port_stops_nothing_and_is_served_once_it_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[BindAddress] = []
 
     class Counted(http_endpoints._Server):
@@ -79,15 +78,15 @@ async def test_taken_port_stops_nothing_and_is_served_once_it_is_free(
     monkeypatch.setattr(http_endpoints, "RETRY_SECONDS", 0.05)
     monkeypatch.setattr(http_endpoints, "_Server", Counted)
     with contextlib.ExitStack() as stack:
+        told = stack.enter_context(capture_logs())
         taken = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         address = BindAddress("127.0.0.1", taken.getsockname()[1])
         served = stack.enter_context(serve("--metrics-bind-address", address, metrics_routes(lambda: b"up 1\n")))
         assert served is None
-        told = capsys.readouterr().out
-        assert f"127.0.0.1:{address.port}" in told
-        assert "free the port, or set --metrics-bind-address to another address or 0" in told
+        assert told[0]["address"] == f"127.0.0.1:{address.port}"
+        assert told[0]["way_out"].startswith("free the port, or set --metrics-bind-address to another address or 0")
         await eventually(lambda: len(tries) > 3)
-        assert "port_not_served" not in capsys.readouterr().out, "it is told once"
+        assert [each["event"] for each in told] == ["port_not_served"], "it is told once"
         taken.close()
 
         def is_served() -> bool:
