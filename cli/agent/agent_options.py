@@ -21,7 +21,7 @@ from gateway.proxy.config import Tls
 from launchd.service_definition import STATE_OPTION
 from metal_agent.cluster.host_identity import FILE_NAME, HostIdentity, read_joined_host
 from metal_agent.holds.owner_policy import OwnerPolicy
-from metal_agent.options import AgentOptions, OptionsError
+from metal_agent.options import AgentOptions, OptionsError, StartError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -126,10 +126,12 @@ class AgentArguments:
         return HostIdentity(folder, joined)
 
     def read_options(self, folder: Path, identity: HostIdentity | None) -> AgentOptions:
-        """Return the options as the agent takes them. Raises OptionsError: one is missing."""
+        """Return the options as the agent takes them. Raises StartError and OptionsError: one is missing."""
         name = identity.host if identity else self.name
         if not name:
-            raise OptionsError(
+            # macOS mounts an external disk when its owner logs in: an agent that starts before must try again.
+            refusal = OptionsError if folder.exists() else StartError
+            raise refusal(
                 f"this machine has not joined a cluster with --state-dir {folder}: run `pomona agent join CODE`, or "
                 "give --name and --kubeconfig"
             )

@@ -22,7 +22,7 @@ from launchd.service_definition import ServiceDefinition
 from launchd.service_manager import ServiceError, ServiceManager
 from metal_agent.exit_codes import forget_exit
 from metal_agent.native.log_files import AGENT_LOG
-from metal_agent.options import OptionsError
+from metal_agent.options import StartError
 
 
 @click.command("install")
@@ -56,7 +56,7 @@ def command(ctx: click.Context, /, *, as_user: bool, run_as: str | None, **given
     folder = (arguments.state_dir or state_folder_in(Path(owner.pw_dir))).absolute()
     try:
         arguments.read_options(folder, arguments.read_identity(folder))
-    except OptionsError as error:
+    except StartError as error:
         raise click.ClickException(str(error)) from error
     try:
         if other.read_arguments() is not None:

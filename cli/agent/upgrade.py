@@ -146,11 +146,19 @@ def keep_packages(packages: Path) -> Path:
         if kept.exists():
             restore_packages(packages, kept)
         shutil.rmtree(copied, ignore_errors=True)
-        shutil.copytree(packages, copied, symlinks=True, copy_function=os.link)
+        shutil.copytree(packages, copied, symlinks=True, copy_function=_link_file)
         copied.rename(kept)
     except OSError as error:
         raise click.ClickException(f"cannot keep the version before in {kept}: {error}") from error
     return kept
+
+
+def _link_file(source: str, target: str) -> None:
+    """Link a file; copy one of another user, such as root's bytecode, which Linux lets nobody else link."""
+    try:
+        os.link(source, target)
+    except PermissionError:
+        shutil.copy2(source, target)
 
 
 def restore_packages(packages: Path, kept: Path) -> None:

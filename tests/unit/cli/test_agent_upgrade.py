@@ -96,6 +96,17 @@ def test_copy_that_was_interrupted_is_not_taken_for_the_version_before(
     assert read(packages) == "good"
 
 
+def test_file_that_may_not_be_linked_is_copied(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_source: str, _target: str) -> None:
+        raise PermissionError("a file of root's, where protected_hardlinks is set")
+
+    monkeypatch.setattr(os, "link", refuse)
+    kept = keep_packages(packages)
+    write(packages, "bad")
+    restore_packages(packages, kept)
+    assert read(packages) == "good"
+
+
 def test_version_that_could_not_be_removed_does_not_prevent_the_way_back(packages: Path) -> None:
     left = packages.with_name(f"{packages.name}.discarded")
     left.mkdir()

@@ -1,20 +1,24 @@
 """The `pomona` command: help without heavy imports, examples, and options that refuse bad values with a good one."""
 
+import os
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
 from click.testing import CliRunner
 
+import cli
 from cli.agent import command as agent
 from cli.main import SUBCOMMANDS, main
 from cli.options import ListenAddressParam, Size
-from metal_agent.exit_codes import PERMANENT
+from metal_agent.exit_codes import PERMANENT, TEMPORARY
 
 
 def test_help_names_sub_commands_without_importing_them() -> None:
@@ -59,6 +63,22 @@ def test_agent_that_has_not_joined_ends_for_good_and_says_how_to_join(tmp_path: 
     result = CliRunner().invoke(main, ["agent", f"--state-dir={tmp_path}"])
     assert result.exit_code == PERMANENT
     assert "run `pomona agent join CODE`, or give --name and --kubeconfig" in result.output
+
+
+def test_agent_whose_state_folder_is_not_there_is_started_again_as_its_disk_may_come(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["agent", f"--state-dir={tmp_path / 'disk' / 'state'}"])
+    assert result.exit_code == TEMPORARY
+
+
+@pytest.mark.parametrize(("user", "owner", "is_written"), [(0, 501, False), (0, 0, True), (501, 501, True)])
+def test_root_leaves_no_bytecode_in_the_environment_of_its_owner(
+    monkeypatch: pytest.MonkeyPatch, user: int, owner: int, is_written: bool
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    monkeypatch.setattr(Path, "stat", lambda _: SimpleNamespace(st_uid=owner))
+    runpy.run_path(str(cli.__file__))
+    assert sys.dont_write_bytecode is not is_written
 
 
 @pytest.mark.parametrize(
