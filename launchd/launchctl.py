@@ -92,14 +92,19 @@ class Launchd:
         )
 
     def _find_job(self) -> tuple[str | None, JobState]:
-        """Return the domain that has the job, and its state; None if it is not loaded. Raises ServiceError."""
+        """Return the domain that has the job, and its state; None if it is not loaded. Raises ServiceError.
+
+        After a login by ssh and one at the screen both domains may have it. Only one of them owns the state folder.
+        """
+        found = list[tuple[str, JobState]]()
         for domain in self._domains:
             code, output = run_command([self._program, "print", f"{domain}/{LABEL}"])
             if code == 0:
-                return domain, read_job_state(output)
-            if code not in NO_DOMAIN | {NOT_LOADED}:
+                found.append((domain, read_job_state(output)))
+            elif code not in NO_DOMAIN | {NOT_LOADED}:
                 raise ServiceError(f"launchctl print {domain}/{LABEL}: {explain_code(code, output)}")
-        return None, JobState()
+        running = (each for each in found if each[1].is_running)
+        return next(running, found[0] if found else (None, JobState()))
 
     def _climb(self, goal: Goal, domains: tuple[str, ...]) -> None:
         step: Climb | GoalReached | ClimbFailed = begin_climb(goal, LABEL, self.definition_path, domains)

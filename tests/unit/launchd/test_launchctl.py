@@ -166,6 +166,20 @@ def test_job_loaded_over_ssh_is_replaced_at_the_screen(
     assert len(list(launchctl.folder.glob("job-*.json"))) == 1, "two agents would fight for one state folder"
 
 
+def test_of_jobs_in_both_domains_the_one_that_runs_is_meant(tmp_path: Path) -> None:
+    program = tmp_path / "launchctl"
+    program.write_text(
+        "#!/bin/sh\n"
+        f'test "$2" = {USER}/{LABEL} && printf "x = {{\\nstate = running\\npid = 7\\n}}" && exit\n'
+        'printf "x = {\\nstate = spawn scheduled\\nlast exit code = 75\\n}"\n'
+    )
+    program.chmod(0o755)
+    state = Launchd((GUI, USER), tmp_path, str(program)).read_state()
+    assert (state.job, state.pid) == (f"{USER}/{LABEL}", 7)
+    state = Launchd((GUI, "user/502"), tmp_path, str(program)).read_state()
+    assert (state.job, state.phase) == (f"{GUI}/{LABEL}", "starting")
+
+
 def test_job_that_ends_at_once_is_reported(tmp_path: Path, manager: Launchd) -> None:
     ends = ServiceDefinition((sys.executable, "-c", "", "--state-dir", "/x"), None, tmp_path, tmp_path / "output")
     with pytest.raises(ServiceError, match="does not stay running"):
