@@ -16,7 +16,7 @@ import psutil
 from cli.options import STATE_FOLDER_TEXT, default_state_folder
 from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
 from launchd.launchctl import system_launchd, user_launchd
-from launchd.service_definition import SYSTEM_LOGS, find_state_folder
+from launchd.service_definition import PROGRAM, SYSTEM_LOGS, find_state_folder
 from launchd.service_manager import ServiceError, ServiceManager, ServiceState
 from launchd.systemctl import system_systemd, user_systemd
 from metal_agent.control.agent_client import AgentClient
@@ -43,7 +43,7 @@ class ServiceManagers:
 
     system: ServiceManager
     user: ServiceManager
-    program: Path = Path(sys.prefix) / "bin" / "pomona"
+    program: Path = PROGRAM
 
     @classmethod
     def of_this_machine(cls) -> "ServiceManagers":

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from crds.meta import ADDRESS_ACCEPTED, REACHABLE, Condition
 from crds.metalhost import MetalHostStatus
+from launchd.service_definition import PROGRAM
 from metal_agent.doctor.finding import Finding, FindingVerdict
 
 SKEW_WARNING_SECONDS: Final = 30.0
@@ -58,7 +59,7 @@ def _explain_error(answer: ApiServerAnswer, error: OSError, system: str) -> Find
         # macOS 15 and later answer so when Local Network privacy denies a program the hosts of its own network.
         fix = (
             "macOS may deny this program the local network: System Settings > Privacy & Security > Local Network; or "
-            "run the agent as a daemon, which is exempt: sudo pomona agent install"
+            f"run the agent as a daemon, which is exempt: sudo {PROGRAM} agent install"
         )
     return Finding("API server", "problem", found, fix)
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable
 from importlib import metadata
@@ -85,13 +86,15 @@ def _check_engine(engine: InstalledEngine, exists: Callable[[str], bool]) -> Fin
         return Finding(name, "ok", f"in Pomona's environment{version}")
     found = f"{program}{version}"
     if engine.quarantined:
-        fix = f"xattr -d com.apple.quarantine {Path(program).resolve()}"
+        fix = f"xattr -d com.apple.quarantine {shlex.quote(str(Path(program).resolve()))}"
         return Finding(name, "problem", f"{found}, quarantined by macOS", fix)
     if not any(exists(f"{folder}/{Path(program).name}") for folder in PROGRAM_FOLDERS.split(":")):
         return Finding(
             name,
             "warning",
             f"{found}, found by your PATH alone",
-            f"a service has another PATH: sudo ln -s {program} /usr/local/bin/",
+            # A new Apple Silicon Mac has no such folder.
+            f"a service has another PATH: sudo mkdir -p /usr/local/bin && sudo ln -s {shlex.quote(program)} "
+            "/usr/local/bin/",
         )
     return Finding(name, "ok", found)

@@ -1,8 +1,11 @@
 """Checks of the machine: Metal, memory, disk, and the settings of macOS that stop a server."""
 
+import shlex
+
 from devices.facts import HostFacts
-from devices.mac_settings import MacSettings
+from devices.mac_settings import FIREWALL, MacSettings
 from devices.metal import Metal
+from launchd.service_definition import PROGRAM
 from metal_agent.doctor.finding import Finding
 
 _GIB = 2**30
@@ -39,17 +42,20 @@ def check_disk(folder: str, free_bytes: int) -> Finding:
     return Finding("disk", "ok", found)
 
 
-def check_settings(settings: MacSettings, *, starts_at_login: bool, reachable: bool | None) -> list[Finding]:
+def check_settings(
+    settings: MacSettings, python: str, *, starts_at_login: bool, reachable: bool | None
+) -> list[Finding]:
     """Check sleep, firewall and FileVault of a Mac.
 
     Args:
         settings: the settings.
+        python: path of the Python that agent and proxy run, by which the firewall knows them.
         starts_at_login: the agent is a LaunchAgent, which starts when its owner logs in.
         reachable: whether the controller reaches this host; None: unknown.
     """
     return [
         _check_sleep(settings.sleep_minutes),
-        _check_firewall(settings.firewall_state, reachable=reachable),
+        _check_firewall(settings.firewall_state, python, reachable=reachable),
         _check_start(settings.file_vault, starts_at_login=starts_at_login),
     ]
 
@@ -67,22 +73,27 @@ def _check_sleep(minutes: int | None) -> Finding:
     )
 
 
-def _check_firewall(state: int | None, *, reachable: bool | None) -> Finding:
+def _check_firewall(state: int | None, python: str, *, reachable: bool | None) -> Finding:
     if state is None:
         return Finding("firewall", "unknown", "socketfilterfw tells no state")
     if state == 0:
         return Finding("firewall", "ok", "off")
     if state == 1 and reachable:
         return Finding("firewall", "ok", "on, and the controller reaches this host")
-    found = "on" if state == 1 else "on, and it blocks all incoming connections"
-    fix = "System Settings > Network > Firewall > Options: allow incoming connections for Pomona's python3"
-    return Finding("firewall", "warning" if state == 1 else "problem", found, fix)
+    if state != 1:
+        # It is then closed for every program, whatever is allowed.
+        fix = 'System Settings > Network > Firewall > Options: turn off "Block all incoming connections"'
+        return Finding("firewall", "problem", "on, and it blocks all incoming connections", fix)
+    # A daemon has no screen on which macOS could ask its owner.
+    tool, program = FIREWALL[0], shlex.quote(python)
+    fix = f"allow the Python of Pomona: sudo {tool} --add {program} && sudo {tool} --unblockapp {program}"
+    return Finding("firewall", "warning", "on", fix)
 
 
 def _check_start(file_vault: bool | None, *, starts_at_login: bool) -> Finding:
     name = "start after a power cut"
     if starts_at_login:
-        fix = "`sudo pomona agent install` has it start with the Mac"
+        fix = f"`sudo {PROGRAM} agent install` has it start with the Mac"
         return Finding(name, "warning", "the agent starts when its owner logs in", fix)
     if file_vault is None:
         return Finding(name, "unknown", "`fdesetup status` does not tell whether FileVault is on")

@@ -25,6 +25,7 @@ from kube.credentials import Credentials
 from kube.errors import ApiError, Forbidden, NotFound, Unauthorized, Unreachable
 from kube.kubeconfig import CredentialsError
 from kube.resources import METAL_HOSTS
+from launchd.service_definition import PROGRAM
 from launchd.service_manager import ServiceState
 from metal_agent.control.agent_client import AgentClient
 from metal_agent.doctor import cluster, engines, machine
@@ -114,7 +115,10 @@ def _check_mac(checked: CheckedHost, *, reachable: bool | None) -> list[Finding]
     settings = mac_settings.read()
     return [
         machine.check_metal(metal.read()),
-        *machine.check_settings(settings, starts_at_login=checked.starts_at_login, reachable=reachable),
+        # Not sys.executable: the firewall knows the file that runs, which several links and a launcher may stand for.
+        *machine.check_settings(
+            settings, psutil.Process().exe(), starts_at_login=checked.starts_at_login, reachable=reachable
+        ),
     ]
 
 
@@ -163,7 +167,7 @@ def explain_refusal(name: str, error: Exception) -> Finding:
         case Forbidden():
             return Finding("identity", "problem", f"host {name} has no rights any more: it was removed", rejoin)
         case NotFound():
-            fix = "start the agent: sudo pomona agent install"
+            fix = f"start the agent: sudo {PROGRAM} agent install"
             return Finding("registered", "problem", f"there is no MetalHost {name}", fix)
         case _:
             return Finding("identity", "unknown", str(error))

@@ -1,5 +1,6 @@
 """Checks of the agent as a service of this machine: whether it is installed, runs, and is accepted by the cluster."""
 
+from launchd.service_definition import PROGRAM
 from launchd.service_manager import ServiceState
 from metal_agent.control.agent_status import AgentStatus
 from metal_agent.doctor.finding import Finding
@@ -17,7 +18,7 @@ def check_service(state: ServiceState | None, agent: AgentStatus | None, ended: 
     name = "service"
     if state is None:
         found = f"an agent runs as process {agent.pid}, and ends with its terminal" if agent else "no agent runs"
-        return Finding(name, "warning" if agent else "problem", found, "sudo pomona agent install")
+        return Finding(name, "warning" if agent else "problem", found, f"sudo {PROGRAM} agent install")
     if agent is None:
         reason = f": {ended.message}" if ended else ""
         fix = "mend that, then: pomona agent restart" if ended else "pomona agent logs"

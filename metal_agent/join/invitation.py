@@ -41,8 +41,6 @@ _PAUSE_SECONDS: Final = 0.2
 _GUARD_TEXT: Final = "join code"
 """Part of the message of the policy pomona-host-tokens."""
 _LONGEST_HOST: Final = 63
-
-
 _RESERVED_NAMES: Final = frozenset({"default", "pomona-controller"})
 """Names of other accounts and roles in the namespace of hosts."""
 

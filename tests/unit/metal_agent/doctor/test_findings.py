@@ -12,6 +12,7 @@ from crds.metalhost import MetalHostStatus
 from devices.facts import HostFacts
 from devices.mac_settings import MacSettings
 from devices.metal import Metal
+from launchd.service_definition import PROGRAM
 from launchd.service_manager import ServiceState
 from metal_agent.control.agent_status import AgentStatus, ConnectionStatus
 from metal_agent.doctor import cluster, engines, machine
@@ -25,6 +26,7 @@ from tests.support.api_objects import condition
 
 GIB = 2**30
 SERVER = "https://10.0.0.1:6443"
+PYTHON = "/Users/ada/.local/share/uv/python/bin/python3.12"
 
 
 def verdicts(findings: list[Finding]) -> dict[str, str]:
@@ -65,21 +67,34 @@ def test_full_disk_is_a_warning() -> None:
     ],
 )
 def test_settings_that_stop_a_server_are_found(settings: MacSettings, expected: dict[str, str]) -> None:
-    found = verdicts(machine.check_settings(settings, starts_at_login=False, reachable=None))
+    found = verdicts(machine.check_settings(settings, PYTHON, starts_at_login=False, reachable=None))
     assert found | expected == found
 
 
 @pytest.mark.parametrize(("reachable", "verdict"), [(True, "ok"), (False, "warning"), (None, "warning")])
 def test_firewall_that_lets_the_controller_through_is_fine(reachable: bool | None, verdict: str) -> None:
     settings = MacSettings(0, 1, file_vault=False)
-    assert verdicts(machine.check_settings(settings, starts_at_login=False, reachable=reachable))["firewall"] == verdict
+    assert (
+        verdicts(machine.check_settings(settings, PYTHON, starts_at_login=False, reachable=reachable))["firewall"]
+        == verdict
+    )
+
+
+def test_way_through_the_firewall_is_a_command_unless_it_blocks_everything() -> None:
+    on, blocks_all = (
+        machine.check_settings(MacSettings(0, state), PYTHON, starts_at_login=False, reachable=None)[1]
+        for state in (1, 2)
+    )
+    assert f"--add {PYTHON} && " in on.fix
+    assert PYTHON not in blocks_all.fix
+    assert "Block all incoming connections" in blocks_all.fix
 
 
 def test_agent_that_starts_at_login_does_not_start_after_a_power_cut() -> None:
     settings = MacSettings(0, 0, file_vault=False)
-    found = machine.check_settings(settings, starts_at_login=True, reachable=True)[-1]
+    found = machine.check_settings(settings, PYTHON, starts_at_login=True, reachable=True)[-1]
     assert found.verdict == "warning"
-    assert "sudo pomona agent install" in found.fix
+    assert f"sudo {PROGRAM} agent install" in found.fix
 
 
 def nowhere(_path: str) -> bool:
