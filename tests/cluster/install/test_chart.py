@@ -23,6 +23,7 @@ EVERYTHING: dict[str, Any] = {
     "nodeSelector": {"pool": "system"},
     "tolerations": [{"key": "system", "operator": "Exists"}],
     "priorityClassName": "system-cluster-critical",
+    "podAnnotations": {"sidecar.istio.io/inject": "false"},
     "verbose": True,
     "hosts": {"ca": {"configMap": "hosts-ca"}},
     "models": {
@@ -93,7 +94,9 @@ async def test_every_value_reaches_an_option_that_the_controller_has(tmp_path: P
     values = tmp_path / "values.yaml"
     values.write_text(json.dumps(EVERYTHING))
     rendered = await render(f"--values={values}")
-    pod = rendered["Deployment", "pomona-system", "pomona-controller"]["spec"]["template"]["spec"]
+    template = rendered["Deployment", "pomona-system", "pomona-controller"]["spec"]["template"]
+    assert template["metadata"]["annotations"]["sidecar.istio.io/inject"] == "false"
+    pod = template["spec"]
     (container,) = pod["containers"]
     assert container["image"] == f"ghcr.io/pomona-dev/pomona@sha256:{'0' * 64}"
     assert container["args"] == [
