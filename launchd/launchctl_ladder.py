@@ -14,6 +14,7 @@ from launchd.launchctl_codes import NO_DOMAIN, NOT_LOADED, explain_code
 from launchd.print_output import read_job_state
 
 _SUCCESS: Final = 0
+_EX_CONFIG: Final = 78
 
 
 class Rung(Enum):
@@ -152,9 +153,17 @@ def _verify(climb: Climb, tries: int, output: str) -> Climb | GoalReached | Clim
     ended = climb.tries and job.state == "not running" and job.last_exit == "0"
     if tries < RULES[Rung.VERIFY].tries and not ended:
         return replace(climb, tries=tries, seen_pid=job.pid if job.is_running else None)
+    # The agent itself never ends with 78 under launchd: launchd has it when it cannot start a program.
+    is_startable = not (job.last_exit or "").startswith(f"{_EX_CONFIG}:")
+    remedy = (
+        "see `pomona agent logs`"
+        if is_startable
+        else "launchd cannot start it: the program, the home folder or the folder of the log is missing or closed for "
+        "its user; mend that, and install it anew"
+    )
     return ClimbFailed(
         f"{climb.label} is loaded but does not stay running (state: {job.state}, last exit code: {job.last_exit}): "
-        "see `pomona agent logs`"
+        f"{remedy}"
     )
 
 

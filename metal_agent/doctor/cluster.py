@@ -48,8 +48,12 @@ def check_api_server(answer: ApiServerAnswer, system: str) -> list[Finding]:
     verdict: FindingVerdict = "ok"
     if abs(skew) >= SKEW_WARNING_SECONDS:
         verdict = "problem" if abs(skew) >= SKEW_PROBLEM_SECONDS else "warning"
-    fix = "System Settings > General > Date & Time: set it automatically" if verdict != "ok" else ""
-    return [*findings, Finding("clock", verdict, found, fix)]
+    fix = (
+        "System Settings > General > Date & Time: set it automatically"
+        if system == "darwin"
+        else "sudo timedatectl set-ntp true"
+    )
+    return [*findings, Finding("clock", verdict, found, fix if verdict != "ok" else "")]
 
 
 def _explain_error(answer: ApiServerAnswer, error: OSError, system: str) -> Finding:

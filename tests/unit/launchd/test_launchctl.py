@@ -94,6 +94,18 @@ def test_no_call_is_repeated_for_ever(rung: Rung) -> None:
     assert isinstance(step, ClimbFailed)
 
 
+def test_program_that_launchd_cannot_start_is_told_from_one_that_ends() -> None:
+    messages = []
+    for last_exit in ("78: EX_CONFIG", "1"):
+        step: Climb | GoalReached | ClimbFailed = climb(rung=Rung.VERIFY)
+        while isinstance(step, Climb):
+            step = next_step(step, 0, f"x = {{\n\tstate = spawn scheduled\n\tlast exit code = {last_exit}\n}}")
+        assert isinstance(step, ClimbFailed)
+        messages.append(step.message)
+    assert "the program, the home folder or the folder of the log is missing" in messages[0]
+    assert "see `pomona agent logs`" in messages[1]
+
+
 def test_process_that_changes_between_two_looks_is_not_stable() -> None:
     step = next_step(climb(rung=Rung.VERIFY), 0, RUNNING)
     assert isinstance(step, Climb)
