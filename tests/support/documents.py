@@ -12,13 +12,13 @@ from tests.controlplane.process import CHECKOUT
 DOCUMENTS = [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
 IDS = [str(path.relative_to(CHECKOUT)) for path in DOCUMENTS]
 _FRAGMENT_HEAD = "apiVersion: inference.pomona.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: chat}}\n"
-_BLOCK = r"^ *```{language}\n(.*?)^ *```"
+_BLOCK = re.compile(r"^ *```(.*)\n((?:.*\n)*?) *```$", re.MULTILINE)
+"""A block with its language; the fence that ends one is never the beginning of another."""
 
 
 def list_blocks(text: str, language: str = "") -> list[str]:
     """Return the fenced blocks of a language, also those of a list, without their indentation."""
-    blocks = re.findall(_BLOCK.format(language=language), text, re.DOTALL | re.MULTILINE)
-    return [textwrap.dedent(block) for block in blocks]
+    return [textwrap.dedent(block) for found, block in _BLOCK.findall(text) if found == language]
 
 
 def list_manifests(path: Path) -> Iterator[str]:

@@ -70,6 +70,13 @@ def test_commands_are_found_in_blocks_and_sentences() -> None:
     assert [*typed(text)] == [["agent", "--name", "a", "--address", "b"], ["up", "FILE"]]
 
 
+def test_end_of_one_block_is_not_the_beginning_of_another() -> None:
+    text = "```yaml\na: 1\n```\nThen:\n\n```\npomona up\n```\n- In a list:\n  ```sh\n  ls\n  ```\n```\n```\n"
+    assert list_blocks(text, "yaml") == ["a: 1\n"]
+    assert list_blocks(text) == ["pomona up\n", ""]
+    assert list_blocks(text, "sh") == ["ls\n"]
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
 def test_every_manifest_of_a_document_is_valid(document: Path) -> None:
     for block in list_blocks(document.read_text(), "yaml"):
