@@ -1,6 +1,7 @@
 """The chart renders what kubectl's kustomize does, and valid options, and refuses values that make no sense."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tests.controlplane.helm import CHART, HelmError, run_helm
 from tests.controlplane.helm.manifests import render_manifests
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import CHECKOUT
+from tests.support.documents import list_blocks
 
 HELMS_OWN = {"app.kubernetes.io/managed-by", "helm.sh/chart"}
 """Labels that only Helm's objects have."""
@@ -88,6 +90,26 @@ async def test_helm_and_kustomize_install_the_same(plane: ControlPlane) -> None:
     kustomized = by_identity(await plane.kubectl("kustomize", str(CHECKOUT / "deploy")))
     del kustomized[NAMESPACE]
     assert await render() == kustomized
+
+
+def write_documents_kustomization(folder: Path) -> None:
+    """Write the example of docs/operations.md for a kustomization in `folder`."""
+    document = (CHECKOUT / "docs" / "operations.md").read_text()
+    (example,) = list_blocks(document.partition("## Install without Helm")[2].partition("\n## ")[0], "yaml")
+    base = os.path.relpath(CHECKOUT / "deploy", folder.resolve())
+    (folder / "kustomization.yaml").write_text(example.replace("../pomona/deploy", base))
+
+
+async def test_image_and_options_of_the_documents_kustomization_reach_the_controller(
+    plane: ControlPlane, tmp_path: Path
+) -> None:
+    write_documents_kustomization(tmp_path)
+    found = by_identity(await plane.kubectl("kustomize", str(tmp_path)))
+    (container,) = found["Deployment", "pomona-system", "pomona-controller"]["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "registry.example/pomona:0.1.0"
+    assert container["args"] == [
+        "controller", f"--image={container['image']}", "--monitoring-namespace=monitoring", "--node-cache-size=500Gi"
+    ]  # fmt: skip
 
 
 async def test_every_value_reaches_an_option_that_the_controller_has(tmp_path: Path) -> None:
