@@ -55,9 +55,9 @@ def own_folder(folder: Path, *, standalone: bool = False) -> Iterator[None]:
     with _open_lock(folder) as lock:
         if not _try_lock(lock, folder):
             owner = _read_owner(lock)
-            who = "`pomona up`" if owner and owner.standalone else "agent"
+            kind = "`pomona up`" if owner and owner.standalone else "agent"
             pid = f" (process {owner.identity.pid})" if owner else ""
-            raise StartError(f"another {who}{pid} uses --state-dir {folder}: stop it, or give another folder")
+            raise StartError(f"another {kind}{pid} uses --state-dir {folder}: stop it, or give another folder")
         # The file only names the owner: a full disk, or a system that hides processes, must not prevent the start.
         with contextlib.suppress(OSError):
             os.ftruncate(lock.fileno(), 0)

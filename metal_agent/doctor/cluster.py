@@ -26,7 +26,7 @@ class ApiServerAnswer(NamedTuple):
     server: str
     error: OSError | None = None
     skew_seconds: float | None = None
-    """Its clock minus ours; None: it told no time."""
+    """Its clock minus ours; None: its answer has no date."""
 
 
 class TokenTimes(NamedTuple):
@@ -43,7 +43,7 @@ def check_api_server(answer: ApiServerAnswer, system: str) -> list[Finding]:
     skew = answer.skew_seconds
     findings = [Finding("API server", "ok", f"{answer.server} answers")]
     if skew is None:
-        return [*findings, Finding("clock", "unknown", "the API server tells no time")]
+        return [*findings, Finding("clock", "unknown", "the API server's answer has no date")]
     found = f"{abs(skew):.0f} s {'behind' if skew > 0 else 'ahead of'} the API server's"
     verdict: FindingVerdict = "ok"
     if abs(skew) >= SKEW_WARNING_SECONDS:

@@ -27,7 +27,7 @@ class InstalledEngine(NamedTuple):
     program: str
     """Path of its program; empty for a daemon, which its owner starts."""
     version: str
-    """Empty if it does not tell one."""
+    """Empty if it is not known."""
     quarantined: bool = False
 
 

@@ -62,7 +62,7 @@ def check_settings(
 
 def _check_sleep(minutes: int | None) -> Finding:
     if minutes is None:
-        return Finding("sleep", "unknown", "`pmset -g` tells no sleep setting")
+        return Finding("sleep", "unknown", "`pmset -g` prints no sleep setting")
     if minutes == 0:
         return Finding("sleep", "ok", "this Mac does not sleep by itself")
     return Finding(
@@ -75,7 +75,7 @@ def _check_sleep(minutes: int | None) -> Finding:
 
 def _check_firewall(state: int | None, python: str, *, reachable: bool | None) -> Finding:
     if state is None:
-        return Finding("firewall", "unknown", "socketfilterfw tells no state")
+        return Finding("firewall", "unknown", "`socketfilterfw --getglobalstate` prints no state")
     if state == 0:
         return Finding("firewall", "ok", "off")
     if state == 1 and reachable:
@@ -96,7 +96,7 @@ def _check_start(file_vault: bool | None, *, starts_at_login: bool) -> Finding:
         fix = f"`sudo {PROGRAM} agent install` has it start with the Mac"
         return Finding(name, "warning", "the agent starts when its owner logs in", fix)
     if file_vault is None:
-        return Finding(name, "unknown", "`fdesetup status` does not tell whether FileVault is on")
+        return Finding(name, "unknown", "`fdesetup status` does not say whether FileVault is on")
     if file_vault:
         fix = "log in after each start; for a planned one: sudo fdesetup authrestart"
         return Finding(name, "warning", "FileVault keeps the disk locked until somebody logs in", fix)

@@ -174,7 +174,7 @@ def explain_refusal(name: str, error: Exception) -> Finding:
 
 
 async def ask_api_server(credentials: Credentials) -> ApiServerAnswer:
-    """Ask the API server for its version, without a token: even its refusal tells the time."""
+    """Ask the API server for its version, without a token: even a refusal has the server's date."""
     began = time.time()
     connector = aiohttp.TCPConnector(ssl=credentials.tls or True)
     timeout = aiohttp.ClientTimeout(total=_ASK_SECONDS)

@@ -63,7 +63,7 @@ class HoldGate:
         self._runners = runners
         self._sources: list[HoldSource] = []
         self._sent: dict[str, Held | None] = {}
-        """The hold that each process was last told."""
+        """The hold that was last sent to each process, by uid."""
 
     def add(self, source: HoldSource) -> None:
         """Merge the holds of another source."""
