@@ -3,6 +3,7 @@
 import asyncio
 import os
 import pwd
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -92,7 +93,7 @@ def find_start_log(folder: Path, *, is_of_system: bool) -> Path:
 def require_root(manager: ServiceManager) -> None:
     """Raise click.ClickException if the service is one of the system, and this user is not root."""
     if manager.needs_root and os.geteuid():
-        words = " ".join([str(Path(sys.argv[0]).absolute()), *sys.argv[1:]])
+        words = shlex.join([str(Path(sys.argv[0]).absolute()), *sys.argv[1:]])
         raise click.ClickException(f"the service of the system is root's: run `sudo {words}`")
 
 

@@ -17,6 +17,7 @@ from cli.lazy import LazyGroup
 from kube import credentials
 from kube.kubeconfig import CredentialsError
 from kube.time import rfc3339
+from launchd.service_definition import find_state_folder
 from metal_agent import exit_codes
 from metal_agent.exit_codes import AgentExit, ServiceManagerName
 from metal_agent.native.log_files import AGENT_LOG
@@ -40,9 +41,32 @@ SUBCOMMANDS: Final = {
 _log = structlog.get_logger()
 
 
+class AgentGroup(LazyGroup):
+    """The agent, which a service manager does not start again and again with arguments that it does not take.
+
+    An installed agent meets them after an upgrade to a version without one of its options.
+    """
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Parse the arguments. Raises click.UsageError in a terminal, and else ends as an agent that cannot start."""
+        given = tuple(args)
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except click.UsageError as error:
+            supervisor = exit_codes.read_supervisor()
+            if supervisor is None:
+                raise
+            with contextlib.suppress(ValueError, IndexError):  # no folder is named in which the reason could be kept
+                _save_exit(find_state_folder(given), exit_codes.PERMANENT, error.format_message())
+            click.echo(f"Error: {error.format_message()}", err=True)
+            raise click.exceptions.Exit(exit_codes.exit_status(exit_codes.PERMANENT, supervisor)) from error
+
+
 @click.group(
     "agent",
-    cls=LazyGroup,
+    cls=AgentGroup,
     subcommands=SUBCOMMANDS,
     invoke_without_command=True,
     subcommand_metavar="[COMMAND]",

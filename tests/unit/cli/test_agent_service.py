@@ -10,15 +10,15 @@ from click.testing import CliRunner
 
 from cli.agent import status as status_command
 from cli.agent.agent_options import AgentArguments, agent_options
-from cli.agent.agent_service import ServiceManagers, find_folder
+from cli.agent.agent_service import ServiceManagers, find_folder, require_root
 from cli.agent.logs import read_last_lines
 from cli.agent.status import AgentReport, format_report
 from cli.main import main
-from launchd.service_definition import ServiceDefinition
+from launchd.service_definition import SUPERVISOR_VARIABLE, ServiceDefinition
 from launchd.service_manager import ServiceError, ServiceState
 from metal_agent.control import agent_control
 from metal_agent.control.agent_status import AgentProcessStatus, AgentStatus, ConnectionStatus
-from metal_agent.exit_codes import PERMANENT, AgentExit, exit_status, read_supervisor, save_exit
+from metal_agent.exit_codes import PERMANENT, AgentExit, exit_status, load_exit, read_supervisor, save_exit
 from metal_agent.native.log_files import previous_log_path
 from tests.support.api_objects import GIB
 
@@ -174,3 +174,22 @@ def test_last_lines_go_back_to_before_the_log_was_shortened(tmp_path: Path) -> N
     assert read_last_lines(path, 3) == ["3\n", "4\n"]
     previous_log_path(path).write_text("1\n2\n")
     assert read_last_lines(path, 3) == ["2\n", "3\n", "4\n"]
+
+
+@pytest.mark.parametrize(("supervisor", "status"), [("", 2), ("launchd", 0), ("systemd", PERMANENT)])
+def test_arguments_of_another_version_start_the_agent_only_once(tmp_path: Path, supervisor: str, status: int) -> None:
+    """launchd would start it again every 10 seconds: it knows success and failure only."""
+    words = ["agent", "--state-dir", str(tmp_path), "--of-another-version", "1"]
+    ended = CliRunner(env={SUPERVISOR_VARIABLE: supervisor}).invoke(main, words)
+    assert (ended.exit_code, "No such option" in ended.stderr) == (status, True), ended.stderr
+    last = load_exit(tmp_path)
+    assert (last is not None and "--of-another-version" in last.message) == bool(supervisor)
+
+
+def test_command_for_sudo_can_be_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/opt/pomona", "agent", "install", "--quiet-hours", "Mon-Fri 9:00-17:00"])
+    monkeypatch.setattr("os.geteuid", lambda: 501)
+    with pytest.raises(
+        click.ClickException, match=r"`sudo /opt/pomona agent install --quiet-hours 'Mon-Fri 9:00-17:00'`"
+    ):
+        require_root(ManagerStandIn(tmp_path, needs_root=True))
