@@ -20,7 +20,10 @@ from kube.kubeconfig import CredentialsError
 CONNECT_SECONDS = 2.0
 TOTAL_SECONDS = 30.0
 CONNECTIONS = 32
-"""Connections at once, watches included; more requests wait. Handshakes of a burst must fit into CONNECT_SECONDS."""
+"""Requests at once, and streams that are being opened; more wait. Handshakes of a burst must fit into CONNECT_SECONDS.
+
+Open streams have connections of their own: a controller of many namespaces has more watches than this.
+"""
 
 _CLOSED = "all connections were closed to open new ones"
 
@@ -81,7 +84,8 @@ class AiohttpTransport:
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
-        self._session = self._open()
+        self._requests, self._streams = self._open(CONNECTIONS), self._open(0)
+        self._opening = asyncio.Semaphore(CONNECTIONS)
         self._answers: set[aiohttp.ClientResponse] = set()
         """Answers that are being read."""
 
@@ -95,30 +99,37 @@ class AiohttpTransport:
     async def stream(self, request: Request, *, idle_seconds: float) -> AsyncIterator[Stream]:
         """Send and read the body as it comes. Raises Unreachable, also after `idle_seconds` without a byte."""
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=idle_seconds)
-        async with self._answer(request, limits) as answer:
+        async with self._answer(request, limits, is_stream=True) as answer:
             yield Stream(answer.status, _chunks(answer, request), _retry_after(answer))
 
     async def reconnect(self) -> None:
         """Break off all connections, and use new ones from now on: requests on the old ones raise Unreachable."""
-        old, self._session = self._session, self._open()
+        old = self._requests, self._streams
+        self._requests, self._streams = self._open(CONNECTIONS), self._open(0)
         # Closing a session raises no error in the readers of its answers, and ends the time-outs of these answers.
         for answer in self._answers:
             answer.content.set_exception(aiohttp.ClientConnectionError(_CLOSED))
-        await old.close()
+        for session in old:
+            await session.close()
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._session.close()
+        for session in (self._requests, self._streams):
+            await session.close()
 
-    def _open(self) -> aiohttp.ClientSession:
-        connector = aiohttp.TCPConnector(ssl=self._credentials.tls or True, limit=CONNECTIONS)
+    def _open(self, connections: int) -> aiohttp.ClientSession:
+        """Return a session of at most so many connections; 0: no limit."""
+        connector = aiohttp.TCPConnector(ssl=self._credentials.tls or True, limit=connections)
         return aiohttp.ClientSession(connector=connector)
 
     @contextlib.asynccontextmanager
-    async def _answer(self, request: Request, limits: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:
-        answer = await self._send(request, limits)
-        if answer.status == 401 and await self._refresh_credentials(request, answer):  # noqa: PLR2004 - Unauthorized
-            answer = await self._send(request, limits)
+    async def _answer(
+        self, request: Request, limits: aiohttp.ClientTimeout, *, is_stream: bool = False
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        async with self._opening if is_stream else contextlib.nullcontext():
+            answer = await self._send(request, limits, is_stream=is_stream)
+            if answer.status == 401 and await self._refresh_credentials(request, answer):  # noqa: PLR2004 - Unauthorized
+                answer = await self._send(request, limits, is_stream=is_stream)
         async with answer:
             self._answers.add(answer)
             try:
@@ -138,7 +149,9 @@ class AiohttpTransport:
                 answer.close()
         return not is_open
 
-    async def _send(self, request: Request, limits: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
+    async def _send(
+        self, request: Request, limits: aiohttp.ClientTimeout, *, is_stream: bool
+    ) -> aiohttp.ClientResponse:
         credentials = self._credentials
         headers = {"Accept": request.accept, "User-Agent": "pomona"}
         if request.body is not None:
@@ -146,7 +159,7 @@ class AiohttpTransport:
         async with _unreachable(request):
             if authorization := await credentials.authorization():
                 headers["Authorization"] = authorization
-            session = self._session
+            session = self._streams if is_stream else self._requests
             try:
                 return await session.request(
                     request.method,

@@ -184,6 +184,52 @@ async def test_reconnecting_ends_requests_that_wait_for_a_connection(
                 await each
 
 
+async def test_streams_take_no_connection_from_requests(client_of: ClientOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kube.transport.CONNECTIONS", 2)
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        if "watch" not in request.query:
+            return web.json_response({"metadata": {"name": "a"}})
+        response = web.StreamResponse()
+        await response.prepare(request)
+        metadata = {"name": "a", "namespace": "a", "uid": "u", "resourceVersion": "2"}
+        await response.write(msgspec.json.encode({"type": "ADDED", "object": {"metadata": metadata}}) + b"\n")
+        return await hang(request)
+
+    client = await client_of(serve)
+    watches = [client.watch(PODS, resource_version="1") for _ in range(5)]
+    async with asyncio.timeout(5):
+        assert len([await anext(each) for each in watches]) == 5
+        assert (await client.get(PODS, "a", "ns"))["metadata"]["name"] == "a"
+    for each in watches:
+        await each.aclose()
+
+
+async def test_streams_are_opened_a_few_at_a_time(client_of: ClientOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kube.transport.CONNECTIONS", 2)
+    beginning, most = 0, 0
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        nonlocal beginning, most
+        beginning += 1
+        most = max(most, beginning)
+        await asyncio.sleep(0)
+        beginning -= 1
+        response = web.StreamResponse()
+        await response.prepare(request)
+        metadata = {"name": "a", "namespace": "a", "uid": "u", "resourceVersion": "2"}
+        await response.write(msgspec.json.encode({"type": "ADDED", "object": {"metadata": metadata}}) + b"\n")
+        return await hang(request)
+
+    client = await client_of(serve)
+    watches = [client.watch(PODS, resource_version="1") for _ in range(8)]
+    async with asyncio.timeout(5):
+        await asyncio.gather(*(anext(each) for each in watches))
+    assert most <= 2
+    for each in watches:
+        await each.aclose()
+
+
 async def test_cancelled_request_is_cancelled(client_of: ClientOf) -> None:
     begun = asyncio.Event()
 
