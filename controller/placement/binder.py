@@ -15,6 +15,7 @@ import structlog
 
 from controller.placement.capacity import (
     HostCapacity,
+    MemoryPool,
     eligible_hosts,
     largest_for,
     largest_free,
@@ -180,7 +181,7 @@ def decide_bindings(
     capacities = stored_capacities(store, filter_live(hosts, bindable))
     largest = largest_free(capacities)
     # Few of those that wait fit anywhere; only these, with the others of their services, are looked at closely.
-    fitting = [obj for obj in unbound if obj["spec"]["memoryBytes"] <= largest_for(largest, *_memory_pool(obj))]
+    fitting = [obj for obj in unbound if obj["spec"]["memoryBytes"] <= largest_for(largest, _memory_pool(obj))]
     waits = []
     for process in list_waiting(_with_siblings(store, fitting)):
         failed = failures.get(process.uid)
@@ -191,9 +192,9 @@ def decide_bindings(
     return bind(waits, capacities)
 
 
-def _memory_pool(process: Obj) -> tuple[str, str]:
-    """Return the runtime and the namespace of a process, which decide on which hosts it may run."""
-    return process["spec"]["runtime"], process["metadata"]["namespace"]
+def _memory_pool(process: Obj) -> MemoryPool:
+    spec = process["spec"]
+    return spec["runtime"], process["metadata"]["namespace"], frozenset(spec.get("features", ()))
 
 
 def _with_siblings(store: Store, unbound: Iterable[Obj]) -> list[MetalProcess]:
@@ -236,8 +237,8 @@ class Binder:
         self._changed = asyncio.Event()
         self._failures: dict[str, BindFailures] = {}
         self._listens = False
-        self._least_bytes: tuple[Sequence[Obj], dict[tuple[str, str], int]] | None = None
-        """The waiting processes, and the least memory that one of them needs, by runtime and namespace."""
+        self._least_bytes: tuple[Sequence[Obj], dict[MemoryPool, int]] | None = None
+        """The waiting processes, and the least memory that one of them needs, by the hosts that may run it."""
 
     def wake(self) -> None:
         """Decide again: something outside the store has changed, such as the liveness of a host."""
@@ -306,14 +307,14 @@ class Binder:
         """Return whether any waiting process may fit on a host: its agent reports again and again that none does."""
         unbound = store.by_index(METAL_PROCESSES, HOST_INDEX, UNBOUND)
         if self._least_bytes is None or self._least_bytes[0] is not unbound:
-            least: dict[tuple[str, str], int] = {}
+            least: dict[MemoryPool, int] = {}
             for obj in unbound:
                 pool, needed_bytes = _memory_pool(obj), obj["spec"]["memoryBytes"]
                 least[pool] = min(needed_bytes, least.get(pool, needed_bytes))
             self._least_bytes = unbound, least
         _, least = self._least_bytes
         largest = largest_free(stored_capacities(store, decode_stored(store, METAL_HOSTS, [host], MetalHost)))
-        return any(needed_bytes <= largest_for(largest, *pool) for pool, needed_bytes in least.items())
+        return any(needed_bytes <= largest_for(largest, pool) for pool, needed_bytes in least.items())
 
 
 async def _write_binding(leading: Leading, binding: Binding) -> None:

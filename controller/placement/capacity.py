@@ -20,6 +20,9 @@ from kube.store import Store
 _HOLDS_NO_MEMORY: Final = frozenset({"Stopped", "Rejected"})
 _ANY_NAMESPACE: Final = ""
 
+MemoryPool = tuple[str, str, frozenset[str]]
+"""Runtime, namespace and features of a process, which decide about the hosts that may run it."""
+
 
 class HostCapacity(NamedTuple):
     """The capacity that one host has left."""
@@ -130,17 +133,30 @@ def eligible_hosts(
     return sorted(found, key=lambda capacity: (-capacity.free_bytes, capacity.host))
 
 
-def largest_free(capacities: Iterable[HostCapacity]) -> dict[tuple[str, str], int]:
-    """Return the most memory that one host has left, by runtime and namespace that it is given to."""
-    largest: dict[tuple[str, str], int] = {}
+LargestFree = Mapping[tuple[str, str], Mapping[frozenset[str], int]]
+"""The most memory that one host has left: by runtime and namespace, then by the features that the agents know."""
+
+
+def largest_free(capacities: Iterable[HostCapacity]) -> LargestFree:
+    """Return the most memory that one host has left, by what it may run."""
+    largest: dict[tuple[str, str], dict[frozenset[str], int]] = {}
     for capacity in capacities:
         for runtime in capacity.runtimes if capacity.is_open else ():
             for namespace in capacity.namespaces or (_ANY_NAMESPACE,):
-                pool = runtime, namespace
-                largest[pool] = max(capacity.free_bytes, largest.get(pool, 0))
+                by_features = largest.setdefault((runtime, namespace), {})
+                by_features[capacity.features] = max(capacity.free_bytes, by_features.get(capacity.features, 0))
     return largest
 
 
-def largest_for(largest: Mapping[tuple[str, str], int], runtime: str, namespace: str) -> int:
+def largest_for(largest: LargestFree, pool: MemoryPool) -> int:
     """Return the most memory that one of the hosts has left which a process may use; -1 if there is no such host."""
-    return max(largest.get((runtime, namespace), -1), largest.get((runtime, _ANY_NAMESPACE), -1))
+    runtime, namespace, features = pool
+    return max(
+        (
+            free_bytes
+            for place in ((runtime, namespace), (runtime, _ANY_NAMESPACE))
+            for known, free_bytes in largest.get(place, {}).items()
+            if features <= known
+        ),
+        default=-1,
+    )

@@ -458,6 +458,11 @@ def test_report_of_a_host_wakes_the_binder_only_if_something_fits() -> None:
     refused = newer(host("one", 4 * GIB, conditions=[condition("AddressAccepted", "False")]), 5)
     known.put(METAL_HOSTS, refused)
     assert not binder_loop._may_take(known, refused)
+    known.put(METAL_PROCESSES, newer(process("a-b-0", gib=3, features=["Tomorrow"]), 10))
+    for version, features in ((6, ["Inspection"]), (7, ["Inspection", "Tomorrow"])):
+        agent = newer(host("one", 4 * GIB, features=features), version)
+        known.put(METAL_HOSTS, agent)
+        assert binder_loop._may_take(known, agent) == ("Tomorrow" in features)
 
 
 @pytest.mark.parametrize(
