@@ -159,7 +159,11 @@ class _ClosedHosts(NamedTuple):
 
 
 def _closed_hosts(capable: Sequence[HostCapacity], left_by: Collection[str | None]) -> list[_ClosedHosts]:
-    """Return which of the hosts take no process now, by reason; `left_by` are those that displace a replica."""
+    """Return which of the hosts take no process now, by reason; `left_by` are those that displace a replica.
+
+    They are not counted: while an administrator drains one host after the other, each new number would rewrite the
+    status of all that waits.
+    """
     found = []
     cordoned = [capacity.host for capacity in capable if capacity.is_cordoned]
     paused = [capacity for capacity in capable if capacity.pause and not capacity.is_cordoned]
@@ -176,7 +180,7 @@ def _closed_hosts(capable: Sequence[HostCapacity], left_by: Collection[str | Non
         state = f"host {paused[0].host} is paused by its owner ({paused[0].pause})"
         found.append(_ClosedHosts(HOST_PAUSED, state, "wait for the end of the pause"))
     if cordoned:
-        more = f" and {len(cordoned) - _MOST_NAMED} more" if len(cordoned) > _MOST_NAMED else ""
+        more = " and more" if len(cordoned) > _MOST_NAMED else ""
         names = ", ".join(cordoned[:_MOST_NAMED]) + more
         state = f"host {names} is cordoned" if len(cordoned) == 1 else f"hosts {names} are cordoned"
         found.append(_ClosedHosts(_NO_HOST_FITS, state, f"`pomona host uncordon {cordoned[0]}`"))
@@ -187,7 +191,7 @@ def _explain_outdated(features: frozenset[str], outdated: Sequence[HostCapacity]
     """Return what the agent of the largest of these hosts lacks, its version, and the way out."""
     host = max(outdated, key=lambda capacity: (capacity.budget_bytes, capacity.host))
     lacking, version = ", ".join(sorted(features - host.features)), host.agent_version or "unknown"
-    more = f"; so are those of {len(outdated) - 1} more hosts" if len(outdated) > 1 else ""
+    more = "; so are those of other hosts" if len(outdated) > 1 else ""
     return (
         f"the agent of host {host.host} (version {version}) is too old, as it does not know {lacking}: run "
         f"`pomona agent upgrade` there{more}"

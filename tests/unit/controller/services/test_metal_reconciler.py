@@ -123,7 +123,7 @@ def test_unbound_process_reports_the_reason_of_its_wait(hosts: list[Obj], expect
             "NoHostFits",
             ["the largest host, studio-2, has 1.0 GiB", "; host studio-1 is cordoned"],
         ),
-        ([host(name) | CORDONED for name in "abcde"], "NoHostFits", ["hosts a, b, c and 2 more are cordoned"]),
+        ([host(name) | CORDONED for name in "abcde"], "NoHostFits", ["hosts a, b, c and more are cordoned"]),
         (
             [host(conditions=PAUSE)],
             "HostPaused",
@@ -145,6 +145,20 @@ def test_unbound_process_names_the_hosts_that_take_nothing(hosts: list[Obj], rea
     assert all(each in message for each in says), message
 
 
+def test_next_cordoned_host_rewrites_no_status() -> None:
+    def decide(closed: str) -> str:
+        small = [host("a-first", GIB, budgetBytes=GIB), *(host(name, 0, budgetBytes=0) for name in "bcdefg")]
+        hosts = [each | (CORDONED if each["metadata"]["name"] in closed else {}) for each in small]
+        base = (chat_service(**METAL), (MODELS, model()), *((METAL_HOSTS, each) for each in hosts))
+        ((_, made),) = decide_chat(*base).create
+        plan = decide_chat(*base, (METAL_PROCESSES, process(made["metadata"]["name"], gib=2)))
+        message: str = planned_condition(plan, "Ready")["message"]
+        return message
+
+    assert "hosts b, c, d and more are cordoned" in decide("bcde")
+    assert decide("bcde") == decide("bcdef") == decide("bcdefg")
+
+
 NEWER: dict[str, Any] = {"features": ["Inspection", "Tomorrow"], "budgetBytes": GIB, "agentVersion": "0.3.0"}
 OLDER: dict[str, Any] = {"features": ["Inspection"], "budgetBytes": 64 * GIB, "agentVersion": "0.2.0"}
 UPGRADE = "is too old, as it does not know Tomorrow: run `pomona agent upgrade` there"
@@ -155,7 +169,7 @@ UPGRADE = "is too old, as it does not know Tomorrow: run `pomona agent upgrade` 
     [
         ([host(**OLDER)], "AgentTooOld", f"the agent of host studio-1 (version 0.2.0) {UPGRADE}"),
         ([host(budgetBytes=GIB), host("studio-2")], "AgentTooOld", "host studio-2 (version unknown)"),
-        ([host(), host("studio-2")], "AgentTooOld", f"{UPGRADE}; so are those of 1 more hosts"),
+        ([host(), host("studio-2")], "AgentTooOld", f"{UPGRADE}; so are those of other hosts"),
         ([host(**OLDER), host("studio-2", **NEWER)], "Binding", "studio-2"),
         ([host(**OLDER), host("studio-2", GIB, **NEWER)], "NoHostFits", f"studio-1 (version 0.2.0) {UPGRADE}"),
         ([host(**OLDER, runtimes=["mlx"])], "NoHost", "can run llama.cpp"),
