@@ -1,5 +1,6 @@
 """`pomona status`: the verdict on a service, and the tree of what it waits for."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -69,32 +70,50 @@ async def read_service_objects(cluster: "Cluster", name: str) -> "ServiceObjects
 
     service = await read_object(cluster.client, INFERENCE_SERVICES, name, cluster.namespace)
     hidden: list[str] = []
-    models = {each["metadata"]["name"]: each for each in await _list(cluster, MODELS, cluster.namespace, "", hidden)}
+    model_names = list_model_names(service)
+    models = await _find(cluster, MODELS, cluster.namespace, model_names, hidden)
     label = f"{LABEL_SERVICE}={name}"
-    processes = await _list(cluster, METAL_PROCESSES, cluster.namespace, label, hidden)
-    pods = await _list(cluster, PODS, cluster.namespace, label, hidden)
-    has_hosts = any(each["spec"].get("hostName") for each in processes)
-    hosts = await _list(cluster, METAL_HOSTS, None, "", hidden) if has_hosts else []
+    processes = await _list(cluster, METAL_PROCESSES, cluster.namespace, hidden, label=label)
+    pods = await _list(cluster, PODS, cluster.namespace, hidden, label=label)
+    host_names = {each["spec"].get("hostName") for each in processes}
     return ServiceObjects(
         service=service,
-        models={each: models.get(each) for each in list_model_names(service)},
+        models={each: models.get(each) for each in model_names},
         pods=sorted(pods, key=_name),
         processes=sorted(processes, key=_name),
-        hosts={_name(each): each for each in hosts},
+        hosts=await _find(cluster, METAL_HOSTS, None, sorted(filter(None, host_names)), hidden),
         hidden=tuple(hidden),
     )
 
 
+async def _find(
+    cluster: "Cluster", resource: "Resource", namespace: str | None, names: Iterable[str], hidden: list[str]
+) -> dict[str, Obj]:
+    """Return those objects with these names that exist: a service has few, of the thousands that may be there."""
+    found: dict[str, Obj] = {}
+    for name in names:
+        found |= {_name(each): each for each in await _list(cluster, resource, namespace, hidden, name=name)}
+    return found
+
+
 async def _list(
-    cluster: "Cluster", resource: "Resource", namespace: str | None, label: str, hidden: list[str]
+    cluster: "Cluster",
+    resource: "Resource",
+    namespace: str | None,
+    hidden: list[str],
+    *,
+    label: str = "",
+    name: str = "",
 ) -> list[Obj]:
     from cli.cluster_errors import describe_api_error  # noqa: PLC0415 - not needed for --help
     from kube.errors import Forbidden  # noqa: PLC0415 - same
 
+    fields = f"metadata.name={name}" if name else ""
     try:
-        return (await cluster.client.list(resource, namespace, label_selector=label)).items
+        return (await cluster.client.list(resource, namespace, label_selector=label, field_selector=fields)).items
     except Forbidden as error:
-        hidden.append(f"not shown: {describe_api_error(error, cluster.credentials.server)}")
+        sentence = f"not shown: {describe_api_error(error, cluster.credentials.server)}"
+        hidden += [sentence] if sentence not in hidden else []
         return []
 
 

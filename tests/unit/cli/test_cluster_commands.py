@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from click.testing import CliRunner, Result
@@ -130,6 +131,38 @@ def test_namespace_is_that_of_the_context_unless_stated(serve: Serve, tmp_path: 
     assert "no service in namespace team:" in run(["list"], config).output
     assert "no service in namespace ours:" in run(["list"], config, "-n", "ours").output
     assert json.loads(run(["list"], config, "-o", "json").output) == {"apiVersion": "v1", "kind": "List", "items": []}
+
+
+def test_status_reads_no_other_models_and_hosts(tmp_path: Path) -> None:
+    asked: list[tuple[str, str]] = []
+    metadata = {"name": "chat", "namespace": "team", "generation": 1}
+    chat = {"metadata": metadata, "spec": {"modelRef": "tiny"}}
+    processes = [{"metadata": {"name": f"chat-{each}"}, "spec": {"hostName": f"studio-{each}"}} for each in "12"]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            place = urlsplit(self.path)
+            plural = place.path.rpartition("/")[2]
+            asked.append((plural, parse_qs(place.query).get("fieldSelector", [""])[0]))
+            answer = {"metadata": {}, "items": processes if plural == "metalprocesses" else []}
+            body = json.dumps(chat if plural == "chat" else answer).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        config = write_kubeconfig(tmp_path / "config", f"http://127.0.0.1:{server.server_port}")
+        result = run(["status", "chat"], config)
+        server.shutdown()
+    assert "MetalProcess chat-2" in result.output, result.output
+    assert [selector for plural, selector in asked if plural == "models"] == ["metadata.name=tiny"]
+    hosts = [selector for plural, selector in asked if plural == "metalhosts"]
+    assert hosts == ["metadata.name=studio-1", "metadata.name=studio-2"]
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, ["completion"], ["catalog"]], ids=" ".join)
