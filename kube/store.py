@@ -63,6 +63,8 @@ class Store:
         self._indexes: defaultdict[Resource, dict[str, _Index]] = defaultdict(dict)
         self._derived: defaultdict[Resource, dict[ObjectKey, dict[str, tuple[tuple[object, ...], Any]]]]
         self._derived = defaultdict(dict)
+        self._summaries: dict[str, tuple[tuple[int, ...], Any]] = {}
+        self._revisions: defaultdict[Resource, int] = defaultdict(int)
         self._reduce: dict[Resource, Callable[[Obj], Obj]] = {}
         self._listeners: list[Listener] = []
         self._deleted: dict[str, str] = {}
@@ -163,6 +165,20 @@ class Store:
         kept[name] = parts, value
         return value
 
+    def summarize(self, resources: Iterable[Resource], name: str, compute: Callable[[], T]) -> T:
+        """Return `compute()`, which is kept under `name` until any object of these resources changes.
+
+        `compute` reads nothing but objects of these resources, and nobody changes its result.
+        """
+        revisions = tuple(self._revisions[resource] for resource in resources)
+        known = self._summaries.get(name)
+        if known is not None and known[0] == revisions:
+            found: T = known[1]
+            return found
+        value = compute()
+        self._summaries[name] = revisions, value
+        return value
+
     def subscribe(self, listener: Listener) -> None:
         """Call `listener(resource, old or None, new or None)` after each change, in the order of changes."""
         self._listeners.append(listener)
@@ -239,6 +255,7 @@ class Store:
         if new is not None and resource in self._reduce:
             new = self._reduce[resource](new)
         self.revision += 1
+        self._revisions[resource] += 1
         self._derived[resource].pop(key, None)
         if new is None:
             objects.pop(key, None)

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from controller.models.served import Served
-from controller.placement.capacity import stored_capacities
+from controller.placement.capacity import HostCapacity, stored_capacities
 from controller.reconcile.indexes import HOST_INDEX, SERVICE_INDEX, namespaced
 from controller.reconcile.plan import Patch, Plan, Reconciler, Snapshot, decode_stored
 from controller.reconcile.triggers import Trigger, all_but_status, serving_facts
@@ -45,10 +45,10 @@ def observe_hosts(
         return Replicas(total=0)
     processes = decode_stored(snapshot.store, METAL_PROCESSES, children, MetalProcess)
     # The hosts are looked at one by one only for a replica that waits for one of them.
-    waits = len(processes) < wanted or any(each.spec.host_name is None for each in processes)
-    hosts = _registered_hosts(snapshot, None if waits else {each.spec.host_name for each in processes})
-    alive = [host for name, host in hosts.items() if not host_is_lost(name, hosts)] if waits else []
-    capacities = stored_capacities(snapshot.store, alive)
+    if len(processes) < wanted or any(each.spec.host_name is None for each in processes):
+        hosts, capacities = _all_hosts(snapshot.store)
+    else:
+        hosts, capacities = _registered_hosts(snapshot.store, {each.spec.host_name for each in processes}), []
     name = process_prefix(service.metadata.name, spec) if spec else None
     estimated = spec if served is not None and not replica_memory.is_memory_stated(served) else None
     standing = sort_processes(name, wanted, processes, hosts, estimated=estimated)
@@ -85,9 +85,18 @@ def _exposed_hosts(snapshot: Snapshot, service: InferenceService) -> set[str]:
     return {each.host for each in ready_endpoints(snapshot.store.by_index(ENDPOINT_SLICES, SERVICE_INDEX, named))}
 
 
-def _registered_hosts(snapshot: Snapshot, names: Collection[str | None] | None) -> dict[str, MetalHost]:
+def _all_hosts(store: Store) -> tuple[dict[str, MetalHost], list[HostCapacity]]:
+    """Return all registered hosts, and the capacities of those that live: the same for all services that wait."""
+
+    def compute() -> tuple[dict[str, MetalHost], list[HostCapacity]]:
+        hosts = _registered_hosts(store, None)
+        return hosts, stored_capacities(store, [host for name, host in hosts.items() if not host_is_lost(name, hosts)])
+
+    return store.summarize((METAL_HOSTS, METAL_PROCESSES), "hosts and capacities", compute)
+
+
+def _registered_hosts(store: Store, names: Collection[str | None] | None) -> dict[str, MetalHost]:
     """Return the hosts with these names that are registered and stay; all hosts if `names` is None."""
-    store = snapshot.store
     found = (
         store.list(METAL_HOSTS)
         if names is None

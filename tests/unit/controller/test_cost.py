@@ -120,3 +120,16 @@ DECISIONS = {
 def test_decision_reads_the_same_whatever_else_there_is(name: str) -> None:
     decide, objects = DECISIONS[name]
     assert count_reads(decide, objects, 4) == count_reads(decide, objects, 200)
+
+
+def test_services_that_wait_share_one_look_at_the_hosts() -> None:
+    known = CountingStore()
+    declare_indexes(known)
+    declare_nodes(known, VENDORS)
+    for resource, obj in [*WAITING, *((METAL_HOSTS, host(f"other-{number}", GIB)) for number in range(200))]:
+        known.put(resource, deepcopy(obj))
+    known.put(METAL_PROCESSES, process("chat-1-0"))
+    decide_chat(Snapshot(known, NOW))
+    known.reads = 0
+    decide_chat(Snapshot(known, NOW))
+    assert known.reads < 50

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kube.client import Obj
-from kube.resources import NODES, PODS, Resource
+from kube.resources import MODELS, NODES, PODS, Resource
 from kube.store import Store
 
 
@@ -123,6 +123,21 @@ def test_value_derived_from_an_object_that_is_not_stored_is_not_kept(store: Stor
     store.put(PODS, pod("a", 1))
     assert store.derive(PODS, pod("a", 1), "number", lambda: 1) == 1
     assert store.derive(PODS, pod("a", 1), "number", lambda: 2) == 2
+
+
+def test_summary_is_kept_until_an_object_of_its_kinds_changes(store: Store) -> None:
+    computed = count()
+
+    def summarize() -> int:
+        return store.summarize((PODS, NODES), "number", lambda: next(computed))
+
+    assert (summarize(), summarize()) == (0, 0)
+    store.put(PODS, pod("a", 1))
+    assert (summarize(), summarize()) == (1, 1)
+    store.put(MODELS, pod("a", 1))
+    assert summarize() == 1
+    store.remove(PODS, "ns", "a")
+    assert summarize() == 2
 
 
 def test_an_undeclared_index_is_an_error(store: Store) -> None:
