@@ -222,9 +222,10 @@ class Controller:
 
         To list all again after one failure would take for ever on a server that refuses a list now and then.
         """
-        for feed in self._feeds:
-            if feed.namespace not in self._withheld:
-                await self._load_feed(feed)
+        async with asyncio.TaskGroup() as tasks:
+            for feed in self._feeds:
+                if feed.namespace not in self._withheld:
+                    tasks.create_task(self._load_feed(feed))
 
     async def _load_feed(self, feed: Feed) -> None:
         for each in feed.watched:

@@ -93,3 +93,17 @@ async def test_new_leader_waits_for_no_namespace_that_is_gone() -> None:
     async with running(controller._lead()):
         await eventually(lambda: "b" in api.written)
     assert api.refused == 1, "the first kind of the namespace, and no other"
+
+
+async def test_new_leader_lists_namespaces_beside_each_other() -> None:
+    class Slow(Namespaces):
+        async def list(self, resource: Resource, namespace: str | None = None, **options: Any) -> ObjectList:
+            if namespace == "a":
+                await eventually(lambda: (MODELS, "b") in self.read)
+            return await super().list(resource, namespace, **options)
+
+    api = Slow()
+    controller = namespaced(api, "a", "b")
+    controller._withheld.clear()
+    async with running(controller._lead()):
+        await eventually(lambda: {"a", "b"} <= {*api.written})
