@@ -19,7 +19,7 @@ from typing import Final
 
 import click
 
-from cli.agent.agent_service import AgentWait, find_folder, find_installed, find_managers
+from cli.agent.agent_service import AgentWait, describe_agent, find_folder, find_installed, find_managers
 from cli.agent.restart import restart_agent
 from launchd.service_manager import ServiceError, ServiceManager
 from metal_agent.control.agent_status import AgentStatus
@@ -61,7 +61,7 @@ def command(ctx: click.Context, source: str) -> None:
             status = _replace_version(manager, packages, source)
     except ServiceError as error:
         raise click.ClickException(str(error)) from error
-    print(f"agent {status.host} runs as process {status.pid}, version {status.version}")
+    print(describe_agent(status))
 
 
 def _replace_version(manager: ServiceManager, packages: Path, source: str) -> AgentStatus:
