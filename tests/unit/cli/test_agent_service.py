@@ -174,3 +174,16 @@ def test_last_lines_go_back_to_before_the_log_was_shortened(tmp_path: Path) -> N
     assert read_last_lines(path, 3) == ["3\n", "4\n"]
     previous_log_path(path).write_text("1\n2\n")
     assert read_last_lines(path, 3) == ["2\n", "3\n", "4\n"]
+
+
+def test_log_that_is_no_file_is_not_read(tmp_path: Path, managers: ServiceManagers) -> None:
+    secret, folder = tmp_path / "secret", tmp_path / "logs"
+    secret.write_text("of another")
+    folder.mkdir()
+    words = ["agent", "logs", "--state-dir", str(tmp_path)]
+    for make in (lambda path: path.symlink_to(secret), os.mkfifo):
+        make(folder / "agent.log")
+        result = CliRunner().invoke(main, words, obj=managers)
+        assert (result.exit_code, "of another" in result.output) == (1, False), result.output
+        assert "agent.log" in result.output
+        (folder / "agent.log").unlink()
