@@ -1,6 +1,7 @@
 """The agent as a service of this machine: which service manager has it, where its state is, and whether it answers."""
 
 import asyncio
+import contextlib
 import os
 import pwd
 import sys
@@ -237,12 +238,10 @@ def stop_everything(folder: Path, say: Callable[[str], None], manager: ServiceMa
                 f"process {pid} has not stopped everything within {STOP_EVERYTHING_SECONDS:.0f} s: see "
                 "`pomona agent logs`"
             )
-        status = read_status(folder, pid)
-        left = [each for each in status.processes if each.phase != "Stopped"] if status else []
+        left = _list_running(folder, pid)
         if left and waited - said >= _LINE_SECONDS:
             said = waited
-            names = ", ".join(f"{each.namespace}/{each.service}" for each in left)
-            say(escape_controls(f"waiting for running requests of {names}"))
+            say(f"waiting for running requests of {', '.join(left)}")
         time.sleep(_PAUSE_SECONDS)
     ended = read_exit(folder)
     if ended is None or ended.code != STOPPED:
@@ -251,3 +250,12 @@ def stop_everything(folder: Path, say: Callable[[str], None], manager: ServiceMa
             f"the agent ended before everything was stopped{reason}; engines may still run: see `pomona agent status`"
         )
     return True
+
+
+def _list_running(folder: Path, pid: int) -> list[str]:
+    """Return the services that the process still runs; nothing if it does not answer, or another agent has begun."""
+    status = None
+    with contextlib.suppress(click.ClickException):
+        status = read_status(folder, pid)
+    running = [each for each in status.processes if each.phase != "Stopped"] if status else []
+    return [escape_controls(f"{each.namespace}/{each.service}") for each in running]
