@@ -5,11 +5,15 @@ file is set aside and logged, so that it never prevents a start. A file that can
 must not be treated as absent.
 """
 
+import errno
 import os
+import stat
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
+
+_MOST_BYTES: Final = 256 * 1024 * 1024
 
 T = TypeVar("T")
 
@@ -42,10 +46,10 @@ def read(path: Path, type_: type[T]) -> T | None:
     Raises OSError when the file cannot be read.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=type_)
+        return msgspec.json.decode(_read_bytes(path), type=type_)
     except FileNotFoundError:
         return None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         aside = path.with_name(f".{path.name}.damaged")
         # Here, because structlog imports rich: a third of the time in which a Job that fetches weights starts.
         import structlog  # noqa: PLC0415
@@ -54,6 +58,22 @@ def read(path: Path, type_: type[T]) -> T | None:
         log.warning("damaged_state_file_ignored", path=str(path), kept_as=str(aside), error=str(error))
         path.replace(aside)
         return None
+
+
+def _read_bytes(path: Path) -> bytes:
+    """Read a file; one that has no end, or never begins, is an error: root reads the files of other users too."""
+    with open(path, "rb", opener=_open_at_once) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        if found.st_size > _MOST_BYTES:
+            raise OSError(errno.EFBIG, f"it is longer than {_MOST_BYTES} bytes", str(path))
+        return file.read(_MOST_BYTES)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file; the open of a pipe would wait for a writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def sync_folder(path: Path) -> None:

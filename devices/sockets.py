@@ -45,14 +45,25 @@ def unix_listener(path: Path) -> int | None:
             client.connect(str(path))
         except OSError:
             return None
-        if sys.platform == "darwin":
-            return client.getsockopt(_MACOS_SOL_LOCAL, _MACOS_LOCAL_PEERPID)
-        pid, _, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return unix_peer_pid(client)
+
+
+def unix_peer_pid(connection: socket.socket) -> int:
+    """Return the process at the other end of a unix socket, as it listened or connected; 0: it is in another system.
+
+    Raises OSError.
+    """
+    if sys.platform == "darwin":
+        return connection.getsockopt(_MACOS_SOL_LOCAL, _MACOS_LOCAL_PEERPID)
+    pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(pid)
 
 
 def unix_peer_uid(connection: socket.socket) -> int:
-    """Return the effective user of the process at the other end of a unix socket, as it connected. Raises OSError."""
+    """Return the effective user of the process at the other end of a unix socket, as it listened or connected.
+
+    Raises OSError.
+    """
     if sys.platform == "darwin":
         credentials = connection.getsockopt(_MACOS_SOL_LOCAL, _MACOS_LOCAL_PEERCRED, _MACOS_XUCRED_BYTES)
         _, uid = struct.unpack_from("2I", credentials)

@@ -13,6 +13,8 @@ class CodeMeaning(NamedTuple):
 NOT_LOADED: Final = 113
 NO_DOMAIN: Final = frozenset({112, 125})
 """Codes for a domain that does not exist now, such as gui/UID without a login at the screen."""
+WRONG_SESSION: Final = frozenset({5, 134})
+"""Codes of bootstrap that also mean that there is no login at the screen; 5 has other meanings, too."""
 
 CODES: Final[dict[int, CodeMeaning]] = {
     1: CodeMeaning("operation not permitted", "run the command with sudo"),
@@ -33,6 +35,7 @@ CODES: Final[dict[int, CodeMeaning]] = {
     113: CodeMeaning("the job is not loaded", "install it: pomona agent install"),
     114: CodeMeaning("the user does not exist", "install it as a user of this Mac"),
     115: CodeMeaning("the group does not exist", "install it as a user of this Mac"),
+    118: CodeMeaning("launchd gave no answer that can be read", "try again; if it stays, start the Mac again"),
     119: CodeMeaning(
         "the job is disabled",
         "allow it in System Settings > General > Login Items, or ask who manages this Mac by a profile",
@@ -43,8 +46,11 @@ CODES: Final[dict[int, CodeMeaning]] = {
     ),
     124: CodeMeaning("the domain is ending, as at a log-out", "log in and try again"),
     125: CodeMeaning("the domain does not support this, as over ssh", "log in at the screen, or install with sudo"),
+    133: CodeMeaning("several errors at once", "look at the lines of launchctl; with sudo they are clearer"),
     134: CodeMeaning("the job cannot be loaded in this session", "log in at the screen, or install with sudo"),
     139: CodeMeaning("the job cannot run now", "look at `pomona agent logs`"),
+    144: CodeMeaning("the caller lacks an entitlement", "run the command with sudo, in a terminal"),
+    146: CodeMeaning("the job starts on demand only", "install it anew: pomona agent install"),
     150: CodeMeaning("System Integrity Protection forbids it", "choose another program than one of macOS"),
     155: CodeMeaning(
         "the program or the file is quarantined",

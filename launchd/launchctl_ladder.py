@@ -10,7 +10,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from launchd.launchctl_codes import NO_DOMAIN, NOT_LOADED, explain_code
+from launchd.launchctl_codes import NO_DOMAIN, NOT_LOADED, WRONG_SESSION, explain_code
 from launchd.print_output import read_job_state
 
 _SUCCESS: Final = 0
@@ -139,6 +139,8 @@ def next_step(climb: Climb, code: int, output: str) -> Climb | GoalReached | Cli
         return replace(climb, rung=rule.following, tries=0) if rule.following else _end(climb)
     if code in rule.again and tries < rule.tries:
         return replace(climb, tries=tries)
+    if climb.rung is Rung.BOOTSTRAP and code in WRONG_SESSION and climb.domains[1:]:
+        return begin_climb(climb.goal, climb.label, climb.plist, climb.domains[1:])
     if climb.rung is Rung.AWAIT_GONE and code == _SUCCESS:
         return ClimbFailed(f"{climb.label} is still loaded after {tries * rule.pause_seconds:.0f} s: try again later")
     return ClimbFailed(f"launchctl {' '.join(climb.arguments)}: {explain_code(code, output)}")

@@ -1,6 +1,7 @@
 """The agent as a service of this machine: which service manager has it, where its state is, and whether it answers."""
 
 import asyncio
+import contextlib
 import os
 import pwd
 import shlex
@@ -13,8 +14,10 @@ from typing import Final, NamedTuple
 
 import click
 import psutil
+from msgspec import structs
 
 from cli.options import STATE_FOLDER_TEXT, default_state_folder
+from cli.output import escape_controls
 from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
 from launchd.launchctl import system_launchd, user_launchd
 from launchd.service_definition import PROGRAM, SYSTEM_LOGS, find_state_folder
@@ -22,7 +25,7 @@ from launchd.service_manager import ServiceError, ServiceManager, ServiceState
 from launchd.systemctl import system_systemd, user_systemd
 from metal_agent.control.agent_client import AgentClient
 from metal_agent.control.agent_status import AgentStatus
-from metal_agent.exit_codes import STOPPED, load_exit
+from metal_agent.exit_codes import STOPPED, AgentExit, forget_exit, load_exit
 from metal_agent.native.log_files import START_LOG
 
 _END_SECONDS: Final = 1.0
@@ -30,6 +33,8 @@ _END_SECONDS: Final = 1.0
 _PAUSE_SECONDS: Final = 0.2
 _LINE_SECONDS: Final = 15.0
 """Interval between two lines about what is waited for."""
+STOP_EVERYTHING_SECONDS: Final = 180.0
+"""Time for everything to stop: requests have half a minute, then engines, last reports and proxy ten seconds each."""
 
 state_option = click.option(
     "--state-dir",
@@ -103,17 +108,25 @@ def find_owner() -> pwd.struct_passwd:
     return pwd.getpwnam(name) if name else pwd.getpwuid(os.geteuid())
 
 
-def read_status(folder: Path) -> AgentStatus | None:
-    """Return the status of the agent of `folder`; None if none answers. Raises click.ClickException: it refuses."""
+def read_status(folder: Path, only_pid: int | None = None) -> AgentStatus | None:
+    """Return the status of the agent of `folder`, or of the process `only_pid` alone; None if none answers.
+
+    Raises click.ClickException: it refuses, or is another process.
+    """
     try:
-        return asyncio.run(AgentClient(folder).status())
+        return asyncio.run(AgentClient(folder, only_pid).status())
     except ControlUnreachableError as error:
         if isinstance(error.__cause__, PermissionError):
             owner = folder.owner() if folder.exists() else "its owner"
             raise click.ClickException(f"{error}: run this command as {owner}, or with sudo") from error
         return None
     except ControlRefusedError as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(escape_controls(str(error))) from error
+
+
+def describe_agent(status: AgentStatus) -> str:
+    """Return the sentence about an agent that was started."""
+    return escape_controls(f"agent {status.host} runs as process {status.pid}, version {status.version}")
 
 
 class AgentWait(NamedTuple):
@@ -156,13 +169,13 @@ def await_agent(
         if not _has_ended(manager.read_state(), folder, first_run):
             alive_at = now
         elif now - alive_at >= _END_SECONDS:
-            ended = load_exit(folder)
+            ended = read_exit(folder)
             raise click.ClickException(
                 f"the agent ended{f': {ended.message}' if ended else ', see `pomona agent logs`'}"
             )
         if now - started >= wait.seconds:
             reason = "does not answer" if status is None or status.pid == before else "is not ready"
-            because = f" ({status.connection.message})" if status and status.connection.message else ""
+            because = f" ({escape_controls(status.connection.message)})" if status and status.connection.message else ""
             raise click.ClickException(
                 f"the agent {reason} within {wait.seconds:.0f} s{because}: see `pomona agent logs`"
             )
@@ -174,38 +187,76 @@ def _has_ended(state: ServiceState, folder: Path, first_run: int | None) -> bool
     if state.runs is not None and first_run is not None and state.runs > first_run:
         return True
     was_started = state.runs is not None and first_run is not None and state.runs == first_run
-    return state.phase != "running" and (was_started or load_exit(folder) is not None)
+    return state.phase != "running" and (was_started or read_exit(folder) is not None)
 
 
 def explain_failure(error: ServiceError, folder: Path) -> str:
     """Return the reason why the service did not start: the agent's own, if it had the time to name it."""
-    ended = load_exit(folder)
+    ended = read_exit(folder)
     return f"the agent ended: {ended.message} ({error})" if ended else str(error)
 
 
-def stop_everything(folder: Path, say: Callable[[str], None]) -> bool:
+def read_exit(folder: Path) -> AgentExit | None:
+    """Return the last end of the agent, None if there was none. Raises click.ClickException."""
+    try:
+        ended = load_exit(folder)
+        return structs.replace(ended, message=escape_controls(ended.message)) if ended else None
+    except OSError as error:
+        raise click.ClickException(f"cannot read the state folder: {error}") from error
+
+
+def remove_exit(folder: Path) -> None:
+    """Forget the last end of the agent, since it is started. Raises click.ClickException."""
+    try:
+        forget_exit(folder)
+    except OSError as error:
+        raise click.ClickException(f"cannot use the state folder: {error}") from error
+
+
+def stop_everything(folder: Path, say: Callable[[str], None], manager: ServiceManager | None = None) -> bool:
     """Drain and stop everything by the agent, and wait for its end; return False if no agent answers.
 
-    Raises click.ClickException: it refuses, or ends before everything is stopped.
+    Root asks only the process that the `manager` of the system names: an owner could lead it to the agent of another.
+
+    Raises ServiceError, and click.ClickException: it refuses, does not end in time, or before everything is stopped.
     """
-    if read_status(folder) is None:
+    only_pid = None
+    if manager and manager.needs_root and os.geteuid() == 0:
+        only_pid = manager.read_state().pid
+        if only_pid is None:
+            return False
+    if read_status(folder, only_pid) is None:
         return False
     try:
-        pid = asyncio.run(AgentClient(folder).stop()).pid
+        pid = asyncio.run(AgentClient(folder, only_pid).stop())
     except (ControlUnreachableError, ControlRefusedError) as error:
-        raise click.ClickException(str(error)) from error
-    said = 0.0
+        raise click.ClickException(escape_controls(str(error))) from error
+    started, said = time.monotonic(), -_LINE_SECONDS
     while psutil.pid_exists(pid):
-        status = read_status(folder)
-        left = [each for each in status.processes if each.phase != "Stopped"] if status else []
-        if left and time.monotonic() - said >= _LINE_SECONDS:
-            said = time.monotonic()
-            say(f"waiting for running requests of {', '.join(f'{each.namespace}/{each.service}' for each in left)}")
+        waited = time.monotonic() - started
+        if waited >= STOP_EVERYTHING_SECONDS:
+            raise click.ClickException(
+                f"process {pid} has not stopped everything within {STOP_EVERYTHING_SECONDS:.0f} s: see "
+                "`pomona agent logs`"
+            )
+        left = _list_running(folder, pid)
+        if left and waited - said >= _LINE_SECONDS:
+            said = waited
+            say(f"waiting for running requests of {', '.join(left)}")
         time.sleep(_PAUSE_SECONDS)
-    ended = load_exit(folder)
+    ended = read_exit(folder)
     if ended is None or ended.code != STOPPED:
         reason = f": {ended.message}" if ended else ""
         raise click.ClickException(
             f"the agent ended before everything was stopped{reason}; engines may still run: see `pomona agent status`"
         )
     return True
+
+
+def _list_running(folder: Path, pid: int) -> list[str]:
+    """Return the services that the process still runs; nothing if it does not answer, or another agent has begun."""
+    status = None
+    with contextlib.suppress(click.ClickException):
+        status = read_status(folder, pid)
+    running = [each for each in status.processes if each.phase != "Stopped"] if status else []
+    return [escape_controls(f"{each.namespace}/{each.service}") for each in running]

@@ -10,17 +10,18 @@ import click
 from cli.agent.agent_options import AgentArguments, agent_options
 from cli.agent.agent_service import (
     await_agent,
+    describe_agent,
     explain_failure,
     find_managers,
     find_owner,
     find_start_log,
     read_status,
+    remove_exit,
     require_root,
 )
 from cli.options import state_folder_in
 from launchd.service_definition import ServiceDefinition
 from launchd.service_manager import ServiceError, ServiceManager
-from metal_agent.exit_codes import forget_exit
 from metal_agent.native.log_files import AGENT_LOG
 from metal_agent.options import StartError
 
@@ -64,12 +65,12 @@ def command(ctx: click.Context, /, *, as_user: bool, run_as: str | None, **given
         definition = _build_definition(managers.program, arguments, folder, None if as_user else owner)
         _refuse_other_agent(folder, manager)
         _prepare_output(definition.output, owner)
-        forget_exit(folder)
+        remove_exit(folder)
         manager.install(definition)
         status = await_agent(folder, manager)
     except ServiceError as error:
         raise click.ClickException(explain_failure(error, folder)) from error
-    print(f"agent {status.host} runs as process {status.pid}, version {status.version}")
+    print(describe_agent(status))
     print(f"service:      {manager.definition_path}")
     print(f"state folder: {folder}")
     print(f"log:          {folder / 'logs' / AGENT_LOG}, also by `pomona agent logs -f`")

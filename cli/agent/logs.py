@@ -1,15 +1,19 @@
 """`pomona agent logs`: the log of the agent or of one engine."""
 
+import codecs
 import contextlib
+import errno
 import os
+import stat
 import time
 from collections import deque
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import click
 
 from cli.agent.agent_service import find_folder, find_managers, find_start_log, state_option
+from cli.output import show_raw
 from launchd.service_manager import ServiceError
 from metal_agent.native.log_files import AGENT_LOG, previous_log_path, read_engine_log_name
 
@@ -41,7 +45,7 @@ def command(ctx: click.Context, state_dir: Path | None, *, follow: bool, engine:
             start = find_start_log(state, is_of_system=manager is not None and manager.needs_root)
             _print_last_words(start, path, lines)
         for line in read_last_lines(path, lines):
-            click.echo(line, nl=False)
+            click.echo(show_raw(line), nl=False)
         if follow:
             with contextlib.suppress(KeyboardInterrupt):
                 _follow(path)
@@ -60,9 +64,21 @@ def read_last_lines(path: Path, count: int) -> list[str]:
     last: deque[str] = deque(maxlen=count)
     for part in (previous_log_path(path), path):
         if part == path or part.exists():
-            with part.open(encoding="utf-8", errors="replace") as file:
-                last.extend(file)
+            with _open_log(part) as file:
+                last.extend(line.decode(errors="replace") for line in file)
     return list(last)
+
+
+def _open_log(path: Path) -> BinaryIO:
+    """Open a log, which an owner may have replaced when root reads it: no link, and nothing without an end.
+
+    Raises OSError.
+    """
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK))  # noqa: SIM115 - Path.open takes no opener; the caller closes it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return file
 
 
 def _print_last_words(start: Path, log: Path, count: int) -> None:
@@ -71,7 +87,7 @@ def _print_last_words(start: Path, log: Path, count: int) -> None:
         words = start.stat()
         if words.st_size and (not log.exists() or words.st_mtime > log.stat().st_mtime):
             for line in read_last_lines(start, count):
-                click.echo(line, nl=False)
+                click.echo(show_raw(line), nl=False)
             if not log.exists():
                 raise click.exceptions.Exit(0)
 
@@ -88,13 +104,13 @@ def _find_engine_log(folder: Path, name: str) -> Path:
 
 def _follow(path: Path) -> None:
     """Print what is added to a log, which may be shortened in place or made anew, for ever."""
-    file = path.open("rb")
+    file, decoder = _open_log(path), codecs.getincrementaldecoder("utf-8")(errors="replace")
     file.seek(0, os.SEEK_END)
     while True:
-        click.echo(file.read(), nl=False)
+        click.echo(show_raw(decoder.decode(file.read())), nl=False)
         with contextlib.suppress(FileNotFoundError):
             now = path.stat()
             if now.st_size < file.tell() or now.st_ino != os.fstat(file.fileno()).st_ino:
                 file.close()
-                file = path.open("rb")
+                file = _open_log(path)
         time.sleep(_PAUSE_SECONDS)

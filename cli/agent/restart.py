@@ -1,6 +1,5 @@
 """`pomona agent restart`: start the installed agent anew, or start it after `pomona agent stop`."""
 
-import contextlib
 import os
 import signal
 import sys
@@ -12,15 +11,16 @@ from cli.agent.agent_service import (
     ANSWER_WAIT,
     AgentWait,
     await_agent,
+    describe_agent,
     explain_failure,
     find_folder,
     find_installed,
     read_status,
+    remove_exit,
 )
 from launchd.service_definition import RESTART_SECONDS
 from launchd.service_manager import ServiceError, ServiceManager
 from metal_agent.control.agent_status import AgentStatus
-from metal_agent.exit_codes import forget_exit
 
 
 @click.command("restart")
@@ -37,7 +37,7 @@ def command(ctx: click.Context) -> None:
         status = restart_agent(manager, find_folder(manager, None))
     except ServiceError as error:
         raise click.ClickException(str(error)) from error
-    print(f"agent {status.host} runs as process {status.pid}, version {status.version}")
+    print(describe_agent(status))
 
 
 def restart_agent(manager: ServiceManager, folder: Path, wait: AgentWait = ANSWER_WAIT) -> AgentStatus:
@@ -47,24 +47,30 @@ def restart_agent(manager: ServiceManager, folder: Path, wait: AgentWait = ANSWE
     """
     before = read_status(folder)
     if not manager.needs_root or os.geteuid() == 0:
-        forget_exit(folder)
+        remove_exit(folder)
         try:
             manager.restart()
         except ServiceError as error:
             raise click.ClickException(explain_failure(error, folder)) from error
         return await_agent(folder, manager, wait, before=before.pid if before else None)
     state = manager.read_state()
-    pid = before.pid if before else state.pid
+    pid = state.pid or (before.pid if before else None)
     if pid is None and state.phase != "starting":
         program = Path(sys.argv[0]).absolute()
         raise click.ClickException(
             f"the agent is stopped, and its service is root's: run `sudo {program} agent restart`"
         )
-    forget_exit(folder)
+    remove_exit(folder)
     if pid is not None:
         # Under a service manager it ends with a code after which it is started again.
-        with contextlib.suppress(ProcessLookupError):
+        try:
             os.kill(pid, signal.SIGTERM)
+        except ProcessLookupError:
+            pass
+        except PermissionError as error:
+            raise click.ClickException(
+                f"process {pid} is the agent of another user: run this command as that user, or with sudo"
+            ) from error
     if state.manager == "systemd":
         wait = wait._replace(seconds=wait.seconds + RESTART_SECONDS)
     first_run = state.runs + 1 if state.runs is not None else None

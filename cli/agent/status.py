@@ -5,12 +5,12 @@ from pathlib import Path
 import click
 import msgspec
 
-from cli.agent.agent_service import find_folder, find_managers, read_status, state_option
+from cli.agent.agent_service import find_folder, find_managers, read_exit, read_status, state_option
 from cli.output import WIDTH, render_table, wrap_text
 from crds.size import size_text
 from launchd.service_manager import ServiceError, ServiceState
 from metal_agent.control.agent_status import AgentStatus
-from metal_agent.exit_codes import AgentExit, load_exit
+from metal_agent.exit_codes import AgentExit
 
 _LABEL_WIDTH = 14
 
@@ -51,10 +51,7 @@ def command(ctx: click.Context, state_dir: Path | None, output: str) -> None:
     except ServiceError as error:
         raise click.ClickException(str(error)) from error
     agent = read_status(folder)
-    try:
-        ended = None if agent else load_exit(folder)
-    except OSError as error:
-        raise click.ClickException(f"cannot read the state folder: {error}") from error
+    ended = None if agent else read_exit(folder)
     report = AgentReport(str(folder), service, agent, ended)
     print(msgspec.json.format(msgspec.json.encode(report)).decode() if output == "json" else format_report(report))
     ctx.exit(0 if report.is_well else 1)

@@ -21,9 +21,11 @@ def command(ctx: click.Context, state_dir: Path | None) -> None:
       pomona agent stop
     """
     try:
-        folder = find_folder(find_managers(ctx).find_installed() if state_dir is None else None, state_dir)
+        manager = find_managers(ctx).find_installed() if state_dir is None else None
+        folder = find_folder(manager, state_dir)
+        stopped = stop_everything(folder, print, manager)
     except ServiceError as error:
         raise click.ClickException(str(error)) from error
-    if not stop_everything(folder, print):
+    if not stopped:
         raise click.ClickException(f"no agent answers in {folder}: see `pomona agent status`")
     print("everything is stopped; `pomona agent restart` starts an installed agent again")

@@ -1,9 +1,11 @@
 """`pomona agent uninstall`: stop everything, and remove the agent from the services of this machine."""
 
+from pathlib import Path
+
 import click
 
 from cli.agent.agent_service import find_folder, find_installed, require_root, stop_everything
-from launchd.service_manager import ServiceError
+from launchd.service_manager import ServiceError, ServiceManager
 
 
 @click.command("uninstall")
@@ -23,7 +25,7 @@ def command(ctx: click.Context, *, keep_serving: bool) -> None:
     require_root(manager)
     try:
         folder = find_folder(manager, None)
-        stopped = not keep_serving and stop_everything(folder, print)
+        stopped = not keep_serving and _stop_everything(manager, folder)
         manager.uninstall()
     except ServiceError as error:
         raise click.ClickException(str(error)) from error
@@ -33,3 +35,16 @@ def command(ctx: click.Context, *, keep_serving: bool) -> None:
         print("the agent is gone; engines that it had started keep running: `pomona agent` adopts them")
     print(f"removed {manager.definition_path}")
     print(f"the state folder stays, with weights, logs and identity: {folder}")
+
+
+def _stop_everything(manager: ServiceManager, folder: Path) -> bool:
+    """Stop everything by the agent of the service; return False if it does not run or answer.
+
+    Raises click.ClickException with the way out, and ServiceError.
+    """
+    try:
+        return stop_everything(folder, print, manager)
+    except click.ClickException as error:
+        raise click.ClickException(
+            f"{error.message}; `pomona agent uninstall --keep-serving` removes the service all the same"
+        ) from error

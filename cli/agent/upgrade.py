@@ -1,7 +1,7 @@
 """`pomona agent upgrade`: install another version into this environment, restart the agent, and undo it if that fails.
 
-The files of the environment are kept as hard links meanwhile: installers replace files and never change them in place.
-An upgrade that was interrupted, even by a power failure, is undone by the next one.
+The version is installed into a copy of the environment, which takes its place in one step: whenever this command is
+killed, even by a power failure, one of both versions is there as a whole. The next upgrade undoes an interrupted one.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -19,16 +20,13 @@ from typing import Final
 
 import click
 
-from cli.agent.agent_service import AgentWait, find_folder, find_installed, find_managers
+from cli.agent.agent_service import AgentWait, describe_agent, find_folder, find_installed, find_managers
 from cli.agent.restart import restart_agent
+from cli.agent.trial_environment import TrialEnvironment
 from launchd.service_manager import ServiceError, ServiceManager
 from metal_agent.control.agent_status import AgentStatus
 from runtimes.environment import PYTHON
 
-_KEPT_SUFFIX: Final = ".version-before"
-"""Suffix of a complete copy, which is there only while an upgrade is not finished."""
-_COPY_SUFFIX: Final = ".copying"
-_DISCARDED_SUFFIX: Final = ".discarded"
 _INSTALL_SECONDS: Final = 1800.0
 _UPGRADE_WAIT: Final = AgentWait(seconds=20.0, steady_seconds=3.0)
 """The version before must be back before the Lease of the host expires, 40 s after its last renewal."""
@@ -53,42 +51,67 @@ def command(ctx: click.Context, source: str) -> None:
       pomona agent upgrade --from './pomona[llama,mlx]'
     """
     manager = find_installed(ctx)
-    packages = Path(sysconfig.get_path("purelib"))
+    prefix, packages = find_environment()
     refuse_environment(packages)
     try:
         _refuse_other_environment(manager, find_managers(ctx).program)
-        with _lock_environment(packages):
-            status = _replace_version(manager, packages, source)
+        with _lock_environment(packages), _survive_hang_up():
+            status = _replace_version(manager, TrialEnvironment(prefix, packages), source)
     except ServiceError as error:
         raise click.ClickException(str(error)) from error
-    print(f"agent {status.host} runs as process {status.pid}, version {status.version}")
+    print(describe_agent(status))
 
 
-def _replace_version(manager: ServiceManager, packages: Path, source: str) -> AgentStatus:
+def find_environment() -> tuple[Path, Path]:
+    """Return the folder of the environment that runs this, and that of its packages."""
+    return Path(sys.prefix), Path(sysconfig.get_path("purelib"))
+
+
+@contextlib.contextmanager
+def _survive_hang_up() -> Iterator[None]:
+    """Go on after the terminal was closed, as package managers do; treat SIGTERM as Ctrl-C, which undoes everything."""
+    before = {
+        signal.SIGHUP: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, signal.default_int_handler),
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _replace_version(manager: ServiceManager, trial: TrialEnvironment, source: str) -> AgentStatus:
     """Install a version and restart the agent; put the version before back if that fails or is interrupted.
 
     Raises click.ClickException and ServiceError.
     """
     folder = find_folder(manager, None)
-    kept = keep_packages(packages)
     try:
-        install_version(source)
+        trial.undo()
+        trial.make_copy()
+        install_version(source, trial.copy)
+        trial.take_copy()
     except click.ClickException as error:
-        restore_packages(packages, kept)
+        trial.undo()
         raise click.ClickException(f"{error.message}; the agent was not restarted") from error
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            trial.undo()
+        raise click.ClickException(f"cannot replace the version: {error}; the agent was not restarted") from error
     except BaseException:
-        restore_packages(packages, kept)
+        trial.undo()
         raise
     try:
         status = restart_agent(manager, folder, _UPGRADE_WAIT)
     except (click.ClickException, ServiceError) as error:
-        restore_packages(packages, kept)
+        trial.undo()
         raise click.ClickException(f"{_read_reason(error)}; {_bring_back(manager, folder)}") from error
     except BaseException:
-        restore_packages(packages, kept)
+        trial.undo()
         click.echo("the version before is installed again: `pomona agent restart` runs it", err=True)
         raise
-    _discard_packages(kept, packages)
+    trial.confirm()
     return status
 
 
@@ -133,58 +156,14 @@ def _lock_environment(packages: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def keep_packages(packages: Path) -> Path:
-    """Keep the packages of an environment as hard links beside them; return their folder.
-
-    Packages that an interrupted upgrade has kept are put back first: what is in their place may be half of a version.
-
-    Raises click.ClickException.
-    """
-    kept = packages.with_name(packages.name + _KEPT_SUFFIX)
-    copied = packages.with_name(packages.name + _COPY_SUFFIX)
-    try:
-        if kept.exists():
-            restore_packages(packages, kept)
-        shutil.rmtree(copied, ignore_errors=True)
-        shutil.copytree(packages, copied, symlinks=True, copy_function=_link_file)
-        copied.rename(kept)
-    except OSError as error:
-        raise click.ClickException(f"cannot keep the version before in {kept}: {error}") from error
-    return kept
-
-
-def _link_file(source: str, target: str) -> None:
-    """Link a file; copy one of another user, such as root's bytecode, which Linux lets nobody else link."""
-    try:
-        os.link(source, target)
-    except PermissionError:
-        shutil.copy2(source, target)
-
-
-def restore_packages(packages: Path, kept: Path) -> None:
-    """Put the packages that were kept back in their place. Raises OSError."""
-    discarded = packages.with_name(packages.name + _DISCARDED_SUFFIX)
-    shutil.rmtree(discarded, ignore_errors=True)
-    packages.rename(discarded)
-    kept.rename(packages)
-    shutil.rmtree(discarded, ignore_errors=True)
-
-
-def _discard_packages(kept: Path, packages: Path) -> None:
-    """Remove the packages that were kept: under another name first, since half of them must never be put back."""
-    discarded = packages.with_name(packages.name + _DISCARDED_SUFFIX)
-    shutil.rmtree(discarded, ignore_errors=True)
-    kept.rename(discarded)
-    shutil.rmtree(discarded, ignore_errors=True)
-
-
-def install_version(source: str) -> None:
-    """Install a version into this environment. Raises click.ClickException with the last words of the installer."""
+def install_version(source: str, prefix: Path) -> None:
+    """Install a version into an environment. Raises click.ClickException with the last words of the installer."""
     uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ.get("PATH", "")]))
     # Without a new version number, an installer takes another build of the same version for the one that is there.
     words = ["install", "--reinstall-package", "pomona"] if uv else ["install", "--force-reinstall", "--no-deps"]
-    tool = [uv, "pip"] if uv else [*PYTHON, "pip", "--disable-pip-version-check"]
-    target = ["--python", sys.prefix] if uv else []
+    python = str(prefix / "bin" / Path(sys.executable).name)
+    tool = [uv, "pip"] if uv else [python, *PYTHON[1:], "pip", "--disable-pip-version-check"]
+    target = ["--python", str(prefix)] if uv else []
     runs = [[*tool, *words, *target, source]]
     if not uv:
         # Its dependencies, which must not be reinstalled.

@@ -17,8 +17,6 @@ from kube.client import Obj
 
 WAITING_SECONDS: Final = 5.0
 """Time for a replacement to be created and bound; after it, a process without one holds up the drain."""
-LOOK_AGAIN_SECONDS: Final = 5.0
-"""Interval between two looks at a drain: no event of the host says that a replacement waits."""
 DRAINING: Final = "Draining"
 """Reason while processes are replaced, which is normal progress."""
 _MOST_NAMED: Final = 3
@@ -54,6 +52,32 @@ def drained_condition(
         "free memory on another host, add a host, or suspend or delete their services"
     )
     return condition(DRAINED, true=False, reason="DrainBlocked", message=message, generation=generation)
+
+
+def find_next_look(
+    host: MetalHost, bound: Iterable[Obj], siblings: Mapping[str, Sequence[Obj]], now: datetime
+) -> float | None:
+    """Return the seconds until a replacement has waited too long; None: only a change of a process matters.
+
+    The arguments are those of `drained_condition`.
+    """
+    if not host.spec.drain:
+        return None
+    left = [each for each in bound if not each["spec"].get("inspect") and _is_left(each)]
+    last = find(host.status.conditions, DRAINED)
+    waiting = [each for others in siblings.values() for each in others if not each["spec"].get("hostName")]
+    since = [each["metadata"]["creationTimestamp"] for each in waiting]
+    since += [last.last_transition_time] if last is not None else []
+    ages = [age for each in since if (age := _age_seconds(each, now)) < WAITING_SECONDS]
+    if not left or not (ages or last is None):
+        return None
+    return WAITING_SECONDS - max([*ages, 0.0])
+
+
+def draining_facts(process: Obj) -> object:
+    """Return what the condition Drained reads of a process."""
+    metadata = process["metadata"]
+    return metadata["uid"], process["spec"].get("hostName"), "deletionTimestamp" in metadata, _is_left(process)
 
 
 def _is_left(process: Obj) -> bool:

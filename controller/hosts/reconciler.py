@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from controller.hosts.address_check import PAUSE_SECONDS, AddressCheck, AddressUse
-from controller.hosts.drain import DRAINING, LOOK_AGAIN_SECONDS, drained_condition
+from controller.hosts.drain import DRAINING, drained_condition, draining_facts, find_next_look
 from controller.hosts.grants import (
     address_condition,
     decide_grants,
@@ -186,6 +186,7 @@ def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: Reachabili
             *(owned(resource, METAL_HOSTS) for resource in (ROLES, ROLE_BINDINGS)),
             Trigger(METAL_HOSTS, _hosts_at_address, stated_addresses),
             Trigger(METAL_PROCESSES, _host_of_process, all_but_status),
+            Trigger(METAL_PROCESSES, _drained_hosts_of_siblings, draining_facts),
             Trigger(ENDPOINT_SLICES, _host_of_slice, existence),
             Trigger(INFERENCE_SERVICES, _hosts_of_service, _token_rotation),
         ),
@@ -198,6 +199,17 @@ def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: Reachabili
 def _host_of_process(_store: Store, process: Obj) -> list[ObjectKey]:
     host = process["spec"].get("hostName")
     return [ObjectKey("", host)] if host else []
+
+
+def _drained_hosts_of_siblings(store: Store, process: Obj) -> list[ObjectKey]:
+    """Return the hosts that are drained of a process of this one's service."""
+    owner = controller_of(process)
+    if owner is None:
+        return []
+    siblings = store.by_index(METAL_PROCESSES, OWNER_INDEX, namespaced(process["metadata"]["namespace"], owner["uid"]))
+    names = {each["spec"].get("hostName") for each in (*siblings, process)}
+    hosts = [store.get(METAL_HOSTS, name) for name in sorted(filter(None, names))]
+    return [object_key(each) for each in hosts if each and each.get("spec", {}).get("drain")]
 
 
 def _hosts_at_address(store: Store, host: Obj) -> list[ObjectKey]:
@@ -241,12 +253,13 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
     bound = snapshot.store.by_index(METAL_PROCESSES, HOST_INDEX, key.name)
     # An expired host keeps what it was granted: while it is silent its processes are not known to have ended.
     grants = () if expired else grant_objects(host, decide_grants(host, verdict, bound))
-    drained = drained_condition(host, bound, _list_siblings(snapshot, bound) if host.spec.drain else {}, snapshot.now)
+    siblings = _list_siblings(snapshot, bound) if host.spec.drain else {}
+    drained = drained_condition(host, bound, siblings, snapshot.now)
     reachable = reachable_condition(host, inputs.reachability)
     conditions = [ready, address_condition(host, verdict), reachable, *((drained,) if drained else ())]
     again_seconds = PAUSE_SECONDS if verdict.reason == "NotChecked" else SECRETS_SECONDS
-    if drained and drained["status"] == "False":
-        again_seconds = min(again_seconds, LOOK_AGAIN_SECONDS)
+    if (next_look := find_next_look(host, bound, siblings, snapshot.now)) is not None:
+        again_seconds = min(again_seconds, next_look)
     secret = None
     if inputs.tokens is not None:
         keys = {host_secret_key(each["metadata"]["namespace"], each["spec"]["tokenSecret"]) for each in bound}

@@ -1,16 +1,27 @@
-"""The client of a control API, which a process of Pomona serves on a unix socket: JSON over HTTP."""
+"""The client of a control API, which a process of Pomona serves on a unix socket: JSON over HTTP.
+
+Another process may have taken the name of the socket: an answer is bounded in length and time, and leads nowhere else.
+"""
 
 import asyncio
+import socket
+from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import aiohttp
 import msgspec
 
 from gateway.http.control_messages import ControlRefusal
 
+if TYPE_CHECKING:
+    from aiohttp.client_proto import ResponseHandler
+    from aiohttp.tracing import Trace
+
 _TIMEOUT_SECONDS = 5.0
+_MOST_BYTES = 16 * 1024 * 1024
+"""The longest answer, far more than a host with thousands of processes sends."""
 
 T = TypeVar("T")
 
@@ -36,6 +47,9 @@ class ControlClient:
         self.socket = socket
         self._server = server
 
+    def check_peer(self, connection: socket.socket) -> None:
+        """Check who is at the other end before anything is sent there. Raises `refused_error`: it is not trusted."""
+
     async def call(
         self, method: str, path: str, response_type: type[T], *, body: bytes | None = None, wait_seconds: float = 0
     ) -> T:
@@ -46,7 +60,7 @@ class ControlClient:
         """Decode a message of the server."""
         try:
             return msgspec.json.decode(content, type=response_type)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise self.refused_error(f"{self._server} at {self.socket} is of another version: {error}") from error
 
     async def request(self, method: str, path: str, *, body: bytes | None = None, wait_seconds: float = 0) -> bytes:
@@ -56,10 +70,12 @@ class ControlClient:
         try:
             async with (
                 asyncio.timeout(timeout_seconds),
-                aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(self.socket))) as session,
-                session.request(method, f"http://{self._server}{path}", data=body) as response,
+                aiohttp.ClientSession(
+                    connector=_CheckedConnector(str(self.socket), self.check_peer), auto_decompress=False
+                ) as session,
+                session.request(method, f"http://{self._server}{path}", data=body, allow_redirects=False) as response,
             ):
-                content = await response.read()
+                content = await self._read_content(response)
         except TimeoutError as error:
             raise self.unreachable_error(f"{at}: no answer within {timeout_seconds:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
@@ -68,10 +84,43 @@ class ControlClient:
             raise self.refused_error(f"{at}: {refusal_message(content)}")
         return content
 
+    async def _read_content(self, response: aiohttp.ClientResponse) -> bytes:
+        content = bytearray()
+        async for chunk in response.content.iter_any():
+            content += chunk
+            if len(content) > _MOST_BYTES:
+                raise self.refused_error(
+                    f"{self._server} at {self.socket}: its answer is longer than {_MOST_BYTES} bytes"
+                )
+        return bytes(content)
+
+
+class _CheckedConnector(aiohttp.UnixConnector):
+    """A connector that has the other end checked before a request is sent."""
+
+    def __init__(self, path: str, check: Callable[[socket.socket], None]) -> None:
+        super().__init__(path)
+        self._check = check
+
+    async def _create_connection(
+        self,
+        req: aiohttp.ClientRequest,
+        traces: list["Trace"],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - the method of aiohttp has it
+    ) -> "ResponseHandler":
+        protocol = await super()._create_connection(req, traces, timeout)
+        try:
+            if protocol.transport:
+                self._check(protocol.transport.get_extra_info("socket"))
+        except BaseException:
+            protocol.close()
+            raise
+        return protocol
+
 
 def refusal_message(content: bytes) -> str:
     """Return the message in the body of a refusal."""
     try:
         return msgspec.json.decode(content, type=ControlRefusal).error
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return content.decode(errors="replace")

@@ -1,25 +1,49 @@
-"""The client of the agent's control socket, for the commands of `pomona agent`."""
+"""The client of the agent's control socket, for the commands of `pomona agent`.
 
+Root asks the agents of other users, who could answer anything: the kernel says which process answers, and whose it is.
+"""
+
+import socket
 from pathlib import Path
 
-from gateway.http.control_client import ControlClient
+from msgspec import structs
+
+from devices.sockets import unix_peer_pid, unix_peer_uid
+from gateway.http.control_client import ControlClient, ControlRefusedError
 from metal_agent.control.agent_control import AGENT_SOCKET
 from metal_agent.control.agent_status import AgentStatus, StopAccepted
 
 
 class AgentClient(ControlClient):
-    """The client of the agent whose state is in `folder`.
+    """The client of the agent whose state is in `folder`; with `only_pid`, of that process and no other.
 
     Every call raises ControlUnreachableError or ControlRefusedError, and may be repeated.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, only_pid: int | None = None) -> None:
         super().__init__(folder / AGENT_SOCKET, "agent")
+        self._only_pid = only_pid
+        self._pid = 0
+
+    def check_peer(self, connection: socket.socket) -> None:
+        """Check that the owner of the folder answers: a link to the socket of another user leads elsewhere."""
+        self._pid, uid, owner = unix_peer_pid(connection), unix_peer_uid(connection), self.socket.parent.stat().st_uid
+        if uid != owner:
+            raise ControlRefusedError(
+                f"process {self._pid} of uid {uid} answers at {self.socket}, whose folder is of uid {owner}: end it, "
+                "or remove the socket"
+            )
+        if self._only_pid not in {None, self._pid}:
+            raise ControlRefusedError(
+                f"process {self._pid} answers at {self.socket}, and the agent of the service is process "
+                f"{self._only_pid}: end the former"
+            )
 
     async def status(self) -> AgentStatus:
-        """Return the status of the agent."""
-        return await self.call("GET", "/status", AgentStatus)
+        """Return the status of the agent, with its pid as the kernel names it."""
+        return structs.replace(await self.call("GET", "/status", AgentStatus), pid=self._pid)
 
-    async def stop(self) -> StopAccepted:
-        """Drain and stop everything, after which the agent ends; return at once."""
-        return await self.call("POST", "/stop", StopAccepted)
+    async def stop(self) -> int:
+        """Drain and stop everything, after which the agent ends; return its pid at once."""
+        await self.call("POST", "/stop", StopAccepted)
+        return self._pid

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import binascii
+import contextlib
 import shutil
 import sys
 import time
@@ -99,7 +100,10 @@ async def _check_service(checked: CheckedHost) -> list[Finding]:
         agent = None
     if agent is None and checked.service is None and checked.credentials is None:
         return []  # a machine that serves alone, by `pomona up`
-    return [check_service(checked.service, agent, None if agent else load_exit(checked.folder))]
+    ended = None
+    with contextlib.suppress(OSError):  # the reason of its end is unknown
+        ended = None if agent else load_exit(checked.folder)
+    return [check_service(checked.service, agent, ended)]
 
 
 def _check_machine(checked: CheckedHost, *, reachable: bool | None) -> list[Finding]:

@@ -4,17 +4,20 @@ Both have the same lifecycle: an engine is started, generates its first token, e
 adopted by the next agent. Only the way to do this differs, and the handle hides it from the runner.
 """
 
-from typing import Protocol
+from typing import Annotated, Final, Protocol
 
 import msgspec
 
 from metal_agent.native.engine_keys import EngineKey
 
+LAST_PID: Final = 2**31 - 1
+"""The last value of the system's own type: a call with a larger one, from a damaged record, would be an overflow."""
+
 
 class ProcessIdentity(msgspec.Struct, frozen=True):
     """Identity of a process among all others, earlier and later: a pid is not used twice with the same start time."""
 
-    pid: int
+    pid: Annotated[int, msgspec.Meta(ge=1, le=LAST_PID)]
     start_time: str
     boot_id: str
 

@@ -222,9 +222,15 @@ def adopt_process(identity: ProcessIdentity) -> NativeProcess | None:
 def is_owned(pid: int, owner: Path) -> bool:
     """Return whether the agent of folder `owner` started the process `pid`; False if that cannot be found out."""
     try:
-        return psutil.Process(pid).environ().get(OWNER_VARIABLE) == str(owner)
+        return _is_marked(psutil.Process(pid), owner)
     except (psutil.Error, OSError):
         return False
+
+
+def _is_marked(process: psutil.Process, owner: Path) -> bool:
+    """Return whether the environment of a process names `owner`, however its path was given. Raises psutil.Error."""
+    found = process.environ().get(OWNER_VARIABLE)
+    return found is not None and (found == str(owner) or os.path.realpath(found) == os.path.realpath(owner))
 
 
 async def kill_strays(owner: Path, known: Collection[int]) -> list[int]:
@@ -237,7 +243,7 @@ async def kill_strays(owner: Path, known: Collection[int]) -> list[int]:
     strays = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(OWNER_VARIABLE) != str(owner) or os.getsid(process.pid) in known:
+            if not _is_marked(process, owner) or os.getsid(process.pid) in known:
                 continue
             if process.pid == os.getpid():
                 continue

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -15,7 +16,7 @@ import psutil
 
 from devices import gpu
 from devices.footprint import footprint_bytes
-from devices.sockets import loopback_port, unix_listener
+from devices.sockets import loopback_port, unix_listener, unix_peer_uid
 from devices.tools import output
 from metal_agent import options
 from metal_agent.native.engine_handle import ProcessIdentity
@@ -170,6 +171,9 @@ async def check_ownership(folder: Path) -> list[Line]:
     async with _started((sys.executable, "-P", "-c", _LISTENER, str(path)), log_path, folder) as process:
         await _poll(lambda: _last_line(log_path, "ready"))
         found = unix_listener(path)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            user = unix_peer_uid(client)
     owned = folder / "owned"
     with own_folder(owned):
         try:
@@ -179,6 +183,7 @@ async def check_ownership(folder: Path) -> list[Line]:
             refused = "refused"
     return [
         check_same("process behind a unix socket", found, process.pid, "spawn", needed=True),
+        check_same("user behind a unix socket", user, os.geteuid(), "this one", needed=True),
         check_known("a second agent", refused, "refused", needed=True),
         await _check_inherited_lock(folder),
     ]

@@ -15,7 +15,7 @@ from msgspec import structs
 from artifacts import durable
 from crds.metalprocess import MetalProcessSpec
 from metal_agent.assignments import UPGRADE, Assignment
-from metal_agent.native.engine_handle import ProcessIdentity
+from metal_agent.native.engine_handle import LAST_PID, ProcessIdentity
 from runtimes.registry import RUNTIMES
 
 log = structlog.get_logger()
@@ -149,7 +149,7 @@ def _read_unreadable(uid: str, content: Mapping[str, Any]) -> UnreadableRecord:
     memory_bytes = spec.get("memoryBytes") if isinstance(spec, dict) else None
     return UnreadableRecord(
         uid,
-        pid if isinstance(pid, int) else None,
+        pid if isinstance(pid, int) and 0 < pid <= LAST_PID else None,
         memory_bytes if isinstance(memory_bytes, int) else 0,
         key_file if isinstance(key_file, str) else "",
     )

@@ -134,7 +134,7 @@ async def test_stop_finishes_requests_and_ends_engines_proxy_and_agent(served_ho
             async with session() as http, http.post(url, json=LONG) as stream:
                 assert stream.status == 200
                 await stream.content.readline()
-                assert (await served_host.client.stop()).pid == process.pid
+                assert await served_host.client.stop() == process.pid
                 status = await served_host.client.status()
                 assert status.stopping
                 assert [each.phase for each in status.processes] == ["Stopping"]

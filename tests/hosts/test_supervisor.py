@@ -357,3 +357,27 @@ async def test_engine_of_an_unreadable_record_runs_on_until_it_is_no_longer_assi
     machine.supervisor.assign([])
     await eventually(lambda: identify_process(pid) is None)
     await eventually(lambda: not machine.ledger.reserved and not path.exists())
+
+
+@pytest.mark.parametrize("damage", ["cut off", "no process has its pid", "under another path"])
+async def test_engine_of_a_damaged_record_is_found_and_its_memory_freed(
+    machine: Machine, assignment: MakeAssignment, tmp_path: Path, damage: str
+) -> None:
+    machine.supervisor.assign([assignment()])
+    pid = await ready(machine)
+    await machine.stop()
+    path = machine.folder / "processes" / "u1.json"
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    if damage == "no process has its pid":
+        path.write_bytes(content.replace(f'"pid":{pid}'.encode(), b'"pid":99999999999'))
+    if damage == "under another path":
+        other = tmp_path / "other-path"
+        other.symlink_to(machine.folder)
+        machine.folder = other
+    await machine.start()
+    assert identify_process(pid) is None, "it has no record, so nothing would ever end it"
+    assert not path.exists()
+    assert not machine.ledger.reserved
+    machine.supervisor.assign([assignment()])
+    assert await ready(machine) != pid

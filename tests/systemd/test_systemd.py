@@ -1,6 +1,5 @@
 """The agent as a unit of a real systemd: started again, or not, by its exit codes; engines outlive it."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -37,7 +36,7 @@ async def test_unit_keeps_the_agent_and_not_what_no_restart_mends(systemd: Neste
     engines = host.engines()
     assert engines
 
-    os.kill(await_pid(systemd), signal.SIGKILL)
+    kill_agent(systemd, signal.SIGKILL)
     await eventually(lambda: show(systemd, "NRestarts") == "1")
     await host.served()
     restarted = pomona(systemd, "restart")
@@ -65,7 +64,7 @@ async def test_unit_keeps_the_agent_and_not_what_no_restart_mends(systemd: Neste
 
     assert pomona(systemd, "restart").returncode == 0
     await host.served()
-    os.kill(await_pid(systemd), signal.SIGTERM)
+    kill_agent(systemd, signal.SIGTERM)
     await eventually(lambda: show(systemd, "NRestarts") != "0")
     await host.served()
     assert load_exit(host.folder) is None
@@ -75,17 +74,10 @@ async def test_unit_keeps_the_agent_and_not_what_no_restart_mends(systemd: Neste
     assert show(systemd, "LoadState") == "not-found"
 
 
-def await_pid(systemd: NestedSystemd) -> int:
-    """Return the pid of the agent, as this process sees it."""
-    inside = show(systemd, "MainPID")
-    for status in Path("/proc").glob("[0-9]*/status"):
-        try:
-            ids = next(line for line in status.read_text().splitlines() if line.startswith("NSpid:")).split()[1:]
-        except OSError:
-            continue
-        if len(ids) > 1 and ids[-1] == inside and "pomona" in (status.parent / "cmdline").read_text():
-            return int(ids[0])
-    raise LookupError(inside)
+def kill_agent(systemd: NestedSystemd, number: signal.Signals) -> None:
+    """Signal the agent from within its namespaces: its pid means another process in each other one."""
+    done = systemd.run("sh", "-c", 'kill -s "$0" "$1"', number.name.removeprefix("SIG"), show(systemd, "MainPID"))
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("user", ["root", None])

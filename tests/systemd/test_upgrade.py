@@ -61,6 +61,9 @@ async def test_good_version_is_taken_and_bad_one_taken_back(
     refused = upgrade(tmp_path / "none")
     assert refused.returncode == 1
     assert "the agent was not restarted" in refused.stderr
+    assert not (environment / ".upgrade").exists()
+    script = (environment / "bin" / "pomona").read_text()
+    assert script.startswith(f"#!{environment}/bin/python"), script
     assert (await host.client.status()).pid == second
 
     bad = tmp_path / "bad" / wheel.name

@@ -1,5 +1,6 @@
 """State files are complete or absent, private, and a damaged one is set aside."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -31,3 +32,15 @@ def test_a_file_that_cannot_be_read_is_neither_absent_nor_damaged(tmp_path: Path
     with pytest.raises(IsADirectoryError):
         durable.read(path, dict[str, int])
     assert path.exists()
+
+
+def test_file_of_a_hostile_user_neither_blocks_nor_fills_the_memory(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "zero.json").symlink_to("/dev/zero")
+    with (tmp_path / "sparse.json").open("wb") as file:
+        file.truncate(2**40)
+    for name, problem in (("pipe", "no regular file"), ("zero", "no regular file"), ("sparse", "longer than")):
+        with pytest.raises(OSError, match=problem):
+            durable.read(tmp_path / f"{name}.json", dict[str, int])
+    (tmp_path / "deep.json").write_bytes(b"[" * 1_000_000)
+    assert durable.read(tmp_path / "deep.json", object) is None

@@ -193,3 +193,16 @@ def test_command_for_sudo_can_be_copied(tmp_path: Path, monkeypatch: pytest.Monk
         click.ClickException, match=r"`sudo /opt/pomona agent install --quiet-hours 'Mon-Fri 9:00-17:00'`"
     ):
         require_root(ManagerStandIn(tmp_path, needs_root=True))
+
+
+def test_log_that_is_no_file_is_not_read(tmp_path: Path, managers: ServiceManagers) -> None:
+    secret, folder = tmp_path / "secret", tmp_path / "logs"
+    secret.write_text("of another")
+    folder.mkdir()
+    words = ["agent", "logs", "--state-dir", str(tmp_path)]
+    for make in (lambda path: path.symlink_to(secret), os.mkfifo):
+        make(folder / "agent.log")
+        result = CliRunner().invoke(main, words, obj=managers)
+        assert (result.exit_code, "of another" in result.output) == (1, False), result.output
+        assert "agent.log" in result.output
+        (folder / "agent.log").unlink()

@@ -1,18 +1,22 @@
 """`pomona agent upgrade`: what an interrupted or failed upgrade leaves; service manager and installer are stand-ins."""
 
 import fcntl
+import functools
+import itertools
 import os
-import sysconfig
+import shutil
+import signal
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
-from cli.agent import agent_service, restart
+from cli.agent import agent_service, restart, trial_environment
 from cli.agent import upgrade as upgrade_command
 from cli.agent.agent_service import ServiceManagers
-from cli.agent.upgrade import keep_packages, restore_packages
+from cli.agent.trial_environment import TrialEnvironment, exchange_folders
 from launchd.service_definition import ServiceDefinition
 from launchd.service_manager import ServicePhase, ServiceState
 from metal_agent.control.agent_status import AgentStatus
@@ -20,39 +24,67 @@ from metal_agent.exit_codes import PERMANENT, AgentExit, save_exit
 from tests.unit.cli.test_agent_service import ManagerStandIn, status
 
 Upgrade = Callable[..., Result]
+STEPS = (
+    (os, ("chmod", "kill", "link", "mkdir", "rename", "replace", "rmdir", "sync", "unlink")),
+    (Path, ("touch", "write_bytes", "write_text")),
+    (shutil, ("copy2",)),
+    (trial_environment, ("exchange_folders",)),
+)
+"""What changes the disk, and the signal that restarts the agent."""
 
 
 @pytest.fixture
-def packages(tmp_path: Path) -> Path:
-    folder = tmp_path / "site-packages"
-    folder.mkdir()
+def prefix(tmp_path: Path) -> Path:
+    """An environment with two modules and a script of one version."""
+    folder = tmp_path / "environment"
+    (folder / "lib" / "packages").mkdir(parents=True)
+    (folder / "bin").mkdir()
+    (folder / "pyvenv.cfg").touch()
     write(folder, "good")
     return folder
 
 
-def write(packages: Path, content: str) -> None:
-    """Replace the only module, as installers do: they never change a file in place."""
-    module = packages / "pomona.py"
-    module.unlink(missing_ok=True)
-    module.write_text(content)
+def write(prefix: Path, content: str) -> None:
+    """Replace the modules and the script, as installers do: they never change a file in place."""
+    for name in ("lib/packages/pomona.py", "lib/packages/dependency.py"):
+        (prefix / name).unlink(missing_ok=True)
+        (prefix / name).write_text(content)
+    script = prefix / "bin" / "pomona"
+    script.unlink(missing_ok=True)
+    script.write_text(f"#!{prefix}/bin/python\n{content}")
+    script.chmod(0o755)
 
 
-def read(packages: Path) -> str:
-    return (packages / "pomona.py").read_text()
+def read(prefix: Path) -> str:
+    """Return the version in the environment, which must be there as a whole."""
+    found = {(prefix / "lib" / "packages" / name).read_text() for name in ("pomona.py", "dependency.py")}
+    assert len(found) == 1, "half of a version"
+    script = prefix / "bin" / "pomona"
+    assert script.read_text().startswith(f"#!{prefix}/bin/python\n")
+    assert stat.S_IMODE(script.stat().st_mode) == 0o755
+    return found.pop()
+
+
+def list_folders(prefix: Path) -> set[str]:
+    """Return the names in all folders of the environment."""
+    return {path.name for path in prefix.rglob("*")}
+
+
+COMPLETE = {"lib", "packages", "pomona.py", "dependency.py", "bin", "pomona", "pyvenv.cfg"}
 
 
 @pytest.fixture
-def upgrade(packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Upgrade:
-    """Run the command with an installer that writes "bad", then calls `after_install`."""
+def upgrade(prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Upgrade:
+    """Run the command with an installer that writes "bad", then calls `after_install` with the environment."""
     program = tmp_path / "pomona"
     arguments = (str(program), "agent", "--state-dir", str(tmp_path / "state"))
-    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(packages))
+    monkeypatch.setattr(upgrade_command, "find_environment", lambda: (prefix, prefix / "lib" / "packages"))
     monkeypatch.setattr(upgrade_command, "refuse_environment", lambda _: None)
 
-    def run(manager: ManagerStandIn, after_install: Callable[[], None] = lambda: None) -> Result:
-        def install(_source: str) -> None:
-            write(packages, "bad")
-            after_install()
+    def run(manager: ManagerStandIn, after_install: Callable[[Path], None] = lambda _: None) -> Result:
+        def install(_source: str, environment: Path) -> None:
+            write(environment, "bad")
+            after_install(environment)
 
         monkeypatch.setattr(upgrade_command, "install_version", install)
         manager.definition = ServiceDefinition(arguments, None, tmp_path, tmp_path / "output")
@@ -62,86 +94,69 @@ def upgrade(packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return run
 
 
-def test_packages_that_were_kept_are_put_back(packages: Path, tmp_path: Path) -> None:
-    kept = keep_packages(packages)
-    write(packages, "bad")
-    (packages / "other.py").touch()
-    restore_packages(packages, kept)
-    assert [path.name for path in packages.iterdir()] == ["pomona.py"]
-    assert read(packages) == "good"
-    assert list(tmp_path.iterdir()) == [packages]
+def test_version_that_was_taken_is_put_back(prefix: Path) -> None:
+    trial = TrialEnvironment(prefix, prefix / "lib" / "packages")
+    trial.make_copy()
+    write(trial.copy, "bad")
+    (trial.copy / "lib" / "packages" / "other.py").touch()
+    assert read(prefix) == "good"
+    trial.take_copy()
+    assert read(prefix) == "bad"
+    trial.undo()
+    assert read(prefix) == "good"
+    assert list_folders(prefix) == COMPLETE
 
 
-def test_upgrade_after_an_interrupted_one_begins_with_the_version_before(packages: Path) -> None:
-    keep_packages(packages)
-    write(packages, "half of bad")  # and here the power fails
-    kept = keep_packages(packages)
-    assert read(packages) == "good"
-    write(packages, "bad")
-    restore_packages(packages, kept)
-    assert read(packages) == "good"
+def test_long_program_is_linked_and_a_short_one_is_not_changed_in_place(prefix: Path) -> None:
+    program = prefix / "bin" / "long"
+    program.write_bytes(b"x" * 2_000_000)
+    trial = TrialEnvironment(prefix, prefix / "lib" / "packages")
+    trial.make_copy()
+    assert (trial.copy / "bin" / "long").samefile(program)
+    assert not (trial.copy / "bin" / "pomona").samefile(prefix / "bin" / "pomona")
 
 
-def test_copy_that_was_interrupted_is_not_taken_for_the_version_before(
-    packages: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(_source: str, _target: str) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "link", fail)
-        with pytest.raises(KeyboardInterrupt):
-            keep_packages(packages)
-    keep_packages(packages)
-    assert read(packages) == "good"
-
-
-def test_file_that_may_not_be_linked_is_copied(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_may_not_be_linked_is_copied(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_source: str, _target: str) -> None:
         raise PermissionError("a file of root's, where protected_hardlinks is set")
 
     monkeypatch.setattr(os, "link", refuse)
-    kept = keep_packages(packages)
-    write(packages, "bad")
-    restore_packages(packages, kept)
-    assert read(packages) == "good"
+    trial = TrialEnvironment(prefix, prefix / "lib" / "packages")
+    trial.make_copy()
+    trial.take_copy()
+    assert read(prefix) == "good"
 
 
-def test_version_that_could_not_be_removed_does_not_prevent_the_way_back(packages: Path) -> None:
-    left = packages.with_name(f"{packages.name}.discarded")
-    left.mkdir()
-    (left / "file").touch()
-    kept = keep_packages(packages)
-    write(packages, "bad")
-    restore_packages(packages, kept)
-    assert read(packages) == "good"
+def test_file_system_that_cannot_exchange_folders_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="cannot exchange it with"):
+        exchange_folders(tmp_path, tmp_path / "none")
 
 
-def test_interrupted_installer_leaves_the_version_before(upgrade: Upgrade, packages: Path, tmp_path: Path) -> None:
-    def interrupt() -> None:
+def test_interrupted_installer_leaves_the_version_before(upgrade: Upgrade, prefix: Path, tmp_path: Path) -> None:
+    def interrupt(_environment: Path) -> None:
         raise KeyboardInterrupt
 
     assert upgrade(ManagerStandIn(tmp_path), interrupt).exit_code == 1
-    assert read(packages) == "good"
+    assert read(prefix) == "good"
 
 
-def test_two_upgrades_at_once_are_refused(upgrade: Upgrade, packages: Path, tmp_path: Path) -> None:
-    descriptor = os.open(packages.parent, os.O_RDONLY)
+def test_two_upgrades_at_once_are_refused(upgrade: Upgrade, prefix: Path, tmp_path: Path) -> None:
+    descriptor = os.open((prefix / "lib"), os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         result = upgrade(ManagerStandIn(tmp_path))
     finally:
         os.close(descriptor)
     assert "another upgrade" in result.output
-    assert read(packages) == "good"
+    assert read(prefix) == "good"
 
 
 class SimulatedService(ManagerStandIn):
     """A service of the system: the agent ends at SIGTERM, and its manager starts what is installed then."""
 
-    def __init__(self, folder: Path, packages: Path) -> None:
+    def __init__(self, folder: Path, prefix: Path) -> None:
         super().__init__(folder, needs_root=True)
-        self._packages = packages
+        self._prefix = prefix
         self.now = 0.0
         self.runs = 1
         self.phase: ServicePhase = "running"
@@ -159,7 +174,7 @@ class SimulatedService(ManagerStandIn):
             self.start()
 
     def start(self) -> None:
-        self.runs, self.version, self.phase = self.runs + 1, read(self._packages), "running"
+        self.runs, self.version, self.phase = self.runs + 1, read(self._prefix), "running"
         self.pid = 99 + self.runs
         if self.version == "bad" and self.bad == "permanent error":
             save_exit(self.definition_path.parent, AgentExit(PERMANENT, "option X is gone", "2026-11-24T00:00:00Z"))
@@ -178,12 +193,12 @@ class SimulatedService(ManagerStandIn):
         return ServiceState("launchd", "system/x", "/x", self.phase, self.pid, self.runs)
 
     def read_status(self, _folder: Path) -> AgentStatus | None:
-        return status(pid=self.pid, version=self.version, ready=self.version == "good") if self.pid else None
+        return status(pid=self.pid, version=self.version, ready=self.version != "bad") if self.pid else None
 
 
 @pytest.fixture
-def service(tmp_path: Path, packages: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedService:
-    simulated = SimulatedService(tmp_path, packages)
+def service(tmp_path: Path, prefix: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedService:
+    simulated = SimulatedService(tmp_path, prefix)
     for module in (agent_service, restart):
         monkeypatch.setattr(module, "read_status", simulated.read_status)
     monkeypatch.setattr(agent_service, "time", simulated)
@@ -194,25 +209,25 @@ def service(tmp_path: Path, packages: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_rollback_of_a_system_service_that_stays_down_says_why_and_what_to_do(
-    upgrade: Upgrade, service: SimulatedService, packages: Path
+    upgrade: Upgrade, service: SimulatedService, prefix: Path
 ) -> None:
     result = upgrade(service)
     assert "the agent ended: option X is gone" in result.output
     assert "agent restart`" in result.output
     assert "run `sudo " in result.output
-    assert read(packages) == "good"
+    assert read(prefix) == "good"
 
 
 @pytest.mark.parametrize(("bad", "reason"), [("crash", "the agent ended"), ("never ready", "is not ready within 20 s")])
 def test_rollback_of_a_system_service_is_done_before_the_lease_expires(
-    upgrade: Upgrade, service: SimulatedService, packages: Path, bad: str, reason: str
+    upgrade: Upgrade, service: SimulatedService, prefix: Path, bad: str, reason: str
 ) -> None:
     service.bad = bad
     result = upgrade(service)
     assert reason in result.output
     assert "version good is back, and runs as process" in result.output
     assert service.version == "good"
-    assert read(packages) == "good"
+    assert read(prefix) == "good"
 
 
 def test_version_that_crashes_after_it_was_ready_is_taken_back(
@@ -230,8 +245,77 @@ def test_version_that_crashes_after_it_was_ready_is_taken_back(
     assert "version good is back" in result.output
 
 
-def test_good_version_is_taken(upgrade: Upgrade, service: SimulatedService, packages: Path, tmp_path: Path) -> None:
-    result = upgrade(service, lambda: write(packages, "good"))
+def test_good_version_is_taken(upgrade: Upgrade, service: SimulatedService, prefix: Path) -> None:
+    result = upgrade(service, lambda environment: write(environment, "good"))
     assert result.exit_code == 0, result.output
     assert "runs as process 101" in result.output
-    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"site-packages"}
+    assert read(prefix) == "good"
+    assert list_folders(prefix) == COMPLETE
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_closed_terminal_interrupts_no_upgrade_and_a_request_to_end_undoes_it(
+    upgrade: Upgrade, service: SimulatedService, prefix: Path, number: signal.Signals
+) -> None:
+    def install(environment: Path) -> None:
+        write(environment, "new")
+        signal.raise_signal(number)
+
+    before = signal.getsignal(number)
+    result = upgrade(service, install)
+    assert (result.exit_code, read(prefix)) == ((0, "new") if number == signal.SIGHUP else (1, "good")), result.output
+    assert list_folders(prefix) == COMPLETE
+    assert signal.getsignal(number) is before
+
+
+class DeathError(BaseException):
+    """The process is dead: nothing that it would do after this has an effect."""
+
+
+class Mortality:
+    """A process that dies before its step `last`, a change of the disk or a signal."""
+
+    def __init__(self, last: int) -> None:
+        self._left = last
+
+    def wrap(self, function: Callable[..., object]) -> Callable[..., object]:
+        @functools.wraps(function)
+        def step(*arguments: object, **named: object) -> object:
+            self._left -= 1
+            if self._left <= 0:
+                raise DeathError
+            return function(*arguments, **named)
+
+        return step
+
+
+def test_upgrade_that_is_killed_before_any_step_leaves_a_whole_version_and_the_next_one_mends_it(
+    upgrade: Upgrade, service: SimulatedService, prefix: Path
+) -> None:
+    left: list[str] = []
+    for last in itertools.count(1):
+        version, again = f"{last}", f"{last} again"
+        mortality = Mortality(last)
+        before = read(prefix)
+        with pytest.MonkeyPatch.context() as patch:
+            for owner, names in STEPS:
+                for name in names:
+                    patch.setattr(owner, name, mortality.wrap(getattr(owner, name)))
+            try:
+                done = upgrade(service, lambda environment, version=version: write(environment, version))
+            except DeathError:
+                done = None
+        left.append(read(prefix))
+        assert left[-1] in {before, version}
+        if done:
+            assert done.exit_code == 0, done.output
+            break
+        if service.phase == "starting":
+            service.start()
+        mended = upgrade(service, lambda environment, again=again: write(environment, again))
+        assert mended.exit_code == 0, mended.output
+        assert read(prefix) == again
+        assert (prefix / "bin" / "pomona").read_text().endswith(again)
+        assert list_folders(prefix) == COMPLETE
+    assert len(left) > 20
+    assert {version.endswith("again") for version in left[1:]} == {True, False}, "killed before and after the exchange"

@@ -121,6 +121,17 @@ def test_domain_of_the_screen_is_left_for_that_of_any_login() -> None:
     assert isinstance(next_step(climb(rung=Rung.BOOTSTRAP, domains=(USER,)), 125, ""), ClimbFailed)
 
 
+def test_session_without_a_screen_is_left_also_if_its_code_is_another() -> None:
+    begun = climb(rung=Rung.BOOTSTRAP, domains=(GUI, USER))
+    assert next_step(begun, 134, "") == begin_climb(Goal.LOAD, LABEL, PLIST, (USER,))
+    steps = list[object]([begun])
+    while isinstance(last := steps[-1], Climb) and last.domains[0] == GUI:
+        steps.append(next_step(last, 5, "Bootstrap failed: 5: Input/output error"))
+    assert len(steps) == 7, "the job may still be ending: it is tried six times"
+    assert steps[-1] == begin_climb(Goal.LOAD, LABEL, PLIST, (USER,))
+    assert isinstance(next_step(climb(rung=Rung.BOOTSTRAP, domains=(USER,)), 134, ""), ClimbFailed)
+
+
 def test_job_is_unloaded_from_both_domains() -> None:
     step = next_step(climb(Goal.UNLOAD, domains=(GUI, USER)), 113, "")
     assert isinstance(step, Climb)

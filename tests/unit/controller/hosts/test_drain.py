@@ -5,12 +5,19 @@ from datetime import timedelta
 import pytest
 
 from controller.hosts.drain import WAITING_SECONDS, drained_condition
-from controller.hosts.reconciler import HostInputs, decide_host
+from controller.hosts.reachability import ReachabilityProber
+from controller.hosts.reconciler import HostInputs, LeaseReader, decide_host, host_reconciler
 from controller.reconcile.plan import Plan, Snapshot
+from controller.services.tokens import KnownTokens
 from kube.client import Obj
 from kube.resources import METAL_HOSTS, METAL_PROCESSES, ObjectKey
 from tests.support.api_objects import NOW, as_host, condition, host, planned_condition, process, store
 
+TRIGGERS = [
+    each
+    for each in host_reconciler(LeaseReader(), KnownTokens(), ReachabilityProber()).triggers
+    if each.resource == METAL_PROCESSES
+]
 YOUNG = (NOW - timedelta(seconds=WAITING_SECONDS - 1)).isoformat()
 
 
@@ -82,3 +89,36 @@ def test_drain_is_blocked_by_what_gets_no_replacement_at_all() -> None:
 def test_process_that_is_being_stopped_holds_nothing_up() -> None:
     leaving = process("chat-1-0", host="studio-1", phase="Stopping", deletionTimestamp="2026-11-21T12:00:00Z")
     assert planned_condition(reconcile(leaving, process("chat-1-1")), "Drained")["reason"] == "Draining"
+
+
+def test_drain_that_is_held_up_is_looked_at_only_after_a_change() -> None:
+    observed = drained_host()
+    observed["status"]["conditions"].append(
+        condition("Drained", "False", "DrainBlocked") | {"lastTransitionTime": "2026-11-21T00:00:00Z"}
+    )
+    serving = process("chat-1-0", host="studio-1", phase="Ready")
+    for replacement, is_soon in ((process("chat-1-1"), False), (process("chat-1-1", creationTimestamp=YOUNG), True)):
+        known = store((METAL_HOSTS, observed), (METAL_PROCESSES, serving), (METAL_PROCESSES, replacement))
+        done = decide_host(Snapshot(known, NOW, HostInputs("Alive")), ObjectKey("", "studio-1"))
+        assert done.again_seconds is not None
+        assert (done.again_seconds <= 1) == is_soon
+        assert is_soon or done.again_seconds > WAITING_SECONDS
+
+
+def test_host_is_drained_by_the_changes_of_its_processes_and_of_their_siblings() -> None:
+    serving = process("chat-1-0", host="studio-1", phase="Ready")
+    waiting, bound = process("chat-1-1"), process("chat-1-1", host="studio-2")
+    stopped = process("chat-1-0", host="studio-1", phase="Stopped")
+    starting = process("chat-1-1", host="studio-2", phase="Starting")
+
+    def enqueue(old: Obj | None, new: Obj | None, *, drain: bool = True) -> set[ObjectKey]:
+        changed = new or old
+        assert changed
+        known = store((METAL_HOSTS, drained_host(drain=drain)), (METAL_PROCESSES, serving), (METAL_PROCESSES, changed))
+        return {key for each in TRIGGERS if each.concerns(old, new) for key in each.keys(known, changed)}
+
+    drained = ObjectKey("", "studio-1")
+    for old, new in ((None, waiting), (waiting, None), (waiting, bound), (serving, stopped)):
+        assert drained in enqueue(old, new)
+        assert drained not in enqueue(old, new, drain=False)
+    assert not enqueue(bound, starting), "its phase decides nothing"
