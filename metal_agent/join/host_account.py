@@ -8,17 +8,17 @@ from typing import Final
 
 from crds.meta import GROUP, HOSTS_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
 from kube.client import Obj
-from kube.resources import CLUSTER_ROLE_BINDINGS, ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS, Resource
+from kube.resources import CLUSTER_ROLE_BINDINGS, POD_TEMPLATES, ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS, Resource
 
 AGENT_ROLE: Final = "pomona-metal-agent"
 JOIN_CLAIMS: Final = f"{GROUP}/join-claims"
-"""Annotation of a code's ServiceAccount: the host's first token without its signature, which is in the code."""
+"""Annotation of a code's PodTemplate: the host's first token without its signature, which is in the code."""
 
 Written = tuple[Resource, Obj]
 
 
 def join_account(host: str) -> str:
-    """Return the name of the ServiceAccount of a host's join code; a host's own name has no dot."""
+    """Return the name of the objects of a host's join code; a host's own name has no dot."""
     return f"{host}.join"
 
 
@@ -46,18 +46,29 @@ def host_objects(host: str) -> tuple[Written, ...]:
     )
 
 
-def join_account_object(host: str, claims: str) -> Obj:
-    """Return the ServiceAccount of a join code, which keeps `claims` for whoever deletes it first."""
-    return {"metadata": {**_metadata(join_account(host)), "annotations": {JOIN_CLAIMS: claims}}}
+def join_template(host: str, claims: str) -> Obj:
+    """Return the PodTemplate of a join code, which keeps `claims` for whoever deletes it first.
+
+    The API server answers the deletion of a PodTemplate with the object, as it does for few kinds; Secrets are not
+    among them. Nothing in Kubernetes acts on a PodTemplate, and the roles `view`, `edit` and `admin` do not show it,
+    unlike a ServiceAccount.
+    """
+    metadata = {**_metadata(join_account(host)), "annotations": {JOIN_CLAIMS: claims}}
+    # A PodTemplate needs a container.
+    return {"metadata": metadata, "template": {"spec": {"containers": [{"name": "none", "image": "none"}]}}}
 
 
-def join_rights(host: str, account_uid: str) -> tuple[Written, ...]:
-    """Return the rights of a join code: to delete its own ServiceAccount, with which they are collected as garbage."""
+def join_objects(host: str, template_uid: str) -> tuple[Written, ...]:
+    """Return the ServiceAccount of a join code and its one right: to delete its PodTemplate.
+
+    With the PodTemplate, all of them are collected as garbage.
+    """
     name = join_account(host)
-    owner = {"apiVersion": "v1", "kind": "ServiceAccount", "name": name, "uid": account_uid}
+    owner = {"apiVersion": "v1", "kind": POD_TEMPLATES.kind, "name": name, "uid": template_uid}
     metadata = {**_metadata(name), "ownerReferences": [owner]}
     return (
-        (ROLES, {"metadata": metadata, "rules": [_rule("", "serviceaccounts", name, "delete")]}),
+        (SERVICE_ACCOUNTS, {"metadata": metadata}),
+        (ROLES, {"metadata": metadata, "rules": [_rule("", "podtemplates", name, "delete")]}),
         (ROLE_BINDINGS, {"metadata": metadata, **_binding("Role", name, name)}),
     )
 

@@ -1,7 +1,7 @@
 """The join code: what a host needs to join a cluster, as one line of text that an administrator hands over.
 
 The code is one half of the exchange: it has no token of the host, only the signature of one. The API server keeps the
-other half and gives it away once, to whoever deletes the ServiceAccount of the code first (`exchange.py`).
+other half and gives it away once, to whoever deletes the PodTemplate of the code first (`exchange.py`).
 """
 
 import base64
@@ -33,7 +33,7 @@ class JoinCode(msgspec.Struct, frozen=True, array_like=True):
     server: str
     """Base URL of the API server, with https."""
     token: str
-    """Token of the code's own ServiceAccount, whose only right is to delete that account."""
+    """Token of the code's own ServiceAccount, whose only right is to delete the PodTemplate of the code."""
     signature: str
     """Signature of the host's first token; the API server gives the rest of that token away once."""
     expires_at: int

@@ -111,6 +111,6 @@ async def assert_nothing_left(client: Client, namespace: str) -> None:
 async def test_removal_of_a_host_that_has_not_joined_ends_its_code(invite: Invite, client: Client) -> None:
     await invite()
     deleted = await remove_host(client, HOST)
-    assert "ServiceAccount/studio-1.join" in deleted
+    assert "PodTemplate/studio-1.join" in deleted
     names = [each["metadata"]["name"] for each in (await client.list(SERVICE_ACCOUNTS, HOSTS_NAMESPACE)).items]
     assert not {HOST, f"{HOST}.join"} & {*names}
