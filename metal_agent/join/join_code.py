@@ -16,6 +16,7 @@ import msgspec
 PREFIX: Final = "pomona-join-1."
 """Begins each code; the number changes with the format."""
 _FAMILY: Final = re.compile(r"pomona-join-(\d+)\.")
+_ALPHABET: Final = re.compile(r"[A-Za-z0-9_-]*")
 _CHECKSUM_BYTES: Final = 4
 _MOST_BYTES: Final = 65536
 """Bound on the decompressed content: a code is text that somebody sent."""
@@ -95,6 +96,8 @@ def split_certificates(pem: bytes) -> tuple[bytes, ...]:
 
 def _decode_content(text: str) -> JoinCode:
     """Raises ValueError, binascii.Error, zlib.error and msgspec.DecodeError."""
+    if not _ALPHABET.fullmatch(text):  # a decoder with `altchars` takes + and / as well
+        raise ValueError("there is another character in it")
     raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     content, checksum = raw[:-_CHECKSUM_BYTES], raw[-_CHECKSUM_BYTES:]
     if len(checksum) != _CHECKSUM_BYTES or zlib.crc32(content).to_bytes(_CHECKSUM_BYTES) != checksum:

@@ -67,6 +67,13 @@ def test_code_with_another_character_is_refused(code: JoinCode, data: st.DataObj
         assert place == len(text) - 1 or other.isspace()
 
 
+def test_other_alphabet_of_base64_is_refused() -> None:
+    text = encode_join_code(TYPICAL)
+    assert "-" in text.removeprefix(PREFIX)
+    with pytest.raises(JoinCodeError, match="damaged"):
+        decode_join_code(PREFIX + text.removeprefix(PREFIX).replace("-", "+"))
+
+
 @given(st.one_of(st.text(), st.binary().map(lambda each: PREFIX + each.hex()), st.text().map(PREFIX.__add__)))
 def test_foreign_text_is_refused(text: str) -> None:
     with pytest.raises(JoinCodeError):
