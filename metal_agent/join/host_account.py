@@ -4,6 +4,7 @@ An administrator writes them (`invitation.py`) and deletes them (`removal.py`). 
 Lease and request tokens for itself; the rest is the ClusterRole `pomona-metal-agent` within the host policy.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 from crds.meta import GROUP, HOSTS_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
@@ -27,8 +28,13 @@ def agent_binding(host: str) -> str:
     return f"pomona-metal-host-{host}"
 
 
-def host_objects(host: str) -> tuple[Written, ...]:
-    """Return the ServiceAccount of a host and its rights."""
+def host_account(host: str) -> Obj:
+    """Return the ServiceAccount of a host."""
+    return {"metadata": _metadata(host)}
+
+
+def host_rights(host: str, audiences: Iterable[str]) -> tuple[Written, ...]:
+    """Return the rights of a host; `audiences` are those of the API server, for which alone it may request tokens."""
     rules = [
         # The copy of the tokens that its processes need, and no other Secret.
         _rule("", "secrets", host, "get", "list", "watch"),
@@ -36,10 +42,11 @@ def host_objects(host: str) -> tuple[Written, ...]:
         _rule("coordination.k8s.io", "leases", host, "get", "create", "patch"),
         # The next token, before the one that it has expires.
         _rule("", "serviceaccounts/token", host, "create"),
+        # The policy pomona-host-tokens asks for this.
+        {"apiGroups": [GROUP], "resources": ["metalhosts/audience"], "resourceNames": [*audiences], "verbs": ["use"]},
     ]
     binding = _binding("ClusterRole", AGENT_ROLE, host)
     return (
-        (SERVICE_ACCOUNTS, {"metadata": _metadata(host)}),
         (ROLES, {"metadata": _metadata(host), "rules": rules}),
         (ROLE_BINDINGS, {"metadata": _metadata(host), **_binding("Role", host, host)}),
         (CLUSTER_ROLE_BINDINGS, {"metadata": _labelled(agent_binding(host)), **binding}),

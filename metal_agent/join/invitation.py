@@ -23,7 +23,8 @@ from kube.errors import ApiError, Forbidden, NotFound, Unreachable
 from kube.resources import POD_TEMPLATES, SERVICE_ACCOUNTS
 from kube.service_accounts import request_token
 from metal_agent.join.host_account import (
-    host_objects,
+    host_account,
+    host_rights,
     join_account,
     join_objects,
     join_template,
@@ -98,9 +99,11 @@ async def invite_host(client: Client, credentials: Credentials, host: str, serve
     authority = _read_authority(credentials)
     name = join_account(host)
     await _delete_leftover(client, name)
-    for resource, obj in host_objects(host):
-        await client.apply(resource, obj, field_manager=CLI_FIELD_MANAGER)
+    await client.apply(SERVICE_ACCOUNTS, host_account(host), field_manager=CLI_FIELD_MANAGER)
     first = await request_token(client, HOSTS_NAMESPACE, host, _FIRST_TOKEN_SECONDS)
+    # Nothing but the API server's own answer tells its audiences.
+    for resource, obj in host_rights(host, first.audiences):
+        await client.apply(resource, obj, field_manager=CLI_FIELD_MANAGER)
     claims, _, signature = first.token.rpartition(".")
     template = await client.create(POD_TEMPLATES, join_template(host, claims))
     try:

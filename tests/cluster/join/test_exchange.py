@@ -5,12 +5,13 @@ import re
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from crds.meta import GROUP, HOSTS_NAMESPACE, VERSION
-from kube.client import Client
+from kube.client import Client, Obj
 from kube.credentials import Credentials
 from kube.errors import ApiError, Forbidden, Unauthorized
 from kube.resources import (
@@ -217,14 +218,34 @@ BY_HOST: dict[str, Attempt] = {
         },
     ),
     "to read its account": lambda host: host.get(SERVICE_ACCOUNTS, HOST, HOSTS_NAMESPACE),
+    # What trusts the cluster's issuer, or asks the API server about a token, would take it for a workload's.
+    "a token for another than the API server": lambda host: request_own(host, audiences=["sts.example"]),
+    "a token for the API server and another": lambda host: request_own(
+        host, audiences=["https://kubernetes.default.svc", "sts.example"]
+    ),
+    "a token that names a node": lambda host: request_own(
+        host, boundObjectRef={"apiVersion": "v1", "kind": "Node", "name": "cpu-1"}
+    ),
+    "the existence of a Secret": lambda host: request_own(
+        host, boundObjectRef={"apiVersion": "v1", "kind": "Secret", "name": "studio-2"}
+    ),
 }
+
+
+def request_own(host: Client, **spec: Any) -> Awaitable[Obj]:
+    """Request a token of the host's own account, with more than agents ask for."""
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "metadata": {"name": HOST}}
+    body = {**request, "spec": {"expirationSeconds": 600, **spec}}
+    return host.create_subresource(SERVICE_ACCOUNTS, HOST, HOSTS_NAMESPACE, "token", body)
 
 
 async def test_host_gets_tokens_for_itself_only(invite: Invite, admin: Credentials, tmp_path: Path) -> None:
     joined = await join_cluster(await invite(), tmp_path)
     await invite("studio-2")
     async with connect_with(admin, joined.token) as host:
-        assert (await request_token(host, HOSTS_NAMESPACE, HOST, 600)).lifetime_seconds == 600
+        granted = await request_token(host, HOSTS_NAMESPACE, HOST, 600)
+        assert granted.lifetime_seconds == 600
+        assert await request_own(host, audiences=[*granted.audiences])
         for what, attempt in BY_HOST.items():
             with pytest.raises(Forbidden):
                 print(what, await attempt(host))
