@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
-PREFIX: Final = "pomona-join-1."
-"""Begins each code; the number changes with the format."""
+PREFIX: Final = "pomona-join-2."
+"""Begins each code; the number changes with the format, and with what is deleted to use the code."""
 _FAMILY: Final = re.compile(r"pomona-join-(\d+)\.")
 _ALPHABET: Final = re.compile(r"[A-Za-z0-9_-]*")
 _CHECKSUM_BYTES: Final = 4
@@ -74,7 +74,7 @@ def decode_join_code(text: str) -> JoinCode:
         )
     if family[0] != PREFIX:
         raise JoinCodeError(
-            f"this join code has format {family[1]}, and this Pomona reads format 1: use the same version of Pomona on "
+            f"this join code has format {family[1]}, and this Pomona reads format 2: use the same version of Pomona on "
             "both machines"
         )
     try:

@@ -55,7 +55,7 @@ def test_api_server_that_does_not_answer_is_said(tmp_path: Path) -> None:
 
 def test_foreign_text_is_no_code(tmp_path: Path) -> None:
     assert "this is no join code" in fail("agent", "join", "hello", f"--state-dir={tmp_path}")
-    assert "cut off or damaged" in fail("agent", "join", "-", f"--state-dir={tmp_path}", text="pomona-join-1.eNqrV\n")
+    assert "cut off or damaged" in fail("agent", "join", "-", f"--state-dir={tmp_path}", text="pomona-join-2.eNqrV\n")
 
 
 def test_agent_of_a_joined_machine_takes_no_other_name(tmp_path: Path) -> None:
