@@ -41,7 +41,7 @@ def main() -> None:
       pomona inspect hf://Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf
       pomona controller --kubeconfig ~/.kube/config
       pomona host join studio-1
-      pomona agent join pomona-join-1.eNqrV...
+      pomona agent join pomona-join-2.eNqrV...
     """
 
 

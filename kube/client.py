@@ -286,7 +286,7 @@ class Client:
         """Delete one object and return it; of several clients, one gets it and all others get NotFound.
 
         The request is sent once, also if the connection is cut before the answer. Servers answer so for some kinds,
-        ServiceAccounts among them. With `dry_run` the object stays.
+        PodTemplates among them, but not for Secrets. With `dry_run` the object stays.
         """
         options: Obj = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         if dry_run:

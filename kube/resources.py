@@ -87,6 +87,7 @@ def object_key(obj: Mapping[str, Any]) -> ObjectKey:
 
 
 PODS: Final = Resource("", "v1", "pods", "Pod")
+POD_TEMPLATES: Final = Resource("", "v1", "podtemplates", "PodTemplate")
 SERVICES: Final = Resource("", "v1", "services", "Service")
 SECRETS: Final = Resource("", "v1", "secrets", "Secret")
 SERVICE_ACCOUNTS: Final = Resource("", "v1", "serviceaccounts", "ServiceAccount")

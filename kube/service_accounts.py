@@ -17,15 +17,18 @@ class GrantedToken:
         token: the bearer token.
         lifetime_seconds: its life from the moment of the grant, which no difference between two clocks affects.
         expires_at: end of its life by the server's clock, in RFC 3339.
+        audiences: for whom it is; the API server's own unless others were requested.
     """
 
     token: str = field(repr=False)
     lifetime_seconds: float
     expires_at: str
+    audiences: tuple[str, ...] = ()
 
 
 class _Spec(msgspec.Struct, frozen=True, rename="camel"):
     expiration_seconds: float
+    audiences: tuple[str, ...] = ()
 
 
 class _Status(msgspec.Struct, frozen=True, rename="camel"):
@@ -57,4 +60,5 @@ async def request_token(client: Client, namespace: str, name: str, lifetime_seco
         raise Unreachable(
             f"create token of {SERVICE_ACCOUNTS} {namespace}/{name}: the answer has no token: {error}"
         ) from error
-    return GrantedToken(granted.status.token, granted.spec.expiration_seconds, granted.status.expiration_timestamp)
+    spec, status = granted.spec, granted.status
+    return GrantedToken(status.token, spec.expiration_seconds, status.expiration_timestamp, spec.audiences)

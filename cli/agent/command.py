@@ -83,7 +83,7 @@ def command(ctx: click.Context, /, **given: Any) -> None:
 
     \b
     Examples:
-      pomona agent join pomona-join-1.eNqrV...
+      pomona agent join pomona-join-2.eNqrV...
       pomona agent --file-root ~/models
       pomona agent --name studio-1 --kubeconfig ~/.pomona/kubeconfig
       sudo ~/.pomona/bin/pomona agent install

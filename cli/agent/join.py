@@ -28,7 +28,7 @@ def command(code: str, *, state_dir: Path | None) -> None:
 
     \b
     Examples:
-      pomona agent join pomona-join-1.eNqrV...
+      pomona agent join pomona-join-2.eNqrV...
       ssh admin@cluster pomona host join studio-1 | pomona agent join -
     """
     log.configure()

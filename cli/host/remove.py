@@ -48,11 +48,15 @@ async def _remove(cluster: "Cluster", name: str, *, yes: bool) -> None:
         click.echo(_describe(name, bound), err=True)
         click.confirm("Remove it now?", abort=True, err=True)
     deleted = await remove_host(cluster.client, name)
-    if not deleted:
+    if deleted:
+        await asyncio.sleep(TOKEN_CACHE_SECONDS)
+        # A request that was on its way, or a controller that had decided already, may have written since.
+        deleted += await remove_host(cluster.client, name)
+        click.echo(f"removed host {name}: {', '.join(deleted)}")
+    else:
         click.echo(f"there is nothing of host {name}")
-        return
-    await asyncio.sleep(TOKEN_CACHE_SECONDS)
-    click.echo(f"removed host {name}: {', '.join(deleted)}")
+    if left := await list_bound(cluster.client, name):
+        click.echo(_warn_of_bound(name, left), err=True)
     if services := sorted({_service(each) for each in bound}):
         click.echo(
             f"if its machine is not trusted, replace the tokens of the services that it had: {', '.join(services)} "
@@ -70,6 +74,15 @@ def _describe(name: str, bound: list[Obj]) -> str:
         f"host {name} has {processes}: {', '.join(names[:_MOST_SHOWN])}{rest}\n"
         "Running answers may break off, and each process is replaced on another host once it fits there. To move them "
         f"without a failed request first, drain the host: pomona host drain {name}"
+    )
+
+
+def _warn_of_bound(name: str, left: list[Obj]) -> str:
+    """Return what holds for processes that the controller has not released yet."""
+    services = ", ".join(sorted({_service(each) for each in left}))
+    return (
+        f"processes of {services} are still bound to {name}, since the controller does not run or is behind: a machine "
+        f"that joins as {name} before they are gone would get them and their tokens: run this again to see"
     )
 
 

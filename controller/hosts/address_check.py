@@ -67,7 +67,9 @@ def read_address(text: str) -> IpAddress | AddressUse:
         return AddressUse("AddressNotUsable", "has a zone, which no cluster routes to")
     unusable = address.is_loopback or address.is_link_local or address.is_multicast or address.is_unspecified
     # An IPv6 address that stands for an IPv4 address would be searched for in vain.
-    if unusable or (isinstance(address, ipaddress.IPv6Address) and (address.is_reserved or address.sixtofour)):
+    if unusable or (
+        isinstance(address, ipaddress.IPv6Address) and (address.is_reserved or address.sixtofour or address.teredo)
+    ):
         return AddressUse("AddressNotUsable", "is an address that a cluster does not route to")
     if str(address) != text:
         return AddressUse("AddressNotUsable", f"is not in its shortest form, {address}")

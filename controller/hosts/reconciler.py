@@ -166,8 +166,10 @@ def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: Reachabili
         address = host.get("status", {}).get("address", "")
         granted = address in granted_addresses(_grants_role(snapshot, key.name))
         readable_host = snapshot.read(METAL_HOSTS, key, MetalHost)
-        place = find_agent_place(readable_host) if granted and readable_host is not None else None
         use = await addresses.find_use(client, key.name, address, granted=granted) if address else None
+        # The controller connects there: not to what something else has since it was granted.
+        askable = granted and not (use and use.owner)
+        place = find_agent_place(readable_host) if askable and readable_host is not None else None
         bound = snapshot.store.by_index(METAL_PROCESSES, HOST_INDEX, key.name)
         needs = list_needed_secrets(bound, lambda service: _token_rotation(snapshot.get(INFERENCE_SERVICES, service)))
         tokens = await secrets.read_tokens(client, key.name, needs, snapshot.now)
@@ -251,8 +253,10 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
     roles = {each.metadata.name: _grants_role(snapshot, each.metadata.name) for each in claimants}
     verdict = judge_address(host, claimants, roles, inputs.address_use)
     bound = snapshot.store.by_index(METAL_PROCESSES, HOST_INDEX, key.name)
-    # An expired host keeps what it was granted: while it is silent its processes are not known to have ended.
-    grants = () if expired else grant_objects(host, decide_grants(host, verdict, bound))
+    # An expired host keeps what it was granted: while it is silent its processes are not known to have ended. What a
+    # former host of this name was granted is in force until it is replaced.
+    keeps_grants = expired and not _has_former_grants(snapshot, key.name)
+    grants = () if keeps_grants else grant_objects(host, decide_grants(host, verdict, bound))
     siblings = _list_siblings(snapshot, bound) if host.spec.drain else {}
     drained = drained_condition(host, bound, siblings, snapshot.now)
     reachable = reachable_condition(host, inputs.reachability)
@@ -290,8 +294,18 @@ def _list_siblings(snapshot: Snapshot, bound: Iterable[Obj]) -> dict[str, list[O
     return found
 
 
-def _grants_role(snapshot: Snapshot, host: str) -> Obj | None:
-    return snapshot.get(ROLES, ObjectKey(HOSTS_NAMESPACE, grants_name(host)))
+def _has_former_grants(snapshot: Snapshot, name: str) -> bool:
+    """Return whether a former host of this name was granted something, and this one nothing yet."""
+    role = snapshot.get(ROLES, ObjectKey(HOSTS_NAMESPACE, grants_name(name)))
+    return role is not None and _grants_role(snapshot, name) is None
+
+
+def _grants_role(snapshot: Snapshot, name: str) -> Obj | None:
+    """Return what a host was granted; None also if a former host of this name was, whose address may be another's."""
+    role = snapshot.get(ROLES, ObjectKey(HOSTS_NAMESPACE, grants_name(name)))
+    host = snapshot.get(METAL_HOSTS, ObjectKey("", name))
+    owner = controller_of(role) if role else None
+    return role if host and owner and owner["uid"] == host["metadata"]["uid"] else None
 
 
 def _same_address(snapshot: Snapshot, host: MetalHost) -> list[MetalHost]:

@@ -1,7 +1,7 @@
 """Redeem a join code on the host: exchange it for the host's first token, once, and that for a token of the host's own.
 
 The first request has no credential: it shows that the server's certificate is signed by the authority in the code. Then
-the code's ServiceAccount is deleted, and the answer completes the first token. This request is sent once: after a cut
+the code's PodTemplate is deleted, and the answer completes the first token. This request is sent once: after a cut
 nobody knows whether the code is used up, and a second try could not tell the owner's use from a thief's.
 """
 
@@ -17,7 +17,7 @@ from crds.meta import HOSTS_NAMESPACE
 from kube.client import Client, connect
 from kube.credentials import Credentials, StaticToken, build_tls
 from kube.errors import ApiError, Forbidden, NotFound, Unauthorized, Unreachable
-from kube.resources import SERVICE_ACCOUNTS
+from kube.resources import POD_TEMPLATES
 from kube.service_accounts import request_token
 from kube.time import rfc3339
 from kube.transport import AiohttpTransport, Request
@@ -131,10 +131,10 @@ async def _check_server(anonymous: Credentials) -> None:
 
 
 async def _redeem(client: Client, code: JoinCode) -> str:
-    """Delete the code's ServiceAccount; return the token that the answer completes. Raises JoinError."""
+    """Delete the code's PodTemplate; return the token that the answer completes. Raises JoinError."""
     another = f"get another code by `pomona host join {code.host}`"
     try:
-        deleted = await client.take(SERVICE_ACCOUNTS, join_account(code.host), HOSTS_NAMESPACE)
+        deleted = await client.take(POD_TEMPLATES, join_account(code.host), HOSTS_NAMESPACE)
     except (Unauthorized, NotFound, Forbidden) as error:
         if datetime.now(UTC).timestamp() >= code.expires_at:
             raise JoinError(f"this join code has expired: {another}") from error

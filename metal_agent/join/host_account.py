@@ -4,21 +4,22 @@ An administrator writes them (`invitation.py`) and deletes them (`removal.py`). 
 Lease and request tokens for itself; the rest is the ClusterRole `pomona-metal-agent` within the host policy.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 from crds.meta import GROUP, HOSTS_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
 from kube.client import Obj
-from kube.resources import CLUSTER_ROLE_BINDINGS, ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS, Resource
+from kube.resources import CLUSTER_ROLE_BINDINGS, POD_TEMPLATES, ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS, Resource
 
 AGENT_ROLE: Final = "pomona-metal-agent"
 JOIN_CLAIMS: Final = f"{GROUP}/join-claims"
-"""Annotation of a code's ServiceAccount: the host's first token without its signature, which is in the code."""
+"""Annotation of a code's PodTemplate: the host's first token without its signature, which is in the code."""
 
 Written = tuple[Resource, Obj]
 
 
 def join_account(host: str) -> str:
-    """Return the name of the ServiceAccount of a host's join code; a host's own name has no dot."""
+    """Return the name of the objects of a host's join code; a host's own name has no dot."""
     return f"{host}.join"
 
 
@@ -27,8 +28,13 @@ def agent_binding(host: str) -> str:
     return f"pomona-metal-host-{host}"
 
 
-def host_objects(host: str) -> tuple[Written, ...]:
-    """Return the ServiceAccount of a host and its rights."""
+def host_account(host: str) -> Obj:
+    """Return the ServiceAccount of a host."""
+    return {"metadata": _metadata(host)}
+
+
+def host_rights(host: str, audiences: Iterable[str]) -> tuple[Written, ...]:
+    """Return the rights of a host; `audiences` are those of the API server, for which alone it may request tokens."""
     rules = [
         # The copy of the tokens that its processes need, and no other Secret.
         _rule("", "secrets", host, "get", "list", "watch"),
@@ -36,28 +42,40 @@ def host_objects(host: str) -> tuple[Written, ...]:
         _rule("coordination.k8s.io", "leases", host, "get", "create", "patch"),
         # The next token, before the one that it has expires.
         _rule("", "serviceaccounts/token", host, "create"),
+        # The policy pomona-host-tokens asks for this.
+        {"apiGroups": [GROUP], "resources": ["metalhosts/audience"], "resourceNames": [*audiences], "verbs": ["use"]},
     ]
     binding = _binding("ClusterRole", AGENT_ROLE, host)
     return (
-        (SERVICE_ACCOUNTS, {"metadata": _metadata(host)}),
         (ROLES, {"metadata": _metadata(host), "rules": rules}),
         (ROLE_BINDINGS, {"metadata": _metadata(host), **_binding("Role", host, host)}),
         (CLUSTER_ROLE_BINDINGS, {"metadata": _labelled(agent_binding(host)), **binding}),
     )
 
 
-def join_account_object(host: str, claims: str) -> Obj:
-    """Return the ServiceAccount of a join code, which keeps `claims` for whoever deletes it first."""
-    return {"metadata": {**_metadata(join_account(host)), "annotations": {JOIN_CLAIMS: claims}}}
+def join_template(host: str, claims: str) -> Obj:
+    """Return the PodTemplate of a join code, which keeps `claims` for whoever deletes it first.
+
+    The API server answers the deletion of a PodTemplate with the object, as it does for few kinds; Secrets are not
+    among them. Nothing in Kubernetes acts on a PodTemplate, and the roles `view`, `edit` and `admin` do not show it,
+    unlike a ServiceAccount.
+    """
+    metadata = {**_metadata(join_account(host)), "annotations": {JOIN_CLAIMS: claims}}
+    # A PodTemplate needs a container.
+    return {"metadata": metadata, "template": {"spec": {"containers": [{"name": "none", "image": "none"}]}}}
 
 
-def join_rights(host: str, account_uid: str) -> tuple[Written, ...]:
-    """Return the rights of a join code: to delete its own ServiceAccount, with which they are collected as garbage."""
+def join_objects(host: str, template_uid: str) -> tuple[Written, ...]:
+    """Return the ServiceAccount of a join code and its one right: to delete its PodTemplate.
+
+    With the PodTemplate, all of them are collected as garbage.
+    """
     name = join_account(host)
-    owner = {"apiVersion": "v1", "kind": "ServiceAccount", "name": name, "uid": account_uid}
+    owner = {"apiVersion": "v1", "kind": POD_TEMPLATES.kind, "name": name, "uid": template_uid}
     metadata = {**_metadata(name), "ownerReferences": [owner]}
     return (
-        (ROLES, {"metadata": metadata, "rules": [_rule("", "serviceaccounts", name, "delete")]}),
+        (SERVICE_ACCOUNTS, {"metadata": metadata}),
+        (ROLES, {"metadata": metadata, "rules": [_rule("", "podtemplates", name, "delete")]}),
         (ROLE_BINDINGS, {"metadata": metadata, **_binding("Role", name, name)}),
     )
 

@@ -1,8 +1,8 @@
 """Invite a host: an administrator makes the host's identity and a join code, which is good for 15 minutes and one use.
 
-The host's first token is cut in two. Its signature is in the code; the rest, which alone is no secret, is in an
-annotation of the ServiceAccount `HOST.join`. The code also has a token of that account, whose only right is to delete
-it. The answer to this deletion has the annotation: the API server gives it to one client, and ends the code's token.
+The host's first token is cut in two. Its signature is in the code; the rest is in an annotation of the PodTemplate
+`HOST.join`. The code also has a token of the ServiceAccount `HOST.join`, whose only right is to delete that object. The
+answer to this deletion has the annotation: the API server gives it to one client.
 """
 
 import asyncio
@@ -16,18 +16,18 @@ from datetime import datetime
 from typing import Final
 from urllib.parse import urlsplit
 
-from crds.meta import CLI_FIELD_MANAGER, HOSTS_NAMESPACE, LABEL_PATTERN
+from crds.meta import CLI_FIELD_MANAGER, HOSTS_NAMESPACE, LABEL_MANAGED_BY, LABEL_PATTERN, MANAGED_BY
 from kube.client import Client, connect
 from kube.credentials import Credentials, StaticToken, build_tls
 from kube.errors import ApiError, Forbidden, NotFound, Unreachable
-from kube.resources import SERVICE_ACCOUNTS
+from kube.resources import POD_TEMPLATES, SERVICE_ACCOUNTS
 from kube.service_accounts import request_token
 from metal_agent.join.host_account import (
-    JOIN_CLAIMS,
-    host_objects,
+    host_account,
+    host_rights,
     join_account,
-    join_account_object,
-    join_rights,
+    join_objects,
+    join_template,
 )
 from metal_agent.join.join_code import JoinCode, encode_join_code, split_certificates
 
@@ -97,20 +97,22 @@ async def invite_host(client: Client, credentials: Credentials, host: str, serve
     authority = _read_authority(credentials)
     name = join_account(host)
     await _delete_leftover(client, name)
-    for resource, obj in host_objects(host):
-        await client.apply(resource, obj, field_manager=CLI_FIELD_MANAGER)
+    await client.apply(SERVICE_ACCOUNTS, host_account(host), field_manager=CLI_FIELD_MANAGER)
     first = await request_token(client, HOSTS_NAMESPACE, host, _FIRST_TOKEN_SECONDS)
+    # Nothing but the API server's own answer tells its audiences.
+    for resource, obj in host_rights(host, first.audiences):
+        await client.apply(resource, obj, field_manager=CLI_FIELD_MANAGER)
     claims, _, signature = first.token.rpartition(".")
-    account = await client.create(SERVICE_ACCOUNTS, join_account_object(host, claims))
+    template = await client.create(POD_TEMPLATES, join_template(host, claims))
     try:
-        for resource, obj in join_rights(host, account["metadata"]["uid"]):
+        for resource, obj in join_objects(host, template["metadata"]["uid"]):
             await client.apply(resource, obj, field_manager=CLI_FIELD_MANAGER)
         granted = await request_token(client, HOSTS_NAMESPACE, name, CODE_SECONDS)
         await _await_guard(credentials, name, granted.token)
     except BaseException:
         # What stays is replaced by the next code, and no one has a token of it.
         with contextlib.suppress(ApiError, Unreachable):
-            await client.delete(SERVICE_ACCOUNTS, name, HOSTS_NAMESPACE)
+            await client.delete(POD_TEMPLATES, name, HOSTS_NAMESPACE)
         raise
     return encode_join_code(
         JoinCode(
@@ -148,18 +150,19 @@ def _read_authority(credentials: Credentials) -> tuple[bytes, ...]:
 
 
 async def _delete_leftover(client: Client, name: str) -> None:
-    """Delete the ServiceAccount of an earlier code. Raises InvitationError if it is none."""
-    try:
-        found = await client.get(SERVICE_ACCOUNTS, name, HOSTS_NAMESPACE)
-    except NotFound:
-        return
-    if JOIN_CLAIMS not in found["metadata"].get("annotations", {}):
-        raise InvitationError(
-            f"ServiceAccount {HOSTS_NAMESPACE}/{name} is not that of a join code: choose another name for the host, or "
-            "delete it"
-        )
-    with contextlib.suppress(NotFound):  # the code may be used at this moment
-        await client.delete(SERVICE_ACCOUNTS, name, HOSTS_NAMESPACE, uid=found["metadata"]["uid"])
+    """Delete PodTemplate and ServiceAccount of an earlier code. Raises InvitationError if one is of something else."""
+    for kind in (POD_TEMPLATES, SERVICE_ACCOUNTS):
+        try:
+            found = await client.get(kind, name, HOSTS_NAMESPACE)
+        except NotFound:
+            continue
+        if found["metadata"].get("labels", {}).get(LABEL_MANAGED_BY) != MANAGED_BY:
+            raise InvitationError(
+                f"{kind.kind} {HOSTS_NAMESPACE}/{name} is not that of a join code: choose another name for the host, "
+                "or delete it"
+            )
+        with contextlib.suppress(NotFound):  # the code may be used at this moment
+            await client.delete(kind, name, HOSTS_NAMESPACE, uid=found["metadata"]["uid"])
 
 
 async def _await_guard(credentials: Credentials, name: str, token: str) -> None:
@@ -179,7 +182,7 @@ async def _await_guard(credentials: Credentials, name: str, token: str) -> None:
         while True:
             seen = "it shows it"
             try:
-                await client.take(SERVICE_ACCOUNTS, name, HOSTS_NAMESPACE, dry_run=True)
+                await client.take(POD_TEMPLATES, name, HOSTS_NAMESPACE, dry_run=True)
             except Forbidden as error:
                 if _GUARD_TEXT in error.message:
                     return

@@ -1,7 +1,7 @@
 """The join code: what a host needs to join a cluster, as one line of text that an administrator hands over.
 
 The code is one half of the exchange: it has no token of the host, only the signature of one. The API server keeps the
-other half and gives it away once, to whoever deletes the ServiceAccount of the code first (`exchange.py`).
+other half and gives it away once, to whoever deletes the PodTemplate of the code first (`exchange.py`).
 """
 
 import base64
@@ -13,9 +13,10 @@ from typing import Final
 
 import msgspec
 
-PREFIX: Final = "pomona-join-1."
-"""Begins each code; the number changes with the format."""
+PREFIX: Final = "pomona-join-2."
+"""Begins each code; the number changes with the format, and with what is deleted to use the code."""
 _FAMILY: Final = re.compile(r"pomona-join-(\d+)\.")
+_ALPHABET: Final = re.compile(r"[A-Za-z0-9_-]*")
 _CHECKSUM_BYTES: Final = 4
 _MOST_BYTES: Final = 65536
 """Bound on the decompressed content: a code is text that somebody sent."""
@@ -33,7 +34,7 @@ class JoinCode(msgspec.Struct, frozen=True, array_like=True):
     server: str
     """Base URL of the API server, with https."""
     token: str
-    """Token of the code's own ServiceAccount, whose only right is to delete that account."""
+    """Token of the code's own ServiceAccount, whose only right is to delete the PodTemplate of the code."""
     signature: str
     """Signature of the host's first token; the API server gives the rest of that token away once."""
     expires_at: int
@@ -73,7 +74,7 @@ def decode_join_code(text: str) -> JoinCode:
         )
     if family[0] != PREFIX:
         raise JoinCodeError(
-            f"this join code has format {family[1]}, and this Pomona reads format 1: use the same version of Pomona on "
+            f"this join code has format {family[1]}, and this Pomona reads format 2: use the same version of Pomona on "
             "both machines"
         )
     try:
@@ -95,6 +96,8 @@ def split_certificates(pem: bytes) -> tuple[bytes, ...]:
 
 def _decode_content(text: str) -> JoinCode:
     """Raises ValueError, binascii.Error, zlib.error and msgspec.DecodeError."""
+    if not _ALPHABET.fullmatch(text):  # a decoder with `altchars` takes + and / as well
+        raise ValueError("there is another character in it")
     raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     content, checksum = raw[:-_CHECKSUM_BYTES], raw[-_CHECKSUM_BYTES:]
     if len(checksum) != _CHECKSUM_BYTES or zlib.crc32(content).to_bytes(_CHECKSUM_BYTES) != checksum:

@@ -14,6 +14,7 @@ from kube.resources import (
     LEASES,
     METAL_HOSTS,
     METAL_PROCESSES,
+    POD_TEMPLATES,
     ROLE_BINDINGS,
     ROLES,
     SECRETS,
@@ -46,6 +47,7 @@ def removal_steps(host: str) -> tuple[tuple[_Step, ...], tuple[_Step, ...]]:
         _Step(ROLE_BINDINGS, host),
         _Step(ROLE_BINDINGS, grants),
         # Its tokens, and those of a code that is not used yet.
+        _Step(POD_TEMPLATES, code),
         _Step(SERVICE_ACCOUNTS, code),
         _Step(SERVICE_ACCOUNTS, host),
     )

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE, networks_text
 from crds.meta import GROUP, HOSTS_NAMESPACE
-from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS
-from metal_agent.join.host_account import host_objects
+from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS, SERVICE_ACCOUNTS
+from metal_agent.join.host_account import host_account, host_rights
 from tests.controlplane.network import Host, Network
-from tests.controlplane.plane import NODES, ControlPlane
+from tests.controlplane.plane import NODES, SERVICE_ACCOUNT_ISSUER, ControlPlane
 from tests.controlplane.process import CHECKOUT, Process
 from tests.support.eventually import eventually
 from tests.support.file_server import ALLOWED_NETWORKS
@@ -131,7 +131,8 @@ class MetalHost:
 
 async def make_host_account(plane: ControlPlane, name: str) -> None:
     """Make the identity of a host as `pomona host join` does, unless a host of an earlier test left it."""
-    for resource, obj in host_objects(name):
+    account = SERVICE_ACCOUNTS, host_account(name)
+    for resource, obj in (account, *host_rights(name, [SERVICE_ACCOUNT_ISSUER])):
         path = resource.path(obj["metadata"].get("namespace"))
         await plane.request("POST", path, obj, accept={HTTPStatus.CONFLICT})
 

@@ -26,6 +26,8 @@ from tests.controlplane.process import Process
 
 SERVER = f"https://{network.ADDRESS}:443"
 ETCD = "http://127.0.0.1:2379"
+SERVICE_ACCOUNT_ISSUER = "https://kubernetes.default.svc"
+"""Also the only audience of the API server."""
 FEW_PROCESSORS = {"GOGC": "800", "GOMAXPROCS": "1"}
 """Memory is plentiful here, processors are not: Go collects garbage only when the heap is nine times the live data, and
 no program runs on two processors at once, where its threads would search for work that the tests have."""
@@ -323,7 +325,7 @@ def apiserver_arguments(folder: Path) -> list[str]:
         "--authorization-mode=Node,RBAC",
         "--enable-admission-plugins=NodeRestriction",
         f"--token-auth-file={folder / 'tokens.csv'}",
-        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-account-issuer={SERVICE_ACCOUNT_ISSUER}",
         f"--service-account-key-file={key}",
         f"--service-account-signing-key-file={key}",
         "--kubelet-preferred-address-types=InternalIP",

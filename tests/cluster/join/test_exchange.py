@@ -1,15 +1,17 @@
 """A join code is good for one use, which the API server decides, and opens nothing else."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from crds.meta import HOSTS_NAMESPACE
-from kube.client import Client
+from crds.meta import GROUP, HOSTS_NAMESPACE, VERSION
+from kube.client import Client, Obj
 from kube.credentials import Credentials
 from kube.errors import ApiError, Forbidden, Unauthorized
 from kube.resources import (
@@ -17,16 +19,18 @@ from kube.resources import (
     LEASES,
     METAL_HOSTS,
     METAL_PROCESSES,
+    POD_TEMPLATES,
     ROLE_BINDINGS,
     ROLES,
     SECRETS,
     SERVICE_ACCOUNTS,
+    Resource,
 )
 from kube.service_accounts import request_token
 from metal_agent.cluster.host_identity import FILE_NAME, read_joined_host
 from metal_agent.join import invitation
 from metal_agent.join.exchange import JoinError, join_cluster
-from metal_agent.join.host_account import JOIN_CLAIMS, join_account
+from metal_agent.join.host_account import join_account
 from metal_agent.join.invitation import InvitationError, invite_host
 from tests.cluster.join.conftest import HOST, Invite, connect_with
 from tests.cluster.join.signed_tokens import end_token
@@ -48,12 +52,10 @@ async def test_code_is_exchanged_for_a_token_that_renews_itself_only(
     assert (joined.host, joined.server) == (HOST, admin.server)
     days = (datetime.fromisoformat(joined.expires_at) - datetime.now(UTC)).days
     assert days >= 29, "the first token, of 16 minutes, was replaced"
-    names = [each["metadata"]["name"] for each in (await client.list(SERVICE_ACCOUNTS, HOSTS_NAMESPACE)).items]
-    assert CODE not in names
+    assert CODE not in await list_names(client, POD_TEMPLATES)
 
     async def rights_are_collected() -> bool:
-        roles = (await client.list(ROLES, HOSTS_NAMESPACE)).items + (await client.list(ROLE_BINDINGS)).items
-        return not any(each["metadata"]["name"] == CODE for each in roles)
+        return not any([CODE in await list_names(client, kind) for kind in (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS)])
 
     await eventually(rights_are_collected)
 
@@ -98,28 +100,83 @@ async def test_expired_code_is_refused_by_the_server(
     await join_cluster(alive, tmp_path)  # so it is for its end that the server refuses the other
 
 
-async def test_rest_of_the_token_that_readers_of_accounts_see_is_no_credential(
-    invite: Invite, admin: Credentials, client: Client
+async def test_who_may_view_the_namespace_of_hosts_completes_no_code(
+    invite: Invite, plane: ControlPlane, admin: Credentials, client: Client, namespace: str
 ) -> None:
-    await invite()
-    seen = (await client.get(SERVICE_ACCOUNTS, CODE, HOSTS_NAMESPACE))["metadata"]["annotations"][JOIN_CLAIMS]
-    assert seen.count(".") == 1, "header and claims, without the signature"
-    for token in (seen, f"{seen}."):
-        async with connect_with(admin, token) as thief:
-            with pytest.raises(Unauthorized):
-                await thief.list(METAL_PROCESSES)
+    """The role `view`, which is often given to many, shows no kind that has the rest of the first token."""
+    code = await invite()
+    account = {"kind": "ServiceAccount", "name": "default", "namespace": namespace}
+    role = {"apiGroup": ROLES.group, "kind": "ClusterRole", "name": "view"}
+    binding = {"metadata": {"namespace": HOSTS_NAMESPACE, "name": "viewer"}, "roleRef": role, "subjects": [account]}
+    await client.create(ROLE_BINDINGS, binding)
+    try:
+        viewer_token = (await request_token(client, namespace, "default", 600)).token
+        async with connect_with(admin, viewer_token) as viewer:
+            await eventually(lambda: is_shown(viewer, SERVICE_ACCOUNTS))
+            shown = {kind: await is_shown(viewer, kind) for kind in await namespaced_kinds(plane)}
+            texts = [str((await viewer.list(kind, HOSTS_NAMESPACE)).items) for kind, seen in shown.items() if seen]
+    finally:
+        await client.delete(ROLE_BINDINGS, "viewer", HOSTS_NAMESPACE)
+    assert any(f"'{CODE}'" in text for text in texts), "the account of the code is shown"
+    rests = re.findall(r"eyJ[\w-]+\.eyJ[\w-]+", "".join(texts))
+    assert [each for each in rests if await opens(admin, f"{each}.{code.signature}")] == []
+    (rest,) = re.findall(r"eyJ[\w-]+\.eyJ[\w-]+", str((await client.list(POD_TEMPLATES, HOSTS_NAMESPACE)).items))
+    assert await opens(admin, f"{rest}.{code.signature}"), "an administrator sees the rest"
+    for alone in (rest, f"{rest}."):
+        assert not await opens(admin, alone)
+
+
+async def list_names(client: Client, kind: Resource) -> list[str]:
+    return [each["metadata"]["name"] for each in (await client.list(kind, HOSTS_NAMESPACE)).items]
+
+
+async def namespaced_kinds(plane: ControlPlane) -> list[Resource]:
+    """Return the namespaced kinds of Kubernetes' own core group and of ours."""
+    kinds = []
+    for group, version in (("", "v1"), ("apps", "v1"), ("batch", "v1"), (GROUP, VERSION)):
+        path = f"/apis/{group}/{version}" if group else f"/api/{version}"
+        kinds += [
+            Resource(group, version, each["name"], each["kind"])
+            for each in (await plane.request("GET", path))["resources"]
+            if each["namespaced"] and "list" in each["verbs"]
+        ]
+    return kinds
+
+
+async def is_shown(viewer: Client, kind: Resource) -> bool:
+    try:
+        await viewer.list(kind, HOSTS_NAMESPACE)
+    except Forbidden:
+        return False
+    return True
+
+
+async def opens(admin: Credentials, token: str) -> bool:
+    """Return whether a token is a credential."""
+    async with connect_with(admin, token) as thief:
+        try:
+            await thief.list(METAL_PROCESSES)
+        except Unauthorized:
+            return False
+    return True
 
 
 Attempt = Callable[[Client], Awaitable[object]]
 BY_CODE: dict[str, Attempt] = {
-    "to read the rest": lambda thief: thief.get(SERVICE_ACCOUNTS, CODE, HOSTS_NAMESPACE),
-    "to read it without using the code": lambda thief: thief.take(
-        SERVICE_ACCOUNTS, CODE, HOSTS_NAMESPACE, dry_run=True
-    ),
+    "to read the rest": lambda thief: thief.get(POD_TEMPLATES, CODE, HOSTS_NAMESPACE),
+    "to read it without using the code": lambda thief: thief.take(POD_TEMPLATES, CODE, HOSTS_NAMESPACE, dry_run=True),
     "to read it and leave it for others": lambda thief: thief.delete(
-        SERVICE_ACCOUNTS, CODE, HOSTS_NAMESPACE, propagation="Foreground"
+        POD_TEMPLATES, CODE, HOSTS_NAMESPACE, propagation="Foreground"
     ),
-    "to keep it": lambda thief: thief.delete(SERVICE_ACCOUNTS, CODE, HOSTS_NAMESPACE, propagation="Orphan"),
+    "to keep it": lambda thief: thief.delete(POD_TEMPLATES, CODE, HOSTS_NAMESPACE, propagation="Orphan"),
+    # An error would quote the value: a copy into a label, which is too long for one.
+    "to see it in an error": lambda thief: thief.patch_json(
+        POD_TEMPLATES,
+        CODE,
+        HOSTS_NAMESPACE,
+        [{"op": "copy", "from": f"/metadata/annotations/{GROUP}~1join-claims", "path": "/metadata/labels/a"}],
+    ),
+    "to delete its account": lambda thief: thief.delete(SERVICE_ACCOUNTS, CODE, HOSTS_NAMESPACE),
     "to list accounts": lambda thief: thief.list(SERVICE_ACCOUNTS, HOSTS_NAMESPACE),
     "a token of the host": lambda thief: request_token(thief, HOSTS_NAMESPACE, HOST, 600),
     "a longer life": lambda thief: request_token(thief, HOSTS_NAMESPACE, CODE, 86400),
@@ -143,7 +200,7 @@ async def test_stolen_code_opens_nothing_but_the_exchange(invite: Invite, admin:
 BY_HOST: dict[str, Attempt] = {
     "a token of another host": lambda host: request_token(host, HOSTS_NAMESPACE, "studio-2", 600),
     "a token of another host's code": lambda host: request_token(host, HOSTS_NAMESPACE, join_account("studio-2"), 600),
-    "to use another host's code": lambda host: host.take(SERVICE_ACCOUNTS, join_account("studio-2"), HOSTS_NAMESPACE),
+    "to use another host's code": lambda host: host.take(POD_TEMPLATES, join_account("studio-2"), HOSTS_NAMESPACE),
     "to widen its rights": lambda host: host.apply(
         ROLES,
         {
@@ -161,14 +218,34 @@ BY_HOST: dict[str, Attempt] = {
         },
     ),
     "to read its account": lambda host: host.get(SERVICE_ACCOUNTS, HOST, HOSTS_NAMESPACE),
+    # What trusts the cluster's issuer, or asks the API server about a token, would take it for a workload's.
+    "a token for another than the API server": lambda host: request_own(host, audiences=["sts.example"]),
+    "a token for the API server and another": lambda host: request_own(
+        host, audiences=["https://kubernetes.default.svc", "sts.example"]
+    ),
+    "a token that names a node": lambda host: request_own(
+        host, boundObjectRef={"apiVersion": "v1", "kind": "Node", "name": "cpu-1"}
+    ),
+    "the existence of a Secret": lambda host: request_own(
+        host, boundObjectRef={"apiVersion": "v1", "kind": "Secret", "name": "studio-2"}
+    ),
 }
+
+
+def request_own(host: Client, **spec: Any) -> Awaitable[Obj]:
+    """Request a token of the host's own account, with more than agents ask for."""
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "metadata": {"name": HOST}}
+    body = {**request, "spec": {"expirationSeconds": 600, **spec}}
+    return host.create_subresource(SERVICE_ACCOUNTS, HOST, HOSTS_NAMESPACE, "token", body)
 
 
 async def test_host_gets_tokens_for_itself_only(invite: Invite, admin: Credentials, tmp_path: Path) -> None:
     joined = await join_cluster(await invite(), tmp_path)
     await invite("studio-2")
     async with connect_with(admin, joined.token) as host:
-        assert (await request_token(host, HOSTS_NAMESPACE, HOST, 600)).lifetime_seconds == 600
+        granted = await request_token(host, HOSTS_NAMESPACE, HOST, 600)
+        assert granted.lifetime_seconds == 600
+        assert await request_own(host, audiences=[*granted.audiences])
         for what, attempt in BY_HOST.items():
             with pytest.raises(Forbidden):
                 print(what, await attempt(host))
@@ -181,7 +258,7 @@ async def test_remains_of_a_code_after_its_use_are_no_credential(
     await join_cluster(code, tmp_path)
     async with connect_with(admin, code.token) as thief:
         with pytest.raises(ApiError):
-            await thief.take(SERVICE_ACCOUNTS, CODE, HOSTS_NAMESPACE)
+            await thief.take(POD_TEMPLATES, CODE, HOSTS_NAMESPACE)
 
         async def is_ended() -> bool:
             try:
@@ -213,8 +290,7 @@ async def test_without_its_policy_no_code_is_made(
         with monkeypatch.context() as shortened:
             shortened.setattr(invitation, "_GUARD_SECONDS", 1.0)
             await eventually(is_refused)
-        names = [each["metadata"]["name"] for each in (await client.list(SERVICE_ACCOUNTS, HOSTS_NAMESPACE)).items]
-        assert CODE not in names
+        assert await list_names(client, POD_TEMPLATES) == []
     finally:
         kept = {"metadata": {"name": binding["metadata"]["name"]}, "spec": binding["spec"]}
         await plane.request("POST", path.rpartition("/")[0], binding | kept)

@@ -62,7 +62,7 @@ async def test_token_is_renewed_while_watch_and_lease_go_on(
             before = identity.expires_at
             days += 1.0
             await eventually(lambda: written(tmp_path).token not in tokens)
-            assert await identity.authorization() == f"Bearer {written(tmp_path).token}"
+            await eventually(lambda: uses_what_is_written(identity, tmp_path))
             assert identity.expires_at >= before
             tokens.add(written(tmp_path).token)
             name = f"chat-{number}"
@@ -117,6 +117,11 @@ async def closing(transport: Transport) -> AsyncIterator[None]:
         yield
     finally:
         await transport.close()
+
+
+async def uses_what_is_written(identity: HostIdentity, folder: Path) -> bool:
+    """Return whether the identity uses the token in its file, which is written first."""
+    return await identity.authorization() == f"Bearer {written(folder).token}"
 
 
 def names(store: Store) -> list[str]:

@@ -4,17 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from crds.meta import HOSTS_NAMESPACE
+from crds.meta import HOSTS_NAMESPACE, LABEL_HOST, LABEL_SLICE_MANAGED_BY, SLICE_MANAGED_BY
 from kube.client import Client, Obj
 from kube.credentials import Credentials
 from kube.errors import Forbidden, NotFound, Unauthorized, Unreachable
-from kube.resources import ENDPOINT_SLICES, METAL_HOSTS, METAL_PROCESSES, SECRETS, SERVICE_ACCOUNTS
+from kube.resources import ENDPOINT_SLICES, LEASES, METAL_HOSTS, METAL_PROCESSES, SECRETS, SERVICE_ACCOUNTS
 from kube.transport import AiohttpTransport
 from metal_agent.cluster.host_identity import JoinedHost
 from metal_agent.join.exchange import join_cluster
 from metal_agent.join.removal import list_bound, removal_steps, remove_host
 from tests.cluster.join.conftest import HOST, Invite, connect_with
 from tests.cluster.policy.objects import ADDRESSES, build_lease, build_process, build_slice
+from tests.support.agent_objects import lease_of_host
 from tests.support.api_faults import Fault, FaultyTransport, nth
 from tests.support.eventually import eventually
 from tests.support.host_grants import grant_host
@@ -96,6 +97,41 @@ async def test_removal_that_was_interrupted_is_continued(
     await assert_nothing_left(client, namespace)
 
 
+async def test_removal_finds_endpoints_by_their_name_and_the_lease_of_a_minute(
+    joined: JoinedHost, admin: Credentials, client: Client, namespace: str
+) -> None:
+    """Agents of an earlier version put no label of their host on a slice; a thief can take it away."""
+    async with connect_with(admin, joined.token) as host:
+        process = await serve(client, host, namespace)
+        label = f"/metadata/labels/{LABEL_HOST.replace('/', '~1')}"
+        unlabelled = [{"op": "remove", "path": label}]
+        await host.patch_json(ENDPOINT_SLICES, f"chat.{HOST}", namespace, unlabelled)
+        await host.apply(LEASES, lease_of_host(HOST, duration_seconds=60), field_manager=MANAGER)
+    foreign = build_slice(process, name=f"mail.{HOST}", labels={LABEL_SLICE_MANAGED_BY: "someone.example"})
+    alike = build_slice(process, name=f"chat.my-{HOST}", labels={LABEL_SLICE_MANAGED_BY: SLICE_MANAGED_BY})
+    for each in (foreign, alike):
+        await client.create(*each)
+    deleted = await remove_host(client, HOST)
+    assert {f"EndpointSlice/chat.{HOST}", f"Lease/{HOST}"} <= {*deleted}
+    await assert_nothing_left(client, namespace)
+    for _, kept in (foreign, alike):
+        assert await client.get(ENDPOINT_SLICES, kept["metadata"]["name"], namespace)
+
+
+async def test_what_is_written_behind_a_removal_is_removed_by_the_next_one(
+    joined: JoinedHost, admin: Credentials, client: Client, namespace: str
+) -> None:
+    """A request that was on its way, or a controller that had decided before; `pomona host remove` removes twice."""
+    async with connect_with(admin, joined.token) as host:
+        process = await serve(client, host, namespace)
+    await remove_host(client, HOST)
+    await client.create(*build_slice(process))
+    await client.create(*build_lease(process))
+    await client.create(SECRETS, {"metadata": {"namespace": HOSTS_NAMESPACE, "name": HOST}})
+    assert {*await remove_host(client, HOST)} == {f"EndpointSlice/chat.{HOST}", f"Lease/{HOST}", f"Secret/{HOST}"}
+    await assert_nothing_left(client, namespace)
+
+
 async def assert_nothing_left(client: Client, namespace: str) -> None:
     left: list[str] = []
     for resource, name, place in (step for steps in removal_steps(HOST) for step in steps):
@@ -111,6 +147,6 @@ async def assert_nothing_left(client: Client, namespace: str) -> None:
 async def test_removal_of_a_host_that_has_not_joined_ends_its_code(invite: Invite, client: Client) -> None:
     await invite()
     deleted = await remove_host(client, HOST)
-    assert "ServiceAccount/studio-1.join" in deleted
+    assert "PodTemplate/studio-1.join" in deleted
     names = [each["metadata"]["name"] for each in (await client.list(SERVICE_ACCOUNTS, HOSTS_NAMESPACE)).items]
     assert not {HOST, f"{HOST}.join"} & {*names}

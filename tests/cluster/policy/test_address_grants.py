@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from controller.hosts.grants import granted_addresses, grants_name
+from controller.models import source_secret
 from crds.meta import HOSTS_NAMESPACE
 from kube.client import Client, Obj
-from kube.resources import METAL_HOSTS, METAL_PROCESSES, NODES, PODS, ROLES, SERVICES
+from kube.resources import METAL_HOSTS, METAL_PROCESSES, NODES, PODS, ROLES, SECRETS, SERVICES
 from tests.cluster.policy.objects import build_process
 from tests.cluster.shared_controller import SharedController
 from tests.controlplane.network import ADDRESS
@@ -161,24 +162,36 @@ async def test_grants_follow_what_is_bound(
     await grants(address=[FREE])
 
 
-async def test_grants_of_a_former_host_are_replaced_before_they_are_collected(
-    plane: ControlPlane, client: Client, controller: Process, register: Register
+async def test_grants_and_tokens_of_a_former_host_are_replaced_before_they_are_collected(
+    plane: ControlPlane, client: Client, controller: Process, namespace: str, register: Register
 ) -> None:
     """The garbage collector may be minutes late: as long as it has not seen the end of a host."""
     del controller
+    source = {"metadata": {"namespace": namespace, "name": "hub"}, "type": source_secret.TYPE}
+    await client.create(SECRETS, source | {"stringData": {"token": "of-the-former"}})
+    process = build_process(namespace, "chat-1", "studio-1")
+    await client.create(METAL_PROCESSES, process | {"spec": process["spec"] | {"sourceSecret": "hub"}})
     await register("studio-1", FREE)
     await reaches(client, "studio-1", "AddressFree")
+
+    async def tokens() -> int:
+        return len((await client.get(SECRETS, "studio-1", HOSTS_NAMESPACE)).get("data") or {})
+
+    await eventually(tokens)
     os.kill(plane.controller_manager.pid, signal.SIGSTOP)
     try:
         await client.delete(METAL_HOSTS, "studio-1")
+        await client.delete(METAL_PROCESSES, "chat-1", namespace)
         await client.create(METAL_HOSTS, {"metadata": {"name": "studio-1"}, "spec": {}})
         await register("studio-1", "10.77.151.2")
         await reaches(client, "studio-1", "AddressFree")
         host = await client.get(METAL_HOSTS, "studio-1")
+        for kind, name in ((ROLES, grants_name("studio-1")), (SECRETS, "studio-1")):
+            owners = (await client.get(kind, name, HOSTS_NAMESPACE))["metadata"]["ownerReferences"]
+            assert [each["uid"] for each in owners] == [host["metadata"]["uid"]]
+        assert await tokens() == 0
     finally:
         os.kill(plane.controller_manager.pid, signal.SIGCONT)
-    owners = (await client.get(ROLES, grants_name("studio-1"), HOSTS_NAMESPACE))["metadata"]["ownerReferences"]
-    assert [each["uid"] for each in owners] == [host["metadata"]["uid"]]
 
 
 async def make_pod(client: Client, namespace: str, address: str) -> str:

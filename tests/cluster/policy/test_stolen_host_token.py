@@ -20,6 +20,7 @@ from kube.resources import (
     ENDPOINT_SLICES,
     EVENTS,
     INFERENCE_SERVICES,
+    LEASES,
     METAL_HOSTS,
     METAL_PROCESSES,
     MODELS,
@@ -34,6 +35,7 @@ from kube.resources import (
 from tests.cluster.policy.conftest import Hosts
 from tests.cluster.policy.objects import ADDRESSES, build_event, build_lease, build_process, build_slice
 from tests.controlplane.plane import ControlPlane, PlaneError
+from tests.support.agent_objects import lease_of_host
 from tests.support.eventually import eventually
 
 MANAGER = "pomona-metal-agent"
@@ -224,6 +226,10 @@ OBJECTS: dict[str, tuple[str, Attempt]] = {
     "Lease that cannot be deleted": (
         "adds no finalizer",
         lambda hosts: apply(hosts, build_lease(hosts.processes["chat-1"], finalizers=["thief.example/stay"])),
+    ),
+    "Lease that outlives a minute": (
+        "has leaseDurationSeconds of at most 60",
+        lambda hosts: apply(hosts, (LEASES, lease_of_host("studio-1", duration_seconds=61))),
     ),
     "leadership of the controller": (
         'cannot patch resource "leases"',

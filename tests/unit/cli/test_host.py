@@ -8,10 +8,11 @@ import yaml
 from click.testing import CliRunner
 
 from artifacts import durable
-from cli.host.remove import _describe
+from cli.host.remove import _describe, _warn_of_bound
 from cli.main import main
 from metal_agent.cluster.host_identity import JoinedHost, write_joined_host
 from metal_agent.exit_codes import PERMANENT
+from tests.support.api_objects import process
 
 
 def kubeconfig(folder: Path, server: str) -> str:
@@ -54,7 +55,7 @@ def test_api_server_that_does_not_answer_is_said(tmp_path: Path) -> None:
 
 def test_foreign_text_is_no_code(tmp_path: Path) -> None:
     assert "this is no join code" in fail("agent", "join", "hello", f"--state-dir={tmp_path}")
-    assert "cut off or damaged" in fail("agent", "join", "-", f"--state-dir={tmp_path}", text="pomona-join-1.eNqrV\n")
+    assert "cut off or damaged" in fail("agent", "join", "-", f"--state-dir={tmp_path}", text="pomona-join-2.eNqrV\n")
 
 
 def test_agent_of_a_joined_machine_takes_no_other_name(tmp_path: Path) -> None:
@@ -67,6 +68,11 @@ def test_identity_that_is_damaged_is_set_aside(tmp_path: Path, monkeypatch: pyte
     monkeypatch.delenv("KUBECONFIG", raising=False)
     durable.write(tmp_path / "host-identity.json", "studio-1")
     assert "run `pomona agent join CODE`" in fail("agent", f"--state-dir={tmp_path}")
+
+
+def test_processes_that_a_removed_host_still_has_are_named() -> None:
+    left = [process("a-b-0", host="studio-1"), process("a-b-1", host="studio-1")]
+    assert _warn_of_bound("studio-1", left).startswith("processes of team/chat are still bound to studio-1, since the")
 
 
 def test_processes_of_a_host_are_named_before_it_is_removed() -> None:

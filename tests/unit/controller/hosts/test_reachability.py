@@ -1,6 +1,8 @@
 """The controller's question to agents, with the agents' own listener and with programs that answer otherwise."""
 
 import asyncio
+import contextlib
+import itertools
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -9,12 +11,19 @@ from typing import Any
 import pytest
 
 from controller.hosts import reachability
-from controller.hosts.reachability import AgentPlace, ReachabilityProber, reachable_condition
+from controller.hosts.reachability import (
+    LEAST_PAUSE_SECONDS,
+    AgentPlace,
+    ReachabilityAnswer,
+    ReachabilityProber,
+    reachable_condition,
+)
 from controller.reconcile.plan import Leading
 from kube.client import Client
 from kube.resources import ObjectKey
 from kube.store import Store
 from metal_agent.cluster.reachability import ReachabilityListener
+from tests.support import virtual_time
 from tests.support.api_objects import as_host, condition, host
 from tests.support.background import running
 from tests.support.eventually import eventually
@@ -67,7 +76,13 @@ async def test_other_host_at_the_address_is_not_taken_for_this_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"secret", b"HTTP/1.1 500 no\r\n\r\nstudio-1\n", b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 9999]
+    "said",
+    [
+        *(b"", b"secret", b"HTTP/1.1 500 no\r\n\r\nstudio-1\n", b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 9999),
+        b"HTTP/1.1 302 Found\r\nLocation: http://169.254.169.254/\r\n\r\nstudio-1\n",
+        b"x" * (64 << 20),
+    ],
+    ids=["nothing", "no HTTP", "an error", "too long", "elsewhere", "giant"],
 )
 async def test_foreign_answer_is_not_shown(said: bytes) -> None:
     async def write(writer: asyncio.StreamWriter) -> None:
@@ -95,6 +110,22 @@ async def test_silent_program_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> N
     assert "firewall" in answer.message
 
 
+async def test_slow_program_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reachability, "ASK_SECONDS", 0.3)
+    ended = asyncio.Event()
+
+    async def trickle(writer: asyncio.StreamWriter) -> None:
+        for each in range(256):
+            writer.write(bytes([each]))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), 0.05)
+
+    async with answering(trickle) as place:
+        answer = await reachability.ask_agent(HOST, place)
+        ended.set()
+    assert (answer.reached, answer.reason) == (False, "NoAnswer")
+
+
 async def test_closed_port_is_not_connected() -> None:
     answer = await reachability.ask_agent(HOST, AgentPlace(LOOPBACK, free_port(), "boot-1"))
     assert (answer.reached, answer.reason) == (False, "NotConnected")
@@ -118,6 +149,65 @@ async def test_new_answer_enqueues_the_host_and_another_place_is_another_questio
         await eventually(lambda: len(enqueued) == 2)
         assert prober.answer(HOST, None) is None
         assert prober.answer(HOST, place) is None, "a host that was forgotten is asked anew"
+
+
+class Asking:
+    """A prober in virtual time, whose hosts fail after `seconds`; `asked` has host, port and time of each question."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+        self._seconds = seconds
+        self.prober = ReachabilityProber()
+        self.asked: list[tuple[str, int, float]] = []
+        monkeypatch.setattr(reachability, "ask_agent", self._ask)
+
+    async def _ask(self, host: str, place: AgentPlace) -> ReachabilityAnswer:
+        self.asked.append((host, place.port, asyncio.get_running_loop().time()))
+        await asyncio.sleep(self._seconds)
+        return ReachabilityAnswer(reached=False, reason="NoAnswer", message="")
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        recorder: Any = None
+        leading = Leading(Client.__new__(Client), Store(), recorder, lambda _resource, _key: None)
+        async with running(self.prober.run(leading)):
+            await asyncio.sleep(0)
+            yield
+
+
+@pytest.mark.parametrize(("period", "away"), [(1, 0), (3, 1), (8, 6), (9, 8)])
+def test_thief_that_states_place_after_place_has_one_looked_at_in_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch, period: int, away: int
+) -> None:
+    """Also if it states an address that is not granted for some seconds of each period, and is forgotten."""
+    asking = Asking(monkeypatch, 0.0)
+
+    async def main() -> None:
+        async with asking.running():
+            for second in range(300):
+                place = AgentPlace(LOOPBACK, 2000 + second, "boot-1")
+                asking.prober.answer(HOST, place if second % period >= away else None)
+                await asyncio.sleep(1)
+
+    virtual_time.run(main())
+    pauses = [later[2] - earlier[2] for earlier, later in itertools.pairwise(asking.asked)]
+    assert len(pauses) > 10, "it is asked again and again"
+    assert min(pauses) >= LEAST_PAUSE_SECONDS - 0.01
+
+
+def test_thousand_silent_hosts_keep_no_other_from_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    asking = Asking(monkeypatch, reachability.ASK_SECONDS)
+
+    async def main() -> None:
+        async with asking.running():
+            for number in range(1000):
+                asking.prober.answer(f"silent-{number}", AgentPlace(LOOPBACK, 2000, "boot-1"))
+            await asyncio.sleep(600)
+            asking.prober.answer(HOST, AgentPlace(LOOPBACK, 2000, "boot-1"))
+            await asyncio.sleep(60)
+
+    virtual_time.run(main())
+    (at,) = [at for host, _, at in asking.asked if host == HOST][:1]
+    assert at < 630
 
 
 BEFORE = condition("Reachable", "True", "AgentAnswered")

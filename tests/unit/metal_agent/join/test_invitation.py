@@ -67,6 +67,7 @@ def test_removal_takes_rights_first_and_tokens_next() -> None:
         "clusterrolebindings",
         "rolebindings",
         "rolebindings",
+        "podtemplates",
         "serviceaccounts",
         "serviceaccounts",
     ]
