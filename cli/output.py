@@ -8,11 +8,14 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import click
 
 Form = Literal["table", "wide", "json", "yaml", "name"]
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+MachineForm = Literal["json", "yaml"]
+"""A form for programs, which every command that prints facts has."""
 Obj = dict[str, Any]
 
 WIDTH: Final = 80
@@ -32,6 +35,13 @@ output_option = click.option(
     help="table fits the terminal; wide has more columns and cuts nothing.",
 )
 """Option of the commands that list objects."""
+
+
+def facts_option(form: str) -> Callable[[Decorated], Decorated]:
+    """Return the option of a command that prints facts: as `form` for people, or as JSON or YAML for programs."""
+    return click.option(
+        "--output", "-o", "form", type=click.Choice([form, "json", "yaml"]), default=form, show_default=True
+    )
 
 
 def escape_controls(text: str) -> str:
@@ -85,16 +95,24 @@ def build_list(objects: Iterable[Obj]) -> Obj:
     return {"apiVersion": "v1", "kind": "List", "items": [without_managed_fields(each) for each in objects]}
 
 
-def print_manifests(obj: Obj | Sequence[Obj], form: Literal["json", "yaml"]) -> None:
+def print_manifests(obj: Obj | Sequence[Obj], form: MachineForm) -> None:
     """Print one object, or several as documents of YAML or as a List in JSON."""
     if form == "json":
-        print(json.dumps(obj if isinstance(obj, dict) else build_list(obj), indent=2, ensure_ascii=False))
+        print_facts(obj if isinstance(obj, dict) else build_list(obj), form)
+        return
+    for number, each in enumerate([obj] if isinstance(obj, dict) else obj):
+        print("---\n" if number else "", end="")
+        print_facts(each, form)
+
+
+def print_facts(facts: Obj | Sequence[Obj], form: MachineForm) -> None:
+    """Print facts for a program: one document."""
+    if form == "json":
+        print(json.dumps(facts, indent=2, ensure_ascii=False))
         return
     import yaml  # noqa: PLC0415 - not needed for tables
 
-    for number, each in enumerate([obj] if isinstance(obj, dict) else obj):
-        separator = "---\n" if number else ""
-        print(separator + yaml.safe_dump(each, sort_keys=False, allow_unicode=True, width=10_000), end="")
+    print(yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=10_000), end="")
 
 
 def without_managed_fields(obj: Obj) -> Obj:

@@ -7,7 +7,7 @@ import click
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
 from cli.lazy import program_name
-from cli.output import print_manifests, terminal_width, without_managed_fields
+from cli.output import facts_option, print_facts, terminal_width, without_managed_fields
 from cli.service.model_users import list_model_names
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ Obj = dict[str, Any]
 
 @click.command("status")
 @click.argument("name", shell_complete=complete_services)
-@click.option("--output", "-o", "form", type=click.Choice(["tree", "json", "yaml"]), default="tree", show_default=True)
+@facts_option("tree")
 @namespaced_cluster_options
 def command(name: str, *, target: ClusterOptions, form: Literal["tree", "json", "yaml"]) -> None:
     """Show whether the service NAME serves, what it waits for, and what to do next.
@@ -44,7 +44,7 @@ def command(name: str, *, target: ClusterOptions, form: Literal["tree", "json", 
     if form == "tree":
         print("\n".join(render_status(objects, verdict, terminal_width())))
     else:
-        print_manifests(without_managed_fields(objects.service), form)
+        print_facts(without_managed_fields(objects.service), form)
     click.get_current_context().exit(0 if verdict.state in {"serves", "serves partly"} else 1)
 
 

@@ -147,4 +147,4 @@ def test_exit_code_is_one_after_a_failure(monkeypatch: pytest.MonkeyPatch, verdi
     result = CliRunner().invoke(selftest.command)
     assert result.exit_code == code
     assert f"{verdict:8} memory  16 GiB  expected: 17 GiB" in result.output
-    assert json.loads(CliRunner().invoke(selftest.command, ["--json"]).output)[0]["verdict"] == verdict
+    assert json.loads(CliRunner().invoke(selftest.command, ["--output=json"]).output)[0]["verdict"] == verdict
