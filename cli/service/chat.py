@@ -14,7 +14,6 @@ from cli.output import show_raw
 
 if TYPE_CHECKING:
     from cli.cluster_access import Cluster
-    from standalone.ask import ChatAnswer
 
 _DIM, _PLAIN = "\033[2m", "\033[0m"
 _PROMPT: Final = "> "
@@ -67,7 +66,7 @@ async def _chat(cluster: "Cluster", *, name: str, question: str | None, url: str
             answer = await continue_chat(session, address, name, messages, show=_show, show_thoughts=thoughts)
             messages.append(ChatMessage("assistant", answer.text))
             print()
-            print(_describe(answer), file=sys.stderr)
+            print(answer.describe(), file=sys.stderr)
 
 
 async def _read_questions(question: str | None) -> AsyncIterator[str]:
@@ -103,9 +102,3 @@ def _show(text: str) -> None:
 
 def _show_thought(text: str) -> None:
     print(f"{_DIM}{show_raw(text)}{_PLAIN}", end="", flush=True)
-
-
-def _describe(answer: "ChatAnswer") -> str:
-    rate = answer.tokens_per_second
-    speed = f", then {rate:,.1f} tokens/s" if rate is not None else ""
-    return f"{answer.tokens} tokens in {answer.seconds:.2f} s: the first after {answer.first_seconds:.2f} s{speed}"

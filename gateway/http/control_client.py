@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class ControlUnreachableError(Exception):
-    """No process answered on the socket. The call may have had its effect."""
+    """No process answered on the socket: it is not started yet, dead, or stuck. The call may have had its effect."""
 
 
 class ControlRefusedError(Exception):
@@ -26,11 +26,8 @@ class ControlRefusedError(Exception):
 class ControlClient:
     """The client of `server` on `socket`. It keeps no connection, so it works across restarts of the server.
 
-    A sub-class names its own errors.
+    Every call raises ControlUnreachableError or ControlRefusedError.
     """
-
-    unreachable_error: type[Exception] = ControlUnreachableError
-    refused_error: type[Exception] = ControlRefusedError
 
     def __init__(self, socket: Path, server: str) -> None:
         self.socket = socket
@@ -47,7 +44,7 @@ class ControlClient:
         try:
             return msgspec.json.decode(content, type=response_type)
         except msgspec.DecodeError as error:
-            raise self.refused_error(f"{self._server} at {self.socket} is of another version: {error}") from error
+            raise ControlRefusedError(f"{self._server} at {self.socket} is of another version: {error}") from error
 
     async def request(self, method: str, path: str, *, body: bytes | None = None, wait_seconds: float = 0) -> bytes:
         """Send a request and return the response's body; the time-out begins after `wait_seconds`, for a long poll."""
@@ -61,11 +58,11 @@ class ControlClient:
             ):
                 content = await response.read()
         except TimeoutError as error:
-            raise self.unreachable_error(f"{at}: no answer within {timeout_seconds:g} s") from error
+            raise ControlUnreachableError(f"{at}: no answer within {timeout_seconds:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise self.unreachable_error(f"{at}: {error}") from error
+            raise ControlUnreachableError(f"{at}: {error}") from error
         if response.status != HTTPStatus.OK:
-            raise self.refused_error(f"{at}: {refusal_message(content)}")
+            raise ControlRefusedError(f"{at}: {refusal_message(content)}")
         return content
 
 
