@@ -169,15 +169,22 @@ def terminal_width() -> int:
 
 
 def wrap_text(text: str, width: int, indent: str = "", *, first: str | None = None) -> list[str]:
-    """Return the text in lines of at most `width` columns, each with the indentation; `first` begins the first one."""
-    return textwrap.wrap(
-        escape_controls(" ".join(text.split())),
-        width,
-        initial_indent=indent if first is None else first,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    """Return the text in lines of at most `width` columns, each with the indentation; `first` begins the first one.
+
+    The text keeps its own lines, and the blanks at their beginning and between words.
+    """
+    wrapped: list[str] = []
+    for line in escape_controls(text).expandtabs().splitlines():
+        own = line[: len(line) - len(line.lstrip())][: width // 4]
+        wrapped += textwrap.wrap(
+            line.strip(),
+            width,
+            initial_indent=(indent if wrapped or first is None else first) + own,
+            subsequent_indent=indent + own,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return wrapped
 
 
 def age_text(timestamp: str | None, now: datetime | None = None) -> str:

@@ -1,7 +1,6 @@
 """`pomona agent doctor`: find out why this host does not serve, or may stop to."""
 
 import asyncio
-import logging
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -51,9 +50,8 @@ def command(
       pomona agent doctor
       pomona agent doctor --name studio-1 --kubeconfig ~/.pomona/kubeconfig -o json
     """
-    log.configure()
     # What fails is a finding, so warnings of the client are not logged.
-    logging.getLogger().setLevel(logging.ERROR)
+    log.configure(errors_only=True)
     try:
         checked = _find_host(find_managers(ctx), name, kubeconfig, state_dir)
     except (CredentialsError, ServiceError, OSError) as error:

@@ -86,6 +86,22 @@ def test_long_words_are_not_broken() -> None:
     ]
 
 
+def test_wrapped_text_keeps_its_own_lines_and_blanks() -> None:
+    text = "it said:\n    tensor  blk.0 is missing, so that\n\n\tnothing loads\n"
+    assert wrap_text(text, 30, "   ", first="-> ") == [
+        "-> it said:",
+        "       tensor  blk.0 is",
+        "       missing, so that",
+        "          nothing loads",
+    ]
+    assert wrap_text(" \n", 30) == []
+
+
+@given(st.text(), st.integers(min_value=20, max_value=100))
+def test_wrapped_text_loses_no_word(text: str, width: int) -> None:
+    assert "".join("".join(wrap_text(text, width, "  ")).split()) == "".join(escape_controls(text).split())
+
+
 @given(st.text())
 def test_text_of_others_moves_no_cursor(text: str) -> None:
     shown = escape_controls(text)

@@ -74,7 +74,7 @@ def test_exit_code_is_one_if_there_is_a_problem(
         return [Finding("sleep", verdict, "this Mac sleeps", "sudo pmset -a sleep 0")]
 
     monkeypatch.setattr(doctor, "run_doctor", find)
-    monkeypatch.setattr(log, "configure", lambda: None)
+    monkeypatch.setattr(log, "configure", lambda **_: None)
     result = CliRunner().invoke(doctor.command, ["--state-dir", str(tmp_path)])
     assert result.exit_code == code
     assert f"{verdict:<10}sleep: this Mac sleeps" in result.output
