@@ -10,7 +10,7 @@ import click
 from cli.cluster_options import ClusterOptions, cluster_options
 from cli.completion import complete_hosts
 from cli.lazy import program_name
-from cli.output import escape_controls
+from cli.output import terminal_width, wrap_text
 from cli.service.verdict import find_condition
 from crds.meta import CLI_FIELD_MANAGER, DRAINED
 
@@ -127,4 +127,4 @@ async def wait_until_drained(cluster: "Cluster", host: Obj) -> None:
                 return
             if drained["message"] != last:
                 last = drained["message"]
-                print(escape_controls(last), flush=True)
+                print("\n".join(wrap_text(last, terminal_width())), flush=True)
