@@ -49,19 +49,19 @@ async def _print_logs(
     cluster: "Cluster", *, name: str, follow: bool, replica: str | None, tail_lines: int | None
 ) -> None:
     from cli.cluster_access import read_object  # noqa: PLC0415 - not needed for --help
-    from cli.service.replicas import choose_replicas  # noqa: PLC0415 - same
+    from cli.service.replicas import choose_replicas, may_be_on_hosts  # noqa: PLC0415 - same
     from crds.meta import LABEL_SERVICE  # noqa: PLC0415 - same
     from kube.errors import Forbidden  # noqa: PLC0415 - same
     from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, PODS  # noqa: PLC0415 - same
 
     client, namespace = cluster.client, cluster.namespace
-    await read_object(client, INFERENCE_SERVICES, name, namespace)
+    service = await read_object(client, INFERENCE_SERVICES, name, namespace)
     label = f"{LABEL_SERVICE}={name}"
     pods = (await client.list(PODS, namespace, label_selector=label)).items
     try:
         processes = (await client.list(METAL_PROCESSES, namespace, label_selector=label)).items
     except Forbidden:
-        if not pods:
+        if not pods and may_be_on_hosts(service):
             raise
         processes = []
     replicas = sorted([*pods, *processes], key=lambda each: str(each["metadata"]["name"]))

@@ -9,6 +9,7 @@ from cli.completion import complete_services
 from cli.lazy import program_name
 from cli.output import facts_option, print_facts, terminal_width, without_managed_fields
 from cli.service.model_users import list_model_names
+from cli.service.replicas import may_be_on_hosts
 
 if TYPE_CHECKING:
     from cli.cluster_access import Cluster
@@ -71,7 +72,10 @@ async def read_service_objects(cluster: "Cluster", name: str) -> "ServiceObjects
     hidden: list[str] = []
     models = {each["metadata"]["name"]: each for each in await _list(cluster, MODELS, cluster.namespace, "", hidden)}
     label = f"{LABEL_SERVICE}={name}"
-    processes = await _list(cluster, METAL_PROCESSES, cluster.namespace, label, hidden)
+    # A tenant, who may not read processes, need not know that of a service without any.
+    processes = await _list(
+        cluster, METAL_PROCESSES, cluster.namespace, label, hidden if may_be_on_hosts(service) else []
+    )
     pods = await _list(cluster, PODS, cluster.namespace, label, hidden)
     has_hosts = any(each["spec"].get("hostName") for each in processes)
     hosts = await _list(cluster, METAL_HOSTS, None, "", hidden) if has_hosts else []
