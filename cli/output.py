@@ -1,6 +1,7 @@
 """Output of commands: tables that fit the terminal, and the objects of the API as JSON, YAML or names."""
 
 import json
+import os
 import shutil
 import sys
 import textwrap
@@ -23,6 +24,7 @@ WIDTH: Final = 80
 _GAP: Final = "  "
 _LEAST: Final = 4
 """Letters that are left of a cell that is cut."""
+_UNLIMITED: Final = 1_000_000
 _UNITS: Final = (("d", 86400), ("h", 3600), ("m", 60))
 
 output_option = click.option(
@@ -52,6 +54,13 @@ def escape_controls(text: str) -> str:
     return "".join(
         each if each in "\n\t" or unicodedata.category(each) != "Cc" else f"\\x{ord(each):02x}" for each in text
     )
+
+
+def dim(text: str) -> str:
+    """Return text that a terminal shows dimly, unless its user or its kind wants no such thing."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb":
+        return text
+    return f"\033[2m{text}\033[0m"
 
 
 def show_raw(text: str) -> str:
@@ -166,6 +175,11 @@ def _cut(text: str, size: int) -> str:
 def terminal_width() -> int:
     """Return the columns of the terminal; 80 if the output goes to a file or another program."""
     return shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
+
+
+def progress_width() -> int:
+    """Return the columns for lines of progress: those of the terminal; lines for a log or a program stay whole."""
+    return terminal_width() if sys.stdout.isatty() else _UNLIMITED
 
 
 def wrap_text(text: str, width: int, indent: str = "", *, first: str | None = None) -> list[str]:

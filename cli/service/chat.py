@@ -10,12 +10,11 @@ import click
 
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
-from cli.output import show_raw
+from cli.output import dim, show_raw
 
 if TYPE_CHECKING:
     from cli.cluster_access import Cluster
 
-_DIM, _PLAIN = "\033[2m", "\033[0m"
 _PROMPT: Final = "> "
 
 
@@ -101,4 +100,4 @@ def _show(text: str) -> None:
 
 
 def _show_thought(text: str) -> None:
-    print(f"{_DIM}{show_raw(text)}{_PLAIN}", end="", flush=True)
+    print(dim(show_raw(text)), end="", flush=True)

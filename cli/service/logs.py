@@ -1,6 +1,7 @@
 """`pomona logs`: what the engines of a service have logged, in pods and on hosts."""
 
 import asyncio
+import contextlib
 import functools
 import sys
 from typing import TYPE_CHECKING, Any
@@ -74,13 +75,20 @@ async def _print_logs(
     for each in chosen:
         prefix = f"[{each['metadata']['name']}] " if has_prefix else ""
         if each["kind"] == "Pod":
-            streams.append(_print_pod(cluster, each, prefix, follow=follow, tail_lines=tail_lines))
+            streams.append(print_pod_log(cluster, each, prefix, follow=follow, tail_lines=tail_lines))
         else:
             print_process_log(each, prefix, tail_lines)
     await asyncio.gather(*streams)
 
 
-async def _print_pod(cluster: "Cluster", pod: Obj, prefix: str, *, follow: bool, tail_lines: int | None) -> None:
+async def print_pod_log(cluster: "Cluster", pod: Obj, prefix: str, *, follow: bool, tail_lines: int | None) -> None:
+    """Print the log of the engine in a pod, with `follow` until it ends.
+
+    Raises:
+        BrokenPipeError: nobody reads the output any more.
+        ApiError: the API server refuses.
+        Unreachable: the API server does not answer.
+    """
     name = pod["metadata"]["name"]
     names = [each["name"] for each in pod["spec"]["containers"]]
     container = next((each for each in names if each != PROXY_CONTAINER), names[0])
@@ -88,8 +96,10 @@ async def _print_pod(cluster: "Cluster", pod: Obj, prefix: str, *, follow: bool,
         print(f"{prefix}{name} is on no node yet, and has no log", file=sys.stderr)
         return
     lines = cluster.client.stream_log(name, cluster.namespace, container, follow=follow, tail_lines=tail_lines)
-    async for line in lines:
-        print(prefix + show_raw(line.decode(errors="replace")), flush=follow)
+    # A reader that is gone, such as `head`, ends the command while the log is still open.
+    async with contextlib.aclosing(lines):
+        async for line in lines:
+            print(prefix + show_raw(line.decode(errors="replace")), flush=follow)
 
 
 def print_process_log(process: Obj, prefix: str, tail_lines: int | None) -> None:
