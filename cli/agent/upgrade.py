@@ -40,7 +40,7 @@ _UPGRADE_WAIT: Final = AgentWait(seconds=20.0, steady_seconds=3.0)
     "source",
     required=True,
     metavar="SOURCE",
-    help="The new version: a checkout or a wheel, with the extras that you use, such as './pomona[llama,mlx]'.",
+    help="The new version: a checkout or a wheel, with the extras that you use, such as '.[llama,mlx]'.",
 )
 @click.pass_context
 def command(ctx: click.Context, source: str) -> None:
@@ -50,7 +50,7 @@ def command(ctx: click.Context, source: str) -> None:
 
     \b
     Example:
-      pomona agent upgrade --from './pomona[llama,mlx]'
+      pomona agent upgrade --from '.[llama,mlx]'
     """
     manager = find_installed(ctx)
     packages = Path(sysconfig.get_path("purelib"))
