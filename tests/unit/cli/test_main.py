@@ -70,7 +70,7 @@ def test_each_command_that_prints_facts_prints_them_as_json_and_yaml_by_one_opti
     printing = set()
     for path, command in list_commands(main):
         options = {each.name: each for each in command.params if isinstance(each, click.Option)}
-        flags = {flag for each in options.values() for flag in each.opts}
+        flags = {flag for each in options.values() for flag in each.opts if not each.hidden}
         assert "--json" not in flags, path
         if "-o" in flags or "--output" in flags:
             form = next(each for each in options.values() if "--output" in each.opts)
