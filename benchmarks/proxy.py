@@ -46,7 +46,7 @@ from benchmarks.servers.ways import (
     run_proxy,
     run_server,
 )
-from gateway.proxy.control_client import ProxyUnreachableError
+from gateway.http.control_client import ControlUnreachableError
 from tests.support.large_bodies import KINDS
 
 CONNECTIONS: Final = 32
@@ -213,7 +213,7 @@ async def measure_control_delay(proxy: SupervisedProxy) -> float:
     """Ask the proxy for its state, and return the milliseconds until it answers."""
     await asyncio.sleep(0.01)
     began = time.monotonic()
-    with suppress(ProxyUnreachableError):
+    with suppress(ControlUnreachableError):
         await proxy.proxy.client.state()
     return 1000 * (time.monotonic() - began)
 

@@ -4,7 +4,7 @@ import re
 from http import HTTPStatus
 from typing import Final
 
-from crds.meta import GROUP
+from crds.meta import GROUP, HOSTS_NAMESPACE
 from kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unauthorized, Unreachable
 
 _RIGHT: Final = re.compile(
@@ -12,6 +12,9 @@ _RIGHT: Final = re.compile(
     r'(?: in the namespace "(?P<namespace>[^"]*)")?'
 )
 _CONFLICT: Final = re.compile(r'conflicts? with "(?P<manager>[^"]*)"')
+_READING: Final = frozenset({"get", "list", "watch"})
+_OF_ADMINISTRATORS: Final = frozenset({"metalhosts", "metalprocesses"})
+"""Kinds that no role of Kubernetes' own has: they name machines and quote the logs of engines."""
 _PREFIX: Final = re.compile(r"^(?:GET|POST|PUT|PATCH|DELETE) \S+: |^port-forward [^:]*: ")
 
 
@@ -59,12 +62,16 @@ def _describe_forbidden(error: Forbidden) -> str:
     if found is None:
         return f"{error.call} is refused: {error.message or 'no reason given'}"
     resource = f"{found['resource']}.{found['group']}" if found["group"] else found["resource"]
-    place = f"in namespace {found['namespace']}" if found["namespace"] else "in the whole cluster"
-    role = "cluster role view, edit or admin" if found["namespace"] else "a cluster role"
-    return (
-        f"{found['user']} may not {found['verb']} {resource} {place}: an administrator of the cluster can grant it by "
-        f"{'a role binding to the ' + role if found['namespace'] else 'a cluster role binding'}"
-    )
+    namespace = found["namespace"]
+    place = f"in namespace {namespace}" if namespace else "in the whole cluster"
+    denied = f"{found['user']} may not {found['verb']} {resource} {place}"
+    if found["resource"] in _OF_ADMINISTRATORS or namespace == HOSTS_NAMESPACE:
+        return f"{denied}: administrators of the cluster may, and can bind a role that allows it (docs/security.md)"
+    if not namespace:
+        return f"{denied}: an administrator of the cluster can grant it by a cluster role binding"
+    is_viewed = found["verb"] in _READING and found["resource"] != "secrets"
+    roles = "view, edit or admin" if is_viewed else "edit or admin"
+    return f"{denied}: an administrator of the cluster can grant it by a role binding to the cluster role {roles}"
 
 
 def _describe_conflict(error: Conflict) -> str:

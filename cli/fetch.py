@@ -7,15 +7,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
-import msgspec
 
 from artifacts.repositories.address_policy import Networks
 from cli import outcome
-from cli.options import allow_private_sources, choose_files
+from cli.options import allow_private_sources, choose_files, older_jobs_option
 from cli.options import mirrors as mirrors_option
+from cli.output import facts_option, print_facts
 from crds.size import size_text
 
 _LINE_EVERY_SECONDS = 10.0
@@ -41,7 +41,8 @@ _LINE_EVERY_SECONDS = 10.0
 @click.option("--file-root", type=click.Path(path_type=Path), help="Allow file:// sources in this folder.")
 @allow_private_sources
 @mirrors_option
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@facts_option("text")
+@older_jobs_option
 @click.option(
     "--result", type=click.Path(path_type=Path), help="Also write the result or the error to this file, as JSON."
 )
@@ -56,7 +57,7 @@ def command(
     file_root: Path | None,
     allowed_networks: Networks,
     mirrors: tuple[str, ...],
-    as_json: bool,
+    form: Literal["text", "json", "yaml"],
     result: Path | None,
 ) -> None:
     """Download the files of SOURCE to a folder, verify them, and read their headers.
@@ -97,8 +98,8 @@ def command(
     )
     facts = outcome.run("fetch", _fetch(wanted), result)
     outcome.write_result("fetch", facts, result)
-    if as_json:
-        print(msgspec.json.encode(facts).decode())
+    if form != "text":
+        print_facts(facts, form)
     else:
         digest = f"  sha256 {facts['sha256']}" if facts["sha256"] else ""
         print(f"{facts['path']}  {size_text(facts['sizeBytes'])}{digest}")

@@ -2,15 +2,16 @@
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 import msgspec
 
 from artifacts.repositories.address_policy import Networks
 from cli import outcome
-from cli.options import allow_private_sources, choose_files
+from cli.options import allow_private_sources, choose_files, older_jobs_option
 from cli.options import mirrors as mirrors_option
+from cli.output import facts_option, print_facts
 from crds.size import size_text
 
 
@@ -31,7 +32,8 @@ from crds.size import size_text
 @click.option("--file-root", type=click.Path(path_type=Path), help="Allow file:// sources in this folder.")
 @allow_private_sources
 @mirrors_option
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@facts_option("text")
+@older_jobs_option
 @click.option(
     "--result", type=click.Path(path_type=Path), help="Also write the result or the error to this file, as JSON."
 )
@@ -44,7 +46,7 @@ def command(
     file_root: Path | None,
     allowed_networks: Networks,
     mirrors: tuple[str, ...],
-    as_json: bool,
+    form: Literal["text", "json", "yaml"],
     result: Path | None,
 ) -> None:
     """Print architecture, quantization, context, and the memory that serving takes, from the header of SOURCE.
@@ -65,7 +67,7 @@ def command(
       pomona inspect hf://Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf
       pomona inspect hf://mlx-community/Qwen3-8B-4bit
       pomona inspect hf://unsloth/Qwen3-8B-GGUF --files '*Q4_K_M*.gguf'
-      pomona inspect file://$PWD/model.gguf --file-root . --json
+      pomona inspect file://$PWD/model.gguf --file-root . -o json
     """
     inspecting = _inspect(
         source,
@@ -78,8 +80,8 @@ def command(
     )
     facts = outcome.run("inspect", inspecting, result)
     outcome.write_result("inspect", facts, result)
-    if as_json:
-        print(msgspec.json.encode(facts).decode())
+    if form != "text":
+        print_facts(facts, form)
     elif sys.stdout.isatty():
         _show_table(facts)
     else:
@@ -151,7 +153,7 @@ def _parameters(facts: dict[str, Any]) -> str:
 
 def _memory(layout: dict[str, Any] | None, runtime: str) -> str:
     """Return the memory that serving needs with the default context of a service."""
-    from crds.model import Layout  # noqa: PLC0415  not needed for --json
+    from crds.model import Layout  # noqa: PLC0415  not needed for -o json
     from crds.serving import ServingOptions  # noqa: PLC0415
     from fitness.memory import Workload, estimate  # noqa: PLC0415
 

@@ -20,9 +20,9 @@ def to_file(path: Path, *, append: bool = False) -> None:
     configure(stream=path.open("a" if append else "w", encoding="utf-8"))
 
 
-def configure(*, verbose: bool = False, stream: TextIO = sys.stderr) -> None:
+def configure(*, verbose: bool = False, errors_only: bool = False, stream: TextIO = sys.stderr) -> None:
     """Render events of Pomona and of libraries alike; call it once, before the first event."""
-    level = logging.DEBUG if verbose else logging.INFO
+    level = logging.ERROR if errors_only else logging.DEBUG if verbose else logging.INFO
     shared: list[structlog.types.Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -56,7 +56,7 @@ def configure(*, verbose: bool = False, stream: TextIO = sys.stderr) -> None:
     root.setLevel(level)
     # These libraries log each request at INFO; an operator needs their warnings only.
     for library in ("aiohttp", "asyncio", "kopf", "urllib3"):
-        logging.getLogger(library).setLevel(logging.WARNING)
+        logging.getLogger(library).setLevel(max(level, logging.WARNING))
 
 
 class _LossyLogger(structlog.WriteLogger):

@@ -1,6 +1,7 @@
 """Output of commands: tables that fit the terminal, and the objects of the API as JSON, YAML or names."""
 
 import json
+import os
 import shutil
 import sys
 import textwrap
@@ -8,11 +9,14 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import click
 
 Form = Literal["table", "wide", "json", "yaml", "name"]
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+MachineForm = Literal["json", "yaml"]
+"""A form for programs, which every command that prints facts has."""
 Obj = dict[str, Any]
 
 WIDTH: Final = 80
@@ -20,6 +24,7 @@ WIDTH: Final = 80
 _GAP: Final = "  "
 _LEAST: Final = 4
 """Letters that are left of a cell that is cut."""
+_UNLIMITED: Final = 1_000_000
 _UNITS: Final = (("d", 86400), ("h", 3600), ("m", 60))
 
 output_option = click.option(
@@ -34,6 +39,13 @@ output_option = click.option(
 """Option of the commands that list objects."""
 
 
+def facts_option(form: str) -> Callable[[Decorated], Decorated]:
+    """Return the option of a command that prints facts: as `form` for people, or as JSON or YAML for programs."""
+    return click.option(
+        "--output", "-o", "form", type=click.Choice([form, "json", "yaml"]), default=form, show_default=True
+    )
+
+
 def escape_controls(text: str) -> str:
     """Return text of others for a terminal: what would move its cursor or set its clipboard is shown as text.
 
@@ -42,6 +54,13 @@ def escape_controls(text: str) -> str:
     return "".join(
         each if each in "\n\t" or unicodedata.category(each) != "Cc" else f"\\x{ord(each):02x}" for each in text
     )
+
+
+def dim(text: str) -> str:
+    """Return text that a terminal shows dimly, unless its user or its kind wants no such thing."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb":
+        return text
+    return f"\033[2m{text}\033[0m"
 
 
 def show_raw(text: str) -> str:
@@ -85,16 +104,24 @@ def build_list(objects: Iterable[Obj]) -> Obj:
     return {"apiVersion": "v1", "kind": "List", "items": [without_managed_fields(each) for each in objects]}
 
 
-def print_manifests(obj: Obj | Sequence[Obj], form: Literal["json", "yaml"]) -> None:
+def print_manifests(obj: Obj | Sequence[Obj], form: MachineForm) -> None:
     """Print one object, or several as documents of YAML or as a List in JSON."""
     if form == "json":
-        print(json.dumps(obj if isinstance(obj, dict) else build_list(obj), indent=2, ensure_ascii=False))
+        print_facts(obj if isinstance(obj, dict) else build_list(obj), form)
+        return
+    for number, each in enumerate([obj] if isinstance(obj, dict) else obj):
+        print("---\n" if number else "", end="")
+        print_facts(each, form)
+
+
+def print_facts(facts: Obj | Sequence[Obj], form: MachineForm) -> None:
+    """Print facts for a program: one document."""
+    if form == "json":
+        print(json.dumps(facts, indent=2, ensure_ascii=False))
         return
     import yaml  # noqa: PLC0415 - not needed for tables
 
-    for number, each in enumerate([obj] if isinstance(obj, dict) else obj):
-        separator = "---\n" if number else ""
-        print(separator + yaml.safe_dump(each, sort_keys=False, allow_unicode=True, width=10_000), end="")
+    print(yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=10_000), end="")
 
 
 def without_managed_fields(obj: Obj) -> Obj:
@@ -150,16 +177,28 @@ def terminal_width() -> int:
     return shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
 
 
+def progress_width() -> int:
+    """Return the columns for lines of progress: those of the terminal; lines for a log or a program stay whole."""
+    return terminal_width() if sys.stdout.isatty() else _UNLIMITED
+
+
 def wrap_text(text: str, width: int, indent: str = "", *, first: str | None = None) -> list[str]:
-    """Return the text in lines of at most `width` columns, each with the indentation; `first` begins the first one."""
-    return textwrap.wrap(
-        escape_controls(" ".join(text.split())),
-        width,
-        initial_indent=indent if first is None else first,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    """Return the text in lines of at most `width` columns, each with the indentation; `first` begins the first one.
+
+    The text keeps its own lines, and the blanks at their beginning and between words.
+    """
+    wrapped: list[str] = []
+    for line in escape_controls(text).expandtabs().splitlines():
+        own = line[: len(line) - len(line.lstrip())][: width // 4]
+        wrapped += textwrap.wrap(
+            line.strip(),
+            width,
+            initial_indent=(indent if wrapped or first is None else first) + own,
+            subsequent_indent=indent + own,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return wrapped
 
 
 def age_text(timestamp: str | None, now: datetime | None = None) -> str:

@@ -246,7 +246,7 @@ class Client:
 
     async def stream_log(
         self, pod: str, namespace: str, container: str, *, follow: bool = False, tail_lines: int | None = None
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """Yield the lines of a container's log as they are; with `follow` until the container ends."""
         call = _describe("get", PODS, namespace, f"{pod}/log")
         query = {"container": container, "follow": str(follow).lower()}

@@ -21,8 +21,8 @@ from crds.meta import HOSTS_NAMESPACE
 from crds.size import size_text
 from devices import host
 from devices.facts import HostFacts
+from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
 from gateway.proxy.build import BUILD
-from gateway.proxy.control_client import ProxyRefusedError, ProxyUnreachableError
 from kube.client import Client, Obj
 from kube.errors import Forbidden
 from kube.events import EventRecorder
@@ -429,7 +429,7 @@ class Agent:
             return None
         try:
             changed = await self._exposed.configure()
-        except (ProxyUnreachableError, ProxyRefusedError) as error:
+        except (ControlUnreachableError, ControlRefusedError) as error:
             # The proxy has just died or hangs: as after any other time-out, try again soon.
             raise TimeoutError(str(error)) from error
         if changed:
@@ -473,7 +473,7 @@ class Agent:
         """Return the agent's metrics, and the proxy's metrics if the proxy answers."""
         try:
             proxied = await self._proxy.client.metrics()
-        except (ProxyUnreachableError, ProxyRefusedError):
+        except (ControlUnreachableError, ControlRefusedError):
             proxied = b""
         return self._metrics.text() + proxied
 

@@ -47,6 +47,12 @@ class ChatAnswer:
         spent = self.seconds - self.first_seconds
         return (self.tokens - 1) / spent if self.tokens > 1 and spent >= _MEASURABLE_SECONDS else None
 
+    def describe(self) -> str:
+        """Return how much was generated, and how fast."""
+        rate = self.tokens_per_second
+        speed = f", then {rate:,.1f} tokens/s" if rate is not None else ""
+        return f"{self.tokens} tokens in {self.seconds:.2f} s: the first after {self.first_seconds:.2f} s{speed}"
+
 
 class _Delta(msgspec.Struct):
     content: str | None = None

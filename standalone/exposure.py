@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from msgspec import structs
 
 from devices.sockets import LOOPBACK
+from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
 from gateway.proxy.config import ListenerState, ProxyState, RouterListener
-from gateway.proxy.control_client import ProxyRefusedError, ProxyUnreachableError
 from kube.resources import ObjectKey
 from metal_agent.assignments import Assignment
 from metal_agent.supervise.runner import Runner
@@ -37,7 +37,7 @@ class StandaloneExposure(ProxyExposure):
         """Return the proxy's own state; None while it does not answer."""
         try:
             return await self._proxy.client.state()
-        except (ProxyUnreachableError, ProxyRefusedError):
+        except (ControlUnreachableError, ControlRefusedError):
             return None
 
     async def withdraw(self, assignment: Assignment, timeout_seconds: float) -> None:

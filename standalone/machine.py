@@ -20,7 +20,7 @@ from artifacts.repositories.repository import SourceAccess
 from artifacts.source import parse
 from crds.model import Model
 from devices import limits
-from gateway.proxy.control_client import ProxyRefusedError, ProxyUnreachableError
+from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
 from kube.backoff import backoff_seconds
 from kube.resources import ObjectKey
 from metal_agent.change_counter import ChangeCounter
@@ -201,8 +201,9 @@ class Machine:
         for record in records.values():
             if not record.assignment.is_standalone and await self._may_run(record):
                 raise StartError(
-                    f"{record.namespace}/{record.name} runs here for a cluster: start `pomona agent` again and remove "
-                    f"it there, or serve beside it with --state-dir DIR instead of {self._options.folder}"
+                    f"the engine of {record.namespace}/{record.name}, which a cluster has placed on this machine, "
+                    f"still runs from --state-dir {self._options.folder}: start the agent again and end it by "
+                    "`pomona agent stop`, or serve beside it from another --state-dir"
                 )
 
     async def _may_run(self, record: Record) -> bool:
@@ -282,7 +283,7 @@ class Machine:
             try:
                 if await self.exposure.configure():
                     self.changes.note()
-            except (ProxyUnreachableError, ProxyRefusedError) as error:
+            except (ControlUnreachableError, ControlRefusedError) as error:
                 log.warning("proxy_not_configured", error=str(error))
                 await asyncio.sleep(_CONFIGURE_AGAIN_SECONDS)
                 self._reconfigure.set()

@@ -1,17 +1,16 @@
 """`pomona agent doctor`: find out why this host does not serve, or may stop to."""
 
 import asyncio
-import json
-import logging
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Literal
 
 import click
 
 from cli import log
 from cli.agent.agent_service import ServiceManagers, find_folder, find_managers, state_option
-from cli.output import WIDTH, wrap_text
+from cli.output import facts_option, print_facts, terminal_width, wrap_text
 from kube import credentials
 from kube.kubeconfig import CredentialsError
 from launchd.service_definition import find_option
@@ -31,10 +30,15 @@ _INDENT = 10
     help="Kubeconfig with the credentials of this host. Default: those of the agent.",
 )
 @state_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@facts_option("text")
 @click.pass_context
 def command(
-    ctx: click.Context, *, name: str | None, kubeconfig: Path | None, state_dir: Path | None, as_json: bool
+    ctx: click.Context,
+    *,
+    name: str | None,
+    kubeconfig: Path | None,
+    state_dir: Path | None,
+    form: Literal["text", "json", "yaml"],
 ) -> None:
     """Check everything that keeps a host from serving: engines, GPU, settings of macOS, and both ways to the cluster.
 
@@ -44,18 +48,20 @@ def command(
     \b
     Examples:
       pomona agent doctor
-      pomona agent doctor --name studio-1 --kubeconfig ~/.pomona/kubeconfig --json
+      pomona agent doctor --name studio-1 --kubeconfig ~/.pomona/kubeconfig -o json
     """
-    log.configure()
     # What fails is a finding, so warnings of the client are not logged.
-    logging.getLogger().setLevel(logging.ERROR)
+    log.configure(errors_only=True)
     try:
         checked = _find_host(find_managers(ctx), name, kubeconfig, state_dir)
     except (CredentialsError, ServiceError, OSError) as error:
         raise click.ClickException(str(error)) from error
     with tempfile.TemporaryDirectory(prefix="pomona-") as folder:
         findings = asyncio.run(run_doctor(checked, Path(folder).resolve()))
-    print(format_json(findings) if as_json else format_findings(findings))
+    if form == "text":
+        print(format_findings(findings, terminal_width()))
+    else:
+        print_facts([finding._asdict() for finding in findings], form)
     if any(finding.verdict == "problem" for finding in findings):
         ctx.exit(1)
 
@@ -85,19 +91,14 @@ def _find_host(
     return CheckedHost(folder, joined.host, HostIdentity(folder, joined).credentials(), service, starts_at_login)
 
 
-def format_json(findings: list[Finding]) -> str:
-    """Return the findings as a JSON array, one per row."""
-    return "[\n" + ",\n".join(json.dumps(finding._asdict()) for finding in findings) + "\n]"
-
-
-def format_findings(findings: list[Finding]) -> str:
-    """Return the findings as text of 80 columns, each with its way out, and the counts below."""
+def format_findings(findings: list[Finding], width: int) -> str:
+    """Return the findings as text of `width` columns, each with its way out, and the counts below."""
     lines = []
     for finding in findings:
         text = f"{finding.name}: {finding.found}" if finding.found else finding.name
-        lines += wrap_text(text, WIDTH, " " * _INDENT, first=f"{finding.verdict:<{_INDENT}}")
+        lines += wrap_text(text, width, " " * _INDENT, first=f"{finding.verdict:<{_INDENT}}")
         if finding.fix and finding.verdict != "ok":
-            lines += wrap_text(finding.fix, WIDTH, " " * (_INDENT + 3), first=f"{' ' * _INDENT}-> ")
+            lines += wrap_text(finding.fix, width, " " * (_INDENT + 3), first=f"{' ' * _INDENT}-> ")
     count = Counter(finding.verdict for finding in findings)
     total = f"{count['ok']} ok, {count['unknown']} unknown, {count['warning']} warnings, {count['problem']} problems"
     return "\n".join([*lines, "", total])

@@ -1,12 +1,13 @@
 """`pomona agent status`: the service manager's view of the agent, and the agent's own."""
 
 from pathlib import Path
+from typing import Literal
 
 import click
 import msgspec
 
 from cli.agent.agent_service import find_folder, find_managers, read_exit, read_status, state_option
-from cli.output import WIDTH, render_table, wrap_text
+from cli.output import facts_option, print_facts, render_table, terminal_width, wrap_text
 from crds.size import size_text
 from launchd.service_manager import ServiceError, ServiceState
 from metal_agent.control.agent_status import AgentStatus
@@ -32,9 +33,9 @@ class AgentReport(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tru
 
 @click.command("status")
 @state_option
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="Form of the output.")
+@facts_option("text")
 @click.pass_context
-def command(ctx: click.Context, state_dir: Path | None, output: str) -> None:
+def command(ctx: click.Context, state_dir: Path | None, form: Literal["text", "json", "yaml"]) -> None:
     """Show whether the agent runs and is connected, what it serves, and why it ended if it did.
 
     The exit code is 0 if the agent runs and the API server accepts it, else 1. `pomona agent doctor` looks for causes.
@@ -53,12 +54,15 @@ def command(ctx: click.Context, state_dir: Path | None, output: str) -> None:
     agent = read_status(folder)
     ended = None if agent else read_exit(folder)
     report = AgentReport(str(folder), service, agent, ended)
-    print(msgspec.json.format(msgspec.json.encode(report)).decode() if output == "json" else format_report(report))
+    if form == "text":
+        print(format_report(report, terminal_width()))
+    else:
+        print_facts(msgspec.to_builtins(report), form)
     ctx.exit(0 if report.is_well else 1)
 
 
-def format_report(report: AgentReport) -> str:
-    """Return the report as lines, with a table of the processes."""
+def format_report(report: AgentReport, width: int) -> str:
+    """Return the report as lines of at most `width` columns, with a table of the processes."""
     lines = [("state folder", report.state_folder)]
     if service := report.service:
         pid = f", process {service.pid}" if service.pid else ""
@@ -84,8 +88,10 @@ def format_report(report: AgentReport) -> str:
         ]
     else:
         lines.append(("agent", "does not answer: see `pomona agent logs`"))
-    text = "\n".join(line for label, value in lines for line in _format_line(f"{label}:" if label else "", value))
-    return f"{text}\n\n{_format_processes(report.agent)}" if report.agent and report.agent.processes else text
+    text = "\n".join(
+        line for label, value in lines for line in _format_line(f"{label}:" if label else "", value, width)
+    )
+    return f"{text}\n\n{_format_processes(report.agent, width)}" if report.agent and report.agent.processes else text
 
 
 def _describe_state(agent: AgentStatus) -> str:
@@ -94,19 +100,20 @@ def _describe_state(agent: AgentStatus) -> str:
     return "running" if agent.ready else "starting"
 
 
-def _format_line(label: str, value: str) -> list[str]:
-    return wrap_text(value, WIDTH, " " * _LABEL_WIDTH, first=f"{label:{_LABEL_WIDTH}}") or [label]
+def _format_line(label: str, value: str, width: int) -> list[str]:
+    return wrap_text(value, width, " " * _LABEL_WIDTH, first=f"{label:{_LABEL_WIDTH}}") or [label]
 
 
-def _format_processes(agent: AgentStatus) -> str:
+def _format_processes(agent: AgentStatus, width: int) -> str:
     titles = ("SERVICE", "MODEL", "RUNTIME", "PHASE", "MEMORY")
     rows = []
     for each in agent.processes:
         size = size_text(each.memory_bytes) if each.memory_bytes else "-"
         rows.append((f"{each.namespace}/{each.service}", each.model, each.runtime, each.phase, size))
     notes = [
-        f"{each.namespace}/{each.service}: {each.message}"
+        line
         for each in agent.processes
         if each.message and each.phase != "Ready"
+        for line in wrap_text(f"{each.namespace}/{each.service}: {each.message}", width, "  ", first="")
     ]
-    return "\n".join([render_table(titles, rows, WIDTH, {0}), *notes])
+    return "\n".join([render_table(titles, rows, width, {0}), *notes])

@@ -38,7 +38,7 @@ _UPGRADE_WAIT: Final = AgentWait(seconds=20.0, steady_seconds=3.0)
     "source",
     required=True,
     metavar="SOURCE",
-    help="The new version: a checkout or a wheel, with the extras that you use, such as './pomona[llama,mlx]'.",
+    help="The new version: a checkout or a wheel, with the extras that you use, such as '.[llama,mlx]'.",
 )
 @click.pass_context
 def command(ctx: click.Context, source: str) -> None:
@@ -48,7 +48,7 @@ def command(ctx: click.Context, source: str) -> None:
 
     \b
     Example:
-      pomona agent upgrade --from './pomona[llama,mlx]'
+      pomona agent upgrade --from '.[llama,mlx]'
     """
     manager = find_installed(ctx)
     prefix, packages = find_environment()
@@ -161,7 +161,7 @@ def install_version(source: str, prefix: Path) -> None:
     uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ.get("PATH", "")]))
     # Without a new version number, an installer takes another build of the same version for the one that is there.
     words = ["install", "--reinstall-package", "pomona"] if uv else ["install", "--force-reinstall", "--no-deps"]
-    python = str(prefix / "bin" / Path(sys.executable).name)
+    python = str(prefix / "bin" / "python3")
     tool = [uv, "pip"] if uv else [python, *PYTHON[1:], "pip", "--disable-pip-version-check"]
     target = ["--python", str(prefix)] if uv else []
     runs = [[*tool, *words, *target, source]]

@@ -1,21 +1,21 @@
 """`pomona agent weights`: list the weights on this host, or delete some."""
 
 import time
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Literal
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from artifacts.source import without_secrets
 from artifacts.weights_store import StoredWeights, WeightsStore
 from cli.options import default_state_folder
+from cli.output import facts_option, print_facts, render_table
 from crds.size import size_text
 from metal_agent.weights import HostWeights
 
 _SHOWN_DIGITS = 12
-_WIDEST = 4096
-"""Width of the table in characters: a source is printed in full, and the terminal wraps it."""
+_TITLES = ("DIGEST", "SIZE", "LAST USED", "IN USE", "SOURCE")
 _UNITS = (("day", 86400), ("hour", 3600), ("minute", 60))
 
 
@@ -28,7 +28,8 @@ _UNITS = (("day", 86400), ("hour", 3600), ("minute", 60))
     metavar="DIGEST",
     help="Delete the weights with this digest; its first digits are enough. Repeatable.",
 )
-def command(state_dir: Path | None, *, removed: tuple[str, ...]) -> None:
+@facts_option("table")
+def command(state_dir: Path | None, *, removed: tuple[str, ...], form: Literal["table", "json", "yaml"]) -> None:
     """List the weights on this host, the most recently used first, or delete some.
 
     Weights that an engine has open are in use, and are never deleted. Unused weights are deleted automatically when a
@@ -41,36 +42,48 @@ def command(state_dir: Path | None, *, removed: tuple[str, ...]) -> None:
     """
     folder = (state_dir or default_state_folder()).absolute() / "weights"
     try:
-        _list_or_remove(folder, removed)
+        store = HostWeights(folder, None).store
+        if removed:
+            _remove_all(store, removed)
+            return
+        stored = store.stored()
     except OSError as error:
         raise click.ClickException(f"{error.filename or folder}: {error.strerror or error}") from error
+    if form != "table":
+        print_facts([_describe(each) for each in stored], form)
+    elif stored:
+        # A source is printed in full, and the terminal wraps it.
+        print(render_table(_TITLES, [_format_row(each) for each in stored], None, set()))
+    else:
+        click.echo(f"no weights in {folder}", err=True)
 
 
-def _list_or_remove(folder: Path, removed: tuple[str, ...]) -> None:
-    store = HostWeights(folder, None).store
+def _remove_all(store: WeightsStore, removed: tuple[str, ...]) -> None:
     stored = store.stored()
-    if removed:
-        for text in removed:
-            _remove(store, _find_weights(stored, text))
-        return
-    if not stored:
-        click.echo(f"no weights in {folder}")
-        return
-    Console(width=_WIDEST, markup=False).print(_table(stored))
+    for text in removed:
+        _remove(store, _find_weights(stored, text))
 
 
-def _table(stored: list[StoredWeights]) -> Table:
-    table = Table("DIGEST", "SIZE", "LAST USED", "IN USE", "SOURCE", box=None, pad_edge=False)
-    for each in stored:
-        manifest = each.manifest
-        table.add_row(
-            manifest.digest[:_SHOWN_DIGITS],
-            size_text(manifest.size_bytes),
-            _format_age(time.time() - each.used_at),
-            "yes" if each.in_use else "no",
-            without_secrets(manifest.source),
-        )
-    return table
+def _describe(weights: StoredWeights) -> dict[str, Any]:
+    manifest = weights.manifest
+    return {
+        "digest": manifest.digest,
+        "sizeBytes": manifest.size_bytes,
+        "lastUsed": datetime.fromtimestamp(weights.used_at, UTC).isoformat(timespec="seconds"),
+        "inUse": weights.in_use,
+        "source": without_secrets(manifest.source),
+    }
+
+
+def _format_row(weights: StoredWeights) -> tuple[str, ...]:
+    manifest = weights.manifest
+    return (
+        manifest.digest[:_SHOWN_DIGITS],
+        size_text(manifest.size_bytes),
+        _format_age(time.time() - weights.used_at),
+        "yes" if weights.in_use else "no",
+        without_secrets(manifest.source),
+    )
 
 
 def _find_weights(stored: list[StoredWeights], text: str) -> StoredWeights:

@@ -10,7 +10,7 @@ import click
 from cli.cluster_options import ClusterOptions, cluster_options
 from cli.completion import complete_hosts
 from cli.lazy import program_name
-from cli.output import escape_controls
+from cli.output import progress_width, wrap_text
 from cli.service.verdict import find_condition
 from crds.meta import CLI_FIELD_MANAGER, DRAINED
 
@@ -31,9 +31,7 @@ def cordon(name: str, *, target: ClusterOptions) -> None:
       pomona host cordon studio-1
     """
     _edit(target, name, {"unschedulable": True})
-    print(
-        f"cordoned {name}: nothing more is placed there until `{program_name()} host uncordon {name}{target.render()}`"
-    )
+    print(f"cordoned {name}; `{program_name()} host uncordon {name}{target.render()}` takes it back")
 
 
 @click.command("uncordon")
@@ -68,9 +66,7 @@ def drain(name: str, *, target: ClusterOptions, no_wait: bool) -> None:
     from cli.cluster_access import INTERRUPTED_EXIT, run_in_cluster  # noqa: PLC0415 - not needed for --help
 
     host = _edit(target, name, {"unschedulable": True, "drain": True})
-    print(
-        f"draining {name}: nothing more is placed there until `{program_name()} host uncordon {name}{target.render()}`"
-    )
+    print(f"draining {name}; `{program_name()} host uncordon {name}{target.render()}` takes it back")
     if no_wait:
         return
     try:
@@ -127,4 +123,4 @@ async def wait_until_drained(cluster: "Cluster", host: Obj) -> None:
                 return
             if drained["message"] != last:
                 last = drained["message"]
-                print(escape_controls(last), flush=True)
+                print("\n".join(wrap_text(last, progress_width())), flush=True)

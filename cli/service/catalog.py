@@ -5,7 +5,7 @@ from typing import Any, Literal
 import click
 
 from cli.lazy import program_name
-from cli.output import TableColumn, print_manifests, render_table, terminal_width, wrap_text
+from cli.output import TableColumn, facts_option, print_facts, render_table, terminal_width, wrap_text
 
 _NOTE = (
     "~4 BIT and BF16 are the sizes of the weights by third parties, unchecked; * assumes a lower quantization than 4 "
@@ -16,9 +16,7 @@ _NOTE = (
 
 
 @click.command("catalog")
-@click.option(
-    "--output", "-o", "form", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True
-)
+@facts_option("table")
 def command(*, form: Literal["table", "json", "yaml"]) -> None:
     """List the models that `pomona deploy NAME` knows.
 
@@ -33,7 +31,7 @@ def command(*, form: Literal["table", "json", "yaml"]) -> None:
     if form != "table":
         import msgspec  # noqa: PLC0415 - same
 
-        print_manifests({name: msgspec.to_builtins(entry) for name, entry in entries.items()}, form)
+        print_facts({name: msgspec.to_builtins(entry) for name, entry in entries.items()}, form)
         return
     rows: list[dict[str, Any]] = [{"name": name, "entry": entry} for name, entry in entries.items()]
     cells = [[column.read(row) for column in _COLUMNS] for row in rows]

@@ -10,13 +10,11 @@ import click
 
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
-from cli.output import show_raw
+from cli.output import dim, show_raw
 
 if TYPE_CHECKING:
     from cli.cluster_access import Cluster
-    from standalone.ask import ChatAnswer
 
-_DIM, _PLAIN = "\033[2m", "\033[0m"
 _PROMPT: Final = "> "
 
 
@@ -67,7 +65,7 @@ async def _chat(cluster: "Cluster", *, name: str, question: str | None, url: str
             answer = await continue_chat(session, address, name, messages, show=_show, show_thoughts=thoughts)
             messages.append(ChatMessage("assistant", answer.text))
             print()
-            print(_describe(answer), file=sys.stderr)
+            print(answer.describe(), file=sys.stderr)
 
 
 async def _read_questions(question: str | None) -> AsyncIterator[str]:
@@ -102,10 +100,4 @@ def _show(text: str) -> None:
 
 
 def _show_thought(text: str) -> None:
-    print(f"{_DIM}{show_raw(text)}{_PLAIN}", end="", flush=True)
-
-
-def _describe(answer: "ChatAnswer") -> str:
-    rate = answer.tokens_per_second
-    speed = f", then {rate:,.1f} tokens/s" if rate is not None else ""
-    return f"{answer.tokens} tokens in {answer.seconds:.2f} s: the first after {answer.first_seconds:.2f} s{speed}"
+    print(dim(show_raw(text)), end="", flush=True)

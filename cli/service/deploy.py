@@ -14,7 +14,7 @@ from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_catalog
 from cli.lazy import program_name
 from cli.options import Size, choose_files
-from cli.output import print_manifests, without_managed_fields
+from cli.output import print_manifests, progress_width, without_managed_fields, wrap_text
 from cli.service.model_users import find_users
 from crds.meta import CLI_FIELD_MANAGER, Priority
 
@@ -210,7 +210,7 @@ async def _wait(
 
     waits = []
     for each, target in zip(services, targets, strict=True):
-        printer = ProgressPrinter(f"{each['metadata']['name']}: " if len(services) > 1 else "", show)
+        printer = ProgressPrinter(f"{each['metadata']['name']}: " if len(services) > 1 else "", show, progress_width())
         waits.append(wait_until_serving(cluster.client, each, target, printer))
     return await asyncio.gather(*waits)
 
@@ -223,5 +223,6 @@ def _print_result(name: str, target: ClusterOptions, verdict: "Verdict", show: A
         case "suspended":
             show(f"{name} is suspended: {verdict.message}")
         case _:
-            print(f"{name} cannot serve: {verdict.message}", file=sys.stderr)
+            for line in wrap_text(f"{name} cannot serve: {verdict.message}", progress_width()):
+                print(line, file=sys.stderr)
             print(f"see `{program} status {name}{options}`; {verdict.next_step}", file=sys.stderr)

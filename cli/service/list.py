@@ -58,7 +58,7 @@ def _ready_text(service: Obj) -> str:
 
 COLUMNS = [
     TableColumn("NAME", lambda it: str(it["metadata"]["name"]), is_name=True),
-    TableColumn("PHASE", _read_status("phase")),
+    TableColumn("PHASE", lambda it: str(it.get("status", {}).get("phase", "Pending"))),
     TableColumn("READY", _ready_text),
     TableColumn("MODEL", lambda it: str(it["spec"]["modelRef"])),
     TableColumn("ON", _read_status("accelerator")),

@@ -1,6 +1,7 @@
 """`pomona logs`: what the engines of a service have logged, in pods and on hosts."""
 
 import asyncio
+import contextlib
 import functools
 import sys
 from typing import TYPE_CHECKING, Any
@@ -49,19 +50,19 @@ async def _print_logs(
     cluster: "Cluster", *, name: str, follow: bool, replica: str | None, tail_lines: int | None
 ) -> None:
     from cli.cluster_access import read_object  # noqa: PLC0415 - not needed for --help
-    from cli.service.replicas import choose_replicas  # noqa: PLC0415 - same
+    from cli.service.replicas import choose_replicas, may_be_on_hosts  # noqa: PLC0415 - same
     from crds.meta import LABEL_SERVICE  # noqa: PLC0415 - same
     from kube.errors import Forbidden  # noqa: PLC0415 - same
     from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, PODS  # noqa: PLC0415 - same
 
     client, namespace = cluster.client, cluster.namespace
-    await read_object(client, INFERENCE_SERVICES, name, namespace)
+    service = await read_object(client, INFERENCE_SERVICES, name, namespace)
     label = f"{LABEL_SERVICE}={name}"
     pods = (await client.list(PODS, namespace, label_selector=label)).items
     try:
         processes = (await client.list(METAL_PROCESSES, namespace, label_selector=label)).items
     except Forbidden:
-        if not pods:
+        if not pods and may_be_on_hosts(service):
             raise
         processes = []
     replicas = sorted([*pods, *processes], key=lambda each: str(each["metadata"]["name"]))
@@ -74,13 +75,20 @@ async def _print_logs(
     for each in chosen:
         prefix = f"[{each['metadata']['name']}] " if has_prefix else ""
         if each["kind"] == "Pod":
-            streams.append(_print_pod(cluster, each, prefix, follow=follow, tail_lines=tail_lines))
+            streams.append(print_pod_log(cluster, each, prefix, follow=follow, tail_lines=tail_lines))
         else:
             print_process_log(each, prefix, tail_lines)
     await asyncio.gather(*streams)
 
 
-async def _print_pod(cluster: "Cluster", pod: Obj, prefix: str, *, follow: bool, tail_lines: int | None) -> None:
+async def print_pod_log(cluster: "Cluster", pod: Obj, prefix: str, *, follow: bool, tail_lines: int | None) -> None:
+    """Print the log of the engine in a pod, with `follow` until it ends.
+
+    Raises:
+        BrokenPipeError: nobody reads the output any more.
+        ApiError: the API server refuses.
+        Unreachable: the API server does not answer.
+    """
     name = pod["metadata"]["name"]
     names = [each["name"] for each in pod["spec"]["containers"]]
     container = next((each for each in names if each != PROXY_CONTAINER), names[0])
@@ -88,8 +96,10 @@ async def _print_pod(cluster: "Cluster", pod: Obj, prefix: str, *, follow: bool,
         print(f"{prefix}{name} is on no node yet, and has no log", file=sys.stderr)
         return
     lines = cluster.client.stream_log(name, cluster.namespace, container, follow=follow, tail_lines=tail_lines)
-    async for line in lines:
-        print(prefix + show_raw(line.decode(errors="replace")), flush=follow)
+    # A reader that is gone, such as `head`, ends the command while the log is still open.
+    async with contextlib.aclosing(lines):
+        async for line in lines:
+            print(prefix + show_raw(line.decode(errors="replace")), flush=follow)
 
 
 def print_process_log(process: Obj, prefix: str, tail_lines: int | None) -> None:

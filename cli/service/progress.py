@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cli.cluster_access import watch_object
 from cli.cluster_options import ClusterOptions
 from cli.lazy import program_name
+from cli.output import wrap_text
 from cli.service.verdict import DONE, Verdict, judge_service
 from kube.resources import INFERENCE_SERVICES
 
@@ -24,17 +25,21 @@ UNSEEN_SECONDS: Final = 15.0
 
 
 class ProgressPrinter:
-    """Printer of a line for each change of a service.
+    """Printer of each change of a service, in lines that fit the terminal.
 
     Args:
         prefix: what begins each line, if several services are deployed.
         show: prints a line.
+        width: columns of the terminal.
         clock: monotonic time in seconds.
     """
 
-    def __init__(self, prefix: str, show: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, prefix: str, show: Callable[[str], None], width: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._prefix = prefix
         self._show = show
+        self._width = width
         self._clock = clock
         self._started = clock()
         self._state = ("", "")
@@ -53,7 +58,9 @@ class ProgressPrinter:
 
     def print_line(self, text: str) -> None:
         """Print a line with the time since the start."""
-        self._show(f"[{self._clock() - self._started:5.1f} s] {self._prefix}{text}")
+        head = f"[{self._clock() - self._started:5.1f} s] "
+        for line in wrap_text(self._prefix + text, self._width, " " * len(head), first=head):
+            self._show(line)
 
 
 async def wait_until_serving(

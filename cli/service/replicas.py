@@ -26,3 +26,8 @@ def choose_replicas(name: str, replicas: Sequence[Obj], wanted: str | None) -> l
         there = ", ".join(f"{number} ({each['metadata']['name']})" for number, each in enumerate(replicas))
         raise click.ClickException(f"{name} has no replica {wanted}: there are {there or 'none'}")
     return found
+
+
+def may_be_on_hosts(service: Obj) -> bool:
+    """Return whether replicas of a service may be processes on hosts; pods are those of all other accelerators."""
+    return service.get("status", {}).get("accelerator") in {None, "", "metal"}

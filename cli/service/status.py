@@ -8,8 +8,9 @@ import click
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
 from cli.lazy import program_name
-from cli.output import print_manifests, terminal_width, without_managed_fields
+from cli.output import facts_option, print_facts, terminal_width, without_managed_fields
 from cli.service.model_users import list_model_names
+from cli.service.replicas import may_be_on_hosts
 
 if TYPE_CHECKING:
     from cli.cluster_access import Cluster
@@ -21,7 +22,7 @@ Obj = dict[str, Any]
 
 @click.command("status")
 @click.argument("name", shell_complete=complete_services)
-@click.option("--output", "-o", "form", type=click.Choice(["tree", "json", "yaml"]), default="tree", show_default=True)
+@facts_option("tree")
 @namespaced_cluster_options
 def command(name: str, *, target: ClusterOptions, form: Literal["tree", "json", "yaml"]) -> None:
     """Show whether the service NAME serves, what it waits for, and what to do next.
@@ -45,7 +46,7 @@ def command(name: str, *, target: ClusterOptions, form: Literal["tree", "json", 
     if form == "tree":
         print("\n".join(render_status(objects, verdict, terminal_width())))
     else:
-        print_manifests(without_managed_fields(objects.service), form)
+        print_facts(without_managed_fields(objects.service), form)
     click.get_current_context().exit(0 if verdict.state in {"serves", "serves partly"} else 1)
 
 
@@ -73,7 +74,9 @@ async def read_service_objects(cluster: "Cluster", name: str) -> "ServiceObjects
     model_names = list_model_names(service)
     models = await _find(cluster, MODELS, cluster.namespace, model_names, hidden)
     label = f"{LABEL_SERVICE}={name}"
-    processes = await _list(cluster, METAL_PROCESSES, cluster.namespace, hidden, label=label)
+    # A tenant, who may not read processes, need not know that of a service without any.
+    unseen = hidden if may_be_on_hosts(service) else []
+    processes = await _list(cluster, METAL_PROCESSES, cluster.namespace, unseen, label=label)
     pods = await _list(cluster, PODS, cluster.namespace, hidden, label=label)
     host_names = {each["spec"].get("hostName") for each in processes}
     return ServiceObjects(

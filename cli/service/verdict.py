@@ -3,6 +3,7 @@
 from typing import Any, Final, Literal, NamedTuple
 
 from cli.cluster_options import ClusterOptions
+from cli.service.model_users import list_model_names
 from crds.meta import CONTROLLER_NAMESPACE
 
 Obj = dict[str, Any]
@@ -66,6 +67,8 @@ def judge_service(service: Obj, program: str = "pomona", target: ClusterOptions 
         return Verdict("suspended", message, reason, f"start it: {edit.removeprefix('edit it: ')}")
     if phase == "Failed" or reason in _REFUSALS:
         still = " (its earlier spec still serves)" if ready.get("status") == "True" else ""
+        if reason == "ModelFailed":
+            edit = f"edit the Model: kubectl edit mdl {_failed_model(service, message)}{options}"
         return Verdict("cannot serve", message, reason, edit + still)
     if phase == "Ready":
         return Verdict("serves", message, reason, f"ask it: {program} chat {name}{options}")
@@ -76,6 +79,12 @@ def judge_service(service: Obj, program: str = "pomona", target: ClusterOptions 
         log = "" if reason in _BEFORE_REPLICAS else f", or see its log: {program} logs {name}{options}"
         return Verdict("on its way", message, reason, f"wait{log}")
     return Verdict("waits", message, reason, "wait, or provide what is missing: it goes on by itself then")
+
+
+def _failed_model(service: Obj, message: str) -> str:
+    """Return the Model that the message is about: the service's own, or that of a companion."""
+    names = list_model_names(service)
+    return next((name for name in names if message.startswith(f"Model {name}: ")), names[0])
 
 
 def find_condition(obj: Obj, kind: str) -> Obj:

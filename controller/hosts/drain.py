@@ -45,7 +45,10 @@ def drained_condition(
         message = "no process is left on this host; `pomona host uncordon` opens it again"
         return condition(DRAINED, true=True, reason=DRAINED, message=message, generation=generation)
     if not blocked:
-        message = f"{_count(left)} still on this host; each is stopped once its replacement on another host answers"
+        message = (
+            f"{_count(left)} still on this host: {_list_names(left)}; each is stopped once its replacement on another "
+            "host answers"
+        )
         return condition(DRAINED, true=False, reason=DRAINING, message=message, generation=generation)
     message = (
         f"{_count(blocked)} held on this host, as no other host takes them: {_list_names(blocked)}; they serve on: "
@@ -105,7 +108,7 @@ def _count(processes: Sequence[Obj]) -> str:
 
 
 def _list_names(processes: Sequence[Obj]) -> str:
-    """Name services and the memory that each replica needs, in the order of their names."""
+    """Name the services of processes and the memory that each needs, in the order of their names."""
     names = sorted(
         f"{each['metadata']['namespace']}/{each['spec']['serviceName']} ({size_text(each['spec']['memoryBytes'])})"
         for each in processes

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class ControlUnreachableError(Exception):
-    """No process answered on the socket. The call may have had its effect."""
+    """No process answered on the socket: it is not started yet, dead, or stuck. The call may have had its effect."""
 
 
 class ControlRefusedError(Exception):
@@ -37,18 +37,15 @@ class ControlRefusedError(Exception):
 class ControlClient:
     """The client of `server` on `socket`. It keeps no connection, so it works across restarts of the server.
 
-    A sub-class names its own errors.
+    Every call raises ControlUnreachableError or ControlRefusedError.
     """
-
-    unreachable_error: type[Exception] = ControlUnreachableError
-    refused_error: type[Exception] = ControlRefusedError
 
     def __init__(self, socket: Path, server: str) -> None:
         self.socket = socket
         self._server = server
 
     def check_peer(self, connection: socket.socket) -> None:
-        """Check who is at the other end before anything is sent there. Raises `refused_error`: it is not trusted."""
+        """Check who is at the other end before anything is sent there. Raises ControlRefusedError: it is not trusted."""
 
     async def call(
         self, method: str, path: str, response_type: type[T], *, body: bytes | None = None, wait_seconds: float = 0
@@ -61,7 +58,7 @@ class ControlClient:
         try:
             return msgspec.json.decode(content, type=response_type)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise self.refused_error(f"{self._server} at {self.socket} is of another version: {error}") from error
+            raise ControlRefusedError(f"{self._server} at {self.socket} is of another version: {error}") from error
 
     async def request(self, method: str, path: str, *, body: bytes | None = None, wait_seconds: float = 0) -> bytes:
         """Send a request and return the response's body; the time-out begins after `wait_seconds`, for a long poll."""
@@ -77,11 +74,11 @@ class ControlClient:
             ):
                 content = await self._read_content(response)
         except TimeoutError as error:
-            raise self.unreachable_error(f"{at}: no answer within {timeout_seconds:g} s") from error
+            raise ControlUnreachableError(f"{at}: no answer within {timeout_seconds:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise self.unreachable_error(f"{at}: {error}") from error
+            raise ControlUnreachableError(f"{at}: {error}") from error
         if response.status != HTTPStatus.OK:
-            raise self.refused_error(f"{at}: {refusal_message(content)}")
+            raise ControlRefusedError(f"{at}: {refusal_message(content)}")
         return content
 
     async def _read_content(self, response: aiohttp.ClientResponse) -> bytes:
@@ -89,7 +86,7 @@ class ControlClient:
         async for chunk in response.content.iter_any():
             content += chunk
             if len(content) > _MOST_BYTES:
-                raise self.refused_error(
+                raise ControlRefusedError(
                     f"{self._server} at {self.socket}: its answer is longer than {_MOST_BYTES} bytes"
                 )
         return bytes(content)

@@ -7,29 +7,18 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from gateway.http.control_client import ControlClient, refusal_message
+from gateway.http.control_client import ControlClient, ControlRefusedError, ControlUnreachableError, refusal_message
 from gateway.proxy.config import BackendHealth, BackendIdle, ProxyConfig, ProxyState
 
 _WATCH_PAUSE_SECONDS = 15.0
 """The longest pause in the stream of health, which has an empty line every 5 s."""
 
 
-class ProxyUnreachableError(Exception):
-    """No proxy answered on the socket: it is not started yet, dead, or stuck. The call may have had its effect."""
-
-
-class ProxyRefusedError(Exception):
-    """The proxy refused the call, or is of an incompatible version; the message says why."""
-
-
 class ProxyClient(ControlClient):
     """The client of the control API on `socket`.
 
-    Every call raises ProxyUnreachableError or ProxyRefusedError, and may be repeated.
+    Every call raises ControlUnreachableError or ControlRefusedError, and may be repeated.
     """
-
-    unreachable_error = ProxyUnreachableError
-    refused_error = ProxyRefusedError
 
     def __init__(self, socket: Path) -> None:
         super().__init__(socket, "proxy")
@@ -54,7 +43,7 @@ class ProxyClient(ControlClient):
     async def watch_health(self) -> AsyncIterator[BackendHealth]:
         """Yield the health of every suspect backend, then each change of any backend at once, until the proxy ends.
 
-        Raises ProxyRefusedError if the proxy is of a version that does not report the health of backends.
+        Raises ControlRefusedError if the proxy is of a version that does not report the health of backends.
         """
         # The pause is bounded here, so that a stuck proxy is noticed; the stream itself has no end.
         timeout = aiohttp.ClientTimeout(total=None, sock_read=_WATCH_PAUSE_SECONDS)
@@ -64,14 +53,14 @@ class ProxyClient(ControlClient):
                 session.get("http://proxy/backends/health") as response,
             ):
                 if response.status != HTTPStatus.OK:
-                    raise ProxyRefusedError(f"proxy at {self.socket}: {refusal_message(await response.read())}")
+                    raise ControlRefusedError(f"proxy at {self.socket}: {refusal_message(await response.read())}")
                 async for line in response.content:
                     if not line.isspace():
                         yield self.decode(line, BackendHealth)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = str(error) or f"nothing for {_WATCH_PAUSE_SECONDS:g} s"
-            raise ProxyUnreachableError(f"proxy at {self.socket}: {reason}") from error
-        raise ProxyUnreachableError(f"proxy at {self.socket}: it has ended the stream of health")
+            raise ControlUnreachableError(f"proxy at {self.socket}: {reason}") from error
+        raise ControlUnreachableError(f"proxy at {self.socket}: it has ended the stream of health")
 
     async def clear_health(self, uid: str) -> BackendHealth:
         """Forget the past of backend `uid`, which was looked at and works; return its health."""

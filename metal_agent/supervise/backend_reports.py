@@ -6,8 +6,9 @@ from typing import Final, get_args
 
 import structlog
 
+from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
 from gateway.proxy.config import BackendHealth
-from gateway.proxy.control_client import ProxyClient, ProxyRefusedError, ProxyUnreachableError
+from gateway.proxy.control_client import ProxyClient
 from kube.backoff import backoff_seconds
 from metal_agent.engine_health import Suspicion, SuspicionReason
 from metal_agent.process_events import Suspected, Trusted
@@ -30,10 +31,10 @@ async def follow_backend_health(proxy: ProxyClient, runners: Mapping[str, Runner
                 failures = 0
                 if runner := runners.get(health.uid):
                     runner.notify(read_report(health))
-        except ProxyRefusedError as error:
+        except ControlRefusedError as error:
             log.info("backend_health_unknown", problem=str(error), retry_seconds=_OLD_PROXY_SECONDS)
             await asyncio.sleep(_OLD_PROXY_SECONDS)
-        except ProxyUnreachableError:
+        except ControlUnreachableError:
             failures += 1  # a proxy that does not answer is reported by the task that keeps it running
         except Exception:  # a defect here must not end the agent
             failures += 1

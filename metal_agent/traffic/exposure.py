@@ -15,8 +15,8 @@ from typing import Final
 import structlog
 
 from crds.meta import PreviousToken
+from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
 from gateway.proxy.config import Backend, ProxyConfig, ProxyState, ServiceListener, Tls
-from gateway.proxy.control_client import ProxyRefusedError, ProxyUnreachableError
 from kube.resources import ObjectKey
 from metal_agent.assignments import Assignment
 from metal_agent.supervise.runner import Runner
@@ -59,7 +59,7 @@ class ProxyExposure(ABC):
     async def configure(self) -> bool:
         """Send the proxy its whole configuration; return True if the outcome differs from the one before.
 
-        Raises ProxyUnreachableError and ProxyRefusedError.
+        Raises ControlUnreachableError and ControlRefusedError.
         """
         async with self._configuring:
             # An evicted process may be back: only a process that is Stopping still drains.
@@ -77,7 +77,7 @@ class ProxyExposure(ABC):
             await self.configure()
             if not await self._wait_idle(uid, timeout_seconds):
                 log.warning("requests_aborted", uid=uid, after_seconds=timeout_seconds)
-        except (ProxyUnreachableError, ProxyRefusedError) as error:
+        except (ControlUnreachableError, ControlRefusedError) as error:
             log.warning("drain_failed", uid=uid, error=str(error))
 
     async def idle_seconds(self) -> dict[str, float | None]:
@@ -87,7 +87,7 @@ class ProxyExposure(ABC):
         """
         try:
             state = await self._proxy.client.state()
-        except (ProxyUnreachableError, ProxyRefusedError) as error:
+        except (ControlUnreachableError, ControlRefusedError) as error:
             log.warning("idle_seconds_unknown", error=str(error))
             return {}
         return {backend.uid: backend.idle_seconds for service in state.services for backend in service.backends}
@@ -102,7 +102,7 @@ class ProxyExposure(ABC):
         """Tell the proxy that the agent has checked the process and that it works; raises no error of the proxy."""
         try:
             await self._proxy.client.clear_health(uid)
-        except (ProxyUnreachableError, ProxyRefusedError) as error:
+        except (ControlUnreachableError, ControlRefusedError) as error:
             log.warning("suspicion_not_cleared", uid=uid, error=str(error))
 
     def _is_served(self, runner: Runner) -> bool:

@@ -14,10 +14,11 @@ from typing import Final
 import structlog
 
 from devices.sockets import unix_listener
+from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
 from gateway.http.named_socket import UNNAMED_SUFFIX
 from gateway.proxy.build import BUILD
 from gateway.proxy.config import ProxyState
-from gateway.proxy.control_client import ProxyClient, ProxyRefusedError, ProxyUnreachableError
+from gateway.proxy.control_client import ProxyClient
 from gateway.proxy.control_socket import LAST_SOCKET, LONGEST_NAME
 from kube.backoff import backoff_seconds
 from metal_agent.lifecycle import GRACE_SECONDS
@@ -260,7 +261,7 @@ class Proxy:
     async def _answers_as(self, pid: int) -> bool:
         try:
             self.state = await self.client.state()
-        except (ProxyUnreachableError, ProxyRefusedError):
+        except (ControlUnreachableError, ControlRefusedError):
             return False
         return self.state.pid == pid
 

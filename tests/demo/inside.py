@@ -19,13 +19,13 @@ from kube.client import Client, Obj, connect
 from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, METAL_PROCESSES, MODELS, SECRETS, Resource
 from kube.store import Store
 from kube.watch import reflect
+from standalone.ask import AskError, ChatAnswer, ChatMessage, continue_chat, open_session
 from tests.controlplane import members, sandbox
 from tests.controlplane.binaries import Binaries, ensure_binaries
 from tests.controlplane.helm import CHART, run_helm
 from tests.controlplane.network import ADDRESS, Network
 from tests.controlplane.plane import ControlPlane, PlaneError
 from tests.controlplane.process import CHECKOUT, Process
-from tests.demo.chat import ChatAnswer, stream_chat
 from tests.support.file_server import ALLOWED_NETWORKS
 
 NODE = "cpu-1"
@@ -210,13 +210,10 @@ async def chat_with(client: Client, store: Store, name: str) -> ChatAnswer:
     secret = await client.get(SECRETS, f"{name}-token", "default")
     token = b64decode(secret["data"]["token"]).decode()
     print(f"\n{name}, {SERVICES[name]} at {url}\n  > {QUESTION}\n  < ", end="")
-    answer = await stream_chat(
-        url, model=name, token=token, question=QUESTION, show=lambda text: print(text, end="", flush=True)
-    )
-    print(
-        f"\n  first token after {1000 * answer.first_token_seconds:.0f} ms, "
-        f"then {answer.tokens_per_second:,.0f} tokens/s"
-    )
+    question = [ChatMessage("user", QUESTION)]
+    async with open_session(token=token) as session:
+        answer = await continue_chat(session, url, name, question, show=lambda text: print(text, end="", flush=True))
+    print(f"\n  {answer.describe()}")
     return answer
 
 
@@ -232,7 +229,7 @@ async def run_demo(cluster: DemoCluster, *, keep: bool) -> bool:
         cluster.milestones.reach("controller, weights and engines")
         asked = time.monotonic()
         answers = [await chat_with(client, store, name) for name in SERVICES]
-        cluster.milestones.reach("first token", asked + answers[0].first_token_seconds)
+        cluster.milestones.reach("first token", asked + answers[0].first_seconds)
         print(f"\n{cluster.milestones}\n")
         print("$ kubectl get mdl,isvc,mh,mp")
         print(await cluster.plane.kubectl("get", "mdl,isvc,mh,mp"))
@@ -270,7 +267,7 @@ async def main() -> int:
     cluster = DemoCluster(ensure_binaries(), Path(tempfile.mkdtemp(prefix="pomona-")), options.weights)
     try:
         return 0 if await run_demo(cluster, keep=options.keep) else 1
-    except (PlaneError, TimeoutError) as error:
+    except (AskError, PlaneError, TimeoutError) as error:
         reason = str(error) or f"not Ready within {READY_SECONDS} s"
         print(f"make demo: {reason}\n{await cluster.log_tails()}", file=sys.stderr)
         return 1

@@ -35,7 +35,7 @@ class Command(NamedTuple):
 async def _run(verb: str, source: str, *options: str, files: str = "*.gguf", **environment: str) -> Command:
     inherited = {name: value for name, value in os.environ.items() if name != "POMONA_SOURCE_TOKEN"}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "cli.main", verb, source, "--files", files, "--json"),
+        *(sys.executable, "-m", "cli.main", verb, source, "--files", files, "--output=json"),
         *("--allow-private-sources", "127.0.0.0/8", *options),
         env={**inherited, "no_proxy": "*", **environment},
         stdout=asyncio.subprocess.PIPE,

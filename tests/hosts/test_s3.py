@@ -193,7 +193,15 @@ async def test_public_bucket_needs_no_keys(bucket: Bucket) -> None:
 
 async def test_command_takes_the_keys_from_the_environment(bucket: Bucket, tmp_path: Path) -> None:
     source = "s3://models/gguf/tiny%20model.gguf"
-    command = ["fetch", source, "--to", str(tmp_path / "to"), "--allow-private-sources", "127.0.0.1/32", "--json"]
+    command = [
+        "fetch",
+        source,
+        "--to",
+        str(tmp_path / "to"),
+        "--allow-private-sources",
+        "127.0.0.1/32",
+        "--output=json",
+    ]
     environment = {**os.environ, **bucket.server.environment()}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "cli.main", *command), env=environment, stdout=asyncio.subprocess.PIPE, cwd=CHECKOUT

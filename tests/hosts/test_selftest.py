@@ -8,7 +8,7 @@ import psutil
 
 
 def test_this_host_passes() -> None:
-    argv = [sys.executable, "-X", "dev", "-W", "error", "-m", "cli.main", "agent", "selftest", "--json"]
+    argv = [sys.executable, "-X", "dev", "-W", "error", "-m", "cli.main", "agent", "selftest", "--output=json"]
     done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=100)
     lines = {line["name"]: line for line in json.loads(done.stdout)}
     failed = [line for line in lines.values() if line["verdict"] == "FAILED"]

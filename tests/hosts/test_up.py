@@ -396,7 +396,8 @@ async def test_the_engines_of_a_cluster_are_left_alone(start: Start, weights: Pa
     record.unlink()
     up.process.start()
     assert await up.ends() == 1
-    assert "runs here for a cluster: start `pomona agent` again" in up.said
+    assert "which a cluster has placed on this machine, still runs" in up.said
+    assert "end it by `pomona agent stop`" in up.said
     assert psutil.pid_exists(known["identity"]["pid"])
 
 
@@ -417,7 +418,7 @@ async def test_models_of_a_cluster_in_a_daemon_are_left_alone(
         )
         up.process.start()
         assert await up.ends() == 1
-        assert "team-a/chat-1 runs here for a cluster" in up.said
+        assert "the engine of team-a/chat-1, which a cluster has placed on this machine" in up.said
         assert daemon.names() == {name}
         assert daemon.changes() == []
 

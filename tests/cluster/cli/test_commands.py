@@ -117,7 +117,7 @@ async def test_service_in_a_pod_is_deployed_asked_and_deleted(
     assert (await editor.succeed("chat", "chat", "Who are you?")).startswith(ANSWER)
     seen = " ".join((await editor.succeed("status", "chat")).split())
     assert "Pod chat-" in seen
-    assert f"not shown: system:serviceaccount:{cluster.namespace}:default may not list metalprocesses" in seen
+    assert "not shown" not in seen, "a service in pods has no process on a host that a tenant could miss"
 
     refused = await pomona.run("delete", "chat")
     assert refused.code == 1
@@ -228,7 +228,11 @@ async def test_missing_right_is_named_with_who_can_grant_it(
         refused = await pomona.run(*command)
         assert refused.code == 1
         assert f"Error: system:serviceaccount:{namespace}:default may not " in refused.errors
-        assert "an administrator of the cluster can grant it by a " in refused.errors
+        ways_out = (
+            "administrator of the cluster can grant it by a ",
+            "administrators of the cluster may, and can bind",
+        )
+        assert any(each in refused.errors for each in ways_out)
         assert len(refused.errors.splitlines()) == 1
 
 

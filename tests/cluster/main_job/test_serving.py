@@ -198,7 +198,7 @@ async def test_kubectl_get_shows_the_state(cluster: Cluster, host: MetalHost) ->
 async def run_doctor(host: MetalHost) -> set[str]:
     """Run the doctor on a host, with the agent's own credentials; return the checks that are well."""
     options = [each for each in host.agent.argv if each.startswith(("--name=", "--kubeconfig=", "--state-dir="))]
-    argv = [*host.host.exec, sys.executable, "-m", "cli.main", "agent", "doctor", *options, "--json"]
+    argv = [*host.host.exec, sys.executable, "-m", "cli.main", "agent", "doctor", *options, "--output=json"]
     process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()
     findings = json.loads(output)

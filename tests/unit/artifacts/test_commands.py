@@ -33,7 +33,7 @@ async def test_result_file_and_exit_code_have_everything_that_a_job_reports(
 ) -> None:
     content = await asyncio.to_thread(model.read_bytes)
     source, result = "hf://acme/tiny@main/tiny.gguf", tmp_path / "termination-log"
-    ran = await _pomona("inspect", source, "--json", "--result", str(result), HF_ENDPOINT=server.url)
+    ran = await _pomona("inspect", source, "--output=json", "--result", str(result), HF_ENDPOINT=server.url)
     assert (ran.code, ran.err) == (0, "")
     facts = json.loads(result.read_bytes())
     assert json.loads(ran.out) == facts
@@ -41,6 +41,7 @@ async def test_result_file_and_exit_code_have_everything_that_a_job_reports(
     assert (facts["sizeBytes"], facts["layout"]["layers"]) == (len(content), layers)
 
     arguments = ["--revision", facts["revision"], "--sha256", facts["sha256"], "--to", str(tmp_path / "out")]
+    arguments.append("--json")  # of a controller of the version before
     ran = await _pomona("fetch", source, *arguments, "--result", str(result), HF_ENDPOINT=server.url)
     assert (ran.code, ran.err) == (0, "")
     assert (tmp_path / "out/tiny.gguf").read_bytes() == content
@@ -55,7 +56,7 @@ async def test_fetch_reports_the_header_that_arrived_and_refuses_what_is_no_mode
     server.etag = "same"
     source, result = f"{server.url}/acme/tiny/tiny.gguf", tmp_path / "result"
     size = len(await asyncio.to_thread(model.read_bytes))
-    ran = await _pomona("inspect", source, "--json")
+    ran = await _pomona("inspect", source, "--output=json")
     wanted = ["--revision", json.loads(ran.out)["revision"], "--size-bytes", str(size), "--result", str(result)]
     ran = await _pomona("fetch", source, "--to", str(tmp_path / "good"), *wanted)
     assert (ran.code, ran.err) == (0, "")

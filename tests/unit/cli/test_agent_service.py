@@ -136,7 +136,7 @@ def test_report_fits_a_terminal() -> None:
     process = AgentProcessStatus("team-a", "chat", "qwen3-8b", "llama.cpp", "Failed", 8 * GIB, "it crashed")
     service = ServiceState("launchd", "system/dev.pomona.agent", "/Library/LaunchDaemons/x.plist", "running", 7, 3)
     text = format_report(
-        AgentReport("/Users/ada/Library/Application Support/Pomona", service, status(processes=[process]))
+        AgentReport("/Users/ada/Library/Application Support/Pomona", service, status(processes=[process])), 80
     )
     assert max(map(len, text.splitlines())) <= 80
     assert "system/dev.pomona.agent is running, process 7, started 3 times" in text
@@ -151,7 +151,7 @@ def test_report_of_an_agent_that_ended_has_the_reason(tmp_path: Path, managers: 
     assert "ended:        2026-11-23T12:00:00Z, kubeconfig /x: no such file" in result.output
     assert not AgentReport("/x", agent=status(stopping=True)).is_well
     assert not AgentReport("/x", agent=status(ready=False)).is_well
-    assert "studio-1, starting as process 7" in format_report(AgentReport("/x", agent=status(ready=False)))
+    assert "studio-1, starting as process 7" in format_report(AgentReport("/x", agent=status(ready=False)), 80)
     assert status_command.AgentReport("/x", agent=status()).is_well
 
 

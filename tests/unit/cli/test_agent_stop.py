@@ -88,7 +88,7 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SystemService:
 
 @pytest.fixture
 def _seconds_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let 10 s pass at each look at the clock."""
+    """Pass 10 s at each look at the clock."""
     clock = itertools.count(step=10)
 
     class Time:

@@ -30,7 +30,7 @@ STEPS = (
     (shutil, ("copy2",)),
     (trial_environment, ("exchange_folders",)),
 )
-"""What changes the disk, and the signal that restarts the agent."""
+"""Each call that changes the disk, and the signal that restarts the agent."""
 
 
 @pytest.fixture

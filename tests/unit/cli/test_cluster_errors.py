@@ -4,13 +4,15 @@ import pytest
 
 from cli.cluster_access import describe_missing
 from cli.cluster_errors import describe_api_error
-from crds.meta import GROUP
+from crds.meta import GROUP, HOSTS_NAMESPACE
 from kube.errors import ApiError, Conflict, Forbidden, Invalid
 from kube.resources import INFERENCE_SERVICES, METAL_HOSTS
 
 SERVER = "https://10.0.0.1"
 EVE = 'User "eve" cannot'
 GRANT = "an administrator of the cluster can grant it by a"
+VIEWERS = "the cluster role view, edit or admin"
+ADMINISTRATORS = "administrators of the cluster may, and can bind a role that allows it (docs/security.md)"
 
 
 @pytest.mark.parametrize(
@@ -18,11 +20,27 @@ GRANT = "an administrator of the cluster can grant it by a"
     [
         (
             f'secrets "chat-token" is forbidden: {EVE} get resource "secrets" in API group "" in the namespace "team"',
-            f"eve may not get secrets in namespace team: {GRANT} role binding to the cluster role view, edit or admin",
+            f"eve may not get secrets in namespace team: {GRANT} role binding to the cluster role edit or admin",
         ),
         (
             f'metalhosts is forbidden: {EVE} list resource "metalhosts" in API group "{GROUP}" at the cluster scope',
-            f"eve may not list metalhosts.{GROUP} in the whole cluster: {GRANT} cluster role binding",
+            f"eve may not list metalhosts.{GROUP} in the whole cluster: {ADMINISTRATORS}",
+        ),
+        (
+            f'x is forbidden: {EVE} list resource "metalprocesses" in API group "{GROUP}" in the namespace "team"',
+            f"eve may not list metalprocesses.{GROUP} in namespace team: {ADMINISTRATORS}",
+        ),
+        (
+            f'x: {EVE} get resource "serviceaccounts" in API group "" in the namespace "{HOSTS_NAMESPACE}"',
+            f"eve may not get serviceaccounts in namespace {HOSTS_NAMESPACE}: {ADMINISTRATORS}",
+        ),
+        (
+            f'models is forbidden: {EVE} list resource "models" in API group "{GROUP}" in the namespace "team"',
+            f"eve may not list models.{GROUP} in namespace team: {GRANT} role binding to {VIEWERS}",
+        ),
+        (
+            f'models is forbidden: {EVE} list resource "models" in API group "{GROUP}" at the cluster scope',
+            f"eve may not list models.{GROUP} in the whole cluster: {GRANT} cluster role binding",
         ),
         ("denied by policy x: no", "list pods is refused: denied by policy x: no"),
     ],

@@ -117,7 +117,7 @@ def test_problems_of_files_have_their_lines(tmp_path: Path) -> None:
 
 def test_progress_is_printed_at_each_change_and_else_every_ten_seconds() -> None:
     now, lines = 0.0, list[str]()
-    printer = ProgressPrinter("", lines.append, lambda: now)
+    printer = ProgressPrinter("", lines.append, 80, lambda: now)
 
     def see(phase: str, reason: str, message: str) -> None:
         printer.print_verdict(phase, Verdict("on its way", message, reason, ""))

@@ -52,3 +52,12 @@ def test_full_disk_loses_lines_and_ends_nothing() -> None:
     for write in (logger.info, logger.warning, logger.error):
         write("lost")
     logging.getLogger("library").warning("lost too")
+
+
+def test_command_with_findings_of_its_own_logs_errors_only() -> None:
+    stream = io.StringIO()
+    log.configure(errors_only=True, stream=stream)
+    for logger in (structlog.get_logger(), logging.getLogger("library"), logging.getLogger("aiohttp")):
+        logger.warning("hidden")
+        logger.error("shown")
+    assert (stream.getvalue().count("shown"), stream.getvalue().count("hidden")) == (3, 0)

@@ -6,6 +6,7 @@ import runpy
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,6 +58,34 @@ def test_help_of_sub_command_has_example() -> None:
         if path != ["llama-server"]:  # shows llama-server's own arguments
             assert re.search(r"^ +(pomona|curl) ", result.output, re.MULTILINE), result.output
         assert "\\b" not in result.output
+
+
+def list_commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Return each command with its path, groups included."""
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        assert command is not None
+        yield (*path, name), command
+        if isinstance(command, click.Group):
+            yield from list_commands(command, (*path, name))
+
+
+def test_each_command_that_prints_facts_prints_them_as_json_and_yaml_by_one_option() -> None:
+    printing = set()
+    for path, command in list_commands(main):
+        options = {each.name: each for each in command.params if isinstance(each, click.Option)}
+        flags = {flag for each in options.values() for flag in each.opts if not each.hidden}
+        assert "--json" not in flags, path
+        if "-o" in flags or "--output" in flags:
+            form = next(each for each in options.values() if "--output" in each.opts)
+            assert form.opts == ["--output", "-o"], path
+            assert isinstance(form.type, click.Choice), path
+            assert {"json", "yaml"} <= set(form.type.choices), path
+            printing.add(" ".join(path))
+    assert printing == {
+        *("catalog", "deploy", "fetch", "host list", "hosts", "inspect", "list", "status"),
+        *("agent doctor", "agent selftest", "agent status", "agent weights"),
+    }
 
 
 def test_agent_that_has_not_joined_ends_for_good_and_says_how_to_join(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.output import TableColumn, age_text, escape_controls, name_of, print_objects, render_table, wrap_text
+from cli.output import TableColumn, age_text, dim, escape_controls, name_of, print_objects, render_table, wrap_text
 
 SERVICE = {
     "apiVersion": "inference.pomona.dev/v1alpha1",
@@ -86,11 +86,46 @@ def test_long_words_are_not_broken() -> None:
     ]
 
 
+def test_wrapped_text_keeps_its_own_lines_and_blanks() -> None:
+    text = "it said:\n    tensor  blk.0 is missing, so that\n\n\tnothing loads\n"
+    assert wrap_text(text, 30, "   ", first="-> ") == [
+        "-> it said:",
+        "       tensor  blk.0 is",
+        "       missing, so that",
+        "          nothing loads",
+    ]
+    assert wrap_text(" \n", 30) == []
+
+
+@given(st.text(), st.integers(min_value=20, max_value=100))
+def test_wrapped_text_loses_no_word(text: str, width: int) -> None:
+    assert "".join("".join(wrap_text(text, width, "  ")).split()) == "".join(escape_controls(text).split())
+
+
 @given(st.text())
 def test_text_of_others_moves_no_cursor(text: str) -> None:
     shown = escape_controls(text)
     assert not {each for each in shown if ord(each) < 0x20 or 0x7F <= ord(each) < 0xA0} - {"\n", "\t"}
     assert escape_controls(shown) == shown
+
+
+@pytest.mark.parametrize(
+    ("variables", "shown"),
+    [
+        ({"TERM": "xterm"}, "\033[2ma\033[0m"),
+        ({"TERM": "dumb"}, "a"),
+        ({}, "a"),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, "a"),
+    ],
+)
+def test_thoughts_are_dim_where_that_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], shown: str
+) -> None:
+    for name in ("TERM", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert dim("a") == shown
 
 
 def test_chip_of_a_hostile_host_is_shown_as_text() -> None:

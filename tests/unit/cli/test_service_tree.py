@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from cli.cluster_options import ClusterOptions
+from cli.service.replicas import may_be_on_hosts
 from cli.service.service_tree import ServiceObjects, describe_host_state, render_status
 from cli.service.verdict import judge_service
 from tests.support.api_objects import condition
@@ -68,12 +69,25 @@ def test_next_step_leads_to_the_cluster_and_namespace_that_were_given() -> None:
     for phase, reason, command in (
         ("Ready", "Serving", "pomona chat chat -n team"),
         ("Failed", "InvalidSpec", "kubectl edit isvc chat -n team"),
+        ("Failed", "ModelFailed", "kubectl edit mdl tiny -n team"),
         ("Suspended", "ScaledToZero", "kubectl edit isvc chat -n team"),
         ("Downloading", "Probing", "pomona logs chat -n team"),
     ):
         assert judge_service(service(phase, reason, "m"), target=given).next_step.endswith(command + where)
     unseen = judge_service(service("Ready", "Serving", "m", observed=0), target=given)
     assert unseen.next_step.endswith(f"kubectl get pods -n pomona-system{where}")
+
+
+def test_next_step_names_the_model_that_failed() -> None:
+    failed = service("Failed", "ModelFailed", "Model house-style: no such file", adapters=[{"modelRef": "house-style"}])
+    assert judge_service(failed).next_step == "edit the Model: kubectl edit mdl house-style"
+
+
+def test_service_in_pods_has_no_process_that_a_tenant_could_miss() -> None:
+    seen = service("Ready", "Serving", "m")
+    assert may_be_on_hosts(seen)
+    assert may_be_on_hosts({"metadata": {}, "spec": {}})
+    assert not may_be_on_hosts({**seen, "status": {**seen["status"], "accelerator": "nvidia"}})
 
 
 def render(objects: ServiceObjects, width: int = 80) -> list[str]:

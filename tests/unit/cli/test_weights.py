@@ -1,5 +1,6 @@
 """`pomona agent weights` lists weights, deletes the unused ones, and refuses the others with a way out."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,9 @@ async def test_weights_are_listed_and_deleted_unless_in_use(tmp_path: Path, www:
     assert listed.splitlines()[1].split()[:2] == [short, "4.0"]
     assert "yes" in listed
     assert "secret" not in listed
+    [facts] = json.loads(run(state, "--output=json").output)
+    assert (facts["digest"], facts["sizeBytes"], facts["inUse"]) == (held.digest, 4096, True)
+    assert "secret" not in facts["source"]
 
     refused = run(state, "--remove", short)
     assert refused.exit_code == 1

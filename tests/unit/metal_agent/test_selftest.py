@@ -143,8 +143,8 @@ def test_exit_code_is_one_after_a_failure(monkeypatch: pytest.MonkeyPatch, verdi
         return [Line("memory", verdict, "16 GiB", "17 GiB")]
 
     monkeypatch.setattr(selftest, "run_selftest", found)
-    monkeypatch.setattr(log, "configure", lambda: None)
+    monkeypatch.setattr(log, "configure", lambda **_: None)
     result = CliRunner().invoke(selftest.command)
     assert result.exit_code == code
-    assert f"{verdict:8} memory  16 GiB  expected: 17 GiB" in result.output
-    assert json.loads(CliRunner().invoke(selftest.command, ["--json"]).output)[0]["verdict"] == verdict
+    assert f"{verdict:<9}memory: 16 GiB (expected: 17 GiB)" in result.output
+    assert json.loads(CliRunner().invoke(selftest.command, ["--output=json"]).output)[0]["verdict"] == verdict

@@ -57,7 +57,7 @@ def test_drain_waits_for_replacements_that_have_a_host_or_are_about_to_get_one()
         done = reconcile(serving, replacement)
         found = planned_condition(done, "Drained")
         assert (found["status"], found["reason"]) == ("False", "Draining")
-        assert "1 process is still on this host" in found["message"]
+        assert found["message"].startswith("1 process is still on this host: team/chat (")
         assert "Draining" not in {event.reason for event in done.events}, "normal progress"
         assert done.again_seconds is not None
         assert done.again_seconds <= WAITING_SECONDS

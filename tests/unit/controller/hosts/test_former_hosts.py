@@ -1,4 +1,4 @@
-"""What a former host of the same name was granted says nothing about the host that is registered now."""
+"""Grants of a former host of the same name say nothing about the host that is registered now."""
 
 from typing import Any
 

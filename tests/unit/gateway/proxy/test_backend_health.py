@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 from msgspec import structs
 
+from gateway.http.control_client import ControlRefusedError
 from gateway.proxy.backend_health import AnswerProgress, BackendPast, is_failure
 from gateway.proxy.config import Backend, BackendHealth, ProxyConfig
-from gateway.proxy.control_client import ProxyRefusedError
 from gateway.proxy.health_monitor import AnswerObserver, HealthMonitor
 from tests.unit.gateway.proxy import impatient_proxy as impatient_proxy_module
 from tests.unit.gateway.proxy.running_proxy import (
@@ -448,5 +448,5 @@ async def test_engine_that_hangs_at_its_first_request_is_reported(
 
 
 async def test_health_of_an_unknown_backend_cannot_be_cleared(proxy: ProxyProcess) -> None:
-    with pytest.raises(ProxyRefusedError, match="no backend unknown is configured"):
+    with pytest.raises(ControlRefusedError, match="no backend unknown is configured"):
         await proxy.client.clear_health("unknown")

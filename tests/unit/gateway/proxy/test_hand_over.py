@@ -15,9 +15,9 @@ import pytest
 from aiohttp import web
 from msgspec import structs
 
+from gateway.http.control_client import ControlUnreachableError
 from gateway.http.named_socket import NamedSocket
 from gateway.proxy.config import ProxyConfig
-from gateway.proxy.control_client import ProxyUnreachableError
 from gateway.proxy.control_socket import HAND_OVER_SOCKET, LAST_SOCKET, claim_socket, send_inheritance
 from tests.support.eventually import eventually
 from tests.unit.gateway.proxy.running_proxy import (
@@ -217,7 +217,7 @@ async def test_proxy_starts_while_one_before_it_ends_its_last_request(
                 await eventually(old.client.socket.with_name(LAST_SOCKET.format(pid=old.process.pid)).exists)
                 crashing.process.kill()
                 crashing.process.wait()
-                with pytest.raises(ProxyUnreachableError):
+                with pytest.raises(ControlUnreachableError):
                     await crashing.client.state()
             with run_proxy(old.client.socket) as third:
                 await third.serve(backend)

@@ -16,8 +16,9 @@ import psutil
 import pytest
 from aiohttp import web
 
+from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
 from gateway.proxy.config import Backend, ProxyConfig
-from gateway.proxy.control_client import ProxyClient, ProxyRefusedError, ProxyUnreachableError
+from gateway.proxy.control_client import ProxyClient
 from tests.unit.gateway.proxy.running_proxy import (
     AUTHORIZED,
     DONE_EVENT,
@@ -144,13 +145,13 @@ async def test_foreign_address_is_not_reported_as_a_taken_port(proxy: ProxyProce
 async def test_refused_configuration_changes_nothing(proxy: ProxyProcess) -> None:
     before = await proxy.client.configure(ProxyConfig((make_service(),)))
     open_to_all = msgspec.structs.replace(make_service(), token="")
-    with pytest.raises(ProxyRefusedError, match=r"configuration refused: .* `\$\.services\[0\]\.token`"):
+    with pytest.raises(ControlRefusedError, match=r"configuration refused: .* `\$\.services\[0\]\.token`"):
         await proxy.client.configure(ProxyConfig((open_to_all,)))
     assert await proxy.client.state() == before
 
 
 async def test_absent_proxy_is_reported_as_unreachable(tmp_path: Path) -> None:
-    with pytest.raises(ProxyUnreachableError, match=r"absent\.sock"):
+    with pytest.raises(ControlUnreachableError, match=r"absent\.sock"):
         await ProxyClient(tmp_path / "absent.sock").state()
 
 
@@ -161,7 +162,7 @@ async def test_response_of_an_incompatible_version_is_reported_as_such(tmp_path:
     runner = web.ServerRunner(web.Server(newer))
     await runner.setup()
     await web.UnixSite(runner, tmp_path / "newer.sock").start()
-    with pytest.raises(ProxyRefusedError, match="another version"):
+    with pytest.raises(ControlRefusedError, match="another version"):
         await ProxyClient(tmp_path / "newer.sock").state()
     await runner.cleanup()
 
@@ -227,7 +228,7 @@ async def test_killed_proxy_can_be_restarted_on_its_socket(socket_path: Path) ->
         first.process.kill()
         first.process.wait()
         assert mode(socket_path)
-        with pytest.raises(ProxyUnreachableError):
+        with pytest.raises(ControlUnreachableError):
             await first.client.state()
         with run_proxy(socket_path) as second:
             state = await first.client.state()

@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 from msgspec import structs
 
+from gateway.http.control_client import ControlRefusedError
 from gateway.proxy import errors
 from gateway.proxy.config import ProxyConfig, RouterListener, ServiceStats
-from gateway.proxy.control_client import ProxyRefusedError
 from tests.support.eventually import eventually
 from tests.unit.gateway.proxy.running_proxy import (
     AUTHORIZED,
@@ -229,7 +229,7 @@ async def test_web_page_cannot_use_a_router_without_a_token(
 async def test_router_without_a_token_must_listen_on_loopback(proxy: ProxyProcess) -> None:
     with pytest.raises(ValueError, match=r"a router on 0\.0\.0\.0 needs a token"):
         RouterListener("0.0.0.0", 8080)
-    with pytest.raises(ProxyRefusedError, match="needs a token"):
+    with pytest.raises(ControlRefusedError, match="needs a token"):
         await proxy.client.request("PUT", "/services", body=b'{"router": {"address": "10.0.0.1", "port": 0}}')
 
 

@@ -74,20 +74,20 @@ def test_exit_code_is_one_if_there_is_a_problem(
         return [Finding("sleep", verdict, "this Mac sleeps", "sudo pmset -a sleep 0")]
 
     monkeypatch.setattr(doctor, "run_doctor", find)
-    monkeypatch.setattr(log, "configure", lambda: None)
+    monkeypatch.setattr(log, "configure", lambda **_: None)
     result = CliRunner().invoke(doctor.command, ["--state-dir", str(tmp_path)])
     assert result.exit_code == code
     assert f"{verdict:<10}sleep: this Mac sleeps" in result.output
     assert ("-> sudo pmset -a sleep 0" in result.output) == (verdict != "ok")
     assert (
-        json.loads(CliRunner().invoke(doctor.command, ["--json", "--state-dir", str(tmp_path)]).output)[0]["fix"]
+        json.loads(CliRunner().invoke(doctor.command, ["--output=json", "--state-dir", str(tmp_path)]).output)[0]["fix"]
         == "sudo pmset -a sleep 0"
     )
 
 
 def test_findings_fit_80_columns() -> None:
     long = Finding("reached by the cluster", "problem", "no answer " * 30, "start the agent with --address " * 5)
-    assert max(map(len, doctor.format_findings([long]).splitlines())) <= 80
+    assert max(map(len, doctor.format_findings([long], 80).splitlines())) <= 80
 
 
 def test_kubeconfig_needs_the_name_of_the_host(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
 from gateway.proxy.config import BackendHealth
-from gateway.proxy.control_client import ProxyClient, ProxyRefusedError, ProxyUnreachableError
+from gateway.proxy.control_client import ProxyClient
 from metal_agent.engine_health import Suspicion
 from metal_agent.process_events import ProcessEvent, Suspected, Trusted
 from metal_agent.supervise.backend_reports import follow_backend_health, read_report
@@ -45,7 +46,11 @@ class _Reporting(ProxyClient):
 
 @pytest.mark.parametrize(
     "error",
-    [ProxyUnreachableError("it ended"), ProxyRefusedError("404: an earlier version"), RuntimeError("a defect of ours")],
+    [
+        ControlUnreachableError("it ended"),
+        ControlRefusedError("404: an earlier version"),
+        RuntimeError("a defect of ours"),
+    ],
 )
 def test_reports_are_followed_whatever_ends_the_stream(error: Exception) -> None:
     runner: Any = _Told()

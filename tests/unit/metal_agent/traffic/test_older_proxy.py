@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from gateway.http.control_client import ControlUnreachableError
 from gateway.proxy.build import BUILD
 from gateway.proxy.config import ListenerState, ProxyState, ServiceStats
-from gateway.proxy.control_client import ProxyClient, ProxyUnreachableError
+from gateway.proxy.control_client import ProxyClient
 from metal_agent.native.engine_handle import EngineExit
 from metal_agent.traffic.proxy_process import Proxy
 from tests.support import virtual_time
@@ -58,7 +59,7 @@ class _ProxyWithStreams(ProxyClient):
     async def state(self) -> ProxyState:
         now = asyncio.get_running_loop().time()
         if now >= self._silent_from:
-            raise ProxyUnreachableError("silent")
+            raise ControlUnreachableError("silent")
         stats = ServiceStats(in_flight=int(now < self._busy_until))
         listener = ListenerState("team/chat", "127.0.0.1", 1, "", (), stats=stats)
         return ProxyState("0.1" if self._is_older else BUILD, PID, (listener,), hand_over=not self._is_older)

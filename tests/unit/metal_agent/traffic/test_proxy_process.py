@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from gateway.http import control_client
+from gateway.http.control_client import ControlUnreachableError
 from gateway.proxy.config import ProxyConfig, ServiceListener
-from gateway.proxy.control_client import ProxyUnreachableError
 from metal_agent.native.process import NativeProcess, _signal_group, identify_process, kill_strays, spawn_process
 from metal_agent.traffic import proxy_process as proxies
 from metal_agent.traffic.proxy_process import Proxy
@@ -96,7 +96,7 @@ async def test_busy_proxy_is_waited_for_at_the_start(folder: Path, monkeypatch: 
     async with agent(folder) as second:
         assert second.process
         assert second.process.pid == started
-        with pytest.raises(ProxyUnreachableError):
+        with pytest.raises(ControlUnreachableError):
             await second.client.state()
         assert not second.answers
         _signal_group(started, signal.SIGCONT)

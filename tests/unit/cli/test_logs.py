@@ -1,0 +1,53 @@
+"""`pomona logs` ends cleanly with the program that reads its output."""
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator
+from typing import Any, cast
+
+import pytest
+
+from cli.cluster_access import Cluster
+from cli.cluster_options import ClusterOptions
+from cli.service.logs import print_pod_log
+from kube.client import Client
+from kube.credentials import Credentials
+
+POD = {"metadata": {"name": "chat-1"}, "spec": {"nodeName": "node-1", "containers": [{"name": "engine"}]}}
+
+
+class _ClosedPipe:
+    """An output whose reader is gone."""
+
+    def write(self, _text: str) -> int:
+        raise BrokenPipeError
+
+    def isatty(self) -> bool:
+        return False
+
+
+class _OpenLog:
+    """A client with one endless log."""
+
+    is_open = False
+
+    async def stream_log(self, *_: Any, **__: Any) -> AsyncGenerator[bytes, None]:
+        self.is_open = True
+        try:
+            while True:
+                yield b"a line"
+        finally:
+            self.is_open = False
+
+
+def test_log_is_closed_as_soon_as_its_reader_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = _OpenLog()
+    cluster = Cluster(cast("Client", client), cast("Credentials", None), "default", ClusterOptions())
+
+    async def main() -> None:
+        monkeypatch.setattr(sys, "stdout", _ClosedPipe())
+        with pytest.raises(BrokenPipeError):
+            await print_pod_log(cluster, POD, "", follow=True, tail_lines=None)
+        assert not client.is_open, "the end of the event loop would close it with a traceback"
+
+    asyncio.run(main())
