@@ -3,7 +3,8 @@
 import asyncio
 import functools
 import sys
-from typing import TYPE_CHECKING, Any
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from cli.cluster_access import Cluster
 
 Obj = dict[str, Any]
+_WITHOUT_LOG: Final = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND})
+"""Answers about a container that has not started, and about a pod that is gone."""
 
 
 @click.command("logs")
@@ -81,6 +84,8 @@ async def _print_logs(
 
 
 async def _print_pod(cluster: "Cluster", pod: Obj, prefix: str, *, follow: bool, tail_lines: int | None) -> None:
+    from kube.errors import ApiError  # noqa: PLC0415 - not needed for --help
+
     name = pod["metadata"]["name"]
     names = [each["name"] for each in pod["spec"]["containers"]]
     container = next((each for each in names if each != PROXY_CONTAINER), names[0])
@@ -88,8 +93,13 @@ async def _print_pod(cluster: "Cluster", pod: Obj, prefix: str, *, follow: bool,
         print(f"{prefix}{name} is on no node yet, and has no log", file=sys.stderr)
         return
     lines = cluster.client.stream_log(name, cluster.namespace, container, follow=follow, tail_lines=tail_lines)
-    async for line in lines:
-        print(prefix + show_raw(line.decode(errors="replace")), flush=follow)
+    try:
+        async for line in lines:
+            print(prefix + show_raw(line.decode(errors="replace")), flush=follow)
+    except ApiError as error:
+        if error.status not in _WITHOUT_LOG:
+            raise
+        print(f"{prefix}{show_raw(error.message)}", file=sys.stderr)  # the other replicas have logs
 
 
 def print_process_log(process: Obj, prefix: str, tail_lines: int | None) -> None:

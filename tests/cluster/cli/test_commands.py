@@ -66,6 +66,13 @@ async def test_service_in_a_pod_is_deployed_asked_and_deleted(
         terminal.type(CTRL_D)
         assert await terminal.end() == 0, terminal.output
 
+    await cluster.apply(cluster.service("absent", "cpu", image="registry.test/absent:1"))
+    await cluster.wait_for_phase("absent", "Failed", "ImagePullBackOff")
+    waiting = await pomona.run("logs", "absent")
+    assert waiting.code == 0, waiting
+    assert "is waiting to start: " in waiting.errors
+    await pomona.succeed("delete", "absent")
+
     editor = Pomona(plane, cluster.namespace)
     editor.kubeconfig = await plane.service_account_kubeconfig(cluster.namespace, "default")
     await cluster.kubectl(
