@@ -33,6 +33,8 @@ START_SECONDS = 180.0
 """Limit for a node or the controller on it to become ready. No claim about speed."""
 SHARED = "shared"
 """StorageClass of volumes that each node can mount, and that are made by hand."""
+ENDLESS_TOKENS = 1 << 17
+"""Length of an answer of loop.gguf, which no test waits for."""
 TAIL_LINES = 25
 PROCESSES = pytest.StashKey[list[Process]]()
 
@@ -150,6 +152,7 @@ async def files(tmp_path: Path) -> AsyncIterator[FileServer]:
     root = tmp_path / "served"
     root.mkdir()
     tiny_gguf.write(root / "tiny.gguf")
+    tiny_gguf.write(root / "loop.gguf", loop=True, n_ctx=ENDLESS_TOKENS)
     async with FileServer(root, address=ADDRESS) as server:
         yield server
 
