@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from crds.meta import HOSTS_NAMESPACE
 from kube import credentials
 from kube.client import Client, Obj, connect
-from kube.resources import NODES
+from kube.resources import LEASES, METAL_HOSTS, NODES
 from tests.cluster.main_job.cluster import Cluster
 from tests.controlplane import binaries, members, sandbox
 from tests.controlplane.helm import CHART, run_helm
@@ -171,3 +172,6 @@ async def host(plane: ControlPlane, network: Network, tmp_path: Path) -> AsyncIt
     yield host
     await host.agent.stop()
     await host.host.close()
+    # The host of the next test has the same name, and would wait until this Lease has expired.
+    for kind, place in ((METAL_HOSTS, None), (LEASES, HOSTS_NAMESPACE)):
+        await plane.request("DELETE", kind.path(place, host.name), accept={404})
