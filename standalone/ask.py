@@ -14,6 +14,7 @@ _SILENCE_SECONDS: Final = 300
 """A large model on few cores needs minutes for its first token."""
 _QUOTED_CHARACTERS: Final = 300
 _MEASURABLE_SECONDS: Final = 0.1
+_BROKEN_OFF: Final = "the answer ended before [DONE]: the engine or its connection died"
 
 Show = Callable[[str], None]
 
@@ -102,7 +103,8 @@ async def continue_chat(
 ) -> ChatAnswer:
     """Send a conversation to `model` at the base URL `url`, and show each piece of the answer.
 
-    `show_thoughts` is called with pieces of the thoughts that some models write before they answer.
+    `show_thoughts` is called with pieces of the thoughts that some models write before they answer. Below a part of an
+    answer, `show` is called with a line end.
 
     Raises:
         AskError: there is no answer, or it is incomplete.
@@ -129,7 +131,11 @@ async def continue_chat(
                     if shown is not None:
                         shown(text)
     except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise AskError(f"{model} at {url}: {str(error) or type(error).__name__}") from error
+        if counted:
+            show("\n")  # what is reported begins a line of its own
+        is_broken = isinstance(error, aiohttp.ClientPayloadError)
+        problem = _BROKEN_OFF if is_broken else str(error) or type(error).__name__
+        raise AskError(f"{model} at {url}: {problem}") from error
     ended = time.monotonic()
     return ChatAnswer(
         text="".join(pieces),
@@ -158,4 +164,4 @@ async def _read_chunks(lines: aiohttp.StreamReader) -> AsyncIterator[_Chunk]:
         if data == b"[DONE]":
             return
         yield msgspec.json.decode(data, type=_Chunk)
-    raise AskError("the answer ended before [DONE]: the engine or its connection died")
+    raise aiohttp.ClientPayloadError(_BROKEN_OFF)

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import os
 import sys
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Final
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from cli.cluster_access import Cluster
 
 _PROMPT: Final = "> "
+_LINE_BYTES: Final = 4096
+"""The longest line that a terminal passes on."""
 
 
 @click.command("chat")
@@ -45,6 +48,10 @@ def command(name: str, question: str | None, *, target: ClusterOptions, url: str
     from standalone.ask import AskError  # noqa: PLC0415 - same
 
     try:
+        if question is None:
+            # A service that cannot be asked is reported before somebody types a question.
+            run_in_cluster(target, functools.partial(_check, name=name, url=url, hosts_ca=hosts_ca))
+            question = None if sys.stdin.isatty() else _read_standard_input()
         run_in_cluster(target, functools.partial(_chat, name=name, question=question, url=url, hosts_ca=hosts_ca))
     except AskError as error:
         raise click.ClickException(str(error)) from error
@@ -53,46 +60,65 @@ def command(name: str, question: str | None, *, target: ClusterOptions, url: str
         sys.exit(INTERRUPTED_EXIT)
 
 
+async def _check(cluster: "Cluster", *, name: str, url: str | None, hosts_ca: str | None) -> None:
+    from cli.service.service_address import open_service  # noqa: PLC0415 - not needed for --help
+
+    async with open_service(cluster, name, url, hosts_ca):
+        pass
+
+
 async def _chat(cluster: "Cluster", *, name: str, question: str | None, url: str | None, hosts_ca: str | None) -> None:
     from cli.service.service_address import open_service  # noqa: PLC0415 - not needed for --help
     from standalone.ask import ChatMessage, continue_chat  # noqa: PLC0415 - same
 
     messages: list[ChatMessage] = []
-    async with open_service(cluster, name, url, hosts_ca) as (session, address):
-        async for asked in _read_questions(question):
-            messages.append(ChatMessage("user", asked))
-            thoughts = _show_thought if sys.stdout.isatty() else None
+    thoughts = _show_thought if sys.stdout.isatty() else None
+    async for asked in _read_questions(question):
+        messages.append(ChatMessage("user", asked))
+        # Between two questions the engine may close its connection, and the replica may be replaced.
+        async with open_service(cluster, name, url, hosts_ca) as (session, address):
             answer = await continue_chat(session, address, name, messages, show=_show, show_thoughts=thoughts)
-            messages.append(ChatMessage("assistant", answer.text))
-            print()
-            print(answer.describe(), file=sys.stderr)
+        messages.append(ChatMessage("assistant", answer.text))
+        print()
+        print(answer.describe(), file=sys.stderr)
+
+
+def _read_standard_input() -> str:
+    if text := sys.stdin.read().strip():
+        return text
+    raise click.ClickException("standard input is empty: give a QUESTION")
 
 
 async def _read_questions(question: str | None) -> AsyncIterator[str]:
-    """Yield the question of the command line, or those that are typed, or standard input as one."""
+    """Yield the question of the command line, or those that are typed."""
     if question is not None:
         yield question
-    elif sys.stdin.isatty():
-        while line := await _read_line():
-            if line.strip():
-                yield line.strip()
-        print()
-    elif text := sys.stdin.read().strip():
-        yield text
-    else:
-        raise click.ClickException("standard input is empty: give a QUESTION")
+        return
+    while line := await _read_line():
+        if line.strip():
+            yield line.strip()
+    print()
 
 
 async def _read_line() -> str:
-    """Return a line of the terminal, empty at its end. A thread that reads could not be ended by Ctrl-C."""
+    """Return a line of the terminal, empty at its end. A read that waits could not be ended by Ctrl-C."""
     print(_PROMPT, end="", flush=True)
+    line, terminal = b"", sys.stdin.fileno()
+    while not line.endswith(b"\n"):
+        await _wait_for_input(terminal)
+        if not (typed := os.read(terminal, _LINE_BYTES)):
+            break
+        line += typed
+    return line.decode(errors="replace")
+
+
+async def _wait_for_input(descriptor: int) -> None:
     loop, is_there = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(sys.stdin.fileno(), is_there.set)
+    loop.add_reader(descriptor, is_there.set)
     try:
         await is_there.wait()
     finally:
-        loop.remove_reader(sys.stdin.fileno())
-    return sys.stdin.readline()
+        loop.remove_reader(descriptor)
 
 
 def _show(text: str) -> None:

@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import functools
 import sys
-from typing import TYPE_CHECKING, Any
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from cli.cluster_access import Cluster
 
 Obj = dict[str, Any]
+_WITHOUT_LOG: Final = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND})
+"""Answers about a container that has not started, and about a pod that is gone."""
 
 
 @click.command("logs")
@@ -82,13 +85,15 @@ async def _print_logs(
 
 
 async def print_pod_log(cluster: "Cluster", pod: Obj, prefix: str, *, follow: bool, tail_lines: int | None) -> None:
-    """Print the log of the engine in a pod, with `follow` until it ends.
+    """Print the log of the engine in a pod, with `follow` until it ends; say on standard error that it has none.
 
     Raises:
         BrokenPipeError: nobody reads the output any more.
         ApiError: the API server refuses.
         Unreachable: the API server does not answer.
     """
+    from kube.errors import ApiError  # noqa: PLC0415 - not needed for --help
+
     name = pod["metadata"]["name"]
     names = [each["name"] for each in pod["spec"]["containers"]]
     container = next((each for each in names if each != PROXY_CONTAINER), names[0])
@@ -96,10 +101,15 @@ async def print_pod_log(cluster: "Cluster", pod: Obj, prefix: str, *, follow: bo
         print(f"{prefix}{name} is on no node yet, and has no log", file=sys.stderr)
         return
     lines = cluster.client.stream_log(name, cluster.namespace, container, follow=follow, tail_lines=tail_lines)
-    # A reader that is gone, such as `head`, ends the command while the log is still open.
-    async with contextlib.aclosing(lines):
-        async for line in lines:
-            print(prefix + show_raw(line.decode(errors="replace")), flush=follow)
+    try:
+        # A reader that is gone, such as `head`, ends the command while the log is still open.
+        async with contextlib.aclosing(lines):
+            async for line in lines:
+                print(prefix + show_raw(line.decode(errors="replace")), flush=follow)
+    except ApiError as error:
+        if error.status not in _WITHOUT_LOG:
+            raise
+        print(f"{prefix}{show_raw(error.message)}", file=sys.stderr)  # the other replicas have logs
 
 
 def print_process_log(process: Obj, prefix: str, tail_lines: int | None) -> None:

@@ -45,7 +45,7 @@ class ControlClient:
         self._server = server
 
     def check_peer(self, connection: socket.socket) -> None:
-        """Check who is at the other end before anything is sent there. Raises ControlRefusedError: it is not trusted."""
+        """Check who is at the other end before anything is sent. Raises ControlRefusedError: it is not trusted."""
 
     async def call(
         self, method: str, path: str, response_type: type[T], *, body: bytes | None = None, wait_seconds: float = 0

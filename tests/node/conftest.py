@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from crds.meta import HOSTS_NAMESPACE
 from kube import credentials
 from kube.client import Client, Obj, connect
-from kube.resources import NODES
+from kube.resources import LEASES, METAL_HOSTS, NODES
 from tests.cluster.main_job.cluster import Cluster
 from tests.controlplane import binaries, members, sandbox
 from tests.controlplane.helm import CHART, run_helm
@@ -33,6 +34,8 @@ START_SECONDS = 180.0
 """Limit for a node or the controller on it to become ready. No claim about speed."""
 SHARED = "shared"
 """StorageClass of volumes that each node can mount, and that are made by hand."""
+ENDLESS_TOKENS = 1 << 17
+"""Length of an answer of loop.gguf, which no test waits for."""
 TAIL_LINES = 25
 PROCESSES = pytest.StashKey[list[Process]]()
 
@@ -150,6 +153,7 @@ async def files(tmp_path: Path) -> AsyncIterator[FileServer]:
     root = tmp_path / "served"
     root.mkdir()
     tiny_gguf.write(root / "tiny.gguf")
+    tiny_gguf.write(root / "loop.gguf", loop=True, n_ctx=ENDLESS_TOKENS)
     async with FileServer(root, address=ADDRESS) as server:
         yield server
 
@@ -168,3 +172,6 @@ async def host(plane: ControlPlane, network: Network, tmp_path: Path) -> AsyncIt
     yield host
     await host.agent.stop()
     await host.host.close()
+    # The host of the next test has the same name, and would wait until this Lease has expired.
+    for kind, place in ((METAL_HOSTS, None), (LEASES, HOSTS_NAMESPACE)):
+        await plane.request("DELETE", kind.path(place, host.name), accept={404})

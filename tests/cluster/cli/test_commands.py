@@ -6,71 +6,20 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import yaml
-from click.testing import CliRunner
 
 from cli.cluster_errors import is_unknown_kind
-from cli.main import main
 from kube.client import Client
 from kube.errors import NotFound
 from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, MODELS, Resource
 from tests.cluster.main_job.cluster import READY_SECONDS, Cluster
 from tests.controlplane.members import MetalHost
 from tests.controlplane.plane import ControlPlane
-from tests.controlplane.process import CHECKOUT
 from tests.support.eventually import eventually
-
-ANSWER = "Hello from a tiny model"
-
-
-class Result(NamedTuple):
-    """The end of a command."""
-
-    code: int
-    output: str
-    errors: str
-
-
-class Pomona:
-    """The command `pomona`, as an administrator runs it in a namespace."""
-
-    def __init__(self, plane: ControlPlane, namespace: str) -> None:
-        self.kubeconfig = plane.kubeconfig()
-        self._namespace = namespace
-
-    @property
-    def options(self) -> str:
-        """The options of each command, as hints repeat them."""
-        return f" -n {self._namespace} --kubeconfig {self.kubeconfig}"
-
-    async def start(self, *arguments: str) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "cli.main", *self._complete(arguments)),
-            cwd=CHECKOUT,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-
-    def _complete(self, arguments: tuple[str, ...]) -> list[str]:
-        namespace = [] if arguments[0] in {"host", "hosts"} else [f"--namespace={self._namespace}"]
-        return [*arguments, f"--kubeconfig={self.kubeconfig}", *namespace]
-
-    async def run(self, *arguments: str) -> Result:
-        """Run a command in a thread: a process for each would take the processors longer than all that it does."""
-        words = self._complete(arguments)
-        async with asyncio.timeout(READY_SECONDS):
-            done = await asyncio.to_thread(CliRunner().invoke, main, words, prog_name="pomona")
-        assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
-        return Result(done.exit_code, done.stdout, done.stderr)
-
-    async def succeed(self, *arguments: str) -> str:
-        result = await self.run(*arguments)
-        assert result.code == 0, result
-        return result.output
+from tests.support.pomona_command import ANSWER, PROMPT, Pomona, ask_on_terminal
+from tests.support.terminal import CTRL_D
 
 
 @pytest.fixture
@@ -108,6 +57,21 @@ async def test_service_in_a_pod_is_deployed_asked_and_deleted(
     assert answered.code == 0, answered
     assert answered.output.startswith(ANSWER)
     assert re.fullmatch(r"\d+ tokens in \d+\.\d\d s: the first after .* s.*\n", answered.errors), answered
+
+    async with pomona.on_terminal("chat", "chat") as terminal:
+        # The engine closes the connection of each answer, and the client does not see that at once.
+        for question in ("Who are you?", "Really?"):
+            await ask_on_terminal(terminal, question)
+        await terminal.wait_for(PROMPT)
+        terminal.type(CTRL_D)
+        assert await terminal.end() == 0, terminal.output
+
+    await cluster.apply(cluster.service("absent", "cpu", image="registry.test/absent:1"))
+    await cluster.wait_for_phase("absent", "Failed", "ImagePullBackOff")
+    waiting = await pomona.run("logs", "absent")
+    assert waiting.code == 0, waiting
+    assert "is waiting to start: " in waiting.errors
+    await pomona.succeed("delete", "absent")
 
     editor = Pomona(plane, cluster.namespace)
     editor.kubeconfig = await plane.service_account_kubeconfig(cluster.namespace, "default")

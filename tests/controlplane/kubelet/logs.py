@@ -83,7 +83,8 @@ async def serve(
             names["namespace"], names["pod"], names["container"], previous=request.query.get("previous") == "true"
         )
         if path is None:
-            return web.Response(status=404, text=f"no log of container {names['container']} in pod {names['pod']}")
+            waiting = f'container "{names["container"]}" in pod "{names["pod"]}" is waiting to start: ContainerCreating'
+            return web.Response(status=400, text=waiting)
         response = web.StreamResponse(headers={"Content-Type": "text/plain"})
         await response.prepare(request)
         with path.open("rb") as file:

@@ -2,6 +2,7 @@
 
 The messages are those of a kubelet: the first byte is the channel, and each channel begins with the port. A kubelet
 connects to loopback of the pod; this one connects to the address of the pod, at which the port of a Service is served.
+As with containerd, the end of the pod's connection reaches the client a second later.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from aiohttp import web
 
 PROTOCOL = "v4.channel.k8s.io"
 CHUNK_BYTES = 1 << 16
+END_SECONDS = 1.0
+"""Time that the other direction has to end as well, after which all of it is closed."""
 DATA, ERROR = b"\x00", b"\x01"
 
 FindAddress = Callable[[str, str], Awaitable[str]]
@@ -46,6 +49,7 @@ async def _pass_on(socket: web.WebSocketResponse, reader: asyncio.StreamReader, 
     async def answer() -> None:
         while data := await reader.read(CHUNK_BYTES):
             await socket.send_bytes(DATA + data)
+        await asyncio.sleep(END_SECONDS)
         await socket.close()
 
     answering = asyncio.create_task(answer())

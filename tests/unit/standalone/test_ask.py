@@ -25,6 +25,23 @@ async def test_incomplete_answer_is_reported(lines: bytes, problem: str) -> None
             await ask(url, "tiny", "Who?", lambda _text: None)
 
 
+async def test_answer_that_breaks_off_is_reported_below_what_was_shown() -> None:
+    async def break_off(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse()
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        await response.write(b'data: {"choices": [{"delta": {"content": "Hal"}}]}\n\n')
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    shown = list[str]()
+    async with serve_stub(break_off) as url:
+        with pytest.raises(AskError, match=r"^tiny at http.*: the answer ended before \[DONE\]: the engine or"):
+            await ask(url, "tiny", "Who?", shown.append)
+    assert shown == ["Hal", "\n"]
+
+
 async def test_chat_sends_the_conversation_and_the_token_and_counts_tokens() -> None:
     asked: list[tuple[str | None, object]] = []
     chunks = (
