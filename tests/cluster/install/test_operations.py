@@ -112,6 +112,15 @@ async def test_commands_of_the_document_work_one_after_the_other(
     await shell.run(rollback)
     assert await node_cache_size(client) == "500Gi"
     await back_up_and_restore(shell, cluster)
+    controllers = (
+        "logs",
+        "--namespace=pomona-system",
+        "--selector=app.kubernetes.io/component=controller",
+        "--tail=-1",
+    )
+    said = await plane.kubectl(*controllers)
+    assert "store_complete" in said
+    assert "kopf_ended" not in said, "its watches end, and only lists bring what changes"
     uninstall, purge, without_helm = COMMANDS["Uninstall"]
     await shell.run(uninstall)
     assert not await controller_exists(client)
