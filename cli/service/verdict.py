@@ -1,7 +1,9 @@
 """The verdict on a service: it serves, is on its way, waits for something or cannot serve; and what to do next."""
 
+import re
 from typing import Any, Final, Literal, NamedTuple
 
+from artifacts.errors import REASONS
 from cli.cluster_options import ClusterOptions
 from crds.meta import CONTROLLER_NAMESPACE
 
@@ -26,6 +28,8 @@ _REFUSALS: Final = frozenset(
     }
 )
 """Reasons that only an edit ends, also of a service whose earlier spec still serves."""
+_ENDED_ENGINES: Final = frozenset({"EngineExited", "CrashLoopBackOff"})
+"""Reasons that the log of an engine explains."""
 _NONE_GIVEN: Final = ClusterOptions()
 
 
@@ -66,6 +70,12 @@ def judge_service(service: Obj, program: str = "pomona", target: ClusterOptions 
         return Verdict("suspended", message, reason, f"start it: {edit.removeprefix('edit it: ')}")
     if phase == "Failed" or reason in _REFUSALS:
         still = " (its earlier spec still serves)" if ready.get("status") == "True" else ""
+        if reason == "ModelFailed" or reason in REASONS:
+            # A companion's Model is named by the message alone.
+            named = re.match(r"Model (\S+): ", message)
+            edit = f"edit its Model: kubectl edit mdl {named[1] if named else service['spec']['modelRef']}{options}"
+        elif reason in _ENDED_ENGINES:
+            edit = f"see its log: {program} logs {name}{options}"
         return Verdict("cannot serve", message, reason, edit + still)
     if phase == "Ready":
         return Verdict("serves", message, reason, f"ask it: {program} chat {name}{options}")

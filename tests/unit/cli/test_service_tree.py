@@ -76,6 +76,21 @@ def test_next_step_leads_to_the_cluster_and_namespace_that_were_given() -> None:
     assert unseen.next_step.endswith(f"kubectl get pods -n pomona-system{where}")
 
 
+@pytest.mark.parametrize(
+    ("reason", "message", "command"),
+    [
+        ("ModelFailed", "Model small: http://x/a.gguf: expected sha256 00, ...", "kubectl edit mdl small -n team"),
+        ("ChecksumMismatch", "0 of 1 replicas are ready: host studio-1: ...", "kubectl edit mdl tiny -n team"),
+        ("EngineExited", "host studio-1: the engine exited with SIGKILL", "pomona logs chat -n team"),
+        ("CrashLoopBackOff", "pod chat-1: llama-server ended with exit code 1", "pomona logs chat -n team"),
+        ("ImagePullBackOff", "pod chat-1: no such image", "kubectl edit isvc chat -n team"),
+    ],
+)
+def test_next_step_of_a_failure_leads_to_its_cause(reason: str, message: str, command: str) -> None:
+    given = ClusterOptions(namespace="team")
+    assert judge_service(service("Failed", reason, message), target=given).next_step.endswith(f": {command}")
+
+
 def render(objects: ServiceObjects, width: int = 80) -> list[str]:
     return render_status(objects, judge_service(objects.service), width)
 
