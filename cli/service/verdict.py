@@ -65,6 +65,12 @@ def judge_service(service: Obj, program: str = "pomona", target: ClusterOptions 
             f"kubectl get pods{target.render(namespace=CONTROLLER_NAMESPACE)}",
         )
     phase = status.get("phase", "Pending")
+    refused = find_condition(service, "Reconciled")
+    if refused.get("status") == "False":
+        still = " (its earlier spec still serves)" if ready.get("status") == "True" else ""
+        step = "mend what the message names: the controller tries again by itself" + still
+        state: State = "cannot serve" if phase == "Failed" else "waits"
+        return Verdict(state, str(refused["message"]), str(refused["reason"]), step)
     edit = f"edit it: kubectl edit isvc {name}{options}"
     if phase == "Suspended":
         return Verdict("suspended", message, reason, f"start it: {edit.removeprefix('edit it: ')}")

@@ -91,6 +91,19 @@ def test_next_step_of_a_failure_leads_to_its_cause(reason: str, message: str, co
     assert judge_service(service("Failed", reason, message), target=given).next_step.endswith(f": {command}")
 
 
+@pytest.mark.parametrize(
+    ("phase", "ready", "state"), [("Progressing", "True", "waits"), ("Failed", "False", "cannot serve")]
+)
+def test_refused_write_is_the_verdict_even_while_a_service_serves(phase: str, ready: str, state: str) -> None:
+    obj = service(phase, "Progressing", "the latest spec is not rolled out yet", ready=ready)
+    said = "apply deployments.apps team/chat: exceeded quota"
+    obj["status"]["conditions"].append(condition("Reconciled", "False", "Forbidden", said))
+    verdict = judge_service(obj)
+    assert (verdict.state, verdict.message, verdict.reason) == (state, said, "Forbidden")
+    assert "tries again by itself" in verdict.next_step
+    assert ("still serves" in verdict.next_step) == (ready == "True")
+
+
 def render(objects: ServiceObjects, width: int = 80) -> list[str]:
     return render_status(objects, judge_service(objects.service), width)
 
