@@ -126,7 +126,7 @@ async def test_commands_of_the_document_work_one_after_the_other(
     assert not await controller_exists(client)
 
     # Other tests need what the last commands delete: they are only checked.
-    checked = "\n".join(f"{line} --dry-run=server" for line in purge.splitlines() if line.startswith("kubectl"))
+    checked = "\n".join(f"{line} --dry-run=server" for line in purge.splitlines() if line.startswith("kubectl delete"))
     assert len(re.findall(r"server dry run", await shell.run(checked))) >= 4 + 5 + 2
 
     # What Helm left has its own values, such as ports.
