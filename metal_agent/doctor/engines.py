@@ -96,7 +96,7 @@ def _check_engine(engine: InstalledEngine, exists: Callable[[str], bool]) -> Fin
         fix = f"xattr -d com.apple.quarantine {shlex.quote(str(Path(program).resolve()))}"
         return Finding(name, "problem", f"{found}, quarantined by macOS", fix)
     if not any(exists(f"{folder}/{Path(program).name}") for folder in PROGRAM_FOLDERS.split(":")):
-        # A link to the Python of an environment does not find this environment's packages. A new Mac has no such folder.
+        # A link to the Python of an environment does not find its packages. A new Mac has no /usr/local/bin.
         link = f"sudo mkdir -p /usr/local/bin && sudo ln -s {shlex.quote(program)} /usr/local/bin/"
         fix = RUNTIMES[engine.name].install_hint if _is_python(program) else link
         return Finding(name, "warning", f"{found}, found by your PATH alone", f"a service has another PATH: {fix}")
