@@ -208,6 +208,8 @@ async def _unreachable(request: Request) -> AsyncIterator[None]:
         yield
     except (TimeoutError, aiohttp.ClientError, OSError, CredentialsError) as error:
         what = str(error) or type(error).__name__
+        if isinstance(error, aiohttp.ConnectionTimeoutError):  # it would repeat the whole URL with its query
+            what = f"no connection within {CONNECT_SECONDS:g} s"
         raise Unreachable(f"{request.method} {request.path}: {what}") from error
 
 

@@ -141,7 +141,7 @@ def _build_process(process: Obj, hosts: Mapping[str, Obj]) -> TreeNode:
         here, total = progress.get("bytes", 0), progress["totalBytes"]
         texts.append(f"downloaded {size_text(here)} of {size_text(total)}, {100 * here // total} %")
     if restarts := status.get("restarts"):
-        texts.append(f"its engine was restarted {restarts} times")
+        texts.append(f"its engine was restarted {restarts} time{'s' if restarts > 1 else ''}")
     host = process["spec"].get("hostName")
     if not host:
         texts.append("on no host yet")

@@ -2,6 +2,7 @@
 
 from typing import Any, Final, Literal, NamedTuple
 
+from artifacts.errors import REASONS
 from cli.cluster_options import ClusterOptions
 from cli.service.model_users import list_model_names
 from crds.meta import CONTROLLER_NAMESPACE
@@ -27,6 +28,8 @@ _REFUSALS: Final = frozenset(
     }
 )
 """Reasons that only an edit ends, also of a service whose earlier spec still serves."""
+_ENDED_ENGINES: Final = frozenset({"EngineExited", "CrashLoopBackOff"})
+"""Reasons that the log of an engine explains."""
 _NONE_GIVEN: Final = ClusterOptions()
 
 
@@ -62,13 +65,21 @@ def judge_service(service: Obj, program: str = "pomona", target: ClusterOptions 
             f"kubectl get pods{target.render(namespace=CONTROLLER_NAMESPACE)}",
         )
     phase = status.get("phase", "Pending")
+    refused = find_condition(service, "Reconciled")
+    if refused.get("status") == "False":
+        still = " (its earlier spec still serves)" if ready.get("status") == "True" else ""
+        step = "mend what the message names: the controller tries again by itself" + still
+        state: State = "cannot serve" if phase == "Failed" else "waits"
+        return Verdict(state, str(refused["message"]), str(refused["reason"]), step)
     edit = f"edit it: kubectl edit isvc {name}{options}"
     if phase == "Suspended":
         return Verdict("suspended", message, reason, f"start it: {edit.removeprefix('edit it: ')}")
     if phase == "Failed" or reason in _REFUSALS:
         still = " (its earlier spec still serves)" if ready.get("status") == "True" else ""
-        if reason == "ModelFailed":
+        if reason == "ModelFailed" or reason in REASONS:
             edit = f"edit the Model: kubectl edit mdl {_failed_model(service, message)}{options}"
+        elif reason in _ENDED_ENGINES:
+            edit = f"see its log: {program} logs {name}{options}"
         return Verdict("cannot serve", message, reason, edit + still)
     if phase == "Ready":
         return Verdict("serves", message, reason, f"ask it: {program} chat {name}{options}")

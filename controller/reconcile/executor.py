@@ -38,6 +38,7 @@ UNWATCHED: Final = frozenset({SECRETS})
 """Resources that are not watched: a copy of an answer in the store would never be corrected."""
 MONITORING: Final = frozenset({POD_MONITORS})
 """Kinds that only help to watch what serves: their refusal, or the end of the kind itself, holds up nothing else."""
+_UNANSWERED_WEBHOOK: Final = re.compile(r'failed calling webhook "([^"]+)"')
 _REASON: Final = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]{0,250}[A-Za-z0-9_])?")
 
 log = structlog.get_logger()
@@ -342,6 +343,16 @@ def _refusal_reason(error: ApiError | NotOurs) -> str:
     return type(error).__name__
 
 
+def _describe_refusal(error: Exception) -> str:
+    """Return the words of the API server; with the way out if it has asked a webhook that does not answer."""
+    if (found := _UNANSWERED_WEBHOOK.search(str(error))) is None:
+        return str(error)
+    return (
+        f"{error}; let webhook {found[1]} answer again, or delete its configuration, one of those in: "
+        "kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations"
+    )
+
+
 def _has_more_writes(plan: Plan, earlier: Plan) -> bool:
     """Return whether a plan has a write that was not in the earlier one, which has just been executed."""
     created = {(resource, obj["metadata"]["name"]) for resource, obj in earlier.create}
@@ -362,7 +373,8 @@ def _refused(plan: Plan, reason: str, error: Exception, generation: int) -> Plan
 
     If the plan has no status, neither has the result: another writer may own it, as the agent owns a MetalProcess's.
     """
-    report = Plan(events=(Event("Warning", reason, str(error)[:MESSAGE_LENGTH], "Reconcile"),))
+    message = _describe_refusal(error)
+    report = Plan(events=(Event("Warning", reason, message[:MESSAGE_LENGTH], "Reconcile"),))
     if plan.status is None:
         return report
     status = plan.status
@@ -372,5 +384,5 @@ def _refused(plan: Plan, reason: str, error: Exception, generation: int) -> Plan
     if "phase" in status and conditions["Ready"]["status"] != "True":
         status, kinds = status | {"phase": "Failed"}, ["Ready", "Reconciled"]
     for kind in kinds:
-        conditions[kind] = condition(kind, true=False, reason=reason, message=str(error), generation=generation)
+        conditions[kind] = condition(kind, true=False, reason=reason, message=message, generation=generation)
     return msgspec.structs.replace(report, status=status | {"conditions": [*conditions.values()]})

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from weakref import WeakSet
 
 import aiohttp
@@ -261,6 +261,8 @@ async def _operate(
         await kopf.operator(
             registry=_registry(watched, credentials(), deliver, connections, stop),
             settings=_settings(watched),
+            # Otherwise kopf looks for the name of its user, which ends it where that has none. It is written nowhere.
+            identity=cast("Any", "pomona-controller"),
             clusterwide=namespace is None,
             namespaces=[] if namespace is None else [namespace],
             standalone=True,

@@ -92,7 +92,7 @@ def _last_end(container: Obj, memory: Mapping[str, str]) -> str:
     ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated")
     if ended is None:
         return ""
-    words = ended.get("message", "").strip()[-_QUOTED_CHARACTERS:]
+    words = " ".join(ended.get("message", "").split())[-_QUOTED_CHARACTERS:]
     cause = f" ({ended['reason']})" if ended.get("reason") not in {None, "", "Error"} else ""
     if ended.get("reason") == _OUT_OF_MEMORY:
         return _describe_killed(container["name"], memory.get(container["name"], ""))

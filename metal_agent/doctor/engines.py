@@ -49,12 +49,19 @@ def _is_ours(program: str) -> bool:
     return Path(program).is_relative_to(sys.prefix)
 
 
+def _is_python(program: str) -> bool:
+    """Return whether an engine is a module that this Python runs."""
+    return Path(program).name.startswith("python")
+
+
 def _read_version(name: str, program: str) -> str:
     if not program or _is_ours(program):
         try:
             return metadata.version(_PACKAGES[name])
         except (KeyError, metadata.PackageNotFoundError):
             return ""
+    if _is_python(program):
+        return ""  # it would tell its own
     try:
         text = output(program, "--version", with_errors=True, timeout_seconds=_VERSION_SECONDS)
     except OSError:
@@ -89,12 +96,8 @@ def _check_engine(engine: InstalledEngine, exists: Callable[[str], bool]) -> Fin
         fix = f"xattr -d com.apple.quarantine {shlex.quote(str(Path(program).resolve()))}"
         return Finding(name, "problem", f"{found}, quarantined by macOS", fix)
     if not any(exists(f"{folder}/{Path(program).name}") for folder in PROGRAM_FOLDERS.split(":")):
-        return Finding(
-            name,
-            "warning",
-            f"{found}, found by your PATH alone",
-            # A new Apple Silicon Mac has no such folder.
-            f"a service has another PATH: sudo mkdir -p /usr/local/bin && sudo ln -s {shlex.quote(program)} "
-            "/usr/local/bin/",
-        )
+        # A link to the Python of an environment does not find its packages. A new Mac has no /usr/local/bin.
+        link = f"sudo mkdir -p /usr/local/bin && sudo ln -s {shlex.quote(program)} /usr/local/bin/"
+        fix = RUNTIMES[engine.name].install_hint if _is_python(program) else link
+        return Finding(name, "warning", f"{found}, found by your PATH alone", f"a service has another PATH: {fix}")
     return Finding(name, "ok", found)

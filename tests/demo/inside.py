@@ -22,7 +22,7 @@ from kube.watch import reflect
 from standalone.ask import AskError, ChatAnswer, ChatMessage, continue_chat, open_session
 from tests.controlplane import members, sandbox
 from tests.controlplane.binaries import Binaries, ensure_binaries
-from tests.controlplane.helm import CHART, run_helm
+from tests.controlplane.helm import CHART, ensure_helm, run_helm
 from tests.controlplane.network import ADDRESS, Network
 from tests.controlplane.plane import ControlPlane, PlaneError
 from tests.controlplane.process import CHECKOUT, Process
@@ -149,8 +149,9 @@ class Milestones:
         self._reached: list[tuple[str, float]] = []
 
     def reach(self, step: str, at: float | None = None) -> None:
-        """Record the end of a step: now, or at a time of the monotonic clock."""
-        self._reached.append((step, at or time.monotonic()))
+        """Record the end of a step, the first time that it ends: now, or at a time of the monotonic clock."""
+        if step not in dict(self._reached):
+            self._reached.append((step, at or time.monotonic()))
 
     def __str__(self) -> str:
         """Return the time of the first answer, and what it consists of."""
@@ -159,13 +160,16 @@ class Milestones:
         return f"first answer {begins[-1] - STARTED:.1f} s after the start: {', '.join(steps)}"
 
 
-async def follow(client: Client, store: Store) -> None:
-    """Keep the store up to date, and print each change of phase of the applied objects."""
+async def follow(client: Client, store: Store, milestones: Milestones) -> None:
+    """Keep the store up to date, print each change of phase of the applied objects, and record the steps that end."""
 
     def changed(resource: Resource, old: Obj | None, new: Obj | None) -> None:
         before, after = _phase(old), _phase(new)
         if new is not None and after != before and after[0]:
             print_event(f"{resource.kind} {new['metadata']['name']}: {' - '.join(filter(None, after))}")
+            milestones.reach("controller")
+            if resource is MODELS and after[0] == "Ready":
+                milestones.reach("weights")
 
     store.subscribe(changed)
     async with asyncio.TaskGroup() as tasks:
@@ -222,11 +226,11 @@ async def run_demo(cluster: DemoCluster, *, keep: bool) -> bool:
     await cluster.start()
     async with connect(credentials.load(cluster.plane.kubeconfig())) as client:
         store = Store()
-        following = asyncio.create_task(follow(client, store))
+        following = asyncio.create_task(follow(client, store, cluster.milestones))
         print_event("kubectl apply -f examples/")
         await cluster.plane.apply(CHECKOUT / "examples")
         await wait_until_ready(cluster, store)
-        cluster.milestones.reach("controller, weights and engines")
+        cluster.milestones.reach("engines")
         asked = time.monotonic()
         answers = [await chat_with(client, store, name) for name in SERVICES]
         cluster.milestones.reach("first token", asked + answers[0].first_seconds)
@@ -243,12 +247,14 @@ async def run_demo(cluster: DemoCluster, *, keep: bool) -> bool:
 
 async def wait_for_ctrl_c(cluster: DemoCluster) -> None:
     """Print how to enter the sandbox, and wait for Ctrl-C."""
-    kubectl = ensure_binaries().kubectl.parent
+    programs = (ensure_binaries().kubectl, ensure_helm(), Path(sys.executable))
+    path = ":".join(str(program.parent) for program in programs)
     print(f"The cluster runs until Ctrl-C. Enter it from another terminal with\n\n  {sandbox.enter_command()} \\")
     variables = " ".join(f"{name}={value}" for name, value in cluster.plane.environment.items())
-    print(f"    env {variables} PATH={kubectl}:$PATH bash\n")
-    print("Then use kubectl and curl there, for example\n")
+    print(f"    env {variables} PATH={path}:$PATH bash\n")
+    print("Then use kubectl, helm, pomona and curl there, for example\n")
     print("  kubectl get isvc,endpointslices")
+    print("  pomona status tiny-host")
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

@@ -199,7 +199,7 @@ async def test_get_pomona_shows_every_kind(plane: ControlPlane, client: Client, 
 @pytest.mark.parametrize(
     ("short", "columns", "more"),
     [
-        ("mdl", "PHASE SIZE ACCELERATOR CACHED REASON AGE", "ARCH MESSAGE PARAMETERS QUANTIZATION"),
+        ("mdl", "PHASE SIZE ACCELERATOR CACHED REASON AGE", "ARCH CACHE MESSAGE MESSAGE PARAMETERS QUANTIZATION"),
         (
             "isvc",
             "PHASE MODEL VENDOR ENGINE READY REPLICAS REASON ENDPOINT AGE",

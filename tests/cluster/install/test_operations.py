@@ -112,12 +112,21 @@ async def test_commands_of_the_document_work_one_after_the_other(
     await shell.run(rollback)
     assert await node_cache_size(client) == "500Gi"
     await back_up_and_restore(shell, cluster)
+    controllers = (
+        "logs",
+        "--namespace=pomona-system",
+        "--selector=app.kubernetes.io/component=controller",
+        "--tail=-1",
+    )
+    said = await plane.kubectl(*controllers)
+    assert "store_complete" in said
+    assert "kopf_ended" not in said, "its watches end, and only lists bring what changes"
     uninstall, purge, without_helm = COMMANDS["Uninstall"]
     await shell.run(uninstall)
     assert not await controller_exists(client)
 
     # Other tests need what the last commands delete: they are only checked.
-    checked = "\n".join(f"{line} --dry-run=server" for line in purge.splitlines() if line.startswith("kubectl"))
+    checked = "\n".join(f"{line} --dry-run=server" for line in purge.splitlines() if line.startswith("kubectl delete"))
     assert len(re.findall(r"server dry run", await shell.run(checked))) >= 4 + 5 + 2
 
     # What Helm left has its own values, such as ports.

@@ -176,7 +176,7 @@ async def test_kubectl_get_shows_the_state(cluster: Cluster, host: MetalHost) ->
     ]
     assert cells(shown["absent"], "PHASE", "MODEL", "READY", "REASON") == ["Pending", "x", "0", "ModelNotFound"]
     model = (await table(cluster, "mdl"))["tiny"]
-    assert cells(model, "PHASE", "CACHED", "REASON") == ["Ready", "False", "Inspected"]
+    assert cells(model, "PHASE", "CACHED", "REASON") == ["Ready", "NoConsumers", "Inspected"]
     process = await cluster.process("chat")
     shown = await table(cluster, "mp")
     assert cells(shown[process.metadata.name], "PHASE", "HOST") == ["Ready", host.name]

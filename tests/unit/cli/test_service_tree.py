@@ -90,6 +90,34 @@ def test_service_in_pods_has_no_process_that_a_tenant_could_miss() -> None:
     assert not may_be_on_hosts({**seen, "status": {**seen["status"], "accelerator": "nvidia"}})
 
 
+@pytest.mark.parametrize(
+    ("reason", "message", "command"),
+    [
+        ("ModelFailed", "Model tiny: http://x/a.gguf: expected sha256 00, ...", "kubectl edit mdl tiny -n team"),
+        ("ChecksumMismatch", "0 of 1 replicas are ready: host studio-1: ...", "kubectl edit mdl tiny -n team"),
+        ("EngineExited", "host studio-1: the engine exited with SIGKILL", "pomona logs chat -n team"),
+        ("CrashLoopBackOff", "pod chat-1: llama-server ended with exit code 1", "pomona logs chat -n team"),
+        ("ImagePullBackOff", "pod chat-1: no such image", "kubectl edit isvc chat -n team"),
+    ],
+)
+def test_next_step_of_a_failure_leads_to_its_cause(reason: str, message: str, command: str) -> None:
+    given = ClusterOptions(namespace="team")
+    assert judge_service(service("Failed", reason, message), target=given).next_step.endswith(f": {command}")
+
+
+@pytest.mark.parametrize(
+    ("phase", "ready", "state"), [("Progressing", "True", "waits"), ("Failed", "False", "cannot serve")]
+)
+def test_refused_write_is_the_verdict_even_while_a_service_serves(phase: str, ready: str, state: str) -> None:
+    obj = service(phase, "Progressing", "the latest spec is not rolled out yet", ready=ready)
+    said = "apply deployments.apps team/chat: exceeded quota"
+    obj["status"]["conditions"].append(condition("Reconciled", "False", "Forbidden", said))
+    verdict = judge_service(obj)
+    assert (verdict.state, verdict.message, verdict.reason) == (state, said, "Forbidden")
+    assert "tries again by itself" in verdict.next_step
+    assert ("still serves" in verdict.next_step) == (ready == "True")
+
+
 def render(objects: ServiceObjects, width: int = 80) -> list[str]:
     return render_status(objects, judge_service(objects.service), width)
 

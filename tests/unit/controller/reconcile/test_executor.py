@@ -268,6 +268,17 @@ async def test_any_refusal_is_reported(refusal: ApiError, reason: str) -> None:
     assert shell.told.reasons == [reason]
 
 
+async def test_refusal_for_a_webhook_that_does_not_answer_names_it_and_the_way_out() -> None:
+    said = 'failed calling webhook "pods.policy.example": failed to call webhook: service "policy" not found'
+    refusal = ApiError("apply", status=400, reason="InternalError", message=said)
+    shell = Shell(World(refusal=refusal), Plan(apply=(SERVICE,), status=PLANNED))
+    with pytest.raises(ApiError):
+        await shell.run()
+    message = shell.condition("Ready")["message"]
+    assert "let webhook pods.policy.example answer again, or delete its configuration" in message
+    assert "kubectl get validatingwebhookconfigurations" in message
+
+
 async def test_refused_read_on_which_the_decision_depends_is_an_event() -> None:
     shell = Shell(World(), Plan(status=PLANNED))
 

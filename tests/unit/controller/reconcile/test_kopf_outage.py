@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import pwd
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -141,6 +142,29 @@ async def test_a_refused_watch_after_an_outage_ends_no_watch_for_good() -> None:
         server.come_back()
 
         await eventually(lambda: server.open == everything, timeout=30)
+        following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await following
+        await transport.close()
+
+
+async def test_user_id_without_a_name_is_watched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may run as a user that its /etc/passwd does not have."""
+
+    def find_no_user(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    for variable in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", find_no_user)
+    server = ReturningServer()
+    async with server.running() as url:
+        login = Credentials(url, StaticToken("token"))
+        transport = AiohttpTransport(login)
+        following = asyncio.create_task(
+            follow(Client(transport), Store(), [Watched(MODELS)], lambda: login, synced=asyncio.Event())
+        )
+        await eventually(lambda: server.open == {MODELS.plural}, timeout=10)
         following.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await following

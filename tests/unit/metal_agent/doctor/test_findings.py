@@ -124,6 +124,14 @@ def test_quarantined_engine_is_a_problem_with_the_command() -> None:
     assert found.fix.startswith("xattr -d com.apple.quarantine /")
 
 
+def test_python_of_another_environment_is_not_linked() -> None:
+    engine = InstalledEngine("mlx-lm", "/Users/ada/venv/bin/python3", "")
+    (found,) = engines.check_engines([engine], nowhere)
+    assert found.verdict == "warning"
+    assert "install Pomona's extra mlx" in found.fix
+    assert "ln -s" not in found.fix
+
+
 def test_engines_of_the_environment_and_daemons_are_found_by_every_service() -> None:
     found = [InstalledEngine("mlx-lm", sys.executable, "0.32.2"), InstalledEngine("ollama", "", "")]
     assert set(verdicts(engines.check_engines(found, nowhere)).values()) == {"ok"}

@@ -1,0 +1,24 @@
+"""Connections that the transport cannot open."""
+
+import socket
+
+import pytest
+
+from kube import transport
+from kube.credentials import Credentials, StaticToken
+from kube.errors import Unreachable
+from kube.transport import AiohttpTransport, Request
+
+
+async def test_server_that_accepts_no_connection_is_named_without_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "CONNECT_SECONDS", 0.2)
+    with socket.socket() as server, socket.socket() as first:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)  # one connection waits to be accepted, and the kernel answers no other one
+        first.connect(server.getsockname())
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        client = AiohttpTransport(Credentials(url, StaticToken("token")))
+        with pytest.raises(Unreachable) as caught:
+            await client.request(Request("GET", "/api/v1/pods", query={"limit": "500"}))
+        await client.close()
+    assert str(caught.value) == "GET /api/v1/pods: no connection within 0.2 s"
