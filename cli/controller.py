@@ -16,7 +16,7 @@ import uvloop
 
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE, Networks, networks_text
 from cli import log
-from cli.options import Size, allow_private_sources
+from cli.options import SOURCE_VARIABLES, Size, allow_private_sources
 from controller.http_endpoints import BindAddress, ControllerHealth, metrics_routes, parse_bind_address, serve
 from controller.metrics import ControllerMetrics
 from controller.pod_settings import PodSettings
@@ -31,8 +31,6 @@ from kube.client import connect
 from kube.kubeconfig import CredentialsError
 from runtimes.registry import POD_ENGINES
 
-INHERITED_VARIABLES = ("HF_ENDPOINT", "POMONA_PLAIN_HTTP_REGISTRIES")
-"""Environment variables that the Jobs inherit from the controller."""
 LONGEST_LABEL = 63
 """Characters of the name of a namespace."""
 GC_THRESHOLD = 10_000
@@ -221,7 +219,7 @@ def command(
     """
     log.configure(verbose=verbose)
     gc.set_threshold(GC_THRESHOLD, 10, 10)
-    environment = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
+    environment = {name: os.environ[name] for name in SOURCE_VARIABLES if name in os.environ}
     if allowed_networks:
         environment[NETWORKS_VARIABLE] = networks_text(allowed_networks)
     trust = _load_authorities(hosts_ca) if hosts_ca else None

@@ -1,8 +1,8 @@
 """The definition of the agent as a service: everything that its plist or its unit says, without the form of either."""
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -34,17 +34,19 @@ class ServiceDefinition:
         user: the user of a service of the system; None for a service of the user's own.
         home: the home folder of that user.
         output: the file for standard output and standard error; its folder exists.
+        sources: environment variables that say from where weights come, such as the mirror of a hub.
     """
 
     arguments: tuple[str, ...]
     user: str | None
     home: Path
     output: Path
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def environment(self) -> dict[str, str]:
         """The environment variables that both forms have."""
-        return {"HOME": str(self.home), "PATH": PROGRAM_FOLDERS}
+        return {"HOME": str(self.home), "PATH": PROGRAM_FOLDERS, **self.sources}
 
     @property
     def folder(self) -> Path:

@@ -19,7 +19,7 @@ from cli.agent.agent_service import (
     remove_exit,
     require_root,
 )
-from cli.options import state_folder_in
+from cli.options import SOURCE_VARIABLES, state_folder_in
 from launchd.service_definition import ServiceDefinition
 from launchd.service_manager import ServiceError, ServiceManager
 from metal_agent.native.log_files import AGENT_LOG
@@ -39,9 +39,10 @@ from metal_agent.options import StartError
 def command(ctx: click.Context, /, *, as_user: bool, run_as: str | None, **given: Any) -> None:
     """Keep the agent running: from the start of this machine on, and after a crash.
 
-    The other options are those of `pomona agent`, and are kept. On macOS the agent becomes a LaunchDaemon that runs as
-    the user who called sudo (with --user: a LaunchAgent), on Linux a unit of systemd. Run it again with all options to
-    change one: an option that is left out goes back to its default.
+    The other options are those of `pomona agent`, and are kept; so is the environment variable HF_ENDPOINT, the URL of a
+    mirror of the hub. On macOS the agent becomes a LaunchDaemon that runs as the user who called sudo (with --user: a
+    LaunchAgent), on Linux a unit of systemd. Run it again with all options to change one: an option that is left out
+    goes back to its default.
 
     \b
     Examples:
@@ -103,7 +104,17 @@ def _build_definition(
         user=owner.pw_name if owner else None,
         home=Path(owner.pw_dir) if owner else Path.home(),
         output=find_start_log(folder, is_of_system=owner is not None),
+        sources=_read_sources(),
     )
+
+
+def _read_sources() -> dict[str, str]:
+    """Return the variables that say from where weights come. Raises click.ClickException: one has a secret."""
+    found = {name: value for name in SOURCE_VARIABLES if (value := os.environ.get(name))}
+    for name, value in found.items():
+        if "@" in value:
+            raise click.ClickException(f"{name} has a user or a password, which every user of this machine could read")
+    return found
 
 
 def _refuse_other_agent(folder: Path, manager: ServiceManager) -> None:

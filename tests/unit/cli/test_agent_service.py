@@ -120,6 +120,19 @@ def test_install_fails_with_the_words_of_the_service_manager(tmp_path: Path, man
     assert "uninstall it first" in again.output or "root" in again.output
 
 
+def test_installed_agent_asks_the_mirror_of_the_hub(tmp_path: Path, managers: ServiceManagers) -> None:
+    words = ["agent", "install", "--user", "--name", "a", "--state-dir", str(tmp_path / "state")]
+    mirror = {"HF_ENDPOINT": "https://hub.example.com", "HF_TOKEN": "hf_secret"}
+    CliRunner(env=mirror).invoke(main, words, obj=managers)
+    assert isinstance(managers.user, ManagerStandIn)
+    assert managers.user.definition
+    assert managers.user.definition.environment["HF_ENDPOINT"] == "https://hub.example.com"
+    assert "HF_TOKEN" not in managers.user.definition.environment
+    refused = CliRunner(env={"HF_ENDPOINT": "https://me:secret@hub.example.com"}).invoke(main, words, obj=managers)
+    assert (refused.exit_code, "secret" in refused.output) == (1, False)
+    assert "HF_ENDPOINT has a user or a password" in refused.output
+
+
 def test_service_of_the_system_needs_root(managers: ServiceManagers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 501)
     result = CliRunner().invoke(main, ["agent", "install", "--name", "a"], obj=managers)
