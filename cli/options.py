@@ -16,7 +16,7 @@ STATE_FOLDER_TEXT: Final = (
 )
 """The default state folder as `--help` prints it, the same for every user."""
 SOURCE_VARIABLES: Final = ("HF_ENDPOINT", "POMONA_PLAIN_HTTP_REGISTRIES")
-"""Environment variables that say from where weights come: the controller's Jobs inherit them, and an installed agent."""
+"""Environment variables that say from where weights come; the Jobs and an installed agent inherit them."""
 _POWERS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?(?:([KMGT])iB?)?", re.ASCII)
 _LAST_PORT: Final = 65535

@@ -39,8 +39,8 @@ from metal_agent.options import StartError
 def command(ctx: click.Context, /, *, as_user: bool, run_as: str | None, **given: Any) -> None:
     """Keep the agent running: from the start of this machine on, and after a crash.
 
-    The other options are those of `pomona agent`, and are kept; so is the environment variable HF_ENDPOINT, the URL of a
-    mirror of the hub. On macOS the agent becomes a LaunchDaemon that runs as the user who called sudo (with --user: a
+    The other options are those of `pomona agent`, and are kept; so is the environment variable HF_ENDPOINT, the URL of
+    a mirror of the hub. On macOS the agent becomes a LaunchDaemon that runs as the user who called sudo (with --user: a
     LaunchAgent), on Linux a unit of systemd. Run it again with all options to change one: an option that is left out
     goes back to its default.
 

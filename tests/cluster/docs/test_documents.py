@@ -59,7 +59,7 @@ async def test_instructions_for_a_cluster_work_word_for_word(
     plane: ControlPlane, client: Client, tmp_path: Path
 ) -> None:
     section = README.partition("## On your own cluster")[2].partition("\n## ")[0]
-    install, output, invite, on_the_host = list_blocks(section)
+    install, output, invite, on_the_host, printed, listed = list_blocks(section)
     shell = Shell(plane, tmp_path)
     assert {*output.splitlines()} - {"..."} <= {*(await shell.run(install)).splitlines()}
     (tmp_path / ".pomona").mkdir()
@@ -67,7 +67,9 @@ async def test_instructions_for_a_cluster_work_word_for_word(
     code = await shell.run(invite.replace("NAME", "office-7"))
     pip, join, serve = on_the_host.splitlines()
     assert "pip install" in pip  # here it is the virtual environment that runs the tests
-    await shell.run(join.replace("CODE", code.strip()))
+    said = await shell.run(join.replace("CODE", code.strip()))
+    heads = [line.partition("/root")[0].replace("studio-2", "office-7") for line in printed.splitlines()[:3]]
+    assert [head for head in heads if head not in said] == []
     # tests/hosts and `make test-systemd` install the service: here its command runs.
     assert serve == "sudo ~/.pomona/bin/pomona agent install"
     argv = [str(tmp_path / ".pomona" / "bin" / "pomona"), "agent"]
@@ -80,6 +82,8 @@ async def test_instructions_for_a_cluster_work_word_for_word(
             return any(each["type"] == "Ready" and each["status"] == "True" for each in host["status"]["conditions"])
 
         await eventually(is_ready)
+        command, columns, *_ = listed.splitlines()
+        assert columns.split() == (await shell.run(command.removeprefix("$ "))).splitlines()[0].split()
         kept = tmp_path / ".local" / "state" / "pomona" / FILE_NAME
         assert not any(secret in kept.read_text() for secret in plane.secrets)
         assert kept.stat().st_mode & 0o777 == 0o600

@@ -24,7 +24,7 @@ def typed(text: str) -> Iterator[list[str]]:
     lines = [line for block in list_blocks(text) for line in block.replace("\\\n", " ").splitlines()]
     lines += re.findall(r"`((?:\S*/)?pomona [^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
     for line in lines:
-        if found := re.match(r"\s*(?:nohup |\w+=\S+ )*(?:\S*/)?pomona (.*)", line.partition(" #")[0]):
+        if found := re.match(r"\s*(?:\w+=\S+ )*(?:\S*/)?pomona (.*)", line.partition(" #")[0]):
             yield shlex.split(re.split(r"\s(?:>>|\||&)", found[1])[0])
 
 
