@@ -77,7 +77,7 @@ async def test_controller_of_some_namespaces_serves_there_in_pods_and_touches_no
     plane: ControlPlane, cluster: Cluster, other: Cluster, foreign: Cluster, controller: Process
 ) -> None:
     found = (await plane.kubectl("get", "clusterrolebindings", "--output=name")).split()
-    assert [name.partition("/")[2] for name in found if "/pomona" in name] == ["pomona-controller-nodes"]
+    assert [name.partition("/")[2] for name in found if "/pomona-controller" in name] == ["pomona-controller-nodes"]
     for each in (foreign, cluster, other):
         await each.apply(each.model(), each.service("chat", "cpu"))
     await cluster.apply(cluster.service("on-mac", "metal"))
