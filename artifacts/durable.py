@@ -9,11 +9,12 @@ import errno
 import os
 import stat
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import BinaryIO, Final, TypeVar
 
 import msgspec
 
 _MOST_BYTES: Final = 256 * 1024 * 1024
+"""The longest file that is read, far longer than any that is written."""
 
 T = TypeVar("T")
 
@@ -60,20 +61,25 @@ def read(path: Path, type_: type[T]) -> T | None:
         return None
 
 
+def open_regular(path: Path, *, follow_links: bool = True) -> BinaryIO:
+    """Open a file to read it, without waiting. Raises OSError, also if it is a pipe, a device or a folder.
+
+    Root reads the files of other users, who may put anything in their place: the open of a pipe waits for a writer, and
+    a device has no end. Without `follow_links`, a symbolic link is an error, too.
+    """
+    more = os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW)
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | more))  # noqa: SIM115 - the caller closes it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return file
+
+
 def _read_bytes(path: Path) -> bytes:
-    """Read a file; one that has no end, or never begins, is an error: root reads the files of other users too."""
-    with open(path, "rb", opener=_open_at_once) as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
-        if found.st_size > _MOST_BYTES:
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > _MOST_BYTES:
             raise OSError(errno.EFBIG, f"it is longer than {_MOST_BYTES} bytes", str(path))
         return file.read(_MOST_BYTES)
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """Open a file; the open of a pipe would wait for a writer."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def sync_folder(path: Path) -> None:

@@ -14,10 +14,10 @@ from typing import Any, Final, Literal, TypeVar
 import click
 
 Form = Literal["table", "wide", "json", "yaml", "name"]
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 MachineForm = Literal["json", "yaml"]
 """A form for programs, which every command that prints facts has."""
 Obj = dict[str, Any]
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 WIDTH: Final = 80
 """Columns of output that goes to no terminal."""
@@ -25,6 +25,7 @@ _GAP: Final = "  "
 _LEAST: Final = 4
 """Letters that are left of a cell that is cut."""
 _UNLIMITED: Final = 1_000_000
+"""Width of lines that are not wrapped."""
 _UNITS: Final = (("d", 86400), ("h", 3600), ("m", 60))
 
 output_option = click.option(
@@ -57,7 +58,7 @@ def escape_controls(text: str) -> str:
 
 
 def dim(text: str) -> str:
-    """Return text that a terminal shows dimly, unless its user or its kind wants no such thing."""
+    """Return text that a terminal shows dimly; the text alone if NO_COLOR is set, or TERM is of a dumb terminal."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb":
         return text
     return f"\033[2m{text}\033[0m"

@@ -49,9 +49,9 @@ def unix_listener(path: Path) -> int | None:
 
 
 def unix_peer_pid(connection: socket.socket) -> int:
-    """Return the process at the other end of a unix socket, as it listened or connected; 0: it is in another system.
+    """Return the process at the other end of a unix socket, as it listened or connected.
 
-    Raises OSError.
+    It is 0 if that process is in another pid namespace. Raises OSError.
     """
     if sys.platform == "darwin":
         return connection.getsockopt(_MACOS_SOL_LOCAL, _MACOS_LOCAL_PEERPID)

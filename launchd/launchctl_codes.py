@@ -14,7 +14,7 @@ NOT_LOADED: Final = 113
 NO_DOMAIN: Final = frozenset({112, 125})
 """Codes for a domain that does not exist now, such as gui/UID without a login at the screen."""
 WRONG_SESSION: Final = frozenset({5, 134})
-"""Codes of bootstrap that also mean that there is no login at the screen; 5 has other meanings, too."""
+"""Codes of bootstrap that may mean that nobody is logged in at the screen."""
 
 CODES: Final[dict[int, CodeMeaning]] = {
     1: CodeMeaning("operation not permitted", "run the command with sudo"),

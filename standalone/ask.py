@@ -103,8 +103,8 @@ async def continue_chat(
 ) -> ChatAnswer:
     """Send a conversation to `model` at the base URL `url`, and show each piece of the answer.
 
-    `show_thoughts` is called with pieces of the thoughts that some models write before they answer. Below a part of an
-    answer, `show` is called with a line end.
+    `show_thoughts` is called with pieces of the thoughts that some models write before they answer. If the answer
+    breaks off, `show` is called with a line end.
 
     Raises:
         AskError: there is no answer, or it is incomplete.

@@ -33,7 +33,7 @@ _END_SECONDS: Final = 1.0
 _PAUSE_SECONDS: Final = 0.2
 _LINE_SECONDS: Final = 15.0
 """Interval between two lines about what is waited for."""
-STOP_EVERYTHING_SECONDS: Final = 180.0
+_STOP_SECONDS: Final = 180.0
 """Time for everything to stop: requests have half a minute, then engines, last reports and proxy ten seconds each."""
 
 state_option = click.option(
@@ -111,7 +111,7 @@ def find_owner() -> pwd.struct_passwd:
 def read_status(folder: Path, only_pid: int | None = None) -> AgentStatus | None:
     """Return the status of the agent of `folder`, or of the process `only_pid` alone; None if none answers.
 
-    Raises click.ClickException: it refuses, or is another process.
+    Raises click.ClickException if it refuses, or another process answers.
     """
     try:
         return asyncio.run(AgentClient(folder, only_pid).status())
@@ -125,7 +125,7 @@ def read_status(folder: Path, only_pid: int | None = None) -> AgentStatus | None
 
 
 def describe_agent(status: AgentStatus) -> str:
-    """Return the sentence about an agent that was started."""
+    """Return the line that a command prints about an agent that it has started."""
     return escape_controls(f"agent {status.host} runs as process {status.pid}, version {status.version}")
 
 
@@ -218,7 +218,8 @@ def stop_everything(folder: Path, say: Callable[[str], None], manager: ServiceMa
 
     Root asks only the process that the `manager` of the system names: an owner could lead it to the agent of another.
 
-    Raises ServiceError, and click.ClickException: it refuses, does not end in time, or before everything is stopped.
+    Raises ServiceError, and click.ClickException if the agent refuses, does not end in time, or ends before everything
+    is stopped.
     """
     only_pid = None
     if manager and manager.needs_root and os.geteuid() == 0:
@@ -234,10 +235,9 @@ def stop_everything(folder: Path, say: Callable[[str], None], manager: ServiceMa
     started, said = time.monotonic(), -_LINE_SECONDS
     while psutil.pid_exists(pid):
         waited = time.monotonic() - started
-        if waited >= STOP_EVERYTHING_SECONDS:
+        if waited >= _STOP_SECONDS:
             raise click.ClickException(
-                f"process {pid} has not stopped everything within {STOP_EVERYTHING_SECONDS:.0f} s: see "
-                "`pomona agent logs`"
+                f"process {pid} has not stopped everything within {_STOP_SECONDS:.0f} s: see `pomona agent logs`"
             )
         left = _list_running(folder, pid)
         if left and waited - said >= _LINE_SECONDS:
@@ -254,7 +254,7 @@ def stop_everything(folder: Path, say: Callable[[str], None], manager: ServiceMa
 
 
 def _list_running(folder: Path, pid: int) -> list[str]:
-    """Return the services that the process still runs; nothing if it does not answer, or another agent has begun."""
+    """Return the services that the agent still runs; none if it does not answer, or another process does."""
     status = None
     with contextlib.suppress(click.ClickException):
         status = read_status(folder, pid)

@@ -2,16 +2,15 @@
 
 import codecs
 import contextlib
-import errno
 import os
-import stat
 import time
 from collections import deque
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 import click
 
+from artifacts.durable import open_regular
 from cli.agent.agent_service import find_folder, find_managers, find_start_log, state_option
 from cli.output import show_raw
 from launchd.service_manager import ServiceError
@@ -64,21 +63,9 @@ def read_last_lines(path: Path, count: int) -> list[str]:
     last: deque[str] = deque(maxlen=count)
     for part in (previous_log_path(path), path):
         if part == path or part.exists():
-            with _open_log(part) as file:
+            with open_regular(part, follow_links=False) as file:
                 last.extend(line.decode(errors="replace") for line in file)
     return list(last)
-
-
-def _open_log(path: Path) -> BinaryIO:
-    """Open a log, which an owner may have replaced when root reads it: no link, and nothing without an end.
-
-    Raises OSError.
-    """
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK))  # noqa: SIM115 - Path.open takes no opener; the caller closes it
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
-    return file
 
 
 def _print_last_words(start: Path, log: Path, count: int) -> None:
@@ -104,7 +91,7 @@ def _find_engine_log(folder: Path, name: str) -> Path:
 
 def _follow(path: Path) -> None:
     """Print what is added to a log, which may be shortened in place or made anew, for ever."""
-    file, decoder = _open_log(path), codecs.getincrementaldecoder("utf-8")(errors="replace")
+    file, decoder = open_regular(path, follow_links=False), codecs.getincrementaldecoder("utf-8")(errors="replace")
     file.seek(0, os.SEEK_END)
     while True:
         click.echo(show_raw(decoder.decode(file.read())), nl=False)
@@ -112,5 +99,5 @@ def _follow(path: Path) -> None:
             now = path.stat()
             if now.st_size < file.tell() or now.st_ino != os.fstat(file.fileno()).st_ino:
                 file.close()
-                file = _open_log(path)
+                file = open_regular(path, follow_links=False)
         time.sleep(_PAUSE_SECONDS)

@@ -4,7 +4,6 @@ The programs and packages that the service runs are complete at every moment, wh
 folder is exchanged with its copy in one step of the system, and a mark in the new one says that it is not proven yet.
 """
 
-import contextlib
 import ctypes
 import os
 import shutil
@@ -111,7 +110,7 @@ def _set_prefix(path: Path, before: Path, after: Path) -> None:
     content = path.read_bytes()
     changed = content.replace(os.fsencode(before), os.fsencode(after))
     if changed != content:
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
+        # It may be a link to the cache of the installer.
+        path.unlink()
         path.write_bytes(changed)
         path.chmod(stat.S_IMODE(found.st_mode))

@@ -78,7 +78,7 @@ def _describe(name: str, bound: list[Obj]) -> str:
 
 
 def _warn_of_bound(name: str, left: list[Obj]) -> str:
-    """Return what holds for processes that the controller has not released yet."""
+    """Return the warning about processes that are still bound to a host that was removed."""
     services = ", ".join(sorted({_service(each) for each in left}))
     return (
         f"processes of {services} are still bound to {name}, since the controller does not run or is behind: a machine "

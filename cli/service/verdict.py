@@ -65,9 +65,9 @@ def judge_service(service: Obj, program: str = "pomona", target: ClusterOptions 
             f"kubectl get pods{target.render(namespace=CONTROLLER_NAMESPACE)}",
         )
     phase = status.get("phase", "Pending")
+    still = " (its earlier spec still serves)" if ready.get("status") == "True" else ""
     refused = find_condition(service, "Reconciled")
     if refused.get("status") == "False":
-        still = " (its earlier spec still serves)" if ready.get("status") == "True" else ""
         step = "mend what the message names: the controller tries again by itself" + still
         state: State = "cannot serve" if phase == "Failed" else "waits"
         return Verdict(state, str(refused["message"]), str(refused["reason"]), step)
@@ -75,12 +75,12 @@ def judge_service(service: Obj, program: str = "pomona", target: ClusterOptions 
     if phase == "Suspended":
         return Verdict("suspended", message, reason, f"start it: {edit.removeprefix('edit it: ')}")
     if phase == "Failed" or reason in _REFUSALS:
-        still = " (its earlier spec still serves)" if ready.get("status") == "True" else ""
+        step = edit
         if reason == "ModelFailed" or reason in REASONS:
-            edit = f"edit the Model: kubectl edit mdl {_failed_model(service, message)}{options}"
+            step = f"edit the Model: kubectl edit mdl {_find_failed_model(service, message)}{options}"
         elif reason in _ENDED_ENGINES:
-            edit = f"see its log: {program} logs {name}{options}"
-        return Verdict("cannot serve", message, reason, edit + still)
+            step = f"see its log: {program} logs {name}{options}"
+        return Verdict("cannot serve", message, reason, step + still)
     if phase == "Ready":
         return Verdict("serves", message, reason, f"ask it: {program} chat {name}{options}")
     if phase == "Degraded":
@@ -92,7 +92,7 @@ def judge_service(service: Obj, program: str = "pomona", target: ClusterOptions 
     return Verdict("waits", message, reason, "wait, or provide what is missing: it goes on by itself then")
 
 
-def _failed_model(service: Obj, message: str) -> str:
+def _find_failed_model(service: Obj, message: str) -> str:
     """Return the Model that the message is about: the service's own, or that of a companion."""
     names = list_model_names(service)
     return next((name for name in names if message.startswith(f"Model {name}: ")), names[0])

@@ -60,7 +60,7 @@ def drained_condition(
 def find_next_look(
     host: MetalHost, bound: Iterable[Obj], siblings: Mapping[str, Sequence[Obj]], now: datetime
 ) -> float | None:
-    """Return the seconds until a replacement has waited too long; None: only a change of a process matters.
+    """Return the seconds until a replacement has waited too long; None if only a change of a process matters.
 
     The arguments are those of `drained_condition`.
     """

@@ -204,7 +204,7 @@ def _host_of_process(_store: Store, process: Obj) -> list[ObjectKey]:
 
 
 def _drained_hosts_of_siblings(store: Store, process: Obj) -> list[ObjectKey]:
-    """Return the hosts that are drained of a process of this one's service."""
+    """Return the drained hosts that have a process of the same service."""
     owner = controller_of(process)
     if owner is None:
         return []

@@ -22,6 +22,8 @@ _ANY_NAMESPACE: Final = ""
 
 MemoryPool = tuple[str, str, frozenset[str]]
 """Runtime, namespace and features of a process, which decide about the hosts that may run it."""
+LargestFree = Mapping[tuple[str, str], Mapping[frozenset[str], int]]
+"""The most memory that one host has left: by runtime and namespace, then by the features that the agents know."""
 
 
 class HostCapacity(NamedTuple):
@@ -133,12 +135,8 @@ def eligible_hosts(
     return sorted(found, key=lambda capacity: (-capacity.free_bytes, capacity.host))
 
 
-LargestFree = Mapping[tuple[str, str], Mapping[frozenset[str], int]]
-"""The most memory that one host has left: by runtime and namespace, then by the features that the agents know."""
-
-
 def largest_free(capacities: Iterable[HostCapacity]) -> LargestFree:
-    """Return the most memory that one host has left, by what it may run."""
+    """Return the most memory that one open host has left, in bytes."""
     largest: dict[tuple[str, str], dict[frozenset[str], int]] = {}
     for capacity in capacities:
         for runtime in capacity.runtimes if capacity.is_open else ():

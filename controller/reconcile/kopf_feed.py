@@ -261,7 +261,7 @@ async def _operate(
         await kopf.operator(
             registry=_registry(watched, credentials(), deliver, connections, stop),
             settings=_settings(watched),
-            # Otherwise kopf looks for the name of its user, which ends it where that has none. It is written nowhere.
+            # Without it kopf asks for the name of its user, and ends if there is none. It is written nowhere.
             identity=cast("Any", "pomona-controller"),
             clusterwide=namespace is None,
             namespaces=[] if namespace is None else [namespace],

@@ -141,7 +141,7 @@ def test_interrupted_installer_leaves_the_version_before(upgrade: Upgrade, prefi
 
 
 def test_two_upgrades_at_once_are_refused(upgrade: Upgrade, prefix: Path, tmp_path: Path) -> None:
-    descriptor = os.open((prefix / "lib"), os.O_RDONLY)
+    descriptor = os.open(prefix / "lib", os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         result = upgrade(ManagerStandIn(tmp_path))
