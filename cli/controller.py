@@ -24,6 +24,7 @@ from controller.run import Controller, ControllerOptions
 from controller.services.pods.pod_monitor import parse_monitor_labels
 from controller.tenant_limits import TenantLimits
 from crds.meta import LABEL_PATTERN, LONGEST_NAME, NAME_PATTERN
+from devices.limits import raise_descriptor_limit
 from devices.vendor_file import VendorFileError, parse_vendors
 from devices.vendors import VENDORS, Vendors
 from kube import credentials
@@ -221,6 +222,7 @@ def command(
     """
     log.configure(verbose=verbose)
     gc.set_threshold(GC_THRESHOLD, 10, 10)
+    raise_descriptor_limit()  # each namespace has several watches
     environment = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
     if allowed_networks:
         environment[NETWORKS_VARIABLE] = networks_text(allowed_networks)
