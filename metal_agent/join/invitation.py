@@ -110,9 +110,9 @@ async def invite_host(client: Client, credentials: Credentials, host: str, serve
         granted = await request_token(client, HOSTS_NAMESPACE, name, CODE_SECONDS)
         await _await_guard(credentials, name, granted.token)
     except BaseException:
-        # What stays is replaced by the next code, and no one has a token of it.
+        # What stays is replaced by the next code, and no one has a token of it. It may be replaced already.
         with contextlib.suppress(ApiError, Unreachable):
-            await client.delete(POD_TEMPLATES, name, HOSTS_NAMESPACE)
+            await client.delete(POD_TEMPLATES, name, HOSTS_NAMESPACE, uid=template["metadata"]["uid"])
         raise
     return encode_join_code(
         JoinCode(
