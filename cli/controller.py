@@ -24,6 +24,7 @@ from controller.run import Controller, ControllerOptions
 from controller.services.pods.pod_monitor import parse_monitor_labels
 from controller.tenant_limits import TenantLimits
 from crds.meta import LABEL_PATTERN, LONGEST_NAME, NAME_PATTERN
+from devices.limits import raise_descriptor_limit
 from devices.vendor_file import VendorFileError, parse_vendors
 from devices.vendors import VENDORS, Vendors
 from kube import credentials
@@ -219,6 +220,7 @@ def command(
     """
     log.configure(verbose=verbose)
     gc.set_threshold(GC_THRESHOLD, 10, 10)
+    raise_descriptor_limit()  # each namespace has several watches
     environment = {name: os.environ[name] for name in SOURCE_VARIABLES if name in os.environ}
     if allowed_networks:
         environment[NETWORKS_VARIABLE] = networks_text(allowed_networks)
@@ -259,5 +261,11 @@ async def _run(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, this.cancel)
     with contextlib.suppress(asyncio.CancelledError):
-        async with connect(credentials.load(kubeconfig), metrics.count_call) as client:
-            await Controller(client, lambda: credentials.load(kubeconfig), options, metrics, health).run()
+        async with (
+            connect(credentials.load(kubeconfig), metrics.count_call) as client,
+            # After an outage all watches list at once, and a renewal must not wait for them.
+            connect(credentials.load(kubeconfig), metrics.count_call) as election,
+        ):
+            await Controller(
+                client, lambda: credentials.load(kubeconfig), options, metrics, health, election=election
+            ).run()

@@ -52,9 +52,12 @@ from kube.lease import Elector
 from kube.queue import WorkQueue, run_workers
 from kube.resources import NODES, POD_MONITORS, ObjectKey, Resource, object_key
 from kube.store import Store
+from kube.transport import CONNECTIONS
 
 LEASE: Final = "pomona-controller"
 WORKERS: Final = 8
+LISTS: Final = CONNECTIONS // 2
+"""Lists at once of a new leader: the renewal of its Lease must not wait for all of them."""
 RECONCILE_SECONDS: Final = 60.0
 RESYNC_SECONDS: Final = 600.0
 PAUSE_SECONDS: Final = 0.3
@@ -112,7 +115,7 @@ def registrations(
 
 
 class Controller:
-    """One replica."""
+    """One replica; `election` is its client for the Lease, with connections of its own, or None for `client`."""
 
     def __init__(
         self,
@@ -121,6 +124,8 @@ class Controller:
         options: ControllerOptions,
         metrics: ControllerMetrics | None = None,
         health: ControllerHealth | None = None,
+        *,
+        election: Client | None = None,
     ) -> None:
         self._client = client
         self._credentials = credentials
@@ -134,7 +139,8 @@ class Controller:
         self._reconcilers = {each.resource: each for each in reconcilers}
         self._triggers = _group_triggers(reconcilers)
         self._identity = f"{os.uname().nodename}-{secrets.token_hex(4)}"
-        self._elector = Elector(client, CONTROLLER_NAMESPACE, LEASE, self._identity) if options.elects else None
+        lease = election or client
+        self._elector = Elector(lease, CONTROLLER_NAMESPACE, LEASE, self._identity) if options.elects else None
         self._recorder = EventRecorder(client, "pomona.dev/controller", self._identity)
         self._queue: WorkQueue[Item] | None = None
         """Set only while this replica leads: a standby would collect keys for ever."""
@@ -222,16 +228,18 @@ class Controller:
 
         To list all again after one failure would take for ever on a server that refuses a list now and then.
         """
+        listing = asyncio.Semaphore(LISTS)
         async with asyncio.TaskGroup() as tasks:
             for feed in self._feeds:
                 if feed.namespace not in self._withheld:
-                    tasks.create_task(self._load_feed(feed))
+                    tasks.create_task(self._load_feed(feed, listing))
 
-    async def _load_feed(self, feed: Feed) -> None:
+    async def _load_feed(self, feed: Feed, listing: asyncio.Semaphore) -> None:
         for each in feed.watched:
             for failures in itertools.count(1):
                 try:
-                    await load(self._client, self.store, (each,), feed.namespace)
+                    async with listing:
+                        await load(self._client, self.store, (each,), feed.namespace)
                 except (ApiError, Unreachable) as error:
                     log.warning("list_failed", namespace=feed.namespace, error=str(error))
                     if feed.namespace is not None and isinstance(error, Forbidden):

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import aiohttp
 
@@ -17,12 +17,17 @@ from kube.credentials import Credentials
 from kube.errors import Unreachable
 from kube.kubeconfig import CredentialsError
 
+if TYPE_CHECKING:
+    from aiohttp.client_proto import ResponseHandler
+    from aiohttp.tracing import Trace
+
 CONNECT_SECONDS = 2.0
 TOTAL_SECONDS = 30.0
 CONNECTIONS = 32
-"""Requests at once, and streams that are being opened; more wait. Handshakes of a burst must fit into CONNECT_SECONDS.
+"""Requests at once, and handshakes for streams; more wait. Handshakes of a burst must fit into CONNECT_SECONDS.
 
-Open streams have connections of their own: a controller of many namespaces has more watches than this.
+Streams have connections of their own: a controller of many namespaces has more watches than this. A stream that waits
+for its answer holds up no other: that of a silent container's log comes with its next line.
 """
 
 _CLOSED = "all connections were closed to open new ones"
@@ -85,7 +90,6 @@ class AiohttpTransport:
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
         self._requests, self._streams = self._open(CONNECTIONS), self._open(0)
-        self._opening = asyncio.Semaphore(CONNECTIONS)
         self._answers: set[aiohttp.ClientResponse] = set()
         """Answers that are being read."""
 
@@ -119,17 +123,16 @@ class AiohttpTransport:
 
     def _open(self, connections: int) -> aiohttp.ClientSession:
         """Return a session of at most so many connections; 0: no limit."""
-        connector = aiohttp.TCPConnector(ssl=self._credentials.tls or True, limit=connections)
+        connector = _Connector(ssl=self._credentials.tls or True, limit=connections)
         return aiohttp.ClientSession(connector=connector)
 
     @contextlib.asynccontextmanager
     async def _answer(
         self, request: Request, limits: aiohttp.ClientTimeout, *, is_stream: bool = False
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        async with self._opening if is_stream else contextlib.nullcontext():
+        answer = await self._send(request, limits, is_stream=is_stream)
+        if answer.status == 401 and await self._refresh_credentials(request, answer):  # noqa: PLR2004 - Unauthorized
             answer = await self._send(request, limits, is_stream=is_stream)
-            if answer.status == 401 and await self._refresh_credentials(request, answer):  # noqa: PLR2004 - Unauthorized
-                answer = await self._send(request, limits, is_stream=is_stream)
         async with answer:
             self._answers.add(answer)
             try:
@@ -178,6 +181,23 @@ class AiohttpTransport:
                 if session.closed and task is not None and not task.cancelling():
                     raise aiohttp.ClientConnectionError(_CLOSED) from error
                 raise
+
+
+class _Connector(aiohttp.TCPConnector):
+    """A connector that makes at most CONNECTIONS handshakes at once."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._handshakes = asyncio.Semaphore(CONNECTIONS)
+
+    async def _create_connection(
+        self,
+        req: aiohttp.ClientRequest,
+        traces: list["Trace"],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - the method of aiohttp has it
+    ) -> "ResponseHandler":
+        async with self._handshakes:
+            return await super()._create_connection(req, traces, timeout)
 
 
 async def _stream(body: bytes) -> AsyncIterator[bytes]:

@@ -17,7 +17,7 @@ from cli.lazy import LazyGroup
 from kube import credentials
 from kube.kubeconfig import CredentialsError
 from kube.time import rfc3339
-from launchd.service_definition import find_state_folder
+from launchd.service_definition import STATE_OPTION, find_state_folder
 from metal_agent import exit_codes
 from metal_agent.exit_codes import AgentExit, ServiceManagerName
 from metal_agent.native.log_files import AGENT_LOG
@@ -55,13 +55,31 @@ class AgentGroup(LazyGroup):
         try:
             return super().make_context(info_name, args, parent, **extra)
         except click.UsageError as error:
-            supervisor = exit_codes.read_supervisor()
-            if supervisor is None:
+            if (supervisor := exit_codes.read_supervisor()) is None:
                 raise
-            with contextlib.suppress(ValueError, IndexError):  # no folder is named in which the reason could be kept
-                _save_exit(find_state_folder(given), exit_codes.PERMANENT, error.format_message())
-            click.echo(f"Error: {error.format_message()}", err=True)
-            raise click.exceptions.Exit(exit_codes.exit_status(exit_codes.PERMANENT, supervisor)) from error
+            raise _end_for_good(error, given, supervisor) from error
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the sub-command, as which the value of an option is taken that is a flag by now. Raises as the above."""
+        given = (STATE_OPTION, str(ctx.params["state_dir"])) if ctx.params.get("state_dir") else ()
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if (supervisor := exit_codes.read_supervisor()) is None:
+                raise
+            raise _end_for_good(error, given, supervisor) from error
+
+
+def _end_for_good(
+    error: click.UsageError, given: tuple[str, ...], supervisor: ServiceManagerName
+) -> click.exceptions.Exit:
+    """Keep the reason why an agent of a service manager cannot start; return the end that this one does not repeat."""
+    with contextlib.suppress(ValueError, IndexError):  # no folder is named in which the reason could be kept
+        _save_exit(find_state_folder(given), exit_codes.PERMANENT, error.format_message())
+    click.echo(f"Error: {error.format_message()}", err=True)
+    return click.exceptions.Exit(exit_codes.exit_status(exit_codes.PERMANENT, supervisor))
 
 
 @click.group(

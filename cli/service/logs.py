@@ -87,6 +87,8 @@ async def _print_logs(
 async def print_pod_log(cluster: "Cluster", pod: Obj, prefix: str, *, follow: bool, tail_lines: int | None) -> None:
     """Print the log of the engine in a pod, with `follow` until it ends; say on standard error that it has none.
 
+    The prefix names the pod if there are others, whose logs go on also when the node of this one does not answer.
+
     Raises:
         BrokenPipeError: nobody reads the output any more.
         ApiError: the API server refuses.
@@ -107,7 +109,8 @@ async def print_pod_log(cluster: "Cluster", pod: Obj, prefix: str, *, follow: bo
             async for line in lines:
                 print(prefix + show_raw(line.decode(errors="replace")), flush=follow)
     except ApiError as error:
-        if error.status not in _WITHOUT_LOG:
+        is_of_node = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR  # the API server does not reach the kubelet
+        if error.status not in _WITHOUT_LOG and not (is_of_node and prefix):
             raise
         print(f"{prefix}{show_raw(error.message)}", file=sys.stderr)  # the other replicas have logs
 

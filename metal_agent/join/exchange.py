@@ -7,6 +7,7 @@ nobody knows whether the code is used up, and a second try could not tell the ow
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
@@ -142,9 +143,10 @@ async def _redeem(client: Client, code: JoinCode) -> str:
             f"this join code was used already, or replaced by another one: if it was not you who used it, end what it "
             f"opened by `pomona host remove {code.host}`; then {another}"
         ) from error
-    except ApiError as error:
-        raise JoinError(f"the API server refused: {error}; the code is not used: try again") from error
-    except Unreachable as error:
+    except (ApiError, Unreachable) as error:
+        # A server whose storage does not answer in time reports an error of its own, and may have deleted nevertheless.
+        if isinstance(error, ApiError) and error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise JoinError(f"the API server refused: {error}; the code is not used: try again") from error
         raise JoinError(
             f"the API server did not answer, so this join code may be used up: {another} ({error})"
         ) from error

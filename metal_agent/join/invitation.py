@@ -106,13 +106,16 @@ async def invite_host(client: Client, credentials: Credentials, host: str, serve
     template = await client.create(POD_TEMPLATES, join_template(host, claims))
     try:
         for resource, obj in join_objects(host, template["metadata"]["uid"]):
-            await client.apply(resource, obj, field_manager=CLI_FIELD_MANAGER)
+            if resource == SERVICE_ACCOUNTS:
+                await client.create(resource, obj)  # never that of another invitation of this host at this moment
+            else:
+                await client.apply(resource, obj, field_manager=CLI_FIELD_MANAGER)
         granted = await request_token(client, HOSTS_NAMESPACE, name, CODE_SECONDS)
         await _await_guard(credentials, name, granted.token)
     except BaseException:
-        # What stays is replaced by the next code, and no one has a token of it.
+        # What stays is replaced by the next code, and no one has a token of it. It may be replaced already.
         with contextlib.suppress(ApiError, Unreachable):
-            await client.delete(POD_TEMPLATES, name, HOSTS_NAMESPACE)
+            await client.delete(POD_TEMPLATES, name, HOSTS_NAMESPACE, uid=template["metadata"]["uid"])
         raise
     return encode_join_code(
         JoinCode(

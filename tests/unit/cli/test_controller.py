@@ -1,6 +1,7 @@
 """Options of `pomona controller`, as they reach the controller."""
 
 import gc
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,3 +76,15 @@ def test_namespace_that_is_no_name_is_refused_with_an_example(started: list[Cont
     done = start("--namespace", name)
     assert (done.exit_code, started) == (2, [])
     assert "is not a name of a namespace: give one such as team-a" in " ".join(done.output.split())
+
+
+@pytest.mark.usefixtures("started")
+def test_watches_of_many_namespaces_may_be_open_at_once() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    try:
+        done = start()
+        raised, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (done.exit_code, raised) == (0, 10240 if hard == resource.RLIM_INFINITY else min(hard, 10240)), done.output

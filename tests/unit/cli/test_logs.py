@@ -12,6 +12,7 @@ from cli.cluster_options import ClusterOptions
 from cli.service.logs import print_pod_log
 from kube.client import Client
 from kube.credentials import Credentials
+from kube.errors import ApiError
 
 POD = {"metadata": {"name": "chat-1"}, "spec": {"nodeName": "node-1", "containers": [{"name": "engine"}]}}
 
@@ -24,6 +25,15 @@ class _ClosedPipe:
 
     def isatty(self) -> bool:
         return False
+
+
+class _DeadNode:
+    """A client of an API server that does not reach the kubelet of the pod's node."""
+
+    async def stream_log(self, *_: Any, **__: Any) -> AsyncGenerator[bytes, None]:
+        for line in list[bytes]():
+            yield line
+        raise ApiError("get pods default/chat-1/log", status=500, message='Get "https://node-1:10250": dial tcp')
 
 
 class _OpenLog:
@@ -51,3 +61,12 @@ def test_log_is_closed_as_soon_as_its_reader_is_gone(monkeypatch: pytest.MonkeyP
         assert not client.is_open, "the end of the event loop would close it with a traceback"
 
     asyncio.run(main())
+
+
+async def test_dead_node_of_one_replica_does_not_cut_the_logs_of_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    client = cast("Client", _DeadNode())
+    cluster = Cluster(client, cast("Credentials", None), "default", ClusterOptions())
+    await print_pod_log(cluster, POD, "[chat-1] ", follow=True, tail_lines=None)
+    assert capsys.readouterr().err == '[chat-1] Get "https://node-1:10250": dial tcp\n'
+    with pytest.raises(ApiError):
+        await print_pod_log(cluster, POD, "", follow=True, tail_lines=None)

@@ -1,5 +1,6 @@
 """A controller of some namespaces: one that refuses holds up no other, and is served when it answers."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from controller.run import Controller, ControllerOptions
 from kube.client import Client, Obj, ObjectList
 from kube.errors import Forbidden, NotFound
 from kube.resources import LEASES, METAL_HOSTS, METAL_PROCESSES, MODELS, NODES, Resource
+from kube.transport import CONNECTIONS
 from tests.support import virtual_time
 from tests.support.background import running
 from tests.support.eventually import eventually
@@ -107,3 +109,25 @@ async def test_new_leader_lists_namespaces_beside_each_other() -> None:
     controller._withheld.clear()
     async with running(controller._lead()):
         await eventually(lambda: {"a", "b"} <= {*api.written})
+
+
+async def test_lists_of_a_new_leader_leave_connections_for_its_lease() -> None:
+    """With all of them a slow server would keep the renewal waiting until leadership is lost, again and again."""
+    listing, most = 0, 0
+
+    class Counted(Namespaces):
+        async def list(self, *arguments: Any, **options: Any) -> ObjectList:
+            nonlocal listing, most
+            listing += 1
+            most = max(most, listing)
+            await asyncio.sleep(0)
+            listing -= 1
+            return await super().list(*arguments, **options)
+
+    names = [f"team-{number}" for number in range(2 * CONNECTIONS)]
+    api = Counted()
+    controller = namespaced(api, *names)
+    controller._withheld.clear()
+    async with running(controller._lead()):
+        await eventually(lambda: set(names) <= {*api.written})
+    assert 1 < most <= CONNECTIONS // 2

@@ -2,8 +2,10 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
@@ -12,9 +14,14 @@ from kube.client import Client, connect
 from kube.credentials import Credentials, StaticToken
 from kube.errors import ApiError, Forbidden, NotFound, Unreachable
 from kube.resources import METAL_HOSTS, PODS
+from tests.support.eventually import eventually
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ClientOf = Callable[[Handler], Awaitable[Client]]
+
+
+async def read_first(stream: AsyncIterator[Any]) -> object:
+    return await anext(stream)
 
 
 async def hang(_: web.Request) -> web.StreamResponse:
@@ -205,29 +212,53 @@ async def test_streams_take_no_connection_from_requests(client_of: ClientOf, mon
         await each.aclose()
 
 
-async def test_streams_are_opened_a_few_at_a_time(client_of: ClientOf, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_handshakes_of_streams_are_made_a_few_at_a_time(
+    client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("kube.transport.CONNECTIONS", 2)
-    beginning, most = 0, 0
+    connect = aiohttp.TCPConnector._create_connection
+    connecting, most, connected = 0, 0, 0
+
+    async def count(*arguments: Any) -> Any:
+        nonlocal connecting, most, connected
+        connecting += 1
+        most = max(most, connecting)
+        try:
+            return await connect(*arguments)
+        finally:
+            connecting -= 1
+            connected += 1
+
+    monkeypatch.setattr(aiohttp.TCPConnector, "_create_connection", count)
+    client = await client_of(hang)
+    watches = [asyncio.create_task(read_first(client.watch(PODS, resource_version="1"))) for _ in range(8)]
+    await eventually(lambda: connected == len(watches), 5)
+    assert most == 2
+    for each in watches:
+        each.cancel()
+    await asyncio.wait(watches)
+
+
+async def test_stream_without_an_answer_holds_up_no_other(client_of: ClientOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kubelet answers a request for a log that is followed with its first line, and not before."""
+    monkeypatch.setattr("kube.transport.CONNECTIONS", 2)
+    silent = 0
 
     async def serve(request: web.Request) -> web.StreamResponse:
-        nonlocal beginning, most
-        beginning += 1
-        most = max(most, beginning)
-        await asyncio.sleep(0)
-        beginning -= 1
-        response = web.StreamResponse()
-        await response.prepare(request)
-        metadata = {"name": "a", "namespace": "a", "uid": "u", "resourceVersion": "2"}
-        await response.write(msgspec.json.encode({"type": "ADDED", "object": {"metadata": metadata}}) + b"\n")
-        return await hang(request)
+        nonlocal silent
+        if "/silent/" in request.path:
+            silent += 1
+            return await hang(request)
+        return web.Response(body=b"a line\n")
 
     client = await client_of(serve)
-    watches = [client.watch(PODS, resource_version="1") for _ in range(8)]
+    waiting = [asyncio.create_task(read_first(client.stream_log("silent", "ns", "a", follow=True))) for _ in range(3)]
+    await eventually(lambda: silent == len(waiting), 5)
     async with asyncio.timeout(5):
-        await asyncio.gather(*(anext(each) for each in watches))
-    assert most <= 2
-    for each in watches:
-        await each.aclose()
+        assert await anext(client.stream_log("a", "ns", "a", follow=True)) == b"a line"
+    for each in waiting:
+        each.cancel()
+    await asyncio.wait(waiting)
 
 
 async def test_cancelled_request_is_cancelled(client_of: ClientOf) -> None:

@@ -70,16 +70,20 @@ async def test_code_without_tls_is_refused(tmp_path: Path) -> None:
         await join_cluster(code_for("http://127.0.0.1:1"), tmp_path)
 
 
-async def test_lost_answer_is_not_asked_for_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("status", [None, 500, 504])
+async def test_lost_answer_is_not_asked_for_again(tmp_path: Path, status: int | None) -> None:
+    """A server whose storage does not answer in time says so by a status, and may have deleted nevertheless."""
     sent: list[str] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
         sent.append(request.method)
-        if request.method == "DELETE":
-            await request.read()
+        if request.method != "DELETE":
+            return web.json_response({})
+        await request.read()
+        if status is None:
             assert request.transport
             request.transport.close()
-        return web.json_response({})
+        return web.json_response({"kind": "Status", "reason": "Timeout"}, status=status or 200)
 
     runner = web.AppRunner(application := web.Application(), shutdown_timeout=0.1)
     application.router.add_route("*", "/{path:.*}", answer)

@@ -2,14 +2,21 @@
 
 import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from kube import credentials
-from kube.client import Client
+from kube.client import Client, Obj
+from kube.credentials import Credentials, StaticToken
+from kube.errors import Conflict, NotFound, Unreachable
+from kube.resources import Resource
+from kube.service_accounts import GrantedToken
+from metal_agent.join import invitation
 from metal_agent.join.invitation import InvitationError, check_host_name, check_server, invite_host
 from metal_agent.join.removal import removal_steps
+from tests.support.certificates import CA
 
 
 @pytest.mark.parametrize("name", ["studio-1", "a", "9", "a" * 63])
@@ -79,3 +86,37 @@ class NoClient(Client):
 
     def __init__(self) -> None:
         pass
+
+
+class _ReplacedInvitation(Client):
+    """An API on which another invitation of the same host has replaced the PodTemplate of this one."""
+
+    def __init__(self) -> None:
+        self.deleted: list[str | None] = []
+
+    async def get(self, resource: Resource, name: str, _namespace: str | None = None) -> Obj:
+        raise NotFound(f"get {resource} {name}", status=404)
+
+    async def apply(self, resource: Resource, obj: Any, **_: Any) -> Obj:
+        if obj["metadata"]["name"] == "studio-1.join":
+            raise Unreachable(f"apply {resource}")
+        return dict(obj)
+
+    async def create(self, _resource: Resource, obj: Any) -> Obj:
+        return {**obj, "metadata": {**obj["metadata"], "uid": "ours"}}
+
+    async def delete(self, *_: Any, uid: str | None = None, **__: Any) -> None:
+        self.deleted.append(uid)
+        raise Conflict("delete", status=409)
+
+
+async def test_failed_invitation_leaves_the_code_that_has_replaced_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def grant(*_: Any) -> GrantedToken:
+        return GrantedToken("header.claims.signature", 900, "2026-11-24T00:00:00Z", ("api",))
+
+    monkeypatch.setattr(invitation, "request_token", grant)
+    api = _ReplacedInvitation()
+    administrator = Credentials("https://192.0.2.1", StaticToken("t"), authority=CA.read_bytes())
+    with pytest.raises(Unreachable):
+        await invite_host(api, administrator, "studio-1")
+    assert api.deleted == ["ours"]
