@@ -131,7 +131,10 @@ async def test_closed_port_is_not_connected() -> None:
     assert (answer.reached, answer.reason) == (False, "NotConnected")
 
 
-async def test_new_answer_enqueues_the_host_and_another_place_is_another_question() -> None:
+async def test_new_answer_enqueues_the_host_and_another_place_is_another_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reachability, "LEAST_PAUSE_SECONDS", 0.1)
     enqueued: list[ObjectKey] = []
     recorder: Any = None
     prober = ReachabilityProber()
