@@ -93,26 +93,39 @@ def _replace_version(manager: ServiceManager, trial: TrialEnvironment, source: s
         install_version(source, trial.copy)
         trial.take_copy()
     except click.ClickException as error:
-        trial.undo()
+        _undo(trial)
         raise click.ClickException(f"{error.message}; the agent was not restarted") from error
     except OSError as error:
         with contextlib.suppress(OSError):
             trial.undo()
         raise click.ClickException(f"cannot replace the version: {error}; the agent was not restarted") from error
     except BaseException:
-        trial.undo()
+        _undo(trial)
         raise
     try:
         status = restart_agent(manager, folder, _UPGRADE_WAIT)
     except (click.ClickException, ServiceError) as error:
-        trial.undo()
+        _undo(trial)
         raise click.ClickException(f"{_read_reason(error)}; {_bring_back(manager, folder)}") from error
     except BaseException:
-        trial.undo()
+        _undo(trial)
         click.echo("the version before is installed again: `pomona agent restart` runs it", err=True)
         raise
-    trial.confirm()
+    try:
+        trial.confirm()
+    except OSError as error:
+        click.echo(f"the version before stays in {trial.copy}, and the next upgrade begins with it: {error}", err=True)
     return status
+
+
+def _undo(trial: TrialEnvironment) -> None:
+    """Put the version before back. Raises click.ClickException."""
+    try:
+        trial.undo()
+    except OSError as error:
+        raise click.ClickException(
+            f"cannot put the version before back: {error}; `pomona agent upgrade` begins with it, once that is mended"
+        ) from error
 
 
 def _bring_back(manager: ServiceManager, folder: Path) -> str:

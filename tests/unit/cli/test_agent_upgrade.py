@@ -10,6 +10,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -251,6 +252,31 @@ def test_good_version_is_taken(upgrade: Upgrade, service: SimulatedService, pref
     assert "runs as process 101" in result.output
     assert read(prefix) == "good"
     assert list_folders(prefix) == COMPLETE
+
+
+def fail_on_the_disk(_trial: TrialEnvironment) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_version_before_that_cannot_be_removed_is_named_and_the_new_one_runs(
+    upgrade: Upgrade, service: SimulatedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TrialEnvironment, "confirm", fail_on_the_disk)
+    result = upgrade(service, lambda environment: write(environment, "good"))
+    assert (result.exit_code, "runs as process 101" in result.output) == (0, True)
+    assert "the version before stays in" in result.stderr
+
+
+def test_version_before_that_cannot_be_put_back_is_reported(
+    upgrade: Upgrade, service: SimulatedService, prefix: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_environment: Path) -> None:
+        monkeypatch.setattr(TrialEnvironment, "undo", fail_on_the_disk)
+        raise click.ClickException("no such wheel")
+
+    result = upgrade(service, refuse)
+    assert (result.exit_code, "cannot put the version before back: [Errno 28]" in result.output) == (1, True)
+    assert read(prefix) == "good"
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
