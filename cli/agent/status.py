@@ -10,7 +10,7 @@ from cli.agent.agent_service import find_folder, find_managers, read_exit, read_
 from cli.output import facts_option, print_facts, render_table, terminal_width, wrap_text
 from crds.size import size_text
 from launchd.service_manager import ServiceError, ServiceState
-from metal_agent.control.agent_status import AgentStatus
+from metal_agent.control.agent_status import AgentStatus, IdentityStatus
 from metal_agent.exit_codes import AgentExit
 
 _LABEL_WIDTH = 14
@@ -82,7 +82,7 @@ def format_report(report: AgentReport, width: int) -> str:
             ("address", agent.address),
             ("API server", f"{agent.server}, {agent.connection.state} since {agent.connection.since}"),
             *((("", agent.connection.message),) if agent.connection.message else ()),
-            *((("token", f"expires {agent.identity.expires_at}"),) if agent.identity else ()),
+            *((("token", _describe_token(agent.identity)),) if agent.identity else ()),
             *(("paused", f"{hold.message} ({hold.source}, since {hold.since})") for hold in agent.holds),
             ("memory", f"{size_text(agent.available_bytes)} of {size_text(agent.budget_bytes)} are free"),
         ]
@@ -98,6 +98,11 @@ def _describe_state(agent: AgentStatus) -> str:
     if agent.stopping:
         return "stopping"
     return "running" if agent.ready else "starting"
+
+
+def _describe_token(identity: IdentityStatus) -> str:
+    problem = f"; it could not be renewed: {identity.renewal_problem}" if identity.renewal_problem else ""
+    return f"expires {identity.expires_at}{problem}"
 
 
 def _format_line(label: str, value: str, width: int) -> list[str]:

@@ -124,4 +124,6 @@ def describe_connection(connection: ApiConnection) -> ConnectionStatus:
 def describe_identity(connection: ApiConnection) -> IdentityStatus | None:
     """Return the token's times as `pomona agent status` shows them; None with a kubeconfig."""
     identity = connection.host_identity
-    return IdentityStatus(identity.expires_at, rfc3339(identity.renews_at)) if identity else None
+    if identity is None:
+        return None
+    return IdentityStatus(identity.expires_at, rfc3339(identity.renews_at), identity.renewal_problem)

@@ -91,6 +91,8 @@ class HostIdentity:
         self._reported = ""
         """The last token whose refusal was logged."""
         self._lock = asyncio.Lock()
+        self.renewal_problem = ""
+        """Why the last renewal failed; empty if it did not."""
 
     @property
     def host(self) -> str:
@@ -154,11 +156,11 @@ class HostIdentity:
                 try:
                     await self.renew(client)
                 except (ApiError, Unreachable, CredentialsError) as error:
-                    failures += 1
+                    failures, self.renewal_problem = failures + 1, str(error)
                     wait = backoff_seconds(failures, first=_FIRST_RETRY_SECONDS, most=_CHECK_SECONDS)
                     log.warning("token_renewal_failed", host=self.host, error=str(error))
                 else:
-                    failures = 0
+                    failures, self.renewal_problem = 0, ""
                     continue
             elif self._on_disk != self._joined:
                 await self._write_again()

@@ -37,6 +37,8 @@ class IdentityStatus(msgspec.Struct, frozen=True, rename="camel"):
 
     expires_at: str
     renews_at: str
+    renewal_problem: str = ""
+    """Why the last renewal failed, which is tried again; empty if it did not."""
 
 
 class AgentStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):

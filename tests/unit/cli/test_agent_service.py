@@ -17,7 +17,7 @@ from cli.main import main
 from launchd.service_definition import SUPERVISOR_VARIABLE, ServiceDefinition
 from launchd.service_manager import ServiceError, ServiceState
 from metal_agent.control import agent_control
-from metal_agent.control.agent_status import AgentProcessStatus, AgentStatus, ConnectionStatus
+from metal_agent.control.agent_status import AgentProcessStatus, AgentStatus, ConnectionStatus, IdentityStatus
 from metal_agent.exit_codes import PERMANENT, AgentExit, exit_status, load_exit, read_supervisor, save_exit
 from metal_agent.native.log_files import previous_log_path
 from tests.support.api_objects import GIB
@@ -155,6 +155,12 @@ def test_report_fits_a_terminal() -> None:
     assert "system/dev.pomona.agent is running, process 7, started 3 times" in text
     assert "team-a/chat: it crashed" in text
     assert "24.0 GiB of 64.0 GiB are free" in text
+
+
+def test_report_says_why_the_token_was_not_renewed() -> None:
+    refused = IdentityStatus("2026-12-23T12:00:00Z", "2026-11-24T12:00:00Z", "403 Forbidden: run `pomona host join`")
+    text = format_report(AgentReport("/x", agent=status(identity=refused)), 200)
+    assert "expires 2026-12-23T12:00:00Z; it could not be renewed: 403 Forbidden: run `pomona host join`" in text
 
 
 def test_report_of_an_agent_that_ended_has_the_reason(tmp_path: Path, managers: ServiceManagers) -> None:

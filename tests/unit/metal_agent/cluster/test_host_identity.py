@@ -93,9 +93,11 @@ def test_renewal_that_fails_is_tried_again_each_minute_at_the_latest(tmp_path: P
         renewal = asyncio.create_task(identity.keep_renewed(server))
         await asyncio.sleep(3600)
         assert await identity.authorization() == "Bearer token-0"
+        assert identity.renewal_problem
         server.answers = True
         await asyncio.sleep(80)
         renewal.cancel()
+        assert not identity.renewal_problem
         assert await identity.authorization() == "Bearer token-1"
 
     virtual_time.run(main())
