@@ -64,7 +64,8 @@ with socket.socket(socket.AF_UNIX) as listener:
     listener.listen()
     sys.stdout.write("ready\\n")
     sys.stdout.flush()
-    listener.accept()
+    while True:
+        listener.accept()
 """
 _PREDECESSOR: Final = """
 import asyncio, pathlib, sys

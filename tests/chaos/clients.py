@@ -33,13 +33,14 @@ class ChaosClient:
         token = await self._cluster.token(self.service)
         urls, loop, gap_began = list[str](), asyncio.get_running_loop(), None
         while True:
+            looked = loop.time()
             # Without an API server a node routes by the last slices that it has seen.
             with contextlib.suppress(ApiError, Unreachable, TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
                     urls = sorted(await self._cluster.urls(self.service))
             # A request that fails at one address is sent to the next: each failure needs a fault of its own.
             for url in self._chance.sample(urls, len(urls)):
-                if await self._ask(url, token):
+                if await self._ask(url, token, looked):
                     break
             if not urls:
                 gap_began = gap_began or loop.time()
@@ -48,8 +49,8 @@ class ChaosClient:
                 gap_began = None
             await asyncio.sleep(PAUSE_SECONDS)
 
-    async def _ask(self, url: str, token: str) -> bool:
-        """Send a request; return whether it was answered."""
+    async def _ask(self, url: str, token: str, looked: float) -> bool:
+        """Send a request to an address that was ready at `looked`; return whether it was answered."""
         loop = asyncio.get_running_loop()
         start, status = loop.time(), NO_ANSWER
         try:
@@ -63,6 +64,6 @@ class ChaosClient:
             status, text = answer.status, f"{answer.status} {answer.text[:200]}"
         address = urlsplit(url).hostname or ""
         self.failures.append(
-            FailedRequest(address, start, loop.time(), self.service, f"{self.service} at {url}: {text}", status)
+            FailedRequest(address, looked, start, loop.time(), self.service, f"{self.service} at {url}: {text}", status)
         )
         return False

@@ -86,6 +86,8 @@ class FailedRequest:
     """A request that failed."""
 
     address: str
+    looked: float
+    """When the client looked which addresses are ready: another one, to which it sent the request first, may hang."""
     start: float
     end: float
     service: str
@@ -188,7 +190,7 @@ class _Excuse:
             return False
         statuses = PLAUSIBLE | {FAILING_STATUS} if broken.kind == "failing" else PLAUSIBLE
         fits = broken.address == failure.address and failure.status in statuses
-        return fits and broken.start <= failure.end and failure.start <= self.until
+        return fits and broken.start <= failure.end and failure.looked <= self.until
 
 
 def _list_excuses(breakages: Iterable[Breakage]) -> list[_Excuse]:

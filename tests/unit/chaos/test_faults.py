@@ -22,7 +22,7 @@ HERE, THERE = "10.77.100.1", "10.77.100.2"
 
 
 def failure(at: float, address: str = HERE, status: int = NO_ANSWER) -> FailedRequest:
-    return FailedRequest(address, at, at + 0.1, "chat", "it", status)
+    return FailedRequest(address, at, at, at + 0.1, "chat", "it", status)
 
 
 def test_schedule_of_faults_follows_from_the_seed() -> None:
@@ -42,6 +42,13 @@ def test_host_has_one_fault_at_a_time_besides_a_full_disk() -> None:
     for host in range(2):
         mine = [fault for fault in plan_faults(7, 600, 2) if fault.host == host and fault.kind != "disk"]
         assert all(first.at + first.seconds <= second.at for first, second in itertools.pairwise(mine))
+
+
+def test_address_that_was_ready_at_the_look_explains_a_late_request() -> None:
+    """An address before it did not answer for seconds."""
+    engine = Breakage("engine", HERE, 10.0, 10.0, "chat")
+    late = [FailedRequest(HERE, looked, 14.0, 14.1, "chat", "it") for looked in (9.0, 10.5, 11.5)]
+    assert list_unexplained(late, [engine]) == late[2:]
 
 
 def test_agent_lives_as_long_as_it_observes_a_silent_engine() -> None:
