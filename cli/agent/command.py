@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import signal
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -51,35 +52,32 @@ class AgentGroup(LazyGroup):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         """Parse the arguments. Raises click.UsageError in a terminal, and else ends as an agent that cannot start."""
-        given = tuple(args)
-        try:
+        with _end_for_good(tuple(args)):
             return super().make_context(info_name, args, parent, **extra)
-        except click.UsageError as error:
-            if (supervisor := exit_codes.read_supervisor()) is None:
-                raise
-            raise _end_for_good(error, given, supervisor) from error
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the sub-command, as which the value of an option is taken that is a flag by now. Raises as the above."""
-        given = (STATE_OPTION, str(ctx.params["state_dir"])) if ctx.params.get("state_dir") else ()
-        try:
+        with _end_for_good((STATE_OPTION, str(ctx.params["state_dir"])) if ctx.params.get("state_dir") else ()):
             return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            if (supervisor := exit_codes.read_supervisor()) is None:
-                raise
-            raise _end_for_good(error, given, supervisor) from error
 
 
-def _end_for_good(
-    error: click.UsageError, given: tuple[str, ...], supervisor: ServiceManagerName
-) -> click.exceptions.Exit:
-    """Keep the reason why an agent of a service manager cannot start; return the end that this one does not repeat."""
-    with contextlib.suppress(ValueError, IndexError):  # no folder is named in which the reason could be kept
-        _save_exit(find_state_folder(given), exit_codes.PERMANENT, error.format_message())
-    click.echo(f"Error: {error.format_message()}", err=True)
-    return click.exceptions.Exit(exit_codes.exit_status(exit_codes.PERMANENT, supervisor))
+@contextlib.contextmanager
+def _end_for_good(given: tuple[str, ...]) -> Iterator[None]:
+    """Turn a usage error under a service manager into an end that it does not repeat; `given` names the state folder.
+
+    Raises click.UsageError in a terminal, and click.exceptions.Exit.
+    """
+    try:
+        yield
+    except click.UsageError as error:
+        if (supervisor := exit_codes.read_supervisor()) is None:
+            raise
+        with contextlib.suppress(ValueError, IndexError):  # no folder is named in which the reason could be kept
+            _save_exit(find_state_folder(given), exit_codes.PERMANENT, error.format_message())
+        click.echo(f"Error: {error.format_message()}", err=True)
+        raise click.exceptions.Exit(exit_codes.exit_status(exit_codes.PERMANENT, supervisor)) from error
 
 
 @click.group(
