@@ -36,7 +36,7 @@ def drained_condition(
     """
     if not host.spec.drain:
         return None
-    left = [each for each in bound if not each["spec"].get("inspect") and _is_left(each)]
+    left = _list_left(bound)
     last = find(host.status.conditions, DRAINED)
     is_old = last is not None and _age_seconds(last.last_transition_time, now) >= WAITING_SECONDS
     blocked = [each for each in left if _is_blocked(each, siblings, now, is_old=is_old)]
@@ -66,7 +66,7 @@ def find_next_look(
     """
     if not host.spec.drain:
         return None
-    left = [each for each in bound if not each["spec"].get("inspect") and _is_left(each)]
+    left = _list_left(bound)
     last = find(host.status.conditions, DRAINED)
     waiting = [each for others in siblings.values() for each in others if not each["spec"].get("hostName")]
     since = [each["metadata"]["creationTimestamp"] for each in waiting]
@@ -81,6 +81,11 @@ def draining_facts(process: Obj) -> object:
     """Return what the condition Drained reads of a process."""
     metadata = process["metadata"]
     return metadata["uid"], process["spec"].get("hostName"), "deletionTimestamp" in metadata, _is_left(process)
+
+
+def _list_left(bound: Iterable[Obj]) -> list[Obj]:
+    """Return the processes of services that are still there; an inspection ends by itself."""
+    return [each for each in bound if not each["spec"].get("inspect") and _is_left(each)]
 
 
 def _is_left(process: Obj) -> bool:
