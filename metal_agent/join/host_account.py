@@ -9,7 +9,7 @@ from typing import Final
 
 from crds.meta import GROUP, HOSTS_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
 from kube.client import Obj
-from kube.resources import CLUSTER_ROLE_BINDINGS, POD_TEMPLATES, ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS, Resource
+from kube.resources import CLUSTER_ROLE_BINDINGS, POD_TEMPLATES, ROLE_BINDINGS, ROLES, Resource
 
 AGENT_ROLE: Final = "pomona-metal-agent"
 JOIN_CLAIMS: Final = f"{GROUP}/join-claims"
@@ -65,19 +65,24 @@ def join_template(host: str, claims: str) -> Obj:
     return {"metadata": metadata, "template": {"spec": {"containers": [{"name": "none", "image": "none"}]}}}
 
 
-def join_objects(host: str, template_uid: str) -> tuple[Written, ...]:
-    """Return the ServiceAccount of a join code and its one right: to delete its PodTemplate.
+def code_account(host: str, template_uid: str) -> Obj:
+    """Return the ServiceAccount of a join code, which is collected as garbage with its PodTemplate."""
+    return {"metadata": _code_metadata(host, template_uid)}
 
-    With the PodTemplate, all of them are collected as garbage.
-    """
-    name = join_account(host)
-    owner = {"apiVersion": "v1", "kind": POD_TEMPLATES.kind, "name": name, "uid": template_uid}
-    metadata = {**_metadata(name), "ownerReferences": [owner]}
+
+def code_rights(host: str, template_uid: str) -> tuple[Written, ...]:
+    """Return the one right of a join code, to delete its PodTemplate, with which it is collected as garbage."""
+    name, metadata = join_account(host), _code_metadata(host, template_uid)
     return (
-        (SERVICE_ACCOUNTS, {"metadata": metadata}),
         (ROLES, {"metadata": metadata, "rules": [_rule("", "podtemplates", name, "delete")]}),
         (ROLE_BINDINGS, {"metadata": metadata, **_binding("Role", name, name)}),
     )
+
+
+def _code_metadata(host: str, template_uid: str) -> Obj:
+    name = join_account(host)
+    owner = {"apiVersion": "v1", "kind": POD_TEMPLATES.kind, "name": name, "uid": template_uid}
+    return {**_metadata(name), "ownerReferences": [owner]}
 
 
 def _labelled(name: str) -> Obj:

@@ -23,10 +23,11 @@ from kube.errors import ApiError, Forbidden, NotFound, Unreachable
 from kube.resources import POD_TEMPLATES, SERVICE_ACCOUNTS
 from kube.service_accounts import request_token
 from metal_agent.join.host_account import (
+    code_account,
+    code_rights,
     host_account,
     host_rights,
     join_account,
-    join_objects,
     join_template,
 )
 from metal_agent.join.join_code import JoinCode, encode_join_code, split_certificates
@@ -104,18 +105,18 @@ async def invite_host(client: Client, credentials: Credentials, host: str, serve
         await client.apply(resource, obj, field_manager=CLI_FIELD_MANAGER)
     claims, _, signature = first.token.rpartition(".")
     template = await client.create(POD_TEMPLATES, join_template(host, claims))
+    uid = template["metadata"]["uid"]
     try:
-        for resource, obj in join_objects(host, template["metadata"]["uid"]):
-            if resource == SERVICE_ACCOUNTS:
-                await client.create(resource, obj)  # never that of another invitation of this host at this moment
-            else:
-                await client.apply(resource, obj, field_manager=CLI_FIELD_MANAGER)
+        # Created, so that it is never that of another invitation of this host at this moment.
+        await client.create(SERVICE_ACCOUNTS, code_account(host, uid))
+        for resource, obj in code_rights(host, uid):
+            await client.apply(resource, obj, field_manager=CLI_FIELD_MANAGER)
         granted = await request_token(client, HOSTS_NAMESPACE, name, CODE_SECONDS)
         await _await_guard(credentials, name, granted.token)
     except BaseException:
         # What stays is replaced by the next code, and no one has a token of it. It may be replaced already.
         with contextlib.suppress(ApiError, Unreachable):
-            await client.delete(POD_TEMPLATES, name, HOSTS_NAMESPACE, uid=template["metadata"]["uid"])
+            await client.delete(POD_TEMPLATES, name, HOSTS_NAMESPACE, uid=uid)
         raise
     return encode_join_code(
         JoinCode(

@@ -13,8 +13,10 @@ from typing import Final
 
 import msgspec
 
-PREFIX: Final = "pomona-join-2."
-"""Begins each code; the number changes with the format, and with what is deleted to use the code."""
+_FORMAT: Final = 2
+"""Changes with the content of a code, and with what is deleted to use it."""
+PREFIX: Final = f"pomona-join-{_FORMAT}."
+"""Begins each code."""
 _FAMILY: Final = re.compile(r"pomona-join-(\d+)\.")
 _ALPHABET: Final = re.compile(r"[A-Za-z0-9_-]*")
 _CHECKSUM_BYTES: Final = 4
@@ -74,8 +76,8 @@ def decode_join_code(text: str) -> JoinCode:
         )
     if family[0] != PREFIX:
         raise JoinCodeError(
-            f"this join code has format {family[1]}, and this Pomona reads format 2: use the same version of Pomona on "
-            "both machines"
+            f"this join code has format {family[1]}, and this Pomona reads format {_FORMAT}: use the same version of "
+            "Pomona on both machines"
         )
     try:
         return _decode_content(compact.removeprefix(PREFIX))
