@@ -139,8 +139,9 @@ class Controller:
         self._reconcilers = {each.resource: each for each in reconcilers}
         self._triggers = _group_triggers(reconcilers)
         self._identity = f"{os.uname().nodename}-{secrets.token_hex(4)}"
-        lease = election or client
-        self._elector = Elector(lease, CONTROLLER_NAMESPACE, LEASE, self._identity) if options.elects else None
+        self._elector = (
+            Elector(election or client, CONTROLLER_NAMESPACE, LEASE, self._identity) if options.elects else None
+        )
         self._recorder = EventRecorder(client, "pomona.dev/controller", self._identity)
         self._queue: WorkQueue[Item] | None = None
         """Set only while this replica leads: a standby would collect keys for ever."""
