@@ -1,10 +1,13 @@
 """Settings of every test: a busy machine is slow, and slow is not wrong."""
 
 import gc
+import logging
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE, networks_text
@@ -15,6 +18,24 @@ settings.load_profile("pomona")
 
 # The commands that tests start fetch weights from servers of this machine.
 os.environ[NETWORKS_VARIABLE] = networks_text(ALLOWED_NETWORKS)
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undo what a command that the test runs configures for the whole process: the next test may look for a line."""
+    settings, root = structlog.get_config(), logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    configure = structlog.configure
+
+    def configure_uncached(**settings: Any) -> None:
+        # A logger that keeps the settings of its first line would keep them beyond the test.
+        configure(**{**settings, "cache_logger_on_first_use": False})
+
+    monkeypatch.setattr(structlog, "configure", configure_uncached)
+    yield
+    configure(**settings)
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -57,15 +57,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Print the ends of the related logs below a failed test; keep all logs in build/cluster-logs/."""
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Print the ends of the logs that a failed test wrote below it; keep all logs in build/cluster-logs/."""
     report = yield
     if report.failed:
         if shared := item.config.stash.get(SHARED, None):
             shared.is_suspect = True
         kept = KEPT_LOGS / re.sub(r"[^\w.-]+", "_", item.nodeid)
         for process in item.config.stash.get(PROCESSES, []):
-            report.sections.append((f"log of {process.name}", process.tail(TAIL_LINES)))
+            if process.log.exists() and process.log.stat().st_mtime >= call.start:
+                report.sections.append((f"log of {process.name}", process.tail(TAIL_LINES)))
         report.sections.append(("all logs", str(kept)))
         shutil.rmtree(kept, ignore_errors=True)
         own = item.funcargs.get("tmp_path") if isinstance(item, pytest.Function) else None

@@ -3,27 +3,19 @@
 import errno
 import io
 import logging
-from collections.abc import Iterator
 
 import pytest
 import structlog
+from structlog.testing import capture_logs
 
 from cli import log
+
+LOGGER = structlog.get_logger()
 
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-@pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
-    config, root = structlog.get_config(), logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    structlog.configure(**config)
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 @pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
@@ -61,3 +53,12 @@ def test_command_with_findings_of_its_own_logs_errors_only() -> None:
         logger.warning("hidden")
         logger.error("shown")
     assert (stream.getvalue().count("shown"), stream.getvalue().count("hidden")) == (3, 0)
+
+
+@pytest.mark.parametrize("turn", ["first", "second"])
+def test_settings_of_one_test_hide_no_line_of_the_next(turn: str) -> None:
+    with capture_logs() as said:
+        LOGGER.warning(turn)
+    assert [each["event"] for each in said] == [turn]
+    log.configure(errors_only=True, stream=io.StringIO())
+    LOGGER.error("kept for good, if loggers are cached")
