@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import signal
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -18,6 +19,8 @@ settings.load_profile("pomona")
 
 # The commands that tests start fetch weights from servers of this machine.
 os.environ[NETWORKS_VARIABLE] = networks_text(ALLOWED_NETWORKS)
+# A shell has what it starts in the background ignore Ctrl-C, and so would the commands that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -29,14 +29,10 @@ SOURCES = {NETWORKS_VARIABLE: networks_text(ALLOWED_NETWORKS)}
 """Variables with which controller, Jobs and agents may fetch weights from the servers of tests and demo."""
 
 
-async def install(plane: ControlPlane, *arguments: str) -> None:
-    """Install Pomona's kinds, roles and policies without its controller, and wait until kubectl finds the kinds.
-
-    `arguments` are more options of `kubectl apply`.
-    """
+async def install(plane: ControlPlane) -> None:
+    """Install Pomona's kinds, roles and policies without its controller, and wait until kubectl finds the kinds."""
     manifests = (path for path in sorted(INSTALLED.iterdir()) if path.name != "controller.yaml")
-    paths = (CHECKOUT / "crds", CHECKOUT / "deploy" / "namespace.yaml", *manifests)
-    await plane.kubectl("apply", "--server-side", *arguments, *(f"--filename={path}" for path in paths))
+    await plane.apply(CHECKOUT / "crds", CHECKOUT / "deploy" / "namespace.yaml", *manifests)
     await wait_for_kinds(plane)
 
 

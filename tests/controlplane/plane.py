@@ -172,12 +172,12 @@ class ControlPlane:
         return self._write_kubeconfig(f"{namespace}_{name}", review["status"]["token"])
 
     async def apply(self, *paths: Path) -> None:
-        """`kubectl apply --server-side` files or folders.
+        """`kubectl apply --server-side` files or folders, also what a test before applied with Helm and left.
 
         Raises:
             PlaneError: kubectl refused; the message has its output.
         """
-        await self.kubectl("apply", "--server-side", *(f"--filename={path}" for path in paths))
+        await self.kubectl("apply", "--server-side", "--force-conflicts", *(f"--filename={path}" for path in paths))
 
     async def kubectl(self, *arguments: str) -> str:
         """Run kubectl as admin and return its output.

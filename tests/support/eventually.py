@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar, overload
 
-from kube.errors import NotFound
+from kube.errors import NotFound, Unreachable
 
 LIMIT_SECONDS = 90.0
 """Only a condition that never becomes true takes longer, even on a busy machine: it is no claim about speed."""
@@ -26,7 +26,8 @@ async def eventually(condition: Callable[[], T | Awaitable[T]], timeout: float =
     """Call a condition until it returns a true value, and return that value.
 
     An AssertionError, LookupError or NotFound from the condition counts as "not yet", so that a test may look into
-    objects that do not exist so far; any other error is raised. The pause between two calls grows with the time that
+    objects that do not exist so far; so does Unreachable, from an API server that a busy machine keeps from answering
+    in time; any other error is raised. The pause between two calls grows with the time that
     was waited, so that tests with long waits leave the API server and the processors to others.
 
     Args:
@@ -44,7 +45,7 @@ async def eventually(condition: Callable[[], T | Awaitable[T]], timeout: float =
             if result:
                 return result
             seen = repr(result)
-        except (AssertionError, LookupError, NotFound) as error:
+        except (AssertionError, LookupError, NotFound, Unreachable) as error:
             seen = f"{type(error).__name__}: {error}"
         waited = time.monotonic() - start
         if waited >= timeout:

@@ -18,8 +18,7 @@ async def installable(plane: ControlPlane) -> AsyncIterator[ControlPlane]:
     yield plane
     await plane.end_outage()
     await run_helm("uninstall", "pomona", "--ignore-not-found", "--wait", plane=plane)
-    # A release may have left other schemas, of which Helm is the owner.
-    await members.install(plane, "--force-conflicts")
+    await members.install(plane)
 
 
 @pytest_asyncio.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kube.errors import NotFound
+from kube.errors import NotFound, Unreachable
 from tests.support.eventually import eventually
 
 
@@ -12,8 +12,8 @@ async def test_first_true_value_is_returned() -> None:
     assert await eventually(lambda: next(values)) == 7
 
 
-async def test_missing_object_counts_as_not_yet() -> None:
-    errors = iter([NotFound("get pods", status=404), KeyError("status"), AssertionError("soon")])
+async def test_missing_object_and_silent_server_count_as_not_yet() -> None:
+    errors = iter([NotFound("get pods", status=404), KeyError("status"), AssertionError("soon"), Unreachable("busy")])
 
     async def condition() -> str:
         for error in errors:
