@@ -15,7 +15,7 @@ from crds.meta import GROUP, HOSTS_NAMESPACE
 from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS, SERVICE_ACCOUNTS
 from metal_agent.join.host_account import host_account, host_rights
 from tests.controlplane.network import Host, Network
-from tests.controlplane.plane import NODES, SERVICE_ACCOUNT_ISSUER, ControlPlane
+from tests.controlplane.plane import NODES, SERVICE_ACCOUNT_ISSUER, ControlPlane, PlaneError
 from tests.controlplane.process import CHECKOUT, Process
 from tests.support.eventually import eventually
 from tests.support.file_server import ALLOWED_NETWORKS
@@ -94,6 +94,22 @@ async def controller(plane: ControlPlane, folder: Path, *arguments: str) -> Proc
     kubeconfig = await plane.service_account_kubeconfig(CONTROLLER_NAMESPACE, CONTROLLER_ACCOUNT)
     argv = [sys.executable, "-m", "cli.main", "controller", f"--kubeconfig={kubeconfig}", *arguments]
     return Process("controller", argv, folder / "controller.log", SOURCES)
+
+
+async def controller_may(plane: ControlPlane, verb: str, resource: str, *options: str) -> bool:
+    """Return whether the API server lets the controller do this; it learns of a new binding from a watch, a bit later.
+
+    Args:
+        plane: the API server.
+        verb: of RBAC.
+        resource: as kubectl names it.
+        options: of `kubectl auth can-i`, such as a namespace.
+    """
+    account = f"--as=system:serviceaccount:{CONTROLLER_NAMESPACE}:{CONTROLLER_ACCOUNT}"
+    try:
+        return (await plane.kubectl("auth", "can-i", verb, resource, account, *options)).strip() == "yes"
+    except PlaneError:
+        return False  # kubectl ends with 1 for a no
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from kube.errors import Forbidden
 from kube.resources import MODELS, ROLE_BINDINGS, SECRETS, SERVICES, Resource
 from tests.cluster.controller.test_services import METAL, ServiceNamespace
 from tests.cluster.shared_controller import SharedController
-from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE
+from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE, controller_may
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import CHECKOUT, Process
 from tests.support.eventually import eventually
@@ -34,6 +34,7 @@ async def bound(plane: ControlPlane, namespace: str) -> AsyncIterator[str]:
     try:
         for command in (narrow, bind.replace("NAMESPACE", namespace)):
             await plane.kubectl(*command.split()[1:])
+        await eventually(lambda: writes_only_in(plane, namespace))
         yield namespace
     finally:
         await plane.apply(RBAC)
@@ -81,6 +82,11 @@ async def test_controller_serves_where_it_is_bound_and_reads_no_secret_elsewhere
     # It notices by itself that it is bound to another namespace.
     await plane.kubectl(*COMMANDS[1].replace("NAMESPACE", unbound).split()[1:])
     await there.reaches("Pending", reason="NoHost")
+
+
+async def writes_only_in(plane: ControlPlane, namespace: str) -> bool:
+    here = await controller_may(plane, "create", "secrets", f"--namespace={namespace}")
+    return here and not await controller_may(plane, "create", "secrets", "--all-namespaces")
 
 
 async def says_that_its_secret_is_not_read(place: ServiceNamespace) -> bool:
