@@ -19,6 +19,8 @@ PATIENCE_SECONDS = 60.0
 class Process:
     """A program with its output in a file; after its end it may be started again, and appends to the same log.
 
+    The file may have the output of earlier programs, as that of a controller of the test before.
+
     Args:
         name: name of the program in messages.
         argv: program and arguments.
@@ -32,6 +34,7 @@ class Process:
         self.argv = list(argv)
         self._environment = {**os.environ, **(environment or {})}
         self._child: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
 
     @property
     def pid(self) -> int:
@@ -57,6 +60,8 @@ class Process:
         if self.running:
             raise RuntimeError(f"{self.name} runs already, as process {self.pid}")
         with self.log.open("ab") as output:
+            if self._child is None:
+                self._log_start = output.tell()
             self._child = subprocess.Popen(
                 self.argv,
                 stdin=subprocess.DEVNULL,
@@ -97,11 +102,11 @@ class Process:
         await self.wait()
 
     def tail(self, lines: int) -> str:
-        """Return the last lines of the log."""
+        """Return the last lines of the log since the first start: a program before may have used the same file."""
         if not self.log.exists():
             return ""
         with self.log.open("rb") as file:
-            file.seek(max(0, self.log.stat().st_size - TAIL_BYTES))
+            file.seek(max(self._log_start, self.log.stat().st_size - TAIL_BYTES))
             return "\n".join(file.read(TAIL_BYTES).decode(errors="replace").splitlines()[-lines:])
 
     @property

@@ -29,6 +29,17 @@ async def test_all_starts_append_to_one_log(tmp_path: Path) -> None:
     assert not process.running
 
 
+async def test_log_of_an_earlier_program_in_the_same_file_is_not_its_log(tmp_path: Path) -> None:
+    earlier, later = python(tmp_path, "print('earlier')"), python(tmp_path, "print('later')")
+    earlier.start()
+    await earlier.wait(10)
+    later.start()
+    await later.wait(10)
+
+    assert earlier.tail(5) == "earlier\nlater"
+    assert later.tail(5) == "later"
+
+
 async def test_stop_returns_the_exit_code(tmp_path: Path) -> None:
     process = python(tmp_path, "import time; time.sleep(60)")
     process.start()
