@@ -12,10 +12,10 @@ from pathlib import Path
 
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE, networks_text
 from crds.meta import GROUP, HOSTS_NAMESPACE
-from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS, SERVICE_ACCOUNTS
+from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS, SERVICE_ACCOUNTS, Resource
 from metal_agent.join.host_account import host_account, host_rights
 from tests.controlplane.network import Host, Network
-from tests.controlplane.plane import NODES, SERVICE_ACCOUNT_ISSUER, ControlPlane, PlaneError
+from tests.controlplane.plane import NODES, SERVICE_ACCOUNT_ISSUER, ControlPlane
 from tests.controlplane.process import CHECKOUT, Process
 from tests.support.eventually import eventually
 from tests.support.file_server import ALLOWED_NETWORKS
@@ -96,20 +96,39 @@ async def controller(plane: ControlPlane, folder: Path, *arguments: str) -> Proc
     return Process("controller", argv, folder / "controller.log", SOURCES)
 
 
-async def controller_may(plane: ControlPlane, verb: str, resource: str, *options: str) -> bool:
+async def controller_may(
+    plane: ControlPlane, verb: str, resource: Resource, namespace: str = "", subresource: str = ""
+) -> bool:
     """Return whether the API server lets the controller do this; it learns of a new binding from a watch, a bit later.
 
     Args:
         plane: the API server.
         verb: of RBAC.
-        resource: as kubectl names it.
-        options: of `kubectl auth can-i`, such as a namespace.
+        resource: the kind.
+        namespace: where; empty for all namespaces, and for a kind that is in none.
+        subresource: such as `status`.
+
+    Raises:
+        PlaneError: the API server did not decide.
     """
-    account = f"--as=system:serviceaccount:{CONTROLLER_NAMESPACE}:{CONTROLLER_ACCOUNT}"
-    try:
-        return (await plane.kubectl("auth", "can-i", verb, resource, account, *options)).strip() == "yes"
-    except PlaneError:
-        return False  # kubectl ends with 1 for a no
+    spec = {
+        "user": f"system:serviceaccount:{CONTROLLER_NAMESPACE}:{CONTROLLER_ACCOUNT}",
+        # What the API server derives from a ServiceAccount's token.
+        "groups": [
+            "system:serviceaccounts",
+            f"system:serviceaccounts:{CONTROLLER_NAMESPACE}",
+            "system:authenticated",
+        ],
+        "resourceAttributes": {
+            "verb": verb,
+            "group": resource.group,
+            "resource": resource.plural,
+            "subresource": subresource,
+            "namespace": namespace,
+        },
+    }
+    review = await plane.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", {"spec": spec})
+    return bool(review["status"]["allowed"])
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,18 @@ from pathlib import Path
 import pytest
 
 from kube.client import Client
-from kube.resources import DEPLOYMENTS, LEASES, NAMESPACES, PODS, PVCS
+from kube.resources import (
+    DEPLOYMENTS,
+    INFERENCE_SERVICES,
+    LEASES,
+    METAL_HOSTS,
+    MODELS,
+    NAMESPACES,
+    NODES,
+    PODS,
+    PVCS,
+    SECRETS,
+)
 from tests.cluster.conftest import HUB_PORT
 from tests.cluster.install.earlier_chart import FIELD, write_earlier_chart
 from tests.cluster.main_job.cluster import Cluster
@@ -71,17 +82,17 @@ async def observe_available(client: Client, seen: list[int]) -> None:
 async def install_for_one_namespace(plane: ControlPlane, namespace: str) -> None:
     """Install a controller of one namespace, check what its account may do, and uninstall it."""
     await run_helm("install", "pomona", str(CHART), "--set", f"scope.namespaces={{{namespace}}}", plane=plane)
-    for verb, resource in (
-        ("watch", "isvc"),
-        ("create", "deployments"),
-        ("get", "secrets"),
-        ("patch", "models/status"),
+    for verb, resource, subresource in (
+        ("watch", INFERENCE_SERVICES, ""),
+        ("create", DEPLOYMENTS, ""),
+        ("get", SECRETS, ""),
+        ("patch", MODELS, "status"),
     ):
-        await eventually(partial(controller_may, plane, verb, resource, f"--namespace={namespace}"))
-        for elsewhere in ("--namespace=default", "--all-namespaces"):
-            assert not await controller_may(plane, verb, resource, elsewhere), (verb, resource, elsewhere)
-    await eventually(partial(controller_may, plane, "list", "nodes"))
-    assert not await controller_may(plane, "list", "metalhosts.inference.pomona.dev")
+        await eventually(partial(controller_may, plane, verb, resource, namespace, subresource))
+        for elsewhere in ("default", ""):
+            assert not await controller_may(plane, verb, resource, elsewhere, subresource), (verb, resource, elsewhere)
+    await eventually(partial(controller_may, plane, "list", NODES))
+    assert not await controller_may(plane, "list", METAL_HOSTS)
     await run_helm("uninstall", "pomona", *WAIT, plane=plane)
 
 

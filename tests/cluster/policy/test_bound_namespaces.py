@@ -85,8 +85,8 @@ async def test_controller_serves_where_it_is_bound_and_reads_no_secret_elsewhere
 
 
 async def writes_only_in(plane: ControlPlane, namespace: str) -> bool:
-    here = await controller_may(plane, "create", "secrets", f"--namespace={namespace}")
-    return here and not await controller_may(plane, "create", "secrets", "--all-namespaces")
+    here = await controller_may(plane, "create", SECRETS, namespace)
+    return here and not await controller_may(plane, "create", SECRETS)
 
 
 async def says_that_its_secret_is_not_read(place: ServiceNamespace) -> bool:
