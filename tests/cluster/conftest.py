@@ -7,8 +7,6 @@ in a new loop, which works because no object here belongs to a loop.
 import re
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
-from contextlib import asynccontextmanager
-from http import HTTPStatus
 from pathlib import Path
 
 import pytest
@@ -20,10 +18,10 @@ from kube.client import Client, connect
 from kube.resources import (
     LEASES,
     METAL_HOSTS,
-    NODES,
     POD_MONITORS,
     SECRETS,
 )
+from tests.cluster.nodes import SharedNodes
 from tests.cluster.shared_controller import SharedController
 from tests.controlplane import binaries, members, sandbox
 from tests.controlplane.members import MetalHost
@@ -48,6 +46,7 @@ StartMetalHost = Callable[..., Awaitable[MetalHost]]
 FOLDER = pytest.StashKey[Path]()
 PROCESSES = pytest.StashKey[list[Process]]()
 SHARED = pytest.StashKey[SharedController]()
+SHARED_NODES = pytest.StashKey[SharedNodes]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -144,40 +143,35 @@ async def namespace(plane: ControlPlane) -> AsyncIterator[str]:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def node(plane: ControlPlane, folder: Path, watched: list[Process]) -> AsyncIterator[Process]:
+async def shared_nodes(
+    request: pytest.FixtureRequest,
+    plane: ControlPlane,
+    tmp_path_factory: pytest.TempPathFactory,
+    watched: list[Process],
+) -> AsyncIterator[SharedNodes]:
+    """The nodes, lent to one test after the other."""
+    shared = request.config.stash[SHARED_NODES] = SharedNodes(plane, tmp_path_factory, watched)
+    yield shared
+    await shared.end_all_but(())
+
+
+@pytest_asyncio.fixture(autouse=True)
+async def no_node_beside(request: pytest.FixtureRequest) -> None:
+    """End the nodes that a test before has borrowed and this one does not ask for."""
+    if shared := request.config.stash.get(SHARED_NODES, None):
+        await shared.end_all_but(request.fixturenames)
+
+
+@pytest_asyncio.fixture
+async def node(shared_nodes: SharedNodes) -> Process:
     """The node `cpu-1`, ready."""
-    kubelet = members.kubelet(plane, "cpu-1", folder)
-    async with joined(plane, "cpu-1", kubelet, watched):
-        yield kubelet
+    return await shared_nodes.lend("node", "cpu-1")
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def gpu_node(plane: ControlPlane, folder: Path, watched: list[Process]) -> AsyncIterator[Process]:
+@pytest_asyncio.fixture
+async def gpu_node(shared_nodes: SharedNodes) -> Process:
     """The node `gpu-1` with two NVIDIA devices, ready."""
-    kubelet = members.kubelet(plane, "gpu-1", folder, resources={"nvidia.com/gpu": "2"})
-    async with joined(plane, "gpu-1", kubelet, watched):
-        yield kubelet
-
-
-@asynccontextmanager
-async def joined(plane: ControlPlane, name: str, kubelet: Process, watched: list[Process]) -> AsyncIterator[None]:
-    """Start a node, and wait until it accepts pods."""
-
-    async def accepts_pods() -> bool:
-        node = await plane.request("GET", NODES.path(None, name))
-        ready = {"type": "Ready", "status": "True"}.items()
-        conditions = node["status"]["conditions"]
-        return any(ready <= condition.items() for condition in conditions) and "taints" not in node["spec"]
-
-    watched.append(kubelet)
-    kubelet.start()
-    try:
-        await eventually(accepts_pods)
-        yield
-    finally:
-        await kubelet.kill()
-        # Pods of later tests would be bound to a node whose kubelet ended a moment ago.
-        await plane.request("DELETE", NODES.path(None, name), accept={HTTPStatus.NOT_FOUND})
+    return await shared_nodes.lend("gpu_node", "gpu-1", resources={"nvidia.com/gpu": "2"})
 
 
 @pytest_asyncio.fixture

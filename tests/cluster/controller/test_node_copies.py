@@ -18,10 +18,8 @@ from crds.meta import LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, Condition
 from crds.model import Model
 from kube.client import Client, Obj
 from kube.resources import INFERENCE_SERVICES, JOBS, MODELS, NODES, PODS, PVCS, STORAGE_CLASSES, Resource
-from tests.cluster.conftest import joined
+from tests.cluster.nodes import joined
 from tests.cluster.shared_controller import SharedController
-from tests.controlplane import members
-from tests.controlplane.kubelet.worker import kill_leftovers
 from tests.controlplane.network import ADDRESS
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import CHECKOUT, Process
@@ -44,12 +42,8 @@ LARGE = "20Gi"
 async def kubelets(plane: ControlPlane, tmp_path: Path, watched: list[Process]) -> AsyncIterator[dict[str, Process]]:
     """Two nodes with disks."""
     async with AsyncExitStack() as stack:
-        found = {}
-        for name in (FIRST, SECOND):
-            found[name] = members.kubelet(plane, name, tmp_path, labels=DISK)
-            # Their pods outlive them, and have addresses that the nodes of the next test give to others.
-            stack.push_async_callback(kill_leftovers, tmp_path / name)
-            await stack.enter_async_context(joined(plane, name, found[name], watched))
+        disks = {name: joined(plane, name, tmp_path, watched, labels=DISK) for name in (FIRST, SECOND)}
+        found = {name: await stack.enter_async_context(disk) for name, disk in disks.items()}
         yield found
 
 

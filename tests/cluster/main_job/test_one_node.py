@@ -9,10 +9,8 @@ import pytest_asyncio
 from crds.meta import LABEL_SERVICE
 from kube.client import Obj
 from kube.resources import PODS
-from tests.cluster.conftest import joined
 from tests.cluster.main_job.cluster import Cluster
-from tests.controlplane import members
-from tests.controlplane.kubelet.worker import kill_leftovers
+from tests.cluster.nodes import joined
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
 from tests.support.eventually import eventually
@@ -21,20 +19,18 @@ pytestmark = pytest.mark.usefixtures("gpu_node")
 LEFT = "disk-1"
 """The node that pods leave."""
 OTHERS = f"--selector=kubernetes.io/hostname!={LEFT}"
-"""All other nodes: earlier tests may have left some of their own."""
+"""All other nodes."""
 
 
 @pytest_asyncio.fixture
 async def left(plane: ControlPlane, tmp_path: Path, watched: list[Process]) -> AsyncIterator[Process]:
     """The kubelet of a node that alone takes pods at first."""
-    kubelet = members.kubelet(plane, LEFT, tmp_path)
-    async with joined(plane, LEFT, kubelet, watched):
+    async with joined(plane, LEFT, tmp_path, watched) as kubelet:
         await plane.kubectl("cordon", OTHERS)
         try:
             yield kubelet
         finally:
             await plane.kubectl("uncordon", OTHERS)
-    await kill_leftovers(tmp_path / LEFT)
 
 
 async def list_pods(cluster: Cluster) -> list[Obj]:
@@ -61,13 +57,19 @@ async def nodes_of(cluster: Cluster, label: str) -> set[str]:
     return {pod["spec"]["nodeName"] for pod in found.items}
 
 
-@pytest.mark.parametrize(("mode", "nodes"), [("ReadWriteOnce", 1), ("ReadWriteMany", 2)])
-async def test_replicas_of_two_services_run_where_their_volume_can_be(cluster: Cluster, mode: str, nodes: int) -> None:
-    names = ("chat", "other")
-    services = [cluster.service(name, "cpu", replicas=2) for name in names]
-    await cluster.apply(cluster.model(cache={"accessMode": mode}), *services)
-    await cluster.ready(*names)
-    assert len(await nodes_of(cluster, f"{LABEL_SERVICE} in ({', '.join(names)})")) == nodes
+async def test_replicas_of_two_services_run_on_the_node_of_their_volume(cluster: Cluster) -> None:
+    services = [cluster.service(name, "cpu", replicas=2) for name in ("chat", "other")]
+    await cluster.apply(cluster.model(), *services)
+    await cluster.ready("chat", "other")
+    assert len(await nodes_of(cluster, f"{LABEL_SERVICE} in (chat, other)")) == 1
+
+
+async def test_replicas_run_on_two_nodes_where_all_nodes_reach_the_volume(cluster: Cluster) -> None:
+    spread = {"topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"}
+    service = cluster.service("chat", "cpu", replicas=2, pod={"topologySpreadConstraints": [spread]})
+    await cluster.apply(cluster.model(cache={"accessMode": "ReadWriteMany"}), service)
+    await cluster.ready("chat")
+    assert len(await nodes_of(cluster, f"{LABEL_SERVICE}=chat")) == 2
 
 
 async def test_drained_node_is_left_at_once(cluster: Cluster, left: Process) -> None:

@@ -3,8 +3,6 @@
 vLLM, SGLang and TGI are stand-ins that refuse options which the real ones do not have; llama.cpp is real.
 """
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -15,11 +13,8 @@ from controller.services.traffic import find_series, parse_series
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, PODS
 from runtimes.registry import RUNTIMES
-from tests.cluster.conftest import joined
 from tests.cluster.main_job.cluster import Cluster, condition
-from tests.controlplane import members
-from tests.controlplane.kubelet.worker import kill_leftovers
-from tests.controlplane.plane import ControlPlane
+from tests.cluster.nodes import SharedNodes
 from tests.controlplane.process import Process
 from tests.support.tiny_models import tiny_mlx
 
@@ -37,28 +32,16 @@ TENSORS: dict[str, Any] = {"modelRef": "tensors", "contextLength": 2048, "extraA
 CPU_IMAGE = "vllm/vllm-openai-cpu:v0.33.0-x86_64"
 
 
-@pytest.fixture(scope="module")
-def node_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new folder for each start of the nodes: between two tests of this module others may run."""
-    return tmp_path_factory.mktemp("nodes")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def nvidia_node(plane: ControlPlane, node_folder: Path, watched: list[Process]) -> AsyncIterator[Process]:
+@pytest_asyncio.fixture
+async def nvidia_node(shared_nodes: SharedNodes) -> Process:
     """The node `gpu-2` with two NVIDIA devices and the labels of GPU feature discovery."""
-    kubelet = members.kubelet(plane, "gpu-2", node_folder, resources=NVIDIA, labels=NVIDIA_LABELS)
-    async with joined(plane, "gpu-2", kubelet, watched):
-        yield kubelet
-    await kill_leftovers(node_folder / "gpu-2")
+    return await shared_nodes.lend("nvidia_node", "gpu-2", resources=NVIDIA, labels=NVIDIA_LABELS)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def other_node(plane: ControlPlane, node_folder: Path, watched: list[Process]) -> AsyncIterator[Process]:
+@pytest_asyncio.fixture
+async def other_node(shared_nodes: SharedNodes) -> Process:
     """The node `gpu-3` with a device of each other vendor, and pages of 2 MiB."""
-    kubelet = members.kubelet(plane, "gpu-3", node_folder, resources=OTHERS, labels=OTHER_LABELS)
-    async with joined(plane, "gpu-3", kubelet, watched):
-        yield kubelet
-    await kill_leftovers(node_folder / "gpu-3")
+    return await shared_nodes.lend("other_node", "gpu-3", resources=OTHERS, labels=OTHER_LABELS)
 
 
 @pytest.fixture

@@ -8,10 +8,9 @@ import pytest_asyncio
 
 from kube.resources import DEPLOYMENTS, PODS
 from runtimes import llama_server
-from tests.cluster.conftest import joined
 from tests.cluster.main_job.cluster import READY_SECONDS, Cluster
+from tests.cluster.nodes import joined
 from tests.cluster.shared_controller import SharedController
-from tests.controlplane import members
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
 
@@ -38,8 +37,7 @@ async def controller(tmp_path: Path, shared_controller: SharedController) -> Pro
 @pytest_asyncio.fixture
 async def npu_node(plane: ControlPlane, tmp_path: Path, watched: list[Process]) -> AsyncIterator[Process]:
     """The node `gpu-4` with two devices that only the file of vendors names."""
-    kubelet = members.kubelet(plane, "gpu-4", tmp_path, resources={"example.com/npu": "2"}, labels=LABELS)
-    async with joined(plane, "gpu-4", kubelet, watched):
+    async with joined(plane, "gpu-4", tmp_path, watched, resources={"example.com/npu": "2"}, labels=LABELS) as kubelet:
         yield kubelet
 
 

@@ -1,8 +1,7 @@
 """A node for these tests, whose kubelet restarts containers quickly, and a helper that runs pods on it."""
 
 import secrets
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,11 +9,8 @@ import pytest_asyncio
 
 from kube.client import Client, Obj
 from kube.errors import NotFound
-from kube.resources import NODES, PODS
-from tests.controlplane import members
-from tests.controlplane.kubelet.worker import kill_leftovers
-from tests.controlplane.plane import ControlPlane
-from tests.controlplane.process import Process
+from kube.resources import PODS
+from tests.cluster.nodes import SharedNodes
 from tests.support.eventually import LIMIT_SECONDS, eventually
 
 NODE = "cpu-2"
@@ -97,39 +93,11 @@ def conditions(status: Obj) -> dict[str, str]:
     return {item["type"]: item["status"] for item in status["conditions"]}
 
 
-async def joined(plane: ControlPlane, kubelet: Process, name: str) -> None:
-    """Start a kubelet and wait until the scheduler may use its node."""
-    kubelet.start()
-
-    async def accepts_pods() -> bool:
-        node = await plane.request("GET", NODES.path(None, name), accept={404})
-        untainted = "taints" not in node["spec"]
-        return untainted and {"Ready": "True"}.items() <= conditions(node["status"]).items()
-
-    await eventually(accepts_pods)
-
-
-async def removed(plane: ControlPlane, kubelet: Process, name: str, folder: Path) -> None:
-    """End a kubelet and its containers, and delete the node, so that no other test's pod is scheduled there."""
-    await kubelet.kill()
-    await kill_leftovers(folder / name)
-    await plane.request("DELETE", NODES.path(None, name), accept={404})
-
-
-@pytest.fixture(scope="package")
-def node_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder for the pods and logs of the node."""
-    return tmp_path_factory.mktemp("kubelet")
-
-
-@pytest_asyncio.fixture(scope="package", loop_scope="session")
-async def quick_node(plane: ControlPlane, node_folder: Path, watched: list[Process]) -> AsyncIterator[str]:
+@pytest_asyncio.fixture
+async def quick_node(shared_nodes: SharedNodes) -> str:
     """The name of a node that waits 0.5 s before a second restart, where Kubernetes waits 10 s."""
-    kubelet = members.kubelet(plane, NODE, node_folder, labels={"team": "a"}, arguments=("--backoff-base=0.5",))
-    watched.append(kubelet)
-    await joined(plane, kubelet, NODE)
-    yield NODE
-    await removed(plane, kubelet, NODE, node_folder)
+    await shared_nodes.lend("quick_node", NODE, labels={"team": "a"}, arguments=("--backoff-base=0.5",))
+    return NODE
 
 
 @pytest.fixture

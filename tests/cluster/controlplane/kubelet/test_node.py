@@ -8,8 +8,8 @@ import pytest_asyncio
 
 from kube.client import Client
 from kube.resources import LEASES, NODES, PODS
-from tests.cluster.controlplane.kubelet.conftest import Pods, conditions, joined, removed
-from tests.controlplane import members
+from tests.cluster.controlplane.kubelet.conftest import Pods, conditions
+from tests.cluster.nodes import joined
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
 from tests.support.eventually import eventually
@@ -24,12 +24,8 @@ SERVER = {
 @pytest_asyncio.fixture
 async def mortal(plane: ControlPlane, tmp_path: Path, watched: list[Process]) -> AsyncIterator[Process]:
     """The kubelet of a separate node, which a test may kill."""
-    kubelet = members.kubelet(plane, MORTAL, tmp_path, arguments=("--backoff-base=0.5",))
-    watched.append(kubelet)
-    await joined(plane, kubelet, MORTAL)
-    yield kubelet
-    watched.remove(kubelet)
-    await removed(plane, kubelet, MORTAL, tmp_path)
+    async with joined(plane, MORTAL, tmp_path, watched, arguments=("--backoff-base=0.5",)) as kubelet:
+        yield kubelet
 
 
 async def test_a_node_reports_its_labels_resources_and_health(client: Client, quick_node: str) -> None:
@@ -134,17 +130,12 @@ async def test_a_forced_deletion_kills_the_containers(pods: Pods, plane: Control
 async def test_report_only_kubelet_reports_pods_as_running(
     client: Client, namespace: str, plane: ControlPlane, tmp_path: Path, watched: list[Process]
 ) -> None:
-    kubelet = members.kubelet(
-        plane, PRETENDING, tmp_path, resources={"nvidia.com/gpu": "8"}, arguments=("--report-only",)
-    )
-    watched.append(kubelet)
-    await joined(plane, kubelet, PRETENDING)
-    pods = Pods(client, namespace, PRETENDING)
-    limits = {"resources": {"limits": {"nvidia.com/gpu": "8"}}}
-    name = await pods.run("exit 1", main={"image": "docker.io/vllm/vllm-openai", **limits})
-    status = await pods.until(name, lambda status: conditions(status).get("Ready") == "True")
-    assert (status["phase"], status["podIP"].startswith("10.77.")) == ("Running", True)
-    await client.delete(PODS, name, namespace)
-    await eventually(lambda: pods.is_gone(name))
-    watched.remove(kubelet)
-    await removed(plane, kubelet, PRETENDING, tmp_path)
+    devices = {"nvidia.com/gpu": "8"}
+    async with joined(plane, PRETENDING, tmp_path, watched, resources=devices, arguments=("--report-only",)):
+        pods = Pods(client, namespace, PRETENDING)
+        limits = {"resources": {"limits": {"nvidia.com/gpu": "8"}}}
+        name = await pods.run("exit 1", main={"image": "docker.io/vllm/vllm-openai", **limits})
+        status = await pods.until(name, lambda status: conditions(status).get("Ready") == "True")
+        assert (status["phase"], status["podIP"].startswith("10.77.")) == ("Running", True)
+        await client.delete(PODS, name, namespace)
+        await eventually(lambda: pods.is_gone(name))
