@@ -41,7 +41,7 @@ async def test_model_is_added_loaded_served_and_removed_again(served: Served) ->
     assert runner.url == daemon.url
     assert runner.status(18000).pid is None
     async with aiohttp.ClientSession() as session:
-        found = await generate_token(session, daemon.url, model=model, token=runner.api_key, timeout_seconds=10)
+        found = await generate_token(session, daemon.url, model=model, token=runner.api_key, timeout_seconds=60)
     assert found.ok
     assert machine.ledger.reserved.keys() == {"u1"}
 

@@ -208,6 +208,6 @@ async def test_two_agents_leave_each_others_models_alone(ollama: Served, tmp_pat
         await second.start()
         second.supervisor.assign([])
         await eventually(lambda: second.known.usable() == ["ollama"])
-        await asyncio.wait_for(second.known.remove_unwanted(list), 10)
+        await asyncio.wait_for(second.known.remove_unwanted(list), 60)
         await second.stop()
     assert daemon.names() == {model}

@@ -31,7 +31,7 @@ async def test_assignment_is_served_until_it_is_removed(machine: Machine, assign
     runner = machine.runners["u1"]
     assert runner.url
     async with aiohttp.ClientSession() as session:
-        assert (await generate_token(session, runner.url, model="chat", token=runner.api_key, timeout_seconds=10)).ok
+        assert (await generate_token(session, runner.url, model="chat", token=runner.api_key, timeout_seconds=60)).ok
     status = runner.status(18000)
     assert (status.phase, status.pid, status.port) == ("Ready", pid, 18000)
     assert status.ready_at

@@ -222,7 +222,7 @@ async def test_a_hosts_lease_is_taken_over_only_when_it_is_not_renewed(client: C
             "host",
             identity=identity,
             field_manager=MANAGER,
-            duration_seconds=2,
+            duration_seconds=6,
             interval_seconds=0.2,
             on_renewed=lambda: renewals.append(identity),
         )

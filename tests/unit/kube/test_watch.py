@@ -71,7 +71,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def reflected(client_of: ClientOf, script: Script, until: Callable[[Store], bool]) -> Store:
     client, store, synced = await client_of(script.answer), Store(), asyncio.Event()
     async with running(reflect(client, store, PODS, synced=synced)):
-        await eventually(lambda: until(store), timeout=5)
+        await eventually(lambda: until(store))
         assert synced.is_set()
     return store
 
@@ -120,7 +120,7 @@ async def test_retry_after_is_respected(client_of: ClientOf) -> None:
 
     client, store = await client_of(answer), Store()
     async with running(reflect(client, store, PODS)):
-        await eventually(lambda: "b" in known(store), timeout=5)
+        await eventually(lambda: "b" in known(store))
     assert asked_at[1] - asked_at[0] >= 1
 
 
@@ -151,7 +151,7 @@ async def test_a_refused_list_is_repeated_and_nothing_is_forgotten(client_of: Cl
         await eventually(lambda: "a" in known(store))
         forgotten: list[Any] = []
         store.subscribe(lambda _, old, new: forgotten.append(old) if new is None else None)
-        await eventually(lambda: "c" in known(store), timeout=5)
+        await eventually(lambda: "c" in known(store))
         assert not forgotten
 
 

@@ -238,4 +238,4 @@ async def test_connection_to_an_engine_is_reused_but_soon_closed(http: aiohttp.C
             async with post_chat(http, url) as response:
                 assert await response.json() == {}
         assert connections == 1
-        await asyncio.wait_for(closed.wait(), 10)
+        await asyncio.wait_for(closed.wait(), 60)

@@ -47,7 +47,7 @@ async def until_queued(proxy: ProxyProcess, queued: int) -> None:
         # Without this wait another request could overtake one that has not arrived yet.
         return (now.in_flight, now.queued) == (1, queued)
 
-    await eventually(reached, timeout=5)
+    await eventually(reached)
 
 
 async def queue_up(proxy: ProxyProcess, http: aiohttp.ClientSession, url: str, names: str) -> list[asyncio.Task[int]]:
