@@ -8,9 +8,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from kube.resources import LEASES
 from tests.controlplane import members
-from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
 
@@ -62,6 +60,4 @@ class SharedController:
         await self._plane.end_outage()
         if process.running:
             await process.stop()
-        # A killed controller still holds the Lease, and the next controller would wait for its expiry.
-        path = LEASES.path(CONTROLLER_NAMESPACE, CONTROLLER_ACCOUNT)
-        await self._plane.request("DELETE", path, accept={404})
+        await members.delete_leadership(self._plane)

@@ -7,15 +7,16 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE, networks_text
 from crds.meta import GROUP, HOSTS_NAMESPACE
-from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS, SERVICE_ACCOUNTS, Resource
+from kube.resources import INFERENCE_SERVICES, LEASES, METAL_HOSTS, METAL_PROCESSES, MODELS, SERVICE_ACCOUNTS, Resource
 from metal_agent.join.host_account import host_account, host_rights
 from tests.controlplane.network import Host, Network
-from tests.controlplane.plane import NODES, SERVICE_ACCOUNT_ISSUER, ControlPlane
+from tests.controlplane.plane import NODES, SERVICE_ACCOUNT_ISSUER, ControlPlane, PlaneError
 from tests.controlplane.process import CHECKOUT, Process
 from tests.support.eventually import eventually
 from tests.support.file_server import ALLOWED_NETWORKS
@@ -51,6 +52,7 @@ async def wait_for_kinds(plane: ControlPlane) -> None:
     for kind in KINDS:
         # A kind that is listed may still answer 429 until its storage is initialized.
         await plane.request("GET", kind.path())
+        await eventually(partial(_is_explained, plane, kind))
 
 
 def kubelet(
@@ -94,6 +96,19 @@ async def controller(plane: ControlPlane, folder: Path, *arguments: str) -> Proc
     kubeconfig = await plane.service_account_kubeconfig(CONTROLLER_NAMESPACE, CONTROLLER_ACCOUNT)
     argv = [sys.executable, "-m", "cli.main", "controller", f"--kubeconfig={kubeconfig}", *arguments]
     return Process("controller", argv, folder / "controller.log", SOURCES)
+
+
+async def _is_explained(plane: ControlPlane, kind: Resource) -> bool:
+    """Return whether the API server has published the schema of a kind, which follows a moment after the kind."""
+    try:
+        return "DESCRIPTION" in await plane.kubectl("explain", f"{kind.plural}.spec")
+    except PlaneError:
+        return False
+
+
+async def delete_leadership(plane: ControlPlane) -> None:
+    """Delete the Lease of a controller that has ended: it may still hold it, and the next would wait for its expiry."""
+    await plane.request("DELETE", LEASES.path(CONTROLLER_NAMESPACE, CONTROLLER_ACCOUNT), accept={404})
 
 
 async def controller_may(

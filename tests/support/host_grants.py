@@ -8,8 +8,18 @@ from controller.hosts.grants import AddressVerdict, decide_grants, grant_objects
 from controller.reconcile.plan import FIELD_MANAGER
 from crds.metalhost import MetalHost
 from kube.client import Client, Obj
+from kube.errors import Forbidden
 from kube.resources import METAL_HOSTS, METAL_PROCESSES
 from tests.support.eventually import eventually
+
+
+async def register_host(host: Client, name: str) -> bool:
+    """Create the MetalHost as the host itself; return whether the API server knows already that it may."""
+    try:
+        await host.create(METAL_HOSTS, {"metadata": {"name": name}, "spec": {}})
+    except Forbidden:
+        return False
+    return True
 
 
 async def grant_host(client: Client, name: str, addresses: Sequence[str], planned: Iterable[Obj] = ()) -> None:

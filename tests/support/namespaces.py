@@ -27,7 +27,14 @@ from tests.controlplane.plane import ControlPlane
 from tests.support.eventually import eventually
 
 _ENDPOINTS: Final = Resource("", "v1", "endpoints", "Endpoints")
-_CHILDREN: Final = (DEPLOYMENTS, JOBS, PODS, PVCS, SERVICES, _ENDPOINTS, ENDPOINT_SLICES, METAL_PROCESSES)
+_REPLICA_SETS: Final = Resource("apps", "v1", "replicasets", "ReplicaSet")
+_ORDER: Final = (
+    (INFERENCE_SERVICES, MODELS),
+    (DEPLOYMENTS, METAL_PROCESSES),
+    (_REPLICA_SETS, JOBS),
+    (PODS, PVCS, SERVICES, _ENDPOINTS, ENDPOINT_SLICES),
+)
+"""What makes others goes before them: its controller would replace what is deleted."""
 
 
 @contextlib.asynccontextmanager
@@ -46,8 +53,7 @@ async def open_namespace(plane: ControlPlane, prefix: str = "test") -> AsyncIter
 
 async def _delete_objects(plane: ControlPlane, name: str) -> None:
     options = {"gracePeriodSeconds": 0, "propagationPolicy": "Background"}
-    # A controller that still runs would replace the children of what is there.
-    for kinds in ((INFERENCE_SERVICES, MODELS), _CHILDREN):
+    for kinds in _ORDER:
         await asyncio.gather(*(plane.request("DELETE", kind.path(name), options) for kind in kinds))
     for process in (await plane.request("GET", METAL_PROCESSES.path(name)))["items"]:
         path = METAL_PROCESSES.path(name, process["metadata"]["name"])

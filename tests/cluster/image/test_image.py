@@ -18,6 +18,7 @@ from kube.client import Client, Obj
 from kube.resources import JOBS, LEASES, PODS
 from tests.cluster.main_job.cluster import Cluster
 from tests.cluster.main_job.test_key_proxy import LLAMA
+from tests.controlplane import members
 from tests.controlplane.helm import CHART, run_helm
 from tests.controlplane.kubelet.images import ASSEMBLED
 from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE
@@ -70,7 +71,7 @@ async def controller_pod(plane: ControlPlane, client: Client, node: Process, tmp
         yield await eventually(ready)
     finally:
         await plane.kubectl("delete", f"--filename={manifest}", "--cascade=foreground", "--wait")
-        await plane.request("DELETE", LEASES.path(CONTROLLER_NAMESPACE, CONTROLLER_ACCOUNT), accept={404})
+        await members.delete_leadership(plane)
 
 
 @pytest.fixture
@@ -79,8 +80,12 @@ def cluster(plane: ControlPlane, client: Client, namespace: str, files: FileServ
 
 
 async def test_image_runs_as_controller_job_and_proxy(client: Client, cluster: Cluster, controller_pod: str) -> None:
-    lease = await client.get(LEASES, CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE)
-    assert controller_pod in lease["spec"]["holderIdentity"]
+    async def leads() -> bool:
+        lease = await client.get(LEASES, CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE)
+        return controller_pod in lease["spec"]["holderIdentity"]
+
+    # A pod is ready before it leads.
+    await eventually(leads)
 
     await cluster.apply(cluster.model(), cluster.service("chat", "cpu", **LLAMA))
     await cluster.ready("chat")

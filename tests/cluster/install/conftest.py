@@ -4,10 +4,13 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
+from kube.resources import PODS
 from tests.cluster.main_job.conftest import cluster, files
 from tests.controlplane import members
 from tests.controlplane.helm import CHART, run_helm
+from tests.controlplane.members import CONTROLLER_NAMESPACE
 from tests.controlplane.plane import ControlPlane
+from tests.support.eventually import eventually
 
 __all__ = ["cluster", "files"]
 
@@ -18,7 +21,14 @@ async def installable(plane: ControlPlane) -> AsyncIterator[ControlPlane]:
     yield plane
     await plane.end_outage()
     await run_helm("uninstall", "pomona", "--ignore-not-found", "--wait", plane=plane)
+    await eventually(lambda: has_no_pods(plane, CONTROLLER_NAMESPACE))
+    await members.delete_leadership(plane)
     await members.install(plane)
+
+
+async def has_no_pods(plane: ControlPlane, namespace: str) -> bool:
+    """Return whether the garbage collector has deleted the pods of a release, for which Helm does not wait."""
+    return not (await plane.request("GET", PODS.path(namespace)))["items"]
 
 
 @pytest_asyncio.fixture

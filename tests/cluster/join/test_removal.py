@@ -8,7 +8,7 @@ from crds.meta import HOSTS_NAMESPACE, LABEL_HOST, LABEL_SLICE_MANAGED_BY, SLICE
 from kube.client import Client, Obj
 from kube.credentials import Credentials
 from kube.errors import Forbidden, NotFound, Unauthorized, Unreachable
-from kube.resources import ENDPOINT_SLICES, LEASES, METAL_HOSTS, METAL_PROCESSES, SECRETS, SERVICE_ACCOUNTS
+from kube.resources import ENDPOINT_SLICES, LEASES, METAL_PROCESSES, SECRETS, SERVICE_ACCOUNTS
 from kube.transport import AiohttpTransport
 from metal_agent.cluster.host_identity import JoinedHost
 from metal_agent.join.exchange import join_cluster
@@ -18,7 +18,7 @@ from tests.cluster.policy.objects import ADDRESSES, build_lease, build_process, 
 from tests.support.agent_objects import lease_of_host
 from tests.support.api_faults import Fault, FaultyTransport, nth
 from tests.support.eventually import eventually
-from tests.support.host_grants import grant_host
+from tests.support.host_grants import grant_host, register_host
 
 MANAGER = "pomona-metal-agent"
 
@@ -33,7 +33,7 @@ async def serve(client: Client, host: Client, namespace: str) -> Obj:
     """Write all that a host with one process writes; return the process."""
     process = await client.create(METAL_PROCESSES, build_process(namespace, "chat-1", HOST))
     await client.create(SECRETS, {"metadata": {"namespace": HOSTS_NAMESPACE, "name": HOST}})
-    await host.create(METAL_HOSTS, {"metadata": {"name": HOST}, "spec": {}})
+    await eventually(lambda: register_host(host, HOST))
     await grant_host(client, HOST, [ADDRESSES[HOST]])
     await host.apply(*build_lease(process), field_manager=MANAGER)
 

@@ -56,7 +56,9 @@ async def controller(
     yield process
     watched.remove(process)
     await process.stop()
+    await members.delete_leadership(plane)
     await plane.apply(CHECKOUT / "crds")
+    await members.wait_for_kinds(plane)
 
 
 async def test_previous_agent_serves_and_is_not_given_what_it_does_not_know(

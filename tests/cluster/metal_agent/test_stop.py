@@ -13,9 +13,9 @@ __all__ = ["bound_process", "http"]
 async def test_stopped_host_withdraws_drains_and_reports_and_serves_after_its_next_start(
     bound_process: BoundProcess, http: aiohttp.ClientSession
 ) -> None:
-    await bound_process.bind(contextLength=2048)
+    await bound_process.bind(contextLength=4096)
     url = await bound_process.ready()
-    async with http.post(f"{url}/v1/chat/completions", json=LONG | {"max_tokens": 1200}) as stream:
+    async with http.post(f"{url}/v1/chat/completions", json=LONG | {"max_tokens": 3000}) as stream:
         await stream.content.readline()
         await AgentClient(bound_process.host.state_folder).stop()
 

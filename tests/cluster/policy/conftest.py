@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.cluster.policy.objects import ADDRESSES, build_lease, build_process, 
 from tests.controlplane.members import make_host_account
 from tests.controlplane.plane import ControlPlane
 from tests.support.eventually import eventually
-from tests.support.host_grants import grant_host
+from tests.support.host_grants import grant_host, register_host
 
 
 @dataclass
@@ -45,7 +46,7 @@ async def hosts(plane: ControlPlane, client: Client, namespace: str) -> AsyncIte
         for name, host in (("chat-1", "studio-1"), ("other-1", "studio-2")):
             processes[name] = await client.create(METAL_PROCESSES, build_process(namespace, name, host))
         for host, address in ADDRESSES.items():
-            await clients[host].create(METAL_HOSTS, {"metadata": {"name": host}, "spec": {}})
+            await eventually(partial(register_host, clients[host], host))
             await grant_host(client, host, [address])
         found = Hosts(client, clients["studio-1"], clients["studio-2"], namespace, processes)
         await eventually(lambda: _is_granted(found))

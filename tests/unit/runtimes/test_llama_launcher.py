@@ -140,7 +140,8 @@ def test_a_missing_model_ends_with_1_and_is_named(tmp_path: Path) -> None:
     result = run("-m", str(tmp_path / "none.gguf"), "--port", "0")
     assert result.returncode == 1
     assert f"failed to open GGUF file '{tmp_path}/none.gguf'" in result.stderr
-    assert "exiting due to model loading error" in result.stderr
+    # llama.cpp writes its log from a thread that the end overtakes: its last line may be missing.
+    assert "error: Failed to init server" in result.stderr
 
 
 def test_a_taken_port_ends_with_1(endless: Path) -> None:
