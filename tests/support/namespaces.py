@@ -34,7 +34,7 @@ _ORDER: Final = (
     (_REPLICA_SETS, JOBS),
     (PODS, PVCS, SERVICES, _ENDPOINTS, ENDPOINT_SLICES),
 )
-"""What makes others goes before them: its controller would replace what is deleted."""
+"""Kinds of the objects in a namespace, makers before what they make: they would make anew what is deleted."""
 
 
 @contextlib.asynccontextmanager
