@@ -174,9 +174,10 @@ async def test_a_signal_ends_an_idle_server_cleanly(server: llama_server.LlamaSe
     assert server.process.wait(timeout=60) == 0
 
 
-def test_a_signal_ends_a_busy_server_at_once_and_cuts_its_stream(server: llama_server.LlamaServer) -> None:
+async def test_a_signal_ends_a_busy_server_at_once_and_cuts_its_stream(server: llama_server.LlamaServer) -> None:
     with ask(server, stream=True, max_tokens=1 << 17) as response:
         assert response.readline().startswith(b"data: ")
+        await eventually(lambda: catches(server.process.pid, signal.SIGTERM))
         server.process.terminate()
         assert server.process.wait(timeout=60) == 0
         with pytest.raises((IncompleteRead, ConnectionResetError)):
