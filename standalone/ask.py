@@ -1,5 +1,6 @@
 """Send a question to a service and show the answer as it arrives, as any client of the OpenAI API would."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Final
 
 import aiohttp
 import msgspec
+from aiohttp.http_exceptions import LineTooLong
 
 CONNECT_SECONDS: Final = 5
 _SILENCE_SECONDS: Final = 300
@@ -118,9 +120,10 @@ async def continue_chat(
     started, first, pieces, counted = time.monotonic(), 0.0, list[str](), 0
     usage: _Usage | None = None
     try:
-        async with session.post(f"{url}/v1/chat/completions", json=body) as response:
+        # A redirect could make this machine ask any address, and take the conversation there.
+        async with session.post(f"{url}/v1/chat/completions", json=body, allow_redirects=False) as response:
             if response.status != HTTPStatus.OK:
-                raise AskError(f"{model} answered {response.status}: {(await response.text())[:_QUOTED_CHARACTERS]}")
+                raise AskError(f"{model} answered {response.status}: {await _quote_error(response.content)}")
             async for chunk in _read_chunks(response.content):
                 usage = chunk.usage or usage
                 for text, shown in _list_pieces(chunk, show, show_thoughts):
@@ -130,11 +133,16 @@ async def continue_chat(
                         pieces.append(text)
                     if shown is not None:
                         shown(text)
-    except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (aiohttp.ClientError, LineTooLong, TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
         if counted:
             show("\n")  # what is reported begins a line of its own
-        is_broken = isinstance(error, aiohttp.ClientPayloadError)
-        problem = _BROKEN_OFF if is_broken else str(error) or type(error).__name__
+        match error:
+            case aiohttp.ClientPayloadError():
+                problem = _BROKEN_OFF
+            case LineTooLong():
+                problem = "a line of the answer is too long"  # which the error quotes
+            case _:
+                problem = str(error) or type(error).__name__
         raise AskError(f"{model} at {url}: {problem}") from error
     ended = time.monotonic()
     return ChatAnswer(
@@ -154,6 +162,15 @@ def _list_pieces(chunk: _Chunk, show: Show, show_thoughts: Show | None) -> list[
         if choice.delta.content:
             found.append((choice.delta.content, show))
     return found
+
+
+async def _quote_error(body: aiohttp.StreamReader) -> str:
+    """Return the beginning of a body, which may have no end."""
+    try:
+        read = await body.readexactly(_QUOTED_CHARACTERS)
+    except asyncio.IncompleteReadError as error:
+        read = error.partial
+    return read.decode(errors="replace")
 
 
 async def _read_chunks(lines: aiohttp.StreamReader) -> AsyncIterator[_Chunk]:

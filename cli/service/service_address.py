@@ -108,7 +108,7 @@ async def _check_host(session: aiohttp.ClientSession, address: str, name: str) -
     """Raise AskError, with the way out, if this machine does not reach the host or does not trust it."""
     try:
         timeout = aiohttp.ClientTimeout(total=2 * CONNECT_SECONDS, sock_connect=CONNECT_SECONDS)
-        async with session.get(f"{address}/v1/models", timeout=timeout):
+        async with session.get(f"{address}/v1/models", timeout=timeout, allow_redirects=False):
             return
     except aiohttp.ClientConnectorCertificateError as error:
         raise AskError(f"the certificate of {address} is not trusted: name its CA with --hosts-ca") from error

@@ -35,6 +35,23 @@ async def test_host_that_answers_is_reached_even_if_it_refuses() -> None:
         await _check_host(session, url, "chat")
 
 
+async def test_host_leads_no_request_of_this_machine_elsewhere() -> None:
+    asked: list[str] = []
+
+    async def hear(request: web.BaseRequest) -> web.Response:
+        asked.append(request.path)
+        return web.Response()
+
+    async with serve_stub(hear) as elsewhere:
+
+        async def redirect(_: web.BaseRequest) -> web.Response:
+            return web.Response(status=302, headers={"Location": f"{elsewhere}/admin"})
+
+        async with serve_stub(redirect) as url, open_session() as session:
+            await _check_host(session, url, "chat")
+    assert asked == []
+
+
 async def test_host_in_another_network_is_named_with_the_way_out() -> None:
     async with open_session() as session:
         with pytest.raises(AskError, match=r"chat is served on a host at http://127\.0\.0\.1:9, .* name it with --url"):

@@ -1,5 +1,8 @@
 """`--ask` reports an answer that is incomplete or refused in one sentence."""
 
+import asyncio
+from typing import NoReturn
+
 import pytest
 from aiohttp import web
 
@@ -12,9 +15,10 @@ from tests.support.stub_server import serve_stub
     [
         (b'data: {"choices": [{"delta": {"content": "\xff"}}]}\n\n', "can't decode byte"),
         (b'data: {"choices": 3}\n\n', "Expected `array`, got `int`"),
+        (b"data: " + b"a" * 10_000_000, "a line of the answer is too long"),
         (b'data: {"choices": [{"delta": {"content": "Hal"}}]}\n\n', r"ended before \[DONE\]"),
     ],
-    ids=["no text", "no answer", "half an answer"],
+    ids=["no text", "no answer", "line without end", "half an answer"],
 )
 async def test_incomplete_answer_is_reported(lines: bytes, problem: str) -> None:
     async def answer(_request: web.BaseRequest) -> web.Response:
@@ -22,6 +26,40 @@ async def test_incomplete_answer_is_reported(lines: bytes, problem: str) -> None
 
     async with serve_stub(answer) as url:
         with pytest.raises(AskError, match=problem):
+            await ask(url, "tiny", "Who?", lambda _text: None)
+
+
+@pytest.mark.parametrize("status", [302, 307, 308])
+async def test_redirect_leads_no_question_elsewhere(status: int) -> None:
+    """A host could have this machine ask any address of its network, and pass the conversation on."""
+    asked: list[str] = []
+
+    async def hear(request: web.BaseRequest) -> web.Response:
+        asked.append(await request.text())
+        return web.Response()
+
+    async with serve_stub(hear) as elsewhere:
+
+        async def redirect(_request: web.BaseRequest) -> web.Response:
+            return web.Response(status=status, headers={"Location": f"{elsewhere}/v1/chat/completions"})
+
+        async with serve_stub(redirect) as url:
+            with pytest.raises(AskError, match=f"^tiny answered {status}: "):
+                await ask(url, "tiny", "Who?", lambda _text: None)
+    assert asked == []
+
+
+async def test_error_without_end_is_quoted_in_part() -> None:
+    async def go_on(request: web.BaseRequest) -> NoReturn:
+        response = web.StreamResponse(status=500)
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        await response.write(b"no\xff")
+        while True:
+            await response.write(b"!" * 10_000)
+
+    async with serve_stub(go_on) as url, asyncio.timeout(5):
+        with pytest.raises(AskError, match="^tiny answered 500: no\ufffd!{297}$"):
             await ask(url, "tiny", "Who?", lambda _text: None)
 
 
