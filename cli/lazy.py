@@ -56,6 +56,16 @@ class LazyGroup(click.Group):
         rename_examples(command, program_name(ctx))
         return command
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the sub-command; an error that quotes hosts, tenants or servers moves no cursor of the terminal."""
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as error:
+            from cli.output import escape_controls  # noqa: PLC0415 - not needed for --help
+
+            error.message = escape_controls(error.message)
+            raise
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Show each line from the table, so that help imports nothing."""
         del ctx

@@ -26,6 +26,8 @@ _LEAST: Final = 4
 """Letters that are left of a cell that is cut."""
 _UNLIMITED: Final = 1_000_000
 """Width of lines that are not wrapped."""
+_JSON_ESCAPES: Final = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
+"""The control characters that JSON leaves as they are, and a terminal does not."""
 _UNITS: Final = (("d", 86400), ("h", 3600), ("m", 60))
 
 output_option = click.option(
@@ -118,7 +120,7 @@ def print_manifests(obj: Obj | Sequence[Obj], form: MachineForm) -> None:
 def print_facts(facts: Obj | Sequence[Obj], form: MachineForm) -> None:
     """Print facts for a program: one document."""
     if form == "json":
-        print(json.dumps(facts, indent=2, ensure_ascii=False))
+        print(json.dumps(facts, indent=2, ensure_ascii=False).translate(_JSON_ESCAPES))
         return
     import yaml  # noqa: PLC0415 - not needed for tables
 

@@ -121,7 +121,7 @@ def read_status(folder: Path, only_pid: int | None = None) -> AgentStatus | None
             raise click.ClickException(f"{error}: run this command as {owner}, or with sudo") from error
         return None
     except ControlRefusedError as error:
-        raise click.ClickException(escape_controls(str(error))) from error
+        raise click.ClickException(str(error)) from error
 
 
 def describe_agent(status: AgentStatus) -> str:
@@ -231,7 +231,7 @@ def stop_everything(folder: Path, say: Callable[[str], None], manager: ServiceMa
     try:
         pid = asyncio.run(AgentClient(folder, only_pid).stop())
     except (ControlUnreachableError, ControlRefusedError) as error:
-        raise click.ClickException(escape_controls(str(error))) from error
+        raise click.ClickException(str(error)) from error
     started, said = time.monotonic(), -_LINE_SECONDS
     while psutil.pid_exists(pid):
         waited = time.monotonic() - started

@@ -8,6 +8,7 @@ import click
 
 from cli import log
 from cli.options import STATE_FOLDER_TEXT, default_state_folder
+from cli.output import escape_controls
 from metal_agent.cluster.host_identity import FILE_NAME
 from metal_agent.join.exchange import JoinError, join_cluster
 from metal_agent.join.join_code import JoinCodeError, decode_join_code
@@ -38,7 +39,7 @@ def command(code: str, *, state_dir: Path | None) -> None:
         joined = asyncio.run(join_cluster(content, folder))
     except (JoinCodeError, JoinError) as error:
         raise click.ClickException(str(error)) from error
-    click.echo(f"this machine is host {joined.host} of {joined.server} ({folder / FILE_NAME})")
+    click.echo(escape_controls(f"this machine is host {joined.host} of {joined.server} ({folder / FILE_NAME})"))
     option = f" --state-dir '{folder}'" if state_dir else ""
     program = Path(sys.prefix) / "bin" / "pomona"
     click.echo(f"keep it running: sudo {program} agent install{option}")

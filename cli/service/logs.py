@@ -12,7 +12,7 @@ import click
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
 from cli.lazy import program_name
-from cli.output import show_raw
+from cli.output import escape_controls, show_raw
 from crds.meta import PROXY_CONTAINER
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ async def print_pod_log(cluster: "Cluster", pod: Obj, prefix: str, *, follow: bo
         is_of_node = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR  # the API server does not reach the kubelet
         if error.status not in _WITHOUT_LOG and not (is_of_node and prefix):
             raise
-        print(f"{prefix}{show_raw(error.message)}", file=sys.stderr)  # the other replicas have logs
+        print(f"{prefix}{escape_controls(error.message)}", file=sys.stderr)  # the other replicas have logs
 
 
 def print_process_log(process: Obj, prefix: str, tail_lines: int | None) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from cli.output import age_text, wrap_text
+from cli.output import age_text, escape_controls, wrap_text
 from cli.service.verdict import Verdict, find_condition
 from crds.size import size_text
 
@@ -180,7 +180,7 @@ def describe_host_state(host: Obj) -> str:
 
 
 def _render_node(node: TreeNode, head: str, indent: str, width: int) -> list[str]:
-    lines = [head + node.title]
+    lines = [head + escape_controls(" ".join(node.title.splitlines()))]
     below = indent + ("│  " if node.children else "   ")
     for text in node.texts:
         lines += [below + line for line in wrap_text(text, max(width - len(below), _LEAST_WIDTH))]

@@ -123,6 +123,18 @@ def test_invalid_size_is_refused_with_example(text: str) -> None:
         Size().convert(text, None, None)
 
 
+def test_error_that_quotes_others_moves_no_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant's source, a host's answer and a join code are quoted in errors."""
+
+    def refuse(*_: object) -> None:
+        raise click.ClickException("chat answered 500: \x1b]52;c;Y3Vy\x07\x9b1A\nno\tmore")
+
+    monkeypatch.setattr("cli.cluster_access.run_in_cluster", refuse)
+    for command in (["chat", "chat", "Who?"], ["host", "list"]):
+        result = CliRunner().invoke(main, command)
+        assert (result.exit_code, result.stderr) == (1, "Error: chat answered 500: \\x1b]52;c;Y3Vy\\x07\\x9b1A\nno\tmore\n")
+
+
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in [name for name in sys.modules if name.partition(".")[0] in {"kopf", "controller"}]:
         monkeypatch.delitem(sys.modules, module)

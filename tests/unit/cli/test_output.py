@@ -8,7 +8,18 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.output import TableColumn, age_text, dim, escape_controls, name_of, print_objects, render_table, wrap_text
+from cli.output import (
+    MachineForm,
+    TableColumn,
+    age_text,
+    dim,
+    escape_controls,
+    name_of,
+    print_facts,
+    print_objects,
+    render_table,
+    wrap_text,
+)
 
 SERVICE = {
     "apiVersion": "inference.pomona.dev/v1alpha1",
@@ -131,3 +142,15 @@ def test_thoughts_are_dim_where_that_is_wanted(
 def test_chip_of_a_hostile_host_is_shown_as_text() -> None:
     shown = render_table(["CHIP"], [["M4\x1b]52;c;Y3Vy\x07\x9b1A"]], 80, set())
     assert shown.splitlines()[1] == r"M4\x1b]52;c;Y3Vy\x07\x9b1A"
+
+
+@pytest.mark.parametrize("form", ["json", "yaml"])
+def test_facts_of_a_hostile_host_move_no_cursor_and_stay_the_same(
+    capsys: pytest.CaptureFixture[str], form: MachineForm
+) -> None:
+    facts = {"chip": "M4\x1b]52;c;Y3Vy\x07\x7f\x9b1A\x85ü"}
+    print_facts(facts, form)
+    printed = capsys.readouterr().out
+    assert escape_controls(printed) == printed
+    assert "ü" in printed
+    assert yaml.safe_load(printed) == facts

@@ -172,6 +172,27 @@ def test_tree_of_a_service_on_hosts() -> None:
     ]
 
 
+def test_tree_shows_what_a_hostile_host_writes_as_text() -> None:
+    hostile = "\x1b]52;c;Y3Vy\x07\x9b1A\r\nInferenceService chat  Ready"
+    process: Obj = {
+        "metadata": {"name": "chat-1a2b-0"},
+        "spec": {"hostName": "studio-1"},
+        "status": {"phase": "Pending", "reason": hostile},
+    }
+    host: Obj = {"spec": {}, "status": {"available": hostile}}
+    objects = ServiceObjects(
+        service=service("Pending", "Starting", "host studio-1: starting"),
+        models={},
+        processes=[process],
+        hosts={"studio-1": host},
+    )
+    shown = r"\x1b]52;c;Y3Vy\x07\x9b1A InferenceService chat  Ready"
+    assert render(objects)[-2:] == [
+        f"   └─ MetalProcess chat-1a2b-0  Pending ({shown})",
+        f"      └─ MetalHost studio-1  Unknown, {shown} free",
+    ]
+
+
 def test_tree_names_what_holds_up_a_host_and_nothing_that_is_well() -> None:
     process: Obj = {"metadata": {"name": "chat-0"}, "spec": {"hostName": "studio-1"}, "status": {"phase": "Ready"}}
     well = [condition("Ready", "True"), condition("Reachable", "True", "Answers", "well"), condition("Paused", "False")]
