@@ -6,6 +6,9 @@ from msgspec import Meta
 
 from crds.meta import ApiStruct, Conditions, Features, LabelName, ObjectMeta, described, keyed_by, rule
 
+HostText = Annotated[str, Meta(max_length=256)]
+"""A text that a host states. Whatever it is, it fits into messages and tables of others."""
+
 
 class MetalHostSpec(ApiStruct, frozen=True):
     """Decisions of an administrator about a host, which its agent registers without any."""
@@ -41,16 +44,16 @@ class MetalHostSpec(ApiStruct, frozen=True):
 class HostProcess(ApiStruct, frozen=True):
     """One process whose memory the host's availableBytes already subtracts."""
 
-    uid: Annotated[str, described("metadata.uid of the MetalProcess.")]
-    namespace: Annotated[str, described("Namespace of the MetalProcess.")] = ""
-    name: Annotated[str, described("Name of the MetalProcess.")] = ""
+    uid: Annotated[HostText, described("metadata.uid of the MetalProcess.")]
+    namespace: Annotated[HostText, described("Namespace of the MetalProcess.")] = ""
+    name: Annotated[HostText, described("Name of the MetalProcess.")] = ""
     memory_bytes: Annotated[int | None, described("Memory reserved for the process, in bytes.", format="int64")] = None
 
 
 class CoreLevel(ApiStruct, frozen=True):
     """The processor cores of one performance level."""
 
-    name: Annotated[str, described("Name that the operating system gives the level, for example Performance.")]
+    name: Annotated[HostText, described("Name that the operating system gives the level, for example Performance.")]
     cores: Annotated[int, described("Number of cores of this level.", format="int32")]
 
 
@@ -60,7 +63,7 @@ class MetalHostStatus(ApiStruct, frozen=True):
     A value that changes all the time is read once a minute, and written when it has changed by at least one step.
     """
 
-    address: Annotated[str, described("Address at which the cluster reaches this host's services.")] = ""
+    address: Annotated[HostText, described("Address at which the cluster reaches this host's services.")] = ""
     reachability_port: Annotated[
         Annotated[int, Meta(ge=1024, le=65535)] | None,
         described(
@@ -69,16 +72,17 @@ class MetalHostStatus(ApiStruct, frozen=True):
             format="int32",
         ),
     ] = None
-    chip: Annotated[str, described("Chip, for example Apple M4 Max.")] = ""
-    machine: Annotated[str, described("Model identifier of the machine, for example Mac16,9.")] = ""
+    chip: Annotated[HostText, described("Chip, for example Apple M4 Max.")] = ""
+    machine: Annotated[HostText, described("Model identifier of the machine, for example Mac16,9.")] = ""
     cpu_cores: Annotated[int | None, described("Number of processor cores.", format="int32")] = None
     core_levels: Annotated[
         list[CoreLevel],
+        Meta(max_length=16),
         described("Processor cores by performance level, the fastest first.", **{"x-kubernetes-list-type": "atomic"}),
     ] = []
     gpu_cores: Annotated[int | None, described("Number of GPU cores.", format="int32")] = None
-    os: Annotated[str, described("Operating system, for example macOS 26.1.")] = ""
-    architecture: Annotated[str, described("Processor architecture, for example arm64.")] = ""
+    os: Annotated[HostText, described("Operating system, for example macOS 26.1.")] = ""
+    architecture: Annotated[HostText, described("Processor architecture, for example arm64.")] = ""
     memory_bytes: Annotated[int | None, described("Memory of the host, in bytes.", format="int64")] = None
     memory_bandwidth_bytes_per_second: Annotated[
         int | None,
@@ -97,10 +101,10 @@ class MetalHostStatus(ApiStruct, frozen=True):
             format="int64",
         ),
     ] = None
-    boot_id: Annotated[str, described("Identifier of the current boot; it changes when the host is restarted.")] = ""
+    boot_id: Annotated[HostText, described("Identifier of the current boot; it changes when the host is restarted.")] = ""
     booted_at: Annotated[str | None, described("When the host was started.", format="date-time")] = None
     memory_pressure: Annotated[
-        str, described("Memory pressure of the host when it was last read: normal, warn or critical.")
+        HostText, described("Memory pressure of the host when it was last read: normal, warn or critical.")
     ] = ""
     swap_used_bytes: Annotated[
         int | None, described("Swap in use, in bytes, updated in steps of about 1 GiB.", format="int64")
@@ -112,13 +116,13 @@ class MetalHostStatus(ApiStruct, frozen=True):
         ),
     ] = None
     thermal_level: Annotated[
-        str,
+        HostText,
         described(
             "Thermal level. nominal: normal. moderate or heavy: the host slows itself down. trapping or sleeping: "
             "the host is about to stop."
         ),
     ] = ""
-    power_source: Annotated[str, described("Power source: ac, battery or ups.")] = ""
+    power_source: Annotated[HostText, described("Power source: ac, battery or ups.")] = ""
     battery_percent: Annotated[
         int | None,
         described(
@@ -137,11 +141,13 @@ class MetalHostStatus(ApiStruct, frozen=True):
             format="int64",
         ),
     ] = None
-    available: Annotated[str, described("availableBytes in readable form, for example 20.5 GiB.")] = ""
-    agent_version: Annotated[str, described("Version of the metal agent.")] = ""
-    controller_version: Annotated[str, described("Version of the controller, which writes this field.")] = ""
+    available: Annotated[HostText, described("availableBytes in readable form, for example 20.5 GiB.")] = ""
+    agent_version: Annotated[HostText, described("Version of the metal agent.")] = ""
+    controller_version: Annotated[HostText, described("Version of the controller, which writes this field.")] = ""
     runtimes: Annotated[
-        list[str], described("Engines that this host can run.", **{"x-kubernetes-list-type": "set"})
+        list[HostText],
+        Meta(max_length=64),
+        described("Engines that this host can run.", **{"x-kubernetes-list-type": "set"})
     ] = []
     features: Annotated[
         Features,
@@ -159,6 +165,7 @@ class MetalHostStatus(ApiStruct, frozen=True):
     ] = False
     processes: Annotated[
         list[HostProcess],
+        Meta(max_length=1024),
         described("Processes whose memory is already subtracted from availableBytes.", **keyed_by("uid")),
     ] = []
     conditions: Conditions = []

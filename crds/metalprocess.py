@@ -148,7 +148,7 @@ class LastExit(ApiStruct, frozen=True):
     """The last exit of the engine."""
 
     code: Annotated[int | None, described("Exit code, if the engine exited by itself.", format="int32")] = None
-    signal: Annotated[str, described("Signal that ended the engine, for example SIGKILL.")] = ""
+    signal: Annotated[str, Meta(max_length=64), described("Signal that ended the engine, for example SIGKILL.")] = ""
     time: Annotated[str, described("When the engine ended.", format="date-time")] = ""
     log: Annotated[str, Meta(max_length=4096), described("Last lines of the engine's log.")] = ""
 
@@ -170,7 +170,11 @@ class MetalProcessStatus(ApiStruct, frozen=True):
             "artifact cannot be inspected."
         ),
     ] = "Pending"
-    reason: Annotated[str, described("Reason for the phase: one CamelCase word.")] = ""
+    reason: Annotated[
+        str,
+        Meta(max_length=128, pattern=r"^([A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?)?$"),
+        described("Reason for the phase: one CamelCase word."),
+    ] = ""
     message: Annotated[str, Meta(max_length=4096), described("Explanation for people: the cause and the remedy.")] = ""
     progress: Annotated[
         FetchProgress | None, described("Progress of the fetch; several artifacts are fetched one after the other.")

@@ -185,6 +185,23 @@ BY_HOST: dict[str, tuple[str, Attempt]] = {
             sub="status",
         ),
     ),
+    # It becomes the reason of a condition of the service, whose whole status the API server would refuse.
+    "reason that is none": (
+        "status.reason: .*should match",
+        patch(METAL_PROCESSES, "chat-1", put("/status", {"reason": "no reason\n"}), namespace="own", sub="status"),
+    ),
+    "reason that no Event takes": (
+        "status.reason: Too long",
+        patch(METAL_PROCESSES, "chat-1", put("/status", {"reason": "A" * 129}), namespace="own", sub="status"),
+    ),
+    "chip that fills the tables of others": (
+        "status.chip: Too long",
+        patch(METAL_HOSTS, "studio-1", put("/status", {"chip": "a" * 257}), sub="status"),
+    ),
+    "engines without end": (
+        "status.runtimes: Too many",
+        patch(METAL_HOSTS, "studio-1", put("/status", {"runtimes": [str(each) for each in range(65)]}), sub="status"),
+    ),
     "slice of a generated name": ("writes only EndpointSlices named", generate(ENDPOINT_SLICES, "chat.studio-1")),
     "slice of a generated host": ("writes only EndpointSlices named", generate(ENDPOINT_SLICES, "chat.x")),
     "host of a generated name": ("writes only its own MetalHost", generate(METAL_HOSTS, "studio-1")),
