@@ -127,7 +127,8 @@ def sort_processes(
             if current and not lost:
                 standing.displaced.append(process)
     usable.sort(key=_preference)
-    standing.superseded.sort(key=_preference)
+    # A lost host answers nobody, whatever it reported last: what is there is deleted first.
+    standing.superseded.sort(key=lambda each: (host_is_lost(each.spec.host_name or "", hosts), _preference(each)))
     standing.kept.extend(usable[:wanted])
     standing.surplus.extend(usable[wanted:])
     return standing

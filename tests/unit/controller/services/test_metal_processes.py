@@ -459,6 +459,15 @@ def test_end_of_a_drain_keeps_what_was_not_replaced_yet(replacement: dict[str, A
     assert (made(done), deleted(done)) == ([], {f"{NAME}-1"})
 
 
+def test_process_of_a_lost_host_is_deleted_before_one_that_answers_on_a_drained_host() -> None:
+    """What a lost host reported last, Ready, is no answer: of both replicas the one that answers must stay."""
+    hosts = [host("lost", ready="False"), drained("studio-1"), host("studio-2")]
+    lost = process(f"{NAME}-0", host="lost", phase="Ready", gib=2, creationTimestamp="2026-11-20T12:00:00Z")
+    answers = process(f"{NAME}-1", host="studio-1", phase="Ready", gib=2)
+    replacement = process(f"{NAME}-2", host="studio-2", phase="Ready", gib=2)
+    assert deleted(steps(2, lost, answers, replacement, process(f"{NAME}-3"), hosts=hosts)) == {f"{NAME}-0"}
+
+
 @given(st.lists(st.sampled_from(["Ready", "Starting", "Pending"]), min_size=1, max_size=3), st.booleans())
 def test_drain_never_deletes_the_last_processes_that_answer(phases: list[str], has_room: bool) -> None:
     """Whatever the state of the replacements is, as many processes answer after the steps as are wanted."""
