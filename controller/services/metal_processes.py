@@ -51,9 +51,9 @@ def observe_hosts(
         hosts, capacities = _registered_hosts(snapshot.store, {each.spec.host_name for each in processes}), []
     name = process_prefix(service.metadata.name, spec) if spec else None
     estimated = spec if served is not None and not replica_memory.is_memory_stated(served) else None
-    standing = sort_processes(name, wanted, processes, hosts, estimated=estimated)
-    taken = {obj["metadata"]["name"] for obj in children}
     exposed = _exposed_hosts(snapshot, service)
+    standing = sort_processes(name, wanted, processes, hosts, exposed=exposed, estimated=estimated)
+    taken = {obj["metadata"]["name"] for obj in children}
     steps = plan_steps(
         service, spec, wanted, standing, exposed=exposed, taken=taken, capacities=capacities, now=snapshot.now
     )

@@ -91,6 +91,7 @@ def sort_processes(
     observed: Iterable[MetalProcess],
     hosts: Mapping[str, MetalHost],
     *,
+    exposed: Collection[str | None],
     estimated: MetalProcessSpec | None = None,
 ) -> SortedProcesses:
     """Sort a service's processes.
@@ -100,6 +101,7 @@ def sort_processes(
         wanted: the number of processes to keep.
         observed: all existing processes.
         hosts: all registered hosts, by name.
+        exposed: hosts whose endpoint for the service is ready; what is Ready elsewhere goes before what answers.
         estimated: the wanted spec, if its memory is an estimate: then a bound process that differs in its memory only
             is kept too. A better estimate, such as that of a later version, is no reason to load weights again.
     """
@@ -118,6 +120,9 @@ def sort_processes(
                 standing.terminating.append(process)
         elif phase == "Stopped" or (not current and (phase == "Rejected" or host is None)):
             standing.finished.append(process)
+        elif phase == "Rejected" and _is_cordoned(host, hosts):
+            # The agent takes it after all once memory is free, and knows nothing of the cordon.
+            standing.finished.append(process)
         elif phase == "Rejected":
             standing.rejected.append(process)
         elif current and not lost and not is_displaced(process) and not _is_drained(host, hosts):
@@ -126,12 +131,17 @@ def sort_processes(
             standing.superseded.append(process)
             if current and not lost:
                 standing.displaced.append(process)
-    usable.sort(key=_preference)
-    # A lost host answers nobody, whatever it reported last: what is there is deleted first.
-    standing.superseded.sort(key=lambda each: (host_is_lost(each.spec.host_name or "", hosts), _preference(each)))
+    usable.sort(key=lambda each: _preference(each, exposed))
+    standing.superseded.sort(key=lambda each: _preference(each, exposed))
     standing.kept.extend(usable[:wanted])
     standing.surplus.extend(usable[wanted:])
     return standing
+
+
+def _is_cordoned(host: str | None, hosts: Mapping[str, MetalHost]) -> bool:
+    """Return whether an administrator places nothing more on the host of a process."""
+    found = hosts.get(host) if host is not None else None
+    return found is not None and (found.spec.unschedulable or found.spec.drain)
 
 
 def _is_drained(host: str | None, hosts: Mapping[str, MetalHost]) -> bool:
@@ -147,11 +157,15 @@ def _has_spec_but_memory(process: MetalProcess, spec: MetalProcessSpec) -> bool:
     return process.spec.host_name is not None and fields == wanted
 
 
-def _preference(process: MetalProcess) -> tuple[bool, bool, bool, bool, str, int, str]:
+def _preference(
+    process: MetalProcess, exposed: Collection[str | None]
+) -> tuple[bool, bool, bool, bool, bool, str, int, str]:
     """Sort key: the processes to keep come first."""
     name, phase = process.metadata.name, process.status.phase
     return (
         phase != "Ready",
+        # A host that is lost, or whose address is refused, has no endpoint, whatever it has reported of the process.
+        phase == "Ready" and process.spec.host_name not in exposed,
         process.spec.host_name is None,
         phase == "Failed",
         # Prefer the replacement over a process that is held back.

@@ -60,14 +60,15 @@ def steps(
     kept = store(*known_hosts, *((METAL_PROCESSES, each) for each in observed))
     structs = [as_process(each) for each in kept.list(METAL_PROCESSES)]
     by_name = {each.metadata.name: each for each in map(as_host, kept.list(METAL_HOSTS))}
-    standing = sort_processes(NAME if known else None, wanted, structs, by_name)
+    exposed = {name for name in by_name if not host_is_lost(name, by_name)} - set(unexposed)
+    standing = sort_processes(NAME if known else None, wanted, structs, by_name, exposed=exposed)
     alive = [each for name, each in by_name.items() if not host_is_lost(name, by_name)]
     return plan_steps(
         as_service(service()),
         SPEC if known else None,
         wanted,
         standing,
-        exposed=by_name.keys() - set(unexposed),
+        exposed=exposed,
         taken={each.metadata.name for each in structs},
         capacities=stored_capacities(kept, alive),
         now=NOW + timedelta(seconds=later),
@@ -342,7 +343,7 @@ def test_steps_converge_and_never_reuse_a_name(observed: list[Obj], wanted: int)
             each["metadata"] = each["metadata"] | LEAVING
     second = steps(wanted, *after, hosts=hosts)
     assert (second.create, second.delete) == ((), ())
-    standing = sort_processes(NAME, wanted, [as_process(each) for each in after], {})
+    standing = sort_processes(NAME, wanted, [as_process(each) for each in after], {}, exposed=())
     assert len(standing.kept) <= wanted
 
 
@@ -451,12 +452,29 @@ def test_process_on_a_drained_host_that_fits_nowhere_else_stays() -> None:
     assert steps(1, old, waiting, hosts=[drained(), host("studio-2", GIB)]) == MetalProcessSteps()
 
 
+@pytest.mark.parametrize("closed", [{"drain": True}, {"unschedulable": True}])
+def test_process_that_a_cordoned_host_rejected_is_deleted_since_the_host_would_take_it_once_memory_is_free(
+    closed: Obj,
+) -> None:
+    rejected = process(f"{NAME}-0", host="studio-1", phase="Rejected", gib=2)
+    done = steps(1, rejected, hosts=[host("studio-1") | {"spec": closed}, host("studio-2")])
+    assert (made(done), deleted(done)) == ([f"{NAME}-1"], {f"{NAME}-0"})
+
+
 @pytest.mark.parametrize("replacement", [{}, {"host": "studio-2"}, {"host": "studio-2", "phase": "Ready"}])
 def test_end_of_a_drain_keeps_what_was_not_replaced_yet(replacement: dict[str, Any]) -> None:
     old = process(f"{NAME}-0", host="studio-1", phase="Ready", gib=2)
     late = process(f"{NAME}-1", gib=2, creationTimestamp="2026-11-21T11:59:30Z", **replacement)
     done = steps(1, old, late, hosts=[host("studio-1"), host("studio-2")])
     assert (made(done), deleted(done)) == ([], {f"{NAME}-1"})
+
+
+def test_of_two_ready_replicas_the_one_that_clients_reach_is_kept() -> None:
+    """A host whose address is refused, or that has just returned, has no endpoint yet, or never gets one."""
+    both = [process(f"{NAME}-{number}", host=f"studio-{number}", phase="Ready") for number in (1, 2)]
+    hosts = [host("studio-1"), host("studio-2")]
+    for unexposed, gone in (("studio-1", f"{NAME}-1"), ("studio-2", f"{NAME}-2")):
+        assert deleted(steps(1, *both, hosts=hosts, unexposed=[unexposed])) == {gone}
 
 
 def test_process_of_a_lost_host_is_deleted_before_one_that_answers_on_a_drained_host() -> None:
