@@ -170,6 +170,26 @@ async def lose_a_host(world: CrashWorld) -> None:
     await world.checkpoint("deleted", is_collected)
 
 
+async def drain_hosts(world: CrashWorld) -> None:
+    """A host is drained, and its service moves to another; that one is drained too, until the first is open again."""
+    await make_host_model(world)
+    await world.host()
+    await world.make(INFERENCE_SERVICES, "chat", modelRef="tiny", hardware=METAL)
+    await world.checkpoint("on the first", partial(_serves_on, host="NAMESPACE-1"))
+    await world.host(2)
+    await world.drain()
+    await world.checkpoint("on the second", partial(_serves_on, host="NAMESPACE-2"))
+    await world.await_drain("Drained")
+    await world.drain(2)
+    await world.checkpoint("has no other place", partial(ready, processes=2))
+    await world.await_drain("DrainBlocked", 2)
+    await world.drain(is_drained=False)
+    await world.checkpoint("on the first again", partial(_serves_on, host="NAMESPACE-1"))
+    await world.await_drain("Drained", 2)
+    await world.delete(INFERENCE_SERVICES, "chat")
+    await world.checkpoint("deleted", is_collected)
+
+
 def _serves_on(state: State, host: str) -> bool:
     hosts = [each["spec"].get("hostName") for each in state["metalprocesses"].values()]
     return ready(state, processes=1) and hosts == [host]
@@ -231,6 +251,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
         live_on_hosts,
         move_from_pods_to_hosts,
         lose_a_host,
+        drain_hosts,
         wait_for_room,
         inspect_on_a_host,
     )

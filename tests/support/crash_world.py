@@ -18,7 +18,7 @@ from typing import Any, Final
 from controller.pod_settings import PodSettings
 from controller.reconcile.indexes import mounted_claims
 from controller.run import Controller, ControllerOptions
-from crds.meta import LABEL_SLICE_MANAGED_BY, ROTATE_TOKEN, SLICE_MANAGED_BY
+from crds.meta import CLI_FIELD_MANAGER, DRAINED, LABEL_SLICE_MANAGED_BY, ROTATE_TOKEN, SLICE_MANAGED_BY
 from kube.client import Client, Obj
 from kube.errors import ApiError
 from kube.resources import (
@@ -143,6 +143,21 @@ class CrashWorld:
 
         await eventually(bindable)
         return agent
+
+    async def drain(self, number: int = 1, *, is_drained: bool = True) -> None:
+        """Drain a host, or open it again."""
+        name, spec = f"{self.namespace}-{number}", {"drain": is_drained}
+        await self.client.patch_merge(METAL_HOSTS, name, None, {"spec": spec}, field_manager=CLI_FIELD_MANAGER)
+
+    async def await_drain(self, reason: str, number: int = 1) -> None:
+        """Wait until condition Drained of a host has this reason."""
+
+        async def reached() -> bool:
+            host = await self.client.get(METAL_HOSTS, f"{self.namespace}-{number}")
+            conditions = host["status"]["conditions"]
+            return any((each["type"], each["reason"]) == (DRAINED, reason) for each in conditions)
+
+        await eventually(reached, CHECKPOINT_SECONDS)
 
     async def make(self, resource: Resource, name: str, **spec: Any) -> None:
         """Create an object."""
