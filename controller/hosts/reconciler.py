@@ -66,6 +66,8 @@ from kube.store import Store
 READ_SECONDS: Final = 3.0
 SECRETS_SECONDS: Final = 60.0
 """Time after which a host is looked at again: a changed Secret of a user is copied to all hosts within two minutes."""
+_VERSION: Final = version("pomona")
+"""Read once: it is in a file, and each decision about a host states it."""
 
 _SILENT: Final = frozenset(
     {"WaitingForLease", "NotReported", "NotChecked", "AddressFree", "NotAsked", "AgentAnswered", DRAINING}
@@ -274,7 +276,7 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
     return Plan(
         apply=((secret,) if secret and differs else ()) + grants,
         delete=delete,
-        status={"conditions": conditions, "controllerVersion": version("pomona")},
+        status={"conditions": conditions, "controllerVersion": _VERSION},
         events=transitions(host.status.conditions, conditions, action="Watch", silent=_SILENT),
         again_seconds=again_seconds,
     )

@@ -23,6 +23,8 @@ from metal_agent.cluster.endpoint_slices import FIELD_MANAGER
 from metal_agent.memory.ledger import Ledger
 
 _GIB: Final = 2**30
+_VERSION: Final = metadata.version("pomona")
+"""The version that this agent runs: an update replaces the files under it, and is in force after a restart."""
 _STEPS: Final = {"swapUsedBytes": _GIB, "gpuUsedBytes": _GIB, "batteryPercent": 10}
 """Fields of the status that change all the time, and the least change that is written."""
 
@@ -72,7 +74,7 @@ def build_status(
         budget_bytes=ledger.budget_bytes,
         available_bytes=available_bytes,
         available=size_text(available_bytes),
-        agent_version=metadata.version("pomona"),
+        agent_version=_VERSION,
         runtimes=list(runtimes),
         features=list(AGENT_FEATURES),
         inspects=True,

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 from datetime import timedelta
+from importlib import metadata
 from itertools import count
 from typing import Any
 
@@ -69,6 +70,13 @@ def test_alive_host_is_ready_and_keeps_its_endpoints() -> None:
     assert done.delete == ()
     assert done.status is not None
     assert set(done.status) == {"conditions", "controllerVersion"}, "everything else is the agent's"
+
+
+def test_decision_reads_the_version_from_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata.Distribution, "from_name", None)
+    done = plan("Alive")
+    assert done.status is not None
+    assert done.status["controllerVersion"]
 
 
 def test_only_endpoints_of_an_expired_host_are_deleted() -> None:

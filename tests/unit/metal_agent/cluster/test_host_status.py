@@ -1,5 +1,7 @@
 """The status of a MetalHost has the known facts, and is written only when they change by a step."""
 
+from importlib import metadata
+
 import msgspec
 import pytest
 
@@ -45,6 +47,12 @@ def test_unknown_facts_are_absent() -> None:
     assert found.keys() == {
         "address", "agentVersion", "availableBytes", "available", "budgetBytes", "features", "inspects",
     }  # fmt: skip
+
+
+def test_version_is_that_of_the_running_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = metadata.version("pomona")
+    monkeypatch.setattr(metadata, "version", lambda _name: "9.9.9")  # an update has replaced the files
+    assert body(HostFacts(), HostState())["agentVersion"] == running
 
 
 def standalone(uid: str) -> Assignment:
