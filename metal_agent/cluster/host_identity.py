@@ -17,7 +17,7 @@ import structlog
 from artifacts import durable
 from crds.meta import HOSTS_NAMESPACE
 from devices.host import since_boot_seconds
-from kube.backoff import backoff_seconds
+from kube.backoff import Jitter, backoff_seconds
 from kube.client import Client
 from kube.credentials import Credentials, build_tls
 from kube.errors import ApiError, Unreachable
@@ -29,6 +29,8 @@ TOKEN_SECONDS: Final = 30 * 86400
 """Requested life of a token; a server may grant less."""
 MOST_RENEWAL_SECONDS: Final = 86400.0
 _LEAST_RENEWAL_SECONDS: Final = 60.0
+_SPREAD: Final = Jitter(0.9, 1.0)
+"""Hosts that an update or a power cut started at the same moment do not renew at the same moment for ever."""
 _FIRST_RETRY_SECONDS: Final = 2.0
 _CHECK_SECONDS: Final = 60.0
 """Longest pause between two looks at the clock and between two tries: no pause ends while the machine sleeps."""
@@ -67,7 +69,7 @@ def write_joined_host(folder: Path, joined: JoinedHost) -> None:
 
 
 def renewal_seconds(lifetime_seconds: float) -> float:
-    """Return the age at which a token is renewed: half of its life, at most a day."""
+    """Return the age at which a token is renewed at the latest: half of its life, at most a day."""
     return max(_LEAST_RENEWAL_SECONDS, min(lifetime_seconds / 2, MOST_RENEWAL_SECONDS))
 
 
@@ -191,7 +193,8 @@ class HostIdentity:
         renewed = msgspec.structs.replace(self._joined, token=granted.token, expires_at=granted.expires_at)
         await self._write(renewed)
         self._joined = renewed
-        self._due_at = self._clock() + renewal_seconds(granted.lifetime_seconds)
+        age_seconds = renewal_seconds(granted.lifetime_seconds)
+        self._due_at = self._clock() + backoff_seconds(1, first=age_seconds, most=age_seconds, jitter=_SPREAD)
 
     async def _write(self, joined: JoinedHost) -> None:
         try:
