@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
+import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from cli.controller import command
 from tests.controlplane.process import CHECKOUT
 
 CHART = CHECKOUT / "deploy" / "chart"
@@ -15,6 +19,30 @@ TEXT = (CHART / "values.yaml").read_text()
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
 FROM_HELM = "global"
 """Key that Helm itself adds to the values of a chart within another one."""
+OPTIONS = {
+    "image.pullSecrets": "--image-pull-secret",
+    "scope.namespaces": "--namespace",
+    "models.nodeCacheSize": "--node-cache-size",
+}
+"""Option of the controller by the value that is passed on to it."""
+REFUSED = {
+    "image.repository": (
+        "ghcr.io/pomona-dev/pomona:0.1.0",
+        "registry.example/pomona@sha256:01",
+        "https://hub.example/a",
+    ),
+    "image.tag": ("-1", "a/b"),
+    "image.pullSecrets": ("a..b", "Registry"),
+    "models.nodeCacheSize": ("500G", "0Gi", "1e3"),
+    "models.allowPrivateSources": ("10.1.0.0/33", "10.1.0.256", "10.1.0.0/16,10.2.0.0/16", "hub.example"),
+}
+"""Values that make no sense, and with which the controller would not start, or its pods would get no image."""
+ACCEPTED = {
+    "image.repository": ("pomona", "registry.example:5000/team/pomona", "[fd00::1]:5000/pomona"),
+    "image.tag": ("", "0.1.0", "_main", "v1.0-rc.1"),
+    "models.nodeCacheSize": ("", "500Gi", "1.5TiB", "500 GiB", "107374182400"),
+    "models.allowPrivateSources": ("10.1.0.0/16", "192.168.1.255", "0.0.0.0/0", "fd00::/8", "::1"),
+}
 
 
 def described_in_schema(schema: dict[str, Any], *path: str) -> Iterator[tuple[str, str]]:
@@ -63,6 +91,49 @@ def test_each_value_is_described_in_the_same_words_by_comment_and_schema() -> No
 def test_default_values_are_valid() -> None:
     jsonschema.Draft7Validator.check_schema(SCHEMA)
     jsonschema.validate(yaml.safe_load(TEXT), SCHEMA, cls=jsonschema.Draft7Validator)
+
+
+def find_schema(path: str) -> dict[str, Any]:
+    """Return the schema of a value, or that of the items of one that is a list."""
+    found = SCHEMA
+    for name in path.split("."):
+        found = found["properties"][name]
+    return dict(found.get("items", found))
+
+
+def is_valid(schema: dict[str, Any], value: str) -> bool:
+    return jsonschema.Draft7Validator(schema).is_valid(value)
+
+
+def texts(schema: dict[str, Any]) -> st.SearchStrategy[str]:
+    """Generate texts that a schema with a pattern accepts."""
+    return st.from_regex(schema["pattern"], fullmatch=True).filter(lambda text: is_valid(schema, text))
+
+
+@pytest.mark.parametrize("path", REFUSED)
+def test_value_that_makes_no_sense_is_refused(path: str) -> None:
+    assert [each for each in REFUSED[path] if is_valid(find_schema(path), each)] == []
+
+
+@pytest.mark.parametrize("path", ACCEPTED)
+def test_value_that_makes_sense_is_accepted(path: str) -> None:
+    assert [each for each in ACCEPTED[path] if not is_valid(find_schema(path), each)] == []
+
+
+@pytest.mark.parametrize("path", OPTIONS)
+@settings(max_examples=20)
+@given(data=st.data())
+def test_controller_takes_each_value_that_the_schema_accepts(path: str, data: st.DataObject) -> None:
+    value = data.draw(texts(find_schema(path)).filter(bool))
+    command.make_context("controller", [f"{OPTIONS[path]}={value}"])
+
+
+@settings(max_examples=20)
+@given(data=st.data())
+def test_controller_takes_each_label_of_monitors_that_the_schema_accepts(data: st.DataObject) -> None:
+    labels = SCHEMA["properties"]["services"]["properties"]["monitorLabels"]
+    key, value = data.draw(texts(labels["propertyNames"])), data.draw(texts(labels["additionalProperties"]))
+    command.make_context("controller", [f"--monitor-label={key}={value}"])
 
 
 def test_chart_has_the_version_of_the_package() -> None:
