@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.controller import command
+from crds.meta import LONGEST_NAME
 from tests.controlplane.process import CHECKOUT
 
 CHART = CHECKOUT / "deploy" / "chart"
@@ -88,6 +89,11 @@ def test_each_value_is_described_in_the_same_words_by_comment_and_schema() -> No
     assert all(re.fullmatch(r"[A-Z].*\.", each) for each in described.values())
 
 
+def test_section_and_default_cannot_be_emptied() -> None:
+    """Helm takes a key without a value for one to leave out, as what is below it is if all of that is commented out."""
+    assert {*list_stated_as_required(SCHEMA)} == {*list_required(yaml.safe_load(TEXT), SCHEMA)}
+
+
 def test_default_values_are_valid() -> None:
     jsonschema.Draft7Validator.check_schema(SCHEMA)
     jsonschema.validate(yaml.safe_load(TEXT), SCHEMA, cls=jsonschema.Draft7Validator)
@@ -99,6 +105,23 @@ def find_schema(path: str) -> dict[str, Any]:
     for name in path.split("."):
         found = found["properties"][name]
     return dict(found.get("items", found))
+
+
+def list_required(section: dict[str, Any], schema: dict[str, Any], *path: str) -> Iterator[str]:
+    """Yield the path of each section, and of each default that an empty value would take away."""
+    for name, value in section.items():
+        each = schema["properties"][name]
+        if "properties" in each:
+            yield ".".join((*path, name))
+            yield from list_required(value, each, *path, name)
+        elif value and not isinstance(value, dict):
+            yield ".".join((*path, name))
+
+
+def list_stated_as_required(schema: dict[str, Any], *path: str) -> Iterator[str]:
+    yield from (".".join((*path, name)) for name in schema.get("required", ()))
+    for name, each in schema.get("properties", {}).items():
+        yield from list_stated_as_required(each, *path, name)
 
 
 def is_valid(schema: dict[str, Any], value: str) -> bool:
@@ -131,9 +154,9 @@ def test_controller_takes_each_value_that_the_schema_accepts(path: str, data: st
 @settings(max_examples=20)
 @given(data=st.data())
 def test_controller_takes_each_label_of_monitors_that_the_schema_accepts(data: st.DataObject) -> None:
-    labels = SCHEMA["properties"]["services"]["properties"]["monitorLabels"]
-    key, value = data.draw(texts(labels["propertyNames"])), data.draw(texts(labels["additionalProperties"]))
-    command.make_context("controller", [f"--monitor-label={key}={value}"])
+    ((pattern, value),) = find_schema("services.monitorLabels")["patternProperties"].items()
+    key = data.draw(st.from_regex(pattern, fullmatch=True).filter(lambda text: len(text) <= LONGEST_NAME))
+    command.make_context("controller", [f"--monitor-label={key}={data.draw(texts(value))}"])
 
 
 def test_chart_has_the_version_of_the_package() -> None:
