@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import stat
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -88,7 +89,7 @@ def write_definition(path: Path, content: bytes) -> bool:
     Raises ServiceError.
     """
     try:
-        if path.exists() and path.read_bytes() == content:
+        if _is_written(path, content):
             return False
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
@@ -103,6 +104,19 @@ def write_definition(path: Path, content: bytes) -> bool:
     except OSError as error:
         raise ServiceError(f"cannot write {path}: {error.strerror or error}") from error
     return True
+
+
+def _is_written(path: Path, content: bytes) -> bool:
+    """Return whether a file has this content, and the owner and mode without which launchd refuses it. Raises OSError.
+
+    A file that a backup brought back may have another owner.
+    """
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return False
+    is_usable = stat.S_ISREG(found.st_mode) and stat.S_IMODE(found.st_mode) == _FILE_MODE
+    return is_usable and found.st_uid == os.geteuid() and path.read_bytes() == content
 
 
 def remove_definition(path: Path) -> None:

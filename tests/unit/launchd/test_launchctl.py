@@ -1,5 +1,6 @@
 """launchctl: its printed state as recorded, the decision after each exit code, and whole climbs on a stand-in."""
 
+import os
 import plistlib
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from launchd.launchctl_codes import CODES, explain_code
 from launchd.launchctl_ladder import RULES, Climb, ClimbFailed, Goal, GoalReached, Rung, begin_climb, next_step
 from launchd.print_output import JobState, read_job_state
 from launchd.service_definition import LABEL, ServiceDefinition
-from launchd.service_manager import ServiceError
+from launchd.service_manager import ServiceError, write_definition
 from tests.support.launchctl_stand_in import LaunchctlStandIn
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -175,6 +176,23 @@ def test_job_is_loaded_replaced_and_removed(tmp_path: Path, launchctl: Launchctl
     assert manager.read_state().phase == "absent"
     assert not manager.definition_path.exists()
     assert manager.read_arguments() is None
+
+
+def test_definition_of_another_owner_or_mode_is_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """launchd refuses such a file with 122, whose remedy is to install it anew."""
+    path = tmp_path / "agent.plist"
+    assert write_definition(path, b"same")
+    assert not write_definition(path, b"same")
+    path.chmod(0o664)
+    assert write_definition(path, b"same")
+    assert path.stat().st_mode & 0o777 == 0o644
+    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+    assert write_definition(path, b"same")
+    monkeypatch.undo()
+    elsewhere = path.rename(tmp_path / "elsewhere")
+    path.symlink_to(elsewhere)
+    assert write_definition(path, b"same")
+    assert not path.is_symlink()
 
 
 def test_job_loaded_over_ssh_is_replaced_at_the_screen(
