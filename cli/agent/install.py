@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from artifacts import durable
 from cli.agent.agent_options import AgentArguments, agent_options
 from cli.agent.agent_service import (
     await_agent,
@@ -65,7 +66,7 @@ def command(ctx: click.Context, /, *, as_user: bool, run_as: str | None, **given
             raise click.ClickException(f"an agent is installed in {other.definition_path}: uninstall it first")
         definition = _build_definition(managers.program, arguments, folder, None if as_user else owner)
         _refuse_other_agent(folder, manager)
-        _prepare_output(definition.output, owner)
+        prepare_output(definition.output, owner)
         remove_exit(folder)
         manager.install(definition)
         status = await_agent(folder, manager)
@@ -126,10 +127,13 @@ def _refuse_other_agent(folder: Path, manager: ServiceManager) -> None:
         )
 
 
-def _prepare_output(output: Path, owner: pwd.struct_passwd) -> None:
+def prepare_output(output: Path, owner: pwd.struct_passwd) -> None:
     """Make the file of the service's output for its owner, and its folder. Raises click.ClickException."""
     try:
-        output.parent.mkdir(mode=0o755 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
+        durable.make_folder(output.parent)
+        if os.geteuid() == 0:
+            # launchd opens the file as its owner, who must reach it whatever the umask of root is.
+            output.parent.chmod(0o755)
         descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             if os.geteuid() == 0:

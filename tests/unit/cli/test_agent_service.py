@@ -1,6 +1,7 @@
 """The commands about an installed agent: what they pass on, refuse and print; the service manager is a stand-in."""
 
 import os
+import pwd
 import socket
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 from cli.agent import status as status_command
 from cli.agent.agent_options import AgentArguments, agent_options
 from cli.agent.agent_service import ServiceManagers, find_folder, require_root
+from cli.agent.install import prepare_output
 from cli.agent.logs import read_last_lines
 from cli.agent.status import AgentReport, format_report
 from cli.main import main
@@ -118,6 +120,26 @@ def test_install_fails_with_the_words_of_the_service_manager(tmp_path: Path, man
     assert (folder / "logs" / "agent-start.log").stat().st_mode & 0o777 == 0o600
     again = CliRunner().invoke(main, [word for word in words if word != "--user"], obj=managers)
     assert "uninstall it first" in again.output or "root" in again.output
+
+
+def test_user_of_a_system_service_reaches_its_log_whatever_the_umask_of_root_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """launchd opens the log as the user of the service, and ends with EX_CONFIG if it cannot."""
+    given: list[int] = []
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "fchown", lambda _descriptor, *owner: given.extend(owner))
+    owner, path = pwd.getpwall()[-1], tmp_path / "Logs" / "agent-start.log"
+    for folder_mode in (None, 0o700):
+        if folder_mode:
+            path.parent.chmod(folder_mode)
+        before = os.umask(0o077)
+        try:
+            prepare_output(path, owner)
+        finally:
+            os.umask(before)
+        assert (path.parent.stat().st_mode & 0o777, path.stat().st_mode & 0o777) == (0o755, 0o600)
+    assert given == [owner.pw_uid, owner.pw_gid] * 2
 
 
 def test_installed_agent_asks_the_mirror_of_the_hub(tmp_path: Path, managers: ServiceManagers) -> None:
