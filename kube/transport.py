@@ -6,6 +6,7 @@ Unreachable; every answer, whatever its status, is returned.
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -227,10 +228,17 @@ async def _unreachable(request: Request) -> AsyncIterator[None]:
     try:
         yield
     except (TimeoutError, aiohttp.ClientError, OSError, CredentialsError) as error:
-        what = str(error) or type(error).__name__
-        if isinstance(error, aiohttp.ConnectionTimeoutError):  # it would repeat the whole URL with its query
-            what = f"no connection within {CONNECT_SECONDS:g} s"
-        raise Unreachable(f"{request.method} {request.path}: {what}") from error
+        raise Unreachable(f"{request.method} {request.path}: {describe_failure(error)}") from error
+
+
+def describe_failure(error: Exception) -> str:
+    """Return why no answer came."""
+    if isinstance(error, aiohttp.ConnectionTimeoutError):  # it would repeat the whole URL with its query
+        return f"no connection within {CONNECT_SECONDS:g} s"
+    # Not its sub-classes, of names and certificates, whose own words have the reason.
+    if type(error) is aiohttp.ClientConnectorError and error.errno:
+        return f"cannot connect to {error.host}:{error.port}: {os.strerror(error.errno)}"
+    return str(error) or type(error).__name__
 
 
 def _retry_after(answer: aiohttp.ClientResponse) -> float | None:

@@ -2,12 +2,14 @@
 
 import errno
 import ipaddress
+import os
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from crds.meta import ADDRESS_ACCEPTED, REACHABLE, Condition
 from crds.metalhost import MetalHostStatus
 from launchd.service_definition import PROGRAM
+from metal_agent.control.agent_status import ConnectionStatus
 from metal_agent.doctor.finding import Finding, FindingVerdict
 
 SKEW_WARNING_SECONDS: Final = 30.0
@@ -16,6 +18,13 @@ SKEW_PROBLEM_SECONDS: Final = 300.0
 sight only."""
 LEAST_TOKEN_SHARE: Final = 0.25
 """A token with less of its lifetime left was not renewed when it should have been."""
+REJOIN: Final = "ask the administrator for a code (`pomona host join`), then: pomona agent join CODE"
+_NETWORK_FIX: Final = "check the network, the address in the kubeconfig or join code, and a VPN"
+# macOS 15 and later answer so when Local Network privacy denies a program the hosts of its own network.
+_LOCAL_NETWORK_FIX: Final = (
+    "macOS may deny it the local network: System Settings > Privacy & Security > Local Network, allow Python; or run "
+    f"the agent as a daemon, which is exempt: sudo {PROGRAM} agent install"
+)
 _TUNNELS: Final = ("utun", "tun", "wg", "tailscale", "bridge", "awdl", "llw")
 """Beginnings of interfaces that the nodes of a cluster rarely reach."""
 
@@ -58,14 +67,24 @@ def check_api_server(answer: ApiServerAnswer, system: str) -> list[Finding]:
 
 def _explain_error(answer: ApiServerAnswer, error: OSError, system: str) -> Finding:
     found = f"{answer.server}: {error.strerror or str(error) or type(error).__name__}"
-    fix = "check the network, the address in the kubeconfig or join code, and a VPN"
-    if system == "darwin" and error.errno == errno.EHOSTUNREACH:
-        # macOS 15 and later answer so when Local Network privacy denies a program the hosts of its own network.
-        fix = (
-            "macOS may deny this program the local network: System Settings > Privacy & Security > Local Network; or "
-            f"run the agent as a daemon, which is exempt: sudo {PROGRAM} agent install"
-        )
-    return Finding("API server", "problem", found, fix)
+    is_denied = system == "darwin" and error.errno == errno.EHOSTUNREACH
+    return Finding("API server", "problem", found, _LOCAL_NETWORK_FIX if is_denied else _NETWORK_FIX)
+
+
+def check_connection(connection: ConnectionStatus, system: str) -> Finding:
+    """Check the connection of the agent, which may lack one where this program has it. `system` is sys.platform.
+
+    macOS exempts programs of a terminal, as this one, from Local Network privacy, and does not exempt a LaunchAgent.
+    """
+    name = "agent's connection"
+    if connection.state == "connected":
+        return Finding(name, "ok", f"connected since {connection.since}")
+    found = f"{connection.state} since {connection.since}"
+    if connection.state == "refused":
+        return Finding(name, "problem", found, connection.message)
+    is_denied = system == "darwin" and os.strerror(errno.EHOSTUNREACH) in connection.message
+    fix = _LOCAL_NETWORK_FIX if is_denied else _NETWORK_FIX
+    return Finding(name, "problem", f"{found}: {connection.message}", fix)
 
 
 def check_token(times: TokenTimes | None, now: float) -> Finding:
@@ -74,8 +93,7 @@ def check_token(times: TokenTimes | None, now: float) -> Finding:
         return Finding("token", "unknown", "the credentials are no token with an expiry")
     left, whole = times.expires - now, times.expires - times.issued
     if left <= 0:
-        fix = "ask the administrator for a code (`pomona host join`), then: pomona agent join CODE"
-        return Finding("token", "problem", "it has expired", fix)
+        return Finding("token", "problem", "it has expired", REJOIN)
     found = f"valid for {_duration(left)} more"
     if left < whole * LEAST_TOKEN_SHARE:
         return Finding("token", "warning", found, "it is not renewed: see `pomona agent status`")

@@ -26,6 +26,7 @@ from kube.credentials import Credentials
 from kube.errors import ApiError, Forbidden, NotFound, Unauthorized, Unreachable
 from kube.kubeconfig import CredentialsError
 from kube.resources import METAL_HOSTS
+from kube.transport import describe_failure
 from launchd.service_definition import PROGRAM
 from launchd.service_manager import ServiceState
 from metal_agent.control.agent_client import AgentClient
@@ -94,6 +95,7 @@ async def _guard(name: str, check: Check) -> list[Finding]:
 
 
 async def _check_service(checked: CheckedHost) -> list[Finding]:
+    """Check the service, and the connection of its agent."""
     try:
         agent = await AgentClient(checked.folder).status()
     except ControlUnreachableError:
@@ -103,7 +105,8 @@ async def _check_service(checked: CheckedHost) -> list[Finding]:
     ended = None
     with contextlib.suppress(OSError):  # the reason of its end is unknown
         ended = None if agent else load_exit(checked.folder)
-    return [check_service(checked.service, agent, ended)]
+    findings = [check_service(checked.service, agent, ended)]
+    return [*findings, cluster.check_connection(agent.connection, sys.platform)] if agent else findings
 
 
 def _check_machine(checked: CheckedHost, *, reachable: bool | None) -> list[Finding]:
@@ -164,12 +167,11 @@ async def _check_cluster(checked: CheckedHost) -> tuple[list[Finding], MetalHost
 
 def explain_refusal(name: str, error: Exception) -> Finding:
     """Return the finding of a MetalHost that could not be read."""
-    rejoin = "ask the administrator for a code (`pomona host join`), then: pomona agent join CODE"
     match error:
         case Unauthorized():
-            return Finding("identity", "problem", "the API server refuses the token of this host", rejoin)
+            return Finding("identity", "problem", "the API server refuses the token of this host", cluster.REJOIN)
         case Forbidden():
-            return Finding("identity", "problem", f"host {name} has no rights any more: it was removed", rejoin)
+            return Finding("identity", "problem", f"host {name} has no rights any more: it was removed", cluster.REJOIN)
         case NotFound():
             fix = f"start the agent: sudo {PROGRAM} agent install"
             return Finding("registered", "problem", f"there is no MetalHost {name}", fix)
@@ -194,9 +196,9 @@ async def ask_api_server(credentials: Credentials) -> ApiServerAnswer:
         ):
             date = response.headers.get("Date")
     except OSError as error:
-        return ApiServerAnswer(credentials.server, error)
+        return ApiServerAnswer(credentials.server, OSError(error.errno, describe_failure(error)))
     except aiohttp.ClientError as error:
-        return ApiServerAnswer(credentials.server, OSError(str(error) or type(error).__name__))
+        return ApiServerAnswer(credentials.server, OSError(describe_failure(error)))
     middle = (began + time.time()) / 2
     return ApiServerAnswer(credentials.server, skew_seconds=_read_date(date) - middle if date else None)
 

@@ -191,7 +191,7 @@ async def test_kubectl_get_shows_the_state(cluster: Cluster, host: MetalHost) ->
     await eventually(reached)
     assert await run_doctor(host) == {
         *("API server", "clock", "token", "address", "registered", "address accepted", "reached by the cluster"),
-        *("versions", "memory", "engine llama.cpp"),
+        *("versions", "memory", "engine llama.cpp", "agent's connection"),
     }
 
 

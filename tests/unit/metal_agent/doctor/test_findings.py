@@ -1,6 +1,7 @@
 """Each finding of the doctor: its verdict, and a way out where there is something to do."""
 
 import errno
+import os
 import socket
 import sys
 
@@ -165,6 +166,23 @@ def test_host_unreachable_on_a_mac_names_the_local_network() -> None:
     assert "Local Network" in on_mac.fix
     assert "Local Network" not in on_linux.fix
     assert SERVER in on_mac.found
+
+
+def test_agent_without_a_connection_is_a_problem_also_where_a_terminal_has_one() -> None:
+    """macOS denies a LaunchAgent the local network, and allows it to the doctor in a terminal."""
+
+    def check(state: str, message: str, system: str) -> Finding:
+        found = cluster.check_connection(ConnectionStatus(state, "2026-11-23T12:00:00Z", message), system)
+        assert verdicts([found]) == {"agent's connection": "ok" if state == "connected" else "problem"}
+        assert message in found.found + found.fix
+        return found
+
+    check("connected", "", "darwin")
+    check("refused", "the token is not accepted (401): write a new one", "darwin")
+    denied = f"cannot connect to 10.0.0.1:6443: {os.strerror(errno.EHOSTUNREACH)}"
+    assert "Local Network" in check("unreachable", denied, "darwin").fix
+    assert "Local Network" not in check("unreachable", denied, "linux").fix
+    assert "Local Network" not in check("unreachable", "Connection refused", "darwin").fix
 
 
 @pytest.mark.parametrize(("now", "verdict"), [(10, "ok"), (74, "ok"), (76, "warning"), (100, "problem")])

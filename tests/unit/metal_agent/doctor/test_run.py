@@ -1,6 +1,7 @@
 """The whole doctor on this machine, and its output."""
 
 import base64
+import errno
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +13,14 @@ from cli import log
 from cli.agent import doctor
 from kube.credentials import Credentials, StaticToken
 from kube.errors import Forbidden, NotFound, Unauthorized
+from metal_agent.control.agent_client import AgentClient
+from metal_agent.control.agent_status import AgentStatus, ConnectionStatus
 from metal_agent.doctor import engines, run
 from metal_agent.doctor.cluster import TokenTimes
 from metal_agent.doctor.engines import InstalledEngine
 from metal_agent.doctor.finding import Finding, FindingVerdict
 from metal_agent.doctor.run import CheckedHost
+from tests.unit.cli.test_agent_service import status
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +34,21 @@ async def test_unreachable_api_server_is_one_finding(tmp_path: Path) -> None:
     found = await run.run_doctor(CheckedHost(tmp_path / "absent", "studio-1", credentials), tmp_path)
     assert [each.name for each in found] == ["service", "memory", "disk", "engine ollama", "API server"]
     assert found[-1].verdict == "problem"
+
+
+async def test_connection_of_the_running_agent_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(_client: AgentClient) -> AgentStatus:
+        return status(connection=ConnectionStatus("unreachable", "2026-11-23T12:00:00Z", "No route to host"))
+
+    monkeypatch.setattr(AgentClient, "status", answer)
+    found = {each.name: each for each in await run.run_doctor(CheckedHost(tmp_path), tmp_path)}
+    assert (found["service"].verdict, found["agent's connection"].verdict) == ("warning", "problem")
+
+
+async def test_refused_connection_is_named_as_such() -> None:
+    answer = await run.ask_api_server(Credentials("http://127.0.0.1:1", StaticToken(None)))
+    assert answer.error is not None
+    assert (answer.error.errno, "Connection refused" in str(answer.error)) == (errno.ECONNREFUSED, True)
 
 
 async def test_check_that_raises_is_a_finding_and_stops_no_other(
