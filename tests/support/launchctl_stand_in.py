@@ -208,8 +208,9 @@ def run_job(folder: Path, job: str, plist: Path) -> None:
         write(path, state | {"pid": child.pid, "state": "running"})
         code = child.wait()
         state["last_exit"] = code if code >= 0 else f"(signal {-code})"
-        write(path, state | {"pid": 0, "state": "not running" if code == 0 else "spawn scheduled"})
-        while code == 0 and not any(ended.values()):
+        is_kept = keys["KeepAlive"] is True or (keys["KeepAlive"]["SuccessfulExit"] == (code == 0))
+        write(path, state | {"pid": 0, "state": "spawn scheduled" if is_kept else "not running"})
+        while not is_kept and not any(ended.values()):
             time.sleep(0.02)
         ended["kicked"] = False
     path.unlink()

@@ -31,7 +31,6 @@ MANUAL: dict[str, type | tuple[type, ...]] = {
     "ProcessType": str,
     "AbandonProcessGroup": bool,
 }
-PROCESS_TYPES = {"Background", "Standard", "Adaptive", "Interactive"}
 FOLDER = Path("/Users/ada/Library/Application Support/Pomona")
 ARGUMENTS = ("/Users/ada/.pomona/bin/pomona", "agent", "--name", "studio-1", "--state-dir", str(FOLDER))
 
@@ -46,14 +45,34 @@ def make_definition(
 def test_plist_has_keys_and_types_of_the_manual(user: str | None) -> None:
     keys: dict[str, Any] = plistlib.loads(render_plist(make_definition(user)))
     assert {key: value for key, value in keys.items() if not isinstance(value, MANUAL[key])} == {}
-    assert keys["Label"] == LABEL
-    assert keys["ProcessType"] in PROCESS_TYPES
-    assert keys["KeepAlive"] == {"SuccessfulExit": False}
     assert not isinstance(keys["Umask"], bool)
-    assert keys["Umask"] == 0o077
     assert all(isinstance(value, str) for value in keys["EnvironmentVariables"].values())
-    assert "/opt/homebrew/bin" in keys["EnvironmentVariables"]["PATH"]
     assert not any(str(value).startswith(("/tmp", "/private/tmp")) for value in keys.values())
+
+
+def test_plist_says_what_a_server_of_models_needs() -> None:
+    keys = plistlib.loads(render_plist(make_definition()))
+    log = str(FOLDER / "logs" / "agent-start.log")
+    assert keys == {
+        "Label": LABEL,
+        "UserName": "ada",
+        "ProgramArguments": list(ARGUMENTS),
+        "WorkingDirectory": "/Users/ada",
+        "EnvironmentVariables": {
+            "HOME": "/Users/ada",
+            "PATH": "/opt/homebrew/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+            "POMONA_SUPERVISOR": "launchd",
+        },
+        "RunAtLoad": True,
+        "KeepAlive": {"SuccessfulExit": False},
+        "ThrottleInterval": 10,
+        "ExitTimeOut": 60,
+        "ProcessType": "Interactive",
+        "AbandonProcessGroup": True,
+        "Umask": 0o077,
+        "StandardOutPath": log,
+        "StandardErrorPath": log,
+    }
 
 
 def test_only_a_daemon_names_its_user_and_only_an_agent_its_sessions() -> None:
@@ -82,7 +101,37 @@ def test_arguments_are_read_back_as_they_were(words: list[str]) -> None:
 
 
 def test_unit_does_not_restart_what_no_restart_mends_and_leaves_engines_alone() -> None:
-    lines = render_unit(make_definition()).decode().splitlines()
-    assert {"Restart=always", "RestartPreventExitStatus=0 2 78", "KillMode=process", "User=ada"} <= set(lines)
-    assert not any(line.startswith("PrivateTmp") for line in lines), "engines would lose it with the agent"
-    assert not any(line.startswith("User=") for line in render_unit(make_definition(None)).decode().splitlines())
+    system, own = (set(render_unit(make_definition(user)).decode().splitlines()) for user in ("ada", None))
+    assert system & own >= {
+        "StartLimitIntervalSec=0",
+        "Type=exec",
+        "WorkingDirectory=/Users/ada",
+        "Environment=HOME=/Users/ada",
+        "Environment=PATH=/opt/homebrew/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+        "Environment=POMONA_SUPERVISOR=systemd",
+        "Restart=always",
+        "RestartSec=10",
+        "RestartPreventExitStatus=0 2 78",
+        "SuccessExitStatus=143",
+        "KillMode=process",
+        "OOMPolicy=continue",
+        "TimeoutStopSec=60",
+        "UMask=0077",
+        *(f"Standard{each}=append:{FOLDER}/logs/agent-start.log" for each in ("Output", "Error")),
+        "NoNewPrivileges=yes",
+        "LockPersonality=yes",
+        "RestrictSUIDSGID=yes",
+    }
+    assert system - own == {
+        "Wants=network-online.target",
+        "After=network-online.target",
+        "User=ada",
+        "ProtectSystem=full",
+        "ProtectControlGroups=yes",
+        "ProtectKernelModules=yes",
+        "ProtectKernelTunables=yes",
+        f'ReadWritePaths=-"{FOLDER}"',
+        "WantedBy=multi-user.target",
+    }
+    assert own - system == {"WantedBy=default.target"}
+    assert not any(line.startswith("PrivateTmp") for line in system), "engines would lose it with the agent"
