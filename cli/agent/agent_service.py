@@ -54,13 +54,21 @@ class ServiceManagers:
     @classmethod
     def of_this_machine(cls) -> "ServiceManagers":
         """Return launchd on macOS, systemd elsewhere."""
+        caller = find_sudo_caller()
+        home = Path(caller.pw_dir) if caller else Path.home()
         if sys.platform == "darwin":
-            return cls(system_launchd(), user_launchd(Path.home()))
-        return cls(system_systemd(), user_systemd(Path.home()))
+            return cls(system_launchd(), user_launchd(home))
+        return cls(system_systemd(), user_systemd(home))
 
     def find_installed(self) -> ServiceManager | None:
-        """Return the service manager that has an agent; that of the system comes first. Raises ServiceError."""
-        return next((each for each in (self.system, self.user) if each.read_arguments() is not None), None)
+        """Return the service manager that has an agent; that of the system comes first.
+
+        Raises ServiceError, also if the agent is that of the user who called sudo: it is in no domain of root.
+        """
+        found = next((each for each in (self.system, self.user) if each.read_arguments() is not None), None)
+        if found is self.user and (caller := find_sudo_caller()):
+            raise ServiceError(f"{found.definition_path} is {caller.pw_name}'s own: run this command without sudo")
+        return found
 
 
 def find_managers(ctx: click.Context) -> ServiceManagers:
@@ -102,10 +110,14 @@ def require_root(manager: ServiceManager) -> None:
         raise click.ClickException(f"the service of the system is root's: run `sudo {words}`")
 
 
-def find_owner() -> pwd.struct_passwd:
-    """Return the user who runs this command, also with sudo."""
+def find_sudo_caller() -> pwd.struct_passwd | None:
+    """Return the user who runs this command with sudo; None without sudo, and if root itself does."""
     name = os.environ.get("SUDO_USER") if os.geteuid() == 0 else None
-    return pwd.getpwnam(name) if name else pwd.getpwuid(os.geteuid())
+    try:
+        caller = pwd.getpwnam(name) if name else None
+    except KeyError:
+        return None
+    return caller if caller and caller.pw_uid else None
 
 
 def read_status(folder: Path, only_pid: int | None = None) -> AgentStatus | None:

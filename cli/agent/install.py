@@ -14,8 +14,8 @@ from cli.agent.agent_service import (
     describe_agent,
     explain_failure,
     find_managers,
-    find_owner,
     find_start_log,
+    find_sudo_caller,
     read_status,
     remove_exit,
     require_root,
@@ -81,10 +81,12 @@ def command(ctx: click.Context, /, *, as_user: bool, run_as: str | None, **given
 
 def _find_service_owner(*, as_user: bool, run_as: str | None) -> pwd.struct_passwd:
     """Return the user of the service. Raises click.ClickException: none is named but root, or there is no such user."""
-    if as_user and os.geteuid() == 0 and "SUDO_USER" in os.environ:
+    if as_user and find_sudo_caller():
         raise click.UsageError("--user installs for the user who calls it: leave out sudo")
+    if as_user and run_as:
+        raise click.UsageError("--run-as is for a service of the system: leave out --user")
     try:
-        owner = pwd.getpwnam(run_as) if run_as else find_owner()
+        owner = pwd.getpwnam(run_as) if run_as else find_sudo_caller() or pwd.getpwuid(os.geteuid())
     except KeyError as error:
         raise click.ClickException(f"--run-as {run_as}: there is no such user") from error
     if owner.pw_uid == 0 and not (as_user or run_as):

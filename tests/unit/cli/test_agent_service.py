@@ -161,6 +161,57 @@ def test_service_of_the_system_needs_root(managers: ServiceManagers, monkeypatch
     assert (result.exit_code, "run `sudo " in result.output) == (1, True)
 
 
+@pytest.mark.parametrize("words", [["restart"], ["uninstall"], ["status"], ["stop"], ["logs"], ["doctor"]])
+def test_root_by_sudo_leaves_the_service_of_a_user_to_the_user(
+    words: list[str], managers: ServiceManagers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its domain is not root's; sudo of macOS keeps HOME, so that root would load the plist of the user as its own."""
+    caller = next(each for each in pwd.getpwall() if each.pw_uid)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("SUDO_USER", caller.pw_name)
+    assert isinstance(managers.user, ManagerStandIn)
+    managers.user.definition = ServiceDefinition(("/x", "--state-dir", str(tmp_path)), None, tmp_path, tmp_path)
+    result = CliRunner().invoke(main, ["agent", *words], obj=managers)
+    assert (result.exit_code, f"{caller.pw_name}'s own: run this command without sudo" in result.output) == (1, True)
+    assert managers.user.definition
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (["--user"], "leave out sudo"),
+        (["--user", "--run-as", "ada"], "leave out sudo"),
+        (["--run-as", "no such user"], "there is no such user"),
+    ],
+)
+def test_user_of_the_service_is_not_ambiguous(
+    words: list[str], refusal: str, managers: ServiceManagers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install = ["agent", "install", "--name", "a", *words]
+    if "--user" in words:
+        assert "leave out --user" in CliRunner().invoke(main, [*install, "--run-as", "ada"], obj=managers).output
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("SUDO_USER", next(each.pw_name for each in pwd.getpwall() if each.pw_uid))
+    assert refusal in CliRunner().invoke(main, install, obj=managers).output
+
+
+def test_agent_of_root_is_installed_only_on_request(managers: ServiceManagers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    for caller in ("", "root", "no such user"):
+        monkeypatch.setenv("SUDO_USER", caller)
+        result = CliRunner().invoke(main, ["agent", "install", "--name", "a"], obj=managers)
+        assert "give --run-as USER" in result.output
+
+
+def test_service_of_the_user_is_that_of_the_caller_of_sudo(monkeypatch: pytest.MonkeyPatch) -> None:
+    caller = next(each for each in pwd.getpwall() if each.pw_uid)
+    monkeypatch.setenv("HOME", "/nowhere")
+    for uid, name, home in ((0, caller.pw_name, caller.pw_dir), (0, "unknown", "/nowhere"), (501, "x", "/nowhere")):
+        monkeypatch.setattr(os, "geteuid", lambda uid=uid: uid)
+        monkeypatch.setenv("SUDO_USER", name)
+        assert ServiceManagers.of_this_machine().user.definition_path.is_relative_to(home)
+
+
 @pytest.mark.parametrize("words", [["restart"], ["uninstall"], ["upgrade", "--from", "."]])
 def test_command_without_an_installed_agent_says_so(words: list[str], managers: ServiceManagers) -> None:
     result = CliRunner().invoke(main, ["agent", *words], obj=managers)
