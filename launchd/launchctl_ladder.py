@@ -164,8 +164,8 @@ def _verify(climb: Climb, tries: int, output: str) -> Climb | GoalReached | Clim
         "its user; mend that, and install it anew"
     )
     return ClimbFailed(
-        f"{climb.label} is loaded but does not stay running (state: {job.state}, last exit code: {job.last_exit}): "
-        f"{remedy}"
+        f"{climb.label} is loaded but does not stay running (state: {job.state}, "
+        f"last exit: {job.last_exit or 'unknown'}): {remedy}"
     )
 
 

@@ -15,7 +15,7 @@ class JobState(NamedTuple):
     """Printed only while it runs."""
     runs: int | None = None
     last_exit: str | None = None
-    """Such as `1`, `78: EX_CONFIG` or `(never exited)`."""
+    """Such as `1`, `78: EX_CONFIG` or `(never exited)`; after a signal that one, such as `Killed: 9`."""
 
     @property
     def is_running(self) -> bool:
@@ -41,7 +41,7 @@ def read_job_state(output: str) -> JobState:
         state=found.get("state"),
         pid=_read_number(found.get("pid")),
         runs=_read_number(found.get("runs")),
-        last_exit=found.get("last exit code"),
+        last_exit=found.get("last terminating signal", found.get("last exit code")),
     )
 
 

@@ -69,7 +69,7 @@ def format_report(report: AgentReport, width: int) -> str:
         runs = f", started {service.runs} times" if service.runs and service.runs > 1 else ""
         lines.append((service.manager, f"{service.job} is {service.phase}{pid}{runs}"))
         if service.last_exit and service.phase != "running":
-            lines.append(("exit code", service.last_exit))
+            lines.append(("last exit", service.last_exit))
     else:
         lines.append(("service", "none: `pomona agent install` makes it one"))
     if ended := report.last_exit:

@@ -9,6 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from cli.agent import install
 from cli.agent import status as status_command
 from cli.agent.agent_options import AgentArguments, agent_options
 from cli.agent.agent_service import ServiceManagers, find_folder, require_root
@@ -210,6 +211,24 @@ def test_service_of_the_user_is_that_of_the_caller_of_sudo(monkeypatch: pytest.M
         monkeypatch.setattr(os, "geteuid", lambda uid=uid: uid)
         monkeypatch.setenv("SUDO_USER", name)
         assert ServiceManagers.of_this_machine().user.definition_path.is_relative_to(home)
+
+
+def test_log_that_is_a_link_is_not_opened(tmp_path: Path) -> None:
+    path = tmp_path / "agent-start.log"
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(click.ClickException, match="cannot prepare the log"):
+        prepare_output(path, pwd.getpwall()[-1])
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_agent_of_a_terminal_is_not_replaced(
+    tmp_path: Path, managers: ServiceManagers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install, "read_status", lambda _: status(pid=8))
+    words = ["agent", "install", "--user", "--name", "a", "--state-dir", str(tmp_path / "state")]
+    result = CliRunner().invoke(main, words, obj=managers)
+    assert "an agent runs already as process 8" in result.output
+    assert managers.user.read_arguments() is None
 
 
 @pytest.mark.parametrize("words", [["restart"], ["uninstall"], ["upgrade", "--from", "."]])

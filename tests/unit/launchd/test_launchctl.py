@@ -40,6 +40,13 @@ def test_unknown_output_is_unknown(output: str) -> None:
     assert not read_job_state(output).is_running
 
 
+def test_signal_that_ended_the_job_is_read() -> None:
+    """launchd prints it in the place of the exit code, or beside `(never exited)`: jetsam kills with 9."""
+    printed = "x = {\n\tstate = spawn scheduled\n\truns = 2\n\tlast terminating signal = Killed: 9\n"
+    for more in ("", "\tlast exit code = (never exited)\n"):
+        assert read_job_state(f"{printed}{more}}}") == JobState("spawn scheduled", None, 2, "Killed: 9")
+
+
 def test_recorded_errors_have_a_remedy() -> None:
     rows = [line.split("\t") for line in (FIXTURES / "errors.txt").read_text().splitlines() if line[0] != "#"]
     for text, code, _ in rows:
@@ -93,6 +100,14 @@ def test_no_call_is_repeated_for_ever(rung: Rung) -> None:
         assert isinstance(step, Climb)
         step = next_step(step, code, "x = {\n\tstate = spawn scheduled\n\tlast exit code = 75\n}")
     assert isinstance(step, ClimbFailed)
+
+
+def test_job_that_ended_for_good_is_not_waited_for() -> None:
+    ended = "x = {\n\tstate = not running\n\tlast exit code = 0\n}"
+    step = next_step(climb(rung=Rung.VERIFY), 0, ended)
+    assert isinstance(step, Climb), "the first look may be before the start"
+    assert isinstance(next_step(step, 0, ended), ClimbFailed)
+    assert isinstance(next_step(step, 0, ended.replace("= 0", "= 75")), Climb), "launchd starts it again"
 
 
 def test_program_that_launchd_cannot_start_is_told_from_one_that_ends() -> None:
