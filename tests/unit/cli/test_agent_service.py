@@ -1,5 +1,7 @@
 """The commands about an installed agent: what they pass on, refuse and print; the service manager is a stand-in."""
 
+import asyncio
+import contextlib
 import os
 import pwd
 import socket
@@ -17,9 +19,11 @@ from cli.agent.install import prepare_output
 from cli.agent.logs import read_last_lines
 from cli.agent.status import AgentReport, format_report
 from cli.main import main
+from gateway.http.control_client import ControlUnreachableError
 from launchd.service_definition import SUPERVISOR_VARIABLE, ServiceDefinition
 from launchd.service_manager import ServiceError, ServiceState
 from metal_agent.control import agent_control
+from metal_agent.control.agent_client import AgentClient
 from metal_agent.control.agent_status import AgentProcessStatus, AgentStatus, ConnectionStatus, IdentityStatus
 from metal_agent.exit_codes import PERMANENT, AgentExit, exit_status, load_exit, read_supervisor, save_exit
 from metal_agent.native.log_files import previous_log_path
@@ -115,8 +119,10 @@ def test_relative_paths_are_passed_on_as_absolute(monkeypatch: pytest.MonkeyPatc
 def test_install_fails_with_the_words_of_the_service_manager(tmp_path: Path, managers: ServiceManagers) -> None:
     folder = tmp_path / "state"
     words = ["agent", "install", "--user", "--name", "a", "--state-dir", str(folder)]
+    save_exit(folder, AgentExit(PERMANENT, "of an earlier start", "2026-11-23T12:00:00Z"))
     result = CliRunner().invoke(main, words, obj=managers)
     assert (result.exit_code, "launchctl ended with 5" in result.output) == (1, True)
+    assert "of an earlier start" not in result.output
     assert find_folder(managers.user, None) == folder
     assert (folder / "logs" / "agent-start.log").stat().st_mode & 0o777 == 0o600
     again = CliRunner().invoke(main, [word for word in words if word != "--user"], obj=managers)
@@ -277,6 +283,18 @@ def test_only_owner_and_root_are_answered(uid: int, *, trusted: bool, monkeypatc
     monkeypatch.setattr(agent_control, "unix_peer_uid", lambda _: uid)
     with socket.socket(socket.AF_UNIX) as client:
         assert agent_control.is_trusted(client) == trusted
+
+
+@pytest.mark.parametrize("uid", [12345, os.geteuid()])
+async def test_process_of_another_user_cannot_stop_the_agent(
+    tmp_path: Path, uid: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_control, "unix_peer_uid", lambda _: uid)
+    stop, is_other = asyncio.Event(), uid == 12345
+    refused = pytest.raises(ControlUnreachableError) if is_other else contextlib.nullcontext()
+    with agent_control.serve_control(tmp_path, status, stop), refused:
+        await AgentClient(tmp_path).stop()
+    assert stop.is_set() != is_other
 
 
 def test_last_lines_go_back_to_before_the_log_was_shortened(tmp_path: Path) -> None:

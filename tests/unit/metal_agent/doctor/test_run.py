@@ -3,10 +3,14 @@
 import base64
 import errno
 import json
+import time
 from collections.abc import Sequence
+from email.utils import formatdate
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import RawTestServer
 from click.testing import CliRunner
 
 from cli import log
@@ -49,6 +53,17 @@ async def test_refused_connection_is_named_as_such() -> None:
     answer = await run.ask_api_server(Credentials("http://127.0.0.1:1", StaticToken(None)))
     assert answer.error is not None
     assert (answer.error.errno, "Connection refused" in str(answer.error)) == (errno.ECONNREFUSED, True)
+
+
+async def test_clock_of_the_api_server_is_read_from_its_refusal() -> None:
+    async def refuse(_request: web.BaseRequest) -> web.Response:
+        return web.Response(status=401, headers={"Date": formatdate(time.time() - 3600, usegmt=True)})
+
+    async with RawTestServer(refuse) as server:
+        answer = await run.ask_api_server(Credentials(str(server.make_url("")).rstrip("/"), StaticToken(None)))
+    assert answer.error is None
+    assert answer.skew_seconds is not None
+    assert -3660 < answer.skew_seconds < -3540
 
 
 async def test_check_that_raises_is_a_finding_and_stops_no_other(
