@@ -53,13 +53,10 @@ def restart_agent(manager: ServiceManager, folder: Path, wait: AgentWait = ANSWE
         except ServiceError as error:
             raise click.ClickException(explain_failure(error, folder)) from error
         return await_agent(folder, manager, wait, before=before.pid if before else None)
+    if refusal := explain_stopped(manager, folder):
+        raise click.ClickException(refusal)
     state = manager.read_state()
     pid = state.pid or (before.pid if before else None)
-    if pid is None and state.phase != "starting":
-        program = Path(sys.argv[0]).absolute()
-        raise click.ClickException(
-            f"the agent is stopped, and its service is root's: run `sudo {program} agent restart`"
-        )
     remove_exit(folder)
     if pid is not None:
         # Under a service manager it ends with a code after which it is started again.
@@ -75,3 +72,12 @@ def restart_agent(manager: ServiceManager, folder: Path, wait: AgentWait = ANSWE
         wait = wait._replace(seconds=wait.seconds + RESTART_SECONDS)
     first_run = state.runs + 1 if state.runs is not None else None
     return await_agent(folder, manager, wait, before=pid, first_run=first_run)
+
+
+def explain_stopped(manager: ServiceManager, folder: Path) -> str:
+    """Return that only root can start the agent, and how; empty if this user can restart it. Raises ServiceError."""
+    state = manager.read_state()
+    if not manager.needs_root or os.geteuid() == 0 or state.pid or state.phase == "starting" or read_status(folder):
+        return ""
+    program = Path(sys.argv[0]).absolute()
+    return f"the agent is stopped, and its service is root's: run `sudo {program} agent restart`"

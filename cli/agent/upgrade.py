@@ -21,10 +21,9 @@ from typing import Final
 import click
 
 from cli.agent.agent_service import AgentWait, describe_agent, find_folder, find_installed, find_managers
-from cli.agent.restart import restart_agent
+from cli.agent.restart import explain_stopped, restart_agent
 from cli.agent.trial_environment import TrialEnvironment
 from launchd.service_manager import ServiceError, ServiceManager
-from metal_agent.control.agent_status import AgentStatus
 from runtimes.environment import PYTHON
 
 _INSTALL_SECONDS: Final = 1800.0
@@ -56,10 +55,10 @@ def command(ctx: click.Context, source: str) -> None:
     try:
         _refuse_other_environment(manager, find_managers(ctx).program)
         with _lock_environment(packages), _survive_hang_up():
-            status = _replace_version(manager, TrialEnvironment(prefix, packages), source)
+            outcome = _replace_version(manager, TrialEnvironment(prefix, packages), source)
     except ServiceError as error:
         raise click.ClickException(str(error)) from error
-    print(describe_agent(status))
+    print(outcome)
 
 
 def find_environment() -> tuple[Path, Path]:
@@ -81,12 +80,15 @@ def _survive_hang_up() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _replace_version(manager: ServiceManager, trial: TrialEnvironment, source: str) -> AgentStatus:
+def _replace_version(manager: ServiceManager, trial: TrialEnvironment, source: str) -> str:
     """Install a version and restart the agent; put the version before back if that fails or is interrupted.
 
-    Raises click.ClickException and ServiceError.
+    An agent that is stopped, perhaps by an error of the version before, and that root has to start, stays stopped.
+
+    Return the outcome. Raises click.ClickException and ServiceError.
     """
     folder = find_folder(manager, None)
+    stopped = explain_stopped(manager, folder)
     try:
         trial.undo()
         trial.make_copy()
@@ -103,7 +105,11 @@ def _replace_version(manager: ServiceManager, trial: TrialEnvironment, source: s
         _undo(trial)
         raise
     try:
-        status = restart_agent(manager, folder, _UPGRADE_WAIT)
+        outcome = (
+            f"the version is installed: {stopped}"
+            if stopped
+            else describe_agent(restart_agent(manager, folder, _UPGRADE_WAIT))
+        )
     except (click.ClickException, ServiceError) as error:
         _undo(trial)
         raise click.ClickException(f"{_read_reason(error)}; {_bring_back(manager, folder)}") from error
@@ -115,7 +121,7 @@ def _replace_version(manager: ServiceManager, trial: TrialEnvironment, source: s
         trial.confirm()
     except OSError as error:
         click.echo(f"the version before stays in {trial.copy}, and the next upgrade begins with it: {error}", err=True)
-    return status
+    return outcome
 
 
 def _undo(trial: TrialEnvironment) -> None:

@@ -219,6 +219,18 @@ def test_rollback_of_a_system_service_that_stays_down_says_why_and_what_to_do(
     assert read(prefix) == "good"
 
 
+def test_agent_that_its_version_stopped_is_upgraded_for_root_to_start(
+    upgrade: Upgrade, service: SimulatedService, prefix: Path
+) -> None:
+    service.pid, service.phase = None, "stopped"
+    result = upgrade(service, lambda environment: write(environment, "new"))
+    assert result.exit_code == 0, result.output
+    assert "the version is installed: the agent is stopped" in result.output
+    assert "run `sudo " in result.output
+    assert read(prefix) == "new"
+    assert list_folders(prefix) == COMPLETE
+
+
 @pytest.mark.parametrize(("bad", "reason"), [("crash", "the agent ended"), ("never ready", "is not ready within 20 s")])
 def test_rollback_of_a_system_service_is_done_before_the_lease_expires(
     upgrade: Upgrade, service: SimulatedService, prefix: Path, bad: str, reason: str
