@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from devices.tools import output_or_empty
 
-SLEEP: Final = ("/usr/bin/pmset", "-g")
+POWER: Final = ("/usr/bin/pmset", "-g")
 FIREWALL: Final = ("/usr/libexec/ApplicationFirewall/socketfilterfw", "--getglobalstate")
 FILE_VAULT: Final = ("/usr/bin/fdesetup", "status")
 QUARANTINE: Final = ("/usr/bin/xattr", "-p", "com.apple.quarantine")
@@ -19,6 +19,8 @@ class MacSettings(NamedTuple):
 
     sleep_minutes: int | None = None
     """Minutes without use until the Mac sleeps; 0: never."""
+    restarts: bool | None = None
+    """It starts again after a power cut; None for a Mac with a battery, too."""
     firewall_state: int | None = None
     """0: off, 1: on, 2: on, and it blocks all incoming connections."""
     file_vault: bool | None = None
@@ -27,8 +29,10 @@ class MacSettings(NamedTuple):
 
 def read() -> MacSettings:
     """Read the settings of this Mac. Blocks for some 100 ms."""
+    power = output_or_empty(*POWER)
     return MacSettings(
-        parse_sleep_minutes(output_or_empty(*SLEEP)),
+        parse_sleep_minutes(power),
+        parse_restart(power),
         parse_firewall_state(output_or_empty(*FIREWALL)),
         parse_file_vault(output_or_empty(*FILE_VAULT)),
     )
@@ -45,6 +49,12 @@ def parse_sleep_minutes(text: str) -> int | None:
         return 0
     found = re.search(r"^ sleep\s+(\d+)\b", text, re.MULTILINE)
     return int(found[1]) if found else None
+
+
+def parse_restart(text: str) -> bool | None:
+    """Read `pmset -g`: the line ` autorestart  0`, which only a Mac without a battery has."""
+    found = re.search(r"^ autorestart\s+([01])\b", text, re.MULTILINE)
+    return None if found is None else found[1] == "1"
 
 
 def parse_firewall_state(text: str) -> int | None:

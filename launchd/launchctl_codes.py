@@ -20,8 +20,10 @@ CODES: Final[dict[int, CodeMeaning]] = {
     1: CodeMeaning("operation not permitted", "run the command with sudo"),
     3: CodeMeaning("no such process: the job is not loaded", "nothing: it is gone already"),
     5: CodeMeaning(
-        "input/output error: the job is still loaded or ending, its file cannot be used, or there is no such session",
-        "wait a minute and try again; if it stays, run `plutil -lint` on the file, and with sudo for a clearer error",
+        "input/output error: the job is still loaded, ending or switched off, its file cannot be used, or there is no "
+        "such session",
+        "wait a minute and try again; if it stays, look at System Settings > General > Login Items, run `plutil -lint` "
+        "on the file, and with sudo for a clearer error",
     ),
     13: CodeMeaning("permission denied", "run the command with sudo"),
     36: CodeMeaning("the job is being unloaded", "wait until it has ended"),

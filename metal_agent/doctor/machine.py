@@ -45,7 +45,7 @@ def check_disk(folder: str, free_bytes: int) -> Finding:
 def check_settings(
     settings: MacSettings, python: str, *, starts_at_login: bool, reachable: bool | None
 ) -> list[Finding]:
-    """Check sleep, firewall and FileVault of a Mac.
+    """Check sleep, firewall, FileVault and the start after a power cut of a Mac.
 
     Args:
         settings: the settings.
@@ -56,7 +56,8 @@ def check_settings(
     return [
         _check_sleep(settings.sleep_minutes),
         _check_firewall(settings.firewall_state, python, reachable=reachable),
-        _check_start(settings.file_vault, starts_at_login=starts_at_login),
+        _check_login(settings.file_vault, starts_at_login=starts_at_login),
+        *_check_power_cut(settings.restarts),
     ]
 
 
@@ -90,8 +91,8 @@ def _check_firewall(state: int | None, python: str, *, reachable: bool | None) -
     return Finding("firewall", "warning", "on", fix)
 
 
-def _check_start(file_vault: bool | None, *, starts_at_login: bool) -> Finding:
-    name = "start after a power cut"
+def _check_login(file_vault: bool | None, *, starts_at_login: bool) -> Finding:
+    name = "start without a login"
     if starts_at_login:
         fix = f"`sudo {PROGRAM} agent install` has it start with the Mac"
         return Finding(name, "warning", "the agent starts when its owner logs in", fix)
@@ -101,3 +102,13 @@ def _check_start(file_vault: bool | None, *, starts_at_login: bool) -> Finding:
         fix = "log in after each start; for a planned one: sudo fdesetup authrestart"
         return Finding(name, "warning", "FileVault keeps the disk locked until somebody logs in", fix)
     return Finding(name, "ok", "FileVault is off: the agent starts without a login")
+
+
+def _check_power_cut(restarts: bool | None) -> list[Finding]:
+    """Check that a Mac starts after a power cut; a Mac with a battery has no such setting."""
+    name = "start after a power cut"
+    if restarts is None:
+        return []
+    if restarts:
+        return [Finding(name, "ok", "this Mac starts by itself")]
+    return [Finding(name, "warning", "this Mac stays off", "sudo pmset -a autorestart 1")]

@@ -44,6 +44,14 @@ def test_sleep_setting_is_that_of_the_system(text: str, minutes: int | None) -> 
 
 
 @pytest.mark.parametrize(
+    ("text", "restarts"),
+    [(" womp                 1\n autorestart          0\n", False), (" autorestart          1\n", True), ("", None)],
+)
+def test_start_after_a_power_cut_is_a_setting_of_some(text: str, restarts: bool | None) -> None:
+    assert mac_settings.parse_restart(text) is restarts
+
+
+@pytest.mark.parametrize(
     ("text", "state"),
     [
         ("Firewall is disabled. (State = 0)\n", 0),

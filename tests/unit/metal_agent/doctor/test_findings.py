@@ -61,20 +61,29 @@ def test_full_disk_is_a_warning() -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        (MacSettings(0, 0, file_vault=False), {"sleep": "ok", "firewall": "ok", "start after a power cut": "ok"}),
-        (MacSettings(1, 1, file_vault=True), dict.fromkeys(("sleep", "start after a power cut"), "warning")),
-        (MacSettings(0, 2, file_vault=False), {"firewall": "problem"}),
-        (MacSettings(), dict.fromkeys(("sleep", "firewall", "start after a power cut"), "unknown")),
+        (
+            MacSettings(0, restarts=True, firewall_state=0, file_vault=False),
+            dict.fromkeys(("sleep", "firewall", "start without a login", "start after a power cut"), "ok"),
+        ),
+        (
+            MacSettings(1, restarts=False, firewall_state=1, file_vault=True),
+            dict.fromkeys(("sleep", "firewall", "start without a login", "start after a power cut"), "warning"),
+        ),
+        (
+            MacSettings(0, firewall_state=2, file_vault=False),
+            {"sleep": "ok", "firewall": "problem", "start without a login": "ok"},
+        ),
+        (MacSettings(), dict.fromkeys(("sleep", "firewall", "start without a login"), "unknown")),
     ],
 )
 def test_settings_that_stop_a_server_are_found(settings: MacSettings, expected: dict[str, str]) -> None:
     found = verdicts(machine.check_settings(settings, PYTHON, starts_at_login=False, reachable=None))
-    assert found | expected == found
+    assert found == expected
 
 
 @pytest.mark.parametrize(("reachable", "verdict"), [(True, "ok"), (False, "warning"), (None, "warning")])
 def test_firewall_that_lets_the_controller_through_is_fine(reachable: bool | None, verdict: str) -> None:
-    settings = MacSettings(0, 1, file_vault=False)
+    settings = MacSettings(0, firewall_state=1, file_vault=False)
     assert (
         verdicts(machine.check_settings(settings, PYTHON, starts_at_login=False, reachable=reachable))["firewall"]
         == verdict
@@ -83,7 +92,7 @@ def test_firewall_that_lets_the_controller_through_is_fine(reachable: bool | Non
 
 def test_way_through_the_firewall_is_a_command_unless_it_blocks_everything() -> None:
     on, blocks_all = (
-        machine.check_settings(MacSettings(0, state), PYTHON, starts_at_login=False, reachable=None)[1]
+        machine.check_settings(MacSettings(0, firewall_state=state), PYTHON, starts_at_login=False, reachable=None)[1]
         for state in (1, 2)
     )
     assert f"--add {PYTHON} && " in on.fix
@@ -92,7 +101,7 @@ def test_way_through_the_firewall_is_a_command_unless_it_blocks_everything() -> 
 
 
 def test_agent_that_starts_at_login_does_not_start_after_a_power_cut() -> None:
-    settings = MacSettings(0, 0, file_vault=False)
+    settings = MacSettings(0, firewall_state=0, file_vault=False)
     found = machine.check_settings(settings, PYTHON, starts_at_login=True, reachable=True)[-1]
     assert found.verdict == "warning"
     assert f"sudo {PROGRAM} agent install" in found.fix
