@@ -54,7 +54,7 @@ def command(
     log.configure(errors_only=True)
     try:
         checked = _find_host(find_managers(ctx), name, kubeconfig, state_dir)
-    except (CredentialsError, ServiceError, OSError) as error:
+    except ServiceError as error:
         raise click.ClickException(str(error)) from error
     with tempfile.TemporaryDirectory(prefix="pomona-") as folder:
         findings = asyncio.run(run_doctor(checked, Path(folder).resolve()))
@@ -71,7 +71,7 @@ def _find_host(
 ) -> CheckedHost:
     """Return the host to check: what is not given is that of the installed agent, or of the one that joined.
 
-    Raises CredentialsError, ServiceError, OSError and click.UsageError.
+    Raises ServiceError and click.UsageError.
     """
     manager = managers.find_installed() if state_dir is None else None
     folder = find_folder(manager, state_dir)
@@ -79,16 +79,23 @@ def _find_host(
     name = name or find_option(installed, "--name")
     if kubeconfig is None and (kept := find_option(installed, "--kubeconfig")):
         kubeconfig = Path(kept)
-    service = manager.read_state() if manager else None
-    starts_at_login = manager is managers.user
-    if kubeconfig:
-        if not name:
-            raise click.UsageError("--kubeconfig needs --name: give the name of this host's MetalHost")
-        return CheckedHost(folder, name, credentials.load(kubeconfig), service, starts_at_login)
-    joined = read_joined_host(folder)
-    if joined is None:
-        return CheckedHost(folder, service=service, starts_at_login=starts_at_login)
-    return CheckedHost(folder, joined.host, HostIdentity(folder, joined).credentials(), service, starts_at_login)
+    checked = CheckedHost(
+        folder,
+        service=manager.read_state() if manager else None,
+        starts_at_login=manager is managers.user,
+        program=installed[0] if installed else None,
+    )
+    try:
+        if kubeconfig:
+            if not name:
+                raise click.UsageError("--kubeconfig needs --name: give the name of this host's MetalHost")
+            return checked._replace(name=name, credentials=credentials.load(kubeconfig))
+        joined = read_joined_host(folder)
+        if joined is None:
+            return checked
+        return checked._replace(name=joined.host, credentials=HostIdentity(folder, joined).credentials())
+    except (CredentialsError, OSError) as error:
+        return checked._replace(problem=str(error))
 
 
 def format_findings(findings: list[Finding], width: int) -> str:

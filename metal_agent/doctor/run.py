@@ -54,6 +54,10 @@ class CheckedHost(NamedTuple):
     """The service manager's view of the agent; None: it is not installed."""
     starts_at_login: bool = False
     """The service is the user's own, which starts when he logs in."""
+    program: str | None = None
+    """The program of the service."""
+    problem: str = ""
+    """Why its credentials cannot be read."""
 
 
 class _TokenPayload(msgspec.Struct):
@@ -105,8 +109,14 @@ async def _check_service(checked: CheckedHost) -> list[Finding]:
     ended = None
     with contextlib.suppress(OSError):  # the reason of its end is unknown
         ended = None if agent else load_exit(checked.folder)
-    findings = [check_service(checked.service, agent, ended)]
+    findings = [check_service(checked.service, agent, ended, _find_missing(checked.program))]
     return [*findings, cluster.check_connection(agent.connection, sys.platform)] if agent else findings
+
+
+def _find_missing(program: str | None) -> str | None:
+    """Return the program of the service, or the Python of its environment, if it is not there any more."""
+    needed = (Path(program), Path(program).with_name("python3")) if program else ()
+    return next((str(path) for path in needed if not path.exists()), None)
 
 
 def _check_machine(checked: CheckedHost, *, reachable: bool | None) -> list[Finding]:
@@ -142,6 +152,9 @@ async def _check_llama(work_folder: Path) -> list[Finding]:
 async def _check_cluster(checked: CheckedHost) -> tuple[list[Finding], MetalHostStatus]:
     """Check the connection, and return the status of this host, which is empty if it is not known."""
     credentials = checked.credentials
+    if checked.problem:
+        fix = f"mend that, or {cluster.REJOIN}"
+        return [Finding("credentials", "problem", checked.problem, fix)], MetalHostStatus()
     if credentials is None:
         return [Finding("cluster", "unknown", "this host has joined none")], MetalHostStatus()
     answer = await ask_api_server(credentials)

@@ -7,18 +7,24 @@ from metal_agent.doctor.finding import Finding
 from metal_agent.exit_codes import AgentExit
 
 
-def check_service(state: ServiceState | None, agent: AgentStatus | None, ended: AgentExit | None) -> Finding:
+def check_service(
+    state: ServiceState | None, agent: AgentStatus | None, ended: AgentExit | None, missing: str | None
+) -> Finding:
     """Check that the agent runs and starts again by itself.
 
     Args:
         state: the service manager's view; None: the agent is not installed.
         agent: the status of the running agent; None: none answers.
         ended: how the last agent ended, if it wrote that.
+        missing: the program of the service, or its Python, if it is not there any more.
     """
     name = "service"
     if state is None:
         found = f"an agent runs as process {agent.pid}, and ends with its terminal" if agent else "no agent runs"
         return Finding(name, "warning" if agent else "problem", found, f"sudo {PROGRAM} agent install")
+    if missing:
+        fix = "install Pomona anew, then the agent with its options: pomona agent install"
+        return Finding(name, "problem", f"{state.job} starts {missing}, which is not there", fix)
     if agent is None:
         reason = f": {ended.message}" if ended else ""
         fix = "mend that, then: pomona agent restart" if ended else "pomona agent logs"

@@ -271,7 +271,15 @@ def agent_status(pid: int = 7) -> AgentStatus:
 def test_service_is_compared_with_the_agent_that_answers(
     state: ServiceState | None, agent: AgentStatus | None, verdict: str, fix: str
 ) -> None:
-    found = check_service(state, agent, AgentExit(78, "no kubeconfig", "2026-11-23T12:00:00Z"))
+    found = check_service(state, agent, AgentExit(78, "no kubeconfig", "2026-11-23T12:00:00Z"), None)
     assert verdicts([found]) == {"service": verdict}
     assert fix in found.fix
     assert ("no kubeconfig" in found.found) == (state is not None and agent is None)
+
+
+@pytest.mark.parametrize("agent", [agent_status(), None])
+def test_program_of_the_service_that_is_gone_is_a_problem(agent: AgentStatus | None) -> None:
+    found = check_service(service_state(), agent, None, "/opt/homebrew/bin/python3")
+    assert verdicts([found]) == {"service": "problem"}
+    assert "starts /opt/homebrew/bin/python3, which is not there" in found.found
+    assert "agent install" in found.fix

@@ -17,6 +17,7 @@ from cli import log
 from cli.agent import doctor
 from kube.credentials import Credentials, StaticToken
 from kube.errors import Forbidden, NotFound, Unauthorized
+from launchd.service_manager import ServiceState
 from metal_agent.control.agent_client import AgentClient
 from metal_agent.control.agent_status import AgentStatus, ConnectionStatus
 from metal_agent.doctor import engines, run
@@ -47,6 +48,18 @@ async def test_connection_of_the_running_agent_is_a_finding(tmp_path: Path, monk
     monkeypatch.setattr(AgentClient, "status", answer)
     found = {each.name: each for each in await run.run_doctor(CheckedHost(tmp_path), tmp_path)}
     assert (found["service"].verdict, found["agent's connection"].verdict) == ("warning", "problem")
+
+
+@pytest.mark.parametrize("gone", ["pomona", "python3", None])
+async def test_program_and_python_of_the_service_must_be_there(tmp_path: Path, gone: str | None) -> None:
+    """Homebrew takes away the Python of an environment when it upgrades; an environment may be deleted as a whole."""
+    for name in {"pomona", "python3"} - {gone}:
+        (tmp_path / name).touch()
+    state = ServiceState("launchd", "system/x", "/x.plist", "starting")
+    checked = CheckedHost(tmp_path, service=state, program=str(tmp_path / "pomona"))
+    found = next(each for each in await run.run_doctor(checked, tmp_path) if each.name == "service")
+    assert ("which is not there" in found.found) == (gone is not None)
+    assert gone is None or str(tmp_path / gone) in found.found
 
 
 async def test_refused_connection_is_named_as_such() -> None:
@@ -128,3 +141,12 @@ def test_kubeconfig_needs_the_name_of_the_host(tmp_path: Path) -> None:
     result = CliRunner().invoke(doctor.command, ["--kubeconfig", str(tmp_path / "config")])
     assert result.exit_code == 2
     assert "--name" in result.output
+
+
+def test_credentials_that_cannot_be_read_are_a_finding_beside_the_others(tmp_path: Path) -> None:
+    words = ["--name=a", f"--kubeconfig={tmp_path}/none", f"--state-dir={tmp_path}", "--output=json"]
+    result = CliRunner().invoke(doctor.command, words)
+    found = {each["name"]: each for each in json.loads(result.output)}
+    assert (result.exit_code, found["credentials"]["verdict"]) == (1, "problem")
+    assert "none: no such file" in found["credentials"]["found"]
+    assert {"disk", "memory"} <= found.keys()
