@@ -1,6 +1,8 @@
 """Checks of the machine: Metal, memory, disk, and the settings of macOS that stop a server."""
 
 import shlex
+from pathlib import Path
+from typing import Final
 
 from devices.facts import HostFacts
 from devices.mac_settings import FIREWALL, MacSettings
@@ -9,6 +11,8 @@ from launchd.service_definition import PROGRAM
 from metal_agent.doctor.finding import Finding
 
 _GIB = 2**30
+LINGER: Final = Path("/var/lib/systemd/linger")
+"""The folder in which systemd keeps the names of the users whose services run without a login."""
 LEAST_DISK_BYTES = 20 * _GIB
 """Free space below which a download of usual weights is likely to fail."""
 
@@ -102,6 +106,15 @@ def _check_login(file_vault: bool | None, *, starts_at_login: bool) -> Finding:
         fix = "log in after each start; for a planned one: sudo fdesetup authrestart"
         return Finding(name, "warning", "FileVault keeps the disk locked until somebody logs in", fix)
     return Finding(name, "ok", "FileVault is off: the agent starts without a login")
+
+
+def check_linger(user: str, folder: Path = LINGER) -> Finding:
+    """Check that systemd keeps the services of a user after the logout, which ends engines, too."""
+    name = "start without a login"
+    if (folder / user).exists():
+        return Finding(name, "ok", f"the services of {user} run without a login")
+    found = f"the agent and its engines run only while {user} is logged in"
+    return Finding(name, "warning", found, f"sudo loginctl enable-linger {user}")
 
 
 def _check_power_cut(restarts: bool | None) -> list[Finding]:

@@ -4,6 +4,8 @@ import asyncio
 import base64
 import binascii
 import contextlib
+import os
+import pwd
 import shutil
 import sys
 import time
@@ -125,7 +127,11 @@ def _check_machine(checked: CheckedHost, *, reachable: bool | None) -> list[Find
         machine.check_memory(host.read()),
         machine.check_disk(str(checked.folder), shutil.disk_usage(existing).free),
     ]
-    return _check_mac(checked, reachable=reachable) + findings if sys.platform == "darwin" else findings
+    if sys.platform == "darwin":
+        return _check_mac(checked, reachable=reachable) + findings
+    if checked.starts_at_login:
+        findings.append(machine.check_linger(pwd.getpwuid(os.geteuid()).pw_name))
+    return findings
 
 
 def _check_mac(checked: CheckedHost, *, reachable: bool | None) -> list[Finding]:

@@ -48,6 +48,11 @@ def test_refusal_has_the_words_of_systemctl(tmp_path: Path) -> None:
         make_systemd(tmp_path, "Unit not found.\n", 4).restart()
 
 
+def test_user_without_a_session_is_told_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(ServiceError, match=r"No medium found: log in as this user, or call `sudo loginctl"):
+        make_systemd(tmp_path, "Failed to connect to bus: No medium found\n", 1).restart()
+
+
 def test_absent_unit_is_not_removed_twice(tmp_path: Path) -> None:
     make_systemd(tmp_path, "").uninstall()
     assert not (tmp_path / "calls").exists()

@@ -4,6 +4,7 @@ import errno
 import os
 import socket
 import sys
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -105,6 +106,12 @@ def test_agent_that_starts_at_login_does_not_start_after_a_power_cut() -> None:
     found = machine.check_settings(settings, PYTHON, starts_at_login=True, reachable=True)[-1]
     assert found.verdict == "warning"
     assert f"sudo {PROGRAM} agent install" in found.fix
+
+
+def test_agent_that_ends_at_the_logout_is_a_warning_on_linux(tmp_path: Path) -> None:
+    assert machine.check_linger("ada", tmp_path).fix == "sudo loginctl enable-linger ada"
+    (tmp_path / "ada").touch()
+    assert verdicts([machine.check_linger("ada", tmp_path)]) == {"start without a login": "ok"}
 
 
 def nowhere(_path: str) -> bool:

@@ -62,6 +62,11 @@ async def test_program_and_python_of_the_service_must_be_there(tmp_path: Path, g
     assert gone is None or str(tmp_path / gone) in found.found
 
 
+async def test_service_of_the_user_is_asked_for_its_logout(tmp_path: Path) -> None:
+    found = await run.run_doctor(CheckedHost(tmp_path, starts_at_login=True), tmp_path)
+    assert "start without a login" in {each.name for each in found}
+
+
 async def test_refused_connection_is_named_as_such() -> None:
     answer = await run.ask_api_server(Credentials("http://127.0.0.1:1", StaticToken(None)))
     assert answer.error is not None
