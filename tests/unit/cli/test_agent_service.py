@@ -180,7 +180,7 @@ def test_root_by_sudo_leaves_the_service_of_a_user_to_the_user(
     managers.user.definition = ServiceDefinition(("/x", "--state-dir", str(tmp_path)), None, tmp_path, tmp_path)
     result = CliRunner().invoke(main, ["agent", *words], obj=managers)
     assert (result.exit_code, f"{caller.pw_name}'s own: run this command without sudo" in result.output) == (1, True)
-    assert managers.user.definition
+    assert managers.user.read_arguments() is not None
 
 
 @pytest.mark.parametrize(
