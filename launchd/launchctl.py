@@ -15,6 +15,7 @@ from launchd.service_manager import (
     ServiceError,
     ServicePhase,
     ServiceState,
+    is_written,
     read_definition,
     remove_definition,
     run_command,
@@ -62,11 +63,14 @@ class Launchd:
 
     def install(self, definition: ServiceDefinition) -> None:
         """Write the plist, and load and start the job. Raises ServiceError."""
-        changed = write_definition(self.definition_path, render_plist(definition))
-        if changed or self.read_state().phase != "running":
-            # Each domain may have it: LOAD takes the first, and an install over ssh found only the last.
-            self._climb(Goal.UNLOAD, self._domains)
-            self._climb(Goal.LOAD, self._domains)
+        content = render_plist(definition)
+        if is_written(self.definition_path, content) and self.read_state().phase == "running":
+            return
+        # Each domain may have it: LOAD takes the first, and an install over ssh found only the last.
+        self._climb(Goal.UNLOAD, self._domains)
+        # Not before: after an interruption in between, the next call would take the old job for this one.
+        write_definition(self.definition_path, content)
+        self._climb(Goal.LOAD, self._domains)
 
     def uninstall(self) -> None:
         """Unload the job from each domain, and remove the plist. Raises ServiceError."""

@@ -83,14 +83,9 @@ def run_command(argv: Sequence[str]) -> CommandResult:
     return CommandResult(done.returncode, done.stdout + done.stderr)
 
 
-def write_definition(path: Path, content: bytes) -> bool:
-    """Write a plist or unit that every user may read, whole or not at all; return False if it is there already.
-
-    Raises ServiceError.
-    """
+def write_definition(path: Path, content: bytes) -> None:
+    """Write a plist or unit that every user may read, whole or not at all. Raises ServiceError."""
     try:
-        if _is_written(path, content):
-            return False
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
             try:
@@ -103,20 +98,18 @@ def write_definition(path: Path, content: bytes) -> bool:
                 raise
     except OSError as error:
         raise ServiceError(f"cannot write {path}: {error.strerror or error}") from error
-    return True
 
 
-def _is_written(path: Path, content: bytes) -> bool:
-    """Return whether a file has this content, and the owner and mode without which launchd refuses it. Raises OSError.
+def is_written(path: Path, content: bytes) -> bool:
+    """Return whether a plist or unit has this content, and the owner and mode without which launchd refuses it.
 
-    A file that a backup brought back may have another owner.
+    A file that a backup brought back may have another owner. Raises ServiceError.
     """
-    try:
-        found = path.lstat()
-    except FileNotFoundError:
+    if read_definition(path) != content:
         return False
+    found = path.lstat()
     is_usable = stat.S_ISREG(found.st_mode) and stat.S_IMODE(found.st_mode) == _FILE_MODE
-    return is_usable and found.st_uid == os.geteuid() and path.read_bytes() == content
+    return is_usable and found.st_uid == os.geteuid()
 
 
 def remove_definition(path: Path) -> None:

@@ -8,6 +8,7 @@ from launchd.service_manager import (
     ServiceError,
     ServicePhase,
     ServiceState,
+    is_written,
     read_definition,
     remove_definition,
     run_command,
@@ -44,9 +45,13 @@ class Systemd:
 
     def install(self, definition: ServiceDefinition) -> None:
         """Write the unit, and enable and start it. Raises ServiceError."""
-        changed = write_definition(self.definition_path, render_unit(definition))
-        if not changed and self.read_state().phase == "running":
+        content, phase = render_unit(definition), self.read_state().phase
+        if phase == "running" and is_written(self.definition_path, content):
             return
+        if phase in {"running", "starting"}:
+            # After an interruption, the next call would take an old agent that still runs for this one.
+            self._call("stop", UNIT)
+        write_definition(self.definition_path, content)
         self._call("daemon-reload")
         self._call("enable", UNIT)
         self._call("restart", UNIT)

@@ -3,7 +3,7 @@
 import os
 import plistlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from launchd.launchctl_codes import CODES, explain_code
 from launchd.launchctl_ladder import RULES, Climb, ClimbFailed, Goal, GoalReached, Rung, begin_climb, next_step
 from launchd.print_output import JobState, read_job_state
 from launchd.service_definition import LABEL, ServiceDefinition
-from launchd.service_manager import ServiceError, write_definition
+from launchd.service_manager import CommandResult, ServiceError, is_written, run_command, write_definition
 from tests.support.launchctl_stand_in import LaunchctlStandIn
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -196,17 +196,20 @@ def test_job_is_loaded_replaced_and_removed(tmp_path: Path, launchctl: Launchctl
 def test_definition_of_another_owner_or_mode_is_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """launchd refuses such a file with 122, whose remedy is to install it anew."""
     path = tmp_path / "agent.plist"
-    assert write_definition(path, b"same")
-    assert not write_definition(path, b"same")
+    assert not is_written(path, b"same")
+    write_definition(path, b"same")
+    assert (is_written(path, b"same"), is_written(path, b"other")) == (True, False)
     path.chmod(0o664)
-    assert write_definition(path, b"same")
-    assert path.stat().st_mode & 0o777 == 0o644
+    assert not is_written(path, b"same")
+    write_definition(path, b"same")
+    assert is_written(path, b"same")
     monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
-    assert write_definition(path, b"same")
+    assert not is_written(path, b"same")
     monkeypatch.undo()
     elsewhere = path.rename(tmp_path / "elsewhere")
     path.symlink_to(elsewhere)
-    assert write_definition(path, b"same")
+    assert not is_written(path, b"same")
+    write_definition(path, b"same")
     assert not path.is_symlink()
 
 
@@ -234,6 +237,26 @@ def test_of_jobs_in_both_domains_the_one_that_runs_is_meant(tmp_path: Path) -> N
     assert (state.job, state.pid) == (f"{USER}/{LABEL}", 7)
     state = Launchd((GUI, "user/502"), tmp_path, str(program)).read_state()
     assert (state.job, state.phase) == (f"{GUI}/{LABEL}", "starting")
+
+
+def test_install_that_was_interrupted_is_made_good_by_the_next_one(
+    tmp_path: Path, manager: Launchd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager.install(define(tmp_path))
+    first = manager.read_state()
+
+    def interrupt(argv: Sequence[str]) -> CommandResult:
+        if argv[1] == "bootout":
+            raise KeyboardInterrupt
+        return run_command(argv)
+
+    monkeypatch.setattr("launchd.launchctl.run_command", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        manager.install(define(tmp_path, "more"))
+    monkeypatch.undo()
+    assert manager.read_state().pid == first.pid
+    manager.install(define(tmp_path, "more"))
+    assert manager.read_state().pid != first.pid, "the old job would go on with the old options"
 
 
 def test_job_that_ends_at_once_is_reported(tmp_path: Path, manager: Launchd) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launchd.service_definition import UNIT
+from launchd.service_definition import UNIT, ServiceDefinition
 from launchd.service_manager import ServiceError, ServicePhase
 from launchd.systemctl import Systemd
 
@@ -51,6 +51,21 @@ def test_refusal_has_the_words_of_systemctl(tmp_path: Path) -> None:
 def test_user_without_a_session_is_told_how_to_get_one(tmp_path: Path) -> None:
     with pytest.raises(ServiceError, match=r"No medium found: log in as this user, or call `sudo loginctl"):
         make_systemd(tmp_path, "Failed to connect to bus: No medium found\n", 1).restart()
+
+
+def test_install_that_failed_is_made_good_by_the_next_one(tmp_path: Path) -> None:
+    def define(name: str) -> ServiceDefinition:
+        return ServiceDefinition(("/x", "--name", name), None, tmp_path, tmp_path / "output")
+
+    make_systemd(tmp_path, RUNS).install(define("a"))
+    with pytest.raises(ServiceError):
+        make_systemd(tmp_path, RUNS, 1).install(define("b"))
+    make_systemd(tmp_path, RUNS).install(define("b"))
+    calls = (tmp_path / "calls").read_text()
+    assert calls.count(f"stop {UNIT}") == 2
+    assert calls.count(f"restart {UNIT}") == 2, "the old agent would go on with the old options"
+    make_systemd(tmp_path, RUNS).install(define("b"))
+    assert (tmp_path / "calls").read_text().count(f"restart {UNIT}") == 2, "nothing has changed"
 
 
 def test_absent_unit_is_not_removed_twice(tmp_path: Path) -> None:
