@@ -35,7 +35,7 @@ from metal_agent.native.process import kill_strays
 from tests.controlplane.process import CHECKOUT, Process
 from tests.support.api_objects import GIB
 from tests.support.eventually import eventually
-from tests.support.launchctl_stand_in import LaunchctlStandIn
+from tests.support.launchctl_stand_in import OPEN_FILES, LaunchctlStandIn
 from tests.support.live_processes import find_processes
 from tests.support.tiny_models import tiny_gguf
 
@@ -223,6 +223,8 @@ async def test_installed_agent_comes_back_with_its_engines(installed: InstalledA
     assert "bootstrap user/501" in "\n".join(installed.launchctl.calls()), "there is no login at the screen"
     await served_host.served()
     engines, first = served_host.engines(), await served_host.client.status()
+    limits = [psutil.Process(pid).rlimit(psutil.RLIMIT_NOFILE)[0] for pid in (first.pid, *engines)]
+    assert min(limits) > OPEN_FILES, "each connection of a client takes two"
     await installed.install()
     assert (await served_host.client.status()).pid == first.pid, "nothing has changed"
     os.kill(first.pid, signal.SIGKILL)

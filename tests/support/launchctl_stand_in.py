@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import plistlib
+import resource
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+OPEN_FILES = 256
+"""The limit of open files with which launchd starts a job."""
 CHECKOUT = Path(__file__).resolve().parents[2]
 SPOKEN = {
     3: "Boot-out failed: 3: No such process",
@@ -193,6 +196,7 @@ def run_job(folder: Path, job: str, plist: Path) -> None:
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGUSR1, end)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     while not ended["asked"]:
         state["runs"] += 1
         child = subprocess.Popen(
