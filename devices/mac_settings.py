@@ -12,6 +12,8 @@ POWER: Final = ("/usr/bin/pmset", "-g")
 FIREWALL: Final = ("/usr/libexec/ApplicationFirewall/socketfilterfw", "--getglobalstate")
 FILE_VAULT: Final = ("/usr/bin/fdesetup", "status")
 QUARANTINE: Final = ("/usr/bin/xattr", "-p", "com.apple.quarantine")
+_APPROVED: Final = 0x0040
+"""The flag of a quarantine that the owner has lifted by opening the file; the mark itself stays."""
 
 
 class MacSettings(NamedTuple):
@@ -39,8 +41,12 @@ def read() -> MacSettings:
 
 
 def is_quarantined(path: str) -> bool:
-    """Return whether a file came from a browser and was not opened by its owner: launchd refuses to run it."""
-    return bool(output_or_empty(*QUARANTINE, path).strip())
+    """Return whether a file came from a browser and was not opened by its owner: macOS refuses to run it."""
+    flags = output_or_empty(*QUARANTINE, path).strip().partition(";")[0]
+    try:
+        return not int(flags, 16) & _APPROVED if flags else False
+    except ValueError:
+        return True
 
 
 def parse_sleep_minutes(text: str) -> int | None:

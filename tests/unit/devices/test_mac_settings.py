@@ -23,9 +23,14 @@ def test_missing_tools_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not mac_settings.is_quarantined("/opt/homebrew/bin/llama-server")
 
 
-def test_quarantined_program_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(monkeypatch, {"xattr": "0083;66f0a1b2;Safari;1A2B3C4D-0000-0000-0000-000000000000\n"})
-    assert mac_settings.is_quarantined("/usr/local/bin/llama-server")
+@pytest.mark.parametrize(
+    ("flags", "quarantined"), [("0083", True), ("0183", True), ("00c3", False), ("01E3", False), ("none", True)]
+)
+def test_program_is_quarantined_until_its_owner_has_opened_it(
+    flags: str, *, quarantined: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch, {"xattr": f"{flags};66f0a1b2;Safari;1A2B3C4D-0000-0000-0000-000000000000\n"})
+    assert mac_settings.is_quarantined("/usr/local/bin/llama-server") is quarantined
 
 
 @pytest.mark.parametrize(
