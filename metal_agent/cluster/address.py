@@ -112,8 +112,11 @@ def check_address(text: str) -> str:
         address = ipaddress.ip_address(text)
     except ValueError as error:
         raise OptionsError(f"--address {text!r} is no IP address: give one of this host, such as 10.0.0.7") from error
-    if address.is_loopback or address.is_link_local or address.is_unspecified or address.is_multicast:
-        raise StartError(f"the cluster cannot reach address {text}: give the one of this host's network with --address")
+    unreachable = f"the cluster cannot reach address {text}: give the one of this host's network with --address"
+    if address.is_loopback or address.is_unspecified or address.is_multicast:
+        raise OptionsError(unreachable)
+    if address.is_link_local:  # as long as a network that has just been joined has given none
+        raise StartError(unreachable)
     try:
         with socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET) as probe:  # noqa: PLR2004 - IPv6
             probe.bind((text, 0))

@@ -19,7 +19,7 @@ import yaml
 
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, MODELS
-from metal_agent.exit_codes import TEMPORARY
+from metal_agent.exit_codes import PERMANENT
 from metal_agent.native.process import OWNER_VARIABLE, kill_strays
 from runtimes.daemon import owner_mark
 from tests.controlplane.process import CHECKOUT, Process
@@ -365,7 +365,7 @@ async def test_an_agent_that_cannot_serve_takes_nothing_over(start: Start, tmp_p
     argv = ["agent", "--name=studio-1", f"--kubeconfig={kubeconfig}", f"--state-dir={up.state}"]
     agent = Process("agent", [sys.executable, "-m", "cli.main", *argv], tmp_path / "agent.log")
     agent.start()
-    assert await agent.wait() == TEMPORARY
+    assert await agent.wait() == PERMANENT
     assert "the cluster cannot reach address 127.0.0.1" in agent.tail(5)
     assert (await ask(url, "tiny"))[0] == 200
     assert "handed over" not in up.said

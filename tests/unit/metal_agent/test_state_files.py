@@ -13,7 +13,7 @@ from metal_agent.assignments import LastKnown, LastKnownFile
 from metal_agent.cluster import address as host_address
 from metal_agent.cluster.address import check_address, find_address
 from metal_agent.cluster.exposure import NoPortError, ServicePorts
-from metal_agent.options import AgentOptions, StartError
+from metal_agent.options import AgentOptions, OptionsError, StartError
 from metal_agent.state_folder import own_folder
 from metal_agent.supervise.records import Records
 from metal_agent.traffic.proxy_process import _LONGEST_SOCKET, Proxy
@@ -181,7 +181,15 @@ def test_a_second_agent_on_the_same_folder_is_refused(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "169.254.1.1", "fe80::1", "0.0.0.0", "studio", "192.0.2.77"])
-def test_addresses_that_the_cluster_cannot_use_are_refused(address: str) -> None:
-    with pytest.raises(StartError, match="--address"):
+@pytest.mark.parametrize(
+    ("address", "for_good"),
+    [
+        *((each, True) for each in ("127.0.0.1", "::1", "0.0.0.0", "224.0.0.1", "studio")),
+        *((each, False) for each in ("169.254.1.1", "fe80::1", "192.0.2.77")),
+    ],
+)
+def test_addresses_that_the_cluster_cannot_use_are_refused(address: str, *, for_good: bool) -> None:
+    """A service manager tries again only where a network that comes up may bring another address."""
+    with pytest.raises(StartError, match="--address") as refused:
         check_address(address)
+    assert isinstance(refused.value, OptionsError) is for_good
