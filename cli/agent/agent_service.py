@@ -217,6 +217,12 @@ def read_exit(folder: Path) -> AgentExit | None:
         raise click.ClickException(f"cannot read the state folder: {error}") from error
 
 
+def was_stopped(folder: Path) -> bool:
+    """Return whether the last agent ended after it had stopped everything. Raises click.ClickException."""
+    ended = read_exit(folder)
+    return ended is not None and ended.code == STOPPED
+
+
 def remove_exit(folder: Path) -> None:
     """Forget the last end of the agent, since it is started. Raises click.ClickException."""
     try:
@@ -256,8 +262,8 @@ def stop_everything(folder: Path, say: Callable[[str], None], manager: ServiceMa
             said = waited
             say(f"waiting for running requests of {', '.join(left)}")
         time.sleep(_PAUSE_SECONDS)
-    ended = read_exit(folder)
-    if ended is None or ended.code != STOPPED:
+    if not was_stopped(folder):
+        ended = read_exit(folder)
         reason = f": {ended.message}" if ended else ""
         raise click.ClickException(
             f"the agent ended before everything was stopped{reason}; engines may still run: see `pomona agent status`"

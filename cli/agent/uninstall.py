@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from cli.agent.agent_service import find_folder, find_installed, require_root, stop_everything
+from cli.agent.agent_service import find_folder, find_installed, require_root, stop_everything, was_stopped
 from launchd.service_manager import ServiceError, ServiceManager
 
 
@@ -25,7 +25,7 @@ def command(ctx: click.Context, *, keep_serving: bool) -> None:
     require_root(manager)
     try:
         folder = find_folder(manager, None)
-        stopped = not keep_serving and _stop_everything(manager, folder)
+        stopped = (not keep_serving and _stop_everything(manager, folder)) or was_stopped(folder)
         manager.uninstall()
     except ServiceError as error:
         raise click.ClickException(str(error)) from error

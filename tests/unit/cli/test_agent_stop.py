@@ -109,6 +109,18 @@ def test_uninstall_does_not_wait_for_ever_for_an_owner_who_lies(service: SystemS
     assert not service.is_installed
 
 
+@pytest.mark.parametrize(
+    "ended", [None, AgentExit(TEMPORARY, "no space left", TIME), AgentExit(STOPPED, "asked", TIME)]
+)
+def test_uninstall_says_whether_engines_go_on(service: SystemService, ended: AgentExit | None) -> None:
+    service.manager.pid = None
+    if ended:
+        save_exit(service.folder, ended)
+    said = service.run("uninstall").output
+    was_stopped = ended is not None and ended.code == STOPPED
+    assert ("everything is stopped" in said, "keep running" in said) == (was_stopped, not was_stopped)
+
+
 @pytest.mark.parametrize("words", [["uninstall"], ["stop"]])
 def test_root_asks_no_other_process_than_that_of_the_service(service: SystemService, words: list[str]) -> None:
     service.manager.pid = 1
