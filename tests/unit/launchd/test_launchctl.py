@@ -47,6 +47,11 @@ def test_signal_that_ended_the_job_is_read() -> None:
         assert read_job_state(f"{printed}{more}}}") == JobState("spawn scheduled", None, 2, "Killed: 9")
 
 
+def test_state_of_a_nested_block_is_not_that_of_the_job() -> None:
+    nested = "\tresource coalition = {\n\t\tstate = running\n\t\tpid = 9\n\t}\n"
+    assert read_job_state(f"x = {{\n{nested}\tstate = not running\n}}") == JobState("not running")
+
+
 def test_recorded_errors_have_a_remedy() -> None:
     rows = [line.split("\t") for line in (FIXTURES / "errors.txt").read_text().splitlines() if line[0] != "#"]
     for text, code, _ in rows:
@@ -212,6 +217,13 @@ def test_definition_of_another_owner_or_mode_is_written_anew(tmp_path: Path, mon
     assert not is_written(path, b"same")
     write_definition(path, b"same")
     assert not path.is_symlink()
+
+
+def test_definition_that_cannot_be_written_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "agent.plist").mkdir()
+    with pytest.raises(ServiceError, match="cannot write"):
+        write_definition(tmp_path / "agent.plist", b"x")
+    assert [path.name for path in tmp_path.iterdir()] == ["agent.plist"]
 
 
 def test_job_loaded_over_ssh_is_replaced_at_the_screen(
