@@ -17,10 +17,13 @@ FAILED = (
 WAITS = "LoadState=loaded\nActiveState=activating\nSubState=auto-restart\nMainPID=0\nNRestarts=1\nResult=exit-code"
 
 
-def make_systemd(folder: Path, output: str, code: int = 0) -> Systemd:
+def make_systemd(folder: Path, output: str, code: int = 0, failing: str = "") -> Systemd:
     (folder / "output").write_text(output)
     program = folder / "systemctl"
-    program.write_text(f'#!/bin/sh\necho "$@" >> {folder}/calls\ncat {folder}/output\nexit {code}\n')
+    program.write_text(
+        f'#!/bin/sh\necho "$@" >> {folder}/calls\ncat {folder}/output\n'
+        f'test "$2" != "{failing}" || exit 1\nexit {code}\n'
+    )
     program.chmod(0o755)
     return Systemd(folder, user=True, program=str(program))
 
@@ -57,15 +60,19 @@ def test_install_that_failed_is_made_good_by_the_next_one(tmp_path: Path) -> Non
     def define(name: str) -> ServiceDefinition:
         return ServiceDefinition(("/x", "--name", name), None, tmp_path, tmp_path / "output")
 
-    make_systemd(tmp_path, RUNS).install(define("a"))
-    with pytest.raises(ServiceError):
-        make_systemd(tmp_path, RUNS, 1).install(define("b"))
-    make_systemd(tmp_path, RUNS).install(define("b"))
-    calls = (tmp_path / "calls").read_text()
-    assert calls.count(f"stop {UNIT}") == 2
-    assert calls.count(f"restart {UNIT}") == 2, "the old agent would go on with the old options"
-    make_systemd(tmp_path, RUNS).install(define("b"))
-    assert (tmp_path / "calls").read_text().count(f"restart {UNIT}") == 2, "nothing has changed"
+    def install(name: str, failing: str = "") -> list[str]:
+        (tmp_path / "calls").unlink(missing_ok=True)
+        try:
+            make_systemd(tmp_path, RUNS, failing=failing).install(define(name))
+        except ServiceError:
+            assert failing
+        return [line.split()[1] for line in (tmp_path / "calls").read_text().splitlines()]
+
+    replaced = ["show", "stop", "daemon-reload", "enable", "restart"]
+    assert install("a") == replaced
+    assert install("b", failing="stop") == ["show", "stop"]
+    assert install("b") == replaced, "the old agent would go on with the old options"
+    assert install("b") == ["show"], "nothing has changed"
 
 
 def test_absent_unit_is_not_removed_twice(tmp_path: Path) -> None:
