@@ -16,7 +16,7 @@ from launchd.service_manager import (
     ServicePhase,
     ServiceState,
     is_written,
-    read_definition,
+    read_installed_arguments,
     remove_definition,
     run_command,
     write_definition,
@@ -55,11 +55,7 @@ class Launchd:
 
     def read_arguments(self) -> tuple[str, ...] | None:
         """Return program and arguments of the installed agent; None if none is installed. Raises ServiceError."""
-        content = read_definition(self.definition_path)
-        try:
-            return read_plist_arguments(content) if content is not None else None
-        except ValueError as error:
-            raise ServiceError(f"{self.definition_path}: {error}: install the agent anew") from error
+        return read_installed_arguments(self.definition_path, read_plist_arguments)
 
     def install(self, definition: ServiceDefinition) -> None:
         """Write the plist, and load and start the job. Raises ServiceError."""

@@ -59,6 +59,9 @@ def find_option(arguments: Sequence[str], option: str) -> str | None:
     return arguments[arguments.index(option) + 1] if option in arguments[:-1] else None
 
 
-def find_state_folder(arguments: tuple[str, ...]) -> Path:
+def find_state_folder(arguments: Sequence[str]) -> Path:
     """Return the state folder that the arguments of an agent name. Raises ValueError: they name none."""
-    return Path(arguments[arguments.index(STATE_OPTION) + 1])
+    folder = find_option(arguments, STATE_OPTION)
+    if folder is None:
+        raise ValueError(f"the arguments of the agent have no {STATE_OPTION}")
+    return Path(folder)

@@ -5,7 +5,7 @@ import os
 import stat
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, Protocol
 
@@ -128,3 +128,20 @@ def read_definition(path: Path) -> bytes | None:
         return None
     except OSError as error:
         raise ServiceError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def read_installed_arguments(path: Path, parse: Callable[[bytes], tuple[str, ...]]) -> tuple[str, ...] | None:
+    """Return program and arguments of the agent by its plist or unit; None if there is none.
+
+    Args:
+        path: the plist or unit.
+        parse: reads them from its content; raises ValueError if it is of something else.
+
+    Raises:
+        ServiceError: the file cannot be read or parsed.
+    """
+    content = read_definition(path)
+    try:
+        return parse(content) if content is not None else None
+    except ValueError as error:
+        raise ServiceError(f"{path}: {error}: install the agent anew") from error

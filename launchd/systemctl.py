@@ -9,7 +9,7 @@ from launchd.service_manager import (
     ServicePhase,
     ServiceState,
     is_written,
-    read_definition,
+    read_installed_arguments,
     remove_definition,
     run_command,
     write_definition,
@@ -37,11 +37,7 @@ class Systemd:
 
     def read_arguments(self) -> tuple[str, ...] | None:
         """Return program and arguments of the installed agent; None if none is installed. Raises ServiceError."""
-        content = read_definition(self.definition_path)
-        try:
-            return read_unit_arguments(content) if content is not None else None
-        except ValueError as error:
-            raise ServiceError(f"{self.definition_path}: {error}: install the agent anew") from error
+        return read_installed_arguments(self.definition_path, read_unit_arguments)
 
     def install(self, definition: ServiceDefinition) -> None:
         """Write the unit, and enable and start it. Raises ServiceError."""
@@ -58,7 +54,7 @@ class Systemd:
 
     def uninstall(self) -> None:
         """Stop and disable the unit, and remove its file. Raises ServiceError."""
-        if read_definition(self.definition_path) is not None:
+        if self.definition_path.exists():
             self._call("disable", "--now", UNIT)
             remove_definition(self.definition_path)
             self._call("daemon-reload")

@@ -94,7 +94,7 @@ def find_folder(manager: ServiceManager | None, given: Path | None) -> Path:
     arguments = manager.read_arguments() if manager else None
     try:
         return find_state_folder(arguments) if arguments else default_state_folder().absolute()
-    except (ValueError, IndexError):
+    except ValueError:
         return default_state_folder().absolute()
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from launchd.property_list import read_plist_arguments, render_plist
 from launchd.service_definition import LABEL, ServiceDefinition
+from launchd.service_manager import ServiceError, read_installed_arguments
 from launchd.systemd_unit import read_unit_arguments, render_unit
 
 # Keys of launchd.plist(5), and the types that it states.
@@ -87,6 +88,18 @@ def test_file_that_is_no_definition_is_refused(content: bytes) -> None:
         read_plist_arguments(content)
     with pytest.raises(ValueError, match="no unit"):
         read_unit_arguments(content)
+
+
+def test_definition_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "agent.plist"
+    assert read_installed_arguments(path, read_plist_arguments) is None
+    path.write_bytes(b"<plist")
+    with pytest.raises(ServiceError, match=r"agent\.plist: no plist with ProgramArguments.*: install the agent anew"):
+        read_installed_arguments(path, read_plist_arguments)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ServiceError, match=r"cannot read .*agent\.plist: Is a directory"):
+        read_installed_arguments(path, read_plist_arguments)
 
 
 WORDS = st.text(st.sampled_from(string.ascii_letters + string.digits + " \"\\$%';#/-=~äß\t\n"), min_size=1, max_size=12)
