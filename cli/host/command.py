@@ -9,7 +9,7 @@ SUBCOMMANDS = {
     "drain": ("move all processes off a host", "cli.host.cordon:drain"),
     "join": ("make a code with which a machine joins as a host", "cli.host.join"),
     "list": ("list the hosts outside of the cluster", "cli.host.list"),
-    "remove": ("end the rights of a host, and delete what there is of it", "cli.host.remove"),
+    "remove": ("revoke the rights of a host, and delete its objects", "cli.host.remove"),
     "uncordon": ("place processes on a host again", "cli.host.cordon:uncordon"),
 }
 """The line in the help, and the module with the `command`, by name."""

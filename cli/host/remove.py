@@ -1,23 +1,24 @@
-"""`pomona host remove`: end the rights of a host, and delete what there is of it."""
+"""`pomona host remove`: revoke the rights of a host, and delete its objects."""
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from cli.api_objects import Obj
 from cli.cluster_options import ClusterOptions, cluster_options
+from cli.lazy import program_name
 
 if TYPE_CHECKING:
     from cli.cluster_access import Cluster
 
-Obj = dict[str, Any]
 
 _MOST_SHOWN = 10
 
 
 @click.command("remove")
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask, also when processes are bound to the host.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask, even if processes are bound to the host.")
 @cluster_options
 def command(name: str, *, yes: bool, target: ClusterOptions) -> None:
     """Remove host NAME: its rights first, so that each new request of it is refused, then its tokens and objects.
@@ -41,11 +42,15 @@ def command(name: str, *, yes: bool, target: ClusterOptions) -> None:
 
 
 async def _remove(cluster: "Cluster", name: str, *, yes: bool) -> None:
-    from metal_agent.join.removal import TOKEN_CACHE_SECONDS, list_bound, remove_host  # noqa: PLC0415 - not for --help
+    from metal_agent.join.removal import (  # noqa: PLC0415 - not needed for --help
+        TOKEN_CACHE_SECONDS,
+        list_bound_processes,
+        remove_host,
+    )
 
-    bound = await list_bound(cluster.client, name)
+    bound = await list_bound_processes(cluster.client, name)
     if bound and not yes:
-        click.echo(_describe(name, bound), err=True)
+        click.echo(describe_removal(name, bound, cluster.target), err=True)
         click.confirm("Remove it now?", abort=True, err=True)
     deleted = await remove_host(cluster.client, name)
     if deleted:
@@ -54,9 +59,9 @@ async def _remove(cluster: "Cluster", name: str, *, yes: bool) -> None:
         deleted += await remove_host(cluster.client, name)
         click.echo(f"removed host {name}: {', '.join(deleted)}")
     else:
-        click.echo(f"there is nothing of host {name}")
-    if left := await list_bound(cluster.client, name):
-        click.echo(_warn_of_bound(name, left), err=True)
+        click.echo(f"host {name} has no rights and no objects: nothing to remove")
+    if left := await list_bound_processes(cluster.client, name):
+        click.echo(warn_of_bound_processes(name, left), err=True)
     if services := sorted({_service(each) for each in bound}):
         click.echo(
             f"if its machine is not trusted, replace the tokens of the services that it had: {', '.join(services)} "
@@ -65,19 +70,25 @@ async def _remove(cluster: "Cluster", name: str, *, yes: bool) -> None:
         )
 
 
-def _describe(name: str, bound: list[Obj]) -> str:
-    """Return what happens to the processes of a host."""
+def describe_removal(name: str, bound: list[Obj], target: ClusterOptions) -> str:
+    """Return the consequences of a removal for the processes of a host, and the command that avoids them.
+
+    Args:
+        name: the host.
+        bound: its processes.
+        target: the cluster that the user means, for the command.
+    """
     names = sorted(f"{each['metadata']['namespace']}/{each['metadata']['name']}" for each in bound)
     rest = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
     processes = "1 process" if len(names) == 1 else f"{len(names)} processes"
     return (
         f"host {name} has {processes}: {', '.join(names[:_MOST_SHOWN])}{rest}\n"
         "Running answers may break off, and each process is replaced on another host once it fits there. To move them "
-        f"without a failed request first, drain the host: pomona host drain {name}"
+        f"without a failed request first, drain the host: {program_name()} host drain {name}{target.render()}"
     )
 
 
-def _warn_of_bound(name: str, left: list[Obj]) -> str:
+def warn_of_bound_processes(name: str, left: list[Obj]) -> str:
     """Return the warning about processes that are still bound to a host that was removed."""
     services = ", ".join(sorted({_service(each) for each in left}))
     return (

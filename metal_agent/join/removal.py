@@ -61,7 +61,7 @@ def removal_steps(host: str) -> tuple[tuple[_Step, ...], tuple[_Step, ...]]:
     return before, after
 
 
-async def list_bound(client: Client, host: str) -> list[Obj]:
+async def list_bound_processes(client: Client, host: str) -> list[Obj]:
     """Return the MetalProcesses that are bound to a host. Raises ApiError and Unreachable."""
     return (await client.list(METAL_PROCESSES, field_selector=f"spec.hostName={host}")).items
 

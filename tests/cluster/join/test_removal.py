@@ -12,7 +12,7 @@ from kube.resources import ENDPOINT_SLICES, LEASES, METAL_PROCESSES, SECRETS, SE
 from kube.transport import AiohttpTransport
 from metal_agent.cluster.host_identity import JoinedHost
 from metal_agent.join.exchange import join_cluster
-from metal_agent.join.removal import list_bound, removal_steps, remove_host
+from metal_agent.join.removal import list_bound_processes, removal_steps, remove_host
 from tests.cluster.join.conftest import HOST, Invite, connect_with
 from tests.cluster.policy.objects import ADDRESSES, build_lease, build_process, build_slice
 from tests.support.agent_objects import lease_of_host
@@ -53,7 +53,7 @@ async def test_removed_host_is_refused_and_nothing_of_it_is_left(
 ) -> None:
     async with connect_with(admin, joined.token) as host:
         process = await serve(client, host, namespace)
-        assert [each["metadata"]["name"] for each in await list_bound(client, HOST)] == ["chat-1"]
+        assert [each["metadata"]["name"] for each in await list_bound_processes(client, HOST)] == ["chat-1"]
 
         deleted = await remove_host(client, HOST)
         assert deleted[:3] == [

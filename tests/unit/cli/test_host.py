@@ -8,7 +8,8 @@ import yaml
 from click.testing import CliRunner
 
 from artifacts import durable
-from cli.host.remove import _describe, _warn_of_bound
+from cli.cluster_options import ClusterOptions
+from cli.host.remove import describe_removal, warn_of_bound_processes
 from cli.main import main
 from metal_agent.cluster.host_identity import JoinedHost, write_joined_host
 from metal_agent.exit_codes import PERMANENT
@@ -72,13 +73,16 @@ def test_identity_that_is_damaged_is_set_aside(tmp_path: Path, monkeypatch: pyte
 
 def test_processes_that_a_removed_host_still_has_are_named() -> None:
     left = [process("a-b-0", host="studio-1"), process("a-b-1", host="studio-1")]
-    assert _warn_of_bound("studio-1", left).startswith("processes of team/chat are still bound to studio-1, since the")
+    said = warn_of_bound_processes("studio-1", left)
+    assert said.startswith("processes of team/chat are still bound to studio-1, since the")
 
 
 def test_processes_of_a_host_are_named_before_it_is_removed() -> None:
     bound = [{"metadata": {"namespace": "team", "name": f"chat-{number:02}"}} for number in range(12)]
-    said = _describe("studio-1", bound)
+    said = describe_removal("studio-1", bound, ClusterOptions(context="lab"))
     assert said.startswith("host studio-1 has 12 processes: team/chat-00, ")
     assert "team/chat-09 and 2 more" in said
-    assert "pomona host drain studio-1" in said
-    assert _describe("studio-1", bound[:1]).startswith("host studio-1 has 1 process: team/chat-00\n")
+    assert said.endswith("drain the host: pomona host drain studio-1 --context lab")
+    assert describe_removal("studio-1", bound[:1], ClusterOptions()).startswith(
+        "host studio-1 has 1 process: team/chat-00\n"
+    )
