@@ -57,7 +57,7 @@ def command(
     file_root: Path | None,
     allowed_networks: Networks,
     mirrors: tuple[str, ...],
-    form: Literal["text", "json", "yaml"],
+    output_format: Literal["text", "json", "yaml"],
     result: Path | None,
 ) -> None:
     """Download the files of SOURCE to a folder, verify them, and read their headers.
@@ -98,8 +98,8 @@ def command(
     )
     facts = outcome.run("fetch", _fetch(wanted), result)
     outcome.write_result("fetch", facts, result)
-    if form != "text":
-        print_facts(facts, form)
+    if output_format != "text":
+        print_facts(facts, output_format)
     else:
         digest = f"  sha256 {facts['sha256']}" if facts["sha256"] else ""
         print(f"{facts['path']}  {size_text(facts['sizeBytes'])}{digest}")

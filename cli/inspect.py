@@ -46,7 +46,7 @@ def command(
     file_root: Path | None,
     allowed_networks: Networks,
     mirrors: tuple[str, ...],
-    form: Literal["text", "json", "yaml"],
+    output_format: Literal["text", "json", "yaml"],
     result: Path | None,
 ) -> None:
     """Print architecture, quantization, context, and the memory that serving takes, from the header of SOURCE.
@@ -80,8 +80,8 @@ def command(
     )
     facts = outcome.run("inspect", inspecting, result)
     outcome.write_result("inspect", facts, result)
-    if form != "text":
-        print_facts(facts, form)
+    if output_format != "text":
+        print_facts(facts, output_format)
     elif sys.stdout.isatty():
         _show_table(facts)
     else:

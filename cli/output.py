@@ -13,10 +13,11 @@ from typing import Any, Final, Literal, TypeVar
 
 import click
 
-Form = Literal["table", "wide", "json", "yaml", "name"]
-MachineForm = Literal["json", "yaml"]
-"""A form for programs, which every command that prints facts has."""
-Obj = dict[str, Any]
+from cli.api_objects import Obj
+
+OutputFormat = Literal["table", "wide", "json", "yaml", "name"]
+DataFormat = Literal["json", "yaml"]
+"""A format for programs, which every command that prints facts has."""
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 WIDTH: Final = 80
@@ -33,7 +34,7 @@ _UNITS: Final = (("d", 86400), ("h", 3600), ("m", 60))
 output_option = click.option(
     "--output",
     "-o",
-    "form",
+    "output_format",
     type=click.Choice(["table", "wide", "json", "yaml", "name"]),
     default="table",
     show_default=True,
@@ -42,10 +43,15 @@ output_option = click.option(
 """Option of the commands that list objects."""
 
 
-def facts_option(form: str) -> Callable[[Decorated], Decorated]:
-    """Return the option of a command that prints facts: as `form` for people, or as JSON or YAML for programs."""
+def facts_option(default: str) -> Callable[[Decorated], Decorated]:
+    """Return the option of a command that prints facts: as `default` for people, or as JSON or YAML for programs."""
     return click.option(
-        "--output", "-o", "form", type=click.Choice([form, "json", "yaml"]), default=form, show_default=True
+        "--output",
+        "-o",
+        "output_format",
+        type=click.Choice([default, "json", "yaml"]),
+        default=default,
+        show_default=True,
     )
 
 
@@ -83,11 +89,13 @@ class TableColumn:
     """Cut only when nothing else can be cut any more."""
 
 
-def print_objects(objects: Sequence[Obj], columns: Sequence[TableColumn], form: Form, *, empty: str) -> None:
+def print_objects(
+    objects: Sequence[Obj], columns: Sequence[TableColumn], output_format: OutputFormat, *, empty: str
+) -> None:
     """Print a list of objects; `empty` is the line for an empty table."""
-    match form:
+    match output_format:
         case "json" | "yaml":
-            print_manifests(build_list(objects), form)
+            print_manifests(build_list(objects), output_format)
         case "name":
             for each in objects:
                 print(name_of(each))
@@ -95,10 +103,10 @@ def print_objects(objects: Sequence[Obj], columns: Sequence[TableColumn], form: 
             if not objects:
                 print(empty, file=sys.stderr)
                 return
-            shown = [column for column in columns if form == "wide" or not column.is_wide]
+            shown = [column for column in columns if output_format == "wide" or not column.is_wide]
             rows = [[column.read(each) for column in shown] for each in objects]
             names = {number for number, column in enumerate(shown) if column.is_name}
-            width = None if form == "wide" else terminal_width()
+            width = None if output_format == "wide" else terminal_width()
             print(render_table([column.title for column in shown], rows, width, names))
 
 
@@ -107,19 +115,19 @@ def build_list(objects: Iterable[Obj]) -> Obj:
     return {"apiVersion": "v1", "kind": "List", "items": [without_managed_fields(each) for each in objects]}
 
 
-def print_manifests(obj: Obj | Sequence[Obj], form: MachineForm) -> None:
+def print_manifests(obj: Obj | Sequence[Obj], output_format: DataFormat) -> None:
     """Print one object, or several as documents of YAML or as a List in JSON."""
-    if form == "json":
-        print_facts(obj if isinstance(obj, dict) else build_list(obj), form)
+    if output_format == "json":
+        print_facts(obj if isinstance(obj, dict) else build_list(obj), output_format)
         return
     for number, each in enumerate([obj] if isinstance(obj, dict) else obj):
         print("---\n" if number else "", end="")
-        print_facts(each, form)
+        print_facts(each, output_format)
 
 
-def print_facts(facts: Obj | Sequence[Obj], form: MachineForm) -> None:
+def print_facts(facts: Obj | Sequence[Obj], output_format: DataFormat) -> None:
     """Print facts for a program: one document."""
-    if form == "json":
+    if output_format == "json":
         print(json.dumps(facts, indent=2, ensure_ascii=False).translate(_JSON_ESCAPES))
         return
     import yaml  # noqa: PLC0415 - not needed for tables

@@ -38,7 +38,7 @@ def command(
     name: str | None,
     kubeconfig: Path | None,
     state_dir: Path | None,
-    form: Literal["text", "json", "yaml"],
+    output_format: Literal["text", "json", "yaml"],
 ) -> None:
     """Check everything that keeps a host from serving: engines, GPU, settings of macOS, and both ways to the cluster.
 
@@ -58,10 +58,10 @@ def command(
         raise click.ClickException(str(error)) from error
     with tempfile.TemporaryDirectory(prefix="pomona-") as folder:
         findings = asyncio.run(run_doctor(checked, Path(folder).resolve()))
-    if form == "text":
+    if output_format == "text":
         print(format_findings(findings, terminal_width()))
     else:
-        print_facts([finding._asdict() for finding in findings], form)
+        print_facts([finding._asdict() for finding in findings], output_format)
     if any(finding.verdict == "problem" for finding in findings):
         ctx.exit(1)
 

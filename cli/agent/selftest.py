@@ -19,7 +19,7 @@ _INDENT = 9
 @click.command("selftest")
 @facts_option("text")
 @click.pass_context
-def command(ctx: click.Context, *, form: Literal["text", "json", "yaml"]) -> None:
+def command(ctx: click.Context, *, output_format: Literal["text", "json", "yaml"]) -> None:
     """Check the tools, processes, sockets and memory of this machine, on which the agent relies.
 
     Each line is ok, unknown (the agent works without it) or FAILED. The command starts and ends a few processes of its
@@ -35,10 +35,10 @@ def command(ctx: click.Context, *, form: Literal["text", "json", "yaml"]) -> Non
     with tempfile.TemporaryDirectory(prefix="pomona-") as folder:
         # On macOS it is below /var, a link; paths that processes report are resolved.
         lines = asyncio.run(run_selftest(Path(folder).resolve()))
-    if form == "text":
+    if output_format == "text":
         print(format_lines(lines, terminal_width()))
     else:
-        print_facts([line._asdict() for line in lines], form)
+        print_facts([line._asdict() for line in lines], output_format)
     if any(line.verdict == "FAILED" for line in lines):
         ctx.exit(1)
 

@@ -35,7 +35,7 @@ class AgentReport(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tru
 @state_option
 @facts_option("text")
 @click.pass_context
-def command(ctx: click.Context, state_dir: Path | None, form: Literal["text", "json", "yaml"]) -> None:
+def command(ctx: click.Context, state_dir: Path | None, output_format: Literal["text", "json", "yaml"]) -> None:
     """Show whether the agent runs and is connected, what it serves, and why it ended if it did.
 
     The exit code is 0 if the agent runs and the API server accepts it, else 1. `pomona agent doctor` looks for causes.
@@ -54,10 +54,10 @@ def command(ctx: click.Context, state_dir: Path | None, form: Literal["text", "j
     agent = read_status(folder)
     ended = None if agent else read_exit(folder)
     report = AgentReport(str(folder), service, agent, ended)
-    if form == "text":
+    if output_format == "text":
         print(format_report(report, terminal_width()))
     else:
-        print_facts(msgspec.to_builtins(report), form)
+        print_facts(msgspec.to_builtins(report), output_format)
     ctx.exit(0 if report.is_well else 1)
 
 

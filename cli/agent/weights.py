@@ -29,7 +29,9 @@ _UNITS = (("day", 86400), ("hour", 3600), ("minute", 60))
     help="Delete the weights with this digest; its first digits are enough. Repeatable.",
 )
 @facts_option("table")
-def command(state_dir: Path | None, *, removed: tuple[str, ...], form: Literal["table", "json", "yaml"]) -> None:
+def command(
+    state_dir: Path | None, *, removed: tuple[str, ...], output_format: Literal["table", "json", "yaml"]
+) -> None:
     """List the weights on this host, the most recently used first, or delete some.
 
     Weights that an engine has open are in use, and are never deleted. Unused weights are deleted automatically when a
@@ -49,8 +51,8 @@ def command(state_dir: Path | None, *, removed: tuple[str, ...], form: Literal["
         stored = store.stored()
     except OSError as error:
         raise click.ClickException(f"{error.filename or folder}: {error.strerror or error}") from error
-    if form != "table":
-        print_facts([_describe(each) for each in stored], form)
+    if output_format != "table":
+        print_facts([_describe(each) for each in stored], output_format)
     elif stored:
         # A source is printed in full, and the terminal wraps it.
         print(render_table(_TITLES, [_format_row(each) for each in stored], None, set()))

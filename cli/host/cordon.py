@@ -3,21 +3,19 @@
 import contextlib
 import functools
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from cli.api_objects import Obj, find_condition
 from cli.cluster_options import ClusterOptions, cluster_options
 from cli.completion import complete_hosts
 from cli.lazy import program_name
 from cli.output import progress_width, wrap_text
-from cli.service.verdict import find_condition
 from crds.meta import CLI_FIELD_MANAGER, DRAINED
 
 if TYPE_CHECKING:
     from cli.cluster_access import Cluster
-
-Obj = dict[str, Any]
 
 
 @click.command("cordon")

@@ -17,7 +17,7 @@ _NOTE = (
 
 @click.command("catalog")
 @facts_option("table")
-def command(*, form: Literal["table", "json", "yaml"]) -> None:
+def command(*, output_format: Literal["table", "json", "yaml"]) -> None:
     """List the models that `pomona deploy NAME` knows.
 
     \b
@@ -28,10 +28,10 @@ def command(*, form: Literal["table", "json", "yaml"]) -> None:
     from cli.service.catalog_entries import load_catalog  # noqa: PLC0415 - not needed for --help
 
     entries = load_catalog()
-    if form != "table":
+    if output_format != "table":
         import msgspec  # noqa: PLC0415 - same
 
-        print_facts({name: msgspec.to_builtins(entry) for name, entry in entries.items()}, form)
+        print_facts({name: msgspec.to_builtins(entry) for name, entry in entries.items()}, output_format)
         return
     rows: list[dict[str, Any]] = [{"name": name, "entry": entry} for name, entry in entries.items()]
     cells = [[column.read(row) for column in _COLUMNS] for row in rows]

@@ -2,19 +2,17 @@
 
 import functools
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from cli.api_objects import Obj, has_condition
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
 from cli.service.model_users import find_users
-from cli.service.verdict import find_condition
 
 if TYPE_CHECKING:
     from cli.cluster_access import Cluster
-
-Obj = dict[str, Any]
 
 
 @click.command("delete")
@@ -44,7 +42,7 @@ async def _delete(cluster: "Cluster", *, name: str, with_model: bool, is_certain
 
     client, namespace = cluster.client, cluster.namespace
     service = await read_object(client, INFERENCE_SERVICES, name, namespace)
-    if not is_certain and find_condition(service, "Ready").get("status") == "True":
+    if not is_certain and has_condition(service, "Ready"):
         _ask(name, namespace, service)
     await client.delete(INFERENCE_SERVICES, name, namespace, uid=service["metadata"]["uid"])
     print(f"deleted InferenceService {name} in namespace {namespace}")

@@ -3,41 +3,25 @@
 import asyncio
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from cli.api_objects import Obj
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_catalog
 from cli.lazy import program_name
 from cli.options import Size, choose_files
-from cli.output import print_manifests, progress_width, without_managed_fields, wrap_text
+from cli.output import DataFormat, print_manifests, progress_width, without_managed_fields, wrap_text
 from cli.service.model_users import find_users
 from crds.meta import CLI_FIELD_MANAGER, Priority
 
 if TYPE_CHECKING:
     from cli.cluster_access import Cluster
     from cli.service.verdict import Verdict
-
-Obj = dict[str, Any]
-Form = Literal["yaml", "json"]
-_OF_ONE_SERVICE = (
-    *(
-        "model",
-        "model_name",
-        "files",
-        "source_secret",
-        "memory_bytes",
-        "accelerator",
-        "devices",
-        "replicas",
-        "context_length",
-    ),
-    *("parallel", "runtime", "image", "priority"),
-)
 
 
 @click.command("deploy")
@@ -70,7 +54,7 @@ _OF_ONE_SERVICE = (
 )
 @click.option("--dry-run", is_flag=True, help="Print the objects that would be applied, without any cluster.")
 @click.option("--no-wait", is_flag=True, help="Return when the objects are applied.")
-@click.option("--output", "-o", "form", type=click.Choice(["yaml", "json"]), help="Print the applied objects.")
+@click.option("--output", "-o", "output_format", type=click.Choice(["yaml", "json"]), help="Print the applied objects.")
 @namespaced_cluster_options
 def command(
     name: str | None,
@@ -79,7 +63,7 @@ def command(
     paths: tuple[Path, ...],
     dry_run: bool,
     no_wait: bool,
-    form: Form | None,
+    output_format: DataFormat | None,
     **options: Any,
 ) -> None:
     """Apply a Model and an InferenceService, and wait until it answers.
@@ -103,8 +87,7 @@ def command(
     from cli.service.manifests import ServiceOptions, build_objects, load_files  # noqa: PLC0415 - not for --help
 
     if paths:
-        stated = [each for each in _OF_ONE_SERVICE if options[each] not in (None, ())]
-        if name or stated:
+        if name or any(value not in (None, ()) for value in options.values()):
             raise click.UsageError("--file takes neither NAME nor options of a service: write them into the file")
         objects, skipped = load_files(paths, target.namespace)
         for line in skipped:
@@ -114,24 +97,24 @@ def command(
     else:
         raise click.UsageError("nothing to deploy: give NAME, or --file")
     if dry_run:
-        print_manifests(objects[0] if len(objects) == 1 else objects, form or "yaml")
+        print_manifests(objects[0] if len(objects) == 1 else objects, output_format or "yaml")
         return
-    sys.exit(_apply_and_wait(target, name, objects, form, waits=not no_wait))
+    sys.exit(_apply_and_wait(target, name, objects, output_format, waits=not no_wait))
 
 
 def _apply_and_wait(
-    target: ClusterOptions, name: str | None, objects: Sequence[Obj], form: Form | None, *, waits: bool
+    target: ClusterOptions, name: str | None, objects: Sequence[Obj], output_format: DataFormat | None, *, waits: bool
 ) -> int:
     """Apply the objects, wait if wanted, and return the exit code."""
     from cli.cluster_access import INTERRUPTED_EXIT, run_in_cluster  # noqa: PLC0415 - not needed for --help
 
     applied: list[Obj] = []
-    show = functools.partial(print, file=sys.stderr if form else sys.stdout, flush=True)
+    show = functools.partial(print, file=sys.stderr if output_format else sys.stdout, flush=True)
     try:
         run_in_cluster(target, functools.partial(_apply, name=name, objects=objects, applied=applied, show=show))
-        if form:
+        if output_format:
             cleaned = [without_managed_fields(each) for each in applied]
-            print_manifests(cleaned[0] if len(cleaned) == 1 else cleaned, form)
+            print_manifests(cleaned[0] if len(cleaned) == 1 else cleaned, output_format)
         services = [each for each in applied if each["kind"] == "InferenceService"]
         targets = [_locate(target, each, objects) for each in services]
         if not waits or not services:
@@ -156,7 +139,7 @@ def _locate(target: ClusterOptions, service: Obj, objects: Sequence[Obj]) -> Clu
 
 
 async def _apply(
-    cluster: "Cluster", *, name: str | None, objects: Sequence[Obj], applied: list[Obj], show: Any
+    cluster: "Cluster", *, name: str | None, objects: Sequence[Obj], applied: list[Obj], show: Callable[[str], None]
 ) -> None:
     """Apply the objects; `applied` gets each as the API server returns it. `name` is the service; None: of files."""
     from kube.resources import INFERENCE_SERVICES, MODELS  # noqa: PLC0415 - not needed for --help
@@ -203,7 +186,7 @@ async def _check_model(cluster: "Cluster", name: str, first: Obj) -> None:
 
 
 async def _wait(
-    cluster: "Cluster", *, services: Sequence[Obj], targets: Sequence[ClusterOptions], show: Any
+    cluster: "Cluster", *, services: Sequence[Obj], targets: Sequence[ClusterOptions], show: Callable[[str], None]
 ) -> "list[Verdict]":
     """Return the verdict on each service."""
     from cli.service.progress import ProgressPrinter, wait_until_serving  # noqa: PLC0415 - not needed for --help
@@ -215,7 +198,7 @@ async def _wait(
     return await asyncio.gather(*waits)
 
 
-def _print_result(name: str, target: ClusterOptions, verdict: "Verdict", show: Any) -> None:
+def _print_result(name: str, target: ClusterOptions, verdict: "Verdict", show: Callable[[str], None]) -> None:
     program, options = program_name(), target.render()
     match verdict.state:
         case "serves":

@@ -5,10 +5,11 @@ import contextlib
 import functools
 import sys
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
+from cli.api_objects import Obj
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
 from cli.lazy import program_name
@@ -18,7 +19,6 @@ from crds.meta import PROXY_CONTAINER
 if TYPE_CHECKING:
     from cli.cluster_access import Cluster
 
-Obj = dict[str, Any]
 _WITHOUT_LOG: Final = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND})
 """Answers about a container that has not started, and about a pod that is gone."""
 

@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
+from cli.api_objects import Obj
+from cli.lazy import program_name
 from cli.service.catalog_entries import CatalogEntry, CatalogError, choose_source, load_catalog
 from crds import validation
 from crds.meta import API_VERSION
-
-Obj = dict[str, Any]
 
 _SCHEME: Final = "://"
 _OPTION_OF_FIELD: Final[Mapping[validation.Path, str]] = {
@@ -119,7 +119,7 @@ def _build_from_catalog(options: ServiceOptions) -> list[Obj]:
     entry = load_catalog().get(options.name)
     if entry is None:
         raise DeployError(
-            f"{options.name} is not in the catalog (`pomona catalog` lists it): add --model SOURCE, such as "
+            f"{options.name} is not in the catalog (`{program_name()} catalog` lists it): add --model SOURCE, such as "
             "hf://ORG/REPO/FILE.gguf, or --model NAME of a Model"
         )
     try:

@@ -1,9 +1,8 @@
 """The Models that services use, by the objects as the API server sends them."""
 
 from collections.abc import Iterable
-from typing import Any
 
-Obj = dict[str, Any]
+from cli.api_objects import Obj
 
 
 def list_model_names(service: Obj) -> list[str]:

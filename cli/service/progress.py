@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from cli.api_objects import Obj
 from cli.cluster_access import watch_object
 from cli.cluster_options import ClusterOptions
 from cli.lazy import program_name
@@ -16,7 +17,6 @@ from kube.resources import INFERENCE_SERVICES
 if TYPE_CHECKING:
     from kube.client import Client
 
-Obj = dict[str, Any]
 
 PROGRESS_SECONDS: Final = 10.0
 """Interval between two lines with the same reason: progress of a download changes each second."""

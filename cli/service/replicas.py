@@ -1,11 +1,10 @@
 """The replicas of a service that a user names: by number, in the order of their names, or by name."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
-Obj = dict[str, Any]
+from cli.api_objects import Obj
 
 
 def choose_replicas(name: str, replicas: Sequence[Obj], wanted: str | None) -> list[Obj]:

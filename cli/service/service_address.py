@@ -8,22 +8,19 @@ import contextlib
 import ssl
 from base64 import b64decode
 from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import Any
 
 import aiohttp
 import click
 
+from cli.api_objects import Obj, has_condition
 from cli.cluster_access import Cluster, read_object
 from cli.lazy import program_name
-from cli.service.verdict import find_condition
 from crds.meta import HTTPS, LABEL_SERVICE, LABEL_SERVICE_NAME, LABEL_SLICE_MANAGED_BY, SLICE_MANAGED_BY
 from kube.errors import NotFound
 from kube.port_forward import forward_port
 from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, PODS, SECRETS
 from runtimes.pod import SERVICE_PORT
 from standalone.ask import CONNECT_SECONDS, AskError, open_session
-
-Obj = dict[str, Any]
 
 
 @contextlib.asynccontextmanager
@@ -89,7 +86,7 @@ async def _read_token(cluster: Cluster, name: str) -> str:
 
 
 def _serves(pod: Obj) -> bool:
-    return find_condition(pod, "Ready").get("status") == "True" and not pod["metadata"].get("deletionTimestamp")
+    return has_condition(pod, "Ready") and not pod["metadata"].get("deletionTimestamp")
 
 
 def list_host_urls(slices: Iterable[Obj]) -> Iterator[str]:

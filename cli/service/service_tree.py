@@ -2,13 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
+from cli.api_objects import Obj, find_condition, has_condition
 from cli.output import age_text, escape_controls, wrap_text
-from cli.service.verdict import Verdict, find_condition
+from cli.service.verdict import Verdict
 from crds.size import size_text
-
-Obj = dict[str, Any]
 
 _LEAST_WIDTH: Final = 20
 _BRANCH: Final = ("├─ ", "│  ")
@@ -108,7 +107,7 @@ def _describe_condition(condition: Obj) -> str:
 
 def _build_pod(pod: Obj) -> TreeNode:
     metadata, status = pod["metadata"], pod.get("status", {})
-    ready = find_condition(pod, "Ready").get("status") == "True"
+    ready = has_condition(pod, "Ready")
     phase = "Terminating" if metadata.get("deletionTimestamp") else "Ready" if ready else status.get("phase", "Pending")
     node = pod.get("spec", {}).get("nodeName")
     place = f"on node {node}" if node else "on no node yet"
@@ -172,10 +171,10 @@ def describe_host_state(host: Obj) -> str:
     words = [{"True": "Ready", "False": "NotReady"}.get(ready, "Unknown")]
     spec = host.get("spec", {})
     if spec.get("drain"):
-        words.append("Drained" if find_condition(host, "Drained").get("status") == "True" else "Draining")
+        words.append("Drained" if has_condition(host, "Drained") else "Draining")
     elif spec.get("unschedulable"):
         words.append("Cordoned")
-    words += [kind for kind in ("Paused", "MemoryPressure") if find_condition(host, kind).get("status") == "True"]
+    words += [kind for kind in ("Paused", "MemoryPressure") if has_condition(host, kind)]
     return ",".join(words)
 
 

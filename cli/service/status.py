@@ -1,10 +1,11 @@
 """`pomona status`: the verdict on a service, and the tree of what it waits for."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
+from cli.api_objects import Obj
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
 from cli.lazy import program_name
@@ -17,14 +18,12 @@ if TYPE_CHECKING:
     from cli.service.service_tree import ServiceObjects
     from kube.resources import Resource
 
-Obj = dict[str, Any]
-
 
 @click.command("status")
 @click.argument("name", shell_complete=complete_services)
 @facts_option("tree")
 @namespaced_cluster_options
-def command(name: str, *, target: ClusterOptions, form: Literal["tree", "json", "yaml"]) -> None:
+def command(name: str, *, target: ClusterOptions, output_format: Literal["tree", "json", "yaml"]) -> None:
     """Show whether the service NAME serves, what it waits for, and what to do next.
 
     Exit code: 0 it serves, 1 it does not.
@@ -43,10 +42,10 @@ def command(name: str, *, target: ClusterOptions, form: Literal["tree", "json", 
 
     objects = run_in_cluster(target, read)
     verdict = judge_service(objects.service, program_name(), target)
-    if form == "tree":
+    if output_format == "tree":
         print("\n".join(render_status(objects, verdict, terminal_width())))
     else:
-        print_facts(without_managed_fields(objects.service), form)
+        print_facts(without_managed_fields(objects.service), output_format)
     click.get_current_context().exit(0 if verdict.state in {"serves", "serves partly"} else 1)
 
 

@@ -1,13 +1,12 @@
 """The verdict on a service: it serves, is on its way, waits for something or cannot serve; and what to do next."""
 
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from artifacts.errors import REASONS
+from cli.api_objects import Obj, find_condition
 from cli.cluster_options import ClusterOptions
 from cli.service.model_users import list_model_names
 from crds.meta import CONTROLLER_NAMESPACE
-
-Obj = dict[str, Any]
 
 State = Literal["serves", "serves partly", "on its way", "waits", "cannot serve", "suspended", "not seen"]
 DONE: Final = frozenset({"serves", "suspended"})
@@ -96,8 +95,3 @@ def _find_failed_model(service: Obj, message: str) -> str:
     """Return the Model that the message is about: the service's own, or that of a companion."""
     names = list_model_names(service)
     return next((name for name in names if message.startswith(f"Model {name}: ")), names[0])
-
-
-def find_condition(obj: Obj, kind: str) -> Obj:
-    """Return a condition of an object; empty if it has none of this type."""
-    return next((each for each in obj.get("status", {}).get("conditions", []) if each["type"] == kind), {})

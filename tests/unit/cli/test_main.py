@@ -77,10 +77,10 @@ def test_each_command_that_prints_facts_prints_them_as_json_and_yaml_by_one_opti
         flags = {flag for each in options.values() for flag in each.opts if not each.hidden}
         assert "--json" not in flags, path
         if "-o" in flags or "--output" in flags:
-            form = next(each for each in options.values() if "--output" in each.opts)
-            assert form.opts == ["--output", "-o"], path
-            assert isinstance(form.type, click.Choice), path
-            assert {"json", "yaml"} <= set(form.type.choices), path
+            output = next(each for each in options.values() if "--output" in each.opts)
+            assert output.opts == ["--output", "-o"], path
+            assert isinstance(output.type, click.Choice), path
+            assert {"json", "yaml"} <= set(output.type.choices), path
             printing.add(" ".join(path))
     assert printing == {
         *("catalog", "deploy", "fetch", "host list", "hosts", "inspect", "list", "status"),
