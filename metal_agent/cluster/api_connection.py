@@ -11,7 +11,7 @@ from kube.credentials import Credentials
 from kube.errors import Unreachable
 from kube.time import rfc3339
 from kube.transport import AiohttpTransport, Request, Response, Stream, Transport
-from metal_agent.cluster.host_identity import HostIdentity
+from metal_agent.cluster.host_identity import HostIdentity, advise_rejoin
 from metal_agent.control.agent_status import ConnectionStatus, IdentityStatus
 
 ConnectionState = Literal["connected", "unreachable", "refused"]
@@ -40,7 +40,7 @@ class ApiConnection:
         self.since = rfc3339(datetime.now(UTC))
         self.is_away = False
         self._advice = (
-            f"get a code by `pomona host join {self.host_identity.host}` and give it to `pomona agent join` here"
+            advise_rejoin(self.host_identity.host)
             if self.host_identity
             else "write a new token into the kubeconfig: it is read again"
         )

@@ -73,6 +73,11 @@ def renewal_seconds(lifetime_seconds: float) -> float:
     return max(_LEAST_RENEWAL_SECONDS, min(lifetime_seconds / 2, MOST_RENEWAL_SECONDS))
 
 
+def advise_rejoin(host: str) -> str:
+    """Return the way out for a host whose identity the API server refuses."""
+    return f"get a code by `pomona host join {host}` and give it to `pomona agent join` on this host"
+
+
 class HostIdentity:
     """A `ClientIdentity` that renews its token.
 
@@ -137,7 +142,7 @@ class HostIdentity:
                 "token_refused",
                 host=self.host,
                 expires_at=self.expires_at,
-                advice=f"get a code by `pomona host join {self.host}` and give it to `pomona agent join` on this host",
+                advice=advise_rejoin(self.host),
             )
         return header != refused
 

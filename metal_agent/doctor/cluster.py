@@ -19,6 +19,7 @@ sight only."""
 LEAST_TOKEN_SHARE: Final = 0.25
 """A token with less of its lifetime left was not renewed when it should have been."""
 REJOIN: Final = "ask the administrator for a code (`pomona host join`), then: pomona agent join CODE"
+"""The way out for a host whose identity the API server refuses."""
 _NETWORK_FIX: Final = "check the network, the address in the kubeconfig or join code, and a VPN"
 # macOS 15 and later answer so when Local Network privacy denies a program the hosts of its own network.
 _LOCAL_NETWORK_FIX: Final = (

@@ -55,7 +55,7 @@ class CheckedHost(NamedTuple):
     service: ServiceState | None = None
     """The service manager's view of the agent; None: it is not installed."""
     starts_at_login: bool = False
-    """The service is the user's own, which starts when he logs in."""
+    """The service is the user's own, which starts when that user logs in."""
     program: str | None = None
     """The program of the service."""
     problem: str = ""
@@ -78,7 +78,7 @@ async def run_doctor(checked: CheckedHost, work_folder: Path) -> list[Finding]:
         findings, status = await _check_cluster(checked)
         return findings
 
-    in_cluster = await _guard("cluster", check_cluster)
+    in_cluster = await _run_check("cluster", check_cluster)
     reachable = next((each.status == "True" for each in status.conditions if each.type == REACHABLE), None)
     checks: list[tuple[str, Check]] = [
         ("service", lambda: _check_service(checked)),
@@ -87,11 +87,11 @@ async def run_doctor(checked: CheckedHost, work_folder: Path) -> list[Finding]:
     ]
     if sys.platform == "darwin":
         checks.append(("llama.cpp", lambda: _check_llama(work_folder)))
-    found = await asyncio.gather(*(_guard(name, check) for name, check in checks))
+    found = await asyncio.gather(*(_run_check(name, check) for name, check in checks))
     return [*(each for findings in found for each in findings), *in_cluster]
 
 
-async def _guard(name: str, check: Check) -> list[Finding]:
+async def _run_check(name: str, check: Check) -> list[Finding]:
     """Run one check; an error or a time-out of it is its finding."""
     try:
         async with asyncio.timeout(_CHECK_SECONDS):

@@ -29,7 +29,7 @@ from metal_agent.cluster.host_identity import (
     read_joined_host,
     write_joined_host,
 )
-from metal_agent.join.host_account import JOIN_CLAIMS, join_account
+from metal_agent.join.host_account import JOIN_CLAIMS, join_code_name
 from metal_agent.join.join_code import JoinCode
 from metal_agent.native.process import is_running
 from metal_agent.options import StartError
@@ -135,7 +135,7 @@ async def _redeem(client: Client, code: JoinCode) -> str:
     """Delete the code's PodTemplate; return the token that the answer completes. Raises JoinError."""
     another = f"get another code by `pomona host join {code.host}`"
     try:
-        deleted = await client.take(POD_TEMPLATES, join_account(code.host), HOSTS_NAMESPACE)
+        deleted = await client.take(POD_TEMPLATES, join_code_name(code.host), HOSTS_NAMESPACE)
     except (Unauthorized, NotFound, Forbidden) as error:
         if datetime.now(UTC).timestamp() >= code.expires_at:
             raise JoinError(f"this join code has expired: {another}") from error

@@ -15,15 +15,13 @@ AGENT_ROLE: Final = "pomona-metal-agent"
 JOIN_CLAIMS: Final = f"{GROUP}/join-claims"
 """Annotation of a code's PodTemplate: the host's first token without its signature, which is in the code."""
 
-Written = tuple[Resource, Obj]
 
-
-def join_account(host: str) -> str:
+def join_code_name(host: str) -> str:
     """Return the name of the objects of a host's join code; a host's own name has no dot."""
     return f"{host}.join"
 
 
-def agent_binding(host: str) -> str:
+def agent_binding_name(host: str) -> str:
     """Return the name of the ClusterRoleBinding of a host."""
     return f"pomona-metal-host-{host}"
 
@@ -33,7 +31,7 @@ def host_account(host: str) -> Obj:
     return {"metadata": _metadata(host)}
 
 
-def host_rights(host: str, audiences: Iterable[str]) -> tuple[Written, ...]:
+def host_rights(host: str, audiences: Iterable[str]) -> tuple[tuple[Resource, Obj], ...]:
     """Return the rights of a host; `audiences` are those of the API server, for which alone it may request tokens."""
     rules = [
         # The copy of the tokens that its processes need, and no other Secret.
@@ -49,7 +47,7 @@ def host_rights(host: str, audiences: Iterable[str]) -> tuple[Written, ...]:
     return (
         (ROLES, {"metadata": _metadata(host), "rules": rules}),
         (ROLE_BINDINGS, {"metadata": _metadata(host), **_binding("Role", host, host)}),
-        (CLUSTER_ROLE_BINDINGS, {"metadata": _labelled(agent_binding(host)), **binding}),
+        (CLUSTER_ROLE_BINDINGS, {"metadata": _labelled(agent_binding_name(host)), **binding}),
     )
 
 
@@ -60,7 +58,7 @@ def join_template(host: str, claims: str) -> Obj:
     among them. Nothing in Kubernetes acts on a PodTemplate, and the roles `view`, `edit` and `admin` do not show it,
     unlike a ServiceAccount.
     """
-    metadata = {**_metadata(join_account(host)), "annotations": {JOIN_CLAIMS: claims}}
+    metadata = {**_metadata(join_code_name(host)), "annotations": {JOIN_CLAIMS: claims}}
     # A PodTemplate needs a container.
     return {"metadata": metadata, "template": {"spec": {"containers": [{"name": "none", "image": "none"}]}}}
 
@@ -70,9 +68,9 @@ def code_account(host: str, template_uid: str) -> Obj:
     return {"metadata": _code_metadata(host, template_uid)}
 
 
-def code_rights(host: str, template_uid: str) -> tuple[Written, ...]:
+def code_rights(host: str, template_uid: str) -> tuple[tuple[Resource, Obj], ...]:
     """Return the one right of a join code, to delete its PodTemplate, with which it is collected as garbage."""
-    name, metadata = join_account(host), _code_metadata(host, template_uid)
+    name, metadata = join_code_name(host), _code_metadata(host, template_uid)
     return (
         (ROLES, {"metadata": metadata, "rules": [_rule("", "podtemplates", name, "delete")]}),
         (ROLE_BINDINGS, {"metadata": metadata, **_binding("Role", name, name)}),
@@ -80,7 +78,7 @@ def code_rights(host: str, template_uid: str) -> tuple[Written, ...]:
 
 
 def _code_metadata(host: str, template_uid: str) -> Obj:
-    name = join_account(host)
+    name = join_code_name(host)
     owner = {"apiVersion": "v1", "kind": POD_TEMPLATES.kind, "name": name, "uid": template_uid}
     return {**_metadata(name), "ownerReferences": [owner]}
 

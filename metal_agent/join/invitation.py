@@ -27,7 +27,7 @@ from metal_agent.join.host_account import (
     code_rights,
     host_account,
     host_rights,
-    join_account,
+    join_code_name,
     join_template,
 )
 from metal_agent.join.join_code import JoinCode, encode_join_code, split_certificates
@@ -36,10 +36,10 @@ CODE_SECONDS: Final = 900
 """Life of a join code."""
 _FIRST_TOKEN_SECONDS: Final = CODE_SECONDS + 60
 """Life of the host's first token: a code that is used at the last moment still leads to a token of its own."""
-_GUARD_SECONDS: Final = 20.0
+_POLICY_SECONDS: Final = 20.0
 """Time for the API server to apply new rights and policies."""
 _PAUSE_SECONDS: Final = 0.2
-_GUARD_TEXT: Final = "join code"
+_POLICY_TEXT: Final = "join code"
 """Part of the message of the policy pomona-host-tokens."""
 _LONGEST_HOST: Final = 63
 _RESERVED_NAMES: Final = frozenset({"default", "pomona-controller"})
@@ -96,7 +96,7 @@ async def invite_host(client: Client, credentials: Credentials, host: str, serve
     check_host_name(host)
     address = check_server(server or credentials.server)
     authority = _read_authority(credentials)
-    name = join_account(host)
+    name = join_code_name(host)
     await _delete_leftover(client, name)
     await client.apply(SERVICE_ACCOUNTS, host_account(host), field_manager=CLI_FIELD_MANAGER)
     first = await request_token(client, HOSTS_NAMESPACE, host, _FIRST_TOKEN_SECONDS)
@@ -112,7 +112,7 @@ async def invite_host(client: Client, credentials: Credentials, host: str, serve
         for resource, obj in code_rights(host, uid):
             await client.apply(resource, obj, field_manager=CLI_FIELD_MANAGER)
         granted = await request_token(client, HOSTS_NAMESPACE, name, CODE_SECONDS)
-        await _await_guard(credentials, name, granted.token)
+        await _await_token_policy(credentials, name, granted.token)
     except BaseException:
         # What stays is replaced by the next code, and no one has a token of it. It may be replaced already.
         with contextlib.suppress(ApiError, Unreachable):
@@ -169,7 +169,7 @@ async def _delete_leftover(client: Client, name: str) -> None:
             await client.delete(kind, name, HOSTS_NAMESPACE, uid=found["metadata"]["uid"])
 
 
-async def _await_guard(credentials: Credentials, name: str, token: str) -> None:
+async def _await_token_policy(credentials: Credentials, name: str, token: str) -> None:
     """Wait until the API server refuses to show the other half of the first token without deleting it.
 
     A deletion that is only tried (dryRun) answers with the object, too: the policy pomona-host-tokens refuses that.
@@ -181,14 +181,14 @@ async def _await_guard(credentials: Credentials, name: str, token: str) -> None:
     # Without the administrator's client certificate, which would be asked first.
     tls = build_tls(credentials.authority) if credentials.tls else None
     holder = replace(credentials, identity=StaticToken(token), tls=tls)
-    deadline = time.monotonic() + _GUARD_SECONDS
+    deadline = time.monotonic() + _POLICY_SECONDS
     async with connect(holder) as client:
         while True:
             seen = "it shows it"
             try:
                 await client.take(POD_TEMPLATES, name, HOSTS_NAMESPACE, dry_run=True)
             except Forbidden as error:
-                if _GUARD_TEXT in error.message:
+                if _POLICY_TEXT in error.message:
                     return
                 seen = error.message
             except ApiError as error:

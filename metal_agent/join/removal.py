@@ -22,7 +22,7 @@ from kube.resources import (
     Resource,
     object_key,
 )
-from metal_agent.join.host_account import agent_binding, join_account
+from metal_agent.join.host_account import agent_binding_name, join_code_name
 
 TOKEN_CACHE_SECONDS: Final = 11.0
 """Time after which API servers have forgotten a token of a deleted account, and accept it no more.
@@ -39,11 +39,11 @@ class _Step(NamedTuple):
 
 def removal_steps(host: str) -> tuple[tuple[_Step, ...], tuple[_Step, ...]]:
     """Return what is deleted before the endpoints of a host, and after them, in order."""
-    code = join_account(host)
+    code = join_code_name(host)
     grants = f"grants:{host}"
     before = (
         # What it may do in the whole cluster, then in its namespace: from now on it is only known.
-        _Step(CLUSTER_ROLE_BINDINGS, agent_binding(host), None),
+        _Step(CLUSTER_ROLE_BINDINGS, agent_binding_name(host), None),
         _Step(ROLE_BINDINGS, host),
         _Step(ROLE_BINDINGS, grants),
         # Its tokens, and those of a code that is not used yet.

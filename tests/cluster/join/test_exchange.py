@@ -30,14 +30,14 @@ from kube.service_accounts import request_token
 from metal_agent.cluster.host_identity import FILE_NAME, read_joined_host
 from metal_agent.join import invitation
 from metal_agent.join.exchange import JoinError, join_cluster
-from metal_agent.join.host_account import join_account
+from metal_agent.join.host_account import join_code_name
 from metal_agent.join.invitation import InvitationError, invite_host
 from tests.cluster.join.conftest import HOST, Invite, connect_with
 from tests.cluster.join.signed_tokens import end_token
 from tests.controlplane.plane import ControlPlane
 from tests.support.eventually import eventually
 
-CODE = join_account(HOST)
+CODE = join_code_name(HOST)
 
 
 async def test_code_is_exchanged_for_a_token_that_renews_itself_only(
@@ -199,8 +199,10 @@ async def test_stolen_code_opens_nothing_but_the_exchange(invite: Invite, admin:
 
 BY_HOST: dict[str, Attempt] = {
     "a token of another host": lambda host: request_token(host, HOSTS_NAMESPACE, "studio-2", 600),
-    "a token of another host's code": lambda host: request_token(host, HOSTS_NAMESPACE, join_account("studio-2"), 600),
-    "to use another host's code": lambda host: host.take(POD_TEMPLATES, join_account("studio-2"), HOSTS_NAMESPACE),
+    "a token of another host's code": lambda host: request_token(
+        host, HOSTS_NAMESPACE, join_code_name("studio-2"), 600
+    ),
+    "to use another host's code": lambda host: host.take(POD_TEMPLATES, join_code_name("studio-2"), HOSTS_NAMESPACE),
     "to widen its rights": lambda host: host.apply(
         ROLES,
         {
@@ -288,7 +290,7 @@ async def test_without_its_policy_no_code_is_made(
 
     try:
         with monkeypatch.context() as shortened:
-            shortened.setattr(invitation, "_GUARD_SECONDS", 1.0)
+            shortened.setattr(invitation, "_POLICY_SECONDS", 1.0)
             await eventually(is_refused)
         assert await list_names(client, POD_TEMPLATES) == []
     finally:
