@@ -23,7 +23,7 @@ from controller.pod_settings import PodSettings
 from controller.run import Controller, ControllerOptions
 from controller.services.pods.pod_monitor import parse_monitor_labels
 from controller.tenant_limits import TenantLimits
-from crds.meta import LABEL_PATTERN, LONGEST_NAME, NAME_PATTERN
+from crds.meta import LABEL_PATTERN, LONGEST_LABEL, LONGEST_NAME, NAME_PATTERN
 from devices.limits import raise_descriptor_limit
 from devices.vendor_file import VendorFileError, parse_vendors
 from devices.vendors import VENDORS, Vendors
@@ -32,8 +32,6 @@ from kube.client import connect
 from kube.kubeconfig import CredentialsError
 from runtimes.registry import POD_ENGINES
 
-LONGEST_LABEL = 63
-"""Characters of the name of a namespace."""
 GC_THRESHOLD = 10_000
 """New objects after which garbage is collected: at Python's default of 700 that takes a tenth of a burst's time."""
 

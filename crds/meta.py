@@ -168,11 +168,12 @@ LABEL_VALUE_PATTERN: Final = r"^[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?$"
 """A value of a label that is not empty, or its key without a prefix; both have at most 63 letters."""
 
 LONGEST_NAME: Final = 253
+LONGEST_LABEL: Final = 63
 
 # The schema has the patterns, the struct has not: an object that was stored before them is still read and finalized.
 Name = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME, extra_json_schema={"pattern": NAME_PATTERN})]
-LabelName = Annotated[str, Meta(min_length=1, max_length=63, extra_json_schema={"pattern": LABEL_PATTERN})]
-HostName = Annotated[str, Meta(max_length=63, extra_json_schema={"pattern": NAME_PATTERN})]
+LabelName = Annotated[str, Meta(min_length=1, max_length=LONGEST_LABEL, extra_json_schema={"pattern": LABEL_PATTERN})]
+HostName = Annotated[str, Meta(max_length=LONGEST_LABEL, extra_json_schema={"pattern": NAME_PATTERN})]
 SecretName = Annotated[str, Meta(min_length=1, max_length=180, extra_json_schema={"pattern": NAME_PATTERN})]
 """Name of a Secret of which a host may get a copy: `host_secret_key` must be a valid key of at most 253 characters."""
 Features = Annotated[list[Annotated[str, Meta(max_length=63, pattern=r"^[A-Z][A-Za-z0-9]*$")]], Meta(max_length=64)]

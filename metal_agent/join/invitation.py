@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Final
 from urllib.parse import urlsplit
 
-from crds.meta import CLI_FIELD_MANAGER, HOSTS_NAMESPACE, LABEL_MANAGED_BY, LABEL_PATTERN, MANAGED_BY
+from crds.meta import CLI_FIELD_MANAGER, HOSTS_NAMESPACE, LABEL_MANAGED_BY, LABEL_PATTERN, LONGEST_LABEL, MANAGED_BY
 from kube.client import Client, connect
 from kube.credentials import Credentials, StaticToken, build_tls
 from kube.errors import ApiError, Forbidden, NotFound, Unreachable
@@ -41,7 +41,6 @@ _POLICY_SECONDS: Final = 20.0
 _PAUSE_SECONDS: Final = 0.2
 _POLICY_TEXT: Final = "join code"
 """Part of the message of the policy pomona-host-tokens."""
-_LONGEST_HOST: Final = 63
 _RESERVED_NAMES: Final = frozenset({"default", "pomona-controller"})
 """Names of other accounts and roles in the namespace of hosts."""
 
@@ -52,9 +51,9 @@ class InvitationError(Exception):
 
 def check_host_name(name: str) -> None:
     """Raises InvitationError unless `name` can be the name of a host: a DNS label."""
-    if len(name) > _LONGEST_HOST or not re.fullmatch(LABEL_PATTERN, name):
+    if len(name) > LONGEST_LABEL or not re.fullmatch(LABEL_PATTERN, name):
         raise InvitationError(
-            f"{name!r} cannot be the name of a host: use small letters, digits and '-', at most {_LONGEST_HOST}, such "
+            f"{name!r} cannot be the name of a host: use small letters, digits and '-', at most {LONGEST_LABEL}, such "
             "as studio-1"
         )
     if name in _RESERVED_NAMES:
