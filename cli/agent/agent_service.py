@@ -87,10 +87,22 @@ def find_installed(ctx: click.Context) -> ServiceManager:
     return found
 
 
-def find_folder(manager: ServiceManager | None, given: Path | None) -> Path:
-    """Return the state folder: the one that was given, that of the installed agent, or the default."""
-    if given:
-        return given.absolute()
+def find_agent(managers: ServiceManagers, state_dir: Path | None) -> tuple[ServiceManager | None, Path]:
+    """Return the service manager that has the agent, and the state folder.
+
+    With --state-dir it may be an agent in a terminal, so no service manager is asked.
+
+    Raises:
+        ServiceError: a service manager cannot say whether it has one.
+    """
+    if state_dir:
+        return None, state_dir.absolute()
+    manager = managers.find_installed()
+    return manager, find_folder(manager)
+
+
+def find_folder(manager: ServiceManager | None) -> Path:
+    """Return the state folder of the installed agent; the default one if none is installed. Raises ServiceError."""
     arguments = manager.read_arguments() if manager else None
     try:
         return find_state_folder(arguments) if arguments else default_state_folder().absolute()
@@ -181,7 +193,7 @@ def await_agent(
         if not _has_ended(manager.read_state(), folder, first_run):
             alive_at = now
         elif now - alive_at >= _END_SECONDS:
-            ended = read_exit(folder)
+            ended = read_last_exit(folder)
             raise click.ClickException(
                 f"the agent ended{f': {ended.message}' if ended else ', see `pomona agent logs`'}"
             )
@@ -199,16 +211,16 @@ def _has_ended(state: ServiceState, folder: Path, first_run: int | None) -> bool
     if state.runs is not None and first_run is not None and state.runs > first_run:
         return True
     was_started = state.runs is not None and first_run is not None and state.runs == first_run
-    return state.phase != "running" and (was_started or read_exit(folder) is not None)
+    return state.phase != "running" and (was_started or read_last_exit(folder) is not None)
 
 
 def explain_failure(error: ServiceError, folder: Path) -> str:
     """Return the reason why the service did not start: the agent's own, if it had the time to name it."""
-    ended = read_exit(folder)
+    ended = read_last_exit(folder)
     return f"the agent ended: {ended.message} ({error})" if ended else str(error)
 
 
-def read_exit(folder: Path) -> AgentExit | None:
+def read_last_exit(folder: Path) -> AgentExit | None:
     """Return the last end of the agent, None if there was none. Raises click.ClickException."""
     try:
         ended = load_exit(folder)
@@ -219,11 +231,11 @@ def read_exit(folder: Path) -> AgentExit | None:
 
 def was_stopped(folder: Path) -> bool:
     """Return whether the last agent ended after it had stopped everything. Raises click.ClickException."""
-    ended = read_exit(folder)
+    ended = read_last_exit(folder)
     return ended is not None and ended.code == STOPPED
 
 
-def remove_exit(folder: Path) -> None:
+def forget_last_exit(folder: Path) -> None:
     """Forget the last end of the agent, since it is started. Raises click.ClickException."""
     try:
         forget_exit(folder)
@@ -263,7 +275,7 @@ def stop_everything(folder: Path, say: Callable[[str], None], manager: ServiceMa
             say(f"waiting for running requests of {', '.join(left)}")
         time.sleep(_PAUSE_SECONDS)
     if not was_stopped(folder):
-        ended = read_exit(folder)
+        ended = read_last_exit(folder)
         reason = f": {ended.message}" if ended else ""
         raise click.ClickException(
             f"the agent ended before everything was stopped{reason}; engines may still run: see `pomona agent status`"

@@ -9,7 +9,7 @@ from typing import Literal
 import click
 
 from cli import log
-from cli.agent.agent_service import ServiceManagers, find_folder, find_managers, state_option
+from cli.agent.agent_service import ServiceManagers, find_agent, find_managers, state_option
 from cli.output import facts_option, print_facts, terminal_width, wrap_text
 from kube import credentials
 from kube.kubeconfig import CredentialsError
@@ -73,8 +73,7 @@ def _find_host(
 
     Raises ServiceError and click.UsageError.
     """
-    manager = managers.find_installed() if state_dir is None else None
-    folder = find_folder(manager, state_dir)
+    manager, folder = find_agent(managers, state_dir)
     installed = (manager.read_arguments() if manager else None) or ()
     name = name or find_option(installed, "--name")
     if kubeconfig is None and (kept := find_option(installed, "--kubeconfig")):

@@ -16,8 +16,8 @@ from cli.agent.agent_service import (
     find_managers,
     find_start_log,
     find_sudo_caller,
+    forget_last_exit,
     read_status,
-    remove_exit,
     require_root,
 )
 from cli.options import SOURCE_VARIABLES, state_folder_in
@@ -67,7 +67,7 @@ def command(ctx: click.Context, /, *, as_user: bool, run_as: str | None, **given
         definition = _build_definition(managers.program, arguments, folder, None if as_user else owner)
         _refuse_other_agent(folder, manager)
         prepare_output(definition.output, owner)
-        remove_exit(folder)
+        forget_last_exit(folder)
         manager.install(definition)
         status = await_agent(folder, manager)
     except ServiceError as error:

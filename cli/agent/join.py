@@ -1,6 +1,7 @@
 """`pomona agent join`: join a cluster with a code of its administrator."""
 
 import asyncio
+import shlex
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import click
 from cli import log
 from cli.options import STATE_FOLDER_TEXT, default_state_folder
 from cli.output import escape_controls
+from launchd.service_definition import PROGRAM, STATE_OPTION
 from metal_agent.cluster.host_identity import FILE_NAME
 from metal_agent.join.exchange import JoinError, join_cluster
 from metal_agent.join.join_code import JoinCodeError, decode_join_code
@@ -40,7 +42,6 @@ def command(code: str, *, state_dir: Path | None) -> None:
     except (JoinCodeError, JoinError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(escape_controls(f"this machine is host {joined.host} of {joined.server} ({folder / FILE_NAME})"))
-    option = f" --state-dir '{folder}'" if state_dir else ""
-    program = Path(sys.prefix) / "bin" / "pomona"
-    click.echo(f"keep it running: sudo {program} agent install{option}")
-    click.echo(f"without administrator rights: {program} agent install --user{option}")
+    option = f" {STATE_OPTION} {shlex.quote(str(folder))}" if state_dir else ""
+    click.echo(f"keep it running: sudo {PROGRAM} agent install{option}")
+    click.echo(f"without administrator rights: {PROGRAM} agent install --user{option}")

@@ -11,7 +11,7 @@ from typing import Final
 import click
 
 from artifacts.durable import open_regular
-from cli.agent.agent_service import find_folder, find_managers, find_start_log, state_option
+from cli.agent.agent_service import find_agent, find_managers, find_start_log, state_option
 from cli.output import show_raw
 from launchd.service_manager import ServiceError
 from metal_agent.native.log_files import AGENT_LOG, previous_log_path, read_engine_log_name
@@ -36,8 +36,7 @@ def command(ctx: click.Context, state_dir: Path | None, *, follow: bool, engine:
       pomona agent logs --engine chat
     """
     try:
-        manager = find_managers(ctx).find_installed() if state_dir is None else None
-        state = find_folder(manager, state_dir)
+        manager, state = find_agent(find_managers(ctx), state_dir)
         folder = state / "logs"
         path = _find_engine_log(folder, engine) if engine else folder / AGENT_LOG
         if engine is None:

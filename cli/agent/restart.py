@@ -15,8 +15,8 @@ from cli.agent.agent_service import (
     explain_failure,
     find_folder,
     find_installed,
+    forget_last_exit,
     read_status,
-    remove_exit,
 )
 from launchd.service_definition import RESTART_SECONDS
 from launchd.service_manager import ServiceError, ServiceManager
@@ -34,7 +34,7 @@ def command(ctx: click.Context) -> None:
     """
     manager = find_installed(ctx)
     try:
-        status = restart_agent(manager, find_folder(manager, None))
+        status = restart_agent(manager, find_folder(manager))
     except ServiceError as error:
         raise click.ClickException(str(error)) from error
     print(describe_agent(status))
@@ -47,7 +47,7 @@ def restart_agent(manager: ServiceManager, folder: Path, wait: AgentWait = ANSWE
     """
     before = read_status(folder)
     if not manager.needs_root or os.geteuid() == 0:
-        remove_exit(folder)
+        forget_last_exit(folder)
         try:
             manager.restart()
         except ServiceError as error:
@@ -57,7 +57,7 @@ def restart_agent(manager: ServiceManager, folder: Path, wait: AgentWait = ANSWE
         raise click.ClickException(refusal)
     state = manager.read_state()
     pid = state.pid or (before.pid if before else None)
-    remove_exit(folder)
+    forget_last_exit(folder)
     if pid is not None:
         # Under a service manager it ends with a code after which it is started again.
         try:

@@ -6,7 +6,7 @@ from typing import Literal
 import click
 import msgspec
 
-from cli.agent.agent_service import find_folder, find_managers, read_exit, read_status, state_option
+from cli.agent.agent_service import find_agent, find_managers, read_last_exit, read_status, state_option
 from cli.output import facts_option, print_facts, render_table, terminal_width, wrap_text
 from crds.size import size_text
 from launchd.service_manager import ServiceError, ServiceState
@@ -46,13 +46,12 @@ def command(ctx: click.Context, state_dir: Path | None, output_format: Literal["
       pomona agent status -o json
     """
     try:
-        manager = find_managers(ctx).find_installed() if state_dir is None else None
-        folder = find_folder(manager, state_dir)
+        manager, folder = find_agent(find_managers(ctx), state_dir)
         service = manager.read_state() if manager else None
     except ServiceError as error:
         raise click.ClickException(str(error)) from error
     agent = read_status(folder)
-    ended = None if agent else read_exit(folder)
+    ended = None if agent else read_last_exit(folder)
     report = AgentReport(str(folder), service, agent, ended)
     if output_format == "text":
         print(format_report(report, terminal_width()))

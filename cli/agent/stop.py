@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from cli.agent.agent_service import find_folder, find_managers, state_option, stop_everything
+from cli.agent.agent_service import find_agent, find_managers, state_option, stop_everything
 from launchd.service_manager import ServiceError
 
 
@@ -21,8 +21,7 @@ def command(ctx: click.Context, state_dir: Path | None) -> None:
       pomona agent stop
     """
     try:
-        manager = find_managers(ctx).find_installed() if state_dir is None else None
-        folder = find_folder(manager, state_dir)
+        manager, folder = find_agent(find_managers(ctx), state_dir)
         stopped = stop_everything(folder, print, manager)
     except ServiceError as error:
         raise click.ClickException(str(error)) from error

@@ -24,7 +24,7 @@ def command(ctx: click.Context, *, keep_serving: bool) -> None:
     manager = find_installed(ctx)
     require_root(manager)
     try:
-        folder = find_folder(manager, None)
+        folder = find_folder(manager)
         stopped = (not keep_serving and _stop_everything(manager, folder)) or was_stopped(folder)
         manager.uninstall()
     except ServiceError as error:

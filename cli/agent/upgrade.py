@@ -87,7 +87,7 @@ def _replace_version(manager: ServiceManager, trial: TrialEnvironment, source: s
 
     Return the outcome. Raises click.ClickException and ServiceError.
     """
-    folder = find_folder(manager, None)
+    folder = find_folder(manager)
     stopped = explain_stopped(manager, folder)
     try:
         trial.undo()

@@ -123,7 +123,7 @@ def test_install_fails_with_the_words_of_the_service_manager(tmp_path: Path, man
     result = CliRunner().invoke(main, words, obj=managers)
     assert (result.exit_code, "launchctl ended with 5" in result.output) == (1, True)
     assert "of an earlier start" not in result.output
-    assert find_folder(managers.user, None) == folder
+    assert find_folder(managers.user) == folder
     assert (folder / "logs" / "agent-start.log").stat().st_mode & 0o777 == 0o600
     again = CliRunner().invoke(main, [word for word in words if word != "--user"], obj=managers)
     assert "uninstall it first" in again.output or "root" in again.output
