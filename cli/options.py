@@ -138,4 +138,4 @@ mirrors = click.option(
 
 
 older_jobs_option = click.option("--json", is_flag=True, hidden=True, expose_value=False)
-"""Option without effect, with which a controller of the version before starts its Jobs in an image of this one."""
+"""Option without effect, with which a controller of the previous version starts its Jobs in an image of this one."""

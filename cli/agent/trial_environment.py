@@ -55,12 +55,12 @@ class TrialEnvironment:
             exchange_folders(folder, in_copy)
 
     def confirm(self) -> None:
-        """Keep the version that was taken, and remove the one before."""
+        """Keep the version that was taken, and remove the previous one."""
         (self._packages / _MARK).unlink(missing_ok=True)
         self.undo()
 
     def undo(self) -> None:
-        """Put the version before back, if one was taken and not confirmed, and remove the copy."""
+        """Restore the previous version, if another was taken and not confirmed, and remove the copy."""
         (packages, packages_in_copy), (programs, programs_in_copy) = self._folders()
         if (packages / _MARK).exists() and packages_in_copy.exists():
             exchange_folders(packages, packages_in_copy)

@@ -28,7 +28,7 @@ from runtimes.environment import PYTHON
 
 _INSTALL_SECONDS: Final = 1800.0
 _UPGRADE_WAIT: Final = AgentWait(seconds=20.0, steady_seconds=3.0)
-"""The version before must be back before the Lease of the host expires, 40 s after its last renewal."""
+"""The previous version must be back before the Lease of the host expires, 40 s after its last renewal."""
 
 
 @click.command("upgrade")
@@ -43,7 +43,7 @@ _UPGRADE_WAIT: Final = AgentWait(seconds=20.0, steady_seconds=3.0)
 def command(ctx: click.Context, source: str) -> None:
     """Install another version of Pomona for the installed agent, and restart the agent.
 
-    Engines and requests go on. If the new agent is not ready within 20 s, the version before is brought back.
+    Engines and requests go on. If the new agent is not ready within 20 s, the previous version is restored.
 
     \b
     Example:
@@ -81,9 +81,9 @@ def _survive_hang_up() -> Iterator[None]:
 
 
 def _replace_version(manager: ServiceManager, trial: TrialEnvironment, source: str) -> str:
-    """Install a version and restart the agent; put the version before back if that fails or is interrupted.
+    """Install a version and restart the agent; restore the previous one if that fails or is interrupted.
 
-    An agent that is stopped, perhaps by an error of the version before, and that root has to start, stays stopped.
+    An agent that is stopped, perhaps by an error of the previous version, and that root has to start, stays stopped.
 
     Return the outcome. Raises click.ClickException and ServiceError.
     """
@@ -112,35 +112,38 @@ def _replace_version(manager: ServiceManager, trial: TrialEnvironment, source: s
         )
     except (click.ClickException, ServiceError) as error:
         _undo(trial)
-        raise click.ClickException(f"{_read_reason(error)}; {_bring_back(manager, folder)}") from error
+        raise click.ClickException(f"{_read_reason(error)}; {_restart_previous(manager, folder)}") from error
     except BaseException:
         _undo(trial)
-        click.echo("the version before is installed again: `pomona agent restart` runs it", err=True)
+        click.echo("the previous version is installed again: `pomona agent restart` runs it", err=True)
         raise
     try:
         trial.confirm()
     except OSError as error:
-        click.echo(f"the version before stays in {trial.copy}, and the next upgrade begins with it: {error}", err=True)
+        click.echo(
+            f"the previous version stays in {trial.copy}, and the next upgrade begins with it: {error}", err=True
+        )
     return outcome
 
 
 def _undo(trial: TrialEnvironment) -> None:
-    """Put the version before back. Raises click.ClickException."""
+    """Restore the previous version. Raises click.ClickException."""
     try:
         trial.undo()
     except OSError as error:
         raise click.ClickException(
-            f"cannot put the version before back: {error}; `pomona agent upgrade` begins with it, once that is mended"
+            f"cannot restore the previous version: {error}; mend that, then run `pomona agent upgrade`, which restores "
+            "it first"
         ) from error
 
 
-def _bring_back(manager: ServiceManager, folder: Path) -> str:
-    """Restart the agent with the packages that are back; return what became of it."""
+def _restart_previous(manager: ServiceManager, folder: Path) -> str:
+    """Restart the agent with the previous version, which is restored; return the outcome for a message."""
     try:
         before = restart_agent(manager, folder)
     except (click.ClickException, ServiceError) as error:
-        return f"the version before is installed again, but does not run: {_read_reason(error)}"
-    return f"version {before.version} is back, and runs as process {before.pid}"
+        return f"the previous version is installed again, but does not run: {_read_reason(error)}"
+    return f"version {before.version} is restored, and runs as process {before.pid}"
 
 
 def _read_reason(error: click.ClickException | ServiceError) -> str:

@@ -35,7 +35,7 @@ def environment(tmp_path: Path, wheel: Path) -> Path:
     return folder
 
 
-async def test_good_version_is_taken_and_bad_one_taken_back(
+async def test_good_version_is_taken_and_bad_one_undone(
     systemd: NestedSystemd, environment: Path, wheel: Path, tmp_path: Path
 ) -> None:
     host = ServedHost(tmp_path)
@@ -73,7 +73,7 @@ async def test_good_version_is_taken_and_bad_one_taken_back(
             changed.writestr(name, b"raise RuntimeError('bad')" if name == "metal_agent/run.py" else source.read(name))
     failed = upgrade(bad)
     assert failed.returncode == 1
-    assert "is back, and runs as process" in failed.stderr, failed.stderr
+    assert "is restored, and runs as process" in failed.stderr, failed.stderr
     await host.served()
     assert host.engines() == engines
     assert systemd.run(pomona, "agent", "stop").returncode == 0

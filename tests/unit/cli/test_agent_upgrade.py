@@ -95,7 +95,7 @@ def upgrade(prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Up
     return run
 
 
-def test_version_that_was_taken_is_put_back(prefix: Path) -> None:
+def test_version_that_was_taken_is_undone(prefix: Path) -> None:
     trial = TrialEnvironment(prefix, prefix / "lib" / "packages")
     trial.make_copy()
     write(trial.copy, "bad")
@@ -133,7 +133,7 @@ def test_file_system_that_cannot_exchange_folders_is_named(tmp_path: Path) -> No
         exchange_folders(tmp_path, tmp_path / "none")
 
 
-def test_interrupted_installer_leaves_the_version_before(upgrade: Upgrade, prefix: Path, tmp_path: Path) -> None:
+def test_interrupted_installer_leaves_the_previous_version(upgrade: Upgrade, prefix: Path, tmp_path: Path) -> None:
     def interrupt(_environment: Path) -> None:
         raise KeyboardInterrupt
 
@@ -238,12 +238,12 @@ def test_rollback_of_a_system_service_is_done_before_the_lease_expires(
     service.bad = bad
     result = upgrade(service)
     assert reason in result.output
-    assert "version good is back, and runs as process" in result.output
+    assert "version good is restored, and runs as process" in result.output
     assert service.version == "good"
     assert read(prefix) == "good"
 
 
-def test_version_that_crashes_after_it_was_ready_is_taken_back(
+def test_version_that_crashes_after_it_was_ready_is_undone(
     upgrade: Upgrade, service: SimulatedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read_status(_folder: Path) -> AgentStatus | None:
@@ -255,7 +255,7 @@ def test_version_that_crashes_after_it_was_ready_is_taken_back(
     service.bad = "crash later"
     result = upgrade(service)
     assert "the agent ended" in result.output
-    assert "version good is back" in result.output
+    assert "version good is restored" in result.output
 
 
 def test_good_version_is_taken(upgrade: Upgrade, service: SimulatedService, prefix: Path) -> None:
@@ -270,16 +270,16 @@ def fail_on_the_disk(_trial: TrialEnvironment) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_version_before_that_cannot_be_removed_is_named_and_the_new_one_runs(
+def test_previous_version_that_cannot_be_removed_is_named_and_the_new_one_runs(
     upgrade: Upgrade, service: SimulatedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TrialEnvironment, "confirm", fail_on_the_disk)
     result = upgrade(service, lambda environment: write(environment, "good"))
     assert (result.exit_code, "runs as process 101" in result.output) == (0, True)
-    assert "the version before stays in" in result.stderr
+    assert "the previous version stays in" in result.stderr
 
 
-def test_version_before_that_cannot_be_put_back_is_reported(
+def test_previous_version_that_cannot_be_restored_is_reported(
     upgrade: Upgrade, service: SimulatedService, prefix: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_environment: Path) -> None:
@@ -287,7 +287,7 @@ def test_version_before_that_cannot_be_put_back_is_reported(
         raise click.ClickException("no such wheel")
 
     result = upgrade(service, refuse)
-    assert (result.exit_code, "cannot put the version before back: [Errno 28]" in result.output) == (1, True)
+    assert (result.exit_code, "cannot restore the previous version: [Errno 28]" in result.output) == (1, True)
     assert read(prefix) == "good"
 
 

@@ -139,7 +139,7 @@ def test_start_time_of_macos_is_in_ticks_and_an_earlier_record_is_recognized(mon
     assert processes.start_time(1) == "Sat Nov 21 08:00:00 2026", "of another user"
     assert processes.started_at(42, "abstime 1008")
     assert not processes.started_at(42, "abstime 1007")
-    assert processes.started_at(42, "Sat Nov 21 13:16:40 2026"), "recorded by the version before"
+    assert processes.started_at(42, "Sat Nov 21 13:16:40 2026"), "recorded by the previous version"
     assert not processes.started_at(42, "Sat Nov 21 13:16:41 2026")
     processes.boot_id.cache_clear()
     try:

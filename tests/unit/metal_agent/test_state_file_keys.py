@@ -1,6 +1,6 @@
 """State files of the agent have the keys of earlier versions, so that an update adopts running engines.
 
-The texts were written by the version before the Python names changed. A key may be added with a default; none may be
+The texts were written by the previous version the Python names changed. A key may be added with a default; none may be
 renamed or dropped, and the names in Python do not matter here.
 """
 
