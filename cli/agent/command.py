@@ -43,31 +43,39 @@ _log = structlog.get_logger()
 
 
 class AgentGroup(LazyGroup):
-    """The agent, which a service manager does not start again and again with arguments that it does not take.
+    """The group `pomona agent`. Under a service manager a usage error ends it for ever, instead of every ten seconds.
 
-    An installed agent meets them after an upgrade to a version without one of its options.
+    An installed agent has one after an upgrade to a version without one of its options.
     """
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Parse the arguments. Raises click.UsageError in a terminal, and else ends as an agent that cannot start."""
-        with _end_for_good(tuple(args)):
+        """Parse the arguments. Raises click.UsageError in a terminal, click.exceptions.Exit under a service manager."""
+        with _end_permanently(tuple(args)):
             return super().make_context(info_name, args, parent, **extra)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the sub-command, as which the value of an option is taken that is a flag by now. Raises as the above."""
-        with _end_for_good((STATE_OPTION, str(ctx.params["state_dir"])) if ctx.params.get("state_dir") else ()):
+        """Find the sub-command. The value of an option that is a flag in this version is taken for one.
+
+        Raises as `make_context`.
+        """
+        with _end_permanently((STATE_OPTION, str(ctx.params["state_dir"])) if ctx.params.get("state_dir") else ()):
             return super().resolve_command(ctx, args)
 
 
 @contextlib.contextmanager
-def _end_for_good(given: tuple[str, ...]) -> Iterator[None]:
-    """Turn a usage error under a service manager into an end that it does not repeat; `given` names the state folder.
+def _end_permanently(given: tuple[str, ...]) -> Iterator[None]:
+    """Turn a usage error under a service manager into the exit code after which it does not start the agent again.
 
-    Raises click.UsageError in a terminal, and click.exceptions.Exit.
+    Args:
+        given: arguments of the agent, by which the state folder is found that keeps the reason.
+
+    Raises:
+        click.UsageError: in a terminal.
+        click.exceptions.Exit: under a service manager.
     """
     try:
         yield

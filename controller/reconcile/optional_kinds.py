@@ -37,7 +37,8 @@ class OptionalKind:
     def __init__(self, resource: Resource, label_selector: str, namespaces: Sequence[str] = ()) -> None:
         self.resource = resource
         self._label_selector = label_selector
-        self._places: Sequence[str | None] = namespaces or (None,)
+        self._namespaces: Sequence[str | None] = namespaces or (None,)
+        """None stands for all."""
         self.exists = False
         """True once the kind has been found, and the store has all of its objects that can be read."""
         self.settled = asyncio.Event()
@@ -48,36 +49,38 @@ class OptionalKind:
         """Look for the kind for ever, and keep the store equal to the server while it exists."""
         while True:
             try:
-                places = await self._find_places(client)
+                namespaces = await self._find_namespaces(client)
             except (ApiError, Unreachable) as error:
                 log.warning("discovery_failed", resource=str(self.resource), error=str(error))
                 self.settled.set()
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
-            if places:
-                await self._watch_while_served(client, store, places)
+            if namespaces:
+                await self._watch_while_served(client, store, namespaces)
             else:
                 self.settled.set()
                 await asyncio.sleep(DISCOVERY_SECONDS)
 
-    async def _watch_while_served(self, client: Client, store: Store, places: Collection[str | None]) -> None:
+    async def _watch_while_served(self, client: Client, store: Store, namespaces: Collection[str | None]) -> None:
         log.info("optional_kind_found", resource=str(self.resource))
-        async with self._reflecting(client, store, places):
+        async with self._reflecting(client, store, namespaces):
             self.settled.set()
             while True:
                 await asyncio.sleep(DISCOVERY_SECONDS)
                 with contextlib.suppress(ApiError, Unreachable):
-                    if await self._find_places(client) != places:
+                    if await self._find_namespaces(client) != namespaces:
                         break
         log.info("optional_kind_changed", resource=str(self.resource))
 
     @contextlib.asynccontextmanager
-    async def _reflecting(self, client: Client, store: Store, places: Collection[str | None]) -> AsyncIterator[None]:
-        synced = [asyncio.Event() for _ in places]
+    async def _reflecting(
+        self, client: Client, store: Store, namespaces: Collection[str | None]
+    ) -> AsyncIterator[None]:
+        synced = [asyncio.Event() for _ in namespaces]
         selector = self._label_selector
         watches = [
-            asyncio.create_task(reflect(client, store, self.resource, place, label_selector=selector, synced=each))
-            for place, each in zip(places, synced, strict=True)
+            asyncio.create_task(reflect(client, store, self.resource, namespace, label_selector=selector, synced=each))
+            for namespace, each in zip(namespaces, synced, strict=True)
         ]
         try:
             for each in synced:
@@ -93,12 +96,12 @@ class OptionalKind:
                     await watch
             store.replace(self.resource, [], before=store.snapshot(self.resource))
 
-    async def _find_places(self, client: Client) -> list[str | None]:
+    async def _find_namespaces(self, client: Client) -> list[str | None]:
         """Return the namespaces in which the kind can be read; None stands for all. Raises as `Client`."""
         found: list[str | None] = []
-        for place in self._places:
+        for namespace in self._namespaces:
             try:
-                await client.list_metadata(self.resource, place, label_selector=self._label_selector)
+                await client.list_metadata(self.resource, namespace, label_selector=self._label_selector)
             except NotFound:
                 return []
             except Forbidden as error:
@@ -106,5 +109,5 @@ class OptionalKind:
                     log.warning("optional_kind_refused", resource=str(self.resource), error=str(error))
                 self._is_refusal_logged = True
             else:
-                found.append(place)
+                found.append(namespace)
         return found
