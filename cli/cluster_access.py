@@ -87,11 +87,11 @@ async def read_object(client: Client, resource: Resource, name: str, namespace: 
 
 
 def describe_missing(resource: Resource, name: str, namespace: str | None, names: list[str]) -> str:
-    """Return that an object does not exist, with names that the user may have meant."""
+    """Return the message that an object does not exist, with names that the user may have meant."""
     place = f" in namespace {namespace}" if namespace else ""
     missing = f"{resource.kind} {name} does not exist{place}"
     if near := get_close_matches(name, names, n=1):
-        return f"{missing}: is {near[0]} meant?"
+        return f"{missing}: did you mean {near[0]}?"
     if not names:
         return f"{missing}: there is none" + (": another namespace is chosen with -n" if namespace else "")
     shown = ", ".join(sorted(names)[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")

@@ -24,7 +24,7 @@ def is_unknown_kind(error: NotFound) -> bool:
 
 
 def describe_unreachable(error: Unreachable, server: str) -> str:
-    """Return that the API server does not answer, and where it was sought."""
+    """Return the message that the API server does not answer, with its address, the cause and the way out."""
     cause = _PREFIX.sub("", str(error)) or "no answer"
     return (
         f"the API server {server} does not answer ({cause}): check that this machine reaches it, or choose another "
@@ -33,7 +33,7 @@ def describe_unreachable(error: Unreachable, server: str) -> str:
 
 
 def describe_api_error(error: ApiError, server: str) -> str:
-    """Return why the API server refused, and who can change that."""
+    """Return the message that the API server refused: why, and who can change that."""
     match error:
         case Unauthorized():
             return (

@@ -164,7 +164,7 @@ def _properties(validator: Any, properties: Mapping[str, Schema], value: Any, sc
 def _unknown(name: str, known: Collection[str]) -> str:
     """Return the message for an unknown field, with the field that may be meant."""
     near = get_close_matches(str(name), known, n=1)
-    return f"unknown field; is {near[0]} meant?" if near else "unknown field"
+    return f"unknown field; did you mean {near[0]}?" if near else "unknown field"
 
 
 def _distinct(_validator: Any, keys: list[str], value: Any, _schema: Schema) -> Errors:

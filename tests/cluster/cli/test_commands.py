@@ -133,7 +133,7 @@ async def test_service_that_cannot_serve_ends_with_its_condition_and_exit_code_1
 
     missing = await pomona.run("deploy", "other", "--model", "tine")
     assert missing.code == 1
-    assert f"Model tine does not exist in namespace {cluster.namespace}: is tiny meant?" in missing.errors
+    assert f"Model tine does not exist in namespace {cluster.namespace}: did you mean tiny?" in missing.errors
     assert await cluster.services() == ["chat"]
 
     other = cluster.files.url + "/other.gguf"
@@ -156,7 +156,7 @@ async def test_files_are_checked_before_anything_is_applied(pomona: Pomona, clus
     path.write_text(yaml.safe_dump_all([model, {**service, "spec": {**service["spec"], "replica": 2}}]))
     refused = await pomona.run("deploy", "-f", str(path))
     assert refused.code == 2
-    assert f"{path}:19: InferenceService chat: spec.replica: unknown field; is replicas meant?" in refused.errors
+    assert f"{path}:19: InferenceService chat: spec.replica: unknown field; did you mean replicas?" in refused.errors
     assert await cluster.services() == []
     path.write_text(yaml.safe_dump_all([service, model]))
     assert "chat is suspended: spec.replicas is 0" in await pomona.succeed("deploy", "-f", str(path))
@@ -207,7 +207,7 @@ async def test_unknown_object_and_refused_token_are_told_in_one_line(
     for command in ("status", "logs", "chat", "delete"):
         unknown = await pomona.run(command, "chta")
         assert unknown.errors == (
-            f"Error: InferenceService chta does not exist in namespace {cluster.namespace}: is chat meant?\n"
+            f"Error: InferenceService chta does not exist in namespace {cluster.namespace}: did you mean chat?\n"
         )
     config = json.loads(pomona.kubeconfig.read_text())
     config["users"][0]["user"]["token"] = "wrong"

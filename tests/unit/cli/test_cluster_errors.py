@@ -71,7 +71,7 @@ def test_other_refusals_keep_the_words_of_the_server() -> None:
 
 
 def test_similar_name_is_suggested() -> None:
-    assert describe_missing(INFERENCE_SERVICES, "chta", "team", ["chat", "code"]).endswith("team: is chat meant?")
+    assert describe_missing(INFERENCE_SERVICES, "chta", "team", ["chat", "code"]).endswith("team: did you mean chat?")
     assert describe_missing(INFERENCE_SERVICES, "zzz", "team", ["chat", "code"]).endswith("there are chat, code")
     assert describe_missing(INFERENCE_SERVICES, "zzz", "team", []).endswith("another namespace is chosen with -n")
     assert describe_missing(METAL_HOSTS, "zzz", None, []) == "MetalHost zzz does not exist: there is none"

@@ -70,7 +70,7 @@ def test_all_problems_are_reported_with_their_lines(tmp_path: Path) -> None:
     text = f"{MODEL}  sha256: short\n---\n{SERVICE}  parallel: 65\n  contextlength: 9\n"
     assert problems(tmp_path, text) == [
         ":7: Model tiny: spec.sha256: Invalid value: \"short\": spec.sha256 in body should match '^[0-9a-f]{64}$'",
-        ":16: InferenceService chat: spec.contextlength: unknown field; is contextLength meant?",
+        ":16: InferenceService chat: spec.contextlength: unknown field; did you mean contextLength?",
         (
             ":15: InferenceService chat: spec.parallel: Invalid value: 65: spec.parallel in body should be less than "
             "or equal to 64"
