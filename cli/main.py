@@ -5,7 +5,7 @@ import click
 from cli.lazy import KUBECTL_PLUGIN, LazyGroup, rename_examples
 
 SUBCOMMANDS = {
-    "agent": ("join this machine to a cluster as a host outside of it", "cli.agent.command"),
+    "agent": ("serve models on this machine as a host of a cluster", "cli.agent.command"),
     "catalog": ("list models that `pomona deploy` knows by name", "cli.service.catalog"),
     "chat": ("ask a service of the cluster", "cli.service.chat"),
     "completion": ("print the completion script for a shell", "cli.completion"),

@@ -34,7 +34,7 @@ SUBCOMMANDS: Final = {
     "selftest": ("check that this machine behaves as the agent expects", "cli.agent.selftest"),
     "status": ("show whether the agent runs, and what it serves", "cli.agent.status"),
     "stop": ("drain and stop everything on this host", "cli.agent.stop"),
-    "uninstall": ("stop everything, and remove the agent from the services", "cli.agent.uninstall"),
+    "uninstall": ("stop everything, and remove the service of the agent", "cli.agent.uninstall"),
     "upgrade": ("install another version and restart; engines keep running", "cli.agent.upgrade"),
     "weights": ("list the weights on this host, or delete some", "cli.agent.weights"),
 }
@@ -98,7 +98,7 @@ def _end_permanently(given: tuple[str, ...]) -> Iterator[None]:
 @agent_options
 @click.pass_context
 def command(ctx: click.Context, /, **given: Any) -> None:
-    """Join this machine to a cluster as a MetalHost, and serve models as native processes.
+    """Run the agent: this machine is a MetalHost of a cluster, and serves models as native processes.
 
     The agent may be stopped, killed, restarted and updated at any time: engines keep running, and the next agent adopts
     them. `pomona agent stop` stops the engines, too.

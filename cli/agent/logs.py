@@ -28,7 +28,7 @@ _PAUSE_SECONDS: Final = 0.5
 def command(ctx: click.Context, state_dir: Path | None, *, follow: bool, engine: str | None, lines: int) -> None:
     """Print the end of the log of the installed agent, or of an engine.
 
-    If the agent did not come as far as its log, its last words are printed before: its errors at the start.
+    Output that the agent wrote outside of its log, such as errors at its start, is printed first if it is newer.
 
     \b
     Examples:
@@ -41,7 +41,7 @@ def command(ctx: click.Context, state_dir: Path | None, *, follow: bool, engine:
         path = _find_engine_log(folder, engine) if engine else folder / AGENT_LOG
         if engine is None:
             start = find_start_log(state, is_of_system=manager is not None and manager.needs_root)
-            _print_last_words(start, path, lines)
+            _print_newer_output(start, path, lines)
         for line in read_last_lines(path, lines):
             click.echo(show_raw(line), nl=False)
         if follow:
@@ -67,11 +67,11 @@ def read_last_lines(path: Path, count: int) -> list[str]:
     return list(last)
 
 
-def _print_last_words(start: Path, log: Path, count: int) -> None:
-    """Print the output of an agent that was written after its log, or without one."""
+def _print_newer_output(start: Path, log: Path, count: int) -> None:
+    """Print the output of an agent that is newer than its log. Raises click.exceptions.Exit if there is no log."""
     with contextlib.suppress(FileNotFoundError):
-        words = start.stat()
-        if words.st_size and (not log.exists() or words.st_mtime > log.stat().st_mtime):
+        output = start.stat()
+        if output.st_size and (not log.exists() or output.st_mtime > log.stat().st_mtime):
             for line in read_last_lines(start, count):
                 click.echo(show_raw(line), nl=False)
             if not log.exists():

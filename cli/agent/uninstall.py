@@ -1,4 +1,4 @@
-"""`pomona agent uninstall`: stop everything, and remove the agent from the services of this machine."""
+"""`pomona agent uninstall`: stop everything, and remove the service of the agent from this machine."""
 
 from pathlib import Path
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def command(name: str, *, server: str | None, target: ClusterOptions) -> None:
     """Make an identity for host NAME, and a code with which one machine takes it over.
 
-    The code is valid for 15 minutes and for one use. Another code for the same host ends the one before; a host that
-    runs goes on. The code alone is written to standard output, so that it can be piped.
+    The code is valid for 15 minutes and for one use. Another code for the same host replaces an unused one; a host
+    that runs goes on. The code alone is written to standard output, so that it can be piped.
 
     \b
     Examples:

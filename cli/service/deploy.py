@@ -43,7 +43,11 @@ if TYPE_CHECKING:
 @click.option("--parallel", type=int, help="Requests that a replica serves at once. Default: 1.")
 @click.option("--runtime", metavar="ENGINE", help="Engine. Default: by the format of the weights.")
 @click.option("--image", help="Image of the engine, where Pomona has none for the accelerator.")
-@click.option("--priority", type=click.Choice(get_args(Priority)), help="Who goes first when hosts are scarce.")
+@click.option(
+    "--priority",
+    type=click.Choice(get_args(Priority)),
+    help="Services of a higher priority go first when hosts are scarce. Default: normal.",
+)
 @click.option(
     "--file",
     "-f",
