@@ -3,6 +3,9 @@
 Each connection is a WebSocket with the subprotocol `v4.channel.k8s.io`, which the API server passes on to the kubelet.
 Each of its messages begins with the number of a channel: 0 has the bytes of the connection, 1 the kubelet's errors. The
 first message of each channel has the port, as two bytes.
+
+The package `kubernetes` forwards by a thread and a blocking socket for each connection, with the credentials of its own
+client. This runs in the event loop, and a refused token is refreshed as in every other call.
 """
 
 import asyncio
