@@ -6,7 +6,6 @@ import gc
 import os
 import re
 import signal
-import ssl
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +15,7 @@ import uvloop
 
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE, Networks, networks_text
 from cli import log
-from cli.options import SOURCE_VARIABLES, Size, allow_private_sources
+from cli.options import SOURCE_VARIABLES, Size, allow_private_sources, load_hosts_ca
 from controller.http_endpoints import BindAddress, ControllerHealth, metrics_routes, parse_bind_address, serve
 from controller.metrics import ControllerMetrics
 from controller.pod_settings import PodSettings
@@ -222,7 +221,7 @@ def command(
     environment = {name: os.environ[name] for name in SOURCE_VARIABLES if name in os.environ}
     if allowed_networks:
         environment[NETWORKS_VARIABLE] = networks_text(allowed_networks)
-    trust = _load_authorities(hosts_ca) if hosts_ca else None
+    trust = load_hosts_ca(hosts_ca) if hosts_ca else None
     limits = TenantLimits(image_prefixes, control_plane=control_plane, hosts=not namespaces)
     try:
         pods = PodSettings(
@@ -239,15 +238,6 @@ def command(
             uvloop.run(_run(kubeconfig, options, metrics, health))
     except CredentialsError as error:
         raise click.ClickException(str(error)) from error
-
-
-def _load_authorities(authorities: Path) -> ssl.SSLContext:
-    """Return a context that trusts these authorities only. Raises click.ClickException: the file cannot be read."""
-    try:
-        return ssl.create_default_context(cafile=authorities)
-    except OSError as error:
-        message = f"cannot read --hosts-ca {authorities}: {error}: give a file of certificates in PEM form"
-        raise click.ClickException(message) from error
 
 
 async def _run(

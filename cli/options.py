@@ -3,6 +3,7 @@
 import ipaddress
 import os
 import re
+import ssl
 import sys
 from pathlib import Path
 from typing import Final
@@ -110,6 +111,19 @@ choose_files: Final = click.option(
     help="Files to take of a repository or folder, such as '*Q4_K_M*.gguf'; * stands for any letters. Repeatable. "
     "Default: all files of a folder of safetensors that an engine needs.",
 )
+
+
+def load_hosts_ca(path: Path) -> ssl.SSLContext:
+    """Return a context that trusts the authorities in the file of --hosts-ca only.
+
+    Raises:
+        click.ClickException: the file cannot be read, or has no certificate.
+    """
+    try:
+        return ssl.create_default_context(cafile=path)
+    except OSError as error:
+        message = f"cannot read --hosts-ca {path}: {error}: give a file of certificates in PEM form"
+        raise click.ClickException(message) from error
 
 
 def default_state_folder() -> Path:

@@ -5,6 +5,7 @@ import functools
 import os
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -27,11 +28,11 @@ _LINE_BYTES: Final = 4096
 @click.option("--url", help="Address of the service, such as http://127.0.0.1:8080, instead of one of its replicas.")
 @click.option(
     "--hosts-ca",
-    type=click.Path(exists=True),
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="CA of the certificates of hosts, in PEM form. Default: those that the system trusts.",
 )
 @namespaced_cluster_options
-def command(name: str, question: str | None, *, target: ClusterOptions, url: str | None, hosts_ca: str | None) -> None:
+def command(name: str, question: str | None, *, target: ClusterOptions, url: str | None, hosts_ca: Path | None) -> None:
     """Ask the service NAME one QUESTION, or have a conversation.
 
     A replica in a pod is reached by way of the API server, as with `kubectl port-forward`; one on a host directly at
@@ -60,14 +61,14 @@ def command(name: str, question: str | None, *, target: ClusterOptions, url: str
         sys.exit(INTERRUPTED_EXIT)
 
 
-async def _check(cluster: "Cluster", *, name: str, url: str | None, hosts_ca: str | None) -> None:
+async def _check(cluster: "Cluster", *, name: str, url: str | None, hosts_ca: Path | None) -> None:
     from cli.service.service_address import open_service  # noqa: PLC0415 - not needed for --help
 
     async with open_service(cluster, name, url, hosts_ca):
         pass
 
 
-async def _chat(cluster: "Cluster", *, name: str, question: str | None, url: str | None, hosts_ca: str | None) -> None:
+async def _chat(cluster: "Cluster", *, name: str, question: str | None, url: str | None, hosts_ca: Path | None) -> None:
     from cli.service.service_address import open_service  # noqa: PLC0415 - not needed for --help
     from standalone.ask import ChatMessage, continue_chat  # noqa: PLC0415 - same
 

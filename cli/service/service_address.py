@@ -5,9 +5,9 @@ and knows no EndpointSlices of hosts. A port of a pod is forwarded instead, as k
 """
 
 import contextlib
-import ssl
 from base64 import b64decode
 from collections.abc import AsyncIterator, Iterable, Iterator
+from pathlib import Path
 
 import aiohttp
 import click
@@ -15,6 +15,7 @@ import click
 from cli.api_objects import Obj, has_condition
 from cli.cluster_access import Cluster, read_object
 from cli.lazy import program_name
+from cli.options import load_hosts_ca
 from crds.meta import HTTPS, LABEL_SERVICE, LABEL_SERVICE_NAME, LABEL_SLICE_MANAGED_BY, SLICE_MANAGED_BY
 from kube.errors import NotFound
 from kube.port_forward import forward_port
@@ -25,7 +26,7 @@ from standalone.ask import CONNECT_SECONDS, AskError, open_session
 
 @contextlib.asynccontextmanager
 async def open_service(
-    cluster: Cluster, name: str, url: str | None, hosts_ca: str | None
+    cluster: Cluster, name: str, url: str | None, hosts_ca: Path | None
 ) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
     """Yield a session with the token of a service, and the base URL of a replica.
 
@@ -46,7 +47,7 @@ async def open_service(
     if mode != "chat":
         raise click.ClickException(f"{name} is for {mode} (spec.mode) and cannot chat")
     token = await _read_token(cluster, name)
-    tls = _trust(hosts_ca)
+    tls = load_hosts_ca(hosts_ca) if hosts_ca else True
     if url:
         base = url.rstrip("/").removesuffix("/v1")
         async with open_session(aiohttp.TCPConnector(ssl=tls), token) as session:
@@ -68,7 +69,7 @@ async def open_service(
     if address is None:
         raise _no_replica(cluster, name)
     async with open_session(aiohttp.TCPConnector(ssl=tls), token) as session:
-        await _check_host(session, address, name)
+        await check_host(session, address, name)
         yield session, address
 
 
@@ -101,7 +102,7 @@ def list_host_urls(slices: Iterable[Obj]) -> Iterator[str]:
                         yield f"{scheme}://{shown}:{port['port']}"
 
 
-async def _check_host(session: aiohttp.ClientSession, address: str, name: str) -> None:
+async def check_host(session: aiohttp.ClientSession, address: str, name: str) -> None:
     """Raise AskError, with the way out, if this machine does not reach the host or does not trust it."""
     try:
         timeout = aiohttp.ClientTimeout(total=2 * CONNECT_SECONDS, sock_connect=CONNECT_SECONDS)
@@ -115,10 +116,3 @@ async def _check_host(session: aiohttp.ClientSession, address: str, name: str) -
             f"({str(error) or type(error).__name__}): ask from the network of the host, or forward a port yourself and "
             "name it with --url"
         ) from error
-
-
-def _trust(hosts_ca: str | None) -> ssl.SSLContext | bool:
-    try:
-        return ssl.create_default_context(cafile=hosts_ca) if hosts_ca else True
-    except (OSError, ssl.SSLError) as error:
-        raise click.ClickException(f"--hosts-ca {hosts_ca}: {error}") from error

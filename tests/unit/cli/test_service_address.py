@@ -1,11 +1,14 @@
 """A host is reached at the address of its EndpointSlice, and what prevents that is said with the way out."""
 
+from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from aiohttp import web
 
-from cli.service.service_address import _check_host, _trust, list_host_urls
+from cli.options import load_hosts_ca
+from cli.service.service_address import check_host, list_host_urls
 from standalone.ask import AskError, open_session
 from tests.support.stub_server import serve_stub
 
@@ -32,7 +35,7 @@ async def test_host_that_answers_is_reached_even_if_it_refuses() -> None:
         return web.Response(status=401)
 
     async with serve_stub(refuse) as url, open_session() as session:
-        await _check_host(session, url, "chat")
+        await check_host(session, url, "chat")
 
 
 async def test_host_leads_no_request_of_this_machine_elsewhere() -> None:
@@ -55,10 +58,9 @@ async def test_host_leads_no_request_of_this_machine_elsewhere() -> None:
 async def test_host_in_another_network_is_named_with_the_way_out() -> None:
     async with open_session() as session:
         with pytest.raises(AskError, match=r"chat is served on a host at http://127\.0\.0\.1:9, .* name it with --url"):
-            await _check_host(session, "http://127.0.0.1:9", "chat")
+            await check_host(session, "http://127.0.0.1:9", "chat")
 
 
 def test_unreadable_authority_is_named() -> None:
-    with pytest.raises(Exception, match=r"--hosts-ca /dev/null: "):
-        _trust("/dev/null")
-    assert _trust(None) is True
+    with pytest.raises(click.ClickException, match=r"--hosts-ca /dev/null: .* give a file of certificates in PEM form"):
+        load_hosts_ca(Path("/dev/null"))
