@@ -23,7 +23,7 @@ AGENT_FEATURES: Final = tuple(sorted(set(FEATURE_OF_FIELD.values())))
 
 def find_features(spec: MetalProcessSpec) -> list[str]:
     """Return the features that a process of this spec needs, sorted."""
-    stated = set(list_stated(without_defaults(spec)))
+    stated = set(list_stated_fields(without_defaults(spec)))
     return sorted({feature for field, feature in FEATURE_OF_FIELD.items() if field in stated})
 
 
@@ -33,15 +33,15 @@ def known_features(status: MetalHostStatus) -> frozenset[str]:
     return frozenset((*status.features, INSPECTION) if status.inspects else status.features)
 
 
-def list_stated(value: Any, path: str = "") -> Iterator[str]:
+def list_stated_fields(value: Any, path: str = "") -> Iterator[str]:
     """Yield the path of each field of a spec as JSON, and with it each text as `PATH=TEXT`."""
     if isinstance(value, Mapping):
         for name, each in value.items():
             field = f"{path}.{name}" if path else str(name)
             yield field
-            yield from list_stated(each, field)
+            yield from list_stated_fields(each, field)
     elif isinstance(value, list):
         for each in value:
-            yield from list_stated(each, path)
+            yield from list_stated_fields(each, path)
     elif isinstance(value, str):
         yield f"{path}={value}"

@@ -57,7 +57,7 @@ def drained_condition(
     return condition(DRAINED, true=False, reason="DrainBlocked", message=message, generation=generation)
 
 
-def find_next_look(
+def find_recheck_seconds(
     host: MetalHost, bound: Iterable[Obj], siblings: Mapping[str, Sequence[Obj]], now: datetime
 ) -> float | None:
     """Return the seconds until a replacement has waited too long; None if only a change of a process matters.

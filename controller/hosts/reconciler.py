@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from controller.hosts.address_check import PAUSE_SECONDS, AddressCheck, AddressUse
-from controller.hosts.drain import DRAINING, drained_condition, draining_facts, find_next_look
+from controller.hosts.drain import DRAINING, drained_condition, draining_facts, find_recheck_seconds
 from controller.hosts.grants import (
     address_condition,
     decide_grants,
@@ -264,8 +264,8 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
     reachable = reachable_condition(host, inputs.reachability)
     conditions = [ready, address_condition(host, verdict), reachable, *((drained,) if drained else ())]
     again_seconds = PAUSE_SECONDS if verdict.reason == "NotChecked" else SECRETS_SECONDS
-    if (next_look := find_next_look(host, bound, siblings, snapshot.now)) is not None:
-        again_seconds = min(again_seconds, next_look)
+    if (recheck_seconds := find_recheck_seconds(host, bound, siblings, snapshot.now)) is not None:
+        again_seconds = min(again_seconds, recheck_seconds)
     secret = None
     if inputs.tokens is not None:
         keys = {host_secret_key(each["metadata"]["namespace"], each["spec"]["tokenSecret"]) for each in bound}

@@ -164,15 +164,15 @@ def observe_pods(
         keep=tuple((DEPLOYMENTS, each.observed.obj) for each in kept),
         awaiting=tuple(each.name for each in waiting if each.change.cause == "update"),
         patch=tuple(patch for each in kept for patch in each.patch),
-        again_seconds=_find_next_look(steps, pods.refusal_seconds(snapshot.now)),
+        again_seconds=_find_recheck_seconds(steps, pods.refusal_seconds(snapshot.now)),
     )
 
 
-def _find_next_look(steps: Sequence[_WantedDeployment], refusal_seconds: float | None) -> float | None:
+def _find_recheck_seconds(steps: Sequence[_WantedDeployment], refusal_seconds: float | None) -> float | None:
     """Return the seconds until the first moment at which time alone may change the decision; None: it never does."""
-    looks = [refusal_seconds, *(each.again_seconds for each in steps)]
-    looks += [_ROOM_SECONDS for each in steps if each.lacks_room]
-    return min((seconds for seconds in looks if seconds is not None), default=None)
+    waits = [refusal_seconds, *(each.again_seconds for each in steps)]
+    waits += [_ROOM_SECONDS for each in steps if each.lacks_room]
+    return min((seconds for seconds in waits if seconds is not None), default=None)
 
 
 def _list_wanted(

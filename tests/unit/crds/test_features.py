@@ -7,7 +7,14 @@ import msgspec
 import pytest
 import yaml
 
-from crds.features import AGENT_FEATURES, FEATURE_OF_FIELD, INSPECTION, find_features, known_features, list_stated
+from crds.features import (
+    AGENT_FEATURES,
+    FEATURE_OF_FIELD,
+    INSPECTION,
+    find_features,
+    known_features,
+    list_stated_fields,
+)
 from crds.meta import without_defaults
 from crds.metalhost import MetalHostStatus
 from crds.metalprocess import MetalProcessSpec
@@ -40,7 +47,7 @@ def test_process_needs_the_features_of_what_it_states(monkeypatch: pytest.Monkey
 def test_process_that_serves_as_in_the_first_release_needs_no_feature() -> None:
     spec = msgspec.convert(SERVING, MetalProcessSpec)
     assert find_features(spec) == []
-    assert "features" not in set(list_stated(without_defaults(spec)))
+    assert "features" not in set(list_stated_fields(without_defaults(spec)))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +80,7 @@ def read_spec(path: Any) -> dict[str, Any]:
 
 
 def list_schema(schema: dict[str, Any], path: str = "") -> Iterator[str]:
-    """Yield the path of each field, and of each value of an enum, as `list_stated` does of an object."""
+    """Yield the path of each field, and of each value of an enum, as `list_stated_fields` does of an object."""
     for name, each in schema.get("properties", {}).items():
         field = f"{path}.{name}" if path else name
         yield field

@@ -91,7 +91,7 @@ def test_process_that_is_being_stopped_holds_nothing_up() -> None:
     assert planned_condition(reconcile(leaving, process("chat-1-1")), "Drained")["reason"] == "Draining"
 
 
-def test_drain_that_is_held_up_is_looked_at_only_after_a_change() -> None:
+def test_drain_that_is_held_up_is_rechecked_only_after_a_change() -> None:
     observed = drained_host()
     observed["status"]["conditions"].append(
         condition("Drained", "False", "DrainBlocked") | {"lastTransitionTime": "2026-11-21T00:00:00Z"}
