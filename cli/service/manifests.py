@@ -72,7 +72,10 @@ def build_objects(options: ServiceOptions, namespace: str | None) -> list[Obj]:
     else:
         unusable = [name for name, value in _list_model_options(options) if value]
         if unusable:
-            raise DeployError(f"{', '.join(unusable)} belong to a source, and --model {options.model} is a Model")
+            raise DeployError(
+                f"{', '.join(unusable)} belong to a source, and --model {options.model} is the name of a Model: leave "
+                "them out, or give a source such as hf://ORG/REPO/FILE.gguf"
+            )
         objects = [_build_service(options, options.model)]
     placed = [_place_in_namespace(each, namespace) for each in objects]
     problems = [

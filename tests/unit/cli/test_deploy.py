@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -73,7 +74,10 @@ def test_name_of_a_model_is_used_as_it_is() -> None:
         (["chat"], "chat is not in the catalog (`pomona catalog` lists it): add --model SOURCE"),
         (["chat", "--model", SOURCE, "--replicas", "101"], "--replicas: spec.replicas: Invalid value: 101"),
         (["Chat", "--model", "tiny"], "InferenceService Chat: metadata.name: Invalid value"),
-        (["chat", "--model", "tiny", "--files", "*"], "--files belong to a source, and --model tiny is a Model"),
+        (
+            ["chat", "--model", "tiny", "--files", "*"],
+            "--model tiny is the name of a Model: leave them out, or give a source",
+        ),
         (["chat", "--model", "ollama://a:b"], "an ollama:// source needs spec.memoryBytes"),
         (["chat", "--model", "hf://nowhere"], "--model: "),
         ([], "nothing to deploy: give NAME, or --file"),
@@ -140,5 +144,5 @@ def test_replica_is_chosen_by_number_or_name() -> None:
     replicas: list[Obj] = [{"metadata": {"name": "chat-a"}}, {"metadata": {"name": "chat-b"}}]
     assert choose_replicas("chat", replicas, None) == replicas
     assert choose_replicas("chat", replicas, "1") == choose_replicas("chat", replicas, "chat-b") == replicas[1:]
-    with pytest.raises(Exception, match=r"chat has no replica 2: there are 0 \(chat-a\), 1 \(chat-b\)"):
+    with pytest.raises(click.ClickException, match=r"chat has no replica 2: there are 0 \(chat-a\), 1 \(chat-b\)"):
         choose_replicas("chat", replicas, "2")
