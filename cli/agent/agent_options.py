@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -19,9 +19,11 @@ from cli.options import (
 )
 from gateway.proxy.config import Tls
 from launchd.service_definition import STATE_OPTION
-from metal_agent.cluster.host_identity import FILE_NAME, HostIdentity, read_joined_host
 from metal_agent.holds.owner_policy import OwnerPolicy
 from metal_agent.options import AgentOptions, OptionsError, StartError
+
+if TYPE_CHECKING:
+    from metal_agent.cluster.host_identity import HostIdentity
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -105,11 +107,17 @@ class AgentArguments:
         """The state folder."""
         return (self.state_dir or default_state_folder()).absolute()
 
-    def read_identity(self, folder: Path) -> HostIdentity | None:
+    def read_identity(self, folder: Path) -> "HostIdentity | None":
         """Return the identity that `pomona agent join` wrote into the state folder.
 
         None: there is none, or a kubeconfig is given. Raises OptionsError: it cannot be read, or is another host's.
         """
+        from metal_agent.cluster.host_identity import (  # noqa: PLC0415 - commands about an agent need no client
+            FILE_NAME,
+            HostIdentity,
+            read_joined_host,
+        )
+
         if self.kubeconfig:
             return None
         try:
@@ -125,7 +133,7 @@ class AgentArguments:
             )
         return HostIdentity(folder, joined)
 
-    def read_options(self, folder: Path, identity: HostIdentity | None) -> AgentOptions:
+    def read_options(self, folder: Path, identity: "HostIdentity | None") -> AgentOptions:
         """Return the options as the agent takes them. Raises StartError and OptionsError: one is missing."""
         name = identity.host if identity else self.name
         if not name:

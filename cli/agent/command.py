@@ -9,21 +9,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-import structlog
 
 from artifacts import durable
-from cli import log
 from cli.agent.agent_options import AgentArguments, agent_options
 from cli.lazy import LazyGroup
-from kube import credentials
-from kube.kubeconfig import CredentialsError
 from kube.time import rfc3339
 from launchd.service_definition import STATE_OPTION, find_state_folder
 from metal_agent import exit_codes
 from metal_agent.exit_codes import AgentExit, ServiceManagerName
-from metal_agent.native.log_files import AGENT_LOG
 from metal_agent.options import OptionsError, StartError
-from metal_agent.run import run
 
 SUBCOMMANDS: Final = {
     "doctor": ("find out why this host does not serve, with the way out", "cli.agent.doctor"),
@@ -38,8 +32,6 @@ SUBCOMMANDS: Final = {
     "upgrade": ("install another version and restart; engines keep running", "cli.agent.upgrade"),
     "weights": ("list the weights on this host, or delete some", "cli.agent.weights"),
 }
-
-_log = structlog.get_logger()
 
 
 class AgentGroup(LazyGroup):
@@ -119,6 +111,8 @@ def command(ctx: click.Context, /, **given: Any) -> None:
 
 def _run_agent(arguments: AgentArguments) -> int:
     """Run the agent to its end; return the exit status."""
+    import structlog  # noqa: PLC0415 - only an agent logs
+
     folder, supervisor = arguments.folder, exit_codes.read_supervisor()
     _configure_log(folder, supervisor)
     try:
@@ -127,7 +121,7 @@ def _run_agent(arguments: AgentArguments) -> int:
         code = exit_codes.PERMANENT if isinstance(error, OptionsError) else exit_codes.TEMPORARY
         _save_exit(folder, code, str(error))
         if supervisor:
-            _log.error("agent_not_started", error=str(error), code=code)
+            structlog.get_logger().error("agent_not_started", error=str(error), code=code)
         click.echo(f"Error: {error}", err=True)
         return exit_codes.exit_status(code, supervisor)
     if stopped:
@@ -138,6 +132,9 @@ def _run_agent(arguments: AgentArguments) -> int:
 
 def _configure_log(folder: Path, supervisor: ServiceManagerName | None) -> None:
     """Log to a file that the agent keeps short by itself when a service manager runs it, else to the terminal."""
+    from cli import log  # noqa: PLC0415 - same
+    from metal_agent.native.log_files import AGENT_LOG  # noqa: PLC0415 - same
+
     log.configure()
     if supervisor:
         with contextlib.suppress(OSError):  # then to standard error, which is a file, too
@@ -155,6 +152,10 @@ async def _run_until_signalled(arguments: AgentArguments) -> bool:
 
     Return True if everything is stopped. Raises StartError.
     """
+    from kube import credentials  # noqa: PLC0415 - commands about an agent need none of this
+    from kube.kubeconfig import CredentialsError  # noqa: PLC0415 - same
+    from metal_agent.run import run  # noqa: PLC0415 - same
+
     identity = arguments.read_identity(arguments.folder)
     options = arguments.read_options(arguments.folder, identity)
     try:

@@ -1,11 +1,14 @@
 """The status of a running agent, as its control socket reports it."""
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from metal_agent.holds.hold_gate import HostHold
-from metal_agent.supervise.runner import Runner
+
+if TYPE_CHECKING:
+    from metal_agent.supervise.runner import Runner
 
 
 class AgentProcessStatus(msgspec.Struct, frozen=True, rename="camel"):
@@ -73,7 +76,7 @@ class StopAccepted(msgspec.Struct, frozen=True, rename="camel"):
     pid: int
 
 
-def describe_processes(runners: Iterable[Runner]) -> list[AgentProcessStatus]:
+def describe_processes(runners: "Iterable[Runner]") -> list[AgentProcessStatus]:
     """Describe the processes, sorted by namespace and service."""
     described = [
         AgentProcessStatus(

@@ -5,15 +5,17 @@ and sends only what differs, so that the end of one hold frees nothing that anot
 """
 
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
 from crds.meta import DISRUPTION_TARGET
-from kube.client import Obj
-from metal_agent import lifecycle
-from metal_agent.assignments import Assignment
 from metal_agent.process_events import Evicted, Held, Released
+
+if TYPE_CHECKING:
+    from kube.client import Obj
+    from metal_agent.assignments import Assignment
+    from metal_agent.lifecycle import ProcessState
 
 HOLD_SOURCES: Final = ("pressure", "schedule", "activity", "battery", "heat")
 
@@ -22,11 +24,11 @@ class HoldableProcess(Protocol):
     """A process that may be held or evicted; a runner is one."""
 
     @property
-    def assignment(self) -> Assignment:
+    def assignment(self) -> "Assignment":
         """The MetalProcess that it runs."""
 
     @property
-    def state(self) -> lifecycle.ProcessState:
+    def state(self) -> "ProcessState":
         """Its state."""
 
     def notify(self, event: Held | Evicted | Released) -> None:
@@ -89,7 +91,7 @@ class HoldGate:
             runner.notify(event)
             self._sent[uid] = Held(event.reason, event.message)
 
-    def displacement_condition(self, process: HoldableProcess) -> Obj | None:
+    def displacement_condition(self, process: HoldableProcess) -> "Obj | None":
         """Return the MetalProcess's condition DisruptionTarget, without lastTransitionTime, or None if it may stay."""
         for source in self._sources:
             if why := source.displacement_of(process):

@@ -36,6 +36,18 @@ def test_help_names_sub_commands_without_importing_them() -> None:
         assert name in done.stdout
 
 
+@pytest.mark.parametrize("command", [[], ["install"], ["logs"], ["restart"], ["status"], ["stop"], ["uninstall"]])
+def test_command_about_an_agent_imports_no_agent(command: list[str]) -> None:
+    script = (
+        f"import sys; from cli.main import main\ntry: main({['agent', *command, '-h']!r})\nexcept SystemExit: pass\n"
+        "heavy = {'kube.client', 'metal_agent.agent', 'metal_agent.supervise.runner', 'prometheus_client'}\n"
+        "heavy &= sys.modules.keys()\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("enabled", [True, False])
 def test_import_of_a_sub_command_leaves_the_garbage_collector_as_it_was(enabled: bool) -> None:
     script = (
