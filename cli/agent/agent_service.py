@@ -170,21 +170,28 @@ def await_agent(
     manager: ServiceManager,
     wait: AgentWait = ANSWER_WAIT,
     *,
-    before: int | None = None,
+    previous_pid: int | None = None,
     first_run: int | None = None,
 ) -> AgentStatus:
-    """Wait until the agent of the service is ready, as another process than `before`.
+    """Wait until the agent of the service is ready.
 
-    `first_run` is the number of its start, as the service manager counts; by default it has been started already.
+    Args:
+        folder: its state folder.
+        manager: the service manager that has it.
+        wait: how long.
+        previous_pid: the process of the agent before a restart, whose status does not count.
+        first_run: the number of the start to wait for, as the service manager counts; None: the last one so far.
 
-    Raises ServiceError, and click.ClickException: it has ended or is not ready in time, with the reason if known.
+    Raises:
+        ServiceError: the service manager cannot say whether it runs.
+        click.ClickException: it has ended or is not ready in time, with the reason if known.
     """
     first_run = first_run or manager.read_state().runs
     started = time.monotonic()
     alive_at, ready_at, ready_pid = started, started, None
     while True:
         status, now = read_status(folder), time.monotonic()
-        if status is None or status.pid == before or not status.ready:
+        if status is None or status.pid == previous_pid or not status.ready:
             ready_pid = None
         elif status.pid != ready_pid:
             ready_at, ready_pid = now, status.pid
@@ -198,7 +205,7 @@ def await_agent(
                 f"the agent ended{f': {ended.message}' if ended else ', see `pomona agent logs`'}"
             )
         if now - started >= wait.seconds:
-            reason = "does not answer" if status is None or status.pid == before else "is not ready"
+            reason = "does not answer" if status is None or status.pid == previous_pid else "is not ready"
             because = f" ({escape_controls(status.connection.message)})" if status and status.connection.message else ""
             raise click.ClickException(
                 f"the agent {reason} within {wait.seconds:.0f} s{because}: see `pomona agent logs`"

@@ -52,7 +52,7 @@ def restart_agent(manager: ServiceManager, folder: Path, wait: AgentWait = ANSWE
             manager.restart()
         except ServiceError as error:
             raise click.ClickException(explain_failure(error, folder)) from error
-        return await_agent(folder, manager, wait, before=before.pid if before else None)
+        return await_agent(folder, manager, wait, previous_pid=before.pid if before else None)
     if refusal := explain_stopped(manager, folder):
         raise click.ClickException(refusal)
     state = manager.read_state()
@@ -71,11 +71,11 @@ def restart_agent(manager: ServiceManager, folder: Path, wait: AgentWait = ANSWE
     if state.manager == "systemd":
         wait = wait._replace(seconds=wait.seconds + RESTART_SECONDS)
     first_run = state.runs + 1 if state.runs is not None else None
-    return await_agent(folder, manager, wait, before=pid, first_run=first_run)
+    return await_agent(folder, manager, wait, previous_pid=pid, first_run=first_run)
 
 
 def explain_stopped(manager: ServiceManager, folder: Path) -> str:
-    """Return that only root can start the agent, and how; empty if this user can restart it. Raises ServiceError."""
+    """Return the message that only root can start the agent, with the command; empty if this user can restart it. Raises ServiceError."""
     state = manager.read_state()
     if not manager.needs_root or os.geteuid() == 0 or state.pid or state.phase == "starting" or read_status(folder):
         return ""
