@@ -233,7 +233,7 @@ def read_last_exit(folder: Path) -> AgentExit | None:
         ended = load_exit(folder)
         return structs.replace(ended, message=escape_controls(ended.message)) if ended else None
     except OSError as error:
-        raise click.ClickException(f"cannot read the state folder: {error}") from error
+        raise _explain_folder_error(folder, error) from error
 
 
 def was_stopped(folder: Path) -> bool:
@@ -247,7 +247,13 @@ def forget_last_exit(folder: Path) -> None:
     try:
         forget_exit(folder)
     except OSError as error:
-        raise click.ClickException(f"cannot use the state folder: {error}") from error
+        raise _explain_folder_error(folder, error) from error
+
+
+def _explain_folder_error(folder: Path, error: OSError) -> click.ClickException:
+    return click.ClickException(
+        f"cannot use the state folder {folder}: {error}: mend that, or run this command as its owner"
+    )
 
 
 def stop_everything(folder: Path, say: Callable[[str], None], manager: ServiceManager | None = None) -> bool:

@@ -88,7 +88,7 @@ def _find_service_owner(*, as_user: bool, run_as: str | None) -> pwd.struct_pass
     try:
         owner = pwd.getpwnam(run_as) if run_as else find_sudo_caller() or pwd.getpwuid(os.geteuid())
     except KeyError as error:
-        raise click.ClickException(f"--run-as {run_as}: there is no such user") from error
+        raise click.ClickException(f"--run-as {run_as}: there is no such user: name one of this machine") from error
     if owner.pw_uid == 0 and not (as_user or run_as):
         raise click.ClickException(
             "the agent and its engines would run as root: call sudo as the user who owns them, or give --run-as USER"
@@ -116,7 +116,9 @@ def _read_sources() -> dict[str, str]:
     found = {name: value for name in SOURCE_VARIABLES if (value := os.environ.get(name))}
     for name, value in found.items():
         if "@" in value:
-            raise click.ClickException(f"{name} has a user or a password, which every user of this machine could read")
+            raise click.ClickException(
+                f"{name} has a user or a password, which every user of this machine could read: leave it out of the URL"
+            )
     return found
 
 

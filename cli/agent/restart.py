@@ -75,7 +75,10 @@ def restart_agent(manager: ServiceManager, folder: Path, wait: AgentWait = ANSWE
 
 
 def explain_stopped(manager: ServiceManager, folder: Path) -> str:
-    """Return the message that only root can start the agent, with the command; empty if this user can restart it. Raises ServiceError."""
+    """Return the message that only root can start the agent, with the command; empty if this user can restart it.
+
+    Raises ServiceError.
+    """
     state = manager.read_state()
     if not manager.needs_root or os.geteuid() == 0 or state.pid or state.phase == "starting" or read_status(folder):
         return ""

@@ -159,7 +159,7 @@ def test_installed_agent_asks_the_mirror_of_the_hub(tmp_path: Path, managers: Se
     assert "HF_TOKEN" not in managers.user.definition.environment
     refused = CliRunner(env={"HF_ENDPOINT": "https://me:secret@hub.example.com"}).invoke(main, words, obj=managers)
     assert (refused.exit_code, "secret" in refused.output) == (1, False)
-    assert "HF_ENDPOINT has a user or a password" in refused.output
+    assert "HF_ENDPOINT has a user or a password, which every user of this machine could read: leave" in refused.output
 
 
 def test_service_of_the_system_needs_root(managers: ServiceManagers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,6 +235,13 @@ def test_agent_of_a_terminal_is_not_replaced(
     result = CliRunner().invoke(main, words, obj=managers)
     assert "an agent runs already as process 8" in result.output
     assert managers.user.read_arguments() is None
+
+
+def test_state_folder_that_cannot_be_used_is_named(tmp_path: Path, managers: ServiceManagers) -> None:
+    (tmp_path / "last-exit.json").mkdir()
+    result = CliRunner().invoke(main, ["agent", "status", "--state-dir", str(tmp_path)], obj=managers)
+    assert f"cannot use the state folder {tmp_path}: " in result.output
+    assert "mend that, or run this command as its owner" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize("words", [["restart"], ["uninstall"], ["upgrade", "--from", "."]])

@@ -144,7 +144,10 @@ def test_error_that_quotes_others_moves_no_cursor(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("cli.cluster_access.run_in_cluster", refuse)
     for command in (["chat", "chat", "Who?"], ["host", "list"]):
         result = CliRunner().invoke(main, command)
-        assert (result.exit_code, result.stderr) == (1, "Error: chat answered 500: \\x1b]52;c;Y3Vy\\x07\\x9b1A\nno\tmore\n")
+        assert (result.exit_code, result.stderr) == (
+            1,
+            "Error: chat answered 500: \\x1b]52;c;Y3Vy\\x07\\x9b1A\nno\tmore\n",
+        )
 
 
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
