@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.output import (
-    MachineForm,
+    DataFormat,
     TableColumn,
     age_text,
     dim,
@@ -144,12 +144,12 @@ def test_chip_of_a_hostile_host_is_shown_as_text() -> None:
     assert shown.splitlines()[1] == r"M4\x1b]52;c;Y3Vy\x07\x9b1A"
 
 
-@pytest.mark.parametrize("form", ["json", "yaml"])
+@pytest.mark.parametrize("output_format", ["json", "yaml"])
 def test_facts_of_a_hostile_host_move_no_cursor_and_stay_the_same(
-    capsys: pytest.CaptureFixture[str], form: MachineForm
+    capsys: pytest.CaptureFixture[str], output_format: DataFormat
 ) -> None:
     facts = {"chip": "M4\x1b]52;c;Y3Vy\x07\x7f\x9b1A\x85ü"}
-    print_facts(facts, form)
+    print_facts(facts, output_format)
     printed = capsys.readouterr().out
     assert escape_controls(printed) == printed
     assert "ü" in printed

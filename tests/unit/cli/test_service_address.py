@@ -51,7 +51,7 @@ async def test_host_leads_no_request_of_this_machine_elsewhere() -> None:
             return web.Response(status=302, headers={"Location": f"{elsewhere}/admin"})
 
         async with serve_stub(redirect) as url, open_session() as session:
-            await _check_host(session, url, "chat")
+            await check_host(session, url, "chat")
     assert asked == []
 
 
