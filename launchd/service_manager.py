@@ -91,6 +91,9 @@ def write_definition(path: Path, content: bytes) -> None:
             try:
                 file.write(content)
                 os.fchmod(file.fileno(), _FILE_MODE)
+                # After a power cut an empty file would leave the machine without its agent.
+                file.flush()
+                os.fsync(file.fileno())
                 Path(file.name).replace(path)
             except OSError:
                 with contextlib.suppress(OSError):
