@@ -181,6 +181,14 @@ def test_root_by_sudo_leaves_the_service_of_a_user_to_the_user(
     assert managers.user.read_arguments() is not None
 
 
+def test_program_that_is_not_there_is_not_installed(tmp_path: Path, managers: ServiceManagers) -> None:
+    managers.program.unlink()
+    words = ["agent", "install", "--user", "--name", "a", "--state-dir", str(tmp_path / "state")]
+    result = CliRunner().invoke(main, words, obj=managers)
+    assert f"there is no {managers.program} to start" in result.output
+    assert managers.user.read_arguments() is None
+
+
 def test_two_services_for_one_agent_are_refused(
     tmp_path: Path, managers: ServiceManagers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
