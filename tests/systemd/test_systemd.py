@@ -43,6 +43,11 @@ async def test_unit_keeps_the_agent_and_not_what_no_restart_mends(systemd: Neste
     assert restarted.returncode == 0, restarted.stderr
     await host.served()
     assert host.engines() == engines, "the engine outlived two agents"
+    changed = pomona(systemd, "install", "--run-as", "root", *options, "--port-range", "18000-18900")
+    assert changed.returncode == 0, changed.stdout + changed.stderr
+    assert (show(systemd, "NeedDaemonReload"), show(systemd, "UnitFileState")) == ("no", "enabled")
+    await host.served()
+    assert host.engines() == engines, "the engine outlived another unit"
     shown = pomona(systemd, "status")
     assert f"{UNIT} is running" in shown.stdout
     assert (shown.returncode, "unreachable since" in shown.stdout) == (1, True), "there is no API server"
