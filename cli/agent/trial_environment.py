@@ -18,7 +18,6 @@ _MARK: Final = ".pomona-unproven"
 """A file in each folder of a version that has not been ready yet."""
 _LINKED_BYTES: Final = 1024 * 1024
 """Programs that are at least as long are linked; a script is copied, since its first line is changed."""
-_AT_WORKING_FOLDER: Final = -100 if sys.platform != "darwin" else -2
 _EXCHANGE: Final = 2
 """RENAME_EXCHANGE of Linux and RENAME_SWAP of macOS."""
 
@@ -80,8 +79,8 @@ class TrialEnvironment:
 def exchange_folders(first: Path, second: Path) -> None:
     """Exchange two folders of one disk in one step. Raises OSError: the file system cannot."""
     library = ctypes.CDLL(None, use_errno=True)
-    name = "renameatx_np" if sys.platform == "darwin" else "renameat2"
-    paths = _AT_WORKING_FOLDER, os.fsencode(first), _AT_WORKING_FOLDER, os.fsencode(second)
+    name, working_folder = ("renameatx_np", -2) if sys.platform == "darwin" else ("renameat2", -100)
+    paths = working_folder, os.fsencode(first), working_folder, os.fsencode(second)
     if getattr(library, name)(*paths, _EXCHANGE):
         code = ctypes.get_errno()
         raise OSError(code, f"cannot exchange it with {second}: {os.strerror(code)}", str(first))

@@ -1,5 +1,7 @@
 """`pomona agent upgrade`: what an interrupted or failed upgrade leaves; service manager and installer are stand-ins."""
 
+import contextlib
+import ctypes
 import fcntl
 import functools
 import itertools
@@ -7,8 +9,12 @@ import os
 import shutil
 import signal
 import stat
+import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import click
 import pytest
@@ -77,19 +83,20 @@ COMPLETE = {"lib", "packages", "pomona.py", "dependency.py", "bin", "pomona", "p
 @pytest.fixture
 def upgrade(prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Upgrade:
     """Run the command with an installer that writes "bad", then calls `after_install` with the environment."""
-    program = tmp_path / "pomona"
-    arguments = (str(program), "agent", "--state-dir", str(tmp_path / "state"))
+    arguments = (str(tmp_path / "pomona"), "agent", "--state-dir", str(tmp_path / "state"))
     monkeypatch.setattr(upgrade_command, "find_environment", lambda: (prefix, prefix / "lib" / "packages"))
     monkeypatch.setattr(upgrade_command, "refuse_environment", lambda _: None)
 
-    def run(manager: ManagerStandIn, after_install: Callable[[Path], None] = lambda _: None) -> Result:
+    def run(
+        manager: ManagerStandIn, after_install: Callable[[Path], None] = lambda _: None, program: str = arguments[0]
+    ) -> Result:
         def install(_source: str, environment: Path) -> None:
             write(environment, "bad")
             after_install(environment)
 
         monkeypatch.setattr(upgrade_command, "install_version", install)
-        manager.definition = ServiceDefinition(arguments, None, tmp_path, tmp_path / "output")
-        managers = ServiceManagers(manager, ManagerStandIn(tmp_path), program)
+        manager.definition = ServiceDefinition((program, *arguments[1:]), None, tmp_path, tmp_path / "output")
+        managers = ServiceManagers(manager, ManagerStandIn(tmp_path), Path(arguments[0]))
         return CliRunner().invoke(upgrade_command.command, ["--from", "x"], obj=managers)
 
     return run
@@ -152,6 +159,50 @@ def test_two_upgrades_at_once_are_refused(upgrade: Upgrade, prefix: Path, tmp_pa
     assert read(prefix) == "good"
 
 
+@pytest.mark.parametrize(
+    ("platform", "function", "working_folder"), [("darwin", "renameatx_np", -2), ("linux", "renameat2", -100)]
+)
+def test_folders_are_exchanged_by_the_call_of_the_system(
+    platform: str, function: str, working_folder: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RENAME_SWAP of macOS has the value of RENAME_EXCHANGE, and AT_FDCWD another one."""
+    library = mock.Mock(**{f"{function}.return_value": 0})
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: library)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "platform", platform)
+        exchange_folders(Path("/a"), Path("/b"))
+    assert library.mock_calls == [getattr(mock.call, function)(working_folder, b"/a", working_folder, b"/b", 2)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "refusal"),
+    [
+        ({}, ""),
+        ({"base": "/venv"}, "is not an environment of Pomona's own"),
+        ({"uid": 501}, "run this command as"),
+        ({"is_writable": False}, "run this command as"),
+        ({"origin": '{"url": "file:///pomona", "dir_info": {"editable": true}}'}, "out of the checkout file:///pomona"),
+    ],
+)
+def test_environment_that_cannot_be_upgraded_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], refusal: str
+) -> None:
+    given = {"base": "/usr", "uid": os.geteuid(), "is_writable": True, "origin": None} | changes
+    monkeypatch.setattr(sys, "prefix", "/venv")
+    monkeypatch.setattr(sys, "base_prefix", given["base"])
+    monkeypatch.setattr(os, "geteuid", lambda: given["uid"])
+    monkeypatch.setattr(os, "access", lambda *_: given["is_writable"])
+    monkeypatch.setattr(metadata, "distribution", lambda _: mock.Mock(**{"read_text.return_value": given["origin"]}))
+    with pytest.raises(click.ClickException, match=refusal) if refusal else contextlib.nullcontext():
+        upgrade_command.refuse_environment(tmp_path)
+
+
+def test_agent_of_another_installation_is_upgraded_by_its_own_program(upgrade: Upgrade, tmp_path: Path) -> None:
+    program = f"{tmp_path}/other/pomona"
+    result = upgrade(ManagerStandIn(tmp_path), program=program)
+    assert f"upgrade with `{program} agent upgrade`" in result.output
+
+
 class SimulatedService(ManagerStandIn):
     """A service of the system: the agent ends at SIGTERM, and its manager starts what is installed then."""
 
@@ -207,6 +258,15 @@ def service(tmp_path: Path, prefix: Path, monkeypatch: pytest.MonkeyPatch) -> Si
     monkeypatch.setattr(os, "kill", simulated.kill)
     monkeypatch.setattr(os, "geteuid", lambda: 501)
     return simulated
+
+
+def test_agent_of_another_user_is_not_restarted(service: SimulatedService, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_pid: int, _number: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", refuse)
+    with pytest.raises(click.ClickException, match="process 100 is the agent of another user"):
+        restart.restart_agent(service, service.definition_path.parent)
 
 
 def test_rollback_of_a_system_service_that_stays_down_says_why_and_what_to_do(
