@@ -21,13 +21,16 @@ HELMS_OWN = {"app.kubernetes.io/managed-by", "helm.sh/chart"}
 NAMESPACE = ("Namespace", "", "pomona-system")
 """Object that `helm install --create-namespace` creates, and no template."""
 EVERYTHING: dict[str, Any] = {
-    "image": {"digest": f"sha256:{'0' * 64}", "pullSecrets": ["registry"]},
+    "image": {"digest": f"sha256:{'0' * 64}", "pullPolicy": "Always", "pullSecrets": ["registry"]},
+    "replicas": 3,
+    "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "2Gi"}},
     "nodeSelector": {"pool": "system"},
     "tolerations": [{"key": "system", "operator": "Exists"}],
+    "affinity": {"nodeAffinity": {}},
     "priorityClassName": "system-cluster-critical",
     "podAnnotations": {"sidecar.istio.io/inject": "false"},
     "verbose": True,
-    "hosts": {"ca": {"configMap": "hosts-ca"}},
+    "hosts": {"ports": {"first": 19000, "last": 19099}, "ca": {"configMap": "hosts-ca", "key": "all.pem"}},
     "models": {
         "allowPrivateSources": ["10.1.0.0/16"],
         "nodeCacheSize": "500Gi",
@@ -38,6 +41,7 @@ EVERYTHING: dict[str, Any] = {
         "allowedImagePrefixes": ["registry.example/llm/"],
         "allowControlPlaneTolerations": True,
         "networkPolicies": True,
+        "monitoringNamespace": "prometheus",
         "monitorLabels": {"release": "prometheus"},
     },
     "vendors": {"acme-npu": {"resource": "acme.example/npu", "memoryValues": {"32G": 32768, "2T": 2097152}}},
@@ -53,9 +57,22 @@ REFUSED = {
     "scope.namespaces=team-a": "'/scope/namespaces': got string, want array",
     "scope.namespaces={Team_A}": "'/scope/namespaces/0': 'Team_A' does not match pattern",
     "scope.namespaces={pomona-system}": "scope.namespaces has pomona-system, which is a namespace of Pomona itself",
+    "scope.namespaces={pomona-metal-hosts}": "scope.namespaces has pomona-metal-hosts, which is a namespace of Pomona",
+    "image.repository=registry.example/pomona:1": "'/image/repository': 'registry.example/pomona:1' does not match",
+    "services.monitorLabels.a b=c": "'/services/monitorLabels': additional properties 'a b' not allowed",
+    "hosts=null": "missing property 'hosts'",
     "models.nodeCacheSize=big": "'/models/nodeCacheSize': 'big' does not match pattern",
 }
 Identity = tuple[str, str, str]
+
+
+CONTROLLER: Identity = ("Deployment", "pomona-system", "pomona-controller")
+
+
+async def render_everything(folder: Path) -> dict[Identity, Any]:
+    values = folder / "values.yaml"
+    values.write_text(json.dumps(EVERYTHING))
+    return await render(f"--values={values}")
 
 
 async def render(*arguments: str) -> dict[Identity, Any]:
@@ -105,7 +122,7 @@ async def test_image_and_options_of_the_documents_kustomization_reach_the_contro
 ) -> None:
     write_documents_kustomization(tmp_path)
     found = by_identity(await plane.kubectl("kustomize", str(tmp_path)))
-    (container,) = found["Deployment", "pomona-system", "pomona-controller"]["spec"]["template"]["spec"]["containers"]
+    (container,) = found[CONTROLLER]["spec"]["template"]["spec"]["containers"]
     assert container["image"] == "registry.example/pomona:0.1.0"
     assert container["args"] == [
         "controller", f"--image={container['image']}", "--monitoring-namespace=monitoring", "--node-cache-size=500Gi"
@@ -113,13 +130,8 @@ async def test_image_and_options_of_the_documents_kustomization_reach_the_contro
 
 
 async def test_every_value_reaches_an_option_that_the_controller_has(tmp_path: Path) -> None:
-    values = tmp_path / "values.yaml"
-    values.write_text(json.dumps(EVERYTHING))
-    rendered = await render(f"--values={values}")
-    template = rendered["Deployment", "pomona-system", "pomona-controller"]["spec"]["template"]
-    assert template["metadata"]["annotations"]["sidecar.istio.io/inject"] == "false"
-    pod = template["spec"]
-    (container,) = pod["containers"]
+    template = (await render_everything(tmp_path))[CONTROLLER]["spec"]["template"]
+    (container,) = template["spec"]["containers"]
     assert container["image"] == f"ghcr.io/pomona-dev/pomona@sha256:{'0' * 64}"
     assert container["args"] == [
         "controller",
@@ -129,11 +141,11 @@ async def test_every_value_reaches_an_option_that_the_controller_has(tmp_path: P
         "--allow-control-plane-tolerations",
         "--vendors=/etc/pomona/vendors/vendors.yaml",
         "--network-policies",
-        "--monitoring-namespace=monitoring",
+        "--monitoring-namespace=prometheus",
         "--monitor-label=release=prometheus",
         "--node-cache-size=500Gi",
         "--allow-private-sources=10.1.0.0/16",
-        "--hosts-ca=/etc/pomona/hosts-ca/ca.crt",
+        "--hosts-ca=/etc/pomona/hosts-ca/all.pem",
         "--verbose",
     ]
     options = {option for each in command.params for option in each.opts}
@@ -142,11 +154,65 @@ async def test_every_value_reaches_an_option_that_the_controller_has(tmp_path: P
         {"name": "HF_ENDPOINT", "value": "https://hub.example"},
         {"name": "POMONA_PLAIN_HTTP_REGISTRIES", "value": "a.example:5000 b.example"},
     ]
+
+
+async def test_every_value_reaches_the_pods_of_the_controller(tmp_path: Path) -> None:
+    deployment = (await render_everything(tmp_path))[CONTROLLER]["spec"]
+    pod = deployment["template"]["spec"]
+    (container,) = pod["containers"]
+    assert deployment["replicas"] == EVERYTHING["replicas"]
+    assert deployment["template"]["metadata"]["annotations"]["sidecar.istio.io/inject"] == "false"
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+    as_they_are = ("nodeSelector", "tolerations", "affinity", "priorityClassName")
+    assert [pod[name] for name in as_they_are] == [EVERYTHING[name] for name in as_they_are]
+    assert (container["imagePullPolicy"], container["resources"]) == ("Always", EVERYTHING["resources"])
     assert [volume["configMap"]["name"] for volume in pod["volumes"]] == ["pomona-vendors", "hosts-ca"]
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    assert mounts == {"vendors": "/etc/pomona/vendors", "hosts-ca": "/etc/pomona/hosts-ca"}
+
+
+async def test_every_value_reaches_the_objects_beside_the_controller(tmp_path: Path) -> None:
+    rendered = await render_everything(tmp_path)
     vendors = rendered["ConfigMap", "pomona-system", "pomona-vendors"]["data"]["vendors.yaml"]
     assert yaml.safe_load(vendors) == EVERYTHING["vendors"]
-    for kind in ("PodMonitor", "NetworkPolicy", "PodDisruptionBudget"):
-        assert (kind, "pomona-system", "pomona-controller") in rendered
+    ports = rendered["ConfigMap", "pomona-system", "pomona-host-ports"]["data"]
+    assert ports == {"firstPort": "19000", "lastPort": "19099"}
+    policy = rendered["NetworkPolicy", "pomona-system", "pomona-controller"]["spec"]
+    (rule,) = policy["ingress"]
+    monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "prometheus"}}}
+    assert rule == {"from": [monitoring], "ports": [{"protocol": "TCP", "port": "metrics"}]}
+    monitor = rendered["PodMonitor", "pomona-system", "pomona-controller"]
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert monitor["spec"]["podMetricsEndpoints"] == [{"port": "metrics", "path": "/metrics"}]
+    selected = rendered[CONTROLLER]["spec"]["selector"]
+    budget = rendered["PodDisruptionBudget", "pomona-system", "pomona-controller"]["spec"]
+    assert (monitor["spec"]["selector"], budget["selector"], policy["podSelector"]) == (selected,) * 3
+
+
+async def test_change_of_vendors_starts_new_pods() -> None:
+    first, second = [await render("--set", f"vendors.amd.resource=amd.com/{name}") for name in ("gpu", "npu")]
+    annotations = [each[CONTROLLER]["spec"]["template"]["metadata"]["annotations"] for each in (first, second)]
+    assert annotations[0] != annotations[1]
+
+
+async def test_secret_with_the_authorities_of_hosts_is_mounted() -> None:
+    pod = (await render("--set=hosts.ca.secret=authorities"))[CONTROLLER]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["volumes"] == [{"name": "hosts-ca", "secret": {"secretName": "authorities"}}]
+    assert [each["mountPath"] for each in container["volumeMounts"]] == ["/etc/pomona/hosts-ca"]
+    assert "--hosts-ca=/etc/pomona/hosts-ca/ca.crt" in container["args"]
+
+
+@pytest.mark.usefixtures("pod_monitors")
+async def test_api_server_takes_what_every_value_renders(plane: ControlPlane, tmp_path: Path) -> None:
+    values, manifest = tmp_path / "values.yaml", tmp_path / "manifest.yaml"
+    values.write_text(json.dumps(EVERYTHING))
+    rendered = await run_helm("template", "pomona", str(CHART), f"--values={values}")
+    manifest.write_text(rendered)
+    said = await plane.kubectl(
+        "apply", "--server-side", "--force-conflicts", "--dry-run=server", f"--filename={manifest}"
+    )
+    assert said.count("(server dry run)") == len(by_identity(rendered))
 
 
 async def test_controller_of_some_namespaces_gets_roles_there_and_no_hosts() -> None:
@@ -163,7 +229,7 @@ async def test_controller_of_some_namespaces_gets_roles_there_and_no_hosts() -> 
     assert {verb for rule in rules for verb in rule["verbs"]} <= {"get", "list", "watch"}
     gone = {name[2] for name in everything.keys() - scoped.keys()}
     assert {"pomona-metal-hosts", "pomona-metal-agent", "pomona-host-slices", "pomona-host-ports"} <= gone
-    (container,) = scoped["Deployment", "pomona-system", "pomona-controller"]["spec"]["template"]["spec"]["containers"]
+    (container,) = scoped[CONTROLLER]["spec"]["template"]["spec"]["containers"]
     assert container["args"][2:4] == ["--namespace=team-a", "--namespace=team-b"]
 
 
@@ -173,6 +239,24 @@ async def test_hosts_can_be_left_out() -> None:
         "ClusterRole", "ConfigMap", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"
     }  # fmt: skip
     assert {name for kind, _, name in gone if kind == "ClusterRole"} == {"pomona-metal-agent"}
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [("crds.install", "CustomResourceDefinition"), ("podDisruptionBudget.enabled", "PodDisruptionBudget")],
+)
+async def test_kind_can_be_left_out(value: str, kind: str) -> None:
+    everything = await render()
+    left = await render("--set", f"{value}=false")
+    assert left == {identity: each for identity, each in everything.items() if identity[0] != kind}
+    assert left != everything
+
+
+async def test_tag_of_the_image_is_that_of_the_chart_unless_stated() -> None:
+    images = [await render(*arguments) for arguments in ((), ("--set=image.repository=a.example:5000/b,image.tag=v2",))]
+    containers = [each[CONTROLLER]["spec"]["template"]["spec"]["containers"][0] for each in images]
+    assert [each["image"] for each in containers] == ["ghcr.io/pomona-dev/pomona:0.1.0", "a.example:5000/b:v2"]
+    assert [each["args"][1] for each in containers] == [f"--image={each['image']}" for each in containers]
 
 
 @pytest.mark.parametrize("value", REFUSED)
