@@ -59,8 +59,13 @@ def simulated_service(name: str, accelerator: Accelerator) -> Obj:
     return {"metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec}
 
 
-def fill(server: SimulatedServer, *, in_pods: int, on_hosts: int, waiting: int, hosts: int, per_host: int) -> None:
-    """Create Models, hosts with room for `on_hosts` services, at most `per_host` on each, and all services."""
+def fill(
+    server: SimulatedServer, *, in_pods: int, on_hosts: int, waiting: int, hosts: int, per_host: int, spare: int = 0
+) -> None:
+    """Create Models, hosts with room for `on_hosts` services, at most `per_host` on each, and all services.
+
+    Each host has room for `spare` more.
+    """
     sources = {"tiny": "file:///models/tiny.gguf", "fetched": "https://models.example/tiny.gguf"}
     for name, source in sources.items():
         spec = {"source": source, "memoryBytes": GIB}
@@ -68,7 +73,7 @@ def fill(server: SimulatedServer, *, in_pods: int, on_hosts: int, waiting: int, 
     server.put(ENDPOINT_SLICES, {"metadata": {"name": "kubernetes", "namespace": "default"}, "endpoints": []})
     for number in range(hosts):
         room = max(0, min(per_host, on_hosts - number * per_host))
-        server.put(METAL_HOSTS, simulated_host(number, room * GIB + GIB // 2))
+        server.put(METAL_HOSTS, simulated_host(number, (room + spare) * GIB + GIB // 2))
     for number in range(in_pods + on_hosts + waiting):
         accelerator: Accelerator = "nvidia" if number < in_pods else "metal"
         server.put(INFERENCE_SERVICES, simulated_service(f"s{number:05}", accelerator))

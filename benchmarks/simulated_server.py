@@ -141,7 +141,8 @@ class SimulatedServer:
         if request.method == "GET":
             return Response(404, b"{}") if found is None else Response(200, msgspec.json.encode(found))
         if request.method == "DELETE":
-            self._objects.remove(at.plural, at.namespace, name)
+            if found is not None:
+                self._delete(at.plural, found)
             return Response(200, b"{}")
         if isinstance(body, list):
             made = _patched(found or {}, body)
@@ -190,12 +191,25 @@ class SimulatedServer:
         kind = "ADDED" if self._objects.get(plural, namespace, name) is None else "MODIFIED"
         constant = {"uid": _uid(plural, namespace, name), "creationTimestamp": CREATED, "generation": 1}
         stored = {**obj, "metadata": constant | metadata | {"resourceVersion": str(next(self._versions))}}
+        if metadata.get("deletionTimestamp") and not metadata.get("finalizers"):
+            self._objects.remove(plural, namespace, name)
+            self._send(plural, "DELETED", stored)
+            return stored
         self._objects.put(plural, stored)
-        event = msgspec.json.encode({"type": kind, "object": stored}) + b"\n"
-        for events in self._watches[plural]:
-            events.put_nowait(event)
+        self._send(plural, kind, stored)
         self._report(plural, kind, stored)
         return stored
+
+    def _send(self, plural: str, kind: str, obj: Obj) -> None:
+        event = msgspec.json.encode({"type": kind, "object": obj}) + b"\n"
+        for events in self._watches[plural]:
+            events.put_nowait(event)
+
+    def _delete(self, plural: str, obj: Obj) -> None:
+        """Delete an object, or mark it as long as it has finalizers; an agent stops the process at once."""
+        marked = self._store(plural, {**obj, "metadata": {**obj["metadata"], "deletionTimestamp": CREATED}})
+        if plural == METAL_PROCESSES.plural and "hostName" in obj["spec"] and marked["metadata"].get("finalizers"):
+            self._stop(marked)
 
     def _report(self, plural: str, kind: str, obj: Obj) -> None:
         """Do at once what the cluster or an agent does after a write."""
@@ -227,6 +241,21 @@ class SimulatedServer:
         }
         self._store(METAL_HOSTS.plural, {**host, "status": {**status, **held}})
         self.put(ENDPOINT_SLICES, slice_of_process(process, status["address"], PORT))
+
+    def _stop(self, process: Obj) -> None:
+        """Report a deleted process as its agent does: withdrawn, stopped, and without memory of its host."""
+        metadata, spec = process["metadata"], process["spec"]
+        host = self._host(spec["hostName"])
+        status = host["status"]
+        withdrawn = slice_of_process(process, status["address"], PORT)["metadata"]
+        if found := self._objects.get(ENDPOINT_SLICES.plural, withdrawn["namespace"], withdrawn["name"]):
+            self._delete(ENDPOINT_SLICES.plural, found)
+        self._store(METAL_PROCESSES.plural, {**process, "status": {"phase": "Stopped"}})
+        held = {
+            "processes": [each for each in status["processes"] if each["uid"] != metadata["uid"]],
+            "availableBytes": status["availableBytes"] + spec["memoryBytes"],
+        }
+        self._store(METAL_HOSTS.plural, {**host, "status": {**status, **held}})
 
 
 def _uid(plural: str, namespace: str, name: str) -> str:

@@ -2,11 +2,13 @@
 
 from collections import Counter
 
+from benchmarks.drain import count_drained, drain
 from benchmarks.simulated_controller import fill, simulated_controller
 from benchmarks.simulated_server import SimulatedServer
 from kube.client import Obj
-from kube.resources import INFERENCE_SERVICES
+from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES
 from tests.support import virtual_time
+from tests.support.eventually import eventually
 
 
 def phase_and_reason(service: Obj) -> tuple[str, str]:
@@ -28,3 +30,25 @@ def test_a_controller_that_starts_again_writes_nothing() -> None:
     found, before, after = virtual_time.run(main())
     assert found == {("Pending", "Unschedulable"): 2, ("Ready", "Serving"): 3, ("Pending", "NoHostFits"): 4}
     assert after == before
+
+
+def count_calls_of_drain(hosts: int) -> Counter[str]:
+    server = SimulatedServer()
+    fill(server, in_pods=0, on_hosts=2 * hosts, waiting=0, hosts=hosts, per_host=2, spare=2)
+
+    async def main() -> None:
+        async with simulated_controller(server) as world:
+            server.calls.clear()
+            drain(server, server.list_objects(METAL_HOSTS)[:1])
+            await eventually(lambda: count_drained(world.controller.store.list(METAL_HOSTS)) == 1)
+            await world.settle()
+
+    virtual_time.run(main())
+    bound = Counter(each["spec"]["hostName"] for each in server.list_objects(METAL_PROCESSES))
+    assert bound.total() == 2 * hosts
+    assert "mac-000" not in bound
+    return Counter({call: count for call, count in server.calls.items() if not call.endswith("leases")})
+
+
+def test_a_drain_makes_the_same_calls_however_many_other_hosts_there_are() -> None:
+    assert count_calls_of_drain(3) == count_calls_of_drain(8)
