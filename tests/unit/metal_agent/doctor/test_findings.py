@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 from pathlib import Path
+from unittest import mock
 
 import msgspec
 import pytest
@@ -43,6 +44,7 @@ def test_mac_without_a_metal_device_has_a_problem() -> None:
     found = machine.check_metal(Metal())
     assert found.verdict == "problem"
     assert "processor" in found.fix
+    assert machine.check_metal(Metal("Apple M4 Max", 0)).verdict == "problem"
     assert machine.check_metal(Metal("Apple M4 Max", 96 * GIB)).verdict == "ok"
 
 
@@ -149,6 +151,21 @@ def test_python_of_another_environment_is_not_linked() -> None:
     assert "ln -s" not in found.fix
 
 
+@pytest.mark.parametrize(
+    ("program", "version"), [("/Users/ada/bin/llama-server", "6123"), ("/Users/ada/venv/bin/python3", "")]
+)
+def test_engine_of_a_mac_is_asked_for_version_and_quarantine(
+    monkeypatch: pytest.MonkeyPatch, program: str, version: str
+) -> None:
+    runtime = mock.Mock(**{"on_hosts": True, "installed.return_value": True, "launch.command.return_value": (program,)})
+    monkeypatch.setattr(engines, "RUNTIMES", {"llama.cpp": runtime, "vllm": mock.Mock(on_hosts=False)})
+    monkeypatch.setattr(engines, "output", lambda *_, **__: "version: 6123 (a1b2c3d)")
+    monkeypatch.setattr("devices.mac_settings.is_quarantined", {program: True}.__getitem__)
+    for platform in ("darwin", "linux"):
+        monkeypatch.setattr(sys, "platform", platform)
+        assert engines.list_engines() == [InstalledEngine("llama.cpp", program, version, platform == "darwin")]
+
+
 def test_engines_of_the_environment_and_daemons_are_found_by_every_service() -> None:
     found = [InstalledEngine("mlx-lm", sys.executable, "0.32.2"), InstalledEngine("ollama", "", "")]
     assert set(verdicts(engines.check_engines(found, nowhere)).values()) == {"ok"}
@@ -212,7 +229,7 @@ def test_address_of_a_tunnel_is_a_warning_if_there_is_another_one() -> None:
     found = cluster.check_address("100.64.0.7", interfaces | {"192.168.1.23": "en0"})
     assert found.verdict == "warning"
     assert "192.168.1.23 of en0" in found.fix
-    assert cluster.check_address("192.168.1.23", {"192.168.1.23": "en0"}).verdict == "ok"
+    assert cluster.check_address("192.168.1.23", {"192.168.1.23": "en0", "10.0.0.7": "en1"}).verdict == "ok"
     assert cluster.check_address("10.0.0.9", interfaces).verdict == "problem"
 
 

@@ -3,6 +3,7 @@
 import base64
 import errno
 import json
+import sys
 import time
 from collections.abc import Sequence
 from email.utils import formatdate
@@ -15,6 +16,9 @@ from click.testing import CliRunner
 
 from cli import log
 from cli.agent import doctor
+from devices.facts import HostFacts
+from devices.mac_settings import MacSettings
+from devices.metal import Metal
 from kube.credentials import Credentials, StaticToken
 from kube.errors import Forbidden, NotFound, Unauthorized
 from launchd.service_manager import ServiceState
@@ -25,6 +29,7 @@ from metal_agent.doctor.cluster import TokenTimes
 from metal_agent.doctor.engines import InstalledEngine
 from metal_agent.doctor.finding import Finding, FindingVerdict
 from metal_agent.doctor.run import CheckedHost
+from metal_agent.selftest.line import Line
 from tests.unit.cli.test_agent_service import status
 
 
@@ -60,6 +65,24 @@ async def test_program_and_python_of_the_service_must_be_there(tmp_path: Path, g
     found = next(each for each in await run.run_doctor(checked, tmp_path) if each.name == "service")
     assert ("which is not there" in found.found) == (gone is not None)
     assert gone is None or str(tmp_path / gone) in found.found
+
+
+async def test_mac_is_asked_for_its_settings_its_gpu_and_its_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check_engine(_folder: Path) -> list[Line]:
+        return [Line("llama.cpp's device", "FAILED", "(none)", "a device")]
+
+    settings = MacSettings(10, restarts=False, firewall_state=2, file_vault=True)
+    monkeypatch.setattr(run, "check_engine", check_engine)
+    monkeypatch.setattr("devices.mac_settings.read", lambda: settings)
+    monkeypatch.setattr("devices.metal.read", Metal)
+    monkeypatch.setattr("devices.host.read", HostFacts)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    found = {each.name: each.verdict for each in await run.run_doctor(CheckedHost(tmp_path), tmp_path)}
+    problems = dict.fromkeys(("Metal", "memory", "firewall", "llama.cpp's device"), "problem")
+    warnings = dict.fromkeys(("sleep", "start without a login", "start after a power cut"), "warning")
+    assert found | problems | warnings == found
 
 
 async def test_service_of_the_user_is_asked_for_its_logout(tmp_path: Path) -> None:
