@@ -4,7 +4,7 @@ A process is stopped only after its replacement on another host answers (`contro
 that fits nowhere else holds up the drain, as a PodDisruptionBudget does on a Node, and serves on.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -17,6 +17,8 @@ from kube.client import Obj
 
 WAITING_SECONDS: Final = 5.0
 """Time for a replacement to be created and bound; after it, a process without one holds up the drain."""
+LATE_SECONDS: Final = 60.0
+"""The same for a replacement that another host has room for: many hosts may be drained at once, and it has its turn."""
 DRAINING: Final = "Draining"
 """Reason while processes are replaced, which is normal progress."""
 _MOST_NAMED: Final = 3
@@ -24,7 +26,11 @@ _GONE: Final = frozenset({"Stopped", "Rejected"})
 
 
 def drained_condition(
-    host: MetalHost, bound: Iterable[Obj], siblings: Mapping[str, Sequence[Obj]], now: datetime
+    host: MetalHost,
+    bound: Iterable[Obj],
+    siblings: Mapping[str, Sequence[Obj]],
+    has_room: Callable[[Obj], bool],
+    now: datetime,
 ) -> Obj | None:
     """Return the condition Drained of a host, or None if it is not drained.
 
@@ -32,6 +38,7 @@ def drained_condition(
         host: the host.
         bound: the processes that are bound to it.
         siblings: by uid of a service, its processes that are not bound to this host.
+        has_room: returns whether any host has room for a process that waits for one.
         now: the wall clock.
     """
     if not host.spec.drain:
@@ -39,7 +46,7 @@ def drained_condition(
     left = _list_left(bound)
     last = find(host.status.conditions, DRAINED)
     is_old = last is not None and _age_seconds(last.last_transition_time, now) >= WAITING_SECONDS
-    blocked = [each for each in left if _is_blocked(each, siblings, now, is_old=is_old)]
+    blocked = [each for each in left if _is_blocked(each, siblings, has_room, now, is_old=is_old)]
     generation = host.metadata.generation
     if not left:
         message = "no process is left on this host; `pomona host uncordon` opens it again"
@@ -58,9 +65,13 @@ def drained_condition(
 
 
 def find_recheck_seconds(
-    host: MetalHost, bound: Iterable[Obj], siblings: Mapping[str, Sequence[Obj]], now: datetime
+    host: MetalHost,
+    bound: Iterable[Obj],
+    siblings: Mapping[str, Sequence[Obj]],
+    has_room: Callable[[Obj], bool],
+    now: datetime,
 ) -> float | None:
-    """Return the seconds until a replacement has waited too long; None if only a change of a process matters.
+    """Return the seconds until a replacement may have waited too long; None if only a change of a process matters.
 
     The arguments are those of `drained_condition`.
     """
@@ -68,13 +79,13 @@ def find_recheck_seconds(
         return None
     left = _list_left(bound)
     last = find(host.status.conditions, DRAINED)
-    waiting = [each for others in siblings.values() for each in others if not each["spec"].get("hostName")]
-    since = [each["metadata"]["creationTimestamp"] for each in waiting]
-    since += [last.last_transition_time] if last is not None else []
-    ages = [age for each in since if (age := _age_seconds(each, now)) < WAITING_SECONDS]
-    if not left or not (ages or last is None):
+    seconds = [_seconds_left(each, has_room, now) for others in siblings.values() for each in _list_waiting(others)]
+    seconds += [WAITING_SECONDS - _age_seconds(last.last_transition_time, now)] if last is not None else []
+    ahead = [each for each in seconds if each > 0]
+    if not left or not (ahead or last is None):
         return None
-    return WAITING_SECONDS - max([*ages, 0.0])
+    # Another process may take the room, which enqueues nothing here.
+    return min([*ahead, WAITING_SECONDS])
 
 
 def draining_facts(process: Obj) -> object:
@@ -92,7 +103,14 @@ def _is_left(process: Obj) -> bool:
     return process.get("status", {}).get("phase") not in _GONE
 
 
-def _is_blocked(process: Obj, siblings: Mapping[str, Sequence[Obj]], now: datetime, *, is_old: bool) -> bool:
+def _is_blocked(
+    process: Obj,
+    siblings: Mapping[str, Sequence[Obj]],
+    has_room: Callable[[Obj], bool],
+    now: datetime,
+    *,
+    is_old: bool,
+) -> bool:
     """Return whether no host takes the replacement of a process; `is_old` if there was time to create one."""
     owner = controller_of(process)
     if owner is None or "deletionTimestamp" in process["metadata"]:
@@ -100,8 +118,19 @@ def _is_blocked(process: Obj, siblings: Mapping[str, Sequence[Obj]], now: dateti
     others = siblings.get(owner["uid"], ())
     if not others:
         return is_old  # its service cannot be replaced, such as one whose Model is gone
-    waiting = [each for each in others if not each["spec"].get("hostName")]
-    return any(_age_seconds(each["metadata"]["creationTimestamp"], now) >= WAITING_SECONDS for each in waiting)
+    return any(_seconds_left(each, has_room, now) <= 0 for each in _list_waiting(others))
+
+
+def _list_waiting(processes: Iterable[Obj]) -> list[Obj]:
+    """Return the processes that wait for a host."""
+    return [each for each in processes if not each["spec"].get("hostName")]
+
+
+def _seconds_left(waiting: Obj, has_room: Callable[[Obj], bool], now: datetime) -> float:
+    """Return the time until a replacement that waits for a host holds up the drain; 0 or less: it does."""
+    age_seconds = _age_seconds(waiting["metadata"]["creationTimestamp"], now)
+    is_due = age_seconds >= WAITING_SECONDS
+    return (LATE_SECONDS if is_due and has_room(waiting) else WAITING_SECONDS) - age_seconds
 
 
 def _age_seconds(since: str, now: datetime) -> float:

@@ -5,6 +5,7 @@ hosts renew, was reachable: a silent watch does not show that.
 """
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
@@ -31,6 +32,7 @@ from controller.hosts.reachability import (
     reachable_condition,
 )
 from controller.hosts.secrets import HostSecrets, host_secret, keep_previous_tokens, list_needed_secrets
+from controller.placement.capacity import LargestFree, largest_for, largest_free, memory_pool
 from controller.reconcile.conditions import condition, find, transitions
 from controller.reconcile.indexes import (
     ADDRESS_INDEX,
@@ -43,6 +45,7 @@ from controller.reconcile.indexes import (
 )
 from controller.reconcile.plan import FIELD_MANAGER, Leading, Plan, Reconciler, Snapshot, decode_stored, ref
 from controller.reconcile.triggers import Trigger, all_but_status, existence, owned, steady_facts
+from controller.services.metal_processes import list_hosts
 from controller.services.rollout import LEASE_EXPIRED
 from controller.services.tokens import KnownTokens
 from crds.meta import HOSTS_NAMESPACE, host_secret_key
@@ -260,11 +263,12 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
     keeps_grants = expired and not _has_former_grants(snapshot, key.name)
     grants = () if keeps_grants else grant_objects(host, decide_grants(host, verdict, bound))
     siblings = _list_siblings(snapshot, bound) if host.spec.drain else {}
-    drained = drained_condition(host, bound, siblings, snapshot.now)
+    has_room = functools.partial(fits_some_host, snapshot.store)
+    drained = drained_condition(host, bound, siblings, has_room, snapshot.now)
     reachable = reachable_condition(host, inputs.reachability)
     conditions = [ready, address_condition(host, verdict), reachable, *((drained,) if drained else ())]
     again_seconds = PAUSE_SECONDS if verdict.reason == "NotChecked" else SECRETS_SECONDS
-    if (recheck_seconds := find_recheck_seconds(host, bound, siblings, snapshot.now)) is not None:
+    if (recheck_seconds := find_recheck_seconds(host, bound, siblings, has_room, snapshot.now)) is not None:
         again_seconds = min(again_seconds, recheck_seconds)
     secret = None
     if inputs.tokens is not None:
@@ -294,6 +298,17 @@ def _list_siblings(snapshot: Snapshot, bound: Iterable[Obj]) -> dict[str, list[O
             host = process["spec"]["hostName"]
             found[owner["uid"]] = [each for each in siblings if each["spec"].get("hostName") != host]
     return found
+
+
+def fits_some_host(store: Store, process: Obj) -> bool:
+    """Return whether any live host has room for a process that waits for one."""
+
+    def compute() -> LargestFree:
+        _hosts, capacities = list_hosts(store)
+        return largest_free(capacities)
+
+    largest = store.summarize((METAL_HOSTS, METAL_PROCESSES), "largest free memory", compute)
+    return bool(process["spec"]["memoryBytes"] <= largest_for(largest, memory_pool(process)))
 
 
 def _has_former_grants(snapshot: Snapshot, name: str) -> bool:

@@ -19,6 +19,7 @@ from controller.placement.capacity import (
     eligible_hosts,
     largest_for,
     largest_free,
+    memory_pool,
     stored_capacities,
 )
 from controller.reconcile.conditions import find
@@ -181,7 +182,7 @@ def decide_bindings(
     capacities = stored_capacities(store, filter_live(hosts, bindable))
     largest = largest_free(capacities)
     # Few of those that wait fit anywhere; only these, with the others of their services, are looked at closely.
-    fitting = [obj for obj in unbound if obj["spec"]["memoryBytes"] <= largest_for(largest, _memory_pool(obj))]
+    fitting = [obj for obj in unbound if obj["spec"]["memoryBytes"] <= largest_for(largest, memory_pool(obj))]
     waits = []
     for process in list_waiting(_with_siblings(store, fitting)):
         failed = failures.get(process.uid)
@@ -190,11 +191,6 @@ def decide_bindings(
         elif failed.retry_at <= now:
             waits.append(process._replace(refused_by=failed.refused_by))
     return bind(waits, capacities)
-
-
-def _memory_pool(process: Obj) -> MemoryPool:
-    spec = process["spec"]
-    return spec["runtime"], process["metadata"]["namespace"], frozenset(spec.get("features", ()))
 
 
 def _with_siblings(store: Store, unbound: Iterable[Obj]) -> list[MetalProcess]:
@@ -309,7 +305,7 @@ class Binder:
         if self._least_bytes is None or self._least_bytes[0] is not unbound:
             least: dict[MemoryPool, int] = {}
             for obj in unbound:
-                pool, needed_bytes = _memory_pool(obj), obj["spec"]["memoryBytes"]
+                pool, needed_bytes = memory_pool(obj), obj["spec"]["memoryBytes"]
                 least[pool] = min(needed_bytes, least.get(pool, needed_bytes))
             self._least_bytes = unbound, least
         _, least = self._least_bytes

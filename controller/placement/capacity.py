@@ -135,6 +135,12 @@ def eligible_hosts(
     return sorted(found, key=lambda capacity: (-capacity.free_bytes, capacity.host))
 
 
+def memory_pool(process: Obj) -> MemoryPool:
+    """Return the pool of hosts that a process may use."""
+    spec = process["spec"]
+    return spec["runtime"], process["metadata"]["namespace"], frozenset(spec.get("features", ()))
+
+
 def largest_free(capacities: Iterable[HostCapacity]) -> LargestFree:
     """Return the most memory that one open host has left, in bytes."""
     largest: dict[tuple[str, str], dict[frozenset[str], int]] = {}

@@ -46,7 +46,7 @@ def observe_hosts(
     processes = decode_stored(snapshot.store, METAL_PROCESSES, children, MetalProcess)
     # The hosts are looked at one by one only for a replica that waits for one of them.
     if len(processes) < wanted or any(each.spec.host_name is None for each in processes):
-        hosts, capacities = _all_hosts(snapshot.store)
+        hosts, capacities = list_hosts(snapshot.store)
     else:
         hosts, capacities = _registered_hosts(snapshot.store, {each.spec.host_name for each in processes}), []
     name = process_prefix(service.metadata.name, spec) if spec else None
@@ -85,8 +85,8 @@ def _exposed_hosts(snapshot: Snapshot, service: InferenceService) -> set[str]:
     return {each.host for each in ready_endpoints(snapshot.store.by_index(ENDPOINT_SLICES, SERVICE_INDEX, named))}
 
 
-def _all_hosts(store: Store) -> tuple[dict[str, MetalHost], list[HostCapacity]]:
-    """Return all registered hosts, and the capacities of those that live: the same for all services that wait."""
+def list_hosts(store: Store) -> tuple[dict[str, MetalHost], list[HostCapacity]]:
+    """Return all registered hosts, and the capacities of those that live: the same for all that wait."""
 
     def compute() -> tuple[dict[str, MetalHost], list[HostCapacity]]:
         hosts = _registered_hosts(store, None)

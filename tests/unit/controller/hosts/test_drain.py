@@ -4,14 +4,14 @@ from datetime import timedelta
 
 import pytest
 
-from controller.hosts.drain import WAITING_SECONDS, drained_condition
+from controller.hosts.drain import LATE_SECONDS, WAITING_SECONDS, drained_condition
 from controller.hosts.reachability import ReachabilityProber
 from controller.hosts.reconciler import HostInputs, LeaseReader, decide_host, host_reconciler
 from controller.reconcile.plan import Plan, Snapshot
 from controller.services.tokens import KnownTokens
 from kube.client import Obj
 from kube.resources import METAL_HOSTS, METAL_PROCESSES, ObjectKey
-from tests.support.api_objects import NOW, as_host, condition, host, planned_condition, process, store
+from tests.support.api_objects import GIB, NOW, as_host, condition, host, planned_condition, process, store
 
 TRIGGERS = [
     each
@@ -31,7 +31,7 @@ def reconcile(*processes: Obj, drain: bool = True) -> Plan:
 
 
 def test_host_that_is_not_drained_has_no_such_condition() -> None:
-    assert drained_condition(as_host(drained_host(drain=False)), [], {}, NOW) is None
+    assert drained_condition(as_host(drained_host(drain=False)), [], {}, bool, NOW) is None
     assert "Drained" not in {each["type"] for each in (reconcile(drain=False).status or {})["conditions"]}
 
 
@@ -84,6 +84,32 @@ def test_drain_is_blocked_by_what_gets_no_replacement_at_all() -> None:
     for now, reason in ((NOW, "Draining"), (later, "DrainBlocked")):
         done = decide_host(Snapshot(known, now, HostInputs("Alive")), ObjectKey("", "studio-1"))
         assert planned_condition(done, "Drained")["reason"] == reason
+
+
+@pytest.mark.parametrize(
+    ("other", "age_seconds", "reason"),
+    [
+        (host("studio-2", 8 * GIB), WAITING_SECONDS, "Draining"),
+        (host("studio-2", 8 * GIB), LATE_SECONDS, "DrainBlocked"),
+        (host("studio-2", 6 * GIB), WAITING_SECONDS, "DrainBlocked"),
+        (host("studio-2", 8 * GIB, ready="False"), WAITING_SECONDS, "DrainBlocked"),
+        (host("studio-2", 8 * GIB) | {"spec": {"unschedulable": True}}, WAITING_SECONDS, "DrainBlocked"),
+        (host("studio-2", 8 * GIB, runtimes=["mlx"]), WAITING_SECONDS, "DrainBlocked"),
+    ],
+    ids=["room", "room for long", "too small", "lost", "cordoned", "another engine"],
+)
+def test_drain_is_not_blocked_while_a_binder_that_is_busy_has_room(other: Obj, age_seconds: float, reason: str) -> None:
+    created = (NOW - timedelta(seconds=age_seconds)).isoformat()
+    processes = (
+        process("chat-1-0", host="studio-1", phase="Ready", gib=7),
+        process("chat-1-1", gib=7, creationTimestamp=created),
+    )
+    known = store((METAL_HOSTS, drained_host()), (METAL_HOSTS, other), *((METAL_PROCESSES, each) for each in processes))
+    done = decide_host(Snapshot(known, NOW, HostInputs("Alive")), ObjectKey("", "studio-1"))
+    assert planned_condition(done, "Drained")["reason"] == reason
+    assert done.again_seconds is not None
+    # Another process may take the room.
+    assert reason == "DrainBlocked" or done.again_seconds <= WAITING_SECONDS
 
 
 def test_process_that_is_being_stopped_holds_nothing_up() -> None:

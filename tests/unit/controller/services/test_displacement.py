@@ -6,6 +6,7 @@ anew between any two lines.
 """
 
 import copy
+import functools
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
@@ -13,7 +14,8 @@ from typing import Final
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.hosts.drain import WAITING_SECONDS, drained_condition
+from controller.hosts.drain import LATE_SECONDS, drained_condition
+from controller.hosts.reconciler import fits_some_host
 from controller.models.served import Served
 from controller.placement.binder import decide_bindings
 from controller.reconcile.plan import Snapshot
@@ -193,7 +195,9 @@ class World:
         elsewhere = [each for each in self.processes.values() if each not in bound]
         observed = host(name) | {"spec": {"drain": True}}
         observed["status"]["conditions"] = [condition("Drained", "False")]
-        found = drained_condition(as_host(observed), bound, {"uid-chat": elsewhere}, self.snapshot.now)
+        snapshot = self.snapshot
+        has_room = functools.partial(fits_some_host, snapshot.store)
+        found = drained_condition(as_host(observed), bound, {"uid-chat": elsewhere}, has_room, snapshot.now)
         assert found is not None
         return str(found["reason"])
 
@@ -256,7 +260,7 @@ def test_drain_ends_in_a_steady_state_and_says_that_it_is_blocked_if_and_only_if
         simulated.is_lost = simulated.fails = simulated.refuses = False
     world.hosts[drained].is_drained = True
     world.settle()
-    world.seconds += WAITING_SECONDS
+    world.seconds += LATE_SECONDS
     is_left = bool(world.bound_to(drained))
     assert world.drained_reason(drained) == ("DrainBlocked" if is_left else "Drained")
 
