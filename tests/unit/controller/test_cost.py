@@ -112,6 +112,15 @@ DECISIONS = {
     "a service in pods": (decide_chat, [*BASE, (DEPLOYMENTS, chat_deployment(*BASE))]),
     "a service that waits for a host": (decide_chat, [*WAITING, (METAL_PROCESSES, process("chat-1-0"))]),
     "a host": (decide_studio, [(METAL_HOSTS, host())]),
+    "a drained host": (
+        decide_studio,
+        [
+            (METAL_HOSTS, host() | {"spec": {"drain": True}}),
+            (METAL_HOSTS, host("studio-9", GIB)),
+            (METAL_PROCESSES, process("chat-1-0", host="studio-1", phase="Ready")),
+            (METAL_PROCESSES, process("chat-1-1")),
+        ],
+    ),
     "a binding": (decide_bind, [*WAITING, (METAL_PROCESSES, process("chat-1-0"))]),
 }
 
@@ -120,6 +129,19 @@ DECISIONS = {
 def test_decision_reads_the_same_whatever_else_there_is(name: str) -> None:
     decide, objects = DECISIONS[name]
     assert count_reads(decide, objects, 4) == count_reads(decide, objects, 200)
+
+
+def test_drained_hosts_share_one_look_at_the_hosts() -> None:
+    known = CountingStore()
+    declare_indexes(known)
+    _, objects = DECISIONS["a drained host"]
+    others = [(METAL_HOSTS, host(f"other-{number}", GIB, address=f"10.0.0.{number}")) for number in range(200)]
+    for resource, obj in [*objects, *others]:
+        known.put(resource, deepcopy(obj))
+    decide_studio(Snapshot(known, NOW))
+    known.reads = 0
+    decide_studio(Snapshot(known, NOW))
+    assert known.reads < 50
 
 
 def test_services_that_wait_share_one_look_at_the_hosts() -> None:
