@@ -83,7 +83,13 @@ async def _read_token(cluster: Cluster, name: str) -> str:
         secret = await cluster.client.get(SECRETS, f"{name}-token", cluster.namespace)
     except NotFound as error:
         raise _no_replica(cluster, name) from error
-    return b64decode(secret.get("data", {}).get("token", "")).decode()
+    token = b64decode(secret.get("data", {}).get("token", "")).decode(errors="replace")
+    if not (token.isascii() and token.isprintable()):
+        raise click.ClickException(
+            f"Secret {cluster.namespace}/{name}-token has a token that no request can carry: the controller replaces "
+            "it within ten minutes"
+        )
+    return token
 
 
 def _serves(pod: Obj) -> bool:
