@@ -61,10 +61,11 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except click.ClickException as error:
+            if type(error) is not click.ClickException:
+                raise  # such as a usage error, which quotes what the user has typed
             from cli.output import escape_controls  # noqa: PLC0415 - not needed for --help
 
-            error.message = escape_controls(error.message)
-            raise
+            raise click.ClickException(escape_controls(error.message)) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Show each line from the table, so that help imports nothing."""
