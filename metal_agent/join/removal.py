@@ -5,7 +5,7 @@ Each step may be repeated: a removal that ended in between is continued by the n
 
 from typing import Final, NamedTuple
 
-from crds.meta import HOSTS_NAMESPACE, LABEL_SLICE_MANAGED_BY, SLICE_MANAGED_BY
+from crds.meta import HOSTS_NAMESPACE, LABEL_SLICE_MANAGED_BY, SLICE_MANAGED_BY, split_slice_name
 from kube.client import Client, Obj
 from kube.errors import NotFound
 from kube.resources import (
@@ -74,7 +74,7 @@ async def remove_host(client: Client, host: str) -> list[str]:
     slices = await client.list(ENDPOINT_SLICES, label_selector=f"{LABEL_SLICE_MANAGED_BY}={SLICE_MANAGED_BY}")
     for each in slices.items:
         key = object_key(each)
-        if not key.name.endswith(f".{host}"):
+        if split_slice_name(key.name)[1] != host:
             continue
         deleted += [found] if (found := await _delete(client, _Step(ENDPOINT_SLICES, key.name, key.namespace))) else []
     return deleted + [found for step in after if (found := await _delete(client, step))]

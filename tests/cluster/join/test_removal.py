@@ -108,13 +108,15 @@ async def test_removal_finds_endpoints_by_their_name_and_the_lease_of_a_minute(
         await host.patch_json(ENDPOINT_SLICES, f"chat.{HOST}", namespace, unlabelled)
         await host.apply(LEASES, lease_of_host(HOST, duration_seconds=60), field_manager=MANAGER)
     foreign = build_slice(process, name=f"mail.{HOST}", labels={LABEL_SLICE_MANAGED_BY: "someone.example"})
-    alike = build_slice(process, name=f"chat.my-{HOST}", labels={LABEL_SLICE_MANAGED_BY: SLICE_MANAGED_BY})
-    for each in (foreign, alike):
+    ours = {LABEL_SLICE_MANAGED_BY: SLICE_MANAGED_BY}
+    # A host with a kubeconfig may have a dot in its name.
+    alike = [build_slice(process, name=f"chat.{host}", labels=ours) for host in (f"my-{HOST}", f"my.{HOST}")]
+    for each in (foreign, *alike):
         await client.create(*each)
     deleted = await remove_host(client, HOST)
     assert {f"EndpointSlice/chat.{HOST}", f"Lease/{HOST}"} <= {*deleted}
     await assert_nothing_left(client, namespace)
-    for _, kept in (foreign, alike):
+    for _, kept in (foreign, *alike):
         assert await client.get(ENDPOINT_SLICES, kept["metadata"]["name"], namespace)
 
 
