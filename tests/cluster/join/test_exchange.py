@@ -1,6 +1,8 @@
 """A join code is good for one use, which the API server decides, and opens nothing else."""
 
 import asyncio
+import base64
+import json
 import re
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -27,14 +29,17 @@ from kube.resources import (
     Resource,
 )
 from kube.service_accounts import request_token
+from kube.transport import Request
 from metal_agent.cluster.host_identity import FILE_NAME, read_joined_host
 from metal_agent.join import invitation
 from metal_agent.join.exchange import JoinError, join_cluster
 from metal_agent.join.host_account import join_code_name
 from metal_agent.join.invitation import InvitationError, invite_host
+from metal_agent.join.join_code import split_certificates
 from tests.cluster.join.conftest import HOST, Invite, connect_with
 from tests.cluster.join.signed_tokens import end_token
 from tests.controlplane.plane import ControlPlane
+from tests.support.certificates import CA
 from tests.support.eventually import eventually
 
 CODE = join_code_name(HOST)
@@ -58,6 +63,33 @@ async def test_code_is_exchanged_for_a_token_that_renews_itself_only(
         return not any([CODE in await list_names(client, kind) for kind in (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS)])
 
     await eventually(rights_are_collected)
+
+
+async def test_code_is_good_for_15_minutes_and_what_it_opens_for_one_more(
+    invite: Invite, admin: Credentials, client: Client
+) -> None:
+    """By the claims that the API server has signed, for which it is good whatever the code says."""
+    before = datetime.now(UTC).timestamp()
+    code = await invite()
+    template = await client.get(POD_TEMPLATES, CODE, HOSTS_NAMESPACE)
+    (rest,) = template["metadata"]["annotations"].values()
+    for token, seconds in ((code.token, 900), (rest, 960)):
+        claims = json.loads(base64.urlsafe_b64decode(token.split(".")[1] + "=="))
+        assert claims["exp"] - claims["iat"] == seconds
+        assert claims["exp"] - before < seconds + 30
+    assert abs(code.expires_at - before - 900) < 30
+    assert await opens(admin, f"{rest}.{code.signature}")
+
+
+async def test_server_of_another_authority_uses_up_no_code(invite: Invite, client: Client, tmp_path: Path) -> None:
+    code = await invite()
+    foreign = msgspec.structs.replace(code, authority=split_certificates(CA.read_bytes()))
+    with pytest.raises(
+        JoinError, match=r"certificate verify failed.*nothing secret was sent, and the code is not used"
+    ):
+        await join_cluster(foreign, tmp_path)
+    assert CODE in await list_names(client, POD_TEMPLATES)
+    assert (await join_cluster(code, tmp_path)).authority == code.authority_pem
 
 
 async def test_code_that_is_used_twice_is_noticed(invite: Invite, tmp_path: Path) -> None:
@@ -161,6 +193,12 @@ async def opens(admin: Credentials, token: str) -> bool:
     return True
 
 
+def delete_code(thief: Client, query: dict[str, str], name: str | None = CODE) -> Awaitable[Obj]:
+    """Delete the PodTemplate with options in the query, as no client of ours sends them."""
+    request = Request("DELETE", POD_TEMPLATES.path(HOSTS_NAMESPACE, name), query)
+    return thief._call("delete", POD_TEMPLATES, HOSTS_NAMESPACE, name, request)
+
+
 Attempt = Callable[[Client], Awaitable[object]]
 BY_CODE: dict[str, Attempt] = {
     "to read the rest": lambda thief: thief.get(POD_TEMPLATES, CODE, HOSTS_NAMESPACE),
@@ -169,6 +207,10 @@ BY_CODE: dict[str, Attempt] = {
         POD_TEMPLATES, CODE, HOSTS_NAMESPACE, propagation="Foreground"
     ),
     "to keep it": lambda thief: thief.delete(POD_TEMPLATES, CODE, HOSTS_NAMESPACE, propagation="Orphan"),
+    "to try in another form": lambda thief: delete_code(thief, {"dryRun": "All", "gracePeriodSeconds": "3600"}),
+    "to keep it by an older field": lambda thief: delete_code(thief, {"orphanDependents": "false"}),
+    "to keep it by a parameter": lambda thief: delete_code(thief, {"propagationPolicy": "Foreground"}),
+    "to try with all codes": lambda thief: delete_code(thief, {"dryRun": "All"}, None),
     # An error would quote the value: a copy into a label, which is too long for one.
     "to see it in an error": lambda thief: thief.patch_json(
         POD_TEMPLATES,
