@@ -101,7 +101,9 @@ class MetalHostStatus(ApiStruct, frozen=True):
             format="int64",
         ),
     ] = None
-    boot_id: Annotated[HostText, described("Identifier of the current boot; it changes when the host is restarted.")] = ""
+    boot_id: Annotated[
+        HostText, described("Identifier of the current boot; it changes when the host is restarted.")
+    ] = ""
     booted_at: Annotated[str | None, described("When the host was started.", format="date-time")] = None
     memory_pressure: Annotated[
         HostText, described("Memory pressure of the host when it was last read: normal, warn or critical.")
@@ -147,7 +149,7 @@ class MetalHostStatus(ApiStruct, frozen=True):
     runtimes: Annotated[
         list[HostText],
         Meta(max_length=64),
-        described("Engines that this host can run.", **{"x-kubernetes-list-type": "set"})
+        described("Engines that this host can run.", **{"x-kubernetes-list-type": "set"}),
     ] = []
     features: Annotated[
         Features,
