@@ -17,6 +17,7 @@ from artifacts.repositories.address_policy import Networks
 from artifacts.source import SourceError
 from cli import log, outcome
 from cli.options import STATE_FOLDER_TEXT, Size, allow_private_sources, default_state_folder
+from cli.output import escape_controls, show_raw
 from devices import host
 from metal_agent.memory.ledger import Ledger, budget_bytes
 from metal_agent.options import StartError
@@ -167,10 +168,10 @@ async def _ask_and_stop(machine: Machine, question: str) -> bool:
     """Send the question to the first service and stop; return whether there was an answer."""
     try:
         url, model = await machine.wait_until_reachable(next(iter(machine.manifests.services)))
-        await ask(url, model, question, lambda text: print(text, end="", flush=True))
+        await ask(url, model, question, lambda text: print(show_raw(text), end="", flush=True))
         print()
     except AskError as error:
-        print(f"pomona up: {error}", file=sys.stderr)
+        print(f"pomona up: {escape_controls(str(error))}", file=sys.stderr)
         return False
     finally:
         machine.signals.stop.set()

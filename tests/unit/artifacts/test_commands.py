@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.fetch import _ProgressLines, command
+from cli.fetch import _ProgressLines, _show_progress, command
 from cli.outcome import RESULT_BYTES, encode_within
 from tests.support.file_server import FileServer, TransferFault
 from tests.support.tiny_models import tiny_gguf
@@ -171,6 +171,18 @@ def test_progress_in_a_log_is_an_occasional_line(capsys: pytest.CaptureFixture[s
     for done in (1, 1 << 20, 2 << 20, 3 << 20):
         lines.show(done, 4 << 20)
     assert capsys.readouterr().err == "a.gguf: 1.0 MiB of 4.0 MiB (25 %)\na.gguf: 3.0 MiB of 4.0 MiB (75 %)\n"
+
+
+def test_name_of_a_file_is_no_markup_of_its_progress(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever names a repository or its files could bring links to the terminal, or end the download."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("[link=https://thief.example]model[/link].gguf", "[/b].gguf"):
+        with _show_progress(name) as show:
+            show(1, 2)
+        assert name in capsys.readouterr().err
 
 
 async def test_refused_source_and_help_never_import_aiohttp() -> None:

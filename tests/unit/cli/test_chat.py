@@ -7,12 +7,17 @@ import pty
 import sys
 import termios
 from collections.abc import Iterator
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import NamedTuple, cast
 
 import pytest
+from aiohttp import web
 
+from cli import up
 from cli.service.chat import _read_line
+from standalone.machine import Machine
 from tests.support.eventually import eventually
+from tests.support.stub_server import serve_stub
 from tests.support.terminal import CTRL_D
 
 
@@ -52,3 +57,33 @@ async def test_half_a_line_holds_up_nothing(terminal: TypedInput) -> None:
     assert not reading.done()
     terminal.type(" line\n")
     assert await reading == "half a line\n"
+
+
+async def test_answer_to_pomona_up_moves_no_cursor(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model, or whoever answers in the place of its engine, can generate anything."""
+    chunk = b'data: {"choices": [{"delta": {"content": "a\\u001b]52;c;Y3Vy\\u0007"}}]}\n\n'
+    bodies = iter([chunk + b"data: [DONE]\n\n", b"\x1b]52;c;Y3Vy\x07"])
+
+    async def answer(_: web.BaseRequest) -> web.Response:
+        body = next(bodies)
+        return web.Response(status=200 if body.startswith(b"data") else 500, body=body)
+
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    async with serve_stub(answer) as url:
+
+        async def find(_: object) -> tuple[str, str]:
+            return url, "tiny"
+
+        stop = asyncio.Event()
+        machine = SimpleNamespace(
+            wait_until_reachable=find,
+            manifests=SimpleNamespace(services={"tiny": None}),
+            signals=SimpleNamespace(stop=stop),
+        )
+        assert await up._ask_and_stop(cast("Machine", machine), "Who?")
+        assert not await up._ask_and_stop(cast("Machine", machine), "Who?")
+    shown = capsys.readouterr()
+    assert shown.out == "a\\x1b]52;c;Y3Vy\\x07\n"
+    assert shown.err == "pomona up: tiny answered 500: \\x1b]52;c;Y3Vy\\x07\n"
