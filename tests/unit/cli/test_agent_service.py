@@ -286,6 +286,15 @@ def test_report_says_why_the_token_was_not_renewed() -> None:
     assert "expires 2026-12-23T12:00:00Z; it could not be renewed: 403 Forbidden: run `pomona host join`" in text
 
 
+@pytest.mark.parametrize("state", ["refused", "unreachable"])
+def test_agent_that_the_cluster_does_not_accept_is_not_well_and_says_why(state: str) -> None:
+    connection = ConnectionStatus(state, "2026-11-23T12:00:01Z", "the API server does not accept the token (401): join")
+    report = AgentReport("/x", agent=status(connection=connection))
+    assert not report.is_well
+    shown = " ".join(format_report(report, 200).split())
+    assert f"{state} since 2026-11-23T12:00:01Z the API server does not accept the token (401): join" in shown
+
+
 def test_report_of_an_agent_that_ended_has_the_reason(tmp_path: Path, managers: ServiceManagers) -> None:
     save_exit(tmp_path, AgentExit(PERMANENT, "kubeconfig /x: no such file", "2026-11-23T12:00:00Z"))
     result = CliRunner().invoke(main, ["agent", "status", "--state-dir", str(tmp_path)], obj=managers)

@@ -33,7 +33,7 @@ class _DeadNode:
     async def stream_log(self, *_: Any, **__: Any) -> AsyncGenerator[bytes, None]:
         for line in list[bytes]():
             yield line
-        raise ApiError("get pods default/chat-1/log", status=500, message='Get "https://node-1:10250": dial tcp')
+        raise ApiError("get pods default/chat-1/log", status=500, message='Get "https://node-1:10250": dial tcp\x9b')
 
 
 class _OpenLog:
@@ -67,6 +67,6 @@ async def test_dead_node_of_one_replica_does_not_cut_the_logs_of_the_others(caps
     client = cast("Client", _DeadNode())
     cluster = Cluster(client, cast("Credentials", None), "default", ClusterOptions())
     await print_pod_log(cluster, POD, "[chat-1] ", follow=True, tail_lines=None)
-    assert capsys.readouterr().err == '[chat-1] Get "https://node-1:10250": dial tcp\n'
+    assert capsys.readouterr().err == '[chat-1] Get "https://node-1:10250": dial tcp\\x9b\n'
     with pytest.raises(ApiError):
         await print_pod_log(cluster, POD, "", follow=True, tail_lines=None)
