@@ -19,7 +19,9 @@ import cli
 from cli.agent import command as agent
 from cli.main import SUBCOMMANDS, main
 from cli.options import ListenAddressParam, Size
+from metal_agent.cluster.host_identity import JoinedHost
 from metal_agent.exit_codes import PERMANENT, TEMPORARY
+from metal_agent.join.join_code import JoinCode, encode_join_code
 
 
 def test_help_names_sub_commands_without_importing_them() -> None:
@@ -148,6 +150,18 @@ def test_error_that_quotes_others_moves_no_cursor(monkeypatch: pytest.MonkeyPatc
             1,
             "Error: chat answered 500: \\x1b]52;c;Y3Vy\\x07\\x9b1A\nno\tmore\n",
         )
+
+
+def test_join_code_moves_no_cursor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whoever sends a code states the name of the host and the server."""
+    code = JoinCode("studio\x1b[2J", "https://192.0.2.1/\x9b1A", "t", "s", 1)
+
+    async def join(_code: JoinCode, _folder: Path) -> JoinedHost:
+        return JoinedHost(code.host, code.server, "t", "2026-11-24T00:00:00Z")
+
+    monkeypatch.setattr("cli.agent.join.join_cluster", join)
+    result = CliRunner().invoke(main, ["agent", "join", encode_join_code(code), "--state-dir", str(tmp_path)])
+    assert result.stdout.startswith(r"this machine is host studio\x1b[2J of https://192.0.2.1/\x9b1A ")
 
 
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
