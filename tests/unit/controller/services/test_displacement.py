@@ -1,8 +1,8 @@
 """One service on simulated hosts that are drained, paused, lost and broken in every order, also all at once.
 
-Service decisions, binder, release and condition Drained are the real ones; hosts are simulated. Each part acts when it is
-its turn, from the state that it finds, so that a sequence of turns is also what a controller decides that dies and starts
-anew between any two lines.
+Service decisions, binder, release and condition Drained are the real ones; hosts are simulated. Each part acts when it
+is its turn, from the state that it finds, so that a sequence of turns is also what a controller decides that dies and
+starts anew between any two lines.
 """
 
 import copy

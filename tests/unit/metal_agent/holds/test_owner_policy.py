@@ -22,6 +22,8 @@ from metal_agent.holds.owner_policy import (
     step_source,
 )
 from metal_agent.holds.quiet_hours import parse_quiet_hours
+from metal_agent.memory.pressure_policy import DISPLACEMENT_SECONDS
+from tests.controlplane.process import CHECKOUT
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 POLICY = OwnerPolicy((parse_quiet_hours("Mon 09:00-17:00 UTC"),), idle_minutes=10, battery_percent=40, when_hot=True)
@@ -111,6 +113,23 @@ def test_unknown_samples_change_nothing(source: OwnerSource, holds: bool, count:
     for _ in range(count):
         state = step_source(state, None, 30.0, source)
     assert state == start
+
+
+def test_unknown_sample_does_not_begin_the_time_anew() -> None:
+    state = step_source(SourceState(), "hold", 10.0, "heat")
+    state = step_source(state, None, 10.0, "heat")
+    assert step_source(state, "hold", BEGIN_SECONDS["heat"], "heat").holds
+
+
+def test_times_are_those_that_the_owner_reads() -> None:
+    text = (CHECKOUT / "docs" / "owner-policies.md").read_text()
+    assert BEGIN_SECONDS["schedule"] == END_SECONDS["schedule"] == END_SECONDS["activity"] == 0
+    assert f"after {BEGIN_SECONDS['activity']:.0f} s with input of keyboard or mouse at least every 30 s" in text
+    assert f"after {BEGIN_SECONDS['battery']:.0f} s on battery" in text
+    assert ("after a minute on mains" in text, END_SECONDS["battery"]) == (True, 60.0)
+    assert f"after {BEGIN_SECONDS['heat']:.0f} s at thermal level `heavy` or worse" in text
+    assert f"after {END_SECONDS['heat'] / 60:.0f} minutes at `nominal`" in text
+    assert f"no other place after {DISPLACEMENT_SECONDS / 60:.0f} minutes" in text
 
 
 @pytest.mark.parametrize("source", SOURCES)

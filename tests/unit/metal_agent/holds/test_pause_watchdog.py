@@ -1,35 +1,71 @@
 """The watchdog of pauses: its record, its readings on a Mac, and what it reports."""
 
+import asyncio
 import sys
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from artifacts import durable
+from crds.meta import Priority
 from devices.power import Power
-from metal_agent.holds import owner_policy
+from metal_agent import lifecycle
+from metal_agent.assignments import Assignment
+from metal_agent.holds import owner_policy, pause_watchdog
 from metal_agent.holds.hold_gate import HoldGate, HostHold
 from metal_agent.holds.owner_policy import OwnerPolicy, OwnerSample
 from metal_agent.holds.pause_policy import Pause, PauseAction, Resume
 from metal_agent.holds.pause_watchdog import PauseInputs, PauseRecord, PauseWatchdog, read_owner_sample
+from metal_agent.lifecycle import ProcessState
+from metal_agent.memory.pressure_policy import DISPLACEMENT_SECONDS, CancelDisplacement, Evict
+from metal_agent.process_events import Evicted, ProcessEvent
+from tests.support import api_objects
+from tests.support.api_objects import as_process
+from tests.support.background import running
+from tests.support.eventually import LIMIT_SECONDS, eventually
 from tests.unit.devices.recordings import recorded, stand_in
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 ACTIVE, AWAY, UNKNOWN = (OwnerSample(NOON, idle_seconds=seconds) for seconds in (0.0, 3600.0, None))
 
 
-class Pauses:
-    """A watchdog of a host without processes."""
+@dataclass
+class Process:
+    """A process of the host, whose engine an agent that starts adopts."""
 
-    def __init__(self, folder: Path, policy: OwnerPolicy) -> None:
+    assignment: Assignment
+    state: ProcessState
+    events: list[ProcessEvent] = field(default_factory=list)
+
+    def notify(self, event: ProcessEvent) -> None:
+        self.events.append(event)
+        self.state, _ = lifecycle.step(self.state, event, 0.0)
+
+
+def process(uid: str, priority: Priority = "normal", phase: lifecycle.Phase = "Ready") -> Process:
+    """Return a process that serves, or is in another phase without an engine."""
+    spec = as_process(api_objects.process(uid, priority=priority)).spec
+    state = ProcessState(phase, exists=phase == "Ready", admitted=True, fetched=True)
+    return Process(Assignment(uid, "team", uid, spec), state)
+
+
+class Pauses:
+    """A watchdog of a host, which has these processes, in the time of `clock`."""
+
+    clock = 0.0
+
+    def __init__(self, folder: Path, policy: OwnerPolicy, *processes: Process) -> None:
         self.done: list[PauseAction] = []
         self.sample = UNKNOWN
-        runners: dict[str, Any] = {}
+        self.runners: dict[str, Any] = {each.assignment.uid: each for each in processes}
         inputs = PauseInputs(policy, lambda _sources: self.sample)
+        self.gate = HoldGate(self.runners)
         self.watchdog = PauseWatchdog(
-            folder / "holds.json", runners, HoldGate(runners), inputs, lambda action, _note: self.done.append(action)
+            folder / "holds.json", self.runners, self.gate, inputs, lambda action, _note: self.done.append(action)
         )
 
     async def see(self, sample: OwnerSample) -> list[PauseAction]:
@@ -41,6 +77,8 @@ class Pauses:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pause_watchdog, "time", SimpleNamespace(monotonic=lambda: Pauses.clock))
+    monkeypatch.setattr(Pauses, "clock", 0.0)
     for source in owner_policy.BEGIN_SECONDS:
         monkeypatch.setitem(owner_policy.BEGIN_SECONDS, source, 0.0)
         monkeypatch.setitem(owner_policy.END_SECONDS, source, 0.0)
@@ -65,6 +103,89 @@ async def test_source_that_the_owner_turned_off_holds_nothing_any_more(tmp_path:
     without = Pauses(tmp_path, OwnerPolicy())
     assert await without.see(UNKNOWN) == [Resume()]
     assert durable.read(tmp_path / "holds.json", PauseRecord) == PauseRecord()
+
+
+async def test_agent_whose_owner_turned_everything_off_ends_the_pause_of_the_agent_before(tmp_path: Path) -> None:
+    await Pauses(tmp_path, OwnerPolicy(idle_minutes=10)).see(ACTIVE)
+    without = Pauses(tmp_path, OwnerPolicy())
+    async with running(asyncio.wait_for(without.watchdog.run(), LIMIT_SECONDS)):
+        await eventually(lambda: without.done == [Resume()])
+
+
+async def pass_time(pauses: Pauses, seconds: float) -> list[PauseAction]:
+    """Take samples of an owner who works at the machine until so much time has passed."""
+    done, end = [], Pauses.clock + seconds
+    while Pauses.clock < end:
+        Pauses.clock = min(end, Pauses.clock + owner_policy.SAMPLE_SECONDS)
+        done += await pauses.see(ACTIVE)
+    return done
+
+
+async def test_agent_that_dies_between_record_and_eviction_leaves_it_to_the_next(tmp_path: Path) -> None:
+    policy, serving = OwnerPolicy(idle_minutes=10), process("a")
+    first = Pauses(tmp_path, policy, serving)
+    await first.see(ACTIVE)
+    assert await pass_time(first, DISPLACEMENT_SECONDS - 1) == []
+
+    def die(*_event: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serving, "notify", die)
+        with pytest.raises(KeyboardInterrupt):
+            await pass_time(first, 1)
+    next_one = Pauses(tmp_path, policy, serving)
+    assert "the engine was stopped" in str(next_one.watchdog.hold_for("a")), "before its first sample"
+    assert await next_one.see(UNKNOWN) == [Evict("a")]
+    (event,) = (each for each in serving.events if isinstance(each, Evicted))
+    assert not event.is_urgent, "running requests have as long as those of a process that is removed"
+    assert serving.state.evicting
+
+
+async def test_displacement_goes_on_under_the_next_agent(tmp_path: Path) -> None:
+    policy, serving = OwnerPolicy(idle_minutes=10), process("a")
+    await Pauses(tmp_path, policy, serving).see(ACTIVE)
+    next_one = Pauses(tmp_path, policy, serving)
+    target = next_one.watchdog.displacement_of(serving)
+    assert target is not None, "before its first sample"
+    assert "serves on until its replacement" in target.message
+    assert await next_one.see(UNKNOWN) == []
+    assert await next_one.see(AWAY) == [CancelDisplacement("a"), Resume()]
+    assert next_one.watchdog.displacement_of(serving) is None
+
+
+async def test_sleep_of_the_machine_does_not_use_up_the_time_of_a_displacement(tmp_path: Path) -> None:
+    pauses = Pauses(tmp_path, OwnerPolicy(idle_minutes=10), process("a"))
+    await pauses.see(ACTIVE)
+    Pauses.clock += 10 * DISPLACEMENT_SECONDS
+    assert await pauses.see(ACTIVE) == []
+    assert await pass_time(pauses, DISPLACEMENT_SECONDS) == [Evict("a")]
+
+
+async def test_pause_holds_what_has_no_engine_and_spares_what_is_critical(tmp_path: Path) -> None:
+    phases: tuple[lifecycle.Phase, ...] = ("Fetching", "Failed", "Rejected", "Stopped")
+    without_engine = {phase: process(phase, phase=phase) for phase in phases}
+    spared, serving = [process("top", "critical"), process("new", "critical", "Fetching")], process("a")
+    pauses = Pauses(tmp_path, OwnerPolicy(idle_minutes=10), serving, *spared, *without_engine.values())
+    await pauses.see(ACTIVE)
+    displaced = {uid for uid, each in pauses.runners.items() if pauses.gate.displacement_condition(each)}
+    assert displaced == {"a", "Fetching", "Failed"}
+    assert [each.state.hold for each in spared] == [None, None]
+    assert {uid for uid, each in pauses.runners.items() if each.state.hold} == {"a", *without_engine}
+    late = pauses.runners["late"] = process("late")
+    assert pauses.gate.displacement_condition(late) is None, "the next sample decides about it"
+
+
+async def test_stopped_process_that_is_assigned_no_more_is_forgotten(tmp_path: Path) -> None:
+    policy = OwnerPolicy(idle_minutes=10)
+    pauses = Pauses(tmp_path, policy, process("a"), process("b"))
+    await pauses.see(ACTIVE)
+    await pass_time(pauses, DISPLACEMENT_SECONDS)
+    pauses.watchdog.retain({"b"})
+    await pauses.see(ACTIVE)
+    record = durable.read(tmp_path / "holds.json", PauseRecord)
+    assert record is not None
+    assert (record.evicted, record.displacing) == (("b",), ())
 
 
 async def test_record_of_a_later_version_with_a_source_of_its_own_is_read(tmp_path: Path) -> None:
