@@ -56,6 +56,8 @@ def drained_condition(
             f"{_count(left)} still on this host: {_list_names(left)}; each is stopped once its replacement on another "
             "host answers"
         )
+        if failing := [each for each in left if _is_failing(each, siblings)]:
+            message += f"; the replacement of {_list_names(failing)} does not start: see `pomona status SERVICE`"
         return condition(DRAINED, true=False, reason=DRAINING, message=message, generation=generation)
     message = (
         f"{_count(blocked)} held on this host, as no other host takes them: {_list_names(blocked)}; they serve on: "
@@ -91,7 +93,8 @@ def find_recheck_seconds(
 def draining_facts(process: Obj) -> object:
     """Return what the condition Drained reads of a process."""
     metadata = process["metadata"]
-    return metadata["uid"], process["spec"].get("hostName"), "deletionTimestamp" in metadata, _is_left(process)
+    is_leaving = "deletionTimestamp" in metadata
+    return metadata["uid"], process["spec"].get("hostName"), is_leaving, _is_left(process), _has_failed(process)
 
 
 def _list_left(bound: Iterable[Obj]) -> list[Obj]:
@@ -101,6 +104,16 @@ def _list_left(bound: Iterable[Obj]) -> list[Obj]:
 
 def _is_left(process: Obj) -> bool:
     return process.get("status", {}).get("phase") not in _GONE
+
+
+def _has_failed(process: Obj) -> bool:
+    return bool(process.get("status", {}).get("phase") == "Failed")
+
+
+def _is_failing(process: Obj, siblings: Mapping[str, Sequence[Obj]]) -> bool:
+    """Return whether a process of the same service fails on another host."""
+    owner = controller_of(process)
+    return owner is not None and any(map(_has_failed, siblings.get(owner["uid"], ())))
 
 
 def _is_blocked(

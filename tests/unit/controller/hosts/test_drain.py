@@ -112,6 +112,15 @@ def test_drain_is_not_blocked_while_a_binder_that_is_busy_has_room(other: Obj, a
     assert reason == "DrainBlocked" or done.again_seconds <= WAITING_SECONDS
 
 
+def test_drain_names_what_has_a_replacement_that_does_not_start() -> None:
+    serving = process("chat-1-0", host="studio-1", phase="Ready", gib=7)
+    failing = planned_condition(reconcile(serving, process("chat-1-1", host="studio-2", phase="Failed")), "Drained")
+    assert failing["reason"] == "Draining", "it may start after all, and changes from try to try"
+    assert "the replacement of team/chat (7.0 GiB) does not start" in failing["message"]
+    starting = planned_condition(reconcile(serving, process("chat-1-1", host="studio-2", phase="Starting")), "Drained")
+    assert "does not start" not in starting["message"]
+
+
 def test_process_that_is_being_stopped_holds_nothing_up() -> None:
     leaving = process("chat-1-0", host="studio-1", phase="Stopping", deletionTimestamp="2026-11-21T12:00:00Z")
     assert planned_condition(reconcile(leaving, process("chat-1-1")), "Drained")["reason"] == "Draining"
@@ -144,7 +153,8 @@ def test_host_is_drained_by_the_changes_of_its_processes_and_of_their_siblings()
         return {key for each in TRIGGERS if each.concerns(old, new) for key in each.keys(known, changed)}
 
     drained = ObjectKey("", "studio-1")
-    for old, new in ((None, waiting), (waiting, None), (waiting, bound), (serving, stopped)):
+    failed = process("chat-1-1", host="studio-2", phase="Failed")
+    for old, new in ((None, waiting), (waiting, None), (waiting, bound), (serving, stopped), (starting, failed)):
         assert drained in enqueue(old, new)
         assert drained not in enqueue(old, new, drain=False)
     assert not enqueue(bound, starting), "its phase decides nothing"
