@@ -106,7 +106,7 @@ class Agent:
         self._renewed_once = asyncio.Event()
         """Set once this agent has the Lease of its name; before, it takes no new assignment and reports nothing."""
         self._last_known_file = assignments.LastKnownFile(options.folder / "assignments.json")
-        self._known = self._last_known_file.load()
+        self._known = self._last_known_file.load(options.name)
         self._tokens = HostTokens(self._store, options.name, self._known.secret)
         self._ports = ServicePorts(options.folder / "ports.json", options.first_port, options.last_port)
         self._proxy = Proxy(options.folder, self._proxy_changed)

@@ -97,9 +97,11 @@ class LastKnownFile:
         self._path = path
         self._written: LastKnown | None = None
 
-    def load(self) -> LastKnown:
-        """Return the last known state; it is empty on a new host."""
-        return durable.read(self._path, LastKnown) or LastKnown()
+    def load(self, host: str) -> LastKnown:
+        """Return the last known state; it is empty on a new host, and after this machine has joined as another one."""
+        known = durable.read(self._path, LastKnown) or LastKnown()
+        names = {(each.get("spec") or {}).get("hostName", host) for each in known.processes}
+        return known if names <= {host} else LastKnown()
 
     def save(self, processes: Iterable[dict[str, Any]], secret: dict[str, str]) -> None:
         """Write the present state of the API, without status and bookkeeping. Raises OSError."""

@@ -164,7 +164,7 @@ async def test_missing_secret_revokes_no_token(agent: Agent, tmp_path: Path) -> 
         agent._store.remove(SECRETS, "studio-1", HOSTS_NAMESPACE)
         agent._assign()
     assert agent._tokens.read("team-a", "chat-token") == "token"
-    assert LastKnownFile(tmp_path / "state" / "assignments.json").load().secret == TOKENS
+    assert LastKnownFile(tmp_path / "state" / "assignments.json").load("studio-1").secret == TOKENS
 
 
 async def test_host_report_includes_a_process_that_is_assigned_meanwhile(

@@ -132,12 +132,20 @@ def test_a_port_that_was_taken_is_tried_again_when_no_other_is_left(tmp_path: Pa
 
 def test_the_last_known_state_is_kept_without_status(tmp_path: Path) -> None:
     memory = LastKnownFile(tmp_path / "assignments.json")
-    assert memory.load() == LastKnown()
+    assert memory.load("studio-1") == LastKnown()
     memory.save([PROCESS], {"team-a_chat-token_token": "c2VjcmV0"})
-    known = LastKnownFile(tmp_path / "assignments.json").load()
+    known = LastKnownFile(tmp_path / "assignments.json").load("studio-1")
     assert known.secret == {"team-a_chat-token_token": "c2VjcmV0"}
     assert assignments.read_assignment(known.processes[0]) == assignments.read_assignment(PROCESS)
     assert "status" not in known.processes[0]
+
+
+def test_machine_that_has_joined_as_another_host_serves_nothing_of_the_former_one(tmp_path: Path) -> None:
+    """Without the API server, it would start what the former host was given, with the tokens of that one."""
+    memory = LastKnownFile(tmp_path / "assignments.json")
+    memory.save([{**PROCESS, "spec": {**PROCESS["spec"], "hostName": "studio-1"}}], {"a": "b"})  # type: ignore[dict-item]
+    assert memory.load("studio-1").secret == {"a": "b"}
+    assert memory.load("studio-2") == LastKnown()
 
 
 def test_an_object_from_a_newer_controller_is_an_assignment_with_a_problem() -> None:
