@@ -197,6 +197,21 @@ def test_thief_that_states_place_after_place_has_one_looked_at_in_ten_seconds(
     assert min(pauses) >= LEAST_PAUSE_SECONDS - 0.01
 
 
+def test_host_that_is_forgotten_while_it_is_asked_is_asked_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has expired or is gone, and its address may be another's by then."""
+    asking = Asking(monkeypatch, reachability.ASK_SECONDS)
+
+    async def main() -> None:
+        async with asking.running():
+            asking.prober.answer(HOST, AgentPlace(LOOPBACK, 2000, "boot-1"))
+            await asyncio.sleep(reachability.ASK_SECONDS / 2)
+            asking.prober.answer(HOST, None)
+            await asyncio.sleep(3600)
+
+    virtual_time.run(main())
+    assert len(asking.asked) == 1
+
+
 def test_thousand_silent_hosts_keep_no_other_from_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     asking = Asking(monkeypatch, reachability.ASK_SECONDS)
 

@@ -98,6 +98,14 @@ def test_process_is_bound_only_to_a_host_whose_agent_knows_what_it_needs() -> No
     assert placed([wants("b", 4), needs], [large, knows]) == {"a": "small", "b": "large"}
 
 
+def test_process_goes_past_a_larger_host_whose_agent_does_not_know_what_it_needs() -> None:
+    """As the objects say it, through the same decision that the binder makes."""
+    large, small = host("large", 64 * GIB), host("small", 8 * GIB, features=["Tomorrow"])
+    waiting = process("a-1-0", features=["Tomorrow"])
+    known = store((METAL_HOSTS, large), (METAL_HOSTS, small), (METAL_PROCESSES, waiting))
+    assert [each.host for each in decide_bindings(known, lambda _: True)] == ["small"]
+
+
 @st.composite
 def worlds(draw: st.DrawFn) -> tuple[list[WaitingProcess], list[HostCapacity]]:
     hosts = [capacity(f"host-{number}", draw(st.integers(0, 40))) for number in range(draw(st.integers(0, 5)))]

@@ -22,6 +22,7 @@ from controller.services.rollout import (
     process_prefix,
     sort_processes,
 )
+from crds import features
 from crds.meta import ENQUEUED_AT, LABEL_SERVICE, PROCESS_FINALIZER
 from crds.metalprocess import MetalProcess
 from kube.client import Obj
@@ -450,6 +451,21 @@ def test_process_on_a_drained_host_that_fits_nowhere_else_stays() -> None:
     waiting = process(f"{NAME}-1", gib=2)
     assert steps(1, old, waiting, hosts=[drained()]) == MetalProcessSteps()
     assert steps(1, old, waiting, hosts=[drained(), host("studio-2", GIB)]) == MetalProcessSteps()
+
+
+def test_no_process_is_deleted_to_make_room_for_one_that_its_host_does_not_know_how_to_run() -> None:
+    old = process("chat-00000000-0", host="studio-1", phase="Ready", gib=4)
+    new = process(f"{NAME}-0", gib=5, features=["Tomorrow"])
+    for known, gone in (([], set()), (["Tomorrow"], {"chat-00000000-0"})):
+        small = host("studio-1", 2 * GIB, processes=[{"uid": "uid-chat-00000000-0"}], features=known)
+        assert deleted(steps(1, old, new, hosts=[small])) == gone
+
+
+def test_process_states_the_features_of_what_its_service_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served(as_model(model()), "llama.cpp")
+    monkeypatch.setattr(features, "FEATURE_OF_FIELD", {"parallel": "Parallel"})
+    assert desired_spec(as_service(service(parallel=2)), served, GIB).features == ["Parallel"]
+    assert desired_spec(as_service(service()), served, GIB).features == []
 
 
 @pytest.mark.parametrize("closed", [{"drain": True}, {"unschedulable": True}])
