@@ -3,8 +3,10 @@
 from datetime import timedelta
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from controller.hosts.drain import LATE_SECONDS, WAITING_SECONDS, drained_condition
+from controller.hosts.drain import LATE_SECONDS, WAITING_SECONDS, drained_condition, find_recheck_seconds
 from controller.hosts.reachability import ReachabilityProber
 from controller.hosts.reconciler import HostInputs, LeaseReader, decide_host, host_reconciler
 from controller.reconcile.plan import Plan, Snapshot
@@ -138,6 +140,47 @@ def test_drain_that_is_held_up_is_rechecked_only_after_a_change() -> None:
         assert done.again_seconds is not None
         assert (done.again_seconds <= 1) == is_soon
         assert is_soon or done.again_seconds > WAITING_SECONDS
+
+
+AGES = st.sampled_from([-3.0, 0.0, 1.0, 4.0, 5.0, 30.0, 58.0, 70.0])
+"""Seconds since a creation, by the controller's clock, which may be slow."""
+
+
+@given(
+    siblings=st.lists(st.tuples(st.sampled_from([None, "studio-2"]), AGES), max_size=3),
+    written=st.none() | AGES,
+    has_room=st.booleans(),
+)
+def test_drain_that_time_alone_holds_up_is_decided_again_in_time(
+    siblings: list[tuple[str | None, float]], written: float | None, has_room: bool
+) -> None:
+    def since(seconds: float) -> str:
+        return (NOW - timedelta(seconds=seconds)).isoformat()
+
+    observed = drained_host()
+    if written is not None:
+        last = condition("Drained", "False", "Draining") | {"lastTransitionTime": since(written)}
+        observed["status"]["conditions"].append(last)
+    left = [process("chat-1-0", host="studio-1", phase="Ready")]
+    others = [
+        process(f"chat-1-{number}", host=name, creationTimestamp=since(age))
+        for number, (name, age) in enumerate(siblings, 1)
+    ]
+    arguments = as_host(observed), left, {"uid-chat": others}, lambda _waiting: has_room
+
+    def reason(later: float) -> str:
+        found = drained_condition(*arguments, NOW + timedelta(seconds=later))
+        assert found is not None
+        return str(found["reason"])
+
+    at = 0.0
+    while (
+        at < 2 * LATE_SECONDS and (pause := find_recheck_seconds(*arguments, NOW + timedelta(seconds=at))) is not None
+    ):
+        assert {reason(at + part * pause) for part in (0.25, 0.5, 0.99)} == {reason(at)}, "it changed before"
+        at += pause
+    if written is not None:
+        assert reason(at + 2 * LATE_SECONDS) == reason(at), "it changed afterwards"
 
 
 def test_host_is_drained_by_the_changes_of_its_processes_and_of_their_siblings() -> None:
