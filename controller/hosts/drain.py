@@ -36,14 +36,14 @@ def drained_condition(
 
     Args:
         host: the host.
-        bound: the processes that are bound to it.
+        bound: the processes that are bound to it, without inspections, which end by themselves.
         siblings: by uid of a service, its processes that are not bound to this host.
         has_room: returns whether any host has room for a process that waits for one.
         now: the wall clock.
     """
     if not host.spec.drain:
         return None
-    left = _list_left(bound)
+    left = list(filter(_is_left, bound))
     last = find(host.status.conditions, DRAINED)
     is_old = last is not None and _age_seconds(last.last_transition_time, now) >= WAITING_SECONDS
     blocked = [each for each in left if _is_blocked(each, siblings, has_room, now, is_old=is_old)]
@@ -79,7 +79,7 @@ def find_recheck_seconds(
     """
     if not host.spec.drain:
         return None
-    left = _list_left(bound)
+    left = list(filter(_is_left, bound))
     last = find(host.status.conditions, DRAINED)
     seconds = [_seconds_left(each, has_room, now) for others in siblings.values() for each in _list_waiting(others)]
     seconds += [WAITING_SECONDS - _age_seconds(last.last_transition_time, now)] if last is not None else []
@@ -95,11 +95,6 @@ def draining_facts(process: Obj) -> object:
     metadata = process["metadata"]
     is_leaving = "deletionTimestamp" in metadata
     return metadata["uid"], process["spec"].get("hostName"), is_leaving, _is_left(process), _has_failed(process)
-
-
-def _list_left(bound: Iterable[Obj]) -> list[Obj]:
-    """Return the processes of services that are still there; an inspection ends by itself."""
-    return [each for each in bound if not each["spec"].get("inspect") and _is_left(each)]
 
 
 def _is_left(process: Obj) -> bool:
