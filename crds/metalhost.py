@@ -40,6 +40,11 @@ class MetalHostSpec(ApiStruct, frozen=True):
         ),
     ] = False
 
+    @property
+    def is_cordoned(self) -> bool:
+        """True if an administrator places nothing more on the host."""
+        return self.unschedulable or self.drain
+
 
 class HostProcess(ApiStruct, frozen=True):
     """One process whose memory the host's availableBytes already subtracts."""

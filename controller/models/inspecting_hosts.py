@@ -40,9 +40,7 @@ def list_inspecting_hosts(store: Store, namespace: str) -> Mapping[str, Inspecti
         ready = find(host.status.conditions, "Ready")
         liveness = ready.status if ready is not None else "Unknown"
         found[host.metadata.name] = InspectingHost(
-            is_live=liveness == "True"
-            and INSPECTION in known_features(host.status)
-            and not (host.spec.unschedulable or host.spec.drain),
+            is_live=liveness == "True" and INSPECTION in known_features(host.status) and not host.spec.is_cordoned,
             is_lost=liveness == "False",
             load=len(store.by_index(METAL_PROCESSES, INSPECTOR_INDEX, host.metadata.name)),
         )

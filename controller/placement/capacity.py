@@ -84,7 +84,7 @@ def _host_capacity(host: MetalHost, bound: Iterable[Obj]) -> HostCapacity:
         namespaces=frozenset(host.spec.namespaces),
         address_problem=accepted.message if accepted is not None and accepted.status == "False" else "",
         pause=paused.message if paused is not None and paused.status == "True" else "",
-        is_cordoned=host.spec.unschedulable or host.spec.drain,
+        is_cordoned=host.spec.is_cordoned,
         features=known_features(host.status),
         agent_version=host.status.agent_version,
     )

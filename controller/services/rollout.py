@@ -20,7 +20,7 @@ from controller.reconcile.conditions import find
 from controller.reconcile.plan import Ref, child
 from crds.inferenceservice import InferenceService
 from crds.meta import ENQUEUED_AT, LABEL_SERVICE, PROCESS_FINALIZER, ObjectMeta, without_defaults
-from crds.metalhost import MetalHost
+from crds.metalhost import MetalHost, MetalHostSpec
 from crds.metalprocess import MetalProcess, MetalProcessSpec
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, Resource
@@ -109,6 +109,7 @@ def sort_processes(
     usable = []
     for process in observed:
         phase, host = process.status.phase, process.spec.host_name
+        administered = hosts[host].spec if host is not None and host in hosts else MetalHostSpec()
         current = (
             name is None
             or process.metadata.name.rpartition("-")[0] == name
@@ -120,12 +121,12 @@ def sort_processes(
                 standing.terminating.append(process)
         elif phase == "Stopped" or (not current and (phase == "Rejected" or host is None)):
             standing.finished.append(process)
-        elif phase == "Rejected" and _is_cordoned(host, hosts):
+        elif phase == "Rejected" and administered.is_cordoned:
             # The agent takes it after all once memory is free, and knows nothing of the cordon.
             standing.finished.append(process)
         elif phase == "Rejected":
             standing.rejected.append(process)
-        elif current and not lost and not is_displaced(process) and not _is_drained(host, hosts):
+        elif current and not lost and not is_displaced(process) and not administered.drain:
             usable.append(process)
         else:
             standing.superseded.append(process)
@@ -136,18 +137,6 @@ def sort_processes(
     standing.kept.extend(usable[:wanted])
     standing.surplus.extend(usable[wanted:])
     return standing
-
-
-def _is_cordoned(host: str | None, hosts: Mapping[str, MetalHost]) -> bool:
-    """Return whether an administrator places nothing more on the host of a process."""
-    found = hosts.get(host) if host is not None else None
-    return found is not None and (found.spec.unschedulable or found.spec.drain)
-
-
-def _is_drained(host: str | None, hosts: Mapping[str, MetalHost]) -> bool:
-    """Return whether an administrator drains the host of a process, so that the process is displaced."""
-    found = hosts.get(host) if host is not None else None
-    return found is not None and found.spec.drain
 
 
 def _has_spec_but_memory(process: MetalProcess, spec: MetalProcessSpec) -> bool:
