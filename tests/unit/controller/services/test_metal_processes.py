@@ -491,6 +491,9 @@ def test_of_two_ready_replicas_the_one_that_clients_reach_is_kept() -> None:
     hosts = [host("studio-1"), host("studio-2")]
     for unexposed, gone in (("studio-1", f"{NAME}-1"), ("studio-2", f"{NAME}-2")):
         assert deleted(steps(1, *both, hosts=hosts, unexposed=[unexposed])) == {gone}
+    fails, starts = (process(f"{NAME}-{number}", host=f"studio-{number}", phase="Failed") for number in (1, 2))
+    starts["status"]["phase"] = "Starting"
+    assert deleted(steps(1, fails, starts, hosts=hosts, unexposed=["studio-2"])) == {f"{NAME}-1"}, "neither is reached"
 
 
 def test_process_of_a_lost_host_is_deleted_before_one_that_answers_on_a_drained_host() -> None:
