@@ -98,6 +98,10 @@ def by_identity(text: str) -> dict[Identity, Any]:
     return found
 
 
+async def test_linter_of_helm_warns_of_nothing() -> None:
+    assert "1 chart(s) linted, 0 chart(s) failed" in await run_helm("lint", "--strict", str(CHART))
+
+
 async def test_manifests_are_what_the_chart_renders() -> None:
     stale = [path.name for path, text in (await render_manifests()).items() if path.read_text() != text]
     assert stale == [], "run `make manifests`"
