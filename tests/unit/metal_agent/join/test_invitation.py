@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from crds.meta import GROUP
 from kube import credentials
 from kube.client import Client, Obj
 from kube.credentials import Credentials, StaticToken
@@ -14,8 +15,10 @@ from kube.errors import Conflict, NotFound, Unreachable
 from kube.resources import Resource
 from kube.service_accounts import GrantedToken
 from metal_agent.join import invitation
+from metal_agent.join.host_account import code_rights, host_rights
 from metal_agent.join.invitation import InvitationError, check_host_name, check_server, invite_host
 from metal_agent.join.removal import removal_steps
+from tests.controlplane.process import CHECKOUT
 from tests.support.certificates import CA
 
 
@@ -79,6 +82,49 @@ def test_removal_takes_rights_first_and_tokens_next() -> None:
         "serviceaccounts",
     ]
     assert after[0].resource.kind == "MetalHost"
+
+
+def list_rights(*rules: Obj) -> set[tuple[str, str, str, str]]:
+    """Return each right as group, resource, verb and name; the name is empty if all names are meant."""
+    return {
+        (group, resource, verb, name)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+        for name in rule.get("resourceNames") or [""]
+    }
+
+
+def test_host_and_code_have_these_rights_and_no_others() -> None:
+    """A right that is added here has to be argued for: docs/security.md tells what a stolen host can do."""
+    (_, role), (_, binding), (_, cluster_binding) = host_rights("studio-1", ["https://api"])
+    assert list_rights(*role["rules"]) == {
+        *(("", "secrets", verb, "studio-1") for verb in ("get", "list", "watch")),
+        *(("coordination.k8s.io", "leases", verb, "studio-1") for verb in ("get", "create", "patch")),
+        ("", "serviceaccounts/token", "create", "studio-1"),
+        (GROUP, "metalhosts/audience", "use", "https://api"),
+    }
+    (_, code_role), (_, code_binding) = code_rights("studio-1", "uid")
+    assert list_rights(*code_role["rules"]) == {("", "podtemplates", "delete", "studio-1.join")}
+    bound = [
+        (each["roleRef"]["kind"], each["roleRef"]["name"], [subject["name"] for subject in each["subjects"]])
+        for each in (binding, cluster_binding, code_binding)
+    ]
+    assert bound == [
+        ("Role", "studio-1", ["studio-1"]),
+        ("ClusterRole", "pomona-metal-agent", ["studio-1"]),
+        ("Role", "studio-1.join", ["studio-1.join"]),
+    ]
+    manifests = yaml.safe_load_all((CHECKOUT / "deploy" / "install" / "rbac.yaml").read_text())
+    (of_all,) = (each for each in manifests if each and each["metadata"]["name"] == "pomona-metal-agent")
+    assert list_rights(*of_all["rules"]) == {
+        *((GROUP, "metalhosts", verb, "") for verb in ("get", "create")),
+        *((GROUP, f"{kind}/status", "patch", "") for kind in ("metalhosts", "metalprocesses")),
+        *((GROUP, "metalprocesses", verb, "") for verb in ("get", "list", "watch")),
+        *(("discovery.k8s.io", "endpointslices", verb, "") for verb in ("list", "create", "patch", "delete")),
+        *(("events.k8s.io", "events", verb, "") for verb in ("create", "patch")),
+    }
 
 
 class NoClient(Client):
