@@ -1,8 +1,11 @@
 """The `pomona` command. A sub-command is imported only when it runs, so that help is quick."""
 
+from typing import Any
+
 import click
 
 from cli.lazy import KUBECTL_PLUGIN, LazyGroup, rename_examples
+from cli.standard_streams import usable_streams
 
 SUBCOMMANDS = {
     "agent": ("serve models on this machine as a host of a cluster", "cli.agent.command"),
@@ -27,7 +30,16 @@ SUBCOMMANDS = {
 """The line in the help and the module with the `command`, by name."""
 
 
-@click.group(cls=LazyGroup, subcommands=SUBCOMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+class Program(LazyGroup):
+    """The program: a group that is called with the words of the command line."""
+
+    def main(self, *args: Any, **settings: Any) -> Any:
+        """Run a command with usable standard streams."""
+        with usable_streams():
+            return super().main(*args, **settings)
+
+
+@click.group(cls=Program, subcommands=SUBCOMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="pomona", prog_name="pomona")
 def main() -> None:
     """Serve large language models on the hardware you own: pods and hosts outside the cluster, one API.
