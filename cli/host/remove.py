@@ -7,6 +7,8 @@ import click
 
 from cli.api_objects import Obj
 from cli.cluster_options import ClusterOptions, cluster_options
+from cli.completion import complete_hosts
+from cli.confirmation import confirm
 from cli.lazy import program_name
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ _MOST_SHOWN = 10
 
 
 @click.command("remove")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_hosts)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask, even if processes are bound to the host.")
 @cluster_options
 def command(name: str, *, yes: bool, target: ClusterOptions) -> None:
@@ -51,7 +53,7 @@ async def _remove(cluster: "Cluster", name: str, *, yes: bool) -> None:
     bound = await list_bound_processes(cluster.client, name)
     if bound and not yes:
         click.echo(describe_removal(name, bound, cluster.target), err=True)
-        click.confirm("Remove it now?", abort=True, err=True)
+        confirm(f"host {name} has processes", "Remove it now?")
     deleted = await remove_host(cluster.client, name)
     if deleted:
         await asyncio.sleep(TOKEN_CACHE_SECONDS)

@@ -9,6 +9,7 @@ import click
 from cli.api_objects import Obj, has_condition
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
+from cli.confirmation import confirm
 from cli.service.model_users import find_users
 
 if TYPE_CHECKING:
@@ -59,10 +60,7 @@ async def _delete(cluster: "Cluster", *, name: str, with_model: bool, is_certain
 
 
 def _ask(name: str, namespace: str, service: Obj) -> None:
-    """Ask whether a service that serves is to be deleted. Raises click.ClickException: nobody can answer."""
+    """Ask whether a service that serves is to be deleted. Raises as `confirm`."""
     replicas = service["status"].get("readyReplicas", 0)
     count = "1 replica" if replicas == 1 else f"{replicas} replicas"
-    serving = f"{name} in namespace {namespace} serves now, with {count}"
-    if not sys.stdin.isatty():
-        raise click.ClickException(f"{serving}: add --yes to delete it")
-    click.confirm(f"{serving}. Delete it?", abort=True)
+    confirm(f"{name} in namespace {namespace} serves now, with {count}", "Delete it?")
