@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any, Final
 
 import click
+from click.exceptions import NoSuchCommand
 
 KUBECTL_PLUGIN: Final = "kubectl pomona"
 """Name of the command as a plugin of kubectl."""
@@ -66,6 +67,19 @@ class LazyGroup(click.Group):
             from cli.output import escape_controls  # noqa: PLC0415 - not needed for --help
 
             raise click.ClickException(escape_controls(error.message)) from error
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command of the first word.
+
+        Raises:
+            NoSuchCommand: there is none; the message has similar ones, of which click knows only those it was given.
+        """
+        try:
+            return super().resolve_command(ctx, args)
+        except NoSuchCommand as error:
+            raise NoSuchCommand(error.command_name, possibilities=self._subcommands, ctx=ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Show each line from the table, so that help imports nothing."""

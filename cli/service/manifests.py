@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
@@ -119,11 +120,14 @@ def load_files(paths: Sequence[Path], namespace: str | None) -> tuple[list[Obj],
 
 
 def _build_from_catalog(options: ServiceOptions) -> list[Obj]:
-    entry = load_catalog().get(options.name)
+    catalog = load_catalog()
+    entry = catalog.get(options.name)
     if entry is None:
+        near = get_close_matches(options.name, catalog, n=1)
+        meant = f"is {near[0]} meant? Otherwise add" if near else "add"
         raise DeployError(
-            f"{options.name} is not in the catalog (`{program_name()} catalog` lists it): add --model SOURCE, such as "
-            "hf://ORG/REPO/FILE.gguf, or --model NAME of a Model"
+            f"{options.name} is not in the catalog (`{program_name()} catalog` lists it): {meant} --model SOURCE, "
+            "such as hf://ORG/REPO/FILE.gguf, or --model NAME of a Model"
         )
     try:
         accelerator, chosen = choose_source(options.name, entry, options.accelerator)

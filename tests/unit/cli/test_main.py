@@ -84,6 +84,15 @@ def list_commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tu
             yield from list_commands(command, (*path, name))
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"), [(["statsu"], "status"), (["host", "drian"], "drain"), (["agent", "dockter"], "doctor")]
+)
+def test_similar_command_is_named(words: list[str], meant: str) -> None:
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2
+    assert f"No such command '{words[-1]}'. Did you mean '{meant}'?" in result.output
+
+
 def test_each_command_that_prints_facts_prints_them_as_json_and_yaml_by_one_option() -> None:
     printing = set()
     for path, command in list_commands(main):
