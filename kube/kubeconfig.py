@@ -5,7 +5,7 @@ absolute against the file that holds them, so that an entry can be used without 
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,9 +50,8 @@ def read_kubeconfig(paths: Sequence[Path], context_name: str | None = None) -> K
         config = _parse(path)
         current = current or config.get("current-context") or ""
         for section, entries in named.items():
-            for item in config.get(section) or []:
-                entry = item.get(section.removesuffix("s")) or {}
-                entries.setdefault(item["name"], _absolute(entry, path.parent))
+            for name, entry in _list_entries(path, config, section):
+                entries.setdefault(name, _absolute(entry, path.parent))
     if not current:
         raise CredentialsError(f"kubeconfig {source}: no current-context; run kubectl config use-context NAME")
     context = _pick(source, named, "contexts", current)
@@ -72,6 +71,17 @@ def _parse(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise CredentialsError(f"kubeconfig {path}: holds no mapping")
     return config
+
+
+def _list_entries(path: Path, config: dict[str, Any], section: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the entries of a section with their names. Raises CredentialsError."""
+    field_name = section.removesuffix("s")
+    items = config.get(section) or []
+    for item in items if isinstance(items, list) else [items]:
+        entry = (item.get(field_name) or {}) if isinstance(item, dict) else None
+        if not isinstance(entry, dict) or not isinstance(item.get("name"), str):
+            raise CredentialsError(f"kubeconfig {path}: {section} must be a list of entries with name and {field_name}")
+        yield item["name"], entry
 
 
 def _absolute(entry: dict[str, Any], folder: Path) -> dict[str, Any]:

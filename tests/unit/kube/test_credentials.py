@@ -93,6 +93,18 @@ async def test_context_is_the_one_that_was_chosen(tmp_path: Path) -> None:
         credentials.load(path, context="third")
 
 
+@pytest.mark.parametrize(
+    "sections",
+    [{"contexts": [3]}, {"clusters": 3}, {"users": [{"user": {}}]}, {"contexts": [{"name": "a", "context": 3}]}],
+)
+def test_kubeconfig_of_another_form_is_refused_with_the_section(tmp_path: Path, sections: dict[str, Any]) -> None:
+    path = write(tmp_path / "config", {"token": "hunter2"})
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | sections))
+    (section,) = sections
+    with pytest.raises(CredentialsError, match=rf"config: {section} must be a list of entries with name and "):
+        credentials.load(path)
+
+
 async def test_kubeconfig_that_is_being_written_is_read_again_later(tmp_path: Path) -> None:
     config = tmp_path / "config"
     loaded = credentials.load(write(config, {"token": "first"}))
