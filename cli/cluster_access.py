@@ -77,6 +77,9 @@ async def read_object(client: Client, resource: Resource, name: str, namespace: 
     Raises:
         click.ClickException: it does not exist; the message has similar names.
     """
+    if "/" in name:
+        alone = name.rpartition("/")[2] or "NAME"
+        raise click.ClickException(f"{name} is not a name: give the name of the {resource.kind} alone, {alone}")
     try:
         return await client.get(resource, name, namespace)
     except NotFound as error:

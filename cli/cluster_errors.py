@@ -6,6 +6,7 @@ from typing import Final
 
 from crds.meta import GROUP, HOSTS_NAMESPACE
 from kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unauthorized, Unreachable
+from kube.kubeconfig import CredentialsError
 
 _RIGHT: Final = re.compile(
     r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]*)" in API group "(?P<group>[^"]*)"'
@@ -24,7 +25,9 @@ def is_unknown_kind(error: NotFound) -> bool:
 
 
 def describe_unreachable(error: Unreachable, server: str) -> str:
-    """Return the message that the API server does not answer, with its address, the cause and the way out."""
+    """Return the message that the API server does not answer, or that no credentials could be got to ask it."""
+    if isinstance(error.__cause__, CredentialsError):
+        return str(error.__cause__)
     cause = _PREFIX.sub("", str(error)) or "no answer"
     return (
         f"the API server {server} does not answer ({cause}): check that this machine reaches it, or choose another "

@@ -56,7 +56,7 @@ class Resource:
     def _segment(self, what: str, value: str) -> str:
         """Return a name as one segment of a path. Raises Invalid for what the API server takes as no name either."""
         if value in {"", ".", ".."} or "/" in value or "%" in value or not value.isprintable():
-            raise self._invalid(f"the {what} {value!r} cannot be used in a path: correct the object that states it")
+            raise self._invalid(f"the {what} {value!r} cannot be used in a path: correct it where it is stated")
         return quote(value, safe=":")
 
     def _invalid(self, message: str) -> Invalid:

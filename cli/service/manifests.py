@@ -70,6 +70,10 @@ def build_objects(options: ServiceOptions, namespace: str | None) -> list[Obj]:
     elif _SCHEME in options.model:
         model = _build_model(options, options.model)
         objects = [model, _build_service(options, model["metadata"]["name"])]
+    elif "/" in options.model:
+        raise DeployError(
+            f"--model {options.model}: neither a source, such as hf://ORG/REPO/FILE.gguf, nor the name of a Model"
+        )
     else:
         unusable = [name for name, value in _list_model_options(options) if value]
         if unusable:

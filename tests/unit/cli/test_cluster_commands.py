@@ -115,6 +115,22 @@ def test_kinds_that_are_not_installed_are_named(command: list[str], serve: Serve
     assert_one_line(run(command, config), "does not know the kinds of inference.pomona.dev: install Pomona")
 
 
+def test_credentials_that_cannot_be_used_are_no_fault_of_the_server(tmp_path: Path) -> None:
+    config = write_kubeconfig(tmp_path / "config", "http://127.0.0.1:9")
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "absent", "interactiveMode": "Never"}
+    config.write_text(config.read_text().replace('{"token": "hunter2"}', json.dumps({"exec": plugin})))
+    result = run(["list"], config)
+    assert_one_line(result, f"kubeconfig {config}, context main: the plugin gave neither token nor certificate")
+    assert "does not answer" not in result.output
+
+
+@pytest.mark.parametrize("command", [each for each in COMMANDS if each[0] in {"status", "logs", "chat", "delete"}])
+def test_name_with_its_kind_is_refused_with_the_name_alone(command: list[str], serve: Serve, tmp_path: Path) -> None:
+    config = write_kubeconfig(tmp_path / "config", serve(*NOT_FOUND))
+    result = run([command[0], "isvc/chat", *command[2:]], config)
+    assert_one_line(result, "isvc/chat is not a name: give the name of the InferenceService alone, chat")
+
+
 def test_answer_of_another_server_is_told(serve: Serve, tmp_path: Path) -> None:
     config = write_kubeconfig(tmp_path / "config", serve(200, "<html>log in</html>"))
     assert_one_line(run(["list"], config), "the answer is not what the API sends")

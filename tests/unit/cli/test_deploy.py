@@ -84,6 +84,7 @@ def test_name_of_a_model_is_used_as_it_is() -> None:
         ),
         (["chat", "--model", "ollama://a:b"], "an ollama:// source needs spec.memoryBytes"),
         (["chat", "--model", "hf://nowhere"], "--model: "),
+        (["chat", "--model", "Qwen/Qwen3-8B"], "--model Qwen/Qwen3-8B: neither a source, such as hf://ORG/REPO/FILE"),
         ([], "nothing to deploy: give NAME, or --file"),
         (["chat", "-f", "."], "--file takes neither NAME nor options of a service"),
         (["-f", ".", "--replicas", "2"], "--file takes neither NAME nor options of a service"),
