@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import click
 
+from cli.completion import complete_namespaces
+
 DEFAULT_NAMESPACE: Final = "default"
 
 
@@ -63,7 +65,14 @@ def _add_options(function: Callable[..., Any], *, is_namespaced: bool) -> Callab
         click.option("--context", metavar="NAME", help="Context of the kubeconfig. Default: the current one."),
     ]
     if is_namespaced:
-        options.append(click.option("--namespace", "-n", metavar="NAME", help="Default: the namespace of the context."))
+        options.append(
+            click.option(
+                *("--namespace", "-n"),
+                metavar="NAME",
+                help="Default: the namespace of the context.",
+                shell_complete=complete_namespaces,
+            )
+        )
     decorated: Callable[..., Any] = with_target
     for option in reversed(options):
         decorated = option(decorated)

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Final
 import click
 from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
 
-from cli.cluster_options import ClusterOptions
-
 if TYPE_CHECKING:
     from kube.resources import Resource
 
@@ -24,7 +22,7 @@ Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def command(ctx: click.Context, *, shell: str) -> None:
-    """Print the script by which SHELL completes commands, options, and names of services, hosts and models.
+    """Print the script by which SHELL completes commands, options, and names in the cluster.
 
     kubectl completes `kubectl pomona` by itself where the program kubectl_complete-pomona is on PATH.
 
@@ -64,6 +62,20 @@ def complete_hosts(ctx: click.Context, _parameter: click.Parameter, incomplete: 
     return _complete_names(ctx, METAL_HOSTS, incomplete)
 
 
+def complete_models(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a Model."""
+    from kube.resources import MODELS  # noqa: PLC0415 - same
+
+    return _complete_names(ctx, MODELS, incomplete)
+
+
+def complete_namespaces(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a namespace."""
+    from kube.resources import NAMESPACES  # noqa: PLC0415 - same
+
+    return _complete_names(ctx, NAMESPACES, incomplete)
+
+
 def complete_catalog(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the name of an entry of the catalog."""
     from cli.service.catalog_entries import load_catalog  # noqa: PLC0415 - same
@@ -76,6 +88,7 @@ def _complete_names(ctx: click.Context, resource: "Resource", incomplete: str) -
     import asyncio  # noqa: PLC0415 - same
 
     from cli.cluster_access import Cluster, run_in_cluster  # noqa: PLC0415 - same
+    from cli.cluster_options import ClusterOptions  # noqa: PLC0415 - it imports this module
 
     async def list_names(cluster: Cluster) -> list[str]:
         async with asyncio.timeout(SECONDS):

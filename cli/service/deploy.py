@@ -12,7 +12,7 @@ import click
 
 from cli.api_objects import Obj
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
-from cli.completion import complete_catalog
+from cli.completion import complete_catalog, complete_models
 from cli.lazy import program_name
 from cli.options import Size, choose_files
 from cli.output import DataFormat, print_manifests, progress_width, without_managed_fields, wrap_text
@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 
 @click.command("deploy")
 @click.argument("name", required=False, shell_complete=complete_catalog)
-@click.option("--model", metavar="SOURCE|NAME", help="Source of the weights, or name of a Model that exists.")
+@click.option(
+    "--model",
+    metavar="SOURCE|NAME",
+    help="Source of the weights, or name of a Model that exists.",
+    shell_complete=complete_models,
+)
 @click.option("--model-name", metavar="NAME", help="Name of the Model of a source. Default: by the file or repository.")
 @choose_files
 @click.option("--source-secret", metavar="NAME", help="Secret with the token for a gated or private source.")

@@ -126,5 +126,5 @@ def print_process_log(process: Obj, prefix: str, tail_lines: int | None) -> None
     for line in lines if tail_lines is None else lines[len(lines) - tail_lines :] if tail_lines else []:
         print(prefix + show_raw(line))
     what = "the lines above are from before its last exit" if lines else "the engine has not exited so far"
-    command = f"{program_name()} agent logs --engine {metadata['name']}"
+    command = f"pomona agent logs --engine {metadata['name']}"  # kubectl is not on that host
     print(f"{prefix}{what}; the whole log is on host {host}: {command}", file=sys.stderr)

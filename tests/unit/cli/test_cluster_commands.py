@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
 from cli.main import main
@@ -147,6 +148,22 @@ def test_namespace_is_that_of_the_context_unless_stated(serve: Serve, tmp_path: 
     assert "no service in namespace team:" in run(["list"], config).output
     assert "no service in namespace ours:" in run(["list"], config, "-n", "ours").output
     assert json.loads(run(["list"], config, "-o", "json").output) == {"apiVersion": "v1", "kind": "List", "items": []}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["status"], ["logs"], ["chat"], ["delete"], ["list", "-n"], ["deploy", "chat", "--model"]),
+        *(["host", "cordon"], ["host", "uncordon"], ["host", "drain"], ["host", "remove"]),
+    ],
+    ids=" ".join,
+)
+def test_names_complete(words: list[str], serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    items = [{"metadata": {"name": name}} for name in ("chat", "studio-1", "studio-2")]
+    answer = json.dumps({"metadata": {"resourceVersion": "1"}, "items": items})
+    monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "config", serve(200, answer))))
+    found = ShellComplete(main, {}, "pomona", "_POMONA_COMPLETE").get_completions(words, "st")
+    assert [each.value for each in found] == ["studio-1", "studio-2"]
 
 
 def test_status_reads_no_other_models_and_hosts(tmp_path: Path) -> None:
