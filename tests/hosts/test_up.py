@@ -5,6 +5,7 @@ import json
 import os
 import re
 import select
+import shlex
 import signal
 import socket
 import sys
@@ -17,6 +18,7 @@ import psutil
 import pytest
 import yaml
 
+from artifacts.repositories.address_policy import NETWORKS_VARIABLE
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, MODELS
 from metal_agent.exit_codes import PERMANENT
@@ -25,6 +27,7 @@ from runtimes.daemon import owner_mark
 from tests.controlplane.process import CHECKOUT, Process
 from tests.support.api_objects import GIB, process
 from tests.support.daemons.ollama import OllamaStandIn
+from tests.support.documents import list_blocks
 from tests.support.eventually import eventually
 from tests.support.file_server import COMMIT, FileServer
 from tests.support.refused_manifests import make_manifest
@@ -161,6 +164,33 @@ async def test_the_manifests_of_the_documents_are_served_as_they_are(
         url = await up.url()
         await up.says("chat: Ready")
     assert await ask(url, "chat") == (200, tiny_gguf.SENTENCE)
+
+
+async def test_commands_that_serve_on_a_mac_work_word_for_word(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int
+) -> None:
+    """Those of docs/mac.md, but for the port, which may be taken here."""
+    weights = tmp_path / "hub" / "Qwen" / "Qwen3-8B-GGUF" / "Qwen3-8B-Q4_K_M.gguf"
+    weights.parent.mkdir(parents=True)
+    tiny_gguf.write(weights)
+    section = (CHECKOUT / "docs" / "mac.md").read_text().partition("## 2. Serve")[2].partition("\n## ")[0]
+    serve, call = list_blocks(section)
+    program, verb, *options = shlex.split(serve)
+    assert (program, verb) == ("pomona", "up")
+    async with FileServer(tmp_path / "hub") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv(NETWORKS_VARIABLE, "127.0.0.0/8")
+        up = start(*options, port=unused_tcp_port)
+        await up.url()
+        await up.says("qwen3-8b-q4-k-m: Ready")
+    curl, url, data, body = shlex.split(call.replace("\\\n", " "))
+    assert (curl, data) == ("curl", "-d")
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}  # as curl sends it
+    async with (
+        aiohttp.ClientSession(timeout=CALL, headers=headers) as session,
+        session.post(url.replace(":8080/", f":{unused_tcp_port}/"), data=body) as answer,
+    ):
+        assert (await answer.json())["choices"][0]["message"]["content"] == tiny_gguf.SENTENCE
 
 
 async def test_ctrl_c_lets_a_running_answer_end(start: Start, tmp_path: Path) -> None:
