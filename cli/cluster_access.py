@@ -98,7 +98,7 @@ def describe_missing(resource: Resource, name: str, namespace: str | None, names
     if not names:
         return f"{missing}: there is none" + (": another namespace is chosen with -n" if namespace else "")
     shown = ", ".join(sorted(names)[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
-    return f"{missing}: there are {shown}"
+    return f"{missing}: there {'is' if len(names) == 1 else 'are'} {shown}"
 
 
 async def watch_object(

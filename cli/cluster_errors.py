@@ -13,6 +13,7 @@ _RIGHT: Final = re.compile(
     r'(?: in the namespace "(?P<namespace>[^"]*)")?'
 )
 _CONFLICT: Final = re.compile(r'conflicts? with "(?P<manager>[^"]*)"')
+_NO_NAMESPACE: Final = re.compile(r'namespaces "(?P<name>[^"]*)" not found')
 _READING: Final = frozenset({"get", "list", "watch"})
 _OF_ADMINISTRATORS: Final = frozenset({"metalhosts", "metalprocesses"})
 """Kinds that no role of Kubernetes' own has: they name machines and quote the logs of engines."""
@@ -53,6 +54,11 @@ def describe_api_error(error: ApiError, server: str) -> str:
             )
         case Conflict() if error.reason == "Conflict" and _CONFLICT.search(error.message):
             return _describe_conflict(error)
+        case NotFound() if found := _NO_NAMESPACE.fullmatch(error.message):
+            return (
+                f"namespace {found['name']} does not exist: create it (kubectl create namespace {found['name']}), or "
+                "choose another with --namespace"
+            )
         case NotFound() | Invalid():
             return error.message or str(error)
         case ApiError(status=HTTPStatus.BAD_REQUEST):

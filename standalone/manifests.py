@@ -203,13 +203,21 @@ def _parse_documents(path: Path) -> Iterator[Document]:
             value = loader.construct_document(node)
             if value is None:
                 continue
-            if not isinstance(value, dict):
-                raise yaml.MarkedYAMLError(
-                    problem="a manifest has to be a mapping of fields", problem_mark=node.start_mark
-                )
-            yield Document(path, node, value)
+            yield from _split_list(path, node, value)
     finally:
         loader.dispose()
+
+
+def _split_list(path: Path, node: yaml.Node, value: object) -> Iterator[Document]:
+    """Yield each object of a List, as kubectl and `pomona deploy --dry-run -o json` print several, or the document."""
+    if not isinstance(value, dict):
+        raise yaml.MarkedYAMLError(problem="a manifest has to be a mapping of fields", problem_mark=node.start_mark)
+    items = next((each for key, each in node.value if key.value == "items"), None)
+    if value.get("kind") != "List" or not isinstance(items, yaml.SequenceNode):
+        yield Document(path, node, value)
+        return
+    for inner, each in zip(items.value, value["items"], strict=True):
+        yield from _split_list(path, inner, each)
 
 
 class _TooLargeError(Exception):

@@ -80,7 +80,7 @@ async def _chat(cluster: "Cluster", *, name: str, question: str | None, url: str
         async with open_service(cluster, name, url, hosts_ca) as (session, address):
             answer = await continue_chat(session, address, name, messages, show=_show, show_thoughts=thoughts)
         messages.append(ChatMessage("assistant", answer.text))
-        print()
+        print(flush=True)  # the next line is of standard error
         print(answer.describe(), file=sys.stderr)
 
 

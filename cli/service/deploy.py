@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 
@@ -22,6 +22,8 @@ from crds.meta import CLI_FIELD_MANAGER, Priority
 if TYPE_CHECKING:
     from cli.cluster_access import Cluster
     from cli.service.verdict import Verdict
+
+_STANDARD_INPUT: Final = Path("/dev/stdin")
 
 
 @click.command("deploy")
@@ -58,8 +60,8 @@ if TYPE_CHECKING:
     "-f",
     "paths",
     multiple=True,
-    type=click.Path(exists=True, path_type=Path),
-    help="Manifest, or folder of manifests, instead of NAME and its options. Repeatable.",
+    type=click.Path(exists=True, allow_dash=True, path_type=Path),
+    help="Manifest, folder of manifests, or - for standard input, instead of NAME and its options. Repeatable.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the objects that would be applied, without any cluster.")
 @click.option("--no-wait", is_flag=True, help="Return when the objects are applied.")
@@ -92,13 +94,16 @@ def command(
       pomona deploy small --model qwen3-8b-q4-k-m --priority batch
       pomona deploy -f model.yaml -f service.yaml
       pomona deploy qwen3-8b --dry-run > qwen3-8b.yaml
+      pomona deploy -f - < qwen3-8b.yaml
     """
     from cli.service.manifests import ServiceOptions, build_objects, load_files  # noqa: PLC0415 - not for --help
 
     if paths:
         if name or any(value not in (None, ()) for value in options.values()):
             raise click.UsageError("--file takes neither NAME nor options of a service: write them into the file")
-        objects, skipped = load_files(paths, target.namespace)
+        objects, skipped = load_files(
+            [_STANDARD_INPUT if str(each) == "-" else each for each in paths], target.namespace
+        )
         for line in skipped:
             print(line, file=sys.stderr)
     elif name:

@@ -23,7 +23,7 @@ def choose_replicas(name: str, replicas: Sequence[Obj], wanted: str | None) -> l
     found = [each for number, each in enumerate(replicas) if wanted in {str(number), each["metadata"]["name"]}]
     if not found:
         there = ", ".join(f"{number} ({each['metadata']['name']})" for number, each in enumerate(replicas))
-        raise click.ClickException(f"{name} has no replica {wanted}: there are {there or 'none'}")
+        raise click.ClickException(f"{name} has no replica {wanted}: choose {there}")
     return found
 
 

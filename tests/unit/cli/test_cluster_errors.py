@@ -5,7 +5,7 @@ import pytest
 from cli.cluster_access import describe_missing
 from cli.cluster_errors import describe_api_error
 from crds.meta import GROUP, HOSTS_NAMESPACE
-from kube.errors import ApiError, Conflict, Forbidden, Invalid
+from kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound
 from kube.resources import INFERENCE_SERVICES, METAL_HOSTS
 
 SERVER = "https://10.0.0.1"
@@ -64,6 +64,11 @@ def test_owner_of_a_field_is_named() -> None:
     )
 
 
+def test_namespace_that_is_missing_is_named_with_the_way_out() -> None:
+    error = NotFound("apply x", status=404, reason="NotFound", message='namespaces "nope" not found')
+    assert describe_api_error(error, SERVER).startswith("namespace nope does not exist: create it (kubectl create name")
+
+
 def test_other_refusals_keep_the_words_of_the_server() -> None:
     assert describe_api_error(Invalid("apply x", status=422, message="spec.a: no"), SERVER) == "spec.a: no"
     assert describe_api_error(ApiError("get log", status=400, message="is waiting"), SERVER) == "is waiting"
@@ -73,6 +78,7 @@ def test_other_refusals_keep_the_words_of_the_server() -> None:
 def test_similar_name_is_suggested() -> None:
     assert describe_missing(INFERENCE_SERVICES, "chta", "team", ["chat", "code"]).endswith("team: did you mean chat?")
     assert describe_missing(INFERENCE_SERVICES, "zzz", "team", ["chat", "code"]).endswith("there are chat, code")
+    assert describe_missing(INFERENCE_SERVICES, "zzz", "team", ["chat"]).endswith("there is chat")
     assert describe_missing(INFERENCE_SERVICES, "zzz", "team", []).endswith("another namespace is chosen with -n")
     assert describe_missing(METAL_HOSTS, "zzz", None, []) == "MetalHost zzz does not exist: there is none"
     many = [f"host-{number}" for number in range(20)]

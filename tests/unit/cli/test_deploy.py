@@ -1,5 +1,7 @@
 """`pomona deploy` makes objects of options and files, refuses what a cluster would refuse, and reports progress."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +114,25 @@ def test_files_are_applied_as_they_are_with_models_first(tmp_path: Path) -> None
     assert "Secret s: ignored: `pomona deploy` applies Models and InferenceServices; use kubectl apply" in skipped[0]
 
 
+def test_what_a_dry_run_prints_is_read_from_a_file_or_standard_input(tmp_path: Path) -> None:
+    for form in ("json", "yaml"):
+        _, printed = deploy("chat", "--model", SOURCE, "--dry-run", "-o", form)
+        path = tmp_path / f"chat.{form}"
+        path.write_text(printed)
+        assert deploy("-f", str(path), "--dry-run", "-o", form) == (0, printed)
+        with path.open() as given:
+            argv = [sys.executable, "-m", "cli.main", "deploy", "-f", "-", "--dry-run", "-o", form]
+            done = subprocess.run(argv, check=True, stdin=given, capture_output=True, text=True, timeout=60)
+        assert done.stdout == printed
+
+
+def test_object_of_a_list_has_its_own_line(tmp_path: Path) -> None:
+    path = tmp_path / "list.yaml"
+    path.write_text("apiVersion: v1\nkind: List\nitems:\n- kind: Secret\n- 3\n")
+    with pytest.raises(DeployError, match=r"list.yaml:5: invalid YAML: a manifest has to be a mapping"):
+        load_files([path], None)
+
+
 def test_problems_of_files_have_their_lines(tmp_path: Path) -> None:
     model, service = build_objects(ServiceOptions(name="chat", model=SOURCE), "theirs")
     path = write(tmp_path / "all.yaml", model, service, service)
@@ -149,5 +170,5 @@ def test_replica_is_chosen_by_number_or_name() -> None:
     replicas: list[Obj] = [{"metadata": {"name": "chat-a"}}, {"metadata": {"name": "chat-b"}}]
     assert choose_replicas("chat", replicas, None) == replicas
     assert choose_replicas("chat", replicas, "1") == choose_replicas("chat", replicas, "chat-b") == replicas[1:]
-    with pytest.raises(click.ClickException, match=r"chat has no replica 2: there are 0 \(chat-a\), 1 \(chat-b\)"):
+    with pytest.raises(click.ClickException, match=r"chat has no replica 2: choose 0 \(chat-a\), 1 \(chat-b\)"):
         choose_replicas("chat", replicas, "2")
