@@ -1,6 +1,7 @@
 """`pomona host remove`: revoke the rights of a host, and delete its objects."""
 
 import asyncio
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 import click
@@ -10,6 +11,7 @@ from cli.cluster_options import ClusterOptions, cluster_options
 from cli.completion import complete_hosts
 from cli.confirmation import confirm
 from cli.lazy import program_name
+from cli.output import progress_width, wrap_text
 
 if TYPE_CHECKING:
     from cli.cluster_access import Cluster
@@ -44,7 +46,8 @@ def command(name: str, *, yes: bool, target: ClusterOptions) -> None:
 
 
 async def _remove(cluster: "Cluster", name: str, *, yes: bool) -> None:
-    from metal_agent.join.removal import (  # noqa: PLC0415 - not needed for --help
+    from kube.resources import METAL_HOSTS  # noqa: PLC0415 - not needed for --help
+    from metal_agent.join.removal import (  # noqa: PLC0415 - same
         TOKEN_CACHE_SECONDS,
         list_bound_processes,
         remove_host,
@@ -52,7 +55,8 @@ async def _remove(cluster: "Cluster", name: str, *, yes: bool) -> None:
 
     bound = await list_bound_processes(cluster.client, name)
     if bound and not yes:
-        click.echo(describe_removal(name, bound, cluster.target), err=True)
+        consequences = describe_removal(name, bound, cluster.target)
+        click.echo("\n".join(wrap_text(consequences, progress_width())), err=True)
         confirm(f"host {name} has processes", "Remove it now?")
     deleted = await remove_host(cluster.client, name)
     if deleted:
@@ -61,7 +65,10 @@ async def _remove(cluster: "Cluster", name: str, *, yes: bool) -> None:
         deleted += await remove_host(cluster.client, name)
         click.echo(f"removed host {name}: {', '.join(deleted)}")
     else:
-        click.echo(f"host {name} has no rights and no objects: nothing to remove")
+        names = [each["metadata"]["name"] for each in (await cluster.client.list_metadata(METAL_HOSTS)).items]
+        near = get_close_matches(name, names, n=1)
+        rest = f"is {near[0]} meant?" if near else "nothing to remove"
+        click.echo(f"host {name} has no rights and no objects: {rest}")
     if left := await list_bound_processes(cluster.client, name):
         click.echo(warn_of_bound_processes(name, left), err=True)
     if services := sorted({_service(each) for each in bound}):

@@ -101,9 +101,8 @@ def command(
     if paths:
         if name or any(value not in (None, ()) for value in options.values()):
             raise click.UsageError("--file takes neither NAME nor options of a service: write them into the file")
-        objects, skipped = load_files(
-            [_STANDARD_INPUT if str(each) == "-" else each for each in paths], target.namespace
-        )
+        files = [_STANDARD_INPUT if str(each) == "-" else each for each in paths]
+        objects, skipped = load_files(files, target.namespace)
         for line in skipped:
             print(line, file=sys.stderr)
     elif name:

@@ -62,6 +62,8 @@ async def test_machine_with_a_code_serves_until_it_is_removed(
     assert "if this machine is a copy of the other, have it join as another host" in copy.agent.tail(20)
 
     before = await cluster.engines("chat")
+    misspelt = await run(*administrator, "remove", "studio-11", kubeconfig)
+    assert misspelt == "host studio-11 has no rights and no objects: is studio-1 meant?\n"
     removed = await run(*administrator, "remove", "studio-1", "--yes", kubeconfig)
     assert "removed host studio-1: ClusterRoleBinding/pomona-metal-host-studio-1, RoleBinding/studio-1" in removed
     assert await cluster.urls("chat") == []
