@@ -169,7 +169,7 @@ async def _ask_and_stop(machine: Machine, question: str) -> bool:
     try:
         url, model = await machine.wait_until_reachable(next(iter(machine.manifests.services)))
         await ask(url, model, question, lambda text: print(show_raw(text), end="", flush=True))
-        print()
+        print(flush=True)
     except AskError as error:
         print(f"pomona up: {escape_controls(str(error))}", file=sys.stderr)
         return False

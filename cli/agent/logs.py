@@ -54,6 +54,8 @@ def command(ctx: click.Context, state_dir: Path | None, *, follow: bool, engine:
             f"there is no {error.filename}: an agent in a terminal logs there, an installed one after its first start"
         ) from error
     except OSError as error:
+        if error.filename is None:  # the output cannot be written, such as to `head`
+            raise
         raise click.ClickException(f"{error.filename}: {error.strerror}: run this command as its owner") from error
 
 

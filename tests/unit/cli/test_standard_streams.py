@@ -32,6 +32,17 @@ def test_reader_that_is_gone_ends_a_command_silently(words: list[str]) -> None:
         os.close(writing)
 
 
+def test_log_that_nobody_reads_to_its_end_is_not_blamed(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "agent.log").write_text("line\n" * 100_000)
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        assert start(["agent", "logs", f"--state-dir={tmp_path}", "--lines=100000"], writing) == (1, "")
+    finally:
+        os.close(writing)
+
+
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_full_disk_is_named(words: list[str]) -> None:
     with FULL.open("w") as full:
