@@ -1,11 +1,14 @@
 """`pomona catalog`: the models that `pomona deploy` knows by name, with what their memory is said to be."""
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from cli.lazy import program_name
 from cli.output import TableColumn, facts_option, print_facts, render_table, terminal_width, wrap_text
+
+if TYPE_CHECKING:
+    from cli.service.catalog_entries import CatalogEntry
 
 _NOTE = (
     "~4 BIT and BF16 are the sizes of the weights by third parties, unchecked; * assumes a lower quantization than 4 "
@@ -29,9 +32,7 @@ def command(*, output_format: Literal["table", "json", "yaml"]) -> None:
 
     entries = load_catalog()
     if output_format != "table":
-        import msgspec  # noqa: PLC0415 - same
-
-        print_facts({name: msgspec.to_builtins(entry) for name, entry in entries.items()}, output_format)
+        print_facts({name: _describe(entry) for name, entry in entries.items()}, output_format)
         return
     rows: list[dict[str, Any]] = [{"name": name, "entry": entry} for name, entry in entries.items()]
     cells = [[column.read(row) for column in _COLUMNS] for row in rows]
@@ -45,13 +46,27 @@ def _format_size(gigabytes: float | None, *, is_low: bool = False) -> str:
     return f"{gigabytes:,.0f} GB{'*' if is_low else ''}" if gigabytes else "-"
 
 
-def _estimate(row: dict[str, Any]) -> str:
+def _describe(entry: "CatalogEntry") -> dict[str, Any]:
+    """Return an entry for programs, with our own estimate."""
+    import msgspec  # noqa: PLC0415 - not needed for --help
+
+    estimated = _estimate_bytes(entry)
+    return {**msgspec.to_builtins(entry), **({"estimatedBytes": estimated} if estimated else {})}
+
+
+def _estimate_bytes(entry: "CatalogEntry") -> int | None:
     from crds.serving import ServingOptions  # noqa: PLC0415 - not needed for --help
-    from crds.size import size_text  # noqa: PLC0415 - same
     from fitness.memory import Workload, estimate  # noqa: PLC0415 - same
 
-    needed = estimate(Workload(row["entry"].layout, "llama.cpp"), ServingOptions())
-    return size_text(needed.total_bytes) if needed else "-"
+    needed = estimate(Workload(entry.layout, "llama.cpp"), ServingOptions())
+    return needed.total_bytes if needed else None
+
+
+def _format_estimate(entry: "CatalogEntry") -> str:
+    from crds.size import size_text  # noqa: PLC0415 - not needed for --help
+
+    estimated = _estimate_bytes(entry)
+    return size_text(estimated) if estimated else "-"
 
 
 _COLUMNS = (
@@ -60,6 +75,6 @@ _COLUMNS = (
     TableColumn("ACTIVE", lambda it: it["entry"].active or "-"),
     TableColumn("~4 BIT", lambda it: _format_size(it["entry"].quantized_gb, is_low=it["entry"].is_below_four_bits)),
     TableColumn("BF16", lambda it: _format_size(it["entry"].bf16_gb)),
-    TableColumn("POMONA", _estimate),
+    TableColumn("POMONA", lambda it: _format_estimate(it["entry"])),
     TableColumn("ON", lambda it: it["entry"].accelerator if it["entry"].sources else "-"),
 )

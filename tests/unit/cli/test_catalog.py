@@ -8,7 +8,7 @@ from artifacts.source import parse
 from cli.main import main
 from cli.service.catalog_entries import CatalogError, choose_source, load_catalog
 from cli.service.manifests import ServiceOptions, build_objects
-from crds.size import GIB
+from crds.size import GIB, size_text
 from devices.vendors import VENDORS
 
 SOURCES = [
@@ -80,3 +80,5 @@ def test_table_has_figures_of_others_and_our_own_in_different_columns() -> None:
 def test_catalog_is_printed_as_yaml() -> None:
     printed = yaml.safe_load(CliRunner().invoke(main, ["catalog", "-o", "yaml"]).output)
     assert printed["gemma-4-31b"]["bf16GB"] == 62
+    assert "estimatedBytes" not in printed["gemma-4-31b"], "its header is not known here"
+    assert size_text(printed["qwen3-8b"]["estimatedBytes"]) == "5.4 GiB"
