@@ -7,27 +7,36 @@ import click
 from cli.lazy import KUBECTL_PLUGIN, LazyGroup, rename_examples
 from cli.standard_streams import usable_streams
 
-SUBCOMMANDS = {
-    "agent": ("serve models on this machine as a host of a cluster", "cli.agent.command"),
-    "catalog": ("list models that `pomona deploy` knows by name", "cli.service.catalog"),
-    "chat": ("ask a service of the cluster", "cli.service.chat"),
-    "completion": ("print the completion script for a shell", "cli.completion"),
-    "controller": ("run the controller of Models and InferenceServices", "cli.controller"),
-    "delete": ("delete a service of the cluster", "cli.service.delete"),
-    "deploy": ("serve a model in the cluster", "cli.service.deploy"),
-    "fetch": ("download a file of weights, resumed and verified", "cli.fetch"),
-    "host": ("invite, look at, drain and remove hosts outside of the cluster", "cli.host.command"),
-    "hosts": ("list the hosts outside of the cluster", "cli.host.list"),
-    "inspect": ("print the facts in the header of a model, without downloading it", "cli.inspect"),
-    "list": ("list the services of the cluster", "cli.service.list"),
-    "llama-server": ("run llama.cpp's server out of the wheel of `pomona[llama]`", "cli.llama_server"),
-    "logs": ("print what the engines of a service have logged", "cli.service.logs"),
-    "status": ("show what a service waits for", "cli.service.status"),
-    "up": ("serve models on this machine alone, without a cluster", "cli.up"),
-    "pod-proxy": ("check the token for an engine in a pod; the controller starts it", "cli.pod_proxy"),
-    "proxy": ("run the data plane of a host; its agent starts it", "cli.proxy"),
+SECTIONS = {
+    "Services of a cluster": {
+        "deploy": ("serve a model in the cluster", "cli.service.deploy"),
+        "list": ("list the services of the cluster", "cli.service.list"),
+        "status": ("show what a service waits for", "cli.service.status"),
+        "chat": ("ask a service of the cluster", "cli.service.chat"),
+        "logs": ("print what the engines of a service have logged", "cli.service.logs"),
+        "delete": ("delete a service of the cluster", "cli.service.delete"),
+        "catalog": ("list models that `pomona deploy` knows by name", "cli.service.catalog"),
+    },
+    "Hosts of a cluster, such as Macs": {
+        "hosts": ("list the hosts outside of the cluster", "cli.host.list"),
+        "host": ("invite, look at, drain and remove hosts outside of the cluster", "cli.host.command"),
+        "agent": ("serve models on this machine as a host of a cluster", "cli.agent.command"),
+    },
+    "On this machine alone": {
+        "up": ("serve models on this machine alone, without a cluster", "cli.up"),
+        "inspect": ("print the facts in the header of a model, without downloading it", "cli.inspect"),
+        "fetch": ("download a file of weights, resumed and verified", "cli.fetch"),
+        "completion": ("print the completion script for a shell", "cli.completion"),
+    },
+    "Programs that others start": {
+        "controller": ("run the controller of Models and InferenceServices", "cli.controller"),
+        "llama-server": ("run llama.cpp's server out of the wheel of `pomona[llama]`", "cli.llama_server"),
+        "pod-proxy": ("check the token for an engine in a pod; the controller starts it", "cli.pod_proxy"),
+        "proxy": ("run the data plane of a host; its agent starts it", "cli.proxy"),
+    },
 }
-"""The line in the help and the module with the `command`, by name."""
+"""The commands in the order of the help: the line and the module with the `command`, by name."""
+SUBCOMMANDS = {name: command for commands in SECTIONS.values() for name, command in commands.items()}
 
 
 class Program(LazyGroup):
@@ -37,6 +46,13 @@ class Program(LazyGroup):
         """Run a command with usable standard streams."""
         with usable_streams():
             return super().main(*args, **settings)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Show what people use first."""
+        del ctx
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, line) for name, (line, _) in commands.items()])
 
 
 @click.group(cls=Program, subcommands=SUBCOMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
