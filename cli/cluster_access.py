@@ -42,10 +42,13 @@ class Cluster:
     """The options that the user gave, which each command in a hint needs, too."""
 
 
-def run_in_cluster(target: ClusterOptions, work: Callable[[Cluster], Awaitable[T]]) -> T:
-    """Run `work` with the cluster that the user means.
+def run_in_cluster(
+    target: ClusterOptions, work: Callable[[Cluster], Awaitable[T]], *, timeout: float | None = None
+) -> T:
+    """Run `work` with the cluster that the user means, for `timeout` seconds at most.
 
     Raises:
+        TimeoutError: it takes longer.
         click.ClickException: it failed; the message is one line with the way out.
         KeyboardInterrupt: Ctrl-C.
     """
@@ -57,7 +60,7 @@ def run_in_cluster(target: ClusterOptions, work: Callable[[Cluster], Awaitable[T
     # What a library would log is said in the message, and standard output is for the result.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
-        return asyncio.run(_run(loaded, target, work))
+        return asyncio.run(asyncio.wait_for(_run(loaded, target, work), timeout))
     except ApiError as error:
         raise click.ClickException(describe_api_error(error, loaded.server)) from error
     except Unreachable as error:

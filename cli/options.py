@@ -20,6 +20,8 @@ SOURCE_VARIABLES: Final = ("HF_ENDPOINT", "POMONA_PLAIN_HTTP_REGISTRIES")
 """Environment variables that say from where weights come; the Jobs and an installed agent inherit them."""
 _POWERS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?(?:([KMGT])iB?)?", re.ASCII)
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smh])", re.ASCII)
 _LAST_PORT: Final = 65535
 
 
@@ -77,6 +79,28 @@ class Size(click.ParamType[int]):
         if not size_bytes:
             self.fail(f"{value!r} is not a size: give one such as 12GiB, or 12884901888 for bytes", param, ctx)
         return size_bytes
+
+
+class Duration(click.ParamType[float]):
+    """A time above 0, in seconds: `90s`, `10m`, `1h`."""
+
+    name = "TIME"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the seconds."""
+        if isinstance(value, float):
+            return value
+        found = _DURATION.fullmatch(str(value))
+        seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
+        if not seconds:
+            self.fail(f"{value!r} is not a time: give one such as 90s, 10m or 1h", param, ctx)
+        return seconds
+
+
+timeout_option: Final = click.option(
+    "--timeout", type=Duration(), help="Longest wait, such as 10m, after which the exit code is 1. Default: no limit."
+)
+"""Option of the commands that wait for what the cluster does."""
 
 
 class NetworkParam(click.ParamType[Network]):

@@ -11,6 +11,7 @@ from cli.api_objects import Obj, find_condition
 from cli.cluster_options import ClusterOptions, cluster_options
 from cli.completion import complete_hosts
 from cli.lazy import program_name
+from cli.options import timeout_option
 from cli.output import progress_width, wrap_text
 from crds.meta import CLI_FIELD_MANAGER, DRAINED
 
@@ -49,8 +50,9 @@ def uncordon(name: str, *, target: ClusterOptions) -> None:
 @click.command("drain")
 @click.argument("name", shell_complete=complete_hosts)
 @click.option("--no-wait", is_flag=True, help="Return at once.")
+@timeout_option
 @cluster_options
-def drain(name: str, *, target: ClusterOptions, no_wait: bool) -> None:
+def drain(name: str, *, target: ClusterOptions, no_wait: bool, timeout: float | None) -> None:
     """Cordon the host NAME, and move all its processes to other hosts.
 
     A process ends when its replacement answers. One that fits on no other host serves on and is named: free memory
@@ -68,7 +70,9 @@ def drain(name: str, *, target: ClusterOptions, no_wait: bool) -> None:
     if no_wait:
         return
     try:
-        run_in_cluster(target, functools.partial(wait_until_drained, host=host))
+        run_in_cluster(target, functools.partial(wait_until_drained, host=host), timeout=timeout)
+    except TimeoutError as error:
+        raise click.ClickException(f"{name} is not drained yet, and goes on draining") from error
     except KeyboardInterrupt:
         print(f"\n{name} goes on draining", file=sys.stderr)
         sys.exit(INTERRUPTED_EXIT)

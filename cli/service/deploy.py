@@ -14,7 +14,7 @@ from cli.api_objects import Obj
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_catalog, complete_models
 from cli.lazy import program_name
-from cli.options import Size, choose_files
+from cli.options import Size, choose_files, timeout_option
 from cli.output import DataFormat, print_manifests, progress_width, without_managed_fields, wrap_text
 from cli.service.model_users import find_users
 from crds.meta import CLI_FIELD_MANAGER, Priority
@@ -65,6 +65,7 @@ _STANDARD_INPUT: Final = Path("/dev/stdin")
 )
 @click.option("--dry-run", is_flag=True, help="Print the objects that would be applied, without any cluster.")
 @click.option("--no-wait", is_flag=True, help="Return when the objects are applied.")
+@timeout_option
 @click.option("--output", "-o", "output_format", type=click.Choice(["yaml", "json"]), help="Print the applied objects.")
 @namespaced_cluster_options
 def command(
@@ -74,6 +75,7 @@ def command(
     paths: tuple[Path, ...],
     dry_run: bool,
     no_wait: bool,
+    timeout: float | None,
     output_format: DataFormat | None,
     **options: Any,
 ) -> None:
@@ -85,7 +87,8 @@ def command(
 
     An option that is left out the next time goes back to its default.
 
-    Exit code: 0 it serves, 1 it cannot serve or the cluster refused it, 2 the options or files are invalid.
+    Exit code: 0 it serves, 1 it cannot serve, does not in time, or the cluster refused it, 2 the options or files are
+    invalid.
 
     \b
     Examples:
@@ -112,11 +115,17 @@ def command(
     if dry_run:
         print_manifests(objects[0] if len(objects) == 1 else objects, output_format or "yaml")
         return
-    sys.exit(_apply_and_wait(target, name, objects, output_format, waits=not no_wait))
+    sys.exit(_apply_and_wait(target, name, objects, output_format, waits=not no_wait, timeout=timeout))
 
 
 def _apply_and_wait(
-    target: ClusterOptions, name: str | None, objects: Sequence[Obj], output_format: DataFormat | None, *, waits: bool
+    target: ClusterOptions,
+    name: str | None,
+    objects: Sequence[Obj],
+    output_format: DataFormat | None,
+    *,
+    waits: bool,
+    timeout: float | None,
 ) -> int:
     """Apply the objects, wait if wanted, and return the exit code."""
     from cli.cluster_access import INTERRUPTED_EXIT, run_in_cluster  # noqa: PLC0415 - not needed for --help
@@ -132,13 +141,16 @@ def _apply_and_wait(
         targets = [_locate(target, each, objects) for each in services]
         if not waits or not services:
             return 0
-        verdicts = run_in_cluster(target, functools.partial(_wait, services=services, targets=targets, show=show))
-    except KeyboardInterrupt:
+        wait = functools.partial(_wait, services=services, targets=targets, show=show)
+        verdicts = run_in_cluster(target, wait, timeout=timeout)
+    except (KeyboardInterrupt, TimeoutError) as error:
+        has_timed_out = isinstance(error, TimeoutError)
         services = [each for each in applied if each["kind"] == "InferenceService"]
         if names := [each["metadata"]["name"] for each in services]:
             command = f"{program_name()} status {names[0]}{_locate(target, services[0], objects).render()}"
-            show(f"\n{', '.join(names)} goes on deploying: `{command}` shows how far it is")
-        return INTERRUPTED_EXIT
+            line_end = "" if has_timed_out else "\n"  # the terminal has shown ^C
+            show(f"{line_end}{', '.join(names)} goes on deploying: `{command}` shows how far it is")
+        return 1 if has_timed_out else INTERRUPTED_EXIT
     for service, where, verdict in zip(services, targets, verdicts, strict=True):
         _print_result(service["metadata"]["name"], where, verdict, show)
     return 1 if any(verdict.state == "cannot serve" for verdict in verdicts) else 0

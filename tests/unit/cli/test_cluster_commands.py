@@ -198,6 +198,51 @@ def test_status_reads_no_other_models_and_hosts(tmp_path: Path) -> None:
     assert hosts == ["metadata.name=studio-1", "metadata.name=studio-2"]
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["deploy", "chat", "--model", "tiny"], "chat goes on deploying: `pomona status chat --kubeconfig "),
+        (["host", "drain", "studio-1"], "Error: studio-1 is not drained yet, and goes on draining"),
+    ],
+    ids=["deploy", "drain"],
+)
+def test_wait_ends_in_time(command: list[str], said: str, tmp_path: Path) -> None:
+    metadata = {"name": "chat", "namespace": "team", "generation": 1, "uid": "u"}
+    pending = {"type": "Ready", "status": "False", "reason": "NoHost", "message": "no live host"}
+    drained = {"type": "Drained", "status": "False", "observedGeneration": 1, "message": "1 process is on this host"}
+    status = {"observedGeneration": 1, "phase": "Pending", "conditions": [pending, drained]}
+    waiting = {"kind": "InferenceService", "metadata": metadata, "spec": {"drain": True}, "status": status}
+    ended = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            if "watch=" in self.path:
+                ended.wait(60)
+                return
+            lists = "fieldSelector" in self.path
+            answer = {"metadata": {"resourceVersion": "1"}, "items": [waiting]} if lists else waiting
+            body = json.dumps(answer).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_PATCH = _answer  # noqa: N815 - names of the library
+
+        def log_message(self, *_arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        config = write_kubeconfig(tmp_path / "config", f"http://127.0.0.1:{server.server_port}")
+        result = run([*command, "--timeout", "0.5s"], config)
+        ended.set()
+        server.shutdown()
+    assert result.exit_code == 1, result.output
+    assert said in result.output.splitlines()[-1], result.output
+
+
 @pytest.mark.parametrize("command", [*COMMANDS, ["completion"], ["catalog"]], ids=" ".join)
 def test_help_of_a_command_imports_no_client(command: list[str]) -> None:
     words = [*(word for word in command if word in {"host", command[0], *GROUP}), "-h"]

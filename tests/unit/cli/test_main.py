@@ -18,7 +18,7 @@ from click.testing import CliRunner
 import cli
 from cli.agent import command as agent
 from cli.main import SUBCOMMANDS, main
-from cli.options import ListenAddressParam, Size
+from cli.options import Duration, ListenAddressParam, Size
 from metal_agent.cluster.host_identity import JoinedHost
 from metal_agent.exit_codes import PERMANENT, TEMPORARY
 from metal_agent.join.join_code import JoinCode, encode_join_code
@@ -138,6 +138,17 @@ def test_root_leaves_no_bytecode_in_the_environment_of_its_owner(
 )
 def test_size_is_read_as_shown(text: str, size_bytes: int) -> None:
     assert Size().convert(text, None, None) == size_bytes
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90.0), ("1.5m", 90.0), ("2h", 7200.0)])
+def test_time_is_read_with_its_unit(text: str, seconds: float) -> None:
+    assert Duration().convert(text, None, None) == seconds
+
+
+@pytest.mark.parametrize("text", ["90", "0s", "-1s", "1d", ""])
+def test_invalid_time_is_refused_with_example(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is not a time: give one such as 90s, 10m or 1h"):
+        Duration().convert(text, None, None)
 
 
 @pytest.mark.parametrize("text", ["8GB", "0", "0.1", "-1", "much", ""])
