@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, MODELS, Resource
 from tests.cluster.main_job.cluster import READY_SECONDS, Cluster
 from tests.controlplane.members import MetalHost
 from tests.controlplane.plane import ControlPlane
+from tests.controlplane.process import CHECKOUT
+from tests.support.documents import list_blocks
 from tests.support.eventually import eventually
 from tests.support.pomona_command import ANSWER, PROMPT, Pomona, ask_on_terminal
 from tests.support.terminal import CTRL_D
@@ -34,6 +37,12 @@ async def test_service_in_a_pod_is_deployed_asked_and_deleted(
     output = await pomona.succeed(*deploy)
     assert f"applied Model tiny in namespace {cluster.namespace}" in output
     assert f"chat serves: ask it with `pomona chat chat{pomona.options}`" in output
+
+    async def is_labelled() -> bool:
+        service = await cluster.client.get(INFERENCE_SERVICES, "chat", cluster.namespace)
+        return "inference.pomona.dev/engine" in service["metadata"].get("labels", {})
+
+    await eventually(is_labelled)  # the last write of the controller, after that of the status
     versions = await cluster.versions(MODELS, INFERENCE_SERVICES)
     assert "chat serves" in await pomona.succeed(*deploy)
     assert await cluster.versions(MODELS, INFERENCE_SERVICES) == versions, "the same order changes nothing"
@@ -118,6 +127,28 @@ async def test_service_on_a_host_is_deployed_asked_and_drained(
     assert rest.decode().endswith(f"drained {host.name}: no process is left on it\n")
     await pomona.succeed("host", "uncordon", host.name)
     assert (await cluster.client.get(METAL_HOSTS, host.name))["spec"] == {"unschedulable": False, "drain": False}
+
+
+@pytest.mark.usefixtures("host")
+async def test_commands_of_the_readme_print_what_it_shows(pomona: Pomona, cluster: Cluster) -> None:
+    (cluster.files.root / "model.gguf").hardlink_to(cluster.files.root / "tiny.gguf")
+    section = (CHECKOUT / "README.md").read_text().partition("## From the command line")[2]
+    for shown in list_blocks(section)[0].split("$ ")[1:]:
+        command, _, expected = shown.partition("\n")
+        program, *words = shlex.split(command.replace("http://10.77.0.1", cluster.files.url))
+        assert program == "pomona"
+        done = await pomona.run(*words)
+        assert done.code == 0, done
+        printed = f"{done.output}{done.errors}".replace(cluster.namespace, "default")
+        options = pomona.options.replace(cluster.namespace, "default")
+        assert _drop_variable_parts(printed, options) == _drop_variable_parts(expected, options), command
+
+
+def _drop_variable_parts(text: str, options: str) -> list[str]:
+    """Return the words without progress, speed, figures, hashes, and the options that hints repeat."""
+    steady = re.sub(r"^\[.*\n|, then .* tokens/s", "", text, flags=re.MULTILINE)
+    words = " ".join(steady.split()).replace(options, "")
+    return re.sub(r"-[0-9a-f]{8}-|[0-9][0-9.,:/]*", "#", words).split()
 
 
 async def test_service_that_cannot_serve_ends_with_its_condition_and_exit_code_1(
