@@ -67,7 +67,7 @@ async def _remove(cluster: "Cluster", name: str, *, yes: bool) -> None:
     else:
         names = [each["metadata"]["name"] for each in (await cluster.client.list_metadata(METAL_HOSTS)).items]
         near = get_close_matches(name, names, n=1)
-        rest = f"is {near[0]} meant?" if near else "nothing to remove"
+        rest = f"did you mean {near[0]}?" if near else "nothing to remove"
         click.echo(f"host {name} has no rights and no objects: {rest}")
     if left := await list_bound_processes(cluster.client, name):
         click.echo(warn_of_bound_processes(name, left), err=True)

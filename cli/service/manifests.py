@@ -128,9 +128,9 @@ def _build_from_catalog(options: ServiceOptions) -> list[Obj]:
     entry = catalog.get(options.name)
     if entry is None:
         near = get_close_matches(options.name, catalog, n=1)
-        meant = f"is {near[0]} meant? Otherwise add" if near else "add"
+        hint = f"did you mean {near[0]}? Otherwise add" if near else "add"
         raise DeployError(
-            f"{options.name} is not in the catalog (`{program_name()} catalog` lists it): {meant} --model SOURCE, "
+            f"{options.name} is not in the catalog (`{program_name()} catalog` lists it): {hint} --model SOURCE, "
             "such as hf://ORG/REPO/FILE.gguf, or --model NAME of a Model"
         )
     try:

@@ -63,7 +63,7 @@ async def test_machine_with_a_code_serves_until_it_is_removed(
 
     before = await cluster.engines("chat")
     misspelt = await run(*administrator, "remove", "studio-11", kubeconfig)
-    assert misspelt == "host studio-11 has no rights and no objects: is studio-1 meant?\n"
+    assert misspelt == "host studio-11 has no rights and no objects: did you mean studio-1?\n"
     removed = await run(*administrator, "remove", "studio-1", "--yes", kubeconfig)
     assert "removed host studio-1: ClusterRoleBinding/pomona-metal-host-studio-1, RoleBinding/studio-1" in removed
     assert await cluster.urls("chat") == []

@@ -76,7 +76,7 @@ def test_name_of_a_model_is_used_as_it_is() -> None:
         (["chat"], "chat is not in the catalog (`pomona catalog` lists it): add --model SOURCE"),
         (
             ["qwen3-8"],
-            "qwen3-8 is not in the catalog (`pomona catalog` lists it): is qwen3-8b meant? Otherwise add",
+            "qwen3-8 is not in the catalog (`pomona catalog` lists it): did you mean qwen3-8b? Otherwise add",
         ),
         (["chat", "--model", SOURCE, "--replicas", "101"], "--replicas: spec.replicas: Invalid value: 101"),
         (["Chat", "--model", "tiny"], "InferenceService Chat: metadata.name: Invalid value"),
