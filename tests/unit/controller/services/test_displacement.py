@@ -113,7 +113,7 @@ class World:
         return Snapshot(self.store(), NOW + timedelta(seconds=self.seconds))
 
     def take_turn(self, part: str) -> None:
-        """Let one part act."""
+        """Run one part."""
         match part:
             case "service":
                 self._reconcile_service()
@@ -159,7 +159,7 @@ class World:
                 del self.processes[name]
 
     def _run_agent(self, name: str) -> None:
-        """Let the agent of a host go one step further with each of its processes."""
+        """Advance each process of a host by one step, as its agent does."""
         simulated = self.hosts[name]
         ready = frozenset(each["metadata"]["name"] for each in self.bound_to(name) if is_ready(each))
         for each in self.bound_to(name):
@@ -179,7 +179,7 @@ class World:
         self.exposed[name] = ready
 
     def settle(self) -> None:
-        """Let all parts act until nothing changes any more, which hosts that displace to each other must not delay."""
+        """Run all parts until nothing changes any more, also where hosts displace to each other."""
         for _ in range(MOST_ROUNDS):
             before = copy.deepcopy((self.processes, self.exposed))
             for part in ("service", "binder", "release", *self.hosts):

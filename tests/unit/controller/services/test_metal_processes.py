@@ -13,7 +13,7 @@ from controller.models.served import Served
 from controller.placement import binder
 from controller.placement.capacity import HostCapacity, stored_capacities
 from controller.reconcile.plan import Plan, Snapshot
-from controller.services.metal_processes import decide_release, desired_spec, release
+from controller.services.metal_processes import decide_release, desired_spec
 from controller.services.rollout import (
     AVOID_SECONDS,
     MetalProcessSteps,
@@ -348,71 +348,6 @@ def test_steps_converge_and_never_reuse_a_name(observed: list[Obj], wanted: int)
     assert len(standing.kept) <= wanted
 
 
-def patched(plan: Plan) -> list[Any]:
-    return [operation for patch in plan.patch for operation in patch.operations]
-
-
-def terminating(phase: str = "Pending", **fields: Any) -> MetalProcess:
-    return as_process(process("chat-00000000-0", phase=phase, **LEAVING, **fields))
-
-
-@pytest.mark.parametrize(
-    ("observed", "host_exists", "wait_seconds", "released"),
-    [
-        (terminating("Stopped", host="studio-1"), True, None, True),
-        (terminating(), True, None, True),
-        (terminating("Ready", host="studio-1"), True, None, False),
-        (terminating("Failed", host="studio-1"), True, None, False),
-        (terminating("Ready", host="studio-1"), False, None, True),
-        (terminating("Ready", host="studio-1"), True, 12.0, False),
-        (terminating("Ready", host="studio-1"), True, 0.0, True),
-    ],
-)
-def test_release_of_a_terminating_process(
-    *, observed: MetalProcess, host_exists: bool, wait_seconds: float | None, released: bool
-) -> None:
-    plan = release(observed, host_exists=host_exists, wait_seconds=wait_seconds)
-    assert bool(plan.patch) == released
-    if not released:
-        assert plan.again_seconds == wait_seconds
-
-
-def test_release_is_for_one_version_and_keeps_other_finalizers() -> None:
-    observed = terminating("Stopped", host="studio-1", finalizers=["a.example/b", PROCESS_FINALIZER])
-    assert patched(release(observed, host_exists=True, wait_seconds=None)) == [
-        {"op": "test", "path": "/metadata/resourceVersion", "value": "7"},
-        {"op": "replace", "path": "/metadata/finalizers", "value": ["a.example/b"]},
-    ]
-
-
-def test_undeleted_or_released_process_is_not_released() -> None:
-    kept = as_process(process("chat-00000000-0", phase="Stopped", host="studio-1"))
-    assert release(kept, host_exists=True, wait_seconds=None) == Plan()
-    assert release(terminating("Stopped", finalizers=[]), host_exists=True, wait_seconds=None) == Plan()
-
-
-@pytest.mark.parametrize(
-    ("fields", "phase", "released"),
-    [
-        ({"priority": "cosmic"}, "Stopped", True),
-        ({"priority": "cosmic", "conditions": "none"}, "Stopped", True),
-        ({}, "Hibernating", False),
-    ],
-)
-def test_process_with_values_of_a_newer_version_is_released(fields: Obj, phase: str, *, released: bool) -> None:
-    newer = process("a-b-0", host="studio-1", phase=phase, **fields, **LEAVING)
-    known = store((METAL_PROCESSES, newer), (METAL_HOSTS, host("studio-1")))
-    assert bool(decide_release(Snapshot(known, NOW), ObjectKey("team", "a-b-0")).patch) == released
-
-
-def test_process_without_a_registered_host_is_released() -> None:
-    obj = process("a-b-0", host="studio-1", phase="Ready", **LEAVING)
-    alone, with_host = store((METAL_PROCESSES, obj)), store((METAL_PROCESSES, obj), (METAL_HOSTS, host("studio-1")))
-    assert decide_release(Snapshot(alone, NOW), ObjectKey("team", "a-b-0")).patch
-    assert not decide_release(Snapshot(with_host, NOW), ObjectKey("team", "a-b-0")).patch
-    assert decide_release(Snapshot(alone, NOW), ObjectKey("team", "gone")) == Plan()
-
-
 def test_process_that_was_orphaned_is_deleted() -> None:
     ((_, made),) = steps(1).create
     made["metadata"] |= {"uid": "a", "resourceVersion": "1"}
@@ -497,7 +432,7 @@ def test_of_two_ready_replicas_the_one_that_clients_reach_is_kept() -> None:
 
 
 def test_process_of_a_lost_host_is_deleted_before_one_that_answers_on_a_drained_host() -> None:
-    """What a lost host reported last, Ready, is no answer: of both replicas the one that answers must stay."""
+    """A lost host answers nobody, although it reported Ready last: the replica that answers stays."""
     hosts = [host("lost", ready="False"), drained("studio-1"), host("studio-2")]
     lost = process(f"{NAME}-0", host="lost", phase="Ready", gib=2, creationTimestamp="2026-11-20T12:00:00Z")
     answers = process(f"{NAME}-1", host="studio-1", phase="Ready", gib=2)
