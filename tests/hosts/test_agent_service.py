@@ -7,6 +7,7 @@ because the API server is away.
 import asyncio
 import json
 import os
+import shlex
 import signal
 import socket
 import stat
@@ -21,11 +22,9 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from cli.agent.agent_service import ServiceManagers
 from cli.main import main
 from crds.meta import host_secret_key
 from gateway.http.control_client import ControlUnreachableError
-from launchd.launchctl import Launchd
 from launchd.service_definition import SUPERVISOR_VARIABLE
 from metal_agent.assignments import LastKnownFile
 from metal_agent.control.agent_client import AgentClient
@@ -34,9 +33,11 @@ from metal_agent.exit_codes import load_exit
 from metal_agent.native.process import kill_strays
 from tests.controlplane.process import CHECKOUT, Process
 from tests.support.api_objects import GIB
+from tests.support.documents import list_blocks
 from tests.support.eventually import eventually
 from tests.support.launchctl_stand_in import OPEN_FILES, LaunchctlStandIn
 from tests.support.live_processes import find_processes
+from tests.support.pomona_with_launchd import build_managers, write_pomona
 from tests.support.tiny_models import tiny_gguf
 
 TOKEN = "host-token"
@@ -188,15 +189,9 @@ class InstalledAgent:
     """An agent that the stand-in of launchd keeps, and the commands about it."""
 
     def __init__(self, tmp_path: Path, host: ServedHost) -> None:
+        self._managers = build_managers(tmp_path)
         self.launchctl = LaunchctlStandIn(tmp_path / "launchd")
-        self.launchctl.be_headless()
-        program = tmp_path / "pomona"
-        start = f'cd {CHECKOUT} && exec {sys.executable} -m tests.support.agent_on_loopback "$@"'
-        program.write_text(f"#!/bin/sh\n{start}\n")
-        program.chmod(0o755)
-        self.manager = Launchd(("gui/501", "user/501"), tmp_path / "LaunchAgents", str(self.launchctl.program))
-        system = Launchd(("system",), tmp_path / "LaunchDaemons", str(self.launchctl.program))
-        self._managers = ServiceManagers(system, self.manager, program)
+        self.manager = self._managers.user
         self._install = ("install", "--user", *host.options)
 
     async def run(self, *words: str) -> Result:
@@ -279,6 +274,79 @@ async def test_stopped_agent_stays_down_and_uninstall_leaves_only_the_folder(
     assert not installed.manager.definition_path.exists()
     assert installed.manager.read_state().phase == "absent"
     assert (served_host.folder / "assignments.json").exists()
+
+
+async def test_commands_of_the_document_look_after_the_agent_word_for_word(
+    served_host: ServedHost, tmp_path: Path
+) -> None:
+    """Those of docs/mac.md, with the options of this host. `make test-systemd` installs as root, and upgrades."""
+    section = (CHECKOUT / "docs" / "mac.md").read_text().partition("## 5. Keep the agent running")[2]
+    for_all, install, look_after, upgrade, uninstall = list_blocks(section.partition("\n## ")[0])
+    assert for_all == "sudo ~/.pomona/bin/pomona agent install\n"
+    assert upgrade.startswith("git pull && pomona agent upgrade --from '.[llama,mlx]'")
+    status, logs, restart, stop = look_after.splitlines()
+    terminal = Terminal(tmp_path)
+    served_host.assign()
+    try:
+        assert "agent studio-1 runs as process" in await terminal.run(
+            f"{install.strip()} {shlex.join(served_host.options)}"
+        )
+        await served_host.served()
+        engines, first = served_host.engines(), await served_host.client.status()
+        assert "chat" in await terminal.run(status, code=1), "without an API server it is not well"
+        assert "Traceback" not in await terminal.follow(logs)
+        engine_log = logs.partition("# or ")[2].partition(",")[0]
+        assert "llama" in await terminal.run(f"pomona agent logs {engine_log}")
+        await terminal.run(restart)
+        assert (await served_host.client.status()).pid != first.pid
+        await served_host.served()
+        assert served_host.engines() == engines
+        await terminal.run(stop)
+        assert served_host.engines() == []
+        await terminal.run(restart)
+        await served_host.served()
+        await terminal.run(uninstall)
+        assert served_host.engines() == []
+    finally:
+        LaunchctlStandIn(tmp_path / "launchd").end()
+
+
+class Terminal:
+    """A shell on the host, whose `sudo` has nothing to do, because the service is the user's own."""
+
+    def __init__(self, folder: Path) -> None:
+        programs = folder / ".pomona" / "bin"
+        programs.mkdir(parents=True)
+        write_pomona(programs / "pomona", folder)
+        (programs / "sudo").write_text('#!/bin/sh\nexec "$@"\n')
+        (programs / "sudo").chmod(0o755)
+        self._environment = {**os.environ, "HOME": str(folder), "PATH": f"{programs}:{os.environ['PATH']}"}
+
+    async def run(self, command: str, code: int = 0) -> str:
+        """Return what a command prints, after it has ended with `code`."""
+        process = await self._start(command)
+        output, _ = await process.communicate()
+        assert process.returncode == code, output.decode()
+        return output.decode()
+
+    async def follow(self, command: str) -> str:
+        """Return what a command prints that goes on until Ctrl-C, which also ends this shell."""
+        process = await self._start(command)
+        assert process.stdout
+        seen = await process.stdout.readline()
+        while b"agent_started" not in seen:
+            seen += await process.stdout.readline()
+        os.killpg(process.pid, signal.SIGINT)
+        return (seen + await process.stdout.read()).decode()
+
+    async def _start(self, command: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_shell(
+            command,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=self._environment,
+            start_new_session=True,
+        )
 
 
 def _connects(path: Path) -> bool:
