@@ -1,11 +1,13 @@
 """A host that is removed is refused at its next request, nothing of it is left, and a removal may be interrupted."""
 
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from crds.meta import HOSTS_NAMESPACE, LABEL_HOST, LABEL_SLICE_MANAGED_BY, SLICE_MANAGED_BY
-from kube.client import Client, Obj
+from kube.client import Client, Obj, WatchEvent
 from kube.credentials import Credentials
 from kube.errors import Forbidden, NotFound, Unauthorized, Unreachable
 from kube.resources import ENDPOINT_SLICES, LEASES, METAL_PROCESSES, SECRETS, SERVICE_ACCOUNTS
@@ -79,6 +81,41 @@ async def test_removed_host_is_refused_and_nothing_of_it_is_left(
         await eventually(lambda: is_refused(Unauthorized))
     await assert_nothing_left(client, namespace)
     assert await remove_host(client, HOST) == []
+
+
+async def test_open_watch_of_a_removed_host_goes_on_and_no_other_is_opened(
+    joined: JoinedHost, admin: Credentials, client: Client, namespace: str
+) -> None:
+    """That is Kubernetes' doing, which no removal changes: docs/security.md says what follows for the administrator."""
+    async with connect_with(admin, joined.token) as host:
+        await eventually(lambda: register_host(host, HOST))
+        listed = await host.list(METAL_PROCESSES, namespace)
+        watch = host.watch(METAL_PROCESSES, namespace, resource_version=listed.resource_version)
+        async with contextlib.aclosing(watch):
+            await client.create(METAL_PROCESSES, build_process(namespace, "chat-1", HOST))
+            assert await next_name(watch) == "chat-1"
+            await remove_host(client, HOST)
+
+            async def is_forgotten() -> bool:
+                try:
+                    await anext(host.watch(METAL_PROCESSES, namespace, resource_version=listed.resource_version))
+                except Unauthorized:
+                    return True
+                except Forbidden:  # the API server remembers for ten seconds whose token it is
+                    return False
+                return False
+
+            await eventually(is_forgotten)
+            await client.create(METAL_PROCESSES, build_process(namespace, "chat-2", HOST))
+            assert await next_name(watch) == "chat-2"
+
+
+async def next_name(watch: AsyncIterator[WatchEvent]) -> str:
+    """Return the name of the next object of a watch, whatever bookmarks come before it."""
+    async for event in watch:
+        if event.type != "BOOKMARK":
+            return str(event.object["metadata"]["name"])
+    raise AssertionError("the API server has ended the watch")
 
 
 @pytest.mark.parametrize("number", [0, 4, 7])
