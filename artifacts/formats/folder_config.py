@@ -38,7 +38,10 @@ _OTHER_STATE: Final = (
     *("attn_layer_indices", "layers_block_type", "hybrid_override_pattern", "rwkv", "cross_attention_layers"),
 )
 """Fields of models that keep other state than keys and values of their heads."""
-_SIZES: Final = ("head_dim", "num_key_value_heads", "intermediate_size", "moe_intermediate_size", "num_experts_per_tok")
+_SIZES: Final = (
+    *("head_dim", "num_key_value_heads", "intermediate_size", "moe_intermediate_size", "num_experts_per_tok"),
+    *("global_head_dim", "num_global_key_value_heads", "top_k_experts"),
+)
 _PACKED_FORMATS: Final = {
     "nvfp4-pack-quantized": "nvfp4",
     "mxfp4-pack-quantized": "mxfp4",
@@ -180,9 +183,7 @@ def count_active(config: dict[str, Any], parameters: int, expert_parameters: int
     """Return the number of parameters that one token uses, of a model with experts; None if it is not known exactly."""
     counts = [read_count(config.get(key)) for key in ("num_experts", "num_local_experts", "n_routed_experts")]
     experts = next((count for count in counts if count), 0)
-    return count_active_parameters(
-        parameters, expert_parameters, experts, read_count(config.get("num_experts_per_tok"))
-    )
+    return count_active_parameters(parameters, expert_parameters, experts, _count_used_experts(config))
 
 
 def is_mlx_adapter(text: bytes) -> bool:
@@ -236,43 +237,67 @@ def layout_of(config: dict[str, Any], tensor_bytes: int) -> Layout | None:
     if max(embedding, heads, vocabulary, count, *(read_count(config.get(key)) or 0 for key in _SIZES)) > _LARGEST:
         return None
     width = read_count(config.get("head_dim")) or embedding // heads
-    elements = (read_count(config.get("num_key_value_heads")) or heads) * width
-    windows = _windows(config, count)
+    # In Gemma 4, layers that attend to the whole context have heads of their own.
+    full_width = read_count(config.get("global_head_dim")) or width
+    heads_kv = read_count(config.get("num_key_value_heads")) or heads
+    full_heads_kv = read_count(config.get("num_global_key_value_heads")) if config.get("attention_k_eq_v") else None
+    near, full = heads_kv * width, (full_heads_kv or heads_kv) * full_width
+    kinds = _count_kinds(config, count, near, full)
     feed_forward = _feed_forward(config)
-    if not elements or windows is None or feed_forward is None:
+    if not near or kinds is None or feed_forward is None:
         return None
     return Layout(
         tensor_bytes=tensor_bytes,
         vocabulary_size=vocabulary,
         embedding_size=embedding,
-        attention_size=heads * width,
+        attention_size=heads * max(width, full_width),
         head_count=heads,
         feed_forward_size=feed_forward,
-        expert_outputs=read_count(config.get("num_experts_per_tok")) or 0,
+        expert_outputs=_count_used_experts(config) or 0,
         layers=[
             Layers(count=number, key_elements=elements, value_elements=elements, window=window)
-            for window, number in sorted(windows.items(), key=lambda kind: kind[0] or 0)
+            for (window, elements), number in sorted(kinds.items(), key=lambda kind: (kind[0][0] or 0, kind[0][1]))
         ],
     )
 
 
-def _windows(config: dict[str, Any], count: int) -> Counter[int | None] | None:
-    """Count the layers by window; None when a layer is of an unknown type."""
+def _count_kinds(config: dict[str, Any], count: int, near: int, full: int) -> Counter[tuple[int | None, int]] | None:
+    """Count the layers by window and elements of their keys; None when a layer is of an unknown type.
+
+    Args:
+        config: configuration of the language model.
+        count: number of all layers.
+        near: elements of the keys of a layer with a window.
+        full: the same of a layer that attends to the whole context.
+    """
     types = config.get("layer_types")
     if types is None:
         # One window for all layers is ignored: some models do not use it, so the most memory is assumed.
-        return Counter({None: count})
+        return Counter({(None, max(near, full)): count})
     window = read_count(config.get("sliding_window"))
     if not isinstance(types, list) or len(types) != count or any(str(each) not in _ATTENTION for each in types):
         return None
-    return Counter(window if _ATTENTION[each] and window else None for each in types)
+    # The last layers reuse the cache of earlier ones.
+    shared = read_count(config.get("num_kv_shared_layers")) or 0
+    if shared >= count:
+        return None
+    kinds = Counter((window or None, near) if _ATTENTION[each] else (None, full) for each in types[: count - shared])
+    return kinds + Counter({(None, 0): shared})
 
 
 def _feed_forward(config: dict[str, Any]) -> int | None:
     """Return the elements in the middle of the widest layer, over all experts that a token uses; None if not stated."""
     dense = read_count(config.get("intermediate_size"))
+    if dense and config.get("use_double_wide_mlp"):
+        # The layers of Gemma 4 that reuse a cache are twice as wide.
+        dense *= 2
     expert = read_count(config.get("moe_intermediate_size"))
-    used = read_count(config.get("num_experts_per_tok"))
+    used = _count_used_experts(config)
     if not used:
         return dense
     return max(dense or 0, (expert or dense or 0) * used) or None
+
+
+def _count_used_experts(config: dict[str, Any]) -> int | None:
+    """Return the number of experts that a token uses, which Gemma 4 names in a way of its own."""
+    return read_count(config.get("num_experts_per_tok")) or read_count(config.get("top_k_experts"))

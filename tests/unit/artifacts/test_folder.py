@@ -149,6 +149,38 @@ def test_stated_head_size_and_experts_are_used() -> None:
     assert (found.feed_forward_size, found.expert_outputs) == (200, 2)
 
 
+def test_layers_of_gemma_4_with_the_whole_context_have_heads_of_their_own() -> None:
+    types = ["sliding_attention", "sliding_attention", "full_attention"]
+    sizes = {"layer_types": types, "sliding_window": 512, "head_dim": 16, "global_head_dim": 64}
+    found = folder_config.layout_of(
+        LLAMA | sizes | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "top_k_experts": 2}, WEIGHTS_BYTES
+    )
+    assert found
+    assert found.layers == [
+        Layers(count=1, key_elements=64, value_elements=64),
+        Layers(count=2, key_elements=32, value_elements=32, window=512),
+    ]
+    assert (found.attention_size, found.expert_outputs) == (LLAMA["num_attention_heads"] * 64, 2)
+    # Without attention_k_eq_v, transformers ignores the number of heads.
+    other = layers(**sizes, num_global_key_value_heads=1)
+    assert other
+    assert other[0] == Layers(count=1, key_elements=128, value_elements=128)
+
+
+def test_last_layers_of_gemma_4_reuse_the_cache_of_earlier_ones() -> None:
+    types = ["sliding_attention", "full_attention", "full_attention"]
+    sizes = {"layer_types": types, "sliding_window": 512, "num_kv_shared_layers": 1, "use_double_wide_mlp": True}
+    found = folder_config.layout_of(LLAMA | sizes, WEIGHTS_BYTES)
+    assert found
+    assert found.feed_forward_size == 2 * LLAMA["intermediate_size"]
+    assert found.layers == [
+        Layers(count=1),
+        Layers(count=1, key_elements=32, value_elements=32),
+        Layers(count=1, key_elements=32, value_elements=32, window=512),
+    ]
+    assert layers(layer_types=types, num_kv_shared_layers=4) is None
+
+
 def test_layout_of_a_multimodal_model_is_that_of_its_language_model() -> None:
     assert folder_config.parse(json.dumps({"text_config": LLAMA, "hidden_size": 1}).encode()) == LLAMA
 
@@ -174,7 +206,9 @@ def test_an_unsupported_configuration_has_no_layout(changes: dict[str, object]) 
 
 @given(
     st.dictionaries(
-        st.sampled_from([*LLAMA, "layer_types", "sliding_window", "head_dim"]),
+        st.sampled_from(
+            [*LLAMA, "layer_types", "sliding_window", "head_dim", "global_head_dim", "num_kv_shared_layers"]
+        ),
         st.none() | st.integers() | st.text() | st.lists(st.integers() | st.text()),
     )
 )
