@@ -12,9 +12,11 @@ if TYPE_CHECKING:
 
 _NOTE = (
     "~4 BIT and BF16 are the sizes of the weights by third parties, unchecked; * assumes a lower quantization than 4 "
-    "bit. POMONA is our estimate of all memory with 4,096 tokens of context, from the header of the first source; - "
-    "means that no header is known here: `pomona inspect SOURCE` reads it. ON is the accelerator without "
-    "--accelerator; a model with - there has no known source and needs --model SOURCE."
+    "bit. POMONA is our estimate of all memory that the first source needs with 4,096 tokens of context, of all "
+    "devices of a replica where it has devices. - means that no header is known here, or no formula for it: `pomona "
+    "catalog -o yaml` lists the sources, `pomona inspect SOURCE` reads the header of one, and `pomona deploy "
+    "--memory` states the memory that a header does not tell. ON is the accelerator without --accelerator; a model "
+    "with - there has no known source and needs --model SOURCE."
 )
 
 
@@ -55,18 +57,24 @@ def _describe(entry: "CatalogEntry") -> dict[str, Any]:
 
 
 def _estimate_bytes(entry: "CatalogEntry") -> int | None:
+    """Return the memory of the first source on its accelerator; None if it is not known."""
     from crds.serving import ServingOptions  # noqa: PLC0415 - not needed for --help
-    from fitness.memory import Workload, estimate  # noqa: PLC0415 - same
+    from devices.vendors import VENDORS  # noqa: PLC0415 - same
+    from fitness.memory import Workload, estimate_pod  # noqa: PLC0415 - same
 
-    needed = estimate(Workload(entry.layout, "llama.cpp"), ServingOptions())
-    return needed.total_bytes if needed else None
+    if entry.layout is None:
+        return None
+    devices = entry.hardware.get("count", 1) if VENDORS[entry.accelerator].resource else 0
+    needed = estimate_pod(Workload(entry.layout, entry.sources[0].runtime), ServingOptions(), devices)
+    if needed is None:
+        return None
+    return needed.container_bytes if needed.device_bytes_each is None else needed.device_bytes_each * devices
 
 
 def _format_estimate(entry: "CatalogEntry") -> str:
-    from crds.size import size_text  # noqa: PLC0415 - not needed for --help
-
+    """Return the estimate in the unit of the figures beside it."""
     estimated = _estimate_bytes(entry)
-    return size_text(estimated) if estimated else "-"
+    return f"{estimated / 10**9:,.1f} GB" if estimated else "-"
 
 
 _COLUMNS = (

@@ -28,6 +28,13 @@ class CatalogSource(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
     """Those whose engines take its format."""
     memory_bytes: int | None = None
 
+    @property
+    def runtime(self) -> str:
+        """Engine that serves it in pods if the service names none."""
+        if self.source.startswith("ollama://"):
+            return "ollama"
+        return "llama.cpp" if self.source.endswith(".gguf") else "vllm"
+
 
 class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """One model. Its figures are those of third parties, except `layout`."""

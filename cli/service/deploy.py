@@ -37,7 +37,7 @@ _STANDARD_INPUT: Final = Path("/dev/stdin")
 @click.option("--model-name", metavar="NAME", help="Name of the Model of a source. Default: by the file or repository.")
 @choose_files
 @click.option("--source-secret", metavar="NAME", help="Secret with the token for a gated or private source.")
-@click.option("--memory", "memory_bytes", type=Size(), help="Memory of the model, for file:// and ollama:// sources.")
+@click.option("--memory", "memory_bytes", type=Size(), help="Memory of the model, if its header does not tell it.")
 @click.option(
     "--accelerator",
     metavar="NAME",

@@ -8,8 +8,12 @@ from artifacts.source import parse
 from cli.main import main
 from cli.service.catalog_entries import CatalogError, choose_source, load_catalog
 from cli.service.manifests import ServiceOptions, build_objects
+from crds.serving import ServingOptions
 from crds.size import GIB, size_text
 from devices.vendors import VENDORS
+from fitness.memory import Workload, estimate_pod
+from runtimes.runtime import RuntimeDemand
+from runtimes.runtime_choice import choose_runtime
 
 SOURCES = [
     (name, source, accelerator)
@@ -72,7 +76,9 @@ def test_table_has_figures_of_others_and_our_own_in_different_columns() -> None:
     assert all(len(line) <= 80 for line in lines)
     rows = {line.split()[0]: line.split() for line in lines if line}
     assert rows["NAME"] == ["NAME", "PARAMETERS", "ACTIVE", "~4", "BIT", "BF16", "POMONA", "ON"]
-    assert rows["qwen3-8b"][3:] == ["-", "-", "5.4", "GiB", "cpu"]
+    assert rows["qwen3-8b"][3:] == ["-", "-", "5.8", "GB", "cpu"]
+    assert rows["gemma-4-31b"][3:] == ["16", "GB", "62", "GB", "77.4", "GB", "nvidia"]
+    assert rows["qwen3-6-35b-a3b"][-1] == "intel-gaudi", "the table is cut off"
     assert rows["kimi-k2-5"][3:] == ["250", "GB*", "2,000", "GB", "-", "-"]
     assert "unchecked" in "\n".join(lines)
 
@@ -80,5 +86,36 @@ def test_table_has_figures_of_others_and_our_own_in_different_columns() -> None:
 def test_catalog_is_printed_as_yaml() -> None:
     printed = yaml.safe_load(CliRunner().invoke(main, ["catalog", "-o", "yaml"]).output)
     assert printed["gemma-4-31b"]["bf16GB"] == 62
-    assert "estimatedBytes" not in printed["gemma-4-31b"], "its header is not known here"
+    assert "estimatedBytes" not in printed["qwen3-6-27b"], "its layers are recurrent"
     assert size_text(printed["qwen3-8b"]["estimatedBytes"]) == "5.4 GiB"
+
+
+def test_estimate_is_of_what_deploy_runs() -> None:
+    printed = yaml.safe_load(CliRunner().invoke(main, ["catalog", "-o", "yaml"]).output)
+    for name, entry in load_catalog().items():
+        if entry.layout is None:
+            continue
+        chosen = choose_source(name, entry, None)
+        assert chosen.source == entry.sources[0], "layout describes the first source"
+        assert chosen.source.runtime == choose_runtime(
+            RuntimeDemand(
+                "gguf" if chosen.source.source.endswith(".gguf") else "safetensors",
+                chosen.accelerator,
+                VENDORS[chosen.accelerator].in_pods,
+            )
+        )
+        assert printed[name]["estimatedBytes"] > entry.layout.tensor_bytes
+    # Four devices, of which each keeps a quarter of the weights and memory of its own.
+    layout = load_catalog()["mistral-medium-3-5"].layout
+    needed = estimate_pod(Workload(layout, "vllm"), ServingOptions(), 4)
+    assert needed
+    assert needed.device_bytes_each
+    assert printed["mistral-medium-3-5"]["estimatedBytes"] == 4 * needed.device_bytes_each
+
+
+def test_weights_of_a_header_are_between_the_figures_of_others() -> None:
+    for name, entry in load_catalog().items():
+        if entry.layout is None or entry.quantized_gb is None or entry.bf16_gb is None:
+            continue
+        weights = entry.layout.tensor_bytes / 10**9
+        assert 0.6 * entry.quantized_gb < weights < 1.02 * entry.bf16_gb, name
