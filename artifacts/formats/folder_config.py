@@ -42,6 +42,8 @@ _SIZES: Final = (
     *("head_dim", "num_key_value_heads", "intermediate_size", "moe_intermediate_size", "num_experts_per_tok"),
     *("global_head_dim", "num_global_key_value_heads", "top_k_experts"),
 )
+_GEMMA_4: Final = ("global_head_dim", "num_global_key_value_heads", "attention_k_eq_v", "num_kv_shared_layers")
+"""Fields of Gemma 4 that may lessen the memory. Engines ignore them in a model of another type."""
 _PACKED_FORMATS: Final = {
     "nvfp4-pack-quantized": "nvfp4",
     "mxfp4-pack-quantized": "mxfp4",
@@ -236,8 +238,10 @@ def layout_of(config: dict[str, Any], tensor_bytes: int) -> Layout | None:
         return None
     if max(embedding, heads, vocabulary, count, *(read_count(config.get(key)) or 0 for key in _SIZES)) > _LARGEST:
         return None
+    if not read_text(config.get("model_type")).startswith("gemma4"):
+        config = {key: value for key, value in config.items() if key not in _GEMMA_4}
     width = read_count(config.get("head_dim")) or embedding // heads
-    # In Gemma 4, layers that attend to the whole context have heads of their own.
+    # In Gemma 4, layers that attend to the whole context have their own heads.
     full_width = read_count(config.get("global_head_dim")) or width
     heads_kv = read_count(config.get("num_key_value_heads")) or heads
     full_heads_kv = read_count(config.get("num_global_key_value_heads")) if config.get("attention_k_eq_v") else None

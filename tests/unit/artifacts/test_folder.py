@@ -149,9 +149,12 @@ def test_stated_head_size_and_experts_are_used() -> None:
     assert (found.feed_forward_size, found.expert_outputs) == (200, 2)
 
 
+GEMMA_4 = {"model_type": "gemma4_text", "sliding_window": 512}
+
+
 def test_layers_of_gemma_4_with_the_whole_context_have_heads_of_their_own() -> None:
     types = ["sliding_attention", "sliding_attention", "full_attention"]
-    sizes = {"layer_types": types, "sliding_window": 512, "head_dim": 16, "global_head_dim": 64}
+    sizes = GEMMA_4 | {"layer_types": types, "head_dim": 16, "global_head_dim": 64}
     found = folder_config.layout_of(
         LLAMA | sizes | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "top_k_experts": 2}, WEIGHTS_BYTES
     )
@@ -169,7 +172,7 @@ def test_layers_of_gemma_4_with_the_whole_context_have_heads_of_their_own() -> N
 
 def test_last_layers_of_gemma_4_reuse_the_cache_of_earlier_ones() -> None:
     types = ["sliding_attention", "full_attention", "full_attention"]
-    sizes = {"layer_types": types, "sliding_window": 512, "num_kv_shared_layers": 1, "use_double_wide_mlp": True}
+    sizes = GEMMA_4 | {"layer_types": types, "num_kv_shared_layers": 1, "use_double_wide_mlp": True}
     found = folder_config.layout_of(LLAMA | sizes, WEIGHTS_BYTES)
     assert found
     assert found.feed_forward_size == 2 * LLAMA["intermediate_size"]
@@ -178,7 +181,19 @@ def test_last_layers_of_gemma_4_reuse_the_cache_of_earlier_ones() -> None:
         Layers(count=1, key_elements=32, value_elements=32),
         Layers(count=1, key_elements=32, value_elements=32, window=512),
     ]
-    assert layers(layer_types=types, num_kv_shared_layers=4) is None
+    assert layers(**GEMMA_4, layer_types=types, num_kv_shared_layers=4) is None
+
+
+def test_model_of_another_type_takes_no_less_memory_by_the_fields_of_gemma_4() -> None:
+    types = ["sliding_attention", "full_attention", "full_attention"]
+    sizes = {"layer_types": types, "sliding_window": 512}
+    fields = {
+        "num_kv_shared_layers": 2,
+        "global_head_dim": 1,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+    }
+    assert layers(**sizes, **fields) == layers(**sizes)
 
 
 def test_layout_of_a_multimodal_model_is_that_of_its_language_model() -> None:
