@@ -32,7 +32,7 @@ from controller.hosts.reachability import (
     reachable_condition,
 )
 from controller.hosts.secrets import HostSecrets, host_secret, keep_previous_tokens, list_needed_secrets
-from controller.placement.capacity import LargestFree, largest_for, largest_free, memory_pool
+from controller.placement.capacity import LargestFree, fits_largest, largest_free
 from controller.reconcile.conditions import condition, find, transitions
 from controller.reconcile.indexes import (
     ADDRESS_INDEX,
@@ -308,7 +308,7 @@ def fits_some_host(store: Store, process: Obj) -> bool:
         return largest_free(capacities)
 
     largest = store.summarize((METAL_HOSTS, METAL_PROCESSES), "largest free memory", compute)
-    return bool(process["spec"]["memoryBytes"] <= largest_for(largest, memory_pool(process)))
+    return fits_largest(largest, process)
 
 
 def _has_former_grants(snapshot: Snapshot, name: str) -> bool:

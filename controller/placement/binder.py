@@ -17,6 +17,7 @@ from controller.placement.capacity import (
     HostCapacity,
     MemoryPool,
     eligible_hosts,
+    fits_largest,
     largest_for,
     largest_free,
     memory_pool,
@@ -182,7 +183,7 @@ def decide_bindings(
     capacities = stored_capacities(store, filter_live(hosts, bindable))
     largest = largest_free(capacities)
     # Few of those that wait fit anywhere; only these, with the others of their services, are looked at closely.
-    fitting = [obj for obj in unbound if obj["spec"]["memoryBytes"] <= largest_for(largest, memory_pool(obj))]
+    fitting = [obj for obj in unbound if fits_largest(largest, obj)]
     waits = []
     for process in list_waiting(_with_siblings(store, fitting)):
         failed = failures.get(process.uid)

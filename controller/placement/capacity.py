@@ -164,3 +164,8 @@ def largest_for(largest: LargestFree, pool: MemoryPool) -> int:
         ),
         default=-1,
     )
+
+
+def fits_largest(largest: LargestFree, process: Obj) -> bool:
+    """Return whether one open host has room for a process; `largest` is what `largest_free` returned."""
+    return bool(process["spec"]["memoryBytes"] <= largest_for(largest, memory_pool(process)))
