@@ -25,10 +25,10 @@ async def eventually(condition: Callable[[], T], timeout: float = ...) -> T: ...
 async def eventually(condition: Callable[[], T | Awaitable[T]], timeout: float = LIMIT_SECONDS) -> T:
     """Call a condition until it returns a true value, and return that value.
 
-    An AssertionError, LookupError or NotFound from the condition counts as "not yet", so that a test may look into
-    objects that do not exist so far; so does Unreachable, from an API server that a busy machine keeps from answering
-    in time; any other error is raised. The pause between two calls grows with the time that
-    was waited, so that tests with long waits leave the API server and the processors to others.
+    An AssertionError, LookupError, NotFound or FileNotFoundError from the condition counts as "not yet", so that a
+    test may look into objects and files that do not exist so far; so does Unreachable, from an API server that a busy
+    machine keeps from answering in time; any other error is raised. The pause between two calls grows with the time
+    that was waited, so that tests with long waits leave the API server and the processors to others.
 
     Args:
         condition: plain or async function without arguments.
@@ -45,7 +45,7 @@ async def eventually(condition: Callable[[], T | Awaitable[T]], timeout: float =
             if result:
                 return result
             seen = repr(result)
-        except (AssertionError, LookupError, NotFound, Unreachable) as error:
+        except (AssertionError, LookupError, NotFound, FileNotFoundError, Unreachable) as error:
             seen = f"{type(error).__name__}: {error}"
         waited = time.monotonic() - start
         if waited >= timeout:
