@@ -8,12 +8,16 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar, overload
 
+import aiohttp
+
 from kube.errors import NotFound, Unreachable
 
 LIMIT_SECONDS = 90.0
 """Only a condition that never becomes true takes longer, even on a busy machine: it is no claim about speed."""
 SHORTEST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 1.0
+NOT_YET = (AssertionError, LookupError, NotFound, FileNotFoundError, Unreachable, aiohttp.ClientError, TimeoutError)
+"""Errors of a condition that is not true so far."""
 
 T = TypeVar("T")
 
@@ -26,9 +30,10 @@ async def eventually(condition: Callable[[], T | Awaitable[T]], timeout: float =
     """Call a condition until it returns a true value, and return that value.
 
     An AssertionError, LookupError, NotFound or FileNotFoundError from the condition counts as "not yet", so that a
-    test may look into objects and files that do not exist so far; so does Unreachable, from an API server that a busy
-    machine keeps from answering in time; any other error is raised. The pause between two calls grows with the time
-    that was waited, so that tests with long waits leave the API server and the processors to others.
+    test may look into objects and files that do not exist so far; so do Unreachable, ClientError and TimeoutError, from
+    a server that starts, ends, or is kept by a busy machine from answering in time; any other error is raised. The
+    pause between two calls grows with the time that was waited, so that tests with long waits leave the API server and
+    the processors to others.
 
     Args:
         condition: plain or async function without arguments.
@@ -45,7 +50,7 @@ async def eventually(condition: Callable[[], T | Awaitable[T]], timeout: float =
             if result:
                 return result
             seen = repr(result)
-        except (AssertionError, LookupError, NotFound, FileNotFoundError, Unreachable) as error:
+        except NOT_YET as error:
             seen = f"{type(error).__name__}: {error}"
         waited = time.monotonic() - start
         if waited >= timeout:

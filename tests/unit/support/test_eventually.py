@@ -1,5 +1,6 @@
 """`eventually` must be able to fail, with the last value in its message."""
 
+import aiohttp
 import pytest
 
 from kube.errors import NotFound, Unreachable
@@ -13,7 +14,8 @@ async def test_first_true_value_is_returned() -> None:
 
 
 async def test_missing_object_and_silent_server_count_as_not_yet() -> None:
-    errors = iter([NotFound("get pods", status=404), KeyError("status"), AssertionError("soon"), Unreachable("busy")])
+    missing = NotFound("get pods", status=404), KeyError("status"), FileNotFoundError("log"), AssertionError("soon")
+    errors = iter([*missing, Unreachable("busy"), aiohttp.ServerDisconnectedError(), TimeoutError()])
 
     async def condition() -> str:
         for error in errors:
