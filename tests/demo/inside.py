@@ -184,7 +184,9 @@ def _phase(obj: Obj | None) -> tuple[str, str]:
 
 
 async def wait_until_ready(cluster: DemoCluster, store: Store) -> None:
-    """Wait until both services are Ready; look after every change of the store and after the end of a process.
+    """Wait until both services are Ready and have an address, which another watch brings.
+
+    It looks after every change of the store and after the end of a process.
 
     Raises:
         TimeoutError: one of them was not Ready in time.
@@ -192,25 +194,33 @@ async def wait_until_ready(cluster: DemoCluster, store: Store) -> None:
     """
     store.subscribe(lambda *_: cluster.changed.set())
     async with asyncio.timeout(READY_SECONDS):
-        while any(_phase(store.get(INFERENCE_SERVICES, name, "default"))[0] != "Ready" for name in SERVICES):
+        while not all(_is_ready(store, name) for name in SERVICES):
             await cluster.changed.wait()
             cluster.changed.clear()
             cluster.check()
 
 
-async def chat_with(client: Client, store: Store, name: str) -> ChatAnswer:
-    """Stream a completion from an address of the service's EndpointSlices, as the routing of a cluster does."""
+def _is_ready(store: Store, name: str) -> bool:
+    return _phase(store.get(INFERENCE_SERVICES, name, "default"))[0] == "Ready" and bool(_list_urls(store, name))
+
+
+def _list_urls(store: Store, name: str) -> list[str]:
     slices = [
         each
         for each in store.list(ENDPOINT_SLICES, "default")
         if each["metadata"]["labels"].get("kubernetes.io/service-name") == name
     ]
-    url = next(
+    return [
         f"http://{endpoint['addresses'][0]}:{each['ports'][0]['port']}"
         for each in slices
         for endpoint in each["endpoints"] or []
         if endpoint["conditions"].get("ready")
-    )
+    ]
+
+
+async def chat_with(client: Client, store: Store, name: str) -> ChatAnswer:
+    """Stream a completion from an address of the service's EndpointSlices, as the routing of a cluster does."""
+    url = _list_urls(store, name)[0]
     secret = await client.get(SECRETS, f"{name}-token", "default")
     token = b64decode(secret["data"]["token"]).decode()
     print(f"\n{name}, {SERVICES[name]} at {url}\n  > {QUESTION}\n  < ", end="")
