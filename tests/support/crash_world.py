@@ -52,7 +52,9 @@ NODES: Final = ("crash-node-1", "crash-node-2")
 """The nodes of all pods, which a fixture keeps ready."""
 LOOK_SECONDS: Final = 0.4
 """Pause of the agents: many worlds run at once."""
-CHECKPOINT_SECONDS: Final = 60.0
+CHECKPOINT_SECONDS: Final = 120.0
+SETTLE_SECONDS: Final = 2.0
+"""Time without a change after which a state is final: a busy machine may not run one of many processes meanwhile."""
 POD_CONDITIONS: Final = ("PodScheduled", "ContainersReady", "Ready")
 """Conditions that are True of a pod that runs."""
 MIRROR: Final = "mirror.example/"
@@ -187,7 +189,7 @@ class CrashWorld:
         async def settled() -> State | None:
             first, writes = await self.state(), len(self.writes())
             assert condition(first), json.dumps(first["inferenceservices"], indent=1)
-            await asyncio.sleep(2 * LOOK_SECONDS)
+            await asyncio.sleep(SETTLE_SECONDS)
             return first if (await self.state(), len(self.writes())) == (first, writes) else None
 
         found = await eventually(settled, CHECKPOINT_SECONDS)

@@ -73,15 +73,17 @@ async def foreign_objects(client: Client, namespace: str) -> AsyncIterator[Calla
     async def read() -> list[Obj]:
         return [await client.get(resource, name, namespace) for resource, name, namespace, _ in bodies + in_hosts]
 
-    async def is_paused() -> bool:
-        """Return whether the Deployment controller has written all that it writes."""
+    async def is_observed() -> bool:
+        """Return whether Kubernetes' controllers have written all that they write."""
+        budget = (await client.get(POD_DISRUPTION_BUDGETS, FOREIGN, namespace))["status"]
         status = (await client.get(DEPLOYMENTS, FOREIGN, namespace))["status"]
-        return (status["observedGeneration"], status["conditions"][0]["reason"]) == (1, "DeploymentPaused")
+        deployed = status["observedGeneration"], status["conditions"][0]["reason"]
+        return (budget["observedGeneration"], *deployed) == (1, 1, "DeploymentPaused")
 
     # One after the other: many worlds begin at once, and each request beside another opens a connection of its own.
     for each in bodies + in_hosts:
         await create(*each)
-    await eventually(is_paused)
+    await eventually(is_observed)
     before = await read()
 
     async def assert_unchanged() -> None:
