@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from crds.meta import HOSTS_NAMESPACE
-from kube import credentials
+from kube import credentials, transport
 from kube.client import Client, connect
 from kube.resources import (
     LEASES,
@@ -241,6 +241,12 @@ async def idle_host(
             await host.agent.kill()
         for kind, place in ((METAL_HOSTS, None), (LEASES, HOSTS_NAMESPACE), (SECRETS, HOSTS_NAMESPACE)):
             await plane.request("DELETE", kind.path(place, host.name), accept={404})
+
+
+@pytest.fixture(autouse=True)
+def patient_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let clients in the test's own process wait for a busy API server, where those of the product try again."""
+    monkeypatch.setattr(transport, "CONNECT_SECONDS", transport.TOTAL_SECONDS)
 
 
 @pytest.fixture

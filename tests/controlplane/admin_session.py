@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import aiohttp
 
-CALL_TIMEOUT = aiohttp.ClientTimeout(total=10)
+CALL_TIMEOUT = aiohttp.ClientTimeout(total=60)
+"""Limit for an answer, also on a busy machine: it is no claim about speed."""
 
 
 class AdminResponse(NamedTuple):

@@ -48,10 +48,11 @@ class Host:
         await ip(f"link set {self.link} up")
 
     async def kill_all(self) -> None:
-        """End every process on this host, as a power cut would."""
-        for pid in (await ip(f"netns pids {self.netns}")).split():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+        """End every process on this host, as a power cut would, also one that is started meanwhile."""
+        while pids := (await ip(f"netns pids {self.netns}")).split():
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
 
     async def close(self) -> None:
         """End the processes of this host and remove it from the network."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 TAIL_BYTES = 64 << 10
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 """Limit for the end of a program, also on a busy machine: it is no claim about speed."""
 
 

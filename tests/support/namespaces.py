@@ -42,8 +42,13 @@ async def open_namespace(plane: ControlPlane, prefix: str = "test") -> AsyncIter
     """Create a namespace, ready for pods; its objects are deleted at the end, even if nobody removes finalizers."""
     name = f"{prefix}-{secrets.token_hex(4)}"
     await plane.request("POST", NAMESPACES.path(), {"metadata": {"name": name}})
+
+    async def has_account() -> bool:
+        plane.revive_controller_manager()
+        return bool(await plane.request("GET", f"/api/v1/namespaces/{name}/serviceaccounts/default"))
+
     # Without the account no pod is admitted; just after an outage the controller manager needs seconds to create it.
-    await eventually(lambda: plane.request("GET", f"/api/v1/namespaces/{name}/serviceaccounts/default"))
+    await eventually(has_account)
     try:
         yield name
     finally:
