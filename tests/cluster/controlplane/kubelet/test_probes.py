@@ -8,7 +8,13 @@ from kube.resources import ENDPOINT_SLICES, SERVICES
 from tests.cluster.controlplane.kubelet.conftest import Pods
 from tests.support.eventually import eventually
 
-FLAG = {"exec": {"command": ["test", "-e", "/flags/healthy"]}, "periodSeconds": 1, "failureThreshold": 1}
+# A busy machine may take longer than a second, the default, for a command.
+FLAG = {
+    "exec": {"command": ["test", "-e", "/flags/healthy"]},
+    "periodSeconds": 1,
+    "failureThreshold": 1,
+    "timeoutSeconds": 60,
+}
 MOUNT = {"volumeMounts": [{"name": "flags", "mountPath": "/flags"}]}
 
 

@@ -95,6 +95,8 @@ async def test_sidecars_stop_after_the_main_container_in_reverse_order(
         **shared(tmp_path),
     )
     await pods.until(name, lambda status: conditions(status)["Ready"] == "True")
+    # A shell that has not run yet ignores SIGTERM.
+    await eventually(lambda: order(tmp_path) == ["one", "two"])
     await client.delete(PODS, name, pods.namespace)
     await eventually(lambda: pods.is_gone(name))
     assert order(tmp_path) == ["one", "two", "main stopped", "two stopped", "one stopped"]
@@ -105,6 +107,7 @@ async def test_sidecar_gets_sigterm_when_the_grace_period_is_used_up(
 ) -> None:
     name = await pods.run("sleep 1000", main=MOUNT, initContainers=[sidecar("one")], **shared(tmp_path))
     await pods.until(name, lambda status: conditions(status)["Ready"] == "True")
+    await eventually(lambda: order(tmp_path) == ["one"])
     await client.delete(PODS, name, pods.namespace)
     await eventually(lambda: pods.is_gone(name))
     assert order(tmp_path) == ["one", "one stopped"]
