@@ -89,7 +89,6 @@ async def test_previous_agent_serves_and_is_not_given_what_it_does_not_know(
         await old.kill()
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.usefixtures("node")
 @pytest.mark.parametrize("controller", [PREVIOUS], indirect=True)
 async def test_update_of_controller_agent_and_proxy_breaks_none_of_32_streams(
