@@ -82,11 +82,7 @@ async def test_service_in_a_pod_is_deployed_asked_and_deleted(
     assert "is waiting to start: " in waiting.errors
     await pomona.succeed("delete", "absent")
 
-    editor = Pomona(plane, cluster.namespace)
-    editor.kubeconfig = await plane.service_account_kubeconfig(cluster.namespace, "default")
-    await cluster.kubectl(
-        "create", "rolebinding", "e", "--clusterrole=edit", f"--serviceaccount={cluster.namespace}:default"
-    )
+    editor = await make_editor(plane, cluster)
     assert (await editor.succeed("chat", "chat", "Who are you?")).startswith(ANSWER)
     seen = " ".join((await editor.succeed("status", "chat")).split())
     assert "Pod chat-" in seen
@@ -100,6 +96,22 @@ async def test_service_in_a_pod_is_deployed_asked_and_deleted(
         f"deleted InferenceService chat in namespace {cluster.namespace}",
         f"deleted Model tiny in namespace {cluster.namespace}",
     ]
+
+
+async def make_editor(plane: ControlPlane, cluster: Cluster) -> Pomona:
+    """Return the command as one runs it who may edit the namespace."""
+    editor = Pomona(plane, cluster.namespace)
+    editor.kubeconfig = await plane.service_account_kubeconfig(cluster.namespace, "default")
+    await cluster.kubectl(
+        "create", "rolebinding", "e", "--clusterrole=edit", f"--serviceaccount={cluster.namespace}:default"
+    )
+
+    async def is_granted() -> bool:
+        # The API server learns of a new binding from a watch, a bit later.
+        return (await editor.run("status", "chat")).code == 0
+
+    await eventually(is_granted)
+    return editor
 
 
 async def test_service_on_a_host_is_deployed_asked_and_drained(

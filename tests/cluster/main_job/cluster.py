@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import json
+import time
 from base64 import b64decode
 from collections.abc import Iterable
 from pathlib import Path
@@ -43,6 +44,9 @@ GIB = 2**30
 READY_SECONDS = 120.0
 """Limit for a new service: Jobs, weights, placement, start of an engine, a token. No claim about speed."""
 CALL_TIMEOUT = aiohttp.ClientTimeout(total=20)
+OUTDATED_SECONDS = 1.0
+"""Age of endpoints after which a client reads them anew: one that is withdrawn answers for two seconds, in which a busy
+machine may not have run the client."""
 OWNED = (DEPLOYMENTS, SERVICES, SECRETS, METAL_PROCESSES, PODS, ENDPOINT_SLICES)
 """Kinds of the objects that belong to a service."""
 WRITTEN = (*OWNED, INFERENCE_SERVICES, MODELS, JOBS, PVCS)
@@ -181,6 +185,15 @@ class Cluster:
         """Return the engines of the service, in pods or on hosts: each has the service's name as its alias."""
         return await asyncio.to_thread(find_processes, "-a", service)
 
+    async def wait_for_hosts(self, *names: str) -> None:
+        """Wait until processes may be bound to each of the hosts, for a choice among them."""
+
+        async def live() -> bool:
+            found = [find((await self.host(name)).status.conditions, "Ready") for name in names]
+            return all(each is not None and each.status == "True" for each in found)
+
+        await eventually(live)
+
     async def host(self, name: str) -> MetalHostObject:
         return msgspec.convert(await self.client.get(METAL_HOSTS, name), MetalHostObject)
 
@@ -292,9 +305,12 @@ class RoutedClient:
     async def run(self) -> None:
         token = await self._cluster.token(self._service)
         while True:
+            read_at = time.monotonic()
             (url, *_) = await self._cluster.urls(self._service)
             # The endpoints that a node has are always slightly outdated.
             await asyncio.sleep(0.2)
+            if time.monotonic() - read_at > OUTDATED_SECONDS:
+                continue
             try:
                 answer = await ask(url, self._service, token)
             except (aiohttp.ClientError, TimeoutError) as error:

@@ -58,9 +58,12 @@ async def test_service_is_served_by_the_ollama_of_a_host(cluster: Cluster, host:
     async def runs_no_ollama() -> bool:
         return "ollama" not in (await cluster.host(host.name)).status.runtimes
 
+    async def is_withdrawn() -> bool:
+        return await cluster.urls("chat") == []
+
     await eventually(says_how_to_start_it)
     await eventually(runs_no_ollama)
-    assert await cluster.urls("chat") == []
+    await eventually(is_withdrawn)
     ollama.start()
     await cluster.ready("chat")
     assert await cluster.answers("chat")

@@ -122,7 +122,8 @@ async def test_source_that_is_absent_is_shown_and_found_once_it_is_there(cluster
     assert found.status.phase == "Failed"
     assert message_of(found).startswith("host studio-1: ")
     assert message_of(found).endswith("; edit the Model; it is retried automatically")
-    (cluster.files.root / "late.gguf").write_bytes((cluster.files.root / "tiny.gguf").read_bytes())
+    # At once as a whole: a host that asks now would find half of a file that is being written.
+    (cluster.files.root / "late.gguf").hardlink_to(cluster.files.root / "tiny.gguf")
     await wait_for_reason(cluster, "Inspected")
 
 

@@ -12,6 +12,7 @@ from kube.resources import DEPLOYMENTS, PODS
 from runtimes import llama_server, ollama_pod
 from tests.cluster.main_job.cluster import CALL_TIMEOUT, GIB, Cluster, ask, condition
 from tests.support.eventually import eventually
+from tests.support.live_processes import is_alive
 
 LLAMA: dict[str, Any] = {
     "runtime": "generic",
@@ -119,7 +120,7 @@ async def test_engine_that_hangs_is_restarted_and_answers_again(cluster: Cluster
         return (await ask(url, "chat", token)).status == 200
 
     await eventually(answers)
-    assert not engine.is_running()
+    await eventually(lambda: not is_alive(engine))
 
 
 async def test_engine_that_is_never_healthy_is_restarted(cluster: Cluster) -> None:

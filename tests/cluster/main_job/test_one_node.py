@@ -9,7 +9,7 @@ import pytest_asyncio
 from crds.meta import LABEL_SERVICE
 from kube.client import Obj
 from kube.resources import PODS
-from tests.cluster.main_job.cluster import Cluster
+from tests.cluster.main_job.cluster import READY_SECONDS, Cluster
 from tests.cluster.nodes import joined
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
@@ -47,9 +47,12 @@ async def serve_elsewhere(cluster: Cluster, *, replicas: int) -> None:
         assert len(serving) == replicas, nodes
         return len(set(serving)) == 1
 
+    async def counted() -> bool:
+        return (await cluster.get("chat")).status.ready_replicas == replicas
+
     await eventually(moved)
     await cluster.ready("chat")
-    assert (await cluster.get("chat")).status.ready_replicas == replicas
+    await eventually(counted)
 
 
 async def nodes_of(cluster: Cluster, label: str) -> set[str]:
@@ -79,7 +82,9 @@ async def test_drained_node_is_left_at_once(cluster: Cluster, left: Process) -> 
     await cluster.ready("chat")
     assert [pod["spec"]["nodeName"] for pod in await list_pods(cluster)] == [LEFT]
     await cluster.kubectl("uncordon", OTHERS)
-    await cluster.kubectl("drain", LEFT, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s")
+    await cluster.kubectl(
+        "drain", LEFT, "--ignore-daemonsets", "--delete-emptydir-data", f"--timeout={READY_SECONDS:.0f}s"
+    )
     await serve_elsewhere(cluster, replicas=1)
 
 

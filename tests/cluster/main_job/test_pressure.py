@@ -49,6 +49,7 @@ async def test_service_moves_from_a_host_short_of_memory_without_a_failed_reques
 ) -> None:
     first = await metal_host("studio-1", f"--memory-budget={64 * GIB}")
     second = await metal_host("studio-2", f"--memory-budget={32 * GIB}")
+    await cluster.wait_for_hosts(first.name, second.name)
     await cluster.apply(cluster.model(), cluster.service("chat", "metal"))
     await cluster.ready("chat")
     before = await cluster.process("chat")
@@ -99,20 +100,25 @@ async def test_evicted_process_waits_and_returns_even_after_an_agents_death(clus
 
     await eventually(evicted)
     assert await cluster.engines("chat") == []
-    text = await metrics(host)
-    for line in (
+    expected = {
         'pomona_agent_memory_pressure{pomona_agent_memory_pressure="critical"} 1.0',
         'pomona_agent_pressure_steps_total{step="evict"} 1.0',
         "pomona_agent_under_pressure 1.0",
         "pomona_agent_evicted_processes 1.0",
         'pomona_agent_processes{phase="Pending"} 1.0',
-    ):
-        assert line in text.splitlines(), text
+    }
+
+    async def counted() -> bool:
+        found = await metrics(host)
+        assert expected <= {*found.splitlines()}, found
+        return True
+
+    await eventually(counted)
 
     host.level.write_text("unknown")
     await host.agent.kill()
     host.agent.start()
-    await eventually(lambda: "regained" in host.agent.log.read_text().rpartition('"agent_started"')[2])
+    await eventually(lambda: "regained" in host.agent.log.read_text().split('"agent_started"')[2])
     assert await cluster.engines("chat") == []
     assert await evicted()
 
