@@ -22,7 +22,7 @@ async def test_all_starts_append_to_one_log(tmp_path: Path) -> None:
 
     for _ in range(2):
         process.start()
-        assert await process.wait(10) == 3
+        assert await process.wait() == 3
 
     assert process.tail(5) == "run\nrun"
     assert process.tail(1) == "run"
@@ -32,9 +32,9 @@ async def test_all_starts_append_to_one_log(tmp_path: Path) -> None:
 async def test_log_of_an_earlier_program_in_the_same_file_is_not_its_log(tmp_path: Path) -> None:
     earlier, later = python(tmp_path, "print('earlier')"), python(tmp_path, "print('later')")
     earlier.start()
-    await earlier.wait(10)
+    await earlier.wait()
     later.start()
-    await later.wait(10)
+    await later.wait()
 
     assert earlier.tail(5) == "earlier\nlater"
     assert later.tail(5) == "later"

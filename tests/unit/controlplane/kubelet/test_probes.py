@@ -78,7 +78,7 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def result(spec: dict[str, Any], session: aiohttp.ClientSession) -> bool:
-    ok, why = await ask({"timeoutSeconds": 0.3, **spec}, {"name": "c"}, NO_PROCESS, "127.0.0.1", session)
+    ok, why = await ask({"timeoutSeconds": 60, **spec}, {"name": "c"}, NO_PROCESS, "127.0.0.1", session)
     assert ok or why
     return ok
 
@@ -96,7 +96,7 @@ async def test_http_headers_are_sent(server: int, session: aiohttp.ClientSession
 
 
 async def test_no_answer_in_time_is_a_failure(server: int, session: aiohttp.ClientSession) -> None:
-    assert not await result({"httpGet": {"port": server, "path": "/slow"}}, session)
+    assert not await result({"httpGet": {"port": server, "path": "/slow"}, "timeoutSeconds": 0.1}, session)
 
 
 async def test_a_tcp_socket_is_healthy_when_it_accepts(
