@@ -245,7 +245,7 @@ async def idle_host(
 
 @pytest.fixture(autouse=True)
 def patient_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let clients in the test's own process wait for a busy API server, where those of the product try again."""
+    """Give clients in the test's own process more time to connect: unlike the product, they do not try again."""
     monkeypatch.setattr(transport, "CONNECT_SECONDS", transport.TOTAL_SECONDS)
 
 
