@@ -45,8 +45,11 @@ async def test_object_of_a_bucket_is_served_with_the_keys_of_a_secret(cluster: C
     assert "s3://models/llama/tiny.gguf: access denied: the keys may not read it: allow them s3:GetObject" in message
 
     await cluster.apply(bucket_secret(s3, OWNER))
-    jobs = (await cluster.client.list(JOBS, cluster.namespace)).items
-    assert OWNER[1] not in str(jobs)
+
+    async def list_jobs() -> list[Obj]:
+        return (await cluster.client.list(JOBS, cluster.namespace)).items
+
+    assert OWNER[1] not in str(await eventually(list_jobs))
     # The controller may replace the failed one at this moment.
     await cluster.kubectl("delete", "jobs", "--all")
     await cluster.ready("chat")
