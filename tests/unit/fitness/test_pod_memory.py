@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -96,14 +96,17 @@ def test_the_largest_context_on_devices_fits_and_the_next_does_not(
 
 
 @given(WORKLOADS, OPTIONS, DEVICES, st.floats(0, 1))
+@example(Workload(QWEN3_8B, "llama-cpp-python", stated_bytes=60 * GIB), ServingOptions(context_length=14337), 4, 0.25)
 def test_a_number_of_devices_that_is_proposed_fits(
     workload: Workload, options: ServingOptions, devices: int, share: float
 ) -> None:
+    """Beside stated memory, or after the statement is removed, whichever the message says."""
     limit = int(_each(workload, options, devices) * share)
-    proposed = re.search(r"hardware\.count of (\d+)", way_out(workload, options, limit, devices))
-    if proposed:
-        assert int(proposed[1]) > devices
-        assert _each(workload, options, int(proposed[1])) <= limit
+    stated, _, removed = way_out(workload, options, limit, devices).partition("remove spec.memoryBytes")
+    for text, meant in ((stated, workload), (removed, workload._replace(stated_bytes=None))):
+        for proposed in re.findall(r"hardware\.count of (\d+)", text):
+            assert int(proposed) > devices
+            assert _each(meant, options, int(proposed)) <= limit
 
 
 def test_a_container_of_llama_cpp_asks_for_the_embeddings_only() -> None:
