@@ -38,6 +38,8 @@ async def bound(plane: ControlPlane, namespace: str) -> AsyncIterator[str]:
         yield namespace
     finally:
         await plane.apply(RBAC)
+        # Otherwise the next test would be refused by rights that the API server has not learned yet.
+        await eventually(lambda: controller_may(plane, "create", SECRETS))
 
 
 @pytest.fixture
