@@ -58,14 +58,20 @@ async def hosts(plane: ControlPlane, client: Client, namespace: str) -> AsyncIte
 @contextlib.asynccontextmanager
 async def host_client(plane: ControlPlane, name: str) -> AsyncIterator[Client]:
     """Connect as the host `name`, whose identity is created as an administrator does it, and deleted afterwards."""
+    # The garbage collector may not have taken yet what a controller wrote for a host of this name in an earlier test.
+    await _delete_rights(plane, name)
     await make_host_account(plane, name)
     try:
         async with connect(credentials.load(await plane.service_account_kubeconfig(HOSTS_NAMESPACE, name))) as client:
             yield client
     finally:
-        for kind in (LEASES, SECRETS, ROLES, ROLE_BINDINGS):
-            for each in (name, f"grants:{name}"):
-                await plane.request("DELETE", kind.path(HOSTS_NAMESPACE, each), accept={404})
+        await _delete_rights(plane, name)
+
+
+async def _delete_rights(plane: ControlPlane, name: str) -> None:
+    for kind in (LEASES, SECRETS, ROLES, ROLE_BINDINGS):
+        for each in (name, f"grants:{name}"):
+            await plane.request("DELETE", kind.path(HOSTS_NAMESPACE, each), accept={404})
 
 
 async def _is_granted(hosts: Hosts) -> bool:
