@@ -72,8 +72,8 @@ async def test_addresses_of_the_cluster_are_refused(
     service = await client.create(
         SERVICES, {"metadata": {"namespace": namespace, "name": "web"}, "spec": {"ports": [{"port": 80}]}}
     )
-    pod = await make_pod(client, namespace, "10.77.152.1")
     node = await make_node(client, "elsewhere", "10.77.152.2", "10.78.0.0/24")
+    pod = await make_pod(client, namespace, node, "10.77.152.1")
     cluster_ip = ipaddress.ip_address(service["spec"]["clusterIP"])
     try:
         for host, address, reason, owner in (
@@ -194,9 +194,9 @@ async def test_grants_and_tokens_of_a_former_host_are_replaced_before_they_are_c
         os.kill(plane.controller_manager.pid, signal.SIGCONT)
 
 
-async def make_pod(client: Client, namespace: str, address: str) -> str:
-    """Make a pod that no kubelet runs, with an address."""
-    spec = {"containers": [{"name": "web", "image": "web"}], "nodeName": "nowhere"}
+async def make_pod(client: Client, namespace: str, node: str, address: str) -> str:
+    """Make a pod that no kubelet runs, with an address; without its Node it would be collected within a minute."""
+    spec = {"containers": [{"name": "web", "image": "web"}], "nodeName": node}
     await client.create(PODS, {"metadata": {"namespace": namespace, "name": "web"}, "spec": spec})
     status = {"podIP": address, "podIPs": [{"ip": address}], "phase": "Running"}
     await set_status(client, "web", namespace, status)
