@@ -19,6 +19,8 @@ from tests.support.background import running
 from tests.support.eventually import eventually
 
 MANAGER = "pomona-test"
+LONG_SECONDS = 600
+"""Duration of a lease that is neither lost nor taken over however long a busy machine stops one of its processes."""
 
 
 def elector(client: Client, namespace: str, identity: str, duration_seconds: int = 5) -> Elector:
@@ -28,7 +30,7 @@ def elector(client: Client, namespace: str, identity: str, duration_seconds: int
         "leader",
         identity,
         duration_seconds=duration_seconds,
-        renew_deadline_seconds=3.0,
+        renew_deadline_seconds=duration_seconds - 2.0,
         retry_seconds=0.2,
     )
 
@@ -52,7 +54,7 @@ class Work:
 
 async def test_next_elector_leads_at_once_when_the_leader_stops(client: Client, namespace: str) -> None:
     # The Lease does not expire during this test: the second elector leads because the first has released it.
-    first, second = (elector(client, namespace, name, duration_seconds=600) for name in ("first", "second"))
+    first, second = (elector(client, namespace, name, LONG_SECONDS) for name in ("first", "second"))
     first_work, second_work = Work(), Work()
     leading = asyncio.create_task(first.run(first_work))
     await eventually(lambda: first_work.going)
@@ -104,15 +106,15 @@ async def test_a_leader_cut_off_stops_before_another_takes_over(
 async def test_led_work_of_a_suspended_process_is_told_before_it_is_cancelled(
     client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = elector(client, namespace, "first")
+    first = elector(client, namespace, "first", LONG_SECONDS)
     with pytest.raises(LeadershipLost):
         first.require_leadership()
 
     async def work() -> None:
         first.require_leadership()
-        resumed = asyncio.get_running_loop().time() + 4
+        resumed = asyncio.get_running_loop().time() + LONG_SECONDS
         monkeypatch.setattr("kube.lease._now", lambda: resumed)
-        with pytest.raises(LeadershipLost, match=f"lease {namespace}/leader was not renewed for 3"):
+        with pytest.raises(LeadershipLost, match=f"lease {namespace}/leader was not renewed for 598"):
             first.require_leadership()
 
     await first.run(work)
@@ -124,7 +126,7 @@ async def test_led_work_of_a_suspended_process_is_told_before_it_is_cancelled(
 async def test_a_renewal_with_a_lost_answer_keeps_the_leadership(
     faulty: Client, transport: FaultyTransport, namespace: str
 ) -> None:
-    first = elector(faulty, namespace, "first")
+    first = elector(faulty, namespace, "first", LONG_SECONDS)
     writes = 0
 
     def mostly_unlucky(request: Request) -> Fault | None:
@@ -146,7 +148,7 @@ async def test_a_leader_that_stops_during_a_renewal_releases_the_lease(
     faulty: Client, transport: FaultyTransport, client: Client, namespace: str
 ) -> None:
     work, renewing = Work(), asyncio.Event()
-    leading = asyncio.create_task(elector(faulty, namespace, "first", duration_seconds=600).run(work))
+    leading = asyncio.create_task(elector(faulty, namespace, "first", LONG_SECONDS).run(work))
     await eventually(lambda: work.going)
     before = (await client.get(LEASES, "leader", namespace))["metadata"]["resourceVersion"]
 
@@ -168,7 +170,7 @@ async def test_a_leader_that_stops_during_a_renewal_releases_the_lease(
 
 
 async def test_a_lease_taken_by_force_is_given_up(client: Client, namespace: str) -> None:
-    first = elector(client, namespace, "first")
+    first = elector(client, namespace, "first", LONG_SECONDS)
     work = Work()
     leading = asyncio.create_task(first.run(work))
     await eventually(lambda: work.going)
@@ -203,9 +205,9 @@ async def test_a_hosts_lease_is_renewed_through_failures(
             faulty, namespace, "host", identity="a", field_manager=MANAGER, interval_seconds=0.2, on_renewed=renewed
         )
     ):
-        await eventually(lambda: renewals == 2)
-        before = await client.get(LEASES, "host", namespace)
-        await eventually(lambda: renewals == 4)
+        await eventually(lambda: renewals >= 2)
+        before, seen = await client.get(LEASES, "host", namespace), renewals
+        await eventually(lambda: renewals >= seen + 2)
         after = await client.get(LEASES, "host", namespace)
     assert after["spec"]["holderIdentity"] == "a"
     assert after["spec"]["leaseDurationSeconds"] == 40
@@ -222,7 +224,7 @@ async def test_a_hosts_lease_is_taken_over_only_when_it_is_not_renewed(client: C
             "host",
             identity=identity,
             field_manager=MANAGER,
-            duration_seconds=6,
+            duration_seconds=12,
             interval_seconds=0.2,
             on_renewed=lambda: renewals.append(identity),
         )
