@@ -91,8 +91,7 @@ async def test_a_pod_answers_behind_its_service(client: Client, node: Process, n
         return [endpoint["addresses"][0] for endpoint in endpoints if endpoint["conditions"]["ready"]]
 
     (address,) = await eventually(ready_addresses)
-    await eventually(lambda: answers(f"http://{address}:8080/"))
-    assert "Directory listing" in await get(f"http://{address}:8080/")
+    await eventually(lambda: answers(f"http://{address}:8080/", "Directory listing"))
 
 
 async def test_a_host_is_silent_while_its_link_is_cut(network: Network, plane: ControlPlane, tmp_path: Path) -> None:
@@ -147,8 +146,8 @@ async def get(url: str) -> str:
         return await response.text()
 
 
-async def answers(url: str) -> bool:
+async def answers(url: str, text: str = "") -> bool:
     try:
-        return bool(await get(url))
+        return text in await get(url)
     except (aiohttp.ClientError, TimeoutError):
         return False
