@@ -15,6 +15,8 @@ from tests.support.eventually import eventually
 SHARED: dict[str, Any] = {"volumes": [{"name": "shared", "emptyDir": {}}]}
 MOUNT = {"volumeMounts": [{"name": "shared", "mountPath": "/shared"}]}
 HOLD = "example.com/hold"
+READY = {"readinessProbe": {"exec": {"command": ["test", "-e", "/ready"]}, "periodSeconds": 1}}
+"""Of a container that makes the file when it has set its trap."""
 
 
 def init(name: str, script: str) -> dict[str, Any]:
@@ -124,8 +126,7 @@ async def deleted_while_held(pods: Pods, name: str, client: Client) -> dict[str,
 
 async def test_a_deleted_pod_gets_sigterm_and_its_last_status_is_reported(pods: Pods, client: Client) -> None:
     script = "trap 'echo bye > /dev/termination-log; exit 0' TERM; touch /ready; while :; do sleep 0.1; done"
-    probe = {"readinessProbe": {"exec": {"command": ["test", "-e", "/ready"]}, "periodSeconds": 1}}
-    name = await pods.run(script, main=probe, restartPolicy="Always", terminationGracePeriodSeconds=30)
+    name = await pods.run(script, main=READY, restartPolicy="Always", terminationGracePeriodSeconds=30)
     await pods.until(name, lambda status: status["containerStatuses"][0]["ready"])
     status = await deleted_while_held(pods, name, client)
     terminated = status["containerStatuses"][0]["state"]["terminated"]
@@ -141,10 +142,10 @@ async def test_container_that_ignores_sigterm_is_killed_after_its_grace_period(p
 
 
 async def test_container_gets_sigterm_after_the_sleep_of_its_pre_stop_hook(pods: Pods, client: Client) -> None:
-    script = "trap 'date +%s%N > /dev/termination-log; exit 0' TERM; while :; do sleep 0.1; done"
-    main = {"lifecycle": {"preStop": {"sleep": {"seconds": 2}}}}
+    script = "trap 'date +%s%N > /dev/termination-log; exit 0' TERM; touch /ready; while :; do sleep 0.1; done"
+    main = {"lifecycle": {"preStop": {"sleep": {"seconds": 2}}}, **READY}
     name = await pods.run(script, main=main, restartPolicy="Always", terminationGracePeriodSeconds=30)
-    await pods.until(name, lambda status: status["phase"] == "Running")
+    await pods.until(name, lambda status: status["containerStatuses"][0]["ready"])
     began = time.time_ns()
     status = await deleted_while_held(pods, name, client)
     assert int(status["containerStatuses"][0]["state"]["terminated"]["message"]) - began >= 2e9
