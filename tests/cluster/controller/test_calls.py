@@ -80,7 +80,9 @@ async def wait_for_silence(transport: FaultyTransport) -> None:
 
 def is_counted(request: Request, namespace: str) -> bool:
     parts = request.path.split("/")
-    return namespace in parts and "events" not in parts and "watch" not in request.query
+    # Calls about the first service and its Model may come late on a busy machine.
+    is_earlier = any(part == "tiny" or part.partition("-")[0] == "first" for part in parts)
+    return namespace in parts and not is_earlier and "events" not in parts and "watch" not in request.query
 
 
 def describe(request: Request) -> str:
