@@ -156,7 +156,11 @@ async def test_wrong_checksum_is_never_cached_and_an_edit_repairs_it(
 
     await cluster.edit(MODELS, "tiny", "/spec/sha256", sha256(files.root / "tiny.gguf"))
     await cluster.cached()
-    assert len(await cluster.jobs()) == 2, "the Jobs of the old spec are pruned"
+
+    async def pruned() -> bool:
+        return len(await cluster.jobs()) == 2
+
+    await eventually(pruned)
 
 
 async def test_missing_source_fails_with_the_way_out(cluster: ModelNamespace, files: FileServer) -> None:
