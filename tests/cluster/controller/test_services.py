@@ -45,6 +45,8 @@ from tests.support.tiny_models import tiny_gguf
 
 GIB = 2**30
 METAL = {"accelerator": "metal"}
+LEASE_SECONDS = 12
+"""Duration of the Lease of a host that falls silent: longer than a busy machine may keep its agent from renewing it."""
 
 
 class ServiceNamespace:
@@ -273,7 +275,7 @@ async def test_a_host_that_falls_silent_is_replaced_and_its_endpoint_withdrawn(c
     await cluster.make_host_model()
     async with AsyncExitStack() as hosts:
         first = await hosts.enter_async_context(
-            FakeMetalAgent(cluster.client, "studio-1", 9 * GIB, lease_seconds=5).running()
+            FakeMetalAgent(cluster.client, "studio-1", 9 * GIB, lease_seconds=LEASE_SECONDS).running()
         )
         await cluster.make_service(hardware=METAL)
         await cluster.reaches("Ready")
@@ -306,7 +308,7 @@ async def _host_is_given_up(cluster: ServiceNamespace, name: str) -> Obj:
 
 async def test_a_host_that_comes_back_continues_to_serve(cluster: ServiceNamespace) -> None:
     await cluster.make_host_model()
-    async with FakeMetalAgent(cluster.client, "studio-1", 9 * GIB, lease_seconds=5).running() as agent:
+    async with FakeMetalAgent(cluster.client, "studio-1", 9 * GIB, lease_seconds=LEASE_SECONDS).running() as agent:
         await cluster.make_service(hardware=METAL)
         await cluster.reaches("Ready")
         before = await cluster.hosts_of()
