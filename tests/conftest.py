@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import signal
+import socket
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -39,6 +40,14 @@ def logging_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     configure(**settings)
     root.handlers[:] = handlers
     root.setLevel(level)
+
+
+@pytest.fixture
+def refused_port() -> Iterator[int]:
+    """A port of 127.0.0.1 that refuses connections, and is held: a test in another worker can not listen there."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 @pytest.hookimpl(wrapper=True)

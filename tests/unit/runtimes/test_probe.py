@@ -147,8 +147,8 @@ async def test_a_redirect_is_not_followed() -> None:
     assert "internal network" not in result.message
 
 
-async def test_refused_connection_is_unreachable(unused_tcp_port: int) -> None:
-    result = await probe(f"http://127.0.0.1:{unused_tcp_port}")
+async def test_refused_connection_is_unreachable(refused_port: int) -> None:
+    result = await probe(f"http://127.0.0.1:{refused_port}")
     assert (result.ok, result.reason) == (False, "Unreachable")
 
 

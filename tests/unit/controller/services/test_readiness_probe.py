@@ -156,11 +156,11 @@ async def test_token_of_another_owner_is_not_sent(engine: tuple[Engine, Endpoint
 
 
 async def test_one_broken_endpoint_does_not_decide_for_all(
-    engine: tuple[Engine, Endpoint], monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int
+    engine: tuple[Engine, Endpoint], monkeypatch: pytest.MonkeyPatch, refused_port: int
 ) -> None:
     monkeypatch.setattr("random.sample", lambda endpoints, _count: list(endpoints))
     _, endpoint = engine
-    nobody = Endpoint("127.0.0.1", unused_tcp_port)
+    nobody = Endpoint("127.0.0.1", refused_port)
     prober, told = Prober(), list[ObjectKey]()
     async with running(prober.run(leading(Secrets(), told))):
         answer = await settled(prober, Question("uid-chat", 1, ("a", "b"), (nobody, endpoint)))

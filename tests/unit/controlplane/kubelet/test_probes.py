@@ -100,7 +100,7 @@ async def test_no_answer_in_time_is_a_failure(server: int, session: aiohttp.Clie
 
 
 async def test_a_tcp_socket_is_healthy_when_it_accepts(
-    server: int, session: aiohttp.ClientSession, unused_tcp_port: int
+    server: int, session: aiohttp.ClientSession, refused_port: int
 ) -> None:
     assert await result({"tcpSocket": {"port": server}}, session)
-    assert not await result({"tcpSocket": {"port": unused_tcp_port}}, session)
+    assert not await result({"tcpSocket": {"port": refused_port}}, session)
