@@ -58,7 +58,7 @@ async def test_error_without_end_is_quoted_in_part() -> None:
         while True:
             await response.write(b"!" * 10_000)
 
-    async with serve_stub(go_on) as url, asyncio.timeout(5):
+    async with serve_stub(go_on) as url, asyncio.timeout(60):
         with pytest.raises(AskError, match=r"^tiny answered 500: no\ufffd!{297}$"):
             await ask(url, "tiny", "Who?", lambda _text: None)
 

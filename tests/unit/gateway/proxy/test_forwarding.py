@@ -86,7 +86,7 @@ async def test_client_that_hangs_up_stops_a_real_engine(
         http.post(f"{url}/v1/chat/completions", json=short, headers=AUTHORIZED) as response,
     ):
         assert response.status == 200
-    assert await proxy.client.wait_idle("engine", 5)
+    assert await proxy.client.wait_idle("engine", 20)
 
 
 # Authorization and forwarded headers
@@ -365,8 +365,8 @@ async def test_service_without_backend_answers_503_with_retry_after(
         assert error_code(await response.json()) == "service_unavailable"
 
 
-async def test_dead_backend_is_skipped(proxy: ProxyProcess, http: aiohttp.ClientSession, unused_tcp_port: int) -> None:
-    dead = Backend(uid="dead", url=f"http://127.0.0.1:{unused_tcp_port}")
+async def test_dead_backend_is_skipped(proxy: ProxyProcess, http: aiohttp.ClientSession, refused_port: int) -> None:
+    dead = Backend(uid="dead", url=f"http://127.0.0.1:{refused_port}")
     async with post_chat(http, await proxy.serve(dead)) as response:
         assert response.status == 503
     async with fake_engine(echo, "alive") as alive:
@@ -383,7 +383,7 @@ async def test_backend_that_does_not_accept_is_skipped_after_two_seconds(
         started = asyncio.get_running_loop().time()
         async with post_chat(http, await proxy.serve(hung)) as response:
             assert response.status == 503
-        assert 1.5 < asyncio.get_running_loop().time() - started < 5
+        assert 1.5 < asyncio.get_running_loop().time() - started < 15
 
 
 async def test_backend_that_breaks_off_before_its_response_is_a_502_without_retry(

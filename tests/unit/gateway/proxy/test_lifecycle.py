@@ -247,7 +247,7 @@ async def test_sigterm_lets_streams_end_and_accepts_no_new_request(
             assert await stream.content.readany() == b"data: after\n"
             gated.end()
             assert await stream.read() == DONE_EVENT
-        assert await asyncio.to_thread(own_proxy.process.wait, 10) == 0
+        assert await asyncio.to_thread(own_proxy.process.wait, 60) == 0
         with pytest.raises(aiohttp.ClientConnectorError):
             await get(http, url)
     assert names(socket_path.parent) == ["proxy.lock"]
@@ -262,7 +262,7 @@ async def test_drain_breaks_streams_off_after_its_timeout(socket_path: Path, htt
                 proxy.process.terminate()
                 with pytest.raises(aiohttp.ClientPayloadError):
                     await stream.read()
-            assert await asyncio.to_thread(proxy.process.wait, 10) == 0
+            assert await asyncio.to_thread(proxy.process.wait, 60) == 0
             await asyncio.wait_for(gated.cancelled.wait(), 30)
     assert any("requests_broken_off" in line for line in proxy.log)
 
@@ -275,7 +275,7 @@ async def test_second_sigterm_ends_the_drain(own_proxy: ProxyProcess, http: aioh
             own_proxy.process.terminate()
             await refused(http, url)
             own_proxy.process.terminate()
-            assert await asyncio.to_thread(own_proxy.process.wait, 10) == -signal.SIGTERM
+            assert await asyncio.to_thread(own_proxy.process.wait, 60) == -signal.SIGTERM
 
 
 async def refused(http: aiohttp.ClientSession, url: str) -> None:
@@ -291,10 +291,10 @@ async def refused(http: aiohttp.ClientSession, url: str) -> None:
 
 
 async def test_tokens_and_prompts_are_not_written_anywhere(
-    own_proxy: ProxyProcess, http: aiohttp.ClientSession, socket_path: Path, unused_tcp_port: int
+    own_proxy: ProxyProcess, http: aiohttp.ClientSession, socket_path: Path, refused_port: int
 ) -> None:
     prompt = "a-secret-prompt"
-    url = await own_proxy.serve(Backend(uid="dead", url=f"http://127.0.0.1:{unused_tcp_port}"))
+    url = await own_proxy.serve(Backend(uid="dead", url=f"http://127.0.0.1:{refused_port}"))
     path = f"{url}/v1/chat/completions?q={prompt}"
     async with http.post(path, json={"messages": prompt}, headers=AUTHORIZED) as response:
         assert response.status == 503
@@ -302,7 +302,7 @@ async def test_tokens_and_prompts_are_not_written_anywhere(
     command = " ".join(psutil.Process(own_proxy.process.pid).cmdline())
     state = repr(await own_proxy.client.state())
     own_proxy.process.terminate()
-    await asyncio.to_thread(own_proxy.process.wait, 10)
+    await asyncio.to_thread(own_proxy.process.wait, 60)
     log = "".join(own_proxy.log)
     assert "backend_not_accepting" in log
     for text in (log, command, state, answer):

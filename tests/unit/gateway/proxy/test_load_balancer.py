@@ -54,12 +54,12 @@ async def test_backend_is_idle_when_its_last_request_has_ended() -> None:
     assert not waiting.done()
     assert in_flight.idle_seconds("a") == 0
     in_flight.end("a")
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, 60)
     assert in_flight.counts() == {}
-    assert 0 < (in_flight.idle_seconds("a") or 0) < 1
+    assert 0 < (in_flight.idle_seconds("a") or 0) < 60
     in_flight.forget_others(["b"])
     assert in_flight.idle_seconds("a") is None
 
 
 async def test_backend_without_any_request_is_idle() -> None:
-    await asyncio.wait_for(InFlight(lambda _: None).wait_idle("unknown"), 1)
+    await asyncio.wait_for(InFlight(lambda _: None).wait_idle("unknown"), 60)
