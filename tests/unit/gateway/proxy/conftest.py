@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 import aiohttp
 import pytest
 
+from gateway.http import control_client
 from tests.unit.gateway.proxy.running_proxy import ProxyProcess, run_proxy
 
 
@@ -14,7 +15,13 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
         yield process
 
 
+@pytest.fixture(autouse=True)
+def patient_control(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait longer for the control API than an agent, which asks again: a busy machine may stop the proxy for 5 s."""
+    monkeypatch.setattr(control_client, "_TIMEOUT_SECONDS", 60.0)
+
+
 @pytest.fixture
 async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
         yield session

@@ -189,7 +189,7 @@ async def collected_reports(proxy: ProxyProcess) -> AsyncIterator["asyncio.Queue
 
 
 async def next_report(reports: "asyncio.Queue[BackendHealth]") -> BackendHealth:
-    return await asyncio.wait_for(reports.get(), 20)
+    return await asyncio.wait_for(reports.get(), 60)
 
 
 class FailingEngine:

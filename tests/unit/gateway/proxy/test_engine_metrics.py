@@ -271,9 +271,10 @@ async def test_engine_that_hangs_costs_a_short_time(
     ended = asyncio.Event()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await read_head(reader)
-        writer.write(begin)
-        with suppress(ConnectionError):
+        # On a busy machine the time may be over before the request has been sent.
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            await read_head(reader)
+            writer.write(begin)
             await reader.read()
         ended.set()
 
@@ -400,11 +401,14 @@ async def test_client_that_does_not_read_is_broken_off(
     request = f"GET {METRICS} HTTP/1.1\r\nHost: x\r\nAuthorization: {AUTHORIZED['Authorization']}\r\n\r\n".encode()
 
     async def is_free() -> bool:
-        async with http.get(url + METRICS, headers=AUTHORIZED) as response:
-            return f"{UP} 1.0\n{text}" in await response.text()
+        # A busy machine may break this client off, too.
+        with suppress(aiohttp.ClientPayloadError):
+            async with http.get(url + METRICS, headers=AUTHORIZED) as response:
+                return f"{UP} 1.0\n{text}" in await response.text()
+        return False
 
     async with engine(text) as backend, pod_proxy(backend) as url:
-        assert await is_free()
+        await eventually(is_free)
         with ExitStack() as held:
             for _ in range(2 * MOST_ANSWERS):
                 client = held.enter_context(socket.socket())

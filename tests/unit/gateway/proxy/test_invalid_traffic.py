@@ -234,8 +234,14 @@ async def test_connection_to_an_engine_is_reused_but_soon_closed(http: aiohttp.C
         writer.close()
 
     async with raw_engine(engine) as backend, proxy_in_process(backend, idle_seconds=0.5) as (_, url):
-        for _ in range(2):
-            async with post_chat(http, url) as response:
-                assert await response.json() == {}
-        assert connections == 1
+
+        async def is_reused() -> bool:
+            for _ in range(2):
+                made = connections
+                async with post_chat(http, url) as response:
+                    assert await response.json() == {}
+            return connections == made
+
+        # A busy machine may take longer between two requests than the connection is kept.
+        await eventually(is_reused)
         await asyncio.wait_for(closed.wait(), 60)
