@@ -89,7 +89,8 @@ async def test_no_descriptor_is_left_behind(owner: Path) -> None:
         process = spawn_process(["true"], dict(os.environ), owner / "it.log", owner)
         await process.wait()
         spawn_process(["true"], dict(os.environ), owner / "it.log", owner).release()
-    assert psutil.Process().num_fds() == before
+    # Fewer, if those of an earlier test are collected meanwhile.
+    assert psutil.Process().num_fds() <= before
 
 
 async def test_process_that_ignores_sigterm_is_killed_with_its_group(owner: Path) -> None:
