@@ -1,8 +1,10 @@
 """Settings of every test: a busy machine is slow, and slow is not wrong."""
 
+import contextlib
 import gc
 import logging
 import os
+import random
 import signal
 import socket
 from collections.abc import Generator, Iterator
@@ -40,6 +42,16 @@ def logging_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     configure(**settings)
     root.handlers[:] = handlers
     root.setLevel(level)
+
+
+@pytest.fixture
+def unused_tcp_port() -> int:
+    """A port of 127.0.0.1 for a server that starts later, below those that the system gives to others meanwhile."""
+    for port in random.sample(range(20_000, 32_000), 100):
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port between 20000 and 32000 is free")
 
 
 @pytest.fixture
