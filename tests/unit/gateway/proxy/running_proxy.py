@@ -94,6 +94,10 @@ async def fake_engine(handler: Handler, uid: str = "a") -> AsyncIterator[Backend
     try:
         yield Backend(uid=uid, url=f"http://127.0.0.1:{site.port}")
     finally:
+        await site.stop()
+        # A proxy that runs on may connect just now; the runner closes what the loop has accepted, some turns later.
+        for _ in range(5):
+            await asyncio.sleep(0)
         await runner.cleanup()
 
 
