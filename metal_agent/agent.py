@@ -19,7 +19,7 @@ from msgspec import structs
 
 from crds.meta import HOSTS_NAMESPACE
 from crds.size import size_text
-from devices import host
+from devices import host, shutdown
 from devices.facts import HostFacts
 from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
 from gateway.proxy.build import BUILD
@@ -68,6 +68,8 @@ _PROOF_SECONDS: Final = 5.0
 """Time for engines to answer after a gap; then the engines that answered are made ready without the others."""
 _LAST_REPORT_SECONDS: Final = 10.0
 """Time for the last reports of an agent that has stopped everything."""
+_WITHDRAWAL_SECONDS: Final = 5.0
+"""Time for the API server to accept that a machine that shuts down withdraws its endpoints."""
 _WORKERS: Final = 4
 _RECONCILE_SECONDS: Final = 30.0
 WorkKey = tuple[str, ...]
@@ -199,7 +201,11 @@ class Agent:
             if self._options.metrics_place:
                 group.create_task(metrics.serve_metrics(self._options.metrics_place, self._metrics_text))
             beginning = group.create_task(self._await_api())
-            await self._lifetime.stop.wait()
+            try:
+                await self._lifetime.stop.wait()
+            except asyncio.CancelledError:
+                await self._withdraw_at_shutdown()
+                raise
             beginning.cancel()
             await self._stop_everything(loops)
             raise EverythingStopped
@@ -221,6 +227,14 @@ class Agent:
             loop.cancel()
         await asyncio.wait(loops)
         await self._proxy.end()
+
+    async def _withdraw_at_shutdown(self) -> None:
+        """Withdraw all endpoints if this machine shuts down: it ends engines and proxy, which outlive any other end."""
+        if not await asyncio.to_thread(shutdown.is_shutting_down):
+            return
+        log.info("machine_shuts_down", processes=len(self._runners))
+        if self._renewed_once.is_set():  # before, another agent may have this name
+            await self._exposed.withdraw_all(_WITHDRAWAL_SECONDS)
 
     def _describe(self) -> AgentStatus:
         """Return the status for the control socket."""

@@ -122,6 +122,8 @@ class ClusterExposure(ProxyExposure):
         self.accepted: frozenset[str] | None = None
         """Uids of processes that the proxy serves; None before its first answer: slices are kept until then."""
         self.address = address
+        self._is_leaving = False
+        """True once this machine shuts down: no endpoint becomes ready any more."""
         self.endpoints = Endpoints(client, host, self._slice)
         self._problems: dict[ObjectKey, str] = {}
         self._host = host
@@ -167,6 +169,14 @@ class ClusterExposure(ProxyExposure):
                 await self.endpoints.publish(assignment.service)
         except (ApiError, Unreachable, TimeoutError) as error:
             log.warning("endpoint_not_withdrawn", service=str(assignment.service), error=str(error) or "time-out")
+
+    async def withdraw_all(self, timeout_seconds: float) -> None:
+        """Route no new request to this host for the rest of this agent's time; the proxy accepts those on the way."""
+        self._is_leaving = True
+        served = [runners[0].assignment for runners in self.services().values()]
+        await asyncio.gather(*(self.withdraw(assignment, timeout_seconds) for assignment in served))
+        if served:
+            await asyncio.sleep(LINGER_SECONDS)
 
     async def drain(self, uid: str, timeout_seconds: float) -> None:
         """Send the process no new request, and wait, for a bounded time, until it has none in progress.
@@ -223,7 +233,8 @@ class ClusterExposure(ProxyExposure):
         return ports, problems
 
     def _slice(self, service: ObjectKey) -> Obj | None:
-        serving = (self.accepted or frozenset()) - self.suspended if self.freshness.may_serve(clocks()) else frozenset()
+        may_serve = self.freshness.may_serve(clocks()) and not self._is_leaving
+        serving = (self.accepted or frozenset()) - self.suspended if may_serve else frozenset()
         runners = self.services().get(service, [])
         ready = {runner.assignment.uid for runner in runners if runner.state.phase == "Ready" and runner.is_answering}
         if ready - serving:

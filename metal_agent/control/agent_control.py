@@ -1,7 +1,8 @@
 """The agent's side of its control socket, `agent.sock` in the state folder: GET /status, and POST /stop.
 
 `stop` is a verb that no signal can be: SIGTERM ends the agent only, so that an update or a restart of it unloads no
-model. The mode of the socket admits its owner, and the kernel is asked who connects: the owner and root are answered.
+model, and withdraws the endpoints if the machine shuts down. The mode of the socket admits its owner, and the kernel is
+asked who connects: the owner and root are answered.
 """
 
 import asyncio

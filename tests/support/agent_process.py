@@ -2,7 +2,8 @@
 
 FILE has the level ("unknown" for none); without FILE the host is healthy, even if the test machine is busy. The memory
 of other programs counts as free, because they are other tests. FILE.owner has what the owner does, as `OwnerFacts`;
-without it that is what the test machine reports. The waits are shortened; the rest is the real agent.
+without it that is what the test machine reports. While FILE.shutdown exists, the machine shuts down. The waits are
+shortened; the rest is the real agent.
 """
 
 import sys
@@ -12,7 +13,7 @@ import msgspec
 import psutil
 
 from cli.main import main
-from devices import power, thermal, user_input
+from devices import power, shutdown, thermal, user_input
 from devices import pressure as host
 from devices.thermal import ThermalLevel
 from metal_agent.holds import owner_policy
@@ -47,6 +48,11 @@ class OwnerFacts(msgspec.Struct):
 def owner_path(level: Path) -> Path:
     """Return the path of the facts about the owner beside the file with the level."""
     return level.with_name(f"{level.name}.owner")
+
+
+def shutdown_path(level: Path) -> Path:
+    """Return the path of the file beside the one with the level, while which exists the machine shuts down."""
+    return level.with_name(f"{level.name}.shutdown")
 
 
 def _read_owner_from(path: Path) -> None:
@@ -91,5 +97,6 @@ if __name__ == "__main__":
     level = Path(sys.argv.pop(1))
     _read_pressure_from(level)
     _read_owner_from(owner_path(level))
+    shutdown.is_shutting_down = shutdown_path(level).exists
     _shorten_waits()
     main()

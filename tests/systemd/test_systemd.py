@@ -10,6 +10,7 @@ import pytest
 from launchd.service_definition import UNIT, ServiceDefinition
 from launchd.systemd_unit import render_unit
 from metal_agent.exit_codes import load_exit
+from metal_agent.native.log_files import AGENT_LOG
 from tests.hosts.test_agent_service import ServedHost
 from tests.support.eventually import eventually
 from tests.systemd.nested_systemd import ADDRESS, NestedSystemd, find_obstacle
@@ -77,6 +78,36 @@ async def test_unit_keeps_the_agent_and_not_what_no_restart_mends(systemd: Neste
     assert removed.returncode == 0, removed.stderr
     assert host.engines() == []
     assert show(systemd, "LoadState") == "not-found"
+
+
+async def test_agent_tells_a_shutdown_from_a_restart_and_comes_back_after_the_start(
+    systemd: NestedSystemd, tmp_path: Path
+) -> None:
+    host = ServedHost(tmp_path)
+    host.assign()
+    options = [ADDRESS if word == "127.0.0.1" else word for word in host.options]
+    installed = pomona(systemd, "install", "--run-as", "root", *options)
+    assert installed.returncode == 0, installed.stdout + installed.stderr
+    await host.served()
+    engines = host.engines()
+    assert pomona(systemd, "restart").returncode == 0
+    await host.served()
+    kill_agent(systemd, signal.SIGTERM)
+    await eventually(lambda: show(systemd, "NRestarts") != "0")
+    await host.served()
+    log = host.folder / "logs" / AGENT_LOG
+    assert "machine_shuts_down" not in log.read_text()
+
+    # As every way to power off or restart does; the stubs of the units go no further.
+    started = systemd.run("systemctl", "start", "shutdown.target")
+    assert started.returncode == 0, started.stderr
+    assert show(systemd, "ActiveState") == "inactive"
+    assert "machine_shuts_down" in log.read_text()
+    assert host.engines() == engines, "they answer until systemd ends what is left"
+    systemd.run("systemctl", "stop", "multi-user.target")
+    systemd.run("systemctl", "start", "multi-user.target")
+    await host.served()
+    assert pomona(systemd, "stop").returncode == 0
 
 
 def kill_agent(systemd: NestedSystemd, number: signal.Signals) -> None:

@@ -1,10 +1,16 @@
-"""Stopping a host by its control socket: requests end, the API is told, and the next agent serves again."""
+"""Stopping a host by its control socket or by a shutdown of its machine: the API is told, the next agent serves."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 
 import aiohttp
 
+from gateway.http.control_client import ControlUnreachableError
 from kube.resources import METAL_HOSTS
 from metal_agent.control.agent_client import AgentClient
 from tests.cluster.metal_agent.bound_process import LONG, BoundProcess, answers, bound_process, engines, http
+from tests.support.agent_process import shutdown_path
 from tests.support.eventually import eventually
 
 __all__ = ["bound_process", "http"]
@@ -39,3 +45,56 @@ async def test_stopped_host_withdraws_drains_and_reports_and_serves_after_its_ne
     assert await bound_process.ready() == url
     assert await answers(http, url)
     await eventually(free_bytes)
+
+
+@contextlib.asynccontextmanager
+async def ask_while_ready(
+    bound_process: BoundProcess, http: aiohttp.ClientSession, url: str
+) -> AsyncIterator[list[bool]]:
+    """Send one request after the other as long as the endpoint is ready, as kube-proxy would; yield the answers."""
+    found: list[bool] = []
+
+    async def ask() -> None:
+        while (await bound_process.slice())["endpoints"][0]["conditions"]["ready"]:
+            found.append(await answers(http, url))
+
+    asking = asyncio.create_task(ask())
+    try:
+        await eventually(lambda: found)
+        yield found
+        await asking
+    finally:
+        asking.cancel()
+
+
+async def test_machine_that_shuts_down_withdraws_its_endpoints_before_the_agent_ends(
+    bound_process: BoundProcess, http: aiohttp.ClientSession
+) -> None:
+    await bound_process.bind()
+    url = await bound_process.ready()
+    host, pid = bound_process.host, await bound_process.pid()
+    await host.agent.stop()
+    assert (await bound_process.slice())["endpoints"][0]["conditions"]["ready"], "an update of the agent costs nothing"
+    host.agent.start()
+    assert await bound_process.pid() == pid
+    control = AgentClient(host.state_folder)
+
+    async def runs_again() -> bool:
+        try:
+            return (await control.status()).ready
+        except ControlUnreachableError:
+            return False
+
+    await eventually(runs_again)
+    shutdown_path(host.level).touch()
+    async with ask_while_ready(bound_process, http, url) as found:
+        assert await host.agent.stop() == 0
+    assert all(found)
+    assert "machine_shuts_down" in host.agent.tail(20)
+    conditions = (await bound_process.slice())["endpoints"][0]["conditions"]
+    assert conditions == {"ready": False, "serving": False, "terminating": False}
+
+    shutdown_path(host.level).unlink()
+    host.agent.start()
+    assert await bound_process.ready() == url
+    assert await answers(http, url)

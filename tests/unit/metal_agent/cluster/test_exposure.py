@@ -10,6 +10,7 @@ import pytest
 from crds.meta import PreviousToken
 from gateway.proxy.config import ListenerState, ProxyConfig, ProxyState
 from kube.client import Client
+from kube.errors import Unreachable
 from kube.resources import ObjectKey
 from kube.store import Store
 from metal_agent.assignments import Assignment
@@ -200,3 +201,32 @@ async def test_endpoint_stays_ready_until_the_proxy_has_the_successor(
     exposed.accepted = frozenset({"u1"})
     del runners["u3"]
     assert not is_ready(), "without a successor it is withdrawn before it is drained"
+
+
+async def test_machine_that_shuts_down_has_no_ready_endpoint_whatever_the_api_server_does(
+    exposed: ClusterExposure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[ObjectKey] = []
+
+    async def publish(service: ObjectKey) -> None:
+        written.append(service)
+        if service == CHAT:
+            raise Unreachable("connection refused")
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(exposure, "LINGER_SECONDS", 0.0)
+    monkeypatch.setattr(exposed.endpoints, "publish", publish)
+    exposed._ports.assign(str(CHAT))
+    exposed.freshness.note_renewal(exposure.clocks())
+    exposed.freshness.confirmed = True
+    exposed.accepted = frozenset({"u1", "u2"})
+
+    def is_ready() -> bool:
+        slice_ = exposed._slice(CHAT)
+        assert slice_ is not None
+        return bool(slice_["endpoints"][0]["conditions"]["ready"])
+
+    assert is_ready()
+    await exposed.withdraw_all(0.05)
+    assert not is_ready()
+    assert written == [CHAT, MAIL]

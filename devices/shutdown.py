@@ -1,0 +1,41 @@
+"""Detection of a shutdown or restart of this machine: the SIGTERM of a service manager says no reason."""
+
+import os
+import sys
+from typing import Final
+
+from devices import libsystem, tools
+
+_MANAGER_SECONDS: Final = 2.0
+"""Time for systemd to answer; at a shutdown it is busy, and the agent has to end in time."""
+_OF_USER_MANAGER: Final = "MANAGERPID"
+"""Environment variable that the systemd of a user gives to its units."""
+
+
+def is_shutting_down() -> bool:
+    """Return True if this machine shuts down or restarts; False if it does not, or cannot say so. Blocks for 2 s."""
+    if sys.platform == "darwin":
+        return is_announced(libsystem.sysctl_int("kern.willshutdown"))
+    systemctl = tools.find_program("systemctl")
+    return systemctl is not None and is_stopping(_read_manager_state(systemctl))
+
+
+def is_announced(willshutdown: int | None) -> bool:
+    """Decide by the value of the sysctl kern.willshutdown; None: this macOS has none."""
+    return bool(willshutdown)
+
+
+def is_stopping(manager_state: str) -> bool:
+    """Decide by the output of `systemctl is-system-running`: `stopping` while shutdown.target is queued or active."""
+    return manager_state.strip() == "stopping"
+
+
+def _read_manager_state(systemctl: str) -> str:
+    # The systemd of a user ends with the user's last login, too, and ends the engines with it.
+    of_user = ("--user",) if os.environ.get(_OF_USER_MANAGER) else ()
+    # `is-system-running` itself fails with every state but `running`.
+    argv = (systemctl, *of_user, "show", "--property=SystemState", "--value")
+    try:
+        return tools.output(*argv, timeout_seconds=_MANAGER_SECONDS)
+    except OSError:
+        return ""
