@@ -9,14 +9,15 @@ from typing import Final
 from launchd.launchctl_codes import NO_DOMAIN, NOT_LOADED, explain_code
 from launchd.launchctl_ladder import Climb, ClimbFailed, Goal, GoalReached, begin_climb, next_step
 from launchd.print_output import JobState, read_job_state
-from launchd.property_list import read_plist_arguments, render_plist
+from launchd.property_list import read_plist, read_plist_arguments, render_plist
 from launchd.service_definition import LABEL, ServiceDefinition
 from launchd.service_manager import (
     ServiceError,
     ServicePhase,
     ServiceState,
+    find_outdated_definition,
     is_written,
-    read_installed_arguments,
+    read_installed,
     remove_definition,
     run_command,
     write_definition,
@@ -55,7 +56,11 @@ class Launchd:
 
     def read_arguments(self) -> tuple[str, ...] | None:
         """Return program and arguments of the installed agent; None if none is installed. Raises ServiceError."""
-        return read_installed_arguments(self.definition_path, read_plist_arguments)
+        return read_installed(self.definition_path, read_plist_arguments)
+
+    def find_outdated(self) -> ServiceDefinition | None:
+        """Return the installed definition if this version writes it otherwise; None if not. Raises ServiceError."""
+        return find_outdated_definition(self.definition_path, read_plist, render_plist)
 
     def install(self, definition: ServiceDefinition) -> None:
         """Write the plist, and load and start the job. Raises ServiceError."""

@@ -4,6 +4,7 @@ The keys, their types and their reasons are those of launchd.plist(5).
 """
 
 import plistlib
+from pathlib import Path
 from typing import Any
 from xml.parsers.expat import ExpatError
 
@@ -45,6 +46,21 @@ def render_plist(definition: ServiceDefinition) -> bytes:
         # Background: after a login by ssh there is no Aqua session.
         keys["LimitLoadToSessionType"] = ["Aqua", "Background"]
     return plistlib.dumps(keys)
+
+
+def read_plist(content: bytes) -> ServiceDefinition:
+    """Return the definition in a plist that any version has made. Raises ValueError: a key is missing."""
+    arguments, keys = read_plist_arguments(content), plistlib.loads(content)
+    try:
+        return ServiceDefinition(
+            arguments=arguments,
+            user=keys.get("UserName"),
+            home=Path(keys["WorkingDirectory"]),
+            output=Path(keys["StandardOutPath"]),
+            sources=ServiceDefinition.select_sources(keys["EnvironmentVariables"]),
+        )
+    except KeyError as error:
+        raise ValueError(f"no plist with {error.args[0]}") from error
 
 
 def read_plist_arguments(content: bytes) -> tuple[str, ...]:

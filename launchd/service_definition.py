@@ -48,6 +48,12 @@ class ServiceDefinition:
         """The environment variables that both forms have."""
         return {"HOME": str(self.home), "PATH": PROGRAM_FOLDERS, **self.sources}
 
+    @staticmethod
+    def select_sources(environment: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables of a service's environment that are those of `sources`."""
+        own = {"HOME", "PATH", SUPERVISOR_VARIABLE}
+        return {name: value for name, value in environment.items() if name not in own}
+
     @property
     def folder(self) -> Path:
         """The state folder."""

@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -15,6 +15,7 @@ from launchd.service_definition import ServiceDefinition
 
 ServicePhase = Literal["running", "starting", "stopped", "absent"]
 """`stopped`: loaded without a process; `absent`: not loaded."""
+Parsed = TypeVar("Parsed")
 _CALL_SECONDS: Final = 120.0
 _FILE_MODE: Final = 0o644
 
@@ -51,6 +52,9 @@ class ServiceManager(Protocol):
 
     def read_arguments(self) -> tuple[str, ...] | None:
         """Return program and arguments of the installed agent; None if none is installed."""
+
+    def find_outdated(self) -> ServiceDefinition | None:
+        """Return the installed definition if this version writes it otherwise; None if it does not."""
 
     def install(self, definition: ServiceDefinition) -> None:
         """Write the definition and start the agent, in the place of another one; an equal one that runs is kept."""
@@ -133,12 +137,23 @@ def read_definition(path: Path) -> bytes | None:
         raise ServiceError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def read_installed_arguments(path: Path, parse: Callable[[bytes], tuple[str, ...]]) -> tuple[str, ...] | None:
-    """Return program and arguments of the agent by its plist or unit; None if there is none.
+def find_outdated_definition(
+    path: Path, parse: Callable[[bytes], ServiceDefinition], render: Callable[[ServiceDefinition], bytes]
+) -> ServiceDefinition | None:
+    """Return the definition in a plist or unit if `render` makes another content of it; else None.
+
+    Raises ServiceError: the file cannot be read or parsed.
+    """
+    found = read_installed(path, parse)
+    return found if found is not None and render(found) != read_definition(path) else None
+
+
+def read_installed(path: Path, parse: Callable[[bytes], Parsed]) -> Parsed | None:
+    """Return what `parse` reads from a plist or unit; None if there is none.
 
     Args:
         path: the plist or unit.
-        parse: reads them from its content; raises ValueError if it is of something else.
+        parse: reads its content; raises ValueError if it is of something else.
 
     Raises:
         ServiceError: the file cannot be read or parsed.

@@ -8,13 +8,14 @@ from launchd.service_manager import (
     ServiceError,
     ServicePhase,
     ServiceState,
+    find_outdated_definition,
     is_written,
-    read_installed_arguments,
+    read_installed,
     remove_definition,
     run_command,
     write_definition,
 )
-from launchd.systemd_unit import read_unit_arguments, render_unit
+from launchd.systemd_unit import read_unit, read_unit_arguments, render_unit
 
 SYSTEM_UNITS: Final = Path("/etc/systemd/system")
 _PROPERTIES: Final = ("LoadState", "ActiveState", "SubState", "MainPID", "NRestarts", "Result", "ExecMainStatus")
@@ -37,7 +38,11 @@ class Systemd:
 
     def read_arguments(self) -> tuple[str, ...] | None:
         """Return program and arguments of the installed agent; None if none is installed. Raises ServiceError."""
-        return read_installed_arguments(self.definition_path, read_unit_arguments)
+        return read_installed(self.definition_path, read_unit_arguments)
+
+    def find_outdated(self) -> ServiceDefinition | None:
+        """Return the installed definition if this version writes it otherwise; None if not. Raises ServiceError."""
+        return find_outdated_definition(self.definition_path, read_unit, render_unit)
 
     def install(self, definition: ServiceDefinition) -> None:
         """Write the unit, and enable and start it. Raises ServiceError."""

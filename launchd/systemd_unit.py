@@ -1,6 +1,8 @@
 """The unit of the agent for systemd: of the system, or of the user's own systemd."""
 
 import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from launchd.service_definition import RESTART_SECONDS, STOP_SECONDS, SUPERVISOR_VARIABLE, ServiceDefinition
@@ -10,6 +12,7 @@ _WORD: Final = re.compile(r'"((?:[^"\\]|\\.)*)"|(\S+)')
 _ESCAPES: Final = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"}
 _ESCAPED: Final = {escaped: plain for plain, escaped in _ESCAPES.items()}
 _EXEC_START: Final = "ExecStart="
+_APPEND: Final = "append:"
 
 _UNIT: Final = """\
 [Unit]
@@ -44,6 +47,8 @@ WantedBy={target}
 _NETWORK: Final = """\
 Wants=network-online.target
 After=network-online.target
+# At a shutdown, the agent of a user who is not root asks systemd by it.
+After=dbus.service
 """
 _PROTECTION: Final = """\
 ProtectSystem=full
@@ -72,13 +77,39 @@ def render_unit(definition: ServiceDefinition) -> bytes:
     return text.encode()
 
 
+def read_unit(content: bytes) -> ServiceDefinition:
+    """Return the definition in a unit that `render_unit` of any version made. Raises ValueError: a line is missing."""
+    environment = [word for line in _find_values(content, "Environment=") for word in _split_words(line)]
+    return ServiceDefinition(
+        arguments=read_unit_arguments(content),
+        user=next(_find_values(content, "User="), None),
+        home=Path(_find_value(content, "WorkingDirectory=").replace("%%", "%")),
+        output=Path(_find_value(content, "StandardOutput=").removeprefix(_APPEND).replace("%%", "%")),
+        sources=ServiceDefinition.select_sources(dict(word.split("=", 1) for word in environment)),
+    )
+
+
 def read_unit_arguments(content: bytes) -> tuple[str, ...]:
     """Return program and arguments of a unit that `render_unit` made. Raises ValueError: it is none."""
-    for line in content.decode(errors="replace").splitlines():
-        if line.startswith(_EXEC_START):
-            words = _WORD.finditer(line.removeprefix(_EXEC_START))
-            return tuple(_unquote_word(word[1] if word[2] is None else word[2]) for word in words)
-    raise ValueError(f"no unit with {_EXEC_START}")
+    return tuple(word.replace("$$", "$") for word in _split_words(_find_value(content, _EXEC_START)))
+
+
+def _find_values(content: bytes, key: str) -> Iterator[str]:
+    # Not splitlines(): it also splits at what is no end of a line to systemd.
+    lines = content.decode(errors="replace").split("\n")
+    return (line.removeprefix(key) for line in lines if line.startswith(key))
+
+
+def _find_value(content: bytes, key: str) -> str:
+    """Return the first value of a key. Raises ValueError: there is none."""
+    found = next(_find_values(content, key), None)
+    if found is None:
+        raise ValueError(f"no unit with {key}")
+    return found
+
+
+def _split_words(text: str) -> list[str]:
+    return [_unquote_word(word[1] if word[2] is None else word[2]) for word in _WORD.finditer(text)]
 
 
 def _quote_word(word: str) -> str:
@@ -88,8 +119,7 @@ def _quote_word(word: str) -> str:
 
 
 def _unquote_word(word: str) -> str:
-    plain = word.replace("$$", "$").replace("%%", "%")
-    return re.sub(r"\\.", lambda found: _ESCAPED[found[0]], plain)
+    return re.sub(r"\\.", lambda found: _ESCAPED[found[0]], word.replace("%%", "%"))
 
 
 def _escape_specifiers(text: str) -> str:

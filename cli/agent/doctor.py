@@ -83,6 +83,7 @@ def _find_host(
         service=manager.read_state() if manager else None,
         starts_at_login=manager is managers.user,
         program=installed[0] if installed else None,
+        is_outdated=manager is not None and manager.find_outdated() is not None,
     )
     try:
         if kubeconfig:

@@ -20,13 +20,27 @@ from typing import Final
 
 import click
 
-from cli.agent.agent_service import AgentWait, describe_agent, find_folder, find_installed, find_managers
+from cli.agent.agent_service import (
+    AgentWait,
+    await_agent,
+    describe_agent,
+    explain_failure,
+    find_folder,
+    find_installed,
+    find_managers,
+    forget_last_exit,
+    read_status,
+)
 from cli.agent.restart import explain_stopped, restart_agent
 from cli.agent.trial_environment import TrialEnvironment
 from launchd.service_manager import ServiceError, ServiceManager
 from runtimes.environment import PYTHON
 
 _INSTALL_SECONDS: Final = 1800.0
+_DEFINITION_SECONDS: Final = 300.0
+"""Time for the ladder of launchctl, whose longest step is the end of the agent, and for the agent to be ready."""
+_USAGE_ERROR: Final = 2
+"""Exit code of a version that has no definition to update: its --from is required."""
 _UPGRADE_WAIT: Final = AgentWait(seconds=20.0, steady_seconds=3.0)
 """The previous version must be back before the Lease of the host expires, 40 s after its last renewal."""
 
@@ -35,30 +49,76 @@ _UPGRADE_WAIT: Final = AgentWait(seconds=20.0, steady_seconds=3.0)
 @click.option(
     "--from",
     "source",
-    required=True,
     metavar="SOURCE",
-    help="The new version: a checkout or a wheel, with the extras that you use, such as '.[llama,mlx]'.",
+    help="The new version: a checkout or a wheel, with the extras that you use, such as '.[llama,mlx]'. Without it, "
+    "only the definition of the service is brought to this version.",
 )
 @click.pass_context
-def command(ctx: click.Context, source: str) -> None:
+def command(ctx: click.Context, source: str | None) -> None:
     """Install another version of Pomona for the installed agent, and restart the agent.
 
-    Engines and requests go on. If the new agent is not ready within 20 s, the previous version is restored.
+    Engines and requests go on. If the new agent is not ready within 20 s, the previous version is restored. Then the
+    definition of the service, its plist or unit, is written as the new version does, with the same options.
 
     \b
-    Example:
+    Examples:
       pomona agent upgrade --from '.[llama,mlx]'
+      sudo ~/.pomona/bin/pomona agent upgrade
     """
-    manager = find_installed(ctx)
-    prefix, packages = find_environment()
-    refuse_environment(packages)
+    manager, program = find_installed(ctx), find_managers(ctx).program
     try:
-        _refuse_other_environment(manager, find_managers(ctx).program)
+        if source is None:
+            _refuse_other_environment(manager, program)
+            print(update_definition(manager, program) or "the definition of the service is up to date")
+            return
+        prefix, packages = find_environment()
+        refuse_environment(packages)
+        _refuse_other_environment(manager, program)
         with _lock_environment(packages), _survive_hang_up():
-            outcome = _replace_version(manager, TrialEnvironment(prefix, packages), source)
+            print(_replace_version(manager, TrialEnvironment(prefix, packages), source))
+            print(_update_definition_by(program), end="")
     except ServiceError as error:
         raise click.ClickException(str(error)) from error
-    print(outcome)
+
+
+def update_definition(manager: ServiceManager, program: Path) -> str:
+    """Write the definition of the service as this version does, and start the agent with it; engines go on.
+
+    Return the outcome, or the command for root; empty if nothing differs. Raises ServiceError and click.ClickException.
+    """
+    outdated = manager.find_outdated()
+    if outdated is None:
+        return ""
+    if manager.needs_root and os.geteuid():
+        return f"{manager.definition_path} is of another version of Pomona: run `sudo {program} agent upgrade`"
+    folder = outdated.folder
+    before = read_status(folder)
+    forget_last_exit(folder)
+    try:
+        manager.install(outdated)
+    except ServiceError as error:
+        raise click.ClickException(explain_failure(error, folder)) from error
+    status = await_agent(folder, manager, previous_pid=before.pid if before else None)
+    return f"{manager.definition_path} is written anew: {describe_agent(status)}"
+
+
+def _update_definition_by(program: Path) -> str:
+    """Update the definition by the version that is installed now; return what it prints.
+
+    Raises click.ClickException.
+    """
+    try:
+        done = subprocess.run(
+            [program, "agent", "upgrade"], capture_output=True, text=True, check=False, timeout=_DEFINITION_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise click.ClickException(
+            f"the version is installed; its definition of the service is not: {error}"
+        ) from error
+    if done.returncode not in {0, _USAGE_ERROR}:
+        said = done.stderr.strip().removeprefix("Error: ")
+        raise click.ClickException(f"the version is installed; its definition of the service is not: {said}")
+    return done.stdout
 
 
 def find_environment() -> tuple[Path, Path]:
@@ -159,7 +219,8 @@ def refuse_environment(packages: Path) -> None:
     origin = json.loads(metadata.distribution("pomona").read_text("direct_url.json") or "{}")
     if origin.get("dir_info", {}).get("editable"):
         raise click.ClickException(
-            f"Pomona runs out of the checkout {origin.get('url', '')}: update that, then run `pomona agent restart`"
+            f"Pomona runs out of the checkout {origin.get('url', '')}: update that, then run `pomona agent restart`, "
+            "and `pomona agent upgrade` without --from"
         )
 
 

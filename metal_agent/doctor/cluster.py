@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from crds.meta import ADDRESS_ACCEPTED, REACHABLE, Condition
 from crds.metalhost import MetalHostStatus
 from launchd.service_definition import PROGRAM
+from metal_agent.cluster.host_identity import advise_rejoin
 from metal_agent.control.agent_status import ConnectionStatus
 from metal_agent.doctor.finding import Finding, FindingVerdict
 
@@ -18,8 +19,6 @@ SKEW_PROBLEM_SECONDS: Final = 300.0
 sight only."""
 LEAST_TOKEN_SHARE: Final = 0.25
 """A token with less of its lifetime left was not renewed when it should have been."""
-REJOIN: Final = "ask the administrator for a code (`pomona host join`), then: pomona agent join CODE"
-"""The way out for a host whose identity the API server refuses."""
 _NETWORK_FIX: Final = "check the network, the address in the kubeconfig or join code, and a VPN"
 # macOS 15 and later answer so when Local Network privacy denies a program the hosts of its own network.
 _LOCAL_NETWORK_FIX: Final = (
@@ -88,13 +87,13 @@ def check_connection(connection: ConnectionStatus, system: str) -> Finding:
     return Finding(name, "problem", f"{found}: {connection.message}", fix)
 
 
-def check_token(times: TokenTimes | None, now: float) -> Finding:
-    """Check the life of the host's token at a time in seconds since 1970."""
+def check_token(times: TokenTimes | None, now: float, host: str) -> Finding:
+    """Check the life of the token of `host` at a time in seconds since 1970."""
     if times is None:
         return Finding("token", "unknown", "the credentials are no token with an expiry")
     left, whole = times.expires - now, times.expires - times.issued
     if left <= 0:
-        return Finding("token", "problem", "it has expired", REJOIN)
+        return Finding("token", "problem", "it has expired", advise_rejoin(host))
     found = f"valid for {_duration(left)} more"
     if left < whole * LEAST_TOKEN_SHARE:
         return Finding("token", "warning", found, "it is not renewed: see `pomona agent status`")

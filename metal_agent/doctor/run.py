@@ -31,6 +31,7 @@ from kube.resources import METAL_HOSTS
 from kube.transport import describe_failure
 from launchd.service_definition import PROGRAM
 from launchd.service_manager import ServiceState
+from metal_agent.cluster.host_identity import advise_rejoin
 from metal_agent.control.agent_client import AgentClient
 from metal_agent.doctor import cluster, engines, machine
 from metal_agent.doctor.cluster import ApiServerAnswer, TokenTimes
@@ -58,6 +59,8 @@ class CheckedHost(NamedTuple):
     """The service is the user's own, which starts when that user logs in."""
     program: str | None = None
     """The program of the service."""
+    is_outdated: bool = False
+    """This version would write another definition of the service."""
     problem: str = ""
     """Why its credentials cannot be read."""
 
@@ -111,7 +114,8 @@ async def _check_service(checked: CheckedHost) -> list[Finding]:
     ended = None
     with contextlib.suppress(OSError):  # the reason of its end is unknown
         ended = None if agent else load_exit(checked.folder)
-    findings = [check_service(checked.service, agent, ended, _find_missing(checked.program))]
+    missing = _find_missing(checked.program)
+    findings = [check_service(checked.service, agent, ended, missing, is_outdated=checked.is_outdated)]
     return [*findings, cluster.check_connection(agent.connection, sys.platform)] if agent else findings
 
 
@@ -157,9 +161,9 @@ async def _check_llama(work_folder: Path) -> list[Finding]:
 
 async def _check_cluster(checked: CheckedHost) -> tuple[list[Finding], MetalHostStatus]:
     """Check the connection, and return the status of this host, which is empty if it is not known."""
-    credentials = checked.credentials
+    credentials, name = checked.credentials, checked.name or ""
     if checked.problem:
-        fix = f"mend that, or {cluster.REJOIN}"
+        fix = f"mend that, or {advise_rejoin(name or 'NAME')}"
         return [Finding("credentials", "problem", checked.problem, fix)], MetalHostStatus()
     if credentials is None:
         return [Finding("cluster", "unknown", "this host has joined none")], MetalHostStatus()
@@ -168,12 +172,13 @@ async def _check_cluster(checked: CheckedHost) -> tuple[list[Finding], MetalHost
     if answer.error is not None:
         return findings, MetalHostStatus()
     try:
-        findings.append(cluster.check_token(read_token_times(await credentials.authorization()), time.time()))
+        times = read_token_times(await credentials.authorization())
+        findings.append(cluster.check_token(times, time.time(), name))
         async with connect(credentials) as client:
-            found = await client.get(METAL_HOSTS, checked.name or "")
+            found = await client.get(METAL_HOSTS, name)
         status = msgspec.convert(found, MetalHost).status
     except (ApiError, Unreachable, CredentialsError) as error:
-        return [*findings, explain_refusal(checked.name or "", error)], MetalHostStatus()
+        return [*findings, explain_refusal(name, error)], MetalHostStatus()
     interfaces = {
         address.address.partition("%")[0]: name
         for name, addresses in psutil.net_if_addrs().items()
@@ -186,11 +191,12 @@ async def _check_cluster(checked: CheckedHost) -> tuple[list[Finding], MetalHost
 
 def explain_refusal(name: str, error: Exception) -> Finding:
     """Return the finding of a MetalHost that could not be read."""
+    rejoin = advise_rejoin(name)
     match error:
         case Unauthorized():
-            return Finding("identity", "problem", "the API server refuses the token of this host", cluster.REJOIN)
+            return Finding("identity", "problem", "the API server refuses the token of this host", rejoin)
         case Forbidden():
-            return Finding("identity", "problem", f"host {name} has no rights any more: it was removed", cluster.REJOIN)
+            return Finding("identity", "problem", f"host {name} has no rights any more: it was removed", rejoin)
         case NotFound():
             fix = f"start the agent: sudo {PROGRAM} agent install"
             return Finding("registered", "problem", f"there is no MetalHost {name}", fix)

@@ -8,7 +8,12 @@ from metal_agent.exit_codes import AgentExit
 
 
 def check_service(
-    state: ServiceState | None, agent: AgentStatus | None, ended: AgentExit | None, missing: str | None
+    state: ServiceState | None,
+    agent: AgentStatus | None,
+    ended: AgentExit | None,
+    missing: str | None,
+    *,
+    is_outdated: bool = False,
 ) -> Finding:
     """Check that the agent runs and starts again by itself.
 
@@ -17,6 +22,7 @@ def check_service(
         agent: the status of the running agent; None: none answers.
         ended: how the last agent ended, if it wrote that.
         missing: the program of the service, or its Python, if it is not there any more.
+        is_outdated: this version would write another definition of the service.
     """
     name = "service"
     if state is None:
@@ -32,4 +38,7 @@ def check_service(
     if state.pid not in (None, agent.pid):
         found = f"{state.job} has process {state.pid}, and process {agent.pid} serves"
         return Finding(name, "problem", found, f"end process {agent.pid}: its engines go on")
+    if is_outdated:
+        found = f"{state.definition} is of another version of Pomona"
+        return Finding(name, "warning", found, "pomona agent upgrade")
     return Finding(name, "ok", f"{state.job} runs as process {agent.pid}")

@@ -7,6 +7,7 @@ because the API server is away.
 import asyncio
 import json
 import os
+import plistlib
 import shlex
 import signal
 import socket
@@ -240,6 +241,30 @@ async def test_installed_agent_comes_back_with_its_engines(installed: InstalledA
     assert "agent_started" in (await installed.run("logs")).output
     assert "llama" in (await installed.run("logs", "--engine", "chat")).output
     assert "there are: chat-1" in (await installed.run("logs", "--engine", "other")).output
+
+
+async def test_definition_of_another_version_is_written_anew_with_the_same_options(
+    installed: InstalledAgent, served_host: ServedHost, tmp_path: Path
+) -> None:
+    await served_host.served()
+    engines, first, path = served_host.engines(), await served_host.client.status(), installed.manager.definition_path
+    written = path.read_bytes()
+    same = await installed.run("upgrade")
+    assert (same.exit_code, "is up to date" in same.output) == (0, True), same.output
+    assert (await served_host.client.status()).pid == first.pid
+
+    keys = plistlib.loads(written)
+    del keys["ExitTimeOut"]
+    path.write_bytes(plistlib.dumps(keys))
+    (tmp_path / "python3").touch()  # beside the program, as in an environment
+    findings = json.loads((await installed.run("doctor", "-o", "json")).output)
+    assert f"{path} is of another version of Pomona" in [each["found"] for each in findings]
+    updated = await installed.run("upgrade")
+    assert (updated.exit_code, f"{path} is written anew" in updated.output) == (0, True), updated.output
+    assert path.read_bytes() == written
+    await served_host.served()
+    assert (await served_host.client.status()).pid != first.pid
+    assert served_host.engines() == engines
 
 
 async def test_stopped_agent_stays_down_and_uninstall_leaves_only_the_folder(

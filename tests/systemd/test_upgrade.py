@@ -9,6 +9,7 @@ from zipfile import ZipFile
 
 import pytest
 
+from launchd.service_definition import UNIT
 from tests.controlplane.process import CHECKOUT
 from tests.hosts.test_agent_service import ServedHost
 from tests.systemd.nested_systemd import ADDRESS, NestedSystemd
@@ -51,8 +52,13 @@ async def test_good_version_is_taken_and_bad_one_undone(
         # Inside there is no network, and the dependencies are installed.
         return systemd.run("env", "UV_OFFLINE=1", pomona, "agent", "upgrade", "--from", str(source))
 
+    unit = Path("/etc/systemd/system", UNIT)
+    written = systemd.run("cat", str(unit)).stdout
+    assert systemd.run("sed", "-i", "/^After=dbus/d", str(unit)).returncode == 0
     good = upgrade(wheel)
     assert good.returncode == 0, good.stderr
+    assert f"{unit} is written anew" in good.stdout
+    assert systemd.run("cat", str(unit)).stdout == written
     await host.served()
     second = (await host.client.status()).pid
     assert second != first

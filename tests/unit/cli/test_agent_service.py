@@ -38,6 +38,10 @@ class ManagerStandIn:
         self.needs_root = needs_root
         self.definition: ServiceDefinition | None = None
         self.pid = pid
+        self.is_outdated = False
+
+    def find_outdated(self) -> ServiceDefinition | None:
+        return self.definition if self.is_outdated else None
 
     def read_arguments(self) -> tuple[str, ...] | None:
         return self.definition.arguments if self.definition else None

@@ -86,6 +86,7 @@ def upgrade(prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Up
     arguments = (str(tmp_path / "pomona"), "agent", "--state-dir", str(tmp_path / "state"))
     monkeypatch.setattr(upgrade_command, "find_environment", lambda: (prefix, prefix / "lib" / "packages"))
     monkeypatch.setattr(upgrade_command, "refuse_environment", lambda _: None)
+    write_program(tmp_path, "exit 2")  # a version that has no definition to update
 
     def run(
         manager: ManagerStandIn, after_install: Callable[[Path], None] = lambda _: None, program: str = arguments[0]
@@ -100,6 +101,13 @@ def upgrade(prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Up
         return CliRunner().invoke(upgrade_command.command, ["--from", "x"], obj=managers)
 
     return run
+
+
+def write_program(folder: Path, script: str) -> None:
+    """Write the program that the upgrade leaves."""
+    program = folder / "pomona"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
 
 
 def test_version_that_was_taken_is_undone(prefix: Path) -> None:
@@ -324,6 +332,51 @@ def test_good_version_is_taken(upgrade: Upgrade, service: SimulatedService, pref
     assert "runs as process 101" in result.output
     assert read(prefix) == "good"
     assert list_folders(prefix) == COMPLETE
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "expected"),
+    [
+        ("echo $@ is written anew", 0, "agent upgrade is written anew\n"),
+        ("echo Error: no room >&2; exit 1", 1, "its definition of the service is not: no room\n"),
+        ("exit 2", 0, ""),
+    ],
+)
+def test_definition_is_updated_by_the_version_that_was_installed(
+    upgrade: Upgrade, service: SimulatedService, script: str, code: int, expected: str
+) -> None:
+    def install(environment: Path) -> None:
+        write(environment, "new")
+        write_program(service.definition_path.parent, script)
+
+    result = upgrade(service, install)
+    assert (result.exit_code, service.version) == (code, "new"), result.output
+    assert "runs as process 101" in result.output
+    assert expected in result.output
+
+
+def update(service: ManagerStandIn, tmp_path: Path) -> Result:
+    program = tmp_path / "pomona"
+    service.definition = ServiceDefinition(
+        (str(program), "agent", "--state-dir", str(tmp_path)), None, tmp_path, tmp_path / "output"
+    )
+    managers = ServiceManagers(service, ManagerStandIn(tmp_path), program)
+    return CliRunner().invoke(upgrade_command.command, [], obj=managers)
+
+
+@pytest.mark.parametrize(
+    ("is_outdated", "expected"),
+    [(False, "is up to date"), (True, "agent.plist is of another version of Pomona: run `sudo ")],
+)
+def test_definition_of_the_system_is_left_to_root(
+    service: SimulatedService, tmp_path: Path, *, is_outdated: bool, expected: str
+) -> None:
+    service.is_outdated = is_outdated
+    result = update(service, tmp_path)
+    assert result.exit_code == 0, result.output
+    assert expected in result.output
+    assert f"`sudo {tmp_path}/pomona agent upgrade`" in result.output or not is_outdated
+    assert service.runs == 1, "nothing was written"
 
 
 def fail_on_the_disk(_trial: TrialEnvironment) -> None:

@@ -220,7 +220,7 @@ def test_agent_without_a_connection_is_a_problem_also_where_a_terminal_has_one()
 
 @pytest.mark.parametrize(("now", "verdict"), [(10, "ok"), (74, "ok"), (76, "warning"), (100, "problem")])
 def test_token_that_is_not_renewed_is_found_before_it_expires(now: float, verdict: str) -> None:
-    assert verdicts([cluster.check_token(TokenTimes(0, 100), now)]) == {"token": verdict}
+    assert verdicts([cluster.check_token(TokenTimes(0, 100), now, "studio-1")]) == {"token": verdict}
 
 
 def test_address_of_a_tunnel_is_a_warning_if_there_is_another_one() -> None:
@@ -299,6 +299,12 @@ def test_service_is_compared_with_the_agent_that_answers(
     assert verdicts([found]) == {"service": verdict}
     assert fix in found.fix
     assert ("no kubeconfig" in found.found) == (state is not None and agent is None)
+
+
+def test_definition_of_another_version_is_a_warning() -> None:
+    found = check_service(service_state(pid=agent_status().pid), agent_status(), None, None, is_outdated=True)
+    assert verdicts([found]) == {"service": "warning"}
+    assert found.fix == "pomona agent upgrade"
 
 
 @pytest.mark.parametrize("agent", [agent_status(), None])

@@ -22,6 +22,7 @@ from devices.metal import Metal
 from kube.credentials import Credentials, StaticToken
 from kube.errors import Forbidden, NotFound, Unauthorized
 from launchd.service_manager import ServiceState
+from metal_agent.cluster.host_identity import advise_rejoin
 from metal_agent.control.agent_client import AgentClient
 from metal_agent.control.agent_status import AgentStatus, ConnectionStatus
 from metal_agent.doctor import engines, run
@@ -138,7 +139,7 @@ def test_refusals_name_the_way_back() -> None:
     refusals = [Unauthorized("get", status=401), Forbidden("get", status=403), NotFound("get", status=404)]
     found = [run.explain_refusal("studio-1", each) for each in refusals]
     assert {each.verdict for each in found} == {"problem"}
-    assert ["join" in each.fix for each in found] == [True, True, False]
+    assert [each.fix == advise_rejoin("studio-1") for each in found] == [True, True, False]
 
 
 @pytest.mark.parametrize(("verdict", "code"), [("ok", 0), ("unknown", 0), ("warning", 0), ("problem", 1)])
