@@ -90,10 +90,11 @@ class LaunchctlStandIn:
         return path.read_text().splitlines() if path.exists() else []
 
     def end(self) -> None:
-        """End the jobs that are still loaded."""
+        """End the jobs that are still loaded, and wait for their ends: an agent starts what a test kills."""
         for path in self.folder.glob("job-*.json"):
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, KeyError):  # the job may end meanwhile, and its file with it
                 os.kill(read(path)["supervisor"], signal.SIGTERM)
+        wait_until(lambda: not any(self.folder.glob("job-*.json")))
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -209,6 +210,8 @@ def run_job(folder: Path, job: str, plist: Path) -> None:
             umask=keys["Umask"],
             start_new_session=True,
         )
+        if ended.get("asked"):  # while the program was started, so that `end` did not know it
+            child.terminate()
         write(path, state | {"pid": child.pid, "state": "running"})
         code = child.wait()
         state["last_exit"] = code if code >= 0 else f"(signal {-code})"

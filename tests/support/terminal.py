@@ -1,15 +1,16 @@
 """A pseudo-terminal with a program on it, for tests of what a person types and sees."""
 
 import asyncio
+import codecs
 import contextlib
 import os
 import pty
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.support.eventually import eventually
 
-LIMIT_SECONDS = 60.0
+LIMIT_SECONDS = 180.0
 """Limit for the end of a program, also on a busy machine: it is no claim about speed."""
 CTRL_C, CTRL_D = "\x03", "\x04"
 CHUNK_BYTES = 1 << 16
@@ -30,6 +31,8 @@ class Terminal:
         self._process = process
         self._seen = 0
         self._has_ended = False
+        # A character may come in two chunks.
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         asyncio.get_running_loop().add_reader(descriptor, self._read)
 
     def type(self, text: str) -> None:
@@ -52,9 +55,11 @@ class Terminal:
         self._seen = self.output.index(text, self._seen) + len(text)
 
     async def end(self) -> int:
-        """Wait for the end of the program, and return its exit code."""
+        """Wait for the end of the program and for all that it shows, and return its exit code."""
         async with asyncio.timeout(LIMIT_SECONDS):
-            return await self._process.wait()
+            code = await self._process.wait()
+        await eventually(lambda: self._has_ended)
+        return code
 
     def close(self) -> None:
         """Close the terminal; a program that still runs is killed."""
@@ -65,19 +70,29 @@ class Terminal:
 
     def _read(self) -> None:
         try:
-            self.output += os.read(self._descriptor, CHUNK_BYTES).decode(errors="replace")
+            self.output += self._decoder.decode(os.read(self._descriptor, CHUNK_BYTES))
         except OSError:  # the program has ended, and nobody else has the terminal open
             self._has_ended = True
             asyncio.get_running_loop().remove_reader(self._descriptor)
 
 
 @contextlib.asynccontextmanager
-async def open_terminal(command: Sequence[str], folder: Path) -> AsyncIterator[Terminal]:
-    """Yield a terminal on which a command runs in a folder, and which ends with the block."""
+async def open_terminal(
+    command: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None
+) -> AsyncIterator[Terminal]:
+    """Yield a terminal on which a command runs in a folder, and which ends with the block.
+
+    `environment` replaces that of this process.
+    """
     own_side, other_side = pty.openpty()
     try:
         process = await asyncio.create_subprocess_exec(
-            *("setsid", "--ctty", *command), cwd=folder, stdin=other_side, stdout=other_side, stderr=other_side
+            *("setsid", "--ctty", *command),
+            cwd=folder,
+            env=environment,
+            stdin=other_side,
+            stdout=other_side,
+            stderr=other_side,
         )
     finally:
         os.close(other_side)
