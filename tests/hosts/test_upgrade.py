@@ -1,11 +1,13 @@
 """`pomona up` after an update: it finds the processes of the previous version, and adopts them while they run."""
 
+import contextlib
 import re
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
+import psutil
 import pytest
 
 from tests.controlplane.process import Process
@@ -60,7 +62,8 @@ async def ups(tmp_path: Path) -> AsyncIterator[Ups]:
         if each.running:
             await each.kill()
     for process in marked(ups.state):
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended with another one
+            process.kill()
 
 
 async def test_up_adopts_engine_and_proxy_of_previous_version(ups: Ups) -> None:

@@ -1,6 +1,5 @@
 """The agent of the previous version is replaced by the new one: its processes, Lease and state are taken over."""
 
-import contextlib
 import json
 import os
 import signal
@@ -215,9 +214,7 @@ async def test_update_keeps_engine_proxy_and_endpoint(
 
     def is_proxy_gone() -> bool:
         # The previous one ends its last requests first.
-        with contextlib.suppress(psutil.NoSuchProcess):
-            return not any(map(update.previous.runs, update.processes - update.engines))
-        return False
+        return not any(map(update.previous.runs, update.processes - update.engines))
 
     await eventually(is_proxy_gone)
 

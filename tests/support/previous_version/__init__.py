@@ -43,8 +43,10 @@ class PreviousVersion:
         return Process("previous controller", self.command(*own), current.log, SOURCES)
 
     def runs(self, process: psutil.Process) -> bool:
-        """Return whether `process` was started by this version."""
-        return Path(process.cwd()) == self.folder
+        """Return whether `process` was started by this version; one that has ended meanwhile was not."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return Path(process.cwd()) == self.folder
+        return False
 
     def _python(self, *module: str) -> list[str]:
         # Python looks for modules in its working directory first, which the agent's child processes inherit.
@@ -80,7 +82,15 @@ def marked(state_folder: Path) -> set[psutil.Process]:
 
 def running_engines(state_folder: Path) -> set[psutil.Process]:
     """Return those of `marked` that are no proxy, which a proxy of another version replaces."""
-    return {each for each in marked(state_folder) if "proxy" not in each.cmdline()}
+    return {each for each in marked(state_folder) if not _is_proxy(each)}
+
+
+def _is_proxy(process: psutil.Process) -> bool:
+    """Return whether the process is a proxy; one that has ended is no engine either."""
+    try:
+        return "proxy" in process.cmdline()
+    except psutil.NoSuchProcess:
+        return True
 
 
 def state_files(state_folder: Path) -> set[str]:
