@@ -15,6 +15,7 @@ import stat
 import sys
 from base64 import b64encode
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 
 import aiohttp
@@ -30,6 +31,7 @@ from launchd.service_definition import SUPERVISOR_VARIABLE
 from metal_agent.assignments import LastKnownFile
 from metal_agent.control.agent_client import AgentClient
 from metal_agent.control.agent_control import AGENT_SOCKET
+from metal_agent.control.agent_status import AgentStatus
 from metal_agent.exit_codes import load_exit
 from metal_agent.native.process import kill_strays
 from tests.controlplane.process import CHECKOUT, Process
@@ -39,6 +41,7 @@ from tests.support.eventually import eventually
 from tests.support.launchctl_stand_in import OPEN_FILES, LaunchctlStandIn
 from tests.support.live_processes import find_processes
 from tests.support.pomona_with_launchd import build_managers, write_pomona
+from tests.support.terminal import CTRL_C, Terminal, open_terminal
 from tests.support.tiny_models import tiny_gguf
 
 TOKEN = "host-token"
@@ -90,20 +93,37 @@ class ServedHost:
         LastKnownFile(self.folder / "assignments.json").save([process], secret)
 
     def engines(self) -> list[int]:
-        return [each.pid for each in find_processes(str(self.model)) if each.status() != psutil.STATUS_ZOMBIE]
+        return [each.pid for each in find_processes(str(self.model))]
+
+    async def status(self) -> AgentStatus:
+        """Return the status of the agent as soon as one answers."""
+
+        async def answer() -> AgentStatus:
+            try:
+                return await self.client.status()
+            except ControlUnreachableError as error:
+                raise LookupError(str(error)) from error
+
+        return await eventually(answer)
 
     async def served(self) -> str:
-        """Wait until the service answers; return its URL."""
+        """Wait until the service answers, by its engine and its proxy; return its URL."""
 
         async def is_ready() -> bool:
-            try:
-                return [each.phase for each in (await self.client.status()).processes] == ["Ready"]
-            except ControlUnreachableError:
-                return False
+            return [each.phase for each in (await self.status()).processes] == ["Ready"]
 
         await eventually(is_ready)
-        ports = await eventually(lambda: json.loads((self.folder / "ports.json").read_text()))
-        return f"http://127.0.0.1:{ports['team-a/chat']}/v1/chat/completions"
+        port = await eventually(lambda: json.loads((self.folder / "ports.json").read_text())["team-a/chat"])
+        url = f"http://127.0.0.1:{port}/v1/chat/completions"
+
+        async def is_answered() -> bool:
+            with suppress(aiohttp.ClientError):
+                async with session() as http, http.post(url, json=LONG | {"max_tokens": 1}) as response:
+                    return response.status == 200
+            return False
+
+        await eventually(is_answered)
+        return url
 
 
 @pytest.fixture
@@ -136,10 +156,16 @@ async def test_stop_finishes_requests_and_ends_engines_proxy_and_agent(served_ho
             async with session() as http, http.post(url, json=LONG) as stream:
                 assert stream.status == 200
                 await stream.content.readline()
+                (engine,) = served_host.engines()
+                os.kill(engine, signal.SIGSTOP)  # the request lasts until the status is read, however long that takes
                 assert await served_host.client.stop() == process.pid
-                status = await served_host.client.status()
-                assert status.stopping
-                assert [each.phase for each in status.processes] == ["Stopping"]
+
+                async def is_stopping() -> bool:
+                    status = await served_host.status()
+                    return status.stopping and [each.phase for each in status.processes] == ["Stopping"]
+
+                await eventually(is_stopping)
+                os.kill(engine, signal.SIGCONT)
                 assert (await stream.content.read()).rstrip().endswith(b"data: [DONE]"), "it was let to its end"
         assert await process.wait() == 0
         assert served_host.engines() == []
@@ -166,7 +192,7 @@ async def test_exit_code_says_whether_a_restart_may_help(served_host: ServedHost
     first.start()
     try:
         await eventually((served_host.folder / AGENT_SOCKET).exists)
-        assert load_exit(served_host.folder) is None, "it runs again"
+        await eventually(lambda: load_exit(served_host.folder) is None)  # it runs again
         second = agent(served_host, tmp_path)
         second.start()
         assert await second.wait() == 75
@@ -179,7 +205,7 @@ async def test_exit_code_says_whether_a_restart_may_help(served_host: ServedHost
 
         first = third
         await eventually(lambda: third.running and _connects(served_host.folder / AGENT_SOCKET))
-        assert (await served_host.client.status()).pid == third.pid
+        assert (await served_host.status()).pid == third.pid
         assert await third.stop() == 143, "whoever sends SIGTERM, the service manager starts it again"
     finally:
         if first.running:
@@ -218,18 +244,18 @@ async def installed(served_host: ServedHost, tmp_path: Path) -> AsyncIterator[In
 async def test_installed_agent_comes_back_with_its_engines(installed: InstalledAgent, served_host: ServedHost) -> None:
     assert "bootstrap user/501" in "\n".join(installed.launchctl.calls()), "there is no login at the screen"
     await served_host.served()
-    engines, first = served_host.engines(), await served_host.client.status()
+    engines, first = served_host.engines(), await served_host.status()
     limits = [psutil.Process(pid).rlimit(psutil.RLIMIT_NOFILE)[0] for pid in (first.pid, *engines)]
     assert min(limits) > OPEN_FILES, "each connection of a client takes two"
     await installed.install()
-    assert (await served_host.client.status()).pid == first.pid, "nothing has changed"
+    assert (await served_host.status()).pid == first.pid, "nothing has changed"
     os.kill(first.pid, signal.SIGKILL)
     await eventually(lambda: (installed.manager.read_state().runs or 0) > 1)
     await served_host.served()
     restarted = await installed.run("restart")
     assert restarted.exit_code == 0, restarted.output
     await served_host.served()
-    assert len({first.pid, (await served_host.client.status()).pid}) == 2
+    assert len({first.pid, (await served_host.status()).pid}) == 2
     assert served_host.engines() == engines
 
     shown = await installed.run("status")
@@ -310,34 +336,34 @@ async def test_commands_of_the_document_look_after_the_agent_word_for_word(
     assert for_all == "sudo ~/.pomona/bin/pomona agent install\n"
     assert upgrade.startswith("git pull && pomona agent upgrade --from '.[llama,mlx]'")
     status, logs, restart, stop = look_after.splitlines()
-    terminal = Terminal(tmp_path)
+    shell = HostShell(tmp_path)
     served_host.assign()
     try:
-        assert "agent studio-1 runs as process" in await terminal.run(
+        assert "agent studio-1 runs as process" in await shell.run(
             f"{install.strip()} {shlex.join(served_host.options)}"
         )
         await served_host.served()
-        engines, first = served_host.engines(), await served_host.client.status()
-        assert "chat" in await terminal.run(status, code=1), "without an API server it is not well"
-        assert "Traceback" not in await terminal.follow(logs)
+        engines, first = served_host.engines(), await served_host.status()
+        assert "chat" in await shell.run(status, code=1), "without an API server it is not well"
+        assert "Traceback" not in await shell.follow(logs, "agent_started")
         engine_log = logs.partition("# or ")[2].partition(",")[0]
-        assert "llama" in await terminal.run(f"pomona agent logs {engine_log}")
-        await terminal.run(restart)
-        assert (await served_host.client.status()).pid != first.pid
+        assert "llama" in await shell.run(f"pomona agent logs {engine_log}")
+        await shell.run(restart)
+        assert (await served_host.status()).pid != first.pid
         await served_host.served()
         assert served_host.engines() == engines
-        await terminal.run(stop)
+        await shell.run(stop)
         assert served_host.engines() == []
-        await terminal.run(restart)
+        await shell.run(restart)
         await served_host.served()
-        await terminal.run(uninstall)
+        await shell.run(uninstall)
         assert served_host.engines() == []
     finally:
         LaunchctlStandIn(tmp_path / "launchd").end()
 
 
-class Terminal:
-    """A shell on the host, whose `sudo` has nothing to do, because the service is the user's own."""
+class HostShell:
+    """Commands typed on the host, whose `sudo` has nothing to do, because the service is the user's own."""
 
     def __init__(self, folder: Path) -> None:
         programs = folder / ".pomona" / "bin"
@@ -345,33 +371,25 @@ class Terminal:
         write_pomona(programs / "pomona", folder)
         (programs / "sudo").write_text('#!/bin/sh\nexec "$@"\n')
         (programs / "sudo").chmod(0o755)
+        self._folder = folder
         self._environment = {**os.environ, "HOME": str(folder), "PATH": f"{programs}:{os.environ['PATH']}"}
 
     async def run(self, command: str, code: int = 0) -> str:
-        """Return what a command prints, after it has ended with `code`."""
-        process = await self._start(command)
-        output, _ = await process.communicate()
-        assert process.returncode == code, output.decode()
-        return output.decode()
+        """Return what a command shows, after it has ended with `code`."""
+        async with self._open(command) as terminal:
+            assert await terminal.end() == code, terminal.output
+            return terminal.output
 
-    async def follow(self, command: str) -> str:
-        """Return what a command prints that goes on until Ctrl-C, which also ends this shell."""
-        process = await self._start(command)
-        assert process.stdout
-        seen = await process.stdout.readline()
-        while b"agent_started" not in seen:
-            seen += await process.stdout.readline()
-        os.killpg(process.pid, signal.SIGINT)
-        return (seen + await process.stdout.read()).decode()
+    async def follow(self, command: str, text: str) -> str:
+        """Return what a command shows that goes on until Ctrl-C, which is typed after `text`."""
+        async with self._open(command) as terminal:
+            await terminal.wait_for(text)
+            terminal.type(CTRL_C)
+            await terminal.end()
+            return terminal.output
 
-    async def _start(self, command: str) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_shell(
-            command,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=self._environment,
-            start_new_session=True,
-        )
+    def _open(self, command: str) -> AbstractAsyncContextManager[Terminal]:
+        return open_terminal(("sh", "-c", command), self._folder, self._environment)
 
 
 def _connects(path: Path) -> bool:
