@@ -89,7 +89,7 @@ async def test_proxy_gets_the_daemons_model_name_and_no_status_has_the_key(
     assert (backend.url, backend.model, backend.api_key) == (daemon.url, model, KEY)
     daemon.api_key = "another"
     assert "OMLX_API_KEY" in await phase(machine, "Failed", "DaemonUnauthorized")
-    record = (machine.folder / "processes").glob("*")
+    record = (machine.folder / "processes").glob("*.json")
     seen = [repr(config), repr(runner.status(1)), *(path.read_text() for path in record), *capfd.readouterr()]
     assert not [text for text in seen if KEY in text]
     daemon.api_key = KEY
@@ -149,17 +149,17 @@ async def test_end_of_a_daemon_is_noticed_without_a_check(served: Served, monkey
 async def test_hung_daemon_fails_its_process_and_a_slow_one_does_not(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for runtime in (ollama_runtime, omlx_runtime):
-        monkeypatch.setattr(runtime, "_LOOK", aiohttp.ClientTimeout(total=0.1))
     machine, daemon, make = served
     machine.supervisor.assign([make()])
     model = await served.ready()
+    for runtime in (ollama_runtime, omlx_runtime):
+        monkeypatch.setattr(runtime, "_LOOK", aiohttp.ClientTimeout(total=0.1))
+    asked = list[int]()
+    machine.on_change = lambda _runner: asked.append(len(daemon.asked))
     daemon.answering.clear()
     looks = len(daemon.asked)
-    await eventually(lambda: len(daemon.asked) >= looks + 2)
-    assert machine.runners["u1"].state.phase == "Ready"
     await phase(machine, "Failed", "DaemonSilent")
-    assert len(daemon.asked) >= looks + daemons.SILENT_CHECKS
+    assert asked[0] >= looks + daemons.SILENT_CHECKS, "it changed before"
     daemon.answering.set()
     assert await served.ready() == model
 

@@ -108,7 +108,8 @@ async def test_engine_whose_record_cannot_be_written_is_not_handed_over(
     before = psutil.Process().num_fds()
     for _ in range(3):
         assert not machine.supervisor._hand_over_engine(ALONE, assignment("u1"))
-    assert psutil.Process().num_fds() == before, "nobody watches it twice"
+    # Nobody watches it twice; other tasks and threads open and close files meanwhile.
+    await eventually(lambda: psutil.Process().num_fds() <= before)
     assert machine.runners[ALONE].state.phase == "Ready"
 
 

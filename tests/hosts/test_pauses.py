@@ -21,7 +21,6 @@ ACTIVE, AWAY = (OwnerSample(NOON, idle_seconds=seconds) for seconds in (0.0, 360
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the times of both policies, most of them to a hundredth."""
     monkeypatch.setattr(owner_policy, "SAMPLE_SECONDS", 0.02)
-    monkeypatch.setattr(pause_policy, "DISPLACEMENT_SECONDS", 0.5)
     monkeypatch.setitem(owner_policy.BEGIN_SECONDS, "activity", 0.1)
     monkeypatch.setattr(pressure_policy, "SAMPLE_SECONDS", 0.02)
     for name in ("WARN", "CRITICAL", "DISPLACE_AFTER", "CRITICAL_DISPLACEMENT", "SETTLE", "CALM", "RETURN"):
@@ -40,7 +39,7 @@ async def watched(machine: Machine) -> Machine:
 
 
 async def test_pause_stops_what_found_no_other_place_and_brings_it_back(
-    watched: Machine, assignment: MakeAssignment
+    watched: Machine, assignment: MakeAssignment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched.supervisor.assign([assignment("low", priority="low"), assignment("top", priority="critical")])
     pids = {uid: await ready(watched, uid) for uid in ("low", "top")}
@@ -53,6 +52,7 @@ async def test_pause_stops_what_found_no_other_place_and_brings_it_back(
     assert watched.gate.displacement_condition(watched.runners["top"]) is None
     assert watched.pauses.paused_condition()["reason"] == "OwnerActive"
 
+    monkeypatch.setattr(pause_policy, "DISPLACEMENT_SECONDS", 0.5)
     message = await phase(watched, "Pending", "HostPaused", "low")
     assert "somebody works at it, until there is no input for 10 minutes" in message
     assert watched.exposure.calls == [("withdraw", True), ("drain", True)], "before its engine was ended"
@@ -96,8 +96,9 @@ async def test_end_of_memory_pressure_frees_nothing_that_the_owner_holds(
 
 
 async def test_process_that_was_stopped_stays_so_under_the_next_agent(
-    watched: Machine, assignment: MakeAssignment
+    watched: Machine, assignment: MakeAssignment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pause_policy, "DISPLACEMENT_SECONDS", 0.5)
     watched.supervisor.assign([assignment()])
     await ready(watched)
     watched.sample = ACTIVE

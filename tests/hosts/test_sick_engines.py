@@ -31,10 +31,15 @@ SILENT = Suspicion("Silent", "no data for 12 s within a stream; the longest paus
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_health, "SILENT_SECONDS", 0.5)
-    monkeypatch.setattr(engine_health, "BUSY_SECONDS", 1.0)
-    monkeypatch.setattr(engine_health, "BUSY_SHARE", 0.2)  # in so short a time a request of the agent's counts much
     monkeypatch.setattr(engine_checks, "CHECK_AGAIN_SECONDS", 0.05)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give a suspect engine little time, which only one that hangs may get: a busy machine may not run a sound one."""
+    monkeypatch.setattr(engine_health, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(engine_health, "BUSY_SECONDS", 2.0)
+    monkeypatch.setattr(engine_health, "BUSY_SHARE", 0.2)  # in so short a time a request of the agent's counts much
     monkeypatch.setattr(liveness, "ANSWER_SECONDS", 0.3)
 
 
@@ -59,6 +64,7 @@ async def test_poisoned_engine_is_started_again_and_its_answer_is_in_the_status(
     assert machine.runners["u1"].status(None).message == ""
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("suspicion", [SILENT, SLOW])
 async def test_hung_engine_whose_health_page_answers_is_started_again(
     machine: Machine, assignment: MakeAssignment, engine: Path, suspicion: Suspicion
@@ -82,6 +88,7 @@ async def test_sound_engine_that_is_suspect_serves_on(machine: Machine, assignme
     assert (runner.state.phase, runner.state.reason, runner.state.pid) == ("Ready", "", pid)
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_slow_engine_that_works_on_a_long_request_is_kept(
     machine: Machine, assignment: MakeAssignment, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,11 +124,11 @@ async def test_slow_engine_that_works_on_a_long_request_is_kept(
 async def test_answer_of_a_starting_engine_is_shown_and_a_lasting_error_ends_it(
     machine: Machine, assignment: MakeAssignment, engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_health, "START_FAILURE_SECONDS", 1.0)
     make_sick(engine, "failing")
     machine.supervisor.assign([assignment()])
     runner = machine.runners["u1"]
     await eventually(lambda: runner.state.phase == "Starting" and "500: Compute error." in runner.state.message)
+    monkeypatch.setattr(engine_health, "START_FAILURE_SECONDS", 0.0)
     assert "answered 500: Compute error." in await phase(machine, "Failed", "EngineBroken")
     await ready(machine)
 
@@ -131,7 +138,7 @@ async def test_answer_of_a_starting_engine_is_shown_and_a_lasting_error_ends_it(
     [(FAILING, "EngineFailing", "answered 500: Compute error."), (SILENT, "EngineHung", "no answer with a token")],
 )
 async def test_sick_model_of_a_daemon_is_unloaded_and_loaded_again(
-    served: Served, suspicion: Suspicion, reason: str, message: str
+    served: Served, request: pytest.FixtureRequest, suspicion: Suspicion, reason: str, message: str
 ) -> None:
     machine, daemon, make = served
     machine.supervisor.assign([make("u1"), make("u2")])
@@ -140,6 +147,7 @@ async def test_sick_model_of_a_daemon_is_unloaded_and_loaded_again(
     if suspicion == FAILING:
         daemon.sick.add(model)
     else:
+        request.getfixturevalue("impatient")
         daemon.hang(model)
     machine.runners["u1"].notify(Suspected(suspicion))
     assert message in await phase(machine, "Failed", reason)

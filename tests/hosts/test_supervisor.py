@@ -12,7 +12,7 @@ import msgspec
 import psutil
 import pytest
 
-from crds.metalprocess import Artifact
+from crds.metalprocess import Artifact, MetalProcessStatus
 from metal_agent.assignments import Assignment
 from metal_agent.native.process import identify_process, spawn_process
 from metal_agent.process_events import Released
@@ -72,16 +72,22 @@ async def test_engine_that_refuses_its_arguments_is_reported_with_its_log(
 async def test_crash_loop_backs_off_and_reports_the_last_log_lines(
     machine: Machine, assignment: MakeAssignment
 ) -> None:
+    failed = list[tuple[MetalProcessStatus, list[psutil.Process]]]()
+
+    def note_failure(runner: Runner) -> None:
+        if runner.state.phase == "Failed":
+            failed.append((runner.status(None), engines(machine)))
+
+    machine.on_change = note_failure
     machine.supervisor.assign([assignment(extra_args=["--flash-attn", "perhaps"])])
-    looping = machine.runners["u1"]
+    await eventually(lambda: len(failed) >= 3)
     for failures, seconds in ((1, 1), (2, 2), (3, 4)):
-        await eventually(lambda failures=failures: looping.state.failures == failures)  # type: ignore[misc]  # bound now
-        status = looping.status(None)
-        assert (status.phase, status.reason, status.restarts or 0) == ("Failed", "EngineExited", failures - 1)
+        status, running = failed[failures - 1]
+        assert (status.reason, status.restarts or 0) == ("EngineExited", failures - 1)
         assert f"next try in {seconds} s" in status.message
         assert status.last_exit
         assert "unknown value 'perhaps'" in status.last_exit.log
-        assert engines(machine) == []
+        assert running == []
 
 
 async def test_next_agent_adopts_a_running_engine(machine: Machine, assignment: MakeAssignment) -> None:

@@ -33,7 +33,7 @@ from tests.support.file_server import COMMIT, FileServer
 from tests.support.refused_manifests import make_manifest
 from tests.support.tiny_models import tiny_gguf
 
-CALL = aiohttp.ClientTimeout(total=30)
+CALL = aiohttp.ClientTimeout(total=120)
 
 
 class Up:
@@ -141,7 +141,7 @@ async def test_services_of_a_file_answer_at_one_endpoint_by_their_names(start: S
             assert {each["id"] for each in (await response.json())["data"]} >= {"first", "second"}
         await up.says("idle: Suspended - spec.suspend is true")
         await up.says("first: ignored on this machine, only pods use them: spec.resources")
-    assert await up.process.stop(30) == 0
+    assert await up.process.stop() == 0
     assert [each for each in psutil.process_iter() if _is_of(each, up.state)] == []
 
 

@@ -64,7 +64,11 @@ async def test_critical_pressure_evicts_one_at_a_time_and_calm_returns_them(
     assert machine.gate.displacement_condition(machine.runners["low"]) is None
 
 
-async def test_longest_idle_process_is_displaced_first(machine: Machine, assignment: MakeAssignment) -> None:
+async def test_longest_idle_process_is_displaced_first(
+    machine: Machine, assignment: MakeAssignment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing is evicted before the level is unknown; then the time for it is over at once.
+    monkeypatch.setattr(pressure_policy, "CRITICAL_DISPLACEMENT_SECONDS", 3600.0)
     machine.supervisor.assign([assignment(uid) for uid in ("busy", "idle", "unasked")])
     for uid in machine.runners:
         await ready(machine, uid)
@@ -73,6 +77,8 @@ async def test_longest_idle_process_is_displaced_first(machine: Machine, assignm
     await eventually(lambda: machine.steps[1:2] == [Displace("idle")])
     machine.level = None
     await eventually(lambda: machine.watchdog.level is None)
+    monkeypatch.setattr(pressure_policy, "CRITICAL_DISPLACEMENT_SECONDS", 0.0)
+    await machine.watchdog.sample()
     assert evicted(machine) == [], "what is not known ends nothing"
 
 

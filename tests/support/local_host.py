@@ -79,6 +79,8 @@ class Machine:
         self.policy = OwnerPolicy()
         self.sample = OwnerSample(datetime.now(UTC))
         """Facts by which the sources of the owner's policy decide."""
+        self.on_change: Callable[[Runner], None] = lambda _runner: None
+        """Called at each change of a process, for tests of states that do not last."""
         self._session = session
         self._task: asyncio.Task[None] | None = None
 
@@ -100,6 +102,10 @@ class Machine:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
+    def _note_change(self, runner: Runner) -> None:
+        self.changes.append((runner.assignment.uid, runner.state.phase))
+        self.on_change(runner)
+
     async def _run(self, started: asyncio.Event) -> None:
         self.known = Daemons(self.folder, self.daemons())
         host = build_host(
@@ -108,7 +114,7 @@ class Machine:
             runners=self.runners,
             exposure=self.exposure,
             callbacks=HostCallbacks(
-                lambda runner: self.changes.append((runner.assignment.uid, runner.state.phase)),
+                self._note_change,
                 lambda: None,
                 lambda step, _note: self.steps.append(step),
                 lambda step, _note: self.pauses_done.append(step),
