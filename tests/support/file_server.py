@@ -88,6 +88,9 @@ class FileServer:
         """Wait before each answer."""
         self.pause_seconds = 0.0
         """Wait after each 64 KiB of a body."""
+        self.sending = asyncio.Event()
+        """After its first 64 KiB a body waits while this event is cleared."""
+        self.sending.set()
         self.commit = COMMIT
         """The commit in listings."""
         self.sizes: dict[str, int] = {}
@@ -268,6 +271,7 @@ class FileServer:
                 seen.bytes_sent += len(block)
                 left -= len(block)
                 await asyncio.sleep(self.pause_seconds)
+                await self.sending.wait()
 
     async def _suffer(self, request: web.Request, fault: TransferFault) -> None:
         if fault.silent:

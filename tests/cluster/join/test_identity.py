@@ -100,7 +100,8 @@ async def test_refused_identity_is_reported_and_another_join_ends_that(
         await eventually(lambda: connection.state == "connected")
         await client.delete(ROLE_BINDINGS, HOST, HOSTS_NAMESPACE)
         await eventually(lambda: connection.state == "refused")
-        assert connection.message.startswith("this host has no right to its Lease any more (403): get a code by")
+        refused = "this host has no right to its Lease any more (403): get a code by"
+        await eventually(lambda: connection.message.startswith(refused))
         await client.delete(SERVICE_ACCOUNTS, HOST, HOSTS_NAMESPACE)
         await eventually(lambda: "does not accept the token of this host (401)" in connection.message)
         since = connection.since

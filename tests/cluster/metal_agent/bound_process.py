@@ -97,6 +97,10 @@ class BoundProcess:
         assert pid
         return pid
 
+    async def draining(self) -> bool:
+        conditions = (await self.slice())["endpoints"][0]["conditions"]
+        return bool(conditions == {"ready": False, "serving": True, "terminating": True})
+
     async def gone(self) -> bool:
         try:
             await self.slice()

@@ -33,9 +33,12 @@ from tests.cluster.metal_agent.bound_process import (
 )
 from tests.controlplane.network import ADDRESS
 from tests.controlplane.plane import ControlPlane
+from tests.support.background import running
 from tests.support.eventually import eventually
 from tests.support.file_server import FileServer
+from tests.support.live_processes import find_processes
 from tests.support.tiny_models import tiny_gguf
+from tests.support.watched_states import watch_states
 
 __all__ = ["bound_process", "http"]
 
@@ -108,17 +111,24 @@ async def test_a_crashed_engine_is_withdrawn_and_comes_back(
     await bound_process.bind()
     url = await bound_process.ready()
     pid = await bound_process.pid()
-    os.kill(pid, signal.SIGKILL)
+    seen = list[bool]()
 
-    async def withdrawn() -> bool:
-        return not (await bound_process.slice())["endpoints"][0]["conditions"]["ready"]
+    async def watch() -> None:
+        async for slices in watch_states(bound_process.client, ENDPOINT_SLICES, bound_process.namespace):
+            seen.extend(each["endpoints"][0]["conditions"]["ready"] for each in slices)
 
-    await eventually(withdrawn)
-    assert await bound_process.ready() == url, "the port stays"
+    async with running(watch()):
+        await eventually(lambda: seen == [True])
+        os.kill(pid, signal.SIGKILL)
+        await eventually(lambda: seen[1:2] == [False])
+
+    async def restarted() -> bool:
+        status = await bound_process.phase("Ready")
+        return (status.restarts, status.last_exit and status.last_exit.signal) == (1, "SIGKILL") and status.pid != pid
+
+    await eventually(restarted)
+    assert await bound_process.url() == url, "the port stays"
     assert await answers(http, url)
-    status = await bound_process.status()
-    assert status.pid != pid
-    assert (status.restarts, status.last_exit and status.last_exit.signal) == (1, "SIGKILL")
 
     async def told() -> bool:
         events = (await bound_process.client.list(EVENTS, bound_process.namespace)).items
@@ -133,14 +143,10 @@ async def test_deleted_process_drains_and_is_removed(bound_process: BoundProcess
     pid = await bound_process.pid()
     async with http.post(f"{url}/v1/chat/completions", json=LONG | {"max_tokens": 3000}) as stream:
         await stream.content.readline()
+        os.kill(pid, signal.SIGSTOP)  # the request lasts until the slice is read, however long that takes
         await bound_process.client.delete(METAL_PROCESSES, "chat-1", bound_process.namespace)
-
-        async def draining() -> bool:
-            conditions = (await bound_process.slice())["endpoints"][0]["conditions"]
-            return bool(conditions == {"ready": False, "serving": True, "terminating": True})
-
-        await eventually(draining)
-        assert psutil.pid_exists(pid)
+        await eventually(bound_process.draining)
+        os.kill(pid, signal.SIGCONT)
         assert (await stream.content.read()).rstrip().endswith(b"data: [DONE]"), "it was let to its end"
     await bound_process.phase("Stopped")
     await eventually(bound_process.gone)
@@ -217,7 +223,7 @@ async def test_a_slow_download_shows_its_progress(
     model.parent.mkdir()
     tiny_gguf.write(model)
     async with FileServer(model.parent, address=ADDRESS) as files:
-        files.pause_seconds = 0.5
+        files.sending.clear()
         await bound_process.bind(artifact={"source": f"{files.url}/tiny.gguf"})
 
         async def underway() -> bool:
@@ -227,6 +233,7 @@ async def test_a_slow_download_shows_its_progress(
             return status.progress.total_bytes == model.stat().st_size and status.progress.bytes > 0
 
         await eventually(underway)
+        files.sending.set()
         assert await answers(http, await bound_process.ready())
 
 
@@ -270,13 +277,8 @@ async def test_a_killed_proxy_is_back_with_its_port(bound_process: BoundProcess,
     await bound_process.bind()
     url = await bound_process.ready()
     pid = await bound_process.pid()
-    proxies = [
-        p
-        for p in psutil.process_iter(["cmdline"])
-        if "proxy" in p.info["cmdline"] and str(bound_process.host.state_folder) in " ".join(p.info["cmdline"])
-    ]
-    assert len(proxies) == 1
-    proxies[0].kill()
+    (proxy,) = find_processes(str(bound_process.host.state_folder / "proxy" / "control.sock"))
+    proxy.kill()
     await eventually(lambda: answers_if_reachable(http, url))
     assert await bound_process.url() == url
     assert await bound_process.pid() == pid, "the engine was not touched"
