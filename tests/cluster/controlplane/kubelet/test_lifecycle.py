@@ -16,7 +16,7 @@ SHARED: dict[str, Any] = {"volumes": [{"name": "shared", "emptyDir": {}}]}
 MOUNT = {"volumeMounts": [{"name": "shared", "mountPath": "/shared"}]}
 HOLD = "example.com/hold"
 READY = {"readinessProbe": {"exec": {"command": ["test", "-e", "/ready"]}, "periodSeconds": 1}}
-"""Of a container that makes the file when it has set its trap."""
+"""The file of a container that has set its trap."""
 
 
 def init(name: str, script: str) -> dict[str, Any]:
