@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import itertools
 import sqlite3
-import tempfile
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any, Final, NamedTuple
 
@@ -69,8 +69,9 @@ class ObjectFile:
     """All objects in a file, so that they take no memory of the process whose memory is measured."""
 
     def __init__(self) -> None:
-        self._file = tempfile.NamedTemporaryFile(prefix="pomona-objects-")  # noqa: SIM115 - open as long as this is
-        self._rows = sqlite3.connect(self._file.name, isolation_level=None)
+        # SQLite makes a file of its own for a database without a name. Whichever thread collects garbage closes it.
+        self._rows = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        weakref.finalize(self, self._rows.close)
         self._rows.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -2000;")
         key = "PRIMARY KEY (plural, namespace, name)"
         self._rows.execute(f"CREATE TABLE objects (plural, namespace, name, body, {key})")

@@ -1,5 +1,6 @@
 """The controller on the simulated API server comes to rest, and a second one that starts there writes nothing."""
 
+import gc
 from collections import Counter
 
 from benchmarks.drain import count_drained, drain
@@ -14,6 +15,13 @@ from tests.support.eventually import eventually
 def phase_and_reason(service: Obj) -> tuple[str, str]:
     ready = next(each for each in service["status"]["conditions"] if each["type"] == "Ready")
     return service["status"]["phase"], ready["reason"]
+
+
+def test_forgotten_server_leaves_no_file_open() -> None:
+    cycle: list[object] = [SimulatedServer()]
+    cycle.append(cycle)
+    del cycle
+    gc.collect()  # what is left open is a warning, hence an error
 
 
 def test_a_controller_that_starts_again_writes_nothing() -> None:
