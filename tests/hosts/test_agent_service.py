@@ -106,13 +106,17 @@ class ServedHost:
 
         return await eventually(answer)
 
-    async def served(self) -> str:
-        """Wait until the service answers, by its engine and its proxy; return its URL."""
+    async def ready(self) -> None:
+        """Wait until the agent says that the engine answers, also one whose network this test cannot reach."""
 
         async def is_ready() -> bool:
             return [each.phase for each in (await self.status()).processes] == ["Ready"]
 
         await eventually(is_ready)
+
+    async def served(self) -> str:
+        """Wait until the service answers, by its engine and its proxy; return its URL."""
+        await self.ready()
         port = await eventually(lambda: json.loads((self.folder / "ports.json").read_text())["team-a/chat"])
         url = f"http://127.0.0.1:{port}/v1/chat/completions"
 

@@ -33,21 +33,21 @@ async def test_unit_keeps_the_agent_and_not_what_no_restart_mends(systemd: Neste
     installed = pomona(systemd, "install", "--run-as", "root", *options)
     assert installed.returncode == 0, installed.stdout + installed.stderr
     assert show(systemd, "NeedDaemonReload") == "no"
-    await host.served()
+    await host.ready()
     engines = host.engines()
     assert engines
 
     kill_agent(systemd, signal.SIGKILL)
     await eventually(lambda: show(systemd, "NRestarts") == "1")
-    await host.served()
+    await host.ready()
     restarted = pomona(systemd, "restart")
     assert restarted.returncode == 0, restarted.stderr
-    await host.served()
+    await host.ready()
     assert host.engines() == engines, "the engine outlived two agents"
     changed = pomona(systemd, "install", "--run-as", "root", *options, "--port-range", "18000-18900")
     assert changed.returncode == 0, changed.stdout + changed.stderr
     assert (show(systemd, "NeedDaemonReload"), show(systemd, "UnitFileState")) == ("no", "enabled")
-    await host.served()
+    await host.ready()
     assert host.engines() == engines, "the engine outlived another unit"
     shown = pomona(systemd, "status")
     assert f"{UNIT} is running" in shown.stdout
@@ -69,10 +69,10 @@ async def test_unit_keeps_the_agent_and_not_what_no_restart_mends(systemd: Neste
     (tmp_path / "elsewhere").rename(host.kubeconfig)
 
     assert pomona(systemd, "restart").returncode == 0
-    await host.served()
+    await host.ready()
     kill_agent(systemd, signal.SIGTERM)
     await eventually(lambda: show(systemd, "NRestarts") != "0")
-    await host.served()
+    await host.ready()
     assert load_exit(host.folder) is None
     removed = pomona(systemd, "uninstall")
     assert removed.returncode == 0, removed.stderr
@@ -88,13 +88,13 @@ async def test_agent_tells_a_shutdown_from_a_restart_and_comes_back_after_the_st
     options = [ADDRESS if word == "127.0.0.1" else word for word in host.options]
     installed = pomona(systemd, "install", "--run-as", "root", *options)
     assert installed.returncode == 0, installed.stdout + installed.stderr
-    await host.served()
+    await host.ready()
     engines = host.engines()
     assert pomona(systemd, "restart").returncode == 0
-    await host.served()
+    await host.ready()
     kill_agent(systemd, signal.SIGTERM)
     await eventually(lambda: show(systemd, "NRestarts") != "0")
-    await host.served()
+    await host.ready()
     log = host.folder / "logs" / AGENT_LOG
     assert "machine_shuts_down" not in log.read_text()
 
@@ -106,7 +106,7 @@ async def test_agent_tells_a_shutdown_from_a_restart_and_comes_back_after_the_st
     assert host.engines() == engines, "they answer until systemd ends what is left"
     systemd.run("systemctl", "stop", "multi-user.target")
     systemd.run("systemctl", "start", "multi-user.target")
-    await host.served()
+    await host.ready()
     assert pomona(systemd, "stop").returncode == 0
 
 

@@ -45,7 +45,7 @@ async def test_good_version_is_taken_and_bad_one_undone(
     options = [ADDRESS if word == "127.0.0.1" else word for word in host.options]
     installed = systemd.run(pomona, "agent", "install", "--run-as", "root", *options)
     assert installed.returncode == 0, installed.stdout + installed.stderr
-    await host.served()
+    await host.ready()
     engines, first = host.engines(), (await host.client.status()).pid
 
     def upgrade(source: Path) -> subprocess.CompletedProcess[str]:
@@ -59,7 +59,7 @@ async def test_good_version_is_taken_and_bad_one_undone(
     assert good.returncode == 0, good.stderr
     assert f"{unit} is written anew" in good.stdout
     assert systemd.run("cat", str(unit)).stdout == written
-    await host.served()
+    await host.ready()
     second = (await host.client.status()).pid
     assert second != first
     assert host.engines() == engines
@@ -80,7 +80,7 @@ async def test_good_version_is_taken_and_bad_one_undone(
     failed = upgrade(bad)
     assert failed.returncode == 1
     assert "is restored, and runs as process" in failed.stderr, failed.stderr
-    await host.served()
+    await host.ready()
     assert host.engines() == engines
     assert systemd.run(pomona, "agent", "stop").returncode == 0
 
