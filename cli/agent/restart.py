@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -45,14 +46,9 @@ def restart_agent(manager: ServiceManager, folder: Path, wait: AgentWait = ANSWE
 
     Raises ServiceError, and click.ClickException if it does not get ready.
     """
-    before = read_status(folder)
     if not manager.needs_root or os.geteuid() == 0:
-        forget_last_exit(folder)
-        try:
-            manager.restart()
-        except ServiceError as error:
-            raise click.ClickException(explain_failure(error, folder)) from error
-        return await_agent(folder, manager, wait, previous_pid=before.pid if before else None)
+        return start_anew(manager, folder, manager.restart, wait)
+    before = read_status(folder)
     if refusal := explain_stopped(manager, folder):
         raise click.ClickException(refusal)
     state = manager.read_state()
@@ -72,6 +68,22 @@ def restart_agent(manager: ServiceManager, folder: Path, wait: AgentWait = ANSWE
         wait = wait._replace(seconds=wait.seconds + RESTART_SECONDS)
     first_run = state.runs + 1 if state.runs is not None else None
     return await_agent(folder, manager, wait, previous_pid=pid, first_run=first_run)
+
+
+def start_anew(
+    manager: ServiceManager, folder: Path, start: Callable[[], None], wait: AgentWait = ANSWER_WAIT
+) -> AgentStatus:
+    """Call `start`, by which the manager starts the agent anew, and wait until the agent is ready.
+
+    Raises ServiceError, and click.ClickException if it is not started or does not get ready.
+    """
+    before = read_status(folder)
+    forget_last_exit(folder)
+    try:
+        start()
+    except ServiceError as error:
+        raise click.ClickException(explain_failure(error, folder)) from error
+    return await_agent(folder, manager, wait, previous_pid=before.pid if before else None)
 
 
 def explain_stopped(manager: ServiceManager, folder: Path) -> str:

@@ -20,18 +20,8 @@ from typing import Final
 
 import click
 
-from cli.agent.agent_service import (
-    AgentWait,
-    await_agent,
-    describe_agent,
-    explain_failure,
-    find_folder,
-    find_installed,
-    find_managers,
-    forget_last_exit,
-    read_status,
-)
-from cli.agent.restart import explain_stopped, restart_agent
+from cli.agent.agent_service import AgentWait, describe_agent, find_folder, find_installed, find_managers
+from cli.agent.restart import explain_stopped, restart_agent, start_anew
 from cli.agent.trial_environment import TrialEnvironment
 from launchd.service_manager import ServiceError, ServiceManager
 from runtimes.environment import PYTHON
@@ -91,14 +81,7 @@ def update_definition(manager: ServiceManager, program: Path) -> str:
         return ""
     if manager.needs_root and os.geteuid():
         return f"{manager.definition_path} is of another version of Pomona: run `sudo {program} agent upgrade`"
-    folder = outdated.folder
-    before = read_status(folder)
-    forget_last_exit(folder)
-    try:
-        manager.install(outdated)
-    except ServiceError as error:
-        raise click.ClickException(explain_failure(error, folder)) from error
-    status = await_agent(folder, manager, previous_pid=before.pid if before else None)
+    status = start_anew(manager, outdated.folder, lambda: manager.install(outdated))
     return f"{manager.definition_path} is written anew: {describe_agent(status)}"
 
 
