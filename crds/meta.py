@@ -44,7 +44,14 @@ PROCESS_FINALIZER: Final = f"{GROUP}/metal-process"
 """Keeps a MetalProcess, and so its reserved bytes, until its host has stopped it or is known to be gone."""
 
 ENQUEUED_AT: Final = f"{GROUP}/enqueued-at"
-"""Annotation of a MetalProcess that replaces another one: the time since when its replica has a place in the queue."""
+"""Annotation of a pod or MetalProcess that replaces another one: since when its replica has a place in the queue."""
+
+QUEUE_GATE: Final = f"{GROUP}/queue"
+"""Scheduling gate of a pod that waits for the queue to give it a node."""
+NOMINATED: Final = f"{GROUP}/nominated"
+"""Annotation of a pod or MetalProcess that waits for others to end: the cells that it is promised, as JSON."""
+ADMITTED_AT: Final = f"{GROUP}/admitted-at"
+"""Annotation of a MetalProcess: the time when it was bound, from which its minimum run time counts."""
 
 ROTATE_TOKEN: Final = f"{GROUP}/rotate-token"
 """Annotation that replaces a token: on an InferenceService by each new value, on its Secret until that is done."""

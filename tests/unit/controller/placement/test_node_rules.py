@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from controller.services.pods.node_rules import admits
+from controller.placement.node_rules import admits
 from kube.client import Obj
 
 

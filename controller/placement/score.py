@@ -1,0 +1,62 @@
+"""The score of a cell for a unit, with its reasons: of the cells on which a unit fits, the best gets it."""
+
+from typing import NamedTuple
+
+from controller.placement.units import MEMORY, Amounts, Cell, Unit
+
+
+class CellScore(NamedTuple):
+    """The score of one cell; its parts are in the order in which they decide."""
+
+    was_refused: bool
+    """The API server has refused the unit for this cell before."""
+    siblings: int
+    """Replicas of the same service there: they are spread."""
+    lacks_weights: bool
+    """The weights must be fetched first."""
+    leftover: int
+    """Devices that a node has left afterwards, of which fewer are better, so that large units find whole nodes; on a
+    host the memory in use, since models on one host share its bandwidth."""
+    bandwidth_bytes_per_second: int
+
+    @property
+    def key(self) -> tuple[int, int, int, int, int]:
+        """Sort key: the best cell has the least."""
+        return (
+            int(self.was_refused),
+            self.siblings,
+            int(self.lacks_weights),
+            self.leftover,
+            -self.bandwidth_bytes_per_second,
+        )
+
+    def explain(self) -> str:
+        """Return the reasons in words."""
+        parts = [
+            f"{self.siblings} replicas of the service there" if self.siblings else "no replica of the service there",
+            "weights to fetch" if self.lacks_weights else "weights there",
+        ]
+        return ", ".join(parts)
+
+
+def score_cell(unit: Unit, need: Amounts, cell: Cell, free: Amounts, siblings: int) -> CellScore:
+    """Return the score of a cell on which a part of a unit fits.
+
+    Args:
+        unit: the unit.
+        need: what the part needs.
+        cell: the cell.
+        free: what is left of it.
+        siblings: replicas of the same service there.
+    """
+    if cell.kind == "host":
+        leftover = need.get(MEMORY, 0) - free.get(MEMORY, 0)
+    else:
+        leftover = sum(free.get(name, 0) - amount for name, amount in need.items() if "/" in name)
+    return CellScore(
+        was_refused=cell.id in unit.refused_by,
+        siblings=siblings,
+        lacks_weights=bool(unit.weights) and unit.weights not in cell.weights,
+        leftover=leftover,
+        bandwidth_bytes_per_second=cell.bandwidth_bytes_per_second,
+    )

@@ -1,0 +1,176 @@
+"""Units and cells: what waits for room, and what has room, alike for pods and for hosts.
+
+A unit is what is placed as a whole: one pod, one MetalProcess, or a gang of pods of which all or none run. A cell is a
+node or a host. The planner knows nothing else, so one queue serves both.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from controller.placement.node_rules import admits
+from crds.meta import PRIORITY_RANK, Priority
+from kube.client import Obj
+from kube.resources import ObjectKey
+
+MEMORY: Final = "memory"
+CPU: Final = "cpu"
+PODS: Final = "pods"
+Amounts = Mapping[str, int]
+"""Amounts by the name of a Kubernetes resource: bytes, but millicores of `cpu`, and a number of devices or pods."""
+NOTHING: Final[Amounts] = MappingProxyType({})
+
+CellKind = Literal["node", "host"]
+UnitKind = Literal["pod", "process", "gang"]
+UnitState = Literal["waiting", "running", "ending"]
+"""waiting: has no room; running: it was admitted, whether it has started or not; ending: it frees its room soon."""
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """A node or a host, with what it has in all and what is free."""
+
+    name: str
+    kind: CellKind
+    pool: str
+    total: Amounts
+    """Amounts for units in all; a resource that is absent is not counted on this cell."""
+    free: Amounts
+    """Amounts that nothing holds: no unit, running or ending, no other pod, and no process of the host's owner."""
+    closed: str = ""
+    """The reason why the cell takes no new unit, as one CamelCase word; empty if it takes units."""
+    closed_message: str = ""
+    node: Obj | None = None
+    """Labels and taints of a node, in the form of a Node."""
+    runtimes: frozenset[str] = frozenset()
+    """Engines of a host."""
+    namespaces: frozenset[str] = frozenset()
+    """Namespaces that a host is given to; none: all."""
+    features: frozenset[str] = frozenset()
+    """Features that the agent of a host knows."""
+    weights: frozenset[str] = frozenset()
+    """Identities of the weights that are there already."""
+    bandwidth_bytes_per_second: int = 0
+    """Memory bandwidth; 0 if it is unknown."""
+
+    @property
+    def id(self) -> str:
+        """Name with the kind: a host may have the name of a node."""
+        return f"{self.kind}/{self.name}"
+
+
+class NodeRequirement(msgspec.Struct, frozen=True):
+    """The rules of a pod about the labels and taints of its node."""
+
+    shape: str
+    """Digest of `pod_spec`: pods with the same rules have the same."""
+    pod_spec: Obj
+    """nodeSelector, affinity and tolerations of the pod, as Kubernetes has them."""
+    volume_nodes: frozenset[str] | None = None
+    """The only nodes on which a bound volume of the pod can be; None: its volumes are anywhere, or not bound."""
+
+    def refuse(self, cell: Cell) -> str:
+        """Return why a cell can never run the pod, as one CamelCase word; empty if it can."""
+        if cell.kind != "node" or cell.node is None:
+            return "OtherKind"
+        if self.volume_nodes is not None and cell.name not in self.volume_nodes:
+            return "VolumeElsewhere"
+        return "" if admits(cell.node, self.pod_spec) else "NodeRules"
+
+
+class HostRequirement(msgspec.Struct, frozen=True):
+    """The demands of a MetalProcess on its host."""
+
+    runtime: str
+    namespace: str
+    features: frozenset[str] = frozenset()
+
+    @property
+    def shape(self) -> str:
+        """Key that processes with the same demands have in common."""
+        return f"{self.runtime} {self.namespace} {','.join(sorted(self.features))}"
+
+    def refuse(self, cell: Cell) -> str:
+        """Return why a cell can never run the process, as one CamelCase word; empty if it can."""
+        if cell.kind != "host":
+            return "OtherKind"
+        if self.runtime not in cell.runtimes:
+            return "RuntimeMissing"
+        if cell.namespaces and self.namespace not in cell.namespaces:
+            return "OtherNamespace"
+        return "" if self.features <= cell.features else "AgentTooOld"
+
+
+class UnitKey(NamedTuple):
+    """Identity of a unit in the API."""
+
+    kind: UnitKind
+    namespace: str
+    name: str
+    """Name of the pod or process; of a gang, the name that its pods share."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}"
+
+
+class Nomination(NamedTuple):
+    """A promise: the unit gets these cells as soon as its victims have ended."""
+
+    cells: tuple[str, ...]
+    """`Cell.id` of each part."""
+    victims: frozenset[str]
+    """`Unit.uid` of the units that end for it, or that it replaces."""
+
+
+class Unit(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is placed as a whole."""
+
+    key: UnitKey
+    uid: str
+    service: ObjectKey
+    priority: Priority = "normal"
+    enqueued_at: float
+    """Since when the replica has its place in the queue, in seconds since 1970; a successor inherits it."""
+    parts: tuple[Amounts, ...]
+    """What each pod of it needs; all but a gang have one part."""
+    pools: tuple[str, ...]
+    """Pools that it may use, in the order in which the service prefers them; the first is its home."""
+    requirement: NodeRequirement | HostRequirement
+    state: UnitState = "waiting"
+    cells: tuple[str, ...] = ()
+    """`Cell.id` of each part of a unit that is not waiting; empty if that is not known."""
+    nomination: Nomination | None = None
+    evictable_since: float | None = None
+    """When it was admitted, in seconds since 1970, from which its minimum run time counts; None: it waits."""
+    is_protected: bool = False
+    """It is never evicted for another."""
+    replaces: frozenset[str] = frozenset()
+    """`uid` of units of an earlier spec of the same service, in whose place it may go."""
+    avoid: frozenset[str] = frozenset()
+    """`Cell.id` of cells that have rejected or displaced its predecessor."""
+    refused_by: frozenset[str] = frozenset()
+    """`Cell.id` of cells to which the API server refused it: they are tried last."""
+    weights: str = ""
+    """Identity of its weights, such as a digest; a cell that has them starts it sooner."""
+
+    @property
+    def rank(self) -> int:
+        """Position of its priority: 0 is the most important."""
+        return PRIORITY_RANK[self.priority]
+
+    @property
+    def order(self) -> tuple[int, float, str]:
+        """Sort key of the queue: the first is admitted first."""
+        return self.rank, self.enqueued_at, self.uid
+
+
+def fits(need: Amounts, free: Amounts) -> bool:
+    """Return whether a need is free; a resource that the cell does not count is no obstacle, unless it is a device."""
+    return all(amount <= free.get(name, 0 if "/" in name else amount) for name, amount in need.items())
+
+
+def find_shortage(need: Amounts, free: Amounts) -> str:
+    """Return the name of the first resource of which too little is free; empty if the need is free."""
+    lacking = (name for name, amount in need.items() if amount > free.get(name, 0 if "/" in name else amount))
+    return next(lacking, "")
