@@ -155,9 +155,7 @@ class _Planning:
         if is_plain and key in self._hopeless:
             self._block(unit, key)
             return
-        if (found := self._place(unit)) is not None:
-            self._admit(unit, found)
-        elif (found := self._place_elastic(unit)) is not None:
+        if (found := self._place(unit)) is not None or (found := self._place_elastic(unit)) is not None:
             self._admit(unit, found)
         elif (found := self._place_in_predecessor(unit) or self._place(unit, evicting=True)) is not None:
             self._nominate(unit, found)

@@ -13,9 +13,9 @@ from decimal import Decimal
 from functools import partial
 from typing import Final, NamedTuple
 
+from controller.placement.node_rules import admits
 from controller.reconcile.indexes import NODE_INDEX
 from controller.reconcile.triggers import is_refused
-from controller.placement.node_rules import admits
 from controller.services.pods.observed_deployments import ObservedDeployment, ServicePods, node_of
 from controller.services.pods.one_node import may_follow
 from controller.services.pods.template_rollout import is_changing
