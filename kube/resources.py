@@ -89,6 +89,7 @@ def object_key(obj: Mapping[str, Any]) -> ObjectKey:
 PODS: Final = Resource("", "v1", "pods", "Pod")
 POD_TEMPLATES: Final = Resource("", "v1", "podtemplates", "PodTemplate")
 SERVICES: Final = Resource("", "v1", "services", "Service")
+CONFIG_MAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")
 SECRETS: Final = Resource("", "v1", "secrets", "Secret")
 SERVICE_ACCOUNTS: Final = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 PVCS: Final = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")

@@ -137,6 +137,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     pools: tuple[str, ...]
     """Pools that it may use, in the order in which the service prefers them; the first is its home."""
     requirement: NodeRequirement | HostRequirement
+    members: tuple[str, ...] = ()
+    """Names of the pods of a gang, one for each part."""
     state: UnitState = "waiting"
     cells: tuple[str, ...] = ()
     """`Cell.id` of each part of a unit that is not waiting; empty if that is not known."""
@@ -153,6 +155,11 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     """`Cell.id` of cells to which the API server refused it: they are tried last."""
     weights: str = ""
     """Identity of its weights, such as a digest; a cell that has them starts it sooner."""
+
+    @property
+    def objects(self) -> tuple[ObjectKey, ...]:
+        """The pods or the process that it consists of, one for each part."""
+        return tuple(ObjectKey(self.key.namespace, name) for name in self.members or (self.key.name,))
 
     @property
     def rank(self) -> int:

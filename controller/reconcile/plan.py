@@ -111,6 +111,10 @@ class Reconciler(msgspec.Struct, frozen=True, kw_only=True):
     """Forgets what `observe` and `written` have learned, before this replica leads: another leader may have written."""
 
 
+def lead_alone() -> None:
+    """Require no leadership: there is no other replica."""
+
+
 class Leading(NamedTuple):
     """Client, store, event recorder and `enqueue`, for a task that runs while this replica leads."""
 
@@ -118,6 +122,8 @@ class Leading(NamedTuple):
     store: Store
     recorder: EventRecorder
     enqueue: Callable[[Resource, ObjectKey], None]
+    require_leadership: Callable[[], None] = lead_alone
+    """Raises LeadershipLost; called right before a write that a suspended leader must not make later."""
 
 
 LeaderTask = Callable[[Leading], Awaitable[None]]

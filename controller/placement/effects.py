@@ -1,0 +1,121 @@
+"""The writes by which the queue's decisions take effect: JSON patches of pods and MetalProcesses, and evictions.
+
+A pod that waits has a scheduling gate. It is pinned to its node and loses the gate in one patch, so that it never is
+free to be scheduled anywhere else. Each patch tests that the object is still the one that was decided about; a patch
+that is sent twice, or by a leader that was overtaken, fails.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from crds.meta import ADMITTED_AT, NOMINATED, QUEUE_GATE
+from kube.client import Obj
+
+_AFFINITY: Final = "/spec/affinity"
+_REQUIRED: Final = f"{_AFFINITY}/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution"
+Operations = Sequence[Mapping[str, Any]]
+
+
+def find_gate(pod: Obj) -> int | None:
+    """Return the index of the queue's gate among a pod's scheduling gates; None: it has none."""
+    gates = (pod.get("spec") or {}).get("schedulingGates") or ()
+    return next((index for index, gate in enumerate(gates) if gate.get("name") == QUEUE_GATE), None)
+
+
+def admit_pod(pod: Obj, node: str) -> Operations:
+    """Return the patch that gives a pod its node; without a node the scheduler chooses one.
+
+    Raises ValueError: the pod does not wait in the queue.
+    """
+    index = find_gate(pod)
+    if index is None:
+        raise ValueError(f"pod {pod['metadata']['namespace']}/{pod['metadata']['name']} has no gate of the queue")
+    gate = f"/spec/schedulingGates/{index}"
+    return [
+        _test("/metadata/uid", pod["metadata"]["uid"]),
+        _test(f"{gate}/name", QUEUE_GATE),
+        *(_pin(pod, node) if node else ()),
+        *_remove_annotation(pod, NOMINATED),
+        {"op": "remove", "path": gate},
+    ]
+
+
+def _pin(pod: Obj, node: str) -> Operations:
+    """Return the operations that let a pod run on one node only: terms of a gated pod may be extended, not replaced."""
+    pinned = {"key": "metadata.name", "operator": "In", "values": [node]}
+    affinity = pod["spec"].get("affinity")
+    node_affinity = (affinity or {}).get("nodeAffinity")
+    required = (node_affinity or {}).get("requiredDuringSchedulingIgnoredDuringExecution")
+    only = {"nodeSelectorTerms": [{"matchFields": [pinned]}]}
+    if affinity is None:
+        value = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": only}}
+        return [{"op": "add", "path": _AFFINITY, "value": value}]
+    if node_affinity is None:
+        value = {"requiredDuringSchedulingIgnoredDuringExecution": only}
+        return [{"op": "add", "path": f"{_AFFINITY}/nodeAffinity", "value": value}]
+    if required is None:
+        return [{"op": "add", "path": _REQUIRED, "value": only}]
+    operations: list[Mapping[str, Any]] = []
+    for index, term in enumerate(required["nodeSelectorTerms"]):
+        fields = f"{_REQUIRED}/nodeSelectorTerms/{index}/matchFields"
+        if term.get("matchFields"):
+            operations.append({"op": "add", "path": f"{fields}/-", "value": pinned})
+        else:
+            operations.append({"op": "add", "path": fields, "value": [pinned]})
+    return operations
+
+
+def bind_process(process: Obj, host: str, now: datetime) -> Operations:
+    """Return the patch that gives a MetalProcess its host."""
+    return [
+        _test("/metadata/resourceVersion", process["metadata"]["resourceVersion"]),
+        {"op": "add", "path": "/spec/hostName", "value": host},
+        *_remove_annotation(process, NOMINATED),
+        *_add_annotation(process, ADMITTED_AT, format_time(now)),
+    ]
+
+
+def annotate(obj: Obj, annotations: Mapping[str, str | None]) -> Obj:
+    """Return the merge patch that sets annotations of an object, or removes those that are None.
+
+    A JSON patch would have to know whether the object has any annotation, and the store keeps only some.
+    """
+    return {"metadata": {"uid": obj["metadata"]["uid"], "annotations": dict(annotations)}}
+
+
+def build_eviction(pod: Obj) -> Obj:
+    """Return the Eviction of a pod, and of no successor with its name."""
+    metadata = pod["metadata"]
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
+        "deleteOptions": {"preconditions": {"uid": metadata["uid"]}},
+    }
+
+
+def format_time(moment: datetime) -> str:
+    """Return a time as Kubernetes writes it, in whole seconds."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _add_annotation(obj: Obj, name: str, value: str) -> Operations:
+    annotations = obj["metadata"].get("annotations")
+    if not annotations:
+        return [{"op": "add", "path": "/metadata/annotations", "value": {name: value}}]
+    return [{"op": "add", "path": f"/metadata/annotations/{_escape(name)}", "value": value}]
+
+
+def _remove_annotation(obj: Obj, name: str) -> Operations:
+    if name not in (obj["metadata"].get("annotations") or {}):
+        return []
+    return [{"op": "remove", "path": f"/metadata/annotations/{_escape(name)}"}]
+
+
+def _test(path: str, value: str) -> Mapping[str, Any]:
+    return {"op": "test", "path": path, "value": value}
+
+
+def _escape(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")

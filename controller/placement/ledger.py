@@ -1,0 +1,155 @@
+"""The ledger: one object that says which units are being admitted, written before any of them is.
+
+A leader that was suspended may send a write after another has taken over. So each round is written here first, by
+compare-and-swap: of two leaders one fails, and writes nothing else. The next leader finds in the ledger which cells the
+last one was giving to whom, keeps them reserved, and finishes what the other began; no cell is promised twice.
+
+One object serves all pools: a unit may wait in several, and two objects could not be swapped as one. What has been
+admitted is in the objects themselves, so nothing is lost with a ledger that is deleted or damaged: a new one begins.
+"""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+import structlog
+
+from controller.placement.units import UnitKind
+from crds.meta import CONTROLLER_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
+from kube.client import Client, Obj
+from kube.errors import Conflict, NotFound
+from kube.resources import CONFIG_MAPS, ObjectKey
+
+LEDGER: Final = "pomona-queue"
+_KEY: Final = "ledger.json"
+_MOST_FREED: Final = 2000
+"""Places of evicted units that are kept: with more, the object would become too large, and the oldest are dropped."""
+
+log = structlog.get_logger()
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """A unit that is being admitted, and its cells."""
+
+    kind: UnitKind
+    namespace: str
+    names: tuple[str, ...]
+    """Names of its pods, or of the process; one for each cell."""
+    cells: tuple[str, ...] = ()
+    service: str = ""
+    """Name of its InferenceService."""
+
+    @property
+    def objects(self) -> tuple[ObjectKey, ...]:
+        """Its pods, or the process."""
+        return tuple(ObjectKey(self.namespace, name) for name in self.names)
+
+
+class FreedPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """The place of a unit that was evicted, which its successor inherits."""
+
+    service: str
+    """uid of the InferenceService."""
+    unit: str
+    """uid of the unit."""
+    namespace: str
+    name: str
+    """Name of its pod."""
+    enqueued_at: str
+
+
+class LedgerContent(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of the ledger."""
+
+    leader: str = ""
+    generation: int = 0
+    """Grows with each write."""
+    claims: Mapping[str, Claim] = {}
+    """By uid of the unit."""
+    freed: tuple[FreedPlace, ...] = ()
+
+
+class LedgerLost(Exception):
+    """Another leader has written the ledger: nothing that was decided since the last write may be done."""
+
+
+class _WrittenLedger(NamedTuple):
+    version: str
+    content: LedgerContent
+
+
+class Ledger:
+    """The ledger as `leader` last wrote it."""
+
+    def __init__(self, client: Client, leader: str) -> None:
+        self._client, self._leader = client, leader
+        self._written: _WrittenLedger | None = None
+
+    @property
+    def content(self) -> LedgerContent:
+        """The last content. Raises LedgerLost before `take_over`."""
+        if self._written is None:
+            raise LedgerLost(f"the ledger {CONTROLLER_NAMESPACE}/{LEDGER} was not taken over yet")
+        return self._written.content
+
+    async def take_over(self) -> LedgerContent:
+        """Make this leader the one writer, and return what the last one left. Raises as `Client`."""
+        try:
+            found = await self._client.get(CONFIG_MAPS, LEDGER, CONTROLLER_NAMESPACE)
+        except NotFound:
+            content = LedgerContent(leader=self._leader)
+            self._written = _WrittenLedger(_version(await self._client.create(CONFIG_MAPS, _encode(content))), content)
+        else:
+            self._written = _WrittenLedger(_version(found), _decode(found))
+            await self.write(self._written.content.claims, self._written.content.freed)
+        return self.content
+
+    async def write(self, claims: Mapping[str, Claim], freed: tuple[FreedPlace, ...]) -> None:
+        """Replace the content, if this leader was the last to write it.
+
+        Raises:
+            LedgerLost: another leader, or a person, has written or deleted it.
+            ApiError, Unreachable: as `Client`; the content may have been written, and `take_over` must be called.
+        """
+        last = self.content
+        content = LedgerContent(
+            leader=self._leader, generation=last.generation + 1, claims=claims, freed=freed[-_MOST_FREED:]
+        )
+        written, self._written = self._written, None
+        assert written is not None
+        body = _encode(content)
+        operations = (
+            {"op": "test", "path": "/metadata/resourceVersion", "value": written.version},
+            {"op": "add", "path": "/data", "value": body["data"]},
+        )
+        try:
+            answer = await self._client.patch_json(CONFIG_MAPS, LEDGER, CONTROLLER_NAMESPACE, operations)
+        except (Conflict, NotFound) as error:
+            raise LedgerLost(str(error)) from error
+        self._written = _WrittenLedger(_version(answer), content)
+
+
+def _version(obj: Obj) -> str:
+    version: str = obj["metadata"]["resourceVersion"]
+    return version
+
+
+def _encode(content: LedgerContent) -> Obj:
+    return {
+        "metadata": {
+            "name": LEDGER,
+            "namespace": CONTROLLER_NAMESPACE,
+            "labels": {LABEL_MANAGED_BY: MANAGED_BY},
+        },
+        "data": {_KEY: msgspec.json.encode(content).decode()},
+    }
+
+
+def _decode(obj: Obj) -> LedgerContent:
+    """Return the content of the object; a damaged one counts as empty, since the units themselves say what they have."""
+    text = (obj.get("data") or {}).get(_KEY, "")
+    try:
+        return msgspec.json.decode(text, type=LedgerContent)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        log.warning("ledger_unreadable", name=LEDGER, error=str(error))
+        return LedgerContent()

@@ -1,0 +1,97 @@
+"""The ledger on the real API server: of two leaders only the last may write, and a damaged ledger loses nothing."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from controller.placement.ledger import LEDGER, Claim, FreedPlace, Ledger, LedgerLost
+from crds.meta import CONTROLLER_NAMESPACE
+from kube.client import Client
+from kube.resources import CONFIG_MAPS
+from tests.controlplane.plane import ControlPlane
+
+CLAIMS = {"uid-1": Claim(kind="pod", namespace="team", names=("chat-1",), cells=("node/n1",), service="chat")}
+FREED = (
+    FreedPlace(service="uid-s", unit="uid-2", namespace="team", name="chat-2", enqueued_at="2026-01-01T00:00:00Z"),
+)
+
+
+@pytest_asyncio.fixture(autouse=True)
+async def no_ledger(plane: ControlPlane) -> AsyncIterator[None]:
+    """Begin and end without a ledger; the controller of other tests is not running."""
+    path = CONFIG_MAPS.path(CONTROLLER_NAMESPACE, LEDGER)
+    await plane.request("DELETE", path, accept={404})
+    yield
+    await plane.request("DELETE", path, accept={404})
+
+
+async def test_a_leader_finds_what_the_last_one_had_begun(client: Client) -> None:
+    first = Ledger(client, "one")
+    await first.take_over()
+    await first.write(CLAIMS, FREED)
+    content = await Ledger(client, "two").take_over()
+    assert (content.claims, content.freed, content.leader) == (CLAIMS, FREED, "two")
+
+
+async def test_a_leader_that_was_overtaken_writes_nothing_more(client: Client) -> None:
+    first, second = Ledger(client, "one"), Ledger(client, "two")
+    await first.take_over()
+    await second.take_over()
+    with pytest.raises(LedgerLost):
+        await first.write(CLAIMS, ())
+    with pytest.raises(LedgerLost, match="not taken over"):
+        await first.write(CLAIMS, ())
+    await second.write({}, FREED)
+    assert (await Ledger(client, "three").take_over()).claims == {}
+
+
+async def test_of_two_leaders_that_begin_at_once_one_has_the_ledger(client: Client) -> None:
+    first, second = Ledger(client, "one"), Ledger(client, "two")
+    await first.take_over()
+    await first.write(CLAIMS, ())
+    await second.take_over()
+    await second.write(CLAIMS, FREED)
+    await first.take_over()
+    with pytest.raises(LedgerLost):
+        await second.write({}, ())
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"claims": 7}', '{"generation": "x"}', "\u0000"])
+async def test_a_damaged_ledger_counts_as_empty_and_is_replaced(client: Client, text: str) -> None:
+    ledger = Ledger(client, "one")
+    await ledger.take_over()
+    operation = {"op": "add", "path": "/data", "value": {"ledger.json": text}}
+    await client.patch_json(CONFIG_MAPS, LEDGER, CONTROLLER_NAMESPACE, [operation])
+    with pytest.raises(LedgerLost):
+        await ledger.write(CLAIMS, ())
+    assert (await ledger.take_over()).claims == {}
+    await ledger.write(CLAIMS, ())
+    assert (await Ledger(client, "two").take_over()).claims == CLAIMS
+
+
+async def test_a_deleted_ledger_begins_anew(client: Client) -> None:
+    ledger = Ledger(client, "one")
+    await ledger.take_over()
+    await client.delete(CONFIG_MAPS, LEDGER, CONTROLLER_NAMESPACE)
+    with pytest.raises(LedgerLost):
+        await ledger.write(CLAIMS, ())
+    assert (await ledger.take_over()).claims == {}
+
+
+async def test_the_oldest_freed_places_are_dropped_before_the_object_is_too_large(client: Client) -> None:
+    ledger = Ledger(client, "one")
+    await ledger.take_over()
+    many = tuple(
+        FreedPlace(
+            service="0" * 36,
+            unit=f"{number:036}",
+            namespace="n" * 63,
+            name="p" * 63,
+            enqueued_at="2026-01-01T00:00:00Z",
+        )
+        for number in range(5000)
+    )
+    await ledger.write({}, many)
+    kept = (await Ledger(client, "two").take_over()).freed
+    assert (kept[-1], len(kept) < len(many)) == (many[-1], True)

@@ -1,0 +1,95 @@
+"""The patches of the queue, applied to objects as a JSON patch is."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from controller.placement.effects import admit_pod, annotate, bind_process, build_eviction, find_gate
+from crds.meta import ADMITTED_AT, NOMINATED, QUEUE_GATE
+from kube.client import Obj
+from tests.support.api_objects import process
+from tests.support.json_patches import apply_patch
+
+PINNED = {"key": "metadata.name", "operator": "In", "values": ["n7"]}
+SELECTED = {"key": "zone", "operator": "In", "values": ["a"]}
+
+
+def gated(**spec: Any) -> Obj:
+    metadata = {"name": "chat-1", "namespace": "team", "uid": "u-1"}
+    return {"metadata": metadata, "spec": {"schedulingGates": [{"name": "other"}, {"name": QUEUE_GATE}], **spec}}
+
+
+def read_terms(pod: Obj) -> Any:
+    return pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("affinity", "terms"),
+    [
+        (None, [{"matchFields": [PINNED]}]),
+        ({"podAffinity": {}}, [{"matchFields": [PINNED]}]),
+        ({"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}, [{"matchFields": [PINNED]}]),
+        (
+            [{"matchExpressions": [SELECTED]}, {"matchFields": [SELECTED]}],
+            [{"matchExpressions": [SELECTED], "matchFields": [PINNED]}, {"matchFields": [SELECTED, PINNED]}],
+        ),
+    ],
+)
+def test_a_pod_is_pinned_beside_the_rules_that_it_has(affinity: Any, terms: Any) -> None:
+    if isinstance(affinity, list):
+        affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": affinity}}}
+    pod = gated(**({} if affinity is None else {"affinity": affinity}))
+    admitted = apply_patch(pod, admit_pod(pod, "n7"))
+    assert read_terms(admitted) == terms
+    assert admitted["spec"]["schedulingGates"] == [{"name": "other"}]
+    assert find_gate(admitted) is None
+    left = {name: each for name, each in admitted["spec"]["affinity"].items() if name != "nodeAffinity"}
+    assert left == {name: each for name, each in (affinity or {}).items() if name != "nodeAffinity"}
+
+
+def test_a_pod_for_an_autoscaler_is_free_to_go_anywhere() -> None:
+    admitted = apply_patch(gated(), admit_pod(gated(), ""))
+    assert admitted["spec"] == {"schedulingGates": [{"name": "other"}]}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"metadata": {"name": "chat-1", "namespace": "team", "uid": "another"}},
+        {"spec": {"schedulingGates": [{"name": "other"}]}},
+        {"spec": {"schedulingGates": [{"name": QUEUE_GATE}, {"name": "other"}]}},
+        {"spec": {}},
+    ],
+)
+def test_a_patch_for_a_pod_that_has_changed_fails(changed: Obj) -> None:
+    with pytest.raises(LookupError):
+        apply_patch(gated() | changed, admit_pod(gated(), "n7"))
+
+
+def test_a_pod_without_the_gate_is_not_admitted() -> None:
+    with pytest.raises(ValueError, match="team/chat-1 has no gate"):
+        admit_pod({"metadata": {"name": "chat-1", "namespace": "team", "uid": "u"}, "spec": {}}, "n7")
+
+
+def test_an_admitted_pod_is_not_nominated_any_more() -> None:
+    pod = gated()
+    pod["metadata"]["annotations"] = {NOMINATED: "{}", "mine": "kept"}
+    assert apply_patch(pod, admit_pod(pod, "n7"))["metadata"]["annotations"] == {"mine": "kept"}
+
+
+def test_a_process_is_bound_with_the_time_of_its_admission() -> None:
+    waiting = process("chat-1-0")
+    bound = apply_patch(waiting, bind_process(waiting, "studio-1", datetime(2026, 1, 2, tzinfo=UTC)))
+    assert bound["spec"]["hostName"] == "studio-1"
+    assert bound["metadata"]["annotations"][ADMITTED_AT] == "2026-01-02T00:00:00Z"
+    with pytest.raises(LookupError):
+        newer = waiting | {"metadata": waiting["metadata"] | {"resourceVersion": "99"}}
+        apply_patch(newer, bind_process(waiting, "studio-1", datetime(2026, 1, 2, tzinfo=UTC)))
+
+
+def test_annotations_are_merged_for_one_object_and_no_successor() -> None:
+    assert annotate(gated(), {NOMINATED: None}) == {"metadata": {"uid": "u-1", "annotations": {NOMINATED: None}}}
+    assert build_eviction(gated())["deleteOptions"] == {"preconditions": {"uid": "u-1"}}
