@@ -6,11 +6,12 @@ that is sent twice, or by a leader that was overtaken, fails.
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 from crds.meta import ADMITTED_AT, NOMINATED, QUEUE_GATE
 from kube.client import Obj
+from kube.time import rfc3339
 
 _AFFINITY: Final = "/spec/affinity"
 _REQUIRED: Final = f"{_AFFINITY}/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution"
@@ -72,7 +73,7 @@ def bind_process(process: Obj, host: str, now: datetime) -> Operations:
         _test("/metadata/resourceVersion", process["metadata"]["resourceVersion"]),
         {"op": "add", "path": "/spec/hostName", "value": host},
         *_remove_annotation(process, NOMINATED),
-        *_add_annotation(process, ADMITTED_AT, format_time(now)),
+        *_add_annotation(process, ADMITTED_AT, rfc3339(now)),
     ]
 
 
@@ -93,11 +94,6 @@ def build_eviction(pod: Obj) -> Obj:
         "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
         "deleteOptions": {"preconditions": {"uid": metadata["uid"]}},
     }
-
-
-def format_time(moment: datetime) -> str:
-    """Return a time as Kubernetes writes it, in whole seconds."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _add_annotation(obj: Obj, name: str, value: str) -> Operations:

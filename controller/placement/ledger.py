@@ -25,6 +25,8 @@ _KEY: Final = "ledger.json"
 _MOST_FREED: Final = 2000
 """Places of evicted units that are kept: with more, the object would become too large, and the oldest are dropped."""
 
+_NOT_TAKEN_OVER: Final = f"the ledger {CONTROLLER_NAMESPACE}/{LEDGER} was not taken over yet"
+
 log = structlog.get_logger()
 
 
@@ -69,7 +71,7 @@ class LedgerContent(msgspec.Struct, frozen=True, kw_only=True):
     freed: tuple[FreedPlace, ...] = ()
 
 
-class LedgerLost(Exception):
+class LedgerLost(Exception):  # noqa: N818 - no error: another leader has taken over
     """Another leader has written the ledger: nothing that was decided since the last write may be done."""
 
 
@@ -89,7 +91,7 @@ class Ledger:
     def content(self) -> LedgerContent:
         """The last content. Raises LedgerLost before `take_over`."""
         if self._written is None:
-            raise LedgerLost(f"the ledger {CONTROLLER_NAMESPACE}/{LEDGER} was not taken over yet")
+            raise LedgerLost(_NOT_TAKEN_OVER)
         return self._written.content
 
     async def take_over(self) -> LedgerContent:
@@ -111,16 +113,16 @@ class Ledger:
             LedgerLost: another leader, or a person, has written or deleted it.
             ApiError, Unreachable: as `Client`; the content may have been written, and `take_over` must be called.
         """
-        last = self.content
+        if self._written is None:
+            raise LedgerLost(_NOT_TAKEN_OVER)
+        # Until the answer is there, nobody knows what is written.
+        (version, last), self._written = self._written, None
         content = LedgerContent(
             leader=self._leader, generation=last.generation + 1, claims=claims, freed=freed[-_MOST_FREED:]
         )
-        written, self._written = self._written, None
-        assert written is not None
-        body = _encode(content)
         operations = (
-            {"op": "test", "path": "/metadata/resourceVersion", "value": written.version},
-            {"op": "add", "path": "/data", "value": body["data"]},
+            {"op": "test", "path": "/metadata/resourceVersion", "value": version},
+            {"op": "add", "path": "/data", "value": _encode(content)["data"]},
         )
         try:
             answer = await self._client.patch_json(CONFIG_MAPS, LEDGER, CONTROLLER_NAMESPACE, operations)
@@ -146,7 +148,7 @@ def _encode(content: LedgerContent) -> Obj:
 
 
 def _decode(obj: Obj) -> LedgerContent:
-    """Return the content of the object; a damaged one counts as empty, since the units themselves say what they have."""
+    """Return the content of the object; a damaged one counts as empty: the units say what they have."""
     text = (obj.get("data") or {}).get(_KEY, "")
     try:
         return msgspec.json.decode(text, type=LedgerContent)

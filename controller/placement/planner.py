@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from controller.placement.preemption import Candidates, find_victims
 from controller.placement.score import CellScore, score_cell
-from controller.placement.units import Amounts, Cell, Nomination, Unit, fits
+from controller.placement.units import Amounts, Cell, Nomination, Unit, fits, subtract
 from kube.resources import ObjectKey
 
 CONSIDERED: Final = 256
@@ -317,7 +317,7 @@ class _Planning:
             for victim in ending:
                 victims[victim.uid] = victim
                 gained = _add_amounts(gained, victim, cell.id)
-            left[cell.id] = _subtract(gained, need)
+            left[cell.id] = subtract(gained, need)
             chosen.append(cell.id)
             scores.append(score)
         return _Placement(tuple(chosen), tuple(victims.values()), tuple(scores))
@@ -349,7 +349,7 @@ class _Planning:
         return None
 
     def _take(self, need: Amounts, cell: str) -> None:
-        self._left[cell] = _subtract(self._left[cell], need)
+        self._left[cell] = subtract(self._left[cell], need)
 
     def _count_beside(self, service: ObjectKey, cells: Iterable[str]) -> None:
         counts = self._beside.setdefault(service, {})
@@ -372,10 +372,6 @@ def _shape_of(unit: Unit) -> _Shape:
     """Return all that decides about the cells that a unit may use."""
     parts = tuple(tuple(sorted(part.items())) for part in unit.parts)
     return type(unit.requirement), unit.requirement.shape, parts, unit.pools, unit.avoid
-
-
-def _subtract(free: Amounts, need: Amounts) -> Amounts:
-    return {name: amount - need.get(name, 0) for name, amount in free.items()}
 
 
 def _add_amounts(free: Amounts, victim: Unit, cell: str) -> Amounts:

@@ -129,6 +129,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     key: UnitKey
     uid: str
     service: ObjectKey
+    service_uid: str = ""
     priority: Priority = "normal"
     enqueued_at: float
     """Since when the replica has its place in the queue, in seconds since 1970; a successor inherits it."""
@@ -181,3 +182,8 @@ def find_shortage(need: Amounts, free: Amounts) -> str:
     """Return the name of the first resource of which too little is free; empty if the need is free."""
     lacking = (name for name, amount in need.items() if amount > free.get(name, 0 if "/" in name else amount))
     return next(lacking, "")
+
+
+def subtract(free: Amounts, need: Amounts) -> Amounts:
+    """Return what is left of an amount; a resource that is not counted stays uncounted."""
+    return {name: amount - need.get(name, 0) for name, amount in free.items()}

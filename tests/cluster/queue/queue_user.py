@@ -1,0 +1,108 @@
+"""A user of the queue: services that want GPUs, and what is seen of their pods."""
+
+import asyncio
+from typing import Any
+
+from crds.meta import LABEL_SERVICE
+from kube.client import Client, Obj
+from kube.resources import INFERENCE_SERVICES, MODELS, PODS, ObjectKey
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.process import Process
+from tests.support.eventually import eventually
+
+GIB = 2**30
+RUN_SECONDS = 60.0
+"""Limit for a pod to be admitted and bound on a busy machine. No claim about speed."""
+
+
+class QueueUser:
+    """One namespace."""
+
+    def __init__(self, plane: ControlPlane, client: Client, namespace: str, controller: Process) -> None:
+        self.plane, self.client, self.namespace, self.controller = plane, client, namespace, controller
+
+    async def make_model(self) -> None:
+        """Make a Model that each pod pulls by itself, so that nothing but the queue holds up a pod."""
+        spec = {"source": "ollama://tiny:1b", "memoryBytes": GIB}
+        await self.client.create(MODELS, {"metadata": self._name("tiny"), "spec": spec})
+
+    async def serve(self, name: str, gpus: int = 1, priority: str = "normal", **spec: Any) -> None:
+        """Make a service."""
+        hardware = {"accelerator": "nvidia", "count": gpus}
+        wanted = {"modelRef": "tiny", "hardware": hardware, "priority": priority, **spec}
+        await self.client.create(INFERENCE_SERVICES, {"metadata": self._name(name), "spec": wanted})
+
+    async def delete(self, name: str) -> None:
+        """Delete a service."""
+        await self.client.delete(INFERENCE_SERVICES, name, self.namespace)
+
+    async def edit(self, name: str, **spec: Any) -> None:
+        """Edit the spec of a service."""
+        await self.client.patch_merge(INFERENCE_SERVICES, name, self.namespace, {"spec": spec}, field_manager="user")
+
+    async def pods(self, service: str) -> list[Obj]:
+        """Return the pods of a service that are not being deleted."""
+        found = await self.client.list(PODS, self.namespace, label_selector=f"{LABEL_SERVICE}={service}")
+        return [pod for pod in found.items if "deletionTimestamp" not in pod["metadata"]]
+
+    async def nodes(self, service: str) -> list[str]:
+        """Return the nodes of the pods of a service; a pod that waits has the empty name."""
+        return sorted(pod["spec"].get("nodeName", "") for pod in await self.pods(service))
+
+    async def wait_until_on(self, service: str, *nodes: str) -> None:
+        """Wait until the pods of a service are on these nodes; the empty name is for one that waits."""
+
+        async def reached() -> bool:
+            found = await self.nodes(service)
+            assert found == sorted(nodes), f"{service} is on {found}, not on {nodes}"
+            return True
+
+        await eventually(reached, RUN_SECONDS)
+
+    async def wait_until_queued(self, *services: str) -> None:
+        """Wait until each of these services has a pod in the queue."""
+
+        async def gated() -> bool:
+            for service in services:
+                pods = await self.pods(service)
+                assert pods, f"{service} has no pod yet"
+                assert all(pod["spec"].get("schedulingGates") for pod in pods), f"{service} has a pod without a gate"
+            return True
+
+        await eventually(gated, RUN_SECONDS)
+
+    async def wait_for_status(self, service: str, **queue: Any) -> Obj:
+        """Wait until status.queue of a service has these values; return it."""
+
+        async def reached() -> Obj:
+            status = (await self.client.get(INFERENCE_SERVICES, service, self.namespace)).get("status", {})
+            found: Obj = status.get("queue", {})
+            assert {name: found.get(name) for name in queue} == queue, status
+            return found
+
+        found = await eventually(reached, RUN_SECONDS)
+        assert found is not None
+        return found
+
+    async def delete_services(self) -> None:
+        """Delete all services, and wait until no pod is left."""
+        for each in (await self.client.list(INFERENCE_SERVICES, self.namespace)).items:
+            await self.client.delete(INFERENCE_SERVICES, each["metadata"]["name"], self.namespace)
+
+        async def gone() -> bool:
+            return not (await self.client.list(PODS, self.namespace)).items
+
+        await eventually(gone, RUN_SECONDS)
+
+    async def kill_controller(self) -> None:
+        """Kill the controller, and start it again."""
+        await self.controller.kill()
+        self.controller.start()
+        await asyncio.sleep(0)
+
+    def key(self, pod: Obj) -> ObjectKey:
+        """Return the key of a pod."""
+        return ObjectKey(self.namespace, pod["metadata"]["name"])
+
+    def _name(self, name: str) -> Obj:
+        return {"name": name, "namespace": self.namespace}

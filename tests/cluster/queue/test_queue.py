@@ -1,0 +1,89 @@
+"""The queue of accelerators on the real API server and the real scheduler: order, preemption, and no device twice."""
+
+from crds.meta import ENQUEUED_AT
+from kube.resources import PODS
+from tests.cluster.queue.queue_user import QueueUser
+from tests.support.simulated_nodes import GPU, SimulatedNodes
+
+
+async def test_pods_are_admitted_by_priority_then_by_time(simulated: SimulatedNodes, user: QueueUser) -> None:
+    await simulated.add("sim-1", devices=1)
+    await user.serve("running", priority="critical")
+    await user.wait_until_on("running", "sim-1")
+    for name, priority in (("batch", "batch"), ("late", "normal"), ("high", "high")):
+        await user.serve(name, priority=priority)
+        await user.wait_until_queued(name)
+    for first in ("running", "high", "late"):
+        following = {"running": "high", "high": "late", "late": "batch"}[first]
+        await user.delete(first)
+        await user.wait_until_on(following, "sim-1")
+
+
+async def test_a_critical_service_takes_the_place_of_the_least_important_ones(
+    simulated: SimulatedNodes, user: QueueUser
+) -> None:
+    await simulated.add("sim-1", devices=4)
+    for name, priority in (("normal", "normal"), ("low", "low"), ("batch-1", "batch"), ("batch-2", "batch")):
+        await user.serve(name, priority=priority)
+        await user.wait_until_on(name, "sim-1")
+    (first,) = await user.pods("batch-2")
+    simulated.hold_ends()
+    await user.serve("critical", gpus=2, priority="critical")
+    # Both of batch, and no other; nothing is admitted before they have ended.
+    await user.wait_until_on("batch-1", "")
+    await user.wait_until_on("batch-2", "")
+    assert await user.nodes("critical") == [""]
+    assert await user.nodes("low") == ["sim-1"]
+    await user.serve("late-batch", priority="batch")
+    await user.wait_until_queued("late-batch")
+    simulated.let_end()
+    await user.wait_until_on("critical", "sim-1")
+    (successor,) = await user.pods("batch-2")
+    assert successor["metadata"]["annotations"][ENQUEUED_AT] == first["metadata"]["creationTimestamp"]
+    await user.delete("critical")
+    await user.wait_until_on("batch-1", "sim-1")
+    await user.wait_until_on("batch-2", "sim-1")
+    assert await user.nodes("late-batch") == [""]
+
+
+async def test_a_foreign_pod_that_takes_a_freed_device_costs_no_second_eviction(
+    simulated: SimulatedNodes, user: QueueUser
+) -> None:
+    await simulated.add("sim-1", devices=2)
+    for name in ("low-1", "low-2"):
+        await user.serve(name, priority="low")
+        await user.wait_until_on(name, "sim-1")
+    simulated.hold_ends()
+    await user.serve("critical", priority="critical")
+
+    await user.wait_until_on("low-2", "")
+    foreign = {
+        "metadata": {"name": "thief", "namespace": user.namespace},
+        "spec": {
+            "nodeName": "sim-1",
+            "containers": [
+                {"name": "main", "image": "any", "resources": {"requests": {GPU: "1"}, "limits": {GPU: "1"}}}
+            ],
+        },
+    }
+    await user.client.create(PODS, foreign)
+    simulated.let_end()
+    await user.wait_until_on("low-1", "")
+    await user.wait_until_on("critical", "sim-1")
+    await user.client.delete(PODS, "thief", user.namespace)
+
+
+async def test_a_killed_controller_books_nothing_twice(simulated: SimulatedNodes, user: QueueUser) -> None:
+    for name in ("sim-1", "sim-2"):
+        await simulated.add(name, devices=4)
+    for number in range(12):
+        await user.serve(f"service-{number}", priority=("low", "normal", "high")[number % 3])
+        if number % 4 == 3:
+            await user.kill_controller()
+    for number in (2, 5, 8, 11, 1, 4, 7, 10):
+        await user.wait_until_on(f"service-{number}", *(await user.nodes(f"service-{number}")))
+    await user.kill_controller()
+    for number in (2, 5, 8, 11):
+        await user.delete(f"service-{number}")
+    for number in (0, 3, 6, 9):
+        await user.wait_until_on(f"service-{number}", *(await user.nodes(f"service-{number}")))
