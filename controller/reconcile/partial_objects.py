@@ -23,6 +23,7 @@ from controller.reconcile.stamp import (
     ANNOTATION_UPDATE,
     is_stamped,
 )
+from crds.meta import ENQUEUED_AT, NOMINATED
 from kube.client import Obj
 from kube.resources import (
     DEPLOYMENTS,
@@ -51,6 +52,8 @@ _LONGEST_SHARED: Final = 64
 """Characters; longer strings are messages, each of its own."""
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 _POD_CONDITIONS: Final = frozenset({"Ready", "PodScheduled"})
+_POD_ANNOTATIONS: Final = frozenset({ENQUEUED_AT, NOMINATED})
+_POD_SPEC: Final = ("nodeName", "schedulingGates", "overhead", "priorityClassName")
 _REPLICA_COUNTS: Final = ("observedGeneration", "replicas", "updatedReplicas", "readyReplicas")
 _DEPLOYMENT_CONDITIONS: Final = frozenset({"ReplicaFailure"})
 
@@ -131,32 +134,45 @@ def _of_process(obj: Obj) -> Obj:
     return kept
 
 
-def _conditions(status: Obj, kinds: Collection[str]) -> list[Obj]:
-    """Return the conditions of these types, with what explains them."""
+def _conditions(status: Obj, kinds: Collection[str], timed: Collection[str] = ()) -> list[Obj]:
+    """Return the conditions of these types, with what explains them; those of type `timed` with their time."""
     fields = ("type", "status", "reason", "message")
-    return [_pick(each, fields) for each in status.get("conditions") or () if each["type"] in kinds]
+    return [
+        _pick(each, (*fields, "lastTransitionTime") if each["type"] in timed else fields)
+        for each in status.get("conditions") or ()
+        if each["type"] in kinds
+    ]
 
 
 def _of_pod(obj: Obj) -> Obj:
     metadata = {name: value for name, value in obj["metadata"].items() if name not in {"managedFields", "annotations"}}
+    if annotations := _pick(obj["metadata"].get("annotations") or {}, _POD_ANNOTATIONS):
+        metadata["annotations"] = annotations
     status = obj.get("status") or {}
     # A sidecar is an init container that runs on: a pod with one that has ended does not serve.
     containers = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
     kept = {
         **_pick(status, ("phase", "podIPs")),
-        "conditions": _conditions(status, _POD_CONDITIONS),
+        "conditions": _conditions(status, _POD_CONDITIONS, timed={"PodScheduled"}),
         "containerStatuses": [_pick(each, ("name", "state", "lastState", "started", "ready")) for each in containers],
     }
     spec = obj.get("spec") or {}
-    requests = {
-        kind: [{"resources": _pick(each.get("resources") or {}, ("requests",))} for each in spec[kind]]
+    requests: Obj = {
+        kind: [_pick(each, ("restartPolicy",)) | {"resources": _requests_of(each)} for each in spec[kind]]
         for kind in ("initContainers", "containers")
         if kind in spec
     }
+    if in_all := _requests_of(spec):
+        requests["resources"] = in_all
     # Where a pod may run is read of one that has no node yet.
     selects = () if spec.get("nodeName") else ("nodeSelector", "tolerations", "affinity")
-    read = _pick(spec, ("nodeName", *selects))
+    read = _pick(spec, (*_POD_SPEC, *selects))
     return {"metadata": metadata, "spec": read | requests | _claim_volumes(spec), "status": kept}
+
+
+def _requests_of(spec: Obj) -> Obj:
+    """Return the resources of a container, or those that a pod states for all of its containers, without limits."""
+    return _pick(spec.get("resources") or {}, ("requests",))
 
 
 def _claim_volumes(pod_spec: Obj) -> Obj:

@@ -15,7 +15,7 @@ from controller.reconcile.plan import FIELD_MANAGER, Plan, Snapshot
 from controller.reconcile.stamp import ANNOTATION_STAMP, needs_apply
 from controller.services.pods.deployment import build_network_service
 from controller.services.reconciler import ServiceInputs, decide_service
-from crds.meta import ObjectMeta
+from crds.meta import ENQUEUED_AT, NOMINATED, QUEUE_GATE, ObjectMeta
 from devices.vendors import VENDORS
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, JOBS, MODELS, PODS
@@ -64,6 +64,34 @@ def test_decision_about_parts_is_that_about_whole_objects(spec: Obj, stamped: bo
     assert part == whole
     assert known.list(PODS)[0]["spec"] == {"containers": [{"resources": {"requests": {"memory": "1Gi"}}}]}
     assert ("args" in str(known.list(DEPLOYMENTS)[0])) is (not stamped and "template" not in spec)
+
+
+def test_part_of_a_pod_has_what_the_queue_reads() -> None:
+    whole = pod()
+    gpu = {"requests": {"nvidia.com/gpu": "1"}}
+    read = {
+        "schedulingGates": [{"name": QUEUE_GATE}],
+        "overhead": {"memory": "64Mi"},
+        "priorityClassName": "pomona-high-queue",
+        "resources": {"requests": {"memory": "8Gi"}},
+        "initContainers": [{"restartPolicy": "Always", "resources": gpu}],
+    }
+    time = "2026-11-21T11:00:00Z"
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": time}
+    ready = {"type": "Ready", "status": "True"}
+    annotations = {ENQUEUED_AT: time, NOMINATED: "{}"}
+    whole["metadata"]["annotations"] = {**annotations, "cni.example/addresses": "{}"}
+    whole["spec"] |= deepcopy(read)
+    whole["spec"]["resources"]["limits"] = {"memory": "8Gi"}
+    whole["spec"]["initContainers"][0] |= {"name": "proxy", "image": "proxy:1"}
+    whole["status"]["conditions"] = [scheduled, {**ready, "lastTransitionTime": time}]
+    known = Store()
+    declare_partial_objects(known)
+    known.put(PODS, whole)
+    (kept,) = known.list(PODS)
+    assert kept["metadata"]["annotations"] == annotations
+    assert {name: value for name, value in kept["spec"].items() if name in read} == read
+    assert kept["status"]["conditions"] == [scheduled, ready]
 
 
 def test_part_of_an_applied_service_needs_no_apply() -> None:
