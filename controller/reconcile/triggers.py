@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Final, NamedTuple
 
 from controller.reconcile.indexes import controller_of
-from crds.meta import DRAINED, REACHABLE
+from crds.meta import DRAINED, QUEUE_GATE, REACHABLE
 from kube.client import Obj
 from kube.resources import ObjectKey, Resource
 from kube.store import Store
@@ -86,6 +86,11 @@ def is_scheduled(pod: Obj) -> bool:
     status = pod.get("status", {})
     is_placed = status.get("phase", "Pending") != "Pending"
     return is_placed or any(each["type"] == "PodScheduled" for each in status.get("conditions") or ())
+
+
+def is_gated(pod: Obj) -> bool:
+    """Return whether a pod waits for the queue to give it a node: until then, no scheduler tries to place it."""
+    return any(each["name"] == QUEUE_GATE for each in pod.get("spec", {}).get("schedulingGates") or ())
 
 
 def is_refused(pod: Obj) -> bool:

@@ -8,7 +8,9 @@ import pytest
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import Plan, Reconciler
 from controller.reconcile.stamp import ANNOTATION_STAMP
+from controller.reconcile.triggers import is_gated
 from controller.run import Controller, ControllerOptions, Item
+from crds.meta import QUEUE_GATE
 from kube.client import Client, Obj
 from kube.queue import WorkQueue
 from kube.resources import (
@@ -112,6 +114,12 @@ NEWS = {
     "a Deployment's replicas": (DEPLOYMENTS, deployment(replicas=0), deployment(replicas=1), {CHAT}),
     "a pod that fits nowhere": (PODS, pod(), pod(conditions=[condition("PodScheduled", "False")]), {CHAT}),
     "a pod that is scheduled": (PODS, pod(), pod(conditions=[condition("PodScheduled", "True")]), {CHAT}),
+    "a pod that the queue has admitted": (
+        PODS,
+        pod(conditions=[condition("PodScheduled", "False")]) | {"spec": {"schedulingGates": [{"name": QUEUE_GATE}]}},
+        pod(conditions=[condition("PodScheduled", "False")]),
+        {CHAT},
+    ),
     "a pod that a node runs": (PODS, pod(), pod(phase="Running"), {CHAT}),
     "a pod that is ready": (
         PODS,
@@ -247,3 +255,13 @@ async def test_what_is_about_to_wait_for_a_change_is_decided_again(
 def test_standby_enqueues_nothing(controller: Controller) -> None:
     controller.store.put(METAL_PROCESSES, process("chat-1-0", host="studio-1"))
     assert controller._queue is None
+
+
+@pytest.mark.parametrize("gates", [None, [], [{"name": "other.example/gate"}]], ids=str)
+def test_pod_without_our_gate_does_not_wait_in_the_queue(gates: list[Obj] | None) -> None:
+    assert not is_gated(pod() | {"spec": {"schedulingGates": gates}})
+
+
+def test_pod_with_our_gate_waits_in_the_queue() -> None:
+    gates = [{"name": "other.example/gate"}, {"name": QUEUE_GATE}]
+    assert is_gated(pod() | {"spec": {"schedulingGates": gates}})
