@@ -1,0 +1,170 @@
+"""The writer of the queue's decisions: it gives units their cells, notes promises and places, and evicts.
+
+Each write first looks at the object as it is known now; one that has changed since the decision is left to the next
+round. Leadership is required right before each write, since a suspended leader may wake up between any two of them.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Final
+
+import structlog
+
+from controller.placement.effects import admit_pod, annotate, bind_process, build_eviction, find_gate
+from controller.placement.observed_units import encode_nomination
+from controller.placement.units import Nomination, Unit, UnitKind
+from controller.reconcile.plan import Leading
+from crds.meta import ENQUEUED_AT, NOMINATED
+from kube.client import Obj
+from kube.errors import ApiError, Conflict, NotFound, Unreachable
+from kube.resources import METAL_PROCESSES, PODS, ObjectKey, Resource
+
+READ_AGAIN_SECONDS: Final = 1.0
+EVICTION_PATIENCE_SECONDS: Final = 60.0
+"""Time for which a PodDisruptionBudget may refuse an eviction; then the pod is deleted, as the scheduler's own
+preemption does at once: a budget is for drains, and spec.evictionProtection protects from the queue."""
+_QUEUE_MANAGER: Final = "pomona-queue"
+"""Owner of the annotations of the queue."""
+
+log = structlog.get_logger()
+
+
+class StaleUnit(Exception):  # noqa: N818 - no error: the next round decides about the unit as it is
+    """The object of a unit has changed since the decision, or is gone."""
+
+
+class AdmissionWriter:
+    """The writes of one leader."""
+
+    def __init__(self, leading: Leading) -> None:
+        self._client, self._store = leading.client, leading.store
+        self._require_leadership = leading.require_leadership
+        self._refused_since: dict[str, float] = {}
+        """Time of the loop since when evictions of a pod are refused, by its uid."""
+
+    async def admit(self, uid: str, kind: UnitKind, names: Sequence[ObjectKey], cells: Sequence[str]) -> None:
+        """Give each object of a unit its cell; without cells a pod goes to any node.
+
+        An object that has its cell already is left as it is.
+
+        Raises StaleUnit, ApiError and Unreachable; after the last, the object may have its cell.
+        """
+        places = [cell.partition("/")[2] for cell in cells] if cells else [""] * len(names)
+        for name, place in zip(names, places, strict=True):
+            obj = self._find(_resource_of(kind), name)
+            if kind != "gang" and obj["metadata"]["uid"] != uid:
+                raise StaleUnit(f"{name} is the name of a successor")
+            await (self._bind(name, obj, place) if kind == "process" else self._ungate(name, obj, place))
+
+    async def _bind(self, name: ObjectKey, process: Obj, host: str) -> None:
+        bound = process["spec"].get("hostName")
+        if bound == host:
+            return
+        if bound:
+            raise StaleUnit(f"MetalProcess {name} is bound to {bound}")
+        await self._patch(METAL_PROCESSES, name, bind_process(process, host, datetime.now(UTC)))
+        log.info("process_bound", process=str(name), host=host, memory_bytes=process["spec"]["memoryBytes"])
+
+    async def _ungate(self, name: ObjectKey, pod: Obj, node: str) -> None:
+        if find_gate(pod) is None:
+            return
+        await self._patch(PODS, name, admit_pod(pod, node))
+        log.info("pod_admitted", pod=str(name), node=node)
+
+    async def nominate(self, unit: Unit, nomination: Nomination | None) -> None:
+        """Promise cells to a unit, or take the promise back. Raises as `admit`."""
+        value = encode_nomination(nomination) if nomination is not None else None
+        for name in unit.objects:
+            await self._annotate(_resource_of(unit.key.kind), name, NOMINATED, value)
+
+    async def keep_place(self, kind: UnitKind, name: ObjectKey, enqueued_at: str) -> None:
+        """Give a waiting pod the place of its predecessor. Raises as `admit`."""
+        await self._annotate(_resource_of(kind), name, ENQUEUED_AT, enqueued_at)
+
+    async def evict(self, victim: Unit) -> None:
+        """End a unit; nothing is raised if it ends already. Raises ApiError and Unreachable."""
+        for name in victim.objects:
+            try:
+                obj = self._find(_resource_of(victim.key.kind), name)
+            except StaleUnit:
+                continue
+            if victim.key.kind != "process":
+                await self._evict_pod(name, obj)
+                continue
+            self._require_leadership()
+            try:
+                await self._client.delete(METAL_PROCESSES, name.name, name.namespace, uid=obj["metadata"]["uid"])
+            except (NotFound, Conflict):
+                log.info("unit_gone", object=str(name))
+
+    async def _evict_pod(self, name: ObjectKey, pod: Obj) -> None:
+        uid, now = pod["metadata"]["uid"], asyncio.get_running_loop().time()
+        self._require_leadership()
+        try:
+            await self._client.create_subresource(PODS, name.name, name.namespace, "eviction", build_eviction(pod))
+        except (NotFound, Conflict):
+            log.info("unit_gone", object=str(name))
+        except ApiError as error:
+            if error.status != HTTPStatus.TOO_MANY_REQUESTS:
+                raise
+            if now - self._refused_since.setdefault(uid, now) < EVICTION_PATIENCE_SECONDS:
+                raise
+            log.warning("eviction_overruled", pod=str(name), error=str(error))
+            await self._client.delete(PODS, name.name, name.namespace, uid=uid)
+        self._refused_since.pop(uid, None)
+
+    async def requeue(self, name: ObjectKey, uid: str) -> None:
+        """Delete a pod that no scheduler places, so that its successor waits in the queue. Raises as `Client`."""
+        self._require_leadership()
+        try:
+            await self._client.delete(PODS, name.name, name.namespace, uid=uid)
+        except (NotFound, Conflict):
+            log.info("unit_gone", object=str(name))
+
+    async def read(self, kind: UnitKind, names: Sequence[ObjectKey]) -> None:
+        """Read objects whose last write has an unknown outcome; it ends once all are known."""
+        resource = _resource_of(kind)
+        for name in names:
+            while True:
+                # One that is made meanwhile under the same name is not the one that was asked for.
+                known = self._store.get(resource, name.name, name.namespace)
+                try:
+                    found = await self._client.get(resource, name.name, name.namespace)
+                except NotFound:
+                    if known is not None:
+                        uid = known["metadata"]["uid"]
+                        self._store.remove(resource, name.namespace, name.name, uid=uid)
+                except (ApiError, Unreachable) as error:
+                    log.warning("unit_not_read", object=str(name), error=str(error))
+                    await asyncio.sleep(READ_AGAIN_SECONDS)
+                    continue
+                else:
+                    self._store.put(resource, found)
+                break
+
+    def _find(self, resource: Resource, name: ObjectKey) -> Obj:
+        found = self._store.get(resource, name.name, name.namespace)
+        if found is None or "deletionTimestamp" in found["metadata"]:
+            raise StaleUnit(f"{resource.kind} {name} is gone")
+        return found
+
+    async def _patch(self, resource: Resource, name: ObjectKey, operations: Sequence[object]) -> None:
+        self._require_leadership()
+        self._store.put(resource, await self._client.patch_json(resource, name.name, name.namespace, operations))
+
+    async def _annotate(self, resource: Resource, name: ObjectKey, annotation: str, value: str | None) -> None:
+        obj = self._find(resource, name)
+        if (obj["metadata"].get("annotations") or {}).get(annotation) == value:
+            return
+        patch = annotate(obj, {annotation: value})
+        self._require_leadership()
+        answer = await self._client.patch_merge(
+            resource, name.name, name.namespace, patch, field_manager=_QUEUE_MANAGER
+        )
+        self._store.put(resource, answer)
+
+
+def _resource_of(kind: UnitKind) -> Resource:
+    return METAL_PROCESSES if kind == "process" else PODS
