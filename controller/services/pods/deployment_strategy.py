@@ -8,12 +8,13 @@ The pods beside a copy of weights are on one node, which seldom has room for one
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from functools import partial
 from typing import Final, NamedTuple
 
 from controller.placement.node_rules import admits
+from controller.placement.pod_requests import add_up, sum_requests
 from controller.reconcile.indexes import NODE_INDEX
 from controller.reconcile.triggers import is_refused
 from controller.services.pods.observed_deployments import ObservedDeployment, ServicePods, node_of
@@ -144,7 +145,7 @@ def _finds_place(new: Obj, earlier: Sequence[Obj], placed: Sequence[Obj], store:
         if name not in taken:
             ours = store.by_index(PODS, NODE_INDEX, name)
             measured = (store.derive(PODS, each, "requests", partial(sum_requests, each["spec"])) for each in ours)
-            taken[name] = _add_up(measured)
+            taken[name] = add_up(measured)
         if _fits_on_node(new, pod, node, taken[name]):
             return True
     return False
@@ -188,20 +189,3 @@ def _read_exceeded_quota(deployment: Obj) -> set[str]:
             names = (each.partition("=")[0] for each in found[1].split(","))
             return {name.removeprefix("requests.").removeprefix("limits.") for name in names}
     return set()
-
-
-def sum_requests(pod_spec: Obj) -> dict[str, Decimal]:
-    """Return the requests of all containers of a pod; those of init containers are sidecars."""
-    containers = (*pod_spec.get("initContainers", ()), *pod_spec.get("containers", ()))
-    return _add_up(
-        {resource: parse_quantity(quantity) or Decimal() for resource, quantity in requests.items()}
-        for requests in (each.get("resources", {}).get("requests", {}) for each in containers)
-    )
-
-
-def _add_up(requests: Iterable[Mapping[str, Decimal]]) -> dict[str, Decimal]:
-    total: dict[str, Decimal] = {}
-    for each in requests:
-        for resource, quantity in each.items():
-            total[resource] = total.get(resource, Decimal()) + quantity
-    return total
