@@ -1,0 +1,251 @@
+"""The units of the queue as the objects of the store say: what waits, what runs, and what ends.
+
+Each object is read once while it and the facts of its service stay as they are, and what concerns a service as a whole
+only when one of its objects has changed. So a round costs as much as there are services, and as what has changed.
+"""
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import structlog
+
+from controller.placement.pod_units import PodReplica, build_pod_replica, join_gangs
+from controller.placement.process_units import avoid_hosts, build_process_replica
+from controller.placement.queue_places import (
+    ReplicaUnit,
+    assign_places,
+    assign_predecessors,
+    format_place,
+    list_open_places,
+    parse_seconds,
+)
+from controller.placement.queued_service import QueuedService, count_replicas, find_queued_service
+from controller.placement.units import Nomination, Unit
+from controller.reconcile.indexes import OWNER_INDEX, SERVICE_INDEX, controller_of
+from controller.reconcile.plan import decode_stored
+from crds.meta import NOMINATED
+from crds.metalprocess import MetalProcess
+from devices.vendors import Vendors
+from kube.client import Obj
+from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, PODS, ObjectKey, object_key
+from kube.store import Store
+
+LATE_SECONDS: Final = 30.0
+"""Time after which a pod that should have ended makes no room any more: it is on a node that is lost."""
+_NO_PLACES: Final[Mapping[str, Sequence[str]]] = MappingProxyType({})
+
+log = structlog.get_logger()
+
+
+class ObservedUnits(NamedTuple):
+    """The units of the queue."""
+
+    units: tuple[Unit, ...]
+    """Units of all services, with the places that `places` gives them."""
+    places: Mapping[ObjectKey, str]
+    """Annotations ENQUEUED_AT that waiting pods are to get."""
+    open_places: Mapping[str, tuple[str, ...]]
+    """Of the places that were freed, by uid of the service, those that are still to be inherited: others are spent."""
+
+
+class _ServiceUnits(NamedTuple):
+    """The units of one service, kept while none of its objects changes."""
+
+    units: tuple[Unit, ...]
+    """Units that wait or run."""
+    ending: tuple[ReplicaUnit, ...]
+    places: Mapping[ObjectKey, str]
+    open_places: tuple[str, ...]
+
+
+class _ServiceObjects(NamedTuple):
+    pods: Sequence[Obj]
+    processes: Sequence[Sequence[Obj]]
+    """Processes of each owner that has or had the name of the service."""
+
+
+def observe_units(
+    store: Store,
+    vendors: Vendors,
+    now: datetime,
+    freed_places: Mapping[str, Sequence[str]] = _NO_PLACES,
+    *,
+    is_queued_by_default: bool = True,
+) -> ObservedUnits:
+    """Return the units of the store.
+
+    Args:
+        store: the watch cache.
+        vendors: the table of accelerators.
+        now: the wall clock.
+        freed_places: places of evicted units whose objects are gone, by uid of the service, as `format_place` has them.
+        is_queued_by_default: services that state no mode are in mode Queue.
+    """
+    units: list[Unit] = []
+    places: dict[ObjectKey, str] = {}
+    open_places: dict[str, tuple[str, ...]] = {}
+    unseen = dict(freed_places)
+    for key, objects in _group_by_service(store).items():
+        service = find_queued_service(store, key, is_queued_by_default=is_queued_by_default)
+        freed = _share(tuple(unseen.pop(service.uid, ()))) if service is not None else ()
+        found = _derive_service_units(store, service, objects, vendors, freed)
+        units += found.units
+        units += [_judge_ending(each, now.timestamp()) for each in found.ending]
+        places.update(found.places)
+        if service is not None and found.open_places:
+            open_places[service.uid] = found.open_places
+    return ObservedUnits(tuple(units), places, open_places | _keep_unseen(store, unseen))
+
+
+def _keep_unseen(store: Store, freed_places: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    """Return the freed places of services without any pod or process, which are about to have one again."""
+    if not freed_places:
+        return {}
+    services = {obj["metadata"]["uid"]: obj["spec"] for obj in store.list(INFERENCE_SERVICES)}
+    return {
+        uid: tuple(freed)
+        for uid, freed in freed_places.items()
+        if uid in services and freed and count_replicas(services[uid])
+    }
+
+
+def _group_by_service(store: Store) -> dict[ObjectKey, _ServiceObjects]:
+    """Return pods and processes by their service, as the indexes have them: no object is looked at but one of each."""
+    processes: dict[ObjectKey, list[Sequence[Obj]]] = {}
+    for owner in store.index_values(METAL_PROCESSES, OWNER_INDEX):
+        children = store.by_index(METAL_PROCESSES, OWNER_INDEX, owner)
+        reference = controller_of(children[0])
+        if reference is not None and reference.get("kind") == "InferenceService":
+            processes.setdefault(ObjectKey(owner.partition("/")[0], reference["name"]), []).append(children)
+    keys = {ObjectKey(*named.split("/", 1)): named for named in store.index_values(PODS, SERVICE_INDEX)}
+    return {
+        key: _ServiceObjects(
+            store.by_index(PODS, SERVICE_INDEX, keys[key]) if key in keys else (), processes.get(key, ())
+        )
+        for key in sorted({*keys, *processes})
+    }
+
+
+def _derive_service_units(
+    store: Store, service: QueuedService | None, objects: _ServiceObjects, vendors: Vendors, freed: tuple[str, ...]
+) -> _ServiceUnits:
+    """Return the units of a service; they are kept with the first of its objects."""
+    pods, processes = objects
+    resource, first = (PODS, pods[0]) if pods else (METAL_PROCESSES, processes[0][0])
+    compute = functools.partial(_build_service_units, store, service, objects, vendors, freed)
+    return store.derive(resource, first, "service-units", compute, service, vendors, freed, pods, *processes)
+
+
+def _build_service_units(
+    store: Store, service: QueuedService | None, objects: _ServiceObjects, vendors: Vendors, freed: tuple[str, ...]
+) -> _ServiceUnits:
+    derived = (_derive_pod_replica(store, pod, service, vendors) for pod in objects.pods)
+    replicas = join_gangs([each for each in derived if each is not None])
+    for children in objects.processes:
+        replicas += _list_process_replicas(store, children, service, vendors)
+    texts = _parse_freed(service, freed)
+    # An earlier service of the same name may still have pods that end: their places are its own.
+    own = [each for each in replicas if service is not None and each.unit.enqueued_at >= service.created_at]
+    assigned, replaces = assign_places(own, texts), assign_predecessors(own)
+    units = [
+        msgspec.structs.replace(
+            each.unit,
+            enqueued_at=assigned.get(each.unit.uid, each.unit.enqueued_at),
+            replaces=replaces.get(each.unit.uid, frozenset()),
+        )
+        if each.unit.uid in assigned or each.unit.uid in replaces
+        else each.unit
+        for each in replicas
+        if each.unit.state != "ending"
+    ]
+    places = {key: format_place(unit.enqueued_at) for unit in units if unit.uid in assigned for key in unit.objects}
+    wanted = service.replicas if service is not None else 0
+    still_open = list_open_places(own, texts, assigned, wanted)
+    ending = tuple(each for each in replicas if each.unit.state == "ending")
+    return _ServiceUnits(tuple(units), ending, places, tuple(texts[place] for place in still_open))
+
+
+def _parse_freed(service: QueuedService | None, freed: Iterable[str]) -> dict[float, str]:
+    """Return the places that were freed, each with its text in the ledger."""
+    created_at = service.created_at if service is not None else 0.0
+    return {max(created_at, time): text for text in freed if (time := parse_seconds(text)) is not None}
+
+
+def _derive_pod_replica(store: Store, pod: Obj, service: QueuedService | None, vendors: Vendors) -> PodReplica | None:
+    def compute() -> PodReplica | None:
+        return build_pod_replica(pod, service, vendors, parse_nomination(pod))
+
+    return store.derive(PODS, pod, "pod-replica", compute, service, vendors)
+
+
+def _list_process_replicas(
+    store: Store, objects: Sequence[Obj], service: QueuedService | None, vendors: Vendors
+) -> list[ReplicaUnit]:
+    decoded = decode_stored(store, METAL_PROCESSES, objects, MetalProcess)
+    stored = {object_key(obj): obj for obj in objects}
+    found = []
+    for process in decoded:
+        obj = stored[ObjectKey(process.metadata.namespace, process.metadata.name)]
+        compute = functools.partial(_build_process, obj, process, service, vendors)
+        replica = store.derive(METAL_PROCESSES, obj, "process-replica", compute, service, vendors)
+        found += [replica] if replica is not None else []
+    return avoid_hosts(found, decoded)
+
+
+def _build_process(
+    obj: Obj, process: MetalProcess, service: QueuedService | None, vendors: Vendors
+) -> ReplicaUnit | None:
+    return build_process_replica(obj, process, service, vendors, parse_nomination(obj))
+
+
+def _judge_ending(replica: ReplicaUnit, now: float) -> Unit:
+    """Return a unit that ends; one that should have ended long ago makes no room, and nothing waits for it."""
+    if replica.ends_by is None or now <= replica.ends_by + LATE_SECONDS:
+        return replica.unit
+    return msgspec.structs.replace(replica.unit, state="running", is_protected=True)
+
+
+@functools.lru_cache(maxsize=8192)
+def _share(places: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the object that equal places share: the store knows its inputs by identity."""
+    return places
+
+
+class _EncodedNomination(msgspec.Struct, frozen=True):
+    cells: tuple[str, ...]
+    victims: tuple[str, ...] = ()
+
+
+def encode_nomination(nomination: Nomination) -> str:
+    """Return the value of the annotation NOMINATED."""
+    encoded = _EncodedNomination(nomination.cells, tuple(sorted(nomination.victims)))
+    return msgspec.json.encode(encoded).decode()
+
+
+def parse_nomination(obj: Obj) -> Nomination | None:
+    """Return the nomination of a pod or MetalProcess; None if it has none, or one that people have damaged."""
+    text: Any = (obj["metadata"].get("annotations") or {}).get(NOMINATED)
+    if not text:
+        return None
+    prefix = "host/" if "modelName" in (obj.get("spec") or {}) else "node/"
+    try:
+        found = msgspec.json.decode(text, type=_EncodedNomination)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        _report_damage(obj, str(error))
+        return None
+    if not found.cells or not _are_cells(found.cells, prefix):
+        _report_damage(obj, f"cells are not of the form {prefix}NAME")
+        return None
+    return Nomination(found.cells, frozenset(found.victims))
+
+
+def _are_cells(cells: Iterable[str], prefix: str) -> bool:
+    return all(cell.startswith(prefix) and cell != prefix for cell in cells)
+
+
+def _report_damage(obj: Obj, error: str) -> None:
+    log.warning("nomination_unreadable", object=str(object_key(obj)), error=error)

@@ -1,0 +1,164 @@
+"""Units of pods: one pod each, or a gang of pods of which all or none run."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+import structlog
+
+from controller.placement.pod_requests import count_requests, find_taken_node
+from controller.placement.queue_places import ReplicaUnit, find_own_place, find_place, parse_seconds
+from controller.placement.queued_service import QueuedService, has_device, pools_of
+from controller.placement.units import NodeRequirement, Nomination, Unit, UnitKey, UnitState
+from controller.reconcile.indexes import controller_of
+from controller.reconcile.triggers import ENDED, is_gated
+from crds.meta import LABEL_GANG, LABEL_GANG_SIZE, LABEL_SERVICE
+from devices.vendors import Vendors
+from kube.client import Obj
+from kube.resources import ObjectKey, object_key
+
+_TEMPLATE: Final = "pod-template-hash"
+_RULES: Final = ("nodeSelector", "affinity", "tolerations")
+_NO_RULES: Final = NodeRequirement("", {})
+"""Requirement of a unit that is not placed any more."""
+_STATES: Final[Sequence[UnitState]] = ("waiting", "running", "ending")
+
+log = structlog.get_logger()
+
+
+class PodReplica(NamedTuple):
+    """A pod that the queue knows."""
+
+    replica: ReplicaUnit
+    gang: str = ""
+    """Name that the pods of its gang share; empty if it is in none."""
+    gang_size: int = 1
+
+
+def build_pod_replica(
+    pod: Obj, service: QueuedService | None, vendors: Vendors, nomination: Nomination | None
+) -> PodReplica | None:
+    """Return a pod as a unit of its own; None if it takes nothing that the queue gives, or is none of the service.
+
+    A pod that ends is a unit without its service, too: others wait for its room.
+    """
+    metadata, spec = pod["metadata"], pod.get("spec") or {}
+    deployment, template = _find_template(pod)
+    is_ending = "deletionTimestamp" in metadata
+    is_owned = service is not None and deployment in service.deployments
+    if not deployment or not (is_owned or is_ending) or (pod.get("status") or {}).get("phase") in ENDED:
+        return None
+    need = count_requests(spec)
+    state: UnitState = "ending" if is_ending else "waiting" if is_gated(pod) else "running"
+    if not is_gated(pod) and not has_device(need, vendors):
+        return None
+    node = find_taken_node(pod)
+    own_place = find_own_place(pod)
+    key = object_key(pod)
+    unit = Unit(
+        key=UnitKey("pod", key.namespace, key.name),
+        uid=metadata["uid"],
+        service=ObjectKey(key.namespace, metadata["labels"][LABEL_SERVICE]),
+        service_uid=service.uid if service is not None and is_owned else "",
+        priority=service.priority if service is not None else "normal",
+        enqueued_at=find_place(pod, service.created_at) if service is not None else own_place,
+        parts=(need,),
+        pools=pools_of("pod", need, service.accelerator if service is not None else "", vendors),
+        requirement=_build_requirement(spec, _find_volume_nodes()) if state == "waiting" else _NO_RULES,
+        state=state,
+        cells=(f"node/{node}",) if node else (),
+        nomination=nomination if state == "waiting" else None,
+        evictable_since=_find_scheduled_at(pod),
+        is_protected=service is not None and (service.is_protected or (state != "waiting" and not service.is_queued)),
+    )
+    ends_by = parse_seconds(metadata["deletionTimestamp"]) if is_ending else None
+    replica = ReplicaUnit(unit, deployment, template, own_place, ends_by=ends_by)
+    return PodReplica(replica, *_read_gang(pod))
+
+
+def _find_volume_nodes() -> frozenset[str] | None:
+    """Return the only nodes on which the bound volumes of a pod can be. The volumes are not read yet."""
+    return None
+
+
+def _build_requirement(pod_spec: Obj, volume_nodes: frozenset[str] | None) -> NodeRequirement:
+    rules = {name: pod_spec[name] for name in _RULES if pod_spec.get(name)}
+    shape = [rules, None if volume_nodes is None else sorted(volume_nodes)]
+    digest = hashlib.sha256(msgspec.json.encode(shape, order="deterministic")).hexdigest()
+    return NodeRequirement(digest[:16], rules, volume_nodes)
+
+
+def _find_template(pod: Obj) -> tuple[str, str]:
+    """Return the Deployment that made a pod by one of its ReplicaSets, and the template; empty if none did."""
+    owner = controller_of(pod)
+    template: str = (pod["metadata"].get("labels") or {}).get(_TEMPLATE, "")
+    if owner is None or owner.get("kind") != "ReplicaSet" or not template:
+        return "", ""
+    name: str = owner["name"]
+    deployment = name.removesuffix(f"-{template}")
+    return (deployment, template) if deployment != name else ("", "")
+
+
+def _find_scheduled_at(pod: Obj) -> float | None:
+    """Return when a pod was bound; people may edit its annotations, but not its status."""
+    for condition in (pod.get("status") or {}).get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition["status"] == "True":
+            return parse_seconds(condition.get("lastTransitionTime"))
+    return None
+
+
+def _read_gang(pod: Obj) -> tuple[str, int]:
+    """Return name and size of the gang of a pod; a size that is no number is an error of whoever made the pod."""
+    labels: Mapping[str, str] = pod["metadata"].get("labels") or {}
+    name, size = labels.get(LABEL_GANG, ""), labels.get(LABEL_GANG_SIZE, "")
+    if not name:
+        return "", 1
+    if size.isascii() and size.isdecimal() and int(size) > 0:
+        return name, int(size)
+    log.warning("gang_size_unreadable", pod=str(object_key(pod)), gang=name, size=size)
+    return "", 1
+
+
+def join_gangs(pods: Sequence[PodReplica]) -> list[ReplicaUnit]:
+    """Return the units of a service's pods.
+
+    The pods of a gang wait as one unit, and none does before all exist. Pods of it that run, or end, are a unit, too:
+    if only some were admitted when the controller ended, the others wait as one.
+    """
+    found = [each.replica for each in pods if not each.gang]
+    gangs: dict[str, list[PodReplica]] = {}
+    for each in pods:
+        if each.gang:
+            gangs.setdefault(each.gang, []).append(each)
+    for name, members in gangs.items():
+        living = sum(each.replica.unit.state != "ending" for each in members)
+        is_complete = living >= max(each.gang_size for each in members)
+        for state in _STATES:
+            alike = [each.replica for each in members if each.replica.unit.state == state]
+            if alike and (is_complete or state != "waiting"):
+                found.append(_join(name, sorted(alike, key=lambda each: each.unit.key.name)))
+    return found
+
+
+def _join(gang: str, members: Sequence[ReplicaUnit]) -> ReplicaUnit:
+    units = [each.unit for each in members]
+    first = units[0]
+    cells = tuple(cell for unit in units for cell in unit.cells)
+    ends_by = [each.ends_by for each in members if each.ends_by is not None]
+    since = [unit.evictable_since for unit in units if unit.evictable_since is not None]
+    promised = (unit.nomination for unit in units if unit.nomination is not None)
+    unit = msgspec.structs.replace(
+        first,
+        key=UnitKey("gang", first.key.namespace, gang),
+        uid=min(unit.uid for unit in units),
+        enqueued_at=min(unit.enqueued_at for unit in units),
+        parts=tuple(part for unit in units for part in unit.parts),
+        members=tuple(unit.key.name for unit in units),
+        cells=cells if len(cells) == len(units) else (),
+        nomination=next((each for each in promised if len(each.cells) == len(units)), None),
+        evictable_since=max(since, default=None),
+        is_protected=any(unit.is_protected for unit in units),
+    )
+    own_place = min(each.own_place for each in members)
+    return members[0]._replace(unit=unit, own_place=own_place, ends_by=max(ends_by, default=None))

@@ -1,0 +1,99 @@
+"""Units of MetalProcesses that serve."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from controller.placement.binder import is_displaced
+from controller.placement.queue_places import ReplicaUnit, find_own_place, find_place, parse_seconds
+from controller.placement.queued_service import QueuedService, pools_of
+from controller.placement.units import MEMORY, HostRequirement, Nomination, Unit, UnitKey, UnitState
+from crds.meta import ADMITTED_AT, ApiStruct, without_defaults
+from crds.metalprocess import MetalProcess
+from devices.vendors import Vendors
+from kube.client import Obj
+from kube.resources import ObjectKey, object_key
+
+_HOLDS_NOTHING: Final = frozenset({"Stopped", "Rejected"})
+_REPLACES_NOTHING: Final = frozenset({"hostName", "memoryBytes", "artifact", "furtherArtifacts"})
+"""Fields whose changes replace no process, or only in part."""
+
+
+def build_process_replica(
+    obj: Obj, process: MetalProcess, service: QueuedService | None, vendors: Vendors, nomination: Nomination | None
+) -> ReplicaUnit | None:
+    """Return a process as a unit; None if it holds no room and waits for none. `obj` is the process as it is stored."""
+    spec, metadata = process.spec, process.metadata
+    host, is_deleted = spec.host_name, metadata.deletion_timestamp is not None
+    if spec.inspect or process.status.phase in _HOLDS_NOTHING or (host is None and is_deleted):
+        return None
+    state: UnitState = "ending" if is_deleted else "waiting" if host is None else "running"
+    key = object_key(obj)
+    need = {MEMORY: spec.memory_bytes}
+    own_place = find_own_place(obj)
+    is_owned = service is not None and any(each.uid == service.uid for each in metadata.owner_references)
+    owner = service if is_owned else None
+    unit = Unit(
+        key=UnitKey("process", key.namespace, key.name),
+        uid=metadata.uid,
+        service=ObjectKey(key.namespace, spec.service_name),
+        service_uid=owner.uid if owner is not None else "",
+        priority=owner.priority if owner is not None else spec.priority,
+        enqueued_at=find_place(obj, owner.created_at if owner is not None else 0.0),
+        parts=(need,),
+        pools=pools_of("process", need, "", vendors),
+        requirement=HostRequirement(spec.runtime, key.namespace, frozenset(spec.features)),
+        state=state,
+        cells=(f"host/{host}",) if host is not None else (),
+        nomination=nomination if state == "waiting" else None,
+        evictable_since=None if state == "waiting" else parse_seconds(metadata.annotations.get(ADMITTED_AT)),
+        is_protected=owner is not None and owner.is_protected,
+    )
+    return ReplicaUnit(unit, "", _find_template(process), own_place, is_displaced=is_displaced(process))
+
+
+def _find_template(process: MetalProcess) -> str:
+    """Return a digest of what a change of the service must replace: a better estimate of the memory replaces nothing.
+
+    The same weights come from all mirrors.
+    """
+    fields = without_defaults(process.spec)
+    further = process.spec.further_artifacts
+    shape = (
+        {name: value for name, value in fields.items() if name not in _REPLACES_NOTHING},
+        _without_mirrors(process.spec.artifact),
+        [without_defaults(each) | {"artifact": _without_mirrors(each.artifact)} for each in further],
+    )
+    return hashlib.sha256(msgspec.json.encode(shape, order="deterministic")).hexdigest()[:16]
+
+
+def _without_mirrors(artifact: ApiStruct) -> dict[str, object]:
+    return {name: value for name, value in without_defaults(artifact).items() if name != "mirrors"}
+
+
+def avoid_hosts(replicas: Iterable[ReplicaUnit], processes: Sequence[MetalProcess]) -> list[ReplicaUnit]:
+    """Return the units of a service's processes, of which those that wait avoid the hosts of their siblings' failures.
+
+    These are the hosts that have rejected or displace a process of the same owner and spec.
+    """
+    unwanted: dict[tuple[str, str], set[str]] = {}
+    for process in processes:
+        if (process.status.phase == "Rejected" or is_displaced(process)) and process.spec.host_name is not None:
+            unwanted.setdefault(_spec_key(process), set()).add(f"host/{process.spec.host_name}")
+    if not unwanted:
+        return list(replicas)
+    keys = {process.metadata.uid: _spec_key(process) for process in processes}
+    return [
+        each._replace(unit=msgspec.structs.replace(each.unit, avoid=frozenset(cells)))
+        if each.unit.state == "waiting" and (cells := unwanted.get(keys[each.unit.uid]))
+        else each
+        for each in replicas
+    ]
+
+
+def _spec_key(process: MetalProcess) -> tuple[str, str]:
+    """Return a key of the processes of one owner with the same spec: their names differ in the last number only."""
+    owner = next((each.uid for each in process.metadata.owner_references if each.controller), "")
+    return owner, process.metadata.name.rpartition("-")[0]

@@ -1,0 +1,178 @@
+"""Places in the queue: since when a replica waits, and which pods inherit the place of an earlier one.
+
+A replica keeps its place while its pods come and go. So a place must be recognised: it is a time with microseconds,
+which a pod without a predecessor takes from its uid. Two pods of one second have different places, and a place is
+inherited by one successor, however many pods of the replica still end.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple
+
+from controller.placement.units import Unit
+from crds.meta import ENQUEUED_AT
+from kube.client import Obj
+
+_MICROSECONDS: Final = 1_000_000
+
+
+class ReplicaUnit(NamedTuple):
+    """A unit with what decides about its place and its predecessors."""
+
+    unit: Unit
+    rollout: str
+    """The Deployment whose changes replace it; empty for a MetalProcess."""
+    template: str
+    """Identity of the spec that it was made from."""
+    own_place: float
+    """Place that it has if it inherits none."""
+    is_displaced: bool = False
+    """Its host displaces it: it is replaced as one of an earlier template."""
+    ends_by: float | None = None
+    """When a unit that ends is over at the latest, in seconds since 1970; None: that is not known."""
+
+    @property
+    def has_inherited(self) -> bool:
+        """True if it has the place of a predecessor."""
+        return self.unit.enqueued_at < self.own_place
+
+
+def parse_time(text: object) -> datetime | None:
+    """Return a time as an object of the API states it; None for what is none, or has no time zone."""
+    try:
+        found = datetime.fromisoformat(text) if isinstance(text, str) else None
+        return found.astimezone(UTC) if found is not None and found.tzinfo is not None else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def parse_seconds(text: object) -> float | None:
+    """Return a time in seconds since 1970; None for what is no time."""
+    found = parse_time(text)
+    return None if found is None else found.timestamp()
+
+
+def format_place(enqueued_at: float) -> str:
+    """Return a place as the annotation and the ledger have it: with all its digits, by which it is recognised."""
+    moment = datetime.fromtimestamp(enqueued_at, UTC)
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def find_own_place(obj: Obj) -> float:
+    """Return the place of an object that inherits none: its creation, with a fraction of a second from its uid."""
+    metadata = obj["metadata"]
+    created = parse_time(metadata.get("creationTimestamp"))
+    if created is None:
+        return 0.0
+    digest = hashlib.sha256(metadata.get("uid", "").encode()).digest()
+    fraction = int.from_bytes(digest[:8], "big") % _MICROSECONDS
+    return (created.replace(microsecond=0) + timedelta(microseconds=fraction)).timestamp()
+
+
+def find_place(obj: Obj, service_created_at: float) -> float:
+    """Return the place of an object.
+
+    People may edit its annotation, and clocks may jump: it is not before the creation of the service, and not after
+    the object's own.
+    """
+    own = find_own_place(obj)
+    stated = parse_seconds((obj["metadata"].get("annotations") or {}).get(ENQUEUED_AT))
+    return own if stated is None else min(own, max(stated, service_created_at))
+
+
+def assign_places(replicas: Sequence[ReplicaUnit], freed: Iterable[float]) -> dict[str, float]:
+    """Return the places that waiting pods and gangs inherit now, by `Unit.uid`; a MetalProcess is made with its place.
+
+    Args:
+        replicas: all units of one service.
+        freed: places of units of the service that were evicted and are gone.
+    """
+    current, earlier, ending = split_replicas(replicas)
+    taken, staying = _places_of(current), _places_of(earlier)
+    leaving = _places_of(ending).union(freed)
+    # Units that end are soon gone, and their places with them; earlier ones keep theirs for later successors.
+    found = _inherit(current, [*sorted(leaving - taken), *sorted(staying - leaving - taken)])
+    # What is evicted during a change comes back with the earlier template first.
+    return found | _inherit(earlier, sorted(leaving - taken - staying - set(found.values())))
+
+
+def _inherit(replicas: Iterable[ReplicaUnit], places: Sequence[float]) -> dict[str, float]:
+    left, found = list(places), dict[str, float]()
+    heirs = [each for each in replicas if each.unit.state == "waiting" and not each.has_inherited]
+    for heir in sorted(heirs, key=lambda each: (each.own_place, each.unit.uid)):
+        place = next((place for place in left if place < heir.own_place), None)
+        if place is not None and heir.unit.key.kind != "process":
+            left.remove(place)
+            found[heir.unit.uid] = place
+    return found
+
+
+def list_open_places(
+    replicas: Sequence[ReplicaUnit], freed: Iterable[float], assigned: Mapping[str, float], wanted: int
+) -> list[float]:
+    """Return the places of evicted units that must still be kept: those that no living unit has.
+
+    A place that was assigned is kept until it is stamped. When the service has all its replicas, nothing inherits the
+    other ones: a replica that is added later must not go before those that wait by then.
+    """
+    current, earlier, _ending = split_replicas(replicas)
+    left = set(freed) - _places_of(current) - _places_of(earlier)
+    return sorted(left if len(current) < wanted else left.intersection(assigned.values()))
+
+
+def _places_of(replicas: Iterable[ReplicaUnit]) -> set[float]:
+    return {each.unit.enqueued_at for each in replicas}
+
+
+def assign_predecessors(replicas: Sequence[ReplicaUnit]) -> dict[str, frozenset[str]]:
+    """Return the uids of running units of an earlier template that each waiting unit may replace, by `Unit.uid`.
+
+    Each running unit is replaced by one waiting unit at most: by that which is nominated for its place, if any is.
+    """
+    current, earlier, _ending = split_replicas(replicas)
+    running = [each for each in earlier if each.unit.state == "running"]
+    found: dict[str, set[str]] = {}
+    for rollout in {each.rollout for each in running}:
+        heirs = [each.unit for each in current if each.rollout == rollout and each.unit.state == "waiting"]
+        heirs.sort(key=lambda unit: unit.order)
+        left = sorted(each.unit.uid for each in running if each.rollout == rollout)
+        for heir in heirs:
+            own = [uid for uid in left if heir.nomination is not None and uid in heir.nomination.victims]
+            found.setdefault(heir.uid, set()).update(own)
+            left = [uid for uid in left if uid not in own]
+        for index, heir in enumerate(heirs):
+            found[heir.uid].update(left[index :: len(heirs)])
+    return {uid: frozenset(replaced) for uid, replaced in found.items() if replaced}
+
+
+class SplitReplicas(NamedTuple):
+    """The units of a service by their future."""
+
+    current: list[ReplicaUnit]
+    earlier: list[ReplicaUnit]
+    """Units that current ones replace: they are displaced, or of an earlier template."""
+    ending: list[ReplicaUnit]
+
+
+def split_replicas(replicas: Iterable[ReplicaUnit]) -> SplitReplicas:
+    """Return the units that stay, those that are replaced, and those that end.
+
+    The present template of a rollout is that of which the first unit is the latest: a pod of an earlier one that is
+    evicted during the rollout comes back with the earlier template, later than the pods of the present one.
+    """
+    everything = list(replicas)
+    split = SplitReplicas([], [], [each for each in everything if each.unit.state == "ending"])
+    living = [each for each in everything if each.unit.state != "ending"]
+    first: dict[tuple[str, str], float] = {}
+    for each in everything:
+        made = each.rollout, each.template
+        first[made] = min(each.own_place, first.get(made, each.own_place))
+    present: dict[str, tuple[float, str]] = {}
+    for each in living:
+        began = first[each.rollout, each.template], each.template
+        present[each.rollout] = max(began, present.get(each.rollout, began))
+    for each in living:
+        is_current = present[each.rollout][1] == each.template and not each.is_displaced
+        (split.current if is_current else split.earlier).append(each)
+    return split

@@ -1,0 +1,85 @@
+"""Pods of services in the queue, in the form in which the API server sends them, for tests of the queue."""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from crds.meta import LABEL_SERVICE, QUEUE_GATE
+from kube.client import Obj
+from tests.support.api_objects import NAMESPACE, NOW, service
+
+GPU = "nvidia.com/gpu"
+BORN = NOW - timedelta(hours=10)
+"""Creation of services."""
+
+
+def timestamp(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def queued_service(name: str = "chat", created: datetime = BORN, **spec: Any) -> Obj:
+    found = service(name, **{"hardware": {"accelerator": "nvidia"}, **spec})
+    found["metadata"]["creationTimestamp"] = timestamp(created)
+    return found
+
+
+def deployment_of(service: str = "chat", name: str = "") -> Obj:
+    owner = {"kind": "InferenceService", "name": service, "uid": f"uid-{service}", "controller": True}
+    name = name or service
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": NAMESPACE,
+            "uid": f"uid-deployment-{name}",
+            "resourceVersion": "1",
+            "generation": 1,
+            "ownerReferences": [owner],
+        },
+        "spec": {"replicas": 1, "template": {"metadata": {}, "spec": {"containers": []}}},
+    }
+
+
+def queue_pod(
+    name: str,
+    *,
+    service: str = "chat",
+    template: str = "aaa",
+    gated: bool = True,
+    node: str = "",
+    created: datetime = NOW,
+    deleted: datetime | None = None,
+    devices: int = 1,
+    annotations: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
+    version: int = 1,
+) -> Obj:
+    """Return a pod of the service's Deployment; one with a node was bound a minute after its creation."""
+    requests = {"cpu": "1500m", "memory": "4Gi"} | ({GPU: str(devices)} if devices else {})
+    metadata: Obj = {
+        "name": name,
+        "namespace": NAMESPACE,
+        "uid": f"uid-{name}",
+        "resourceVersion": str(version),
+        "creationTimestamp": timestamp(created),
+        "labels": {LABEL_SERVICE: service, "pod-template-hash": template, **(labels or {})},
+        "ownerReferences": [{"kind": "ReplicaSet", "name": f"{service}-{template}", "uid": "rs", "controller": True}],
+        "annotations": dict(annotations or {}),
+    }
+    if deleted is not None:
+        metadata["deletionTimestamp"] = timestamp(deleted)
+    spec: Obj = {"containers": [{"name": "engine", "resources": {"requests": requests}}]}
+    if gated:
+        spec["schedulingGates"] = [{"name": QUEUE_GATE}]
+    conditions = []
+    if node:
+        spec["nodeName"] = node
+        bound = timestamp(created + timedelta(minutes=1))
+        conditions = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": bound}]
+    return {"metadata": metadata, "spec": spec, "status": {"phase": "Pending", "conditions": conditions}}
+
+
+def pinned(pod: Obj, *nodes: str) -> Obj:
+    """Return an admitted pod that is pinned to a node by each term of its affinity."""
+    terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]} for node in nodes]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    return {**pod, "spec": {**pod["spec"], "affinity": {"nodeAffinity": required}}}

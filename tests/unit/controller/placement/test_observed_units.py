@@ -1,0 +1,313 @@
+"""Units of the queue: what waits, runs and ends by the objects of the store, and what people can do to them."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.placement import observed_units
+from controller.placement.observed_units import (
+    LATE_SECONDS,
+    encode_nomination,
+    observe_units,
+    parse_nomination,
+)
+from controller.placement.queue_places import find_own_place, find_place, format_place
+from controller.placement.units import HostRequirement, NodeRequirement, Nomination, Unit, UnitKey
+from crds.meta import ADMITTED_AT, ENQUEUED_AT, LABEL_GANG, LABEL_GANG_SIZE, NOMINATED
+from devices.vendors import VENDORS
+from kube.client import Obj
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, METAL_PROCESSES, PODS, ObjectKey, Resource
+from kube.store import Store
+from tests.support.api_objects import GIB, NAMESPACE, NOW, condition, process, store
+from tests.support.queue_objects import BORN, GPU, deployment_of, pinned, queue_pod, queued_service, timestamp
+
+MINUTE = timedelta(minutes=1)
+LATER = NOW + timedelta(seconds=20)
+
+
+def queue(*pods: Obj, deployed: bool = True, **spec: Any) -> Store:
+    deployments = [(DEPLOYMENTS, deployment_of())] if deployed else []
+    return store((INFERENCE_SERVICES, queued_service(**spec)), *deployments, *((PODS, pod) for pod in pods))
+
+
+def observe(known: Store) -> dict[str, Unit]:
+    found = observe_units(known, VENDORS, NOW).units
+    assert len({unit.uid for unit in found}) == len(found)
+    return {unit.key.name: unit for unit in found}
+
+
+def test_gated_pod_waits_with_its_requests_and_rules() -> None:
+    pod = queue_pod("one", devices=2)
+    pod["spec"] |= {"nodeSelector": {"zone": "a"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}
+    known = queue(pod, queue_pod("two"), priority="high")
+    found = observe(known)
+    unit = found["one"]
+    assert (unit.key, unit.uid, unit.state) == (UnitKey("pod", NAMESPACE, "one"), "uid-one", "waiting")
+    assert (unit.service, unit.service_uid, unit.priority) == (ObjectKey(NAMESPACE, "chat"), "uid-chat", "high")
+    assert dict(unit.parts[0]) == {"cpu": 1500, "memory": 4 * GIB, GPU: 2, "pods": 1}
+    assert unit.pools == ("nvidia",)
+    assert isinstance(unit.requirement, NodeRequirement)
+    assert set(unit.requirement.pod_spec) == {"nodeSelector", "tolerations"}
+    assert (unit.cells, unit.evictable_since, unit.nomination) == ((), None, None)
+    assert unit.requirement.shape != found["two"].requirement.shape != ""
+
+
+def test_pods_with_equal_rules_have_one_shape() -> None:
+    found = observe(queue(queue_pod("one"), queue_pod("two", devices=4)))
+    assert found["one"].requirement.shape == found["two"].requirement.shape
+
+
+def test_admitted_pod_runs_where_it_is_bound_or_pinned() -> None:
+    bound = queue_pod("bound", gated=False, node="n1")
+    reserved = pinned(queue_pod("reserved", gated=False), "n2", "n2")
+    torn = pinned(queue_pod("torn", gated=False), "n2", "n3")
+    found = observe(queue(bound, reserved, torn, queue_pod("free", gated=False)))
+    cells = {name: unit.cells for name, unit in found.items()}
+    assert cells == {"bound": ("node/n1",), "reserved": ("node/n2",), "torn": (), "free": ()}
+    assert {unit.state for unit in found.values()} == {"running"}
+    assert found["bound"].evictable_since == (NOW + MINUTE).timestamp()
+    assert found["reserved"].evictable_since is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "is_protected"),
+    [
+        ({}, False),
+        ({"scheduling": {"mode": "Native"}}, True),
+        ({"scheduling": {"mode": "Queue"}}, False),
+        ({"evictionProtection": True}, True),
+    ],
+)
+def test_pod_is_evicted_only_for_a_service_of_the_queue(spec: Obj, is_protected: bool) -> None:
+    known = queue(queue_pod("one", gated=False, node="n1"), queue_pod("two"), **spec)
+    found = observe(known)
+    assert found["one"].is_protected is is_protected
+    assert found["two"].is_protected is bool(spec.get("evictionProtection"))
+    other = observe_units(known, VENDORS, NOW, is_queued_by_default=False).units
+    assert other[0].is_protected is (is_protected or not spec)
+
+
+def test_pod_without_gate_and_device_is_no_unit() -> None:
+    plain = queue_pod("plain", gated=False, devices=0)
+    ended = queue_pod("ended", gated=False, node="n1")
+    ended["status"]["phase"] = "Failed"
+    assert observe(queue(plain, ended, queue_pod("gated", devices=0))).keys() == {"gated"}
+
+
+def test_pod_that_claims_to_be_of_a_service_is_no_unit() -> None:
+    foreign = queue_pod("foreign", template="bbb")
+    foreign["metadata"]["ownerReferences"][0]["name"] = "other-bbb"
+    lone = queue_pod("lone")
+    del lone["metadata"]["ownerReferences"]
+    unlabelled = queue_pod("unlabelled")
+    del unlabelled["metadata"]["labels"]["pod-template-hash"]
+    assert observe(queue(foreign, lone, unlabelled)) == {}
+    assert observe(queue(queue_pod("orphan"), deployed=False)) == {}
+
+
+def test_pod_that_ends_is_a_unit_without_its_service() -> None:
+    known = store((PODS, queue_pod("one", gated=False, node="n1", deleted=LATER)))
+    unit = observe(known)["one"]
+    assert (unit.state, unit.cells, unit.service_uid) == ("ending", ("node/n1",), "")
+
+
+def test_pod_that_does_not_end_in_time_makes_no_room() -> None:
+    late = NOW - timedelta(seconds=LATE_SECONDS + 1)
+    found = observe(queue(queue_pod("soon", deleted=LATER), queue_pod("late", deleted=late)))
+    assert (found["soon"].state, found["late"].state, found["late"].is_protected) == ("ending", "running", True)
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ("2026-11-21T11:30:00Z", "2026-11-21T11:30:00.000000Z"),
+        ("2026-11-21T12:30:00+01:00", "2026-11-21T11:30:00.000000Z"),
+        ("1970-01-01T00:00:00Z", format_place(BORN.timestamp())),
+        ("9999-12-31T23:59:59Z", None),
+        ("0001-01-01T00:00:00+14:00", None),
+        ("2026-11-21T11:30:00", None),
+        ("soon", None),
+        ("", None),
+    ],
+)
+def test_edited_annotation_moves_no_unit_before_its_service(stated: str, expected: str | None) -> None:
+    pod = queue_pod("one", annotations={ENQUEUED_AT: stated})
+    place = observe(queue(pod))["one"].enqueued_at
+    assert format_place(place) == (expected or format_place(find_own_place(pod)))
+    assert NOW.timestamp() <= find_own_place(pod) < NOW.timestamp() + 1
+
+
+@given(stated=st.text() | st.datetimes().map(lambda each: each.isoformat() + "Z"))
+def test_place_lies_between_service_and_pod(stated: str) -> None:
+    pod = queue_pod("one", annotations={ENQUEUED_AT: stated})
+    assert BORN.timestamp() <= find_place(pod, BORN.timestamp()) <= find_own_place(pod)
+
+
+def test_gang_waits_until_all_of_it_exists() -> None:
+    labels = {LABEL_GANG: "big", LABEL_GANG_SIZE: "2"}
+    first = queue_pod("one", labels=labels, annotations={ENQUEUED_AT: "2026-11-21T11:30:00Z"})
+    second = queue_pod("two", labels=labels, devices=4)
+    assert observe(queue(first)) == {}
+    unit = observe(queue(first, second))["big"]
+    assert (unit.key.kind, unit.members, unit.uid, unit.state) == ("gang", ("one", "two"), "uid-one", "waiting")
+    assert [part[GPU] for part in unit.parts] == [1, 4]
+    assert format_place(unit.enqueued_at) == "2026-11-21T11:30:00.000000Z"
+
+
+def test_gang_that_was_admitted_in_part_is_finished() -> None:
+    labels = {LABEL_GANG: "big", LABEL_GANG_SIZE: "3"}
+    admitted = [queue_pod(name, labels=labels, gated=False, node="n1") for name in ("one", "two")]
+    found = observe_units(queue(*admitted, queue_pod("three", labels=labels)), VENDORS, NOW).units
+    assert {(unit.state, unit.members, unit.cells) for unit in found} == {
+        ("running", ("one", "two"), ("node/n1", "node/n1")),
+        ("waiting", ("three",), ()),
+    }
+    ends = queue_pod("two", labels=labels, gated=False, node="n1", deleted=LATER)
+    found = observe_units(queue(admitted[0], ends, queue_pod("three", labels=labels)), VENDORS, NOW).units
+    assert {(unit.state, unit.members) for unit in found} == {("running", ("one",)), ("ending", ("two",))}
+
+
+def test_pod_with_a_damaged_gang_waits_alone() -> None:
+    found = observe(queue(queue_pod("one", labels={LABEL_GANG: "big", LABEL_GANG_SIZE: "many"})))
+    assert found["one"].key.kind == "pod"
+
+
+def test_processes_wait_run_and_end() -> None:
+    known = store(
+        (INFERENCE_SERVICES, queued_service(priority="low")),
+        (METAL_PROCESSES, process("chat-1-0", gib=4)),
+        (METAL_PROCESSES, process("chat-1-1", host="mac-1", annotations={ADMITTED_AT: timestamp(NOW)})),
+        (METAL_PROCESSES, process("chat-1-2", host="mac-2", deletionTimestamp=timestamp(NOW))),
+        (METAL_PROCESSES, process("chat-1-3", host="mac-3", phase="Rejected")),
+        (METAL_PROCESSES, process("chat-1-4", host="mac-4", phase="Stopped")),
+        (METAL_PROCESSES, process("chat-1-5", deletionTimestamp=timestamp(NOW))),
+    )
+    found = observe(known)
+    states = {name: (unit.state, unit.cells) for name, unit in found.items()}
+    assert states == {
+        "chat-1-0": ("waiting", ()),
+        "chat-1-1": ("running", ("host/mac-1",)),
+        "chat-1-2": ("ending", ("host/mac-2",)),
+    }
+    waiting = found["chat-1-0"]
+    assert waiting.avoid == {"host/mac-3"}
+    assert (waiting.parts, waiting.pools, waiting.priority) == (({"memory": 4 * GIB},), ("metal",), "low")
+    assert waiting.requirement == HostRequirement("llama.cpp", NAMESPACE)
+    assert found["chat-1-1"].evictable_since == NOW.timestamp()
+
+
+def test_inspection_is_no_unit() -> None:
+    inspecting = process("tiny-1", host="mac-1", inspect=True)
+    inspecting["metadata"]["ownerReferences"][0] |= {"kind": "Model", "name": "tiny", "uid": "uid-tiny"}
+    assert observe(store((METAL_PROCESSES, inspecting))) == {}
+
+
+def test_host_that_displaces_a_process_is_avoided_and_its_process_replaced() -> None:
+    displaced = process("chat-1-0", host="mac-1", phase="Ready", conditions=[condition("DisruptionTarget", "True")])
+    known = store(
+        (INFERENCE_SERVICES, queued_service()),
+        (METAL_PROCESSES, displaced),
+        (METAL_PROCESSES, process("chat-1-1")),
+        (METAL_PROCESSES, process("chat-2-0", modelName="other")),
+    )
+    found = observe(known)
+    assert found["chat-1-1"].avoid == {"host/mac-1"}
+    assert found["chat-2-0"].avoid == frozenset()
+
+
+def test_process_of_a_better_estimate_replaces_none() -> None:
+    running = process("chat-1-0", host="mac-1", phase="Ready", creationTimestamp=timestamp(BORN))
+
+    def replaced(**fields: Any) -> frozenset[str]:
+        waiting = process("chat-2-0", **fields)
+        objects = ((METAL_PROCESSES, each) for each in (running, waiting))
+        return observe(store((INFERENCE_SERVICES, queued_service()), *objects))["chat-2-0"].replaces
+
+    assert replaced(gib=2) == frozenset()
+    assert replaced(artifact=running["spec"]["artifact"] | {"mirrors": ["http://mirror.example/"]}) == frozenset()
+    assert replaced(artifact={"source": "http://models.example/new.gguf"}) == {"uid-chat-1-0"}
+
+
+def test_running_pod_is_replaced_by_one_waiting_pod() -> None:
+    running = [queue_pod(f"old-{n}", gated=False, node="n1", created=NOW - MINUTE) for n in range(3)]
+    waiting = [queue_pod(f"new-{n}", template="bbb") for n in range(2)]
+    found = observe(queue(*running, *waiting))
+    first, second = found["new-0"].replaces, found["new-1"].replaces
+    assert first | second == {"uid-old-0", "uid-old-1", "uid-old-2"}
+    assert not first & second
+    assert not any(found[pod["metadata"]["name"]].replaces for pod in running)
+    for victim in ("uid-old-0", "uid-old-1", "uid-old-2"):
+        promise = {NOMINATED: encode_nomination(Nomination(("node/n1",), frozenset({victim})))}
+        nominated = queue_pod("new-1", template="bbb", annotations=promise)
+        assert victim in observe(queue(*running, waiting[0], nominated))["new-1"].replaces
+
+
+def test_nomination_is_read_as_it_was_written() -> None:
+    nomination = Nomination(("node/n1", "node/n1"), frozenset({"a", "b"}))
+    pod = queue_pod("one", annotations={NOMINATED: encode_nomination(nomination)})
+    assert parse_nomination(pod) == nomination
+    assert observe(queue(pod))["one"].nomination == nomination
+    assert parse_nomination(process("one", annotations={NOMINATED: encode_nomination(nomination)})) is None
+    hosted = Nomination(("host/mac-1",), frozenset())
+    assert parse_nomination(process("one", annotations={NOMINATED: encode_nomination(hosted)})) == hosted
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", "null", "{}", '{"cells": []}', '{"cells": ["n1"]}', '{"cells": ["node/"]}', '{"cells": "node/n1"}',
+     '{"cells": ["node/n1", "host/mac-1"]}', '{"cells": ["node/n1"], "victims": [1]}', "\ud800", "[" * 100_000],
+)  # fmt: skip
+def test_damaged_nomination_is_none(text: str) -> None:
+    pod = queue_pod("one", annotations={NOMINATED: text})
+    assert parse_nomination(pod) is None
+    assert observe(queue(pod))["one"].nomination is None
+
+
+def count_computations(known: Store, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Return how often one round reads an object anew, or a service as a whole."""
+    counts = {"build_pod_replica": 0, "build_process_replica": 0, "assign_places": 0}
+    with monkeypatch.context() as patched:
+        for name in counts:
+            real = getattr(observed_units, name)
+
+            def counted(*args: Any, name: str = name, real: Any = real) -> Any:
+                counts[name] += 1
+                return real(*args)
+
+            patched.setattr(observed_units, name, counted)
+        observe_units(known, VENDORS, NOW)
+    return counts
+
+
+def test_round_reads_only_what_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects: list[tuple[Resource, Obj]] = []
+    for number in range(50):
+        name = f"chat-{number}"
+        objects += [(INFERENCE_SERVICES, queued_service(name)), (DEPLOYMENTS, deployment_of(name))]
+        objects += [(PODS, queue_pod(f"{name}-{each}", service=name)) for each in range(4)]
+        bound = process(f"{name}-1-0", host="mac-1")
+        bound["metadata"]["ownerReferences"][0] |= {"name": name, "uid": f"uid-{name}"}
+        objects.append((METAL_PROCESSES, bound))
+    known = store(*objects)
+    first = count_computations(known, monkeypatch)
+    assert first == {"build_pod_replica": 200, "build_process_replica": 50, "assign_places": 50}
+    nothing = dict.fromkeys(first, 0)
+    assert count_computations(known, monkeypatch) == nothing
+    known.put(PODS, queue_pod("chat-7-1", service="chat-7", gated=False, node="n1", version=2))
+    assert count_computations(known, monkeypatch) == nothing | {"build_pod_replica": 1, "assign_places": 1}
+    # The status of a service changes all the time, and moves nothing in the queue.
+    reported = queued_service("chat-7") | {"status": {"phase": "WaitingForGPU"}}
+    reported["metadata"]["resourceVersion"] = "2"
+    known.put(INFERENCE_SERVICES, reported)
+    assert count_computations(known, monkeypatch) == nothing
+    raised = queued_service("chat-7", priority="high")
+    raised["metadata"]["resourceVersion"] = "3"
+    known.put(INFERENCE_SERVICES, raised)
+    changed = {"build_pod_replica": 4, "build_process_replica": 1, "assign_places": 1}
+    assert count_computations(known, monkeypatch) == changed
+    assert {unit.priority for unit in observe_units(known, VENDORS, NOW).units if unit.service.name == "chat-7"} == {
+        "high"
+    }

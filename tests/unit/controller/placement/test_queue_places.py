@@ -1,0 +1,214 @@
+"""Places in the queue outlive the pods of a replica: each is inherited once, and none is lost or made up."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from controller.placement.observed_units import ObservedUnits, observe_units
+from controller.placement.queue_places import find_own_place, format_place, parse_seconds
+from crds.meta import ENQUEUED_AT
+from devices.vendors import VENDORS
+from kube.client import Obj
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, METAL_PROCESSES, PODS, ObjectKey
+from tests.support.api_objects import NAMESPACE, NOW, process, store
+from tests.support.queue_objects import BORN, deployment_of, queue_pod, queued_service, timestamp
+
+SOON = NOW + timedelta(hours=1)
+
+
+def observe(
+    pods: Sequence[Obj], freed: Sequence[str] = (), replicas: int = 3, created: datetime = BORN
+) -> ObservedUnits:
+    service = queued_service(replicas=replicas, created=created)
+    known = store((INFERENCE_SERVICES, service), (DEPLOYMENTS, deployment_of()), *((PODS, pod) for pod in pods))
+    return observe_units(known, VENDORS, NOW, {"uid-chat": freed})
+
+
+def places(pods: Sequence[Obj], freed: Sequence[str] = (), replicas: int = 3) -> Mapping[str, str]:
+    return {key.name: place for key, place in observe(pods, freed, replicas).places.items()}
+
+
+def own(pod: Obj) -> str:
+    return format_place(find_own_place(pod))
+
+
+OLD = queue_pod("old", gated=False, node="n1", created=NOW - timedelta(hours=2))
+ENDS = queue_pod("old", gated=False, node="n1", created=NOW - timedelta(hours=2), deleted=SOON)
+NEW = queue_pod("new")
+
+
+@given(st.integers(0, 2**33 * 10**6))
+def test_place_is_read_as_it_was_written(microseconds: int) -> None:
+    place = (datetime.fromtimestamp(0, UTC) + timedelta(microseconds=microseconds)).timestamp()
+    assert parse_seconds(format_place(place)) == place
+
+
+def test_pods_of_one_second_have_different_places() -> None:
+    found = [find_own_place(queue_pod(f"pod-{number}")) for number in range(100)]
+    assert len(set(found)) == len(found)
+
+
+def test_pod_without_predecessor_keeps_its_own_place() -> None:
+    assert places([NEW]) == {}
+    assert places([queue_pod("old", created=NOW - timedelta(hours=2)), NEW]) == {}
+
+
+def test_successor_of_an_evicted_pod_inherits_its_place() -> None:
+    found = observe([ENDS, NEW])
+    assert found.places == {ObjectKey(NAMESPACE, "new"): own(OLD)}
+    assert {unit.enqueued_at for unit in found.units} == {find_own_place(OLD)}
+
+
+def test_successor_inherits_the_place_that_was_inherited() -> None:
+    earlier = timestamp(NOW - timedelta(hours=4))
+    second = queue_pod("old", gated=False, node="n1", deleted=SOON, annotations={ENQUEUED_AT: earlier})
+    newer = queue_pod("new", created=NOW + timedelta(minutes=1))
+    assert places([second, newer]) == {"new": earlier.replace("Z", ".000000Z")}
+
+
+def test_pod_of_a_changed_template_inherits_the_place() -> None:
+    assert places([OLD, queue_pod("new", template="bbb")]) == {"new": own(OLD)}
+
+
+def test_place_is_inherited_by_one() -> None:
+    heir = queue_pod("new", template="bbb", annotations={ENQUEUED_AT: own(OLD)})
+    assert places([OLD, heir, queue_pod("next", template="bbb")]) == {}
+    # The first heir ends while its predecessor is still there: that is one place, not two.
+    ended = queue_pod("new", annotations={ENQUEUED_AT: own(OLD)}, deleted=SOON)
+    later = [queue_pod(name, created=NOW + timedelta(minutes=1)) for name in ("a", "b")]
+    assert places([ENDS, ended, *later]) == {"a": own(OLD)}
+
+
+def test_places_of_one_second_are_not_confused() -> None:
+    pair = [
+        queue_pod(name, gated=False, node="n1", created=NOW - timedelta(hours=2), deleted=SOON) for name in ("x", "y")
+    ]
+    heir = queue_pod("new", annotations={ENQUEUED_AT: own(pair[0])})
+    # The predecessor of the heir is gone, and its twin of the same second was evicted later.
+    assert places([pair[1], heir, queue_pod("next", created=NOW + timedelta(minutes=1))]) == {"next": own(pair[1])}
+
+
+def test_place_of_a_pod_that_ends_goes_before_that_of_one_that_stays() -> None:
+    ends = queue_pod("ends", gated=False, node="n2", created=NOW - timedelta(hours=1), deleted=SOON)
+    assert places([OLD, ends, queue_pod("new", template="bbb")]) == {"new": own(ends)}
+
+
+def test_pod_that_is_evicted_during_a_change_comes_back_at_its_place() -> None:
+    present = queue_pod("new", template="bbb", created=NOW - timedelta(minutes=5), annotations={ENQUEUED_AT: "x"})
+    back = queue_pod("back")
+    assert places([ENDS, present, back]) == {"new": own(OLD)}
+    stamped = queue_pod("new", template="bbb", gated=False, created=NOW - timedelta(minutes=5))
+    assert places([ENDS, stamped, back]) == {"back": own(OLD)}
+
+
+def test_freed_place_is_inherited_and_then_spent() -> None:
+    found = observe([NEW], [own(OLD)])
+    assert found.places == {ObjectKey(NAMESPACE, "new"): own(OLD)}
+    assert found.open_places == {"uid-chat": (own(OLD),)}
+    stamped = queue_pod("new", annotations={ENQUEUED_AT: own(OLD)})
+    assert observe([stamped], [own(OLD)]).open_places == {}
+
+
+def test_freed_place_waits_for_a_replica_that_is_missing() -> None:
+    other = queue_pod("other", gated=False, node="n1", created=NOW - timedelta(hours=3))
+    assert observe([other], [own(OLD)], replicas=2).open_places == {"uid-chat": (own(OLD),)}
+    assert observe([other], [own(OLD)], replicas=1).open_places == {}
+    assert observe([other], ["damaged"], replicas=2).open_places == {}
+    assert observe([], [own(OLD)], replicas=1).open_places == {"uid-chat": (own(OLD),)}
+    assert observe([], [own(OLD)], replicas=0).open_places == {}
+    assert observe_units(store(), VENDORS, NOW, {"uid-chat": [own(OLD)]}).open_places == {}
+
+
+def test_place_of_an_earlier_service_is_not_inherited() -> None:
+    found = observe([ENDS, NEW], created=NOW - timedelta(hours=1))
+    assert found.places == {}
+    assert observe([NEW], ["1970-01-01T00:00:00Z"]).places == {
+        ObjectKey(NAMESPACE, "new"): format_place(BORN.timestamp())
+    }
+
+
+def test_process_is_made_with_its_place() -> None:
+    ends = process("chat-1-0", host="mac-1", creationTimestamp=timestamp(NOW - timedelta(hours=2)))
+    ends["metadata"]["deletionTimestamp"] = timestamp(NOW)
+    objects = [ends, process("chat-1-1")]
+    known = store((INFERENCE_SERVICES, queued_service()), *((METAL_PROCESSES, each) for each in objects))
+    assert observe_units(known, VENDORS, NOW).places == {}
+
+
+class QueueOfOneService(RuleBasedStateMachine):
+    """Pods of a service come, end and vanish, at any moment before or after their places are stamped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pods: dict[str, Obj] = {}
+        self.freed: list[str] = []
+        self.made = self.template = 0
+        self.origins: set[float] = set()
+
+    @property
+    def found(self) -> ObservedUnits:
+        return observe(list(self.pods.values()), self.freed, replicas=99)
+
+    def _place(self, name: str) -> float:
+        return next(unit.enqueued_at for unit in self.found.units if unit.key.name == name)
+
+    @rule(same_second=st.booleans(), earlier=st.booleans())
+    def make(self, same_second: bool, earlier: bool) -> None:
+        self.made += 1
+        name = f"pod-{self.made}"
+        created = NOW + timedelta(seconds=0 if same_second and self.made < 3 else self.made)
+        template = f"t{max(0, self.template - earlier)}"
+        self.pods[name] = queue_pod(name, template=template, created=created)
+        self.origins.add(find_own_place(self.pods[name]))
+
+    @rule()
+    def edit(self) -> None:
+        self.template += 1
+
+    @precondition(lambda self: self.pods)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        pod = self.pods[data.draw(st.sampled_from(sorted(self.pods)))]
+        pod["metadata"]["deletionTimestamp"] = timestamp(SOON)
+
+    @precondition(lambda self: any("deletionTimestamp" in each["metadata"] for each in self.pods.values()))
+    @rule(data=st.data())
+    def vanish_with_a_record(self, data: st.DataObject) -> None:
+        ended = [name for name, pod in self.pods.items() if "deletionTimestamp" in pod["metadata"]]
+        name = data.draw(st.sampled_from(sorted(ended)))
+        self.freed.append(format_place(self._place(name)))
+        del self.pods[name]
+
+    @rule()
+    def stamp(self) -> None:
+        found = self.found
+        for key, place in found.places.items():
+            self.pods[key.name]["metadata"]["annotations"][ENQUEUED_AT] = place
+        self.freed = [place for place in self.freed if place in found.open_places.get("uid-chat", ())]
+        assert self.found.places == {}
+
+    @invariant()
+    def no_place_is_made_up_lost_or_given_twice(self) -> None:
+        found = self.found
+        living = [unit for unit in found.units if unit.state == "waiting"]
+        assert {unit.enqueued_at for unit in found.units} <= self.origins
+        by_template: dict[str, list[float]] = {}
+        for unit in living:
+            template = self.pods[unit.key.name]["metadata"]["labels"]["pod-template-hash"]
+            by_template.setdefault(template, []).append(unit.enqueued_at)
+        # A place may be that of one pod and of its successor of the next template, and of no two pods of one.
+        assert all(len(set(each)) == len(each) for each in by_template.values())
+        held = {unit.enqueued_at for unit in living}
+        left = {unit.enqueued_at for unit in found.units if unit.state == "ending"} - held
+        left |= {place for text in self.freed if (place := parse_seconds(text)) is not None} - held
+        without = [unit for unit in living if unit.enqueued_at == find_own_place(self.pods[unit.key.name])]
+        assert not any(unit.enqueued_at > place for unit in without for place in left)
+        kept = {*found.open_places.get("uid-chat", ()), *(format_place(unit.enqueued_at) for unit in found.units)}
+        assert kept.issuperset(self.freed)
+
+
+TestQueueOfOneService = QueueOfOneService.TestCase
+TestQueueOfOneService.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
