@@ -14,8 +14,9 @@ from crds.metalhost import MetalHostStatus
 from crds.metalprocess import MetalProcessSpec
 
 INSPECTION: Final = "Inspection"
+PROTECTION: Final = "Protection"
 
-FEATURE_OF_FIELD: Final[Mapping[str, str]] = {"inspect": INSPECTION}
+FEATURE_OF_FIELD: Final[Mapping[str, str]] = {"inspect": INSPECTION, "protected": PROTECTION}
 """Features by field of a MetalProcess's spec, such as `artifact.mirrors`, or by one of its values, `mode=rerank`."""
 AGENT_FEATURES: Final = tuple(sorted(set(FEATURE_OF_FIELD.values())))
 """All that the agent of this version knows."""

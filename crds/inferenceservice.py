@@ -10,6 +10,7 @@ from crds.meta import (
     Name,
     ObjectMeta,
     Priority,
+    SchedulingMode,
     Toleration,
     described,
     keyed_by,
@@ -18,6 +19,21 @@ from crds.meta import (
 )
 from crds.pods import ContainerOptions, PodOptions, Resources, ServiceHardware
 from crds.serving import Adapter, RuntimeName, ServingOptions, Speculative
+
+
+class Scheduling(ApiStruct, frozen=True):
+    """The way in which replicas get their devices."""
+
+    mode: Annotated[
+        SchedulingMode | None,
+        described(
+            "Queue: a pod waits with a scheduling gate until the controller's queue, which all accelerators and hosts "
+            "share, gives it a node. Native: Kubernetes' scheduler places the pod in its own order, and nothing is "
+            "preempted for it. Default: Queue for pods that request devices, unless the controller serves only some "
+            "namespaces or was started with --scheduling-mode Native. Hosts always go by the queue. An edit restarts "
+            "no replica that has a node: it holds for pods that wait, and for those of the next change of the service."
+        ),
+    ] = None
 
 
 class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
@@ -74,12 +90,25 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
     priority: Annotated[
         Priority,
         described(
-            "A pod gets the PriorityClass pomona-PRIORITY, which is installed with Pomona and preempts nothing. "
-            "When hosts are scarce, services of higher priority are placed first. When a host is short of memory, "
-            "services of lower priority are removed from the host first. A critical service is removed only while "
-            "the memory pressure is critical, and after all other services."
+            "When devices or hosts are scarce, replicas of higher priority get them first, and of equal ones those "
+            "that have waited longest. If nothing is free for a replica, running replicas of lower priority are "
+            "evicted, as few as possible, and wait again at their old place; spec.evictionProtection prevents that. A "
+            "pod also gets the PriorityClass pomona-PRIORITY, which is installed with Pomona and preempts nothing. "
+            "When a host is short of memory, services of lower priority are removed from the host first. A critical "
+            "service is removed only while the memory pressure is critical, and after all other services."
         ),
     ] = "normal"
+    scheduling: Annotated[
+        Scheduling, described("The way in which replicas get devices. Default: by the queue, in order of priority.")
+    ] = Scheduling()
+    eviction_protection: Annotated[
+        bool,
+        described(
+            "If true, no replica is evicted for a service of higher priority, and a host that is short of memory "
+            "removes it only while the memory pressure is critical, like a service of priority critical. Its place in "
+            "the queue stays that of spec.priority. Default: false."
+        ),
+    ] = False
     image: Annotated[
         Annotated[str, Meta(min_length=1, max_length=512)] | None,
         described(
@@ -184,10 +213,15 @@ def _chat_only(field: str) -> dict[str, str]:
     )
 
 
-MODE_RULES = (
+SPEC_RULES = (
     _chat_only("speculative"),
     _chat_only("projectorModelRef"),
     _chat_only("chatTemplate"),
+    rule(
+        "!has(self.scheduling) || !has(self.scheduling.mode) || self.scheduling.mode != 'Native' || "
+        "!has(self.hardware) || !has(self.hardware.accelerator) || self.hardware.accelerator != 'metal'",
+        "hosts with accelerator metal always go by the queue: remove spec.scheduling.mode",
+    ),
 )
 
 
@@ -195,7 +229,7 @@ class InferenceService(ApiStruct, frozen=True):
     """Desired serving of one Model at one address."""
 
     metadata: Annotated[ObjectMeta, described("Standard object metadata.")]
-    spec: Annotated[InferenceServiceSpec, described("Desired state of the service.", *MODE_RULES)]
+    spec: Annotated[InferenceServiceSpec, described("Desired state of the service.", *SPEC_RULES)]
     status: Annotated[
         InferenceServiceStatus, described("Observed state of the service, as the controller reports it.")
     ] = InferenceServiceStatus()

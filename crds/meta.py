@@ -82,6 +82,8 @@ REACHABLE: Final = "Reachable"
 """Condition of a MetalHost whose agent answers the controller."""
 
 Priority = Literal["critical", "high", "normal", "low", "batch"]
+SchedulingMode = Literal["Queue", "Native"]
+"""The party that decides which pod gets devices first: the queue of the controller, or Kubernetes' scheduler."""
 PRIORITY_RANK: Final[dict[Priority, int]] = {priority: rank for rank, priority in enumerate(get_args(Priority))}
 """Position in the order of importance: 0 is the most important, which is bound and loaded first and evicted last."""
 

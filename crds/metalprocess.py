@@ -117,6 +117,13 @@ class MetalProcessSpec(ServingOptions, frozen=True, kw_only=True):
             "memory, processes of lower priority are removed from the host first."
         ),
     ] = "normal"
+    protected: Annotated[
+        bool,
+        described(
+            "True: the process is not evicted for one of higher priority, and a host that is short of memory removes "
+            "it only while the memory pressure is critical. Default: false."
+        ),
+    ] = False
     source_secret: Annotated[
         SecretName | None, described("Name of the Secret with the download token, if the source needs a token.")
     ] = None

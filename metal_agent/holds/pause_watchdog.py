@@ -227,4 +227,10 @@ class PauseWatchdog:
 
 def _candidate(uid: str, runner: HoldableProcess) -> EvictionCandidate:
     spec = runner.assignment.spec
-    return EvictionCandidate(uid, spec.priority if spec else "normal", memory_stage(runner.state), memory_bytes=0)
+    return EvictionCandidate(
+        uid=uid,
+        priority=spec.priority if spec else "normal",
+        stage=memory_stage(runner.state),
+        memory_bytes=0,
+        has_protection=spec is not None and spec.protected,
+    )

@@ -62,6 +62,8 @@ class EvictionCandidate:
     memory_bytes: int
     idle_seconds: float | None = None
     """Seconds since its last request; None if unknown, which counts as busy."""
+    has_protection: bool = False
+    """True if its service protects it from eviction, whatever its priority."""
 
     @property
     def is_running(self) -> bool:
@@ -71,7 +73,7 @@ class EvictionCandidate:
     @property
     def is_protected(self) -> bool:
         """True if it goes last, and only under critical pressure."""
-        return self.priority == "critical"
+        return self.has_protection or self.priority == "critical"
 
     @property
     def displacement_order(self) -> tuple[bool, int, float, int]:

@@ -199,6 +199,7 @@ class PressureWatchdog:
             stage=memory_stage(runner.state),
             memory_bytes=self._inputs.ledger.reserved.get(uid, 0),
             idle_seconds=idle_seconds,
+            has_protection=spec is not None and spec.protected,
         )
 
     async def _write_record(self) -> None:

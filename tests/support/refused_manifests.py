@@ -33,8 +33,8 @@ DEFAULTS: dict[Resource, dict[str, Any]] = {
         "cache": {"medium": "Volume", "scope": "model", "accessMode": "ReadWriteOnce"},
         "hardware": {"accelerator": "cpu"},
     },
-    INFERENCE_SERVICES: {"replicas": 1, "suspend": False, **_SERVING},
-    METAL_PROCESSES: _SERVING | {"inspect": False},
+    INFERENCE_SERVICES: {"replicas": 1, "suspend": False, "evictionProtection": False, **_SERVING},
+    METAL_PROCESSES: _SERVING | {"inspect": False, "protected": False},
 }
 """Default values that are added to each of `SPECS`."""
 NULLS: list[dict[str, Any]] = [
@@ -174,6 +174,14 @@ REFUSED_MANIFESTS = {
     ),
     "too many slots": RefusedManifest(
         INFERENCE_SERVICES, {"parallel": 65}, "spec.parallel: .*less than or equal to 64"
+    ),
+    "host beside the queue": RefusedManifest(
+        INFERENCE_SERVICES,
+        {"hardware": {"accelerator": "metal"}, "scheduling": {"mode": "Native"}},
+        "always go by the queue: remove spec.scheduling.mode",
+    ),
+    "unknown mode of scheduling": RefusedManifest(
+        INFERENCE_SERVICES, {"scheduling": {"mode": "Fair"}}, 'spec.scheduling.mode: .*"Fair": supported values'
     ),
     "tiny context": RefusedManifest(INFERENCE_SERVICES, {"contextLength": 1}, "spec.contextLength: .*equal to 128"),
     "negative quantity": RefusedManifest(

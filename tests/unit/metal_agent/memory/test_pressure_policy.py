@@ -45,6 +45,7 @@ class Process:
     stage: MemoryStage = "serving"
     held: bool = False
     left_seconds: int = 0
+    has_protection: bool = False
 
     @property
     def runs(self) -> bool:
@@ -62,7 +63,9 @@ class Process:
             self.stage, self.left_seconds = "loading", LOAD_SECONDS
 
     def candidate(self) -> EvictionCandidate:
-        return EvictionCandidate(self.uid, self.priority, self.stage, self.memory_bytes, self.idle_seconds)
+        return EvictionCandidate(
+            *(self.uid, self.priority, self.stage, self.memory_bytes, self.idle_seconds, self.has_protection)
+        )
 
 
 @dataclass
@@ -270,6 +273,7 @@ def test_end_of_pressure_cancels_the_displacement() -> None:
         ([Process("a", idle_seconds=None, memory_bytes=9 * GIB), Process("b", idle_seconds=1)], "b"),
         ([Process("a", memory_bytes=9 * GIB), Process("b", memory_bytes=10 * GIB)], "b"),
         ([Process("a", "critical", idle_seconds=1e6), Process("b", "high")], "b"),
+        ([Process("a", "batch", has_protection=True), Process("b", "high")], "b"),
         ([Process("a", stage="absent", held=True), Process("b", "critical")], "b"),
     ],
 )
