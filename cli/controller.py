@@ -9,6 +9,7 @@ import signal
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import get_args
 
 import click
 import uvloop
@@ -22,7 +23,7 @@ from controller.pod_settings import PodSettings
 from controller.run import Controller, ControllerOptions
 from controller.services.pods.pod_monitor import parse_monitor_labels
 from controller.tenant_limits import TenantLimits
-from crds.meta import LABEL_PATTERN, LONGEST_LABEL, LONGEST_NAME, NAME_PATTERN
+from crds.meta import LABEL_PATTERN, LONGEST_LABEL, LONGEST_NAME, NAME_PATTERN, SchedulingMode
 from devices.limits import raise_descriptor_limit
 from devices.vendor_file import VendorFileError, parse_vendors
 from devices.vendors import VENDORS, Vendors
@@ -186,6 +187,13 @@ def _read_namespaces(_context: click.Context, parameter: click.Parameter, names:
     help="Size of the copies of weights that may stay on each node for Models with spec.cache.scope node, such as "
     "500Gi: beyond it, the copies that were not in use for the longest time are deleted. Default: no limit.",
 )
+@click.option(
+    "--scheduling-mode",
+    type=click.Choice(get_args(SchedulingMode)),
+    help="Mode of services whose pods request devices and that state no spec.scheduling.mode. Queue: they wait for the "
+    "controller's queue, by priority. Native: Kubernetes' scheduler places them. Default: Queue, or Native with "
+    "--namespace, since the queue belongs to the whole cluster.",
+)
 @click.option("--verbose", is_flag=True, help="Also log debug events.")
 def command(
     kubeconfig: Path | None,
@@ -205,6 +213,7 @@ def command(
     monitoring_namespace: str,
     monitor_labels: Mapping[str, str],
     node_cache_bytes: int | None,
+    scheduling_mode: SchedulingMode | None,
     verbose: bool,
 ) -> None:
     """Run the controller of Models and InferenceServices.
@@ -215,6 +224,9 @@ def command(
       pomona controller --kubeconfig controller.kubeconfig --image registry.example/pomona:dev
       pomona controller --namespace team-a --namespace team-b       (these namespaces only, without Macs)
     """
+    if namespaces and scheduling_mode == "Queue":
+        message = "Queue needs the whole cluster: leave it out, or leave --namespace out"
+        raise click.BadParameter(message, param_hint="'--scheduling-mode'")
     log.configure(verbose=verbose)
     gc.set_threshold(GC_THRESHOLD, 10, 10)
     raise_descriptor_limit()  # each namespace has several watches
@@ -228,6 +240,7 @@ def command(
             *(image, environment, limits, vendors, network_policies, monitoring_namespace, node_cache_bytes),
             monitor_labels=monitor_labels,
             image_pull_secrets=image_pull_secrets,
+            scheduling_mode=scheduling_mode or ("Native" if namespaces else "Queue"),
         )
         options = ControllerOptions(pods, trust, leader_elect, namespaces)
         metrics, health = ControllerMetrics(), ControllerHealth()

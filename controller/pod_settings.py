@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from controller.tenant_limits import UNLIMITED, TenantLimits
+from crds.meta import SchedulingMode
 from devices.vendors import VENDORS, Vendors
 
 
@@ -28,6 +29,8 @@ class PodSettings(msgspec.Struct, frozen=True):
     """Further labels of PodMonitors, by which a Prometheus selects them."""
     image_pull_secrets: tuple[str, ...] = ()
     """Secrets in each namespace of Models with which nodes pull `image`, for the pods that run it."""
+    scheduling_mode: SchedulingMode = "Queue"
+    """Mode of the services that state none and whose pods request devices."""
 
 
 DEFAULT_SETTINGS: Final = PodSettings()

@@ -22,7 +22,7 @@ class TenantLimits(NamedTuple):
     control_plane: bool = False
     """True if spec.tolerations may tolerate the taints of control-plane nodes."""
     hosts: bool = True
-    """True if services may run on hosts, which a controller of some namespaces does not manage."""
+    """True if services may run on hosts and use the queue, which a controller of some namespaces does not manage."""
 
 
 UNLIMITED: Final = TenantLimits(control_plane=True)
@@ -67,6 +67,18 @@ def refuse_hosts(accelerator: str, vendors: Vendors, limits: TenantLimits) -> Ex
         "administrator install the controller for the whole cluster"
     )
     return ExceededLimit("HostsOutOfScope", message)
+
+
+def refuse_queue(service: InferenceService, limits: TenantLimits) -> ExceededLimit | None:
+    """Return why the pods of a service may not wait for the queue, with the way out, or None."""
+    if limits.hosts or service.spec.scheduling.mode != "Queue":
+        return None
+    message = (
+        "spec.scheduling.mode is Queue, and the queue belongs to the whole cluster, but this controller serves only the "
+        "namespaces of its options --namespace: remove it, or have an administrator install the controller for the "
+        "whole cluster"
+    )
+    return ExceededLimit("QueueOutOfScope", message)
 
 
 def is_image_allowed(image: str, limits: TenantLimits) -> bool:

@@ -55,6 +55,7 @@ _POD_CONDITIONS: Final = frozenset({"Ready", "PodScheduled"})
 _POD_ANNOTATIONS: Final = frozenset({ENQUEUED_AT, NOMINATED})
 _POD_SPEC: Final = ("nodeName", "schedulingGates", "overhead", "priorityClassName")
 _REPLICA_COUNTS: Final = ("observedGeneration", "replicas", "updatedReplicas", "readyReplicas")
+_READ_OF_TEMPLATE: Final = ("priorityClassName", "schedulingGates")
 _DEPLOYMENT_CONDITIONS: Final = frozenset({"ReplicaFailure"})
 
 
@@ -218,7 +219,7 @@ def _of_deployment(obj: Obj) -> Obj:
             **_pick(obj["spec"], ("replicas", "strategy")),
             "template": {
                 "metadata": _pick(obj["spec"]["template"].get("metadata") or {}, ("labels",)),
-                "spec": {**containers, **_claim_volumes(pod), **_pick(pod, ("priorityClassName",))},
+                "spec": {**containers, **_claim_volumes(pod), **_pick(pod, _READ_OF_TEMPLATE)},
             },
         },
         "status": {

@@ -56,7 +56,7 @@ from controller.services.status import ServiceView, build_events, build_status
 from controller.services.tokens import KnownTokens, TokenRotation, token_secret
 from controller.services.traffic import UNKNOWN_TRAFFIC, Traffic, find_series, read_traffic
 from controller.services.traffic_meter import TrafficMeter, TrafficTarget
-from controller.tenant_limits import check_limits, refuse_hosts
+from controller.tenant_limits import check_limits, refuse_hosts, refuse_queue
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_MODEL, LABEL_SERVICE, LABEL_SERVICE_NAME
 from crds.model import Model
@@ -288,7 +288,7 @@ def build_view(
         service, model, companions, settings.vendors, largest_device_bytes=devices.largest_bytes
     )
     out_of_scope = refuse_hosts(accelerator, settings.vendors, settings.limits) if accelerator is not None else None
-    if exceeded := out_of_scope or check_limits(service, settings.limits):
+    if exceeded := out_of_scope or refuse_queue(service, settings.limits) or check_limits(service, settings.limits):
         checked = CheckedService(None, ServiceProblem(*exceeded, "Failed"), checked.model_problem)
     choice = choose_engine(service, accelerator, checked, settings)
     if refused := find_pod_problem(service, checked.served, choice, settings):

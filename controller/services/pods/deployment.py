@@ -11,6 +11,7 @@ from controller.models.served import Companion, Served, cache_path, cached_claim
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.plan import child
 from controller.services.pods.deployment_strategy import begin
+from controller.services.pods.devices import request_devices
 from controller.services.pods.key_proxy import PORT_NAME
 from controller.services.pods.one_node import has_one_node, label_claims
 from controller.services.pods.pod_options import find_option_problem
@@ -19,6 +20,7 @@ from controller.services.pods.pod_template import (
     MountedWeights,
     build_pod,
 )
+from controller.services.pods.queue_gate import is_queued, set_gate
 from controller.services.preconditions import CheckedService, ServiceProblem
 from crds.cache import NodeCopy
 from crds.inferenceservice import InferenceService
@@ -131,7 +133,9 @@ def build_deployment(
             "spec": build_pod(service, choice, weights, companions, settings=settings),
         },
     }
-    return child(DEPLOYMENTS, name_deployment(owner.name, weights), INFERENCE_SERVICES, owner, copy, spec=spec)
+    name = name_deployment(owner.name, weights)
+    resource, made = child(DEPLOYMENTS, name, INFERENCE_SERVICES, owner, copy, spec=spec)
+    return resource, set_gate(made, is_gated=is_queued(service, request_devices(service, choice.vendor), settings))
 
 
 def name_deployment(service: str, weights: MountedWeights) -> str:

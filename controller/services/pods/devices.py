@@ -48,6 +48,8 @@ def find_hardware_problem(service: InferenceService, accelerator: Accelerator, v
     if gpu is not None and hardware.count is not None and gpu != hardware.count:
         return f"hardware.count is {hardware.count} and resources.gpu is {gpu}: remove resources.gpu"
     stated = _list_stated(hardware, gpu)
+    if mode := _refuse_mode(service, accelerator, vendor):
+        return mode
     if vendor.resource is None:
         if not stated:
             return None
@@ -69,6 +71,15 @@ def find_hardware_problem(service: InferenceService, accelerator: Accelerator, v
     if hardware.memory is not None and vendor.memory_values and not _large_enough(vendor, hardware.memory):
         most = size_text(max(vendor.memory_values.values()) * MIB)
         return f"hardware.memory {hardware.memory} is more than any {accelerator} device has: use at most {most}"
+    return None
+
+
+def _refuse_mode(service: InferenceService, accelerator: Accelerator, vendor: Vendor) -> str | None:
+    mode = service.spec.scheduling.mode
+    if not vendor.in_pods and mode == "Native":
+        return f"scheduling.mode is Native, but hosts with accelerator {accelerator} always go by the queue: remove it"
+    if vendor.in_pods and vendor.resource is None and mode == "Queue":
+        return f"scheduling.mode is Queue, but accelerator {accelerator} has no devices to wait for: remove it"
     return None
 
 

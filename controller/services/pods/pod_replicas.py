@@ -5,6 +5,7 @@ replicas run. A Deployment that is not wanted any more, such as that of earlier 
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from controller.models.served import Served
@@ -202,7 +203,13 @@ def _list_wanted(
         # Earlier versions requested stated memory of the node beside devices. A pod that no node takes loses nothing.
         found = observed.count_pods()
         is_estimate = choice.is_estimate and not (is_stated and found.refused and not found.placed)
-        change = compare_template(made, observed.obj, inputs, is_estimate=is_estimate, is_stated=is_stated)
+        compared = partial(
+            *(compare_template, made, observed.obj, inputs),
+            is_estimate=is_estimate,
+            is_stated=is_stated,
+            has_places=found.placed > 0,
+        )
+        change = compared()
         if weights.node:
             return _WantedDeployment(change, replicas, observed, weights.node)
         if change.cause:
@@ -212,7 +219,7 @@ def _list_wanted(
             replacement = go_on(observed, pods, replicas, snapshot.store)
         if replacement.strategy != made["spec"]["strategy"]:
             made["spec"]["strategy"] = replacement.strategy
-            change = compare_template(made, observed.obj, inputs, is_estimate=is_estimate, is_stated=is_stated)
+            change = compared()
         return _WantedDeployment(change, replicas, observed, weights.node, replacement.lacks_room, mark.again_seconds)
 
     found = []

@@ -21,6 +21,7 @@ from controller.models.served import Served, cache_path, cached_claim
 from controller.reconcile.partial_objects import LOADING_OPTION
 from controller.reconcile.stamp import ANNOTATION_INPUTS, ANNOTATION_SERVED, ANNOTATION_UPDATE, is_desired, stamp
 from controller.services.pods.one_node import forget_claims
+from controller.services.pods.queue_gate import has_gate, set_gate
 from crds.cache import NodeCopy
 from crds.inferenceservice import InferenceService, InferenceServiceSpec
 from crds.meta import LABEL_COPY, PROXY_CONTAINER
@@ -67,7 +68,7 @@ def _list_inputs(model: Model, copy: NodeCopy | None = None) -> tuple[Any, ...]:
 
 
 def compare_template(
-    made: Obj, observed: Obj, inputs: str, *, is_estimate: bool, is_stated: bool = False
+    made: Obj, observed: Obj, inputs: str, *, is_estimate: bool, is_stated: bool = False, has_places: bool = False
 ) -> TemplateChange:
     """Return the Deployment to apply, and whether an edit or an update of Pomona then replaces its pods.
 
@@ -77,6 +78,7 @@ def compare_template(
         inputs: the digest of the user's inputs.
         is_estimate: True if the memory of its pods is estimated, and stated by no user.
         is_stated: True if a Model states its memory, which counts for devices, and which an edit may change.
+        has_places: True if a pod of it has a node, and is not replaced for the gate of the queue.
     """
     # A change of the number of pods applies the annotations anew.
     marked = {ANNOTATION_SERVED: "true"} if _is_marked(observed) else {}
@@ -86,8 +88,9 @@ def compare_template(
     earlier = (observed["metadata"].get("annotations") or {}).get(ANNOTATION_INPUTS)
     is_edited = earlier not in {None, inputs}
     keeps_request = is_estimate and not (is_stated and is_edited)
-    if (kept := _keep_pods(made, observed, keeps_request=keeps_request, is_edited=is_edited)) is not None:
-        return TemplateChange(annotate(kept, inputs, marked))
+    for wanted in (made, _keep_place(made, observed)) if has_places else (made,):
+        if (kept := _keep_pods(wanted, observed, keeps_request=keeps_request, is_edited=is_edited)) is not None:
+            return TemplateChange(annotate(kept, inputs, marked))
     served = {ANNOTATION_SERVED: "true"} if _has_served(observed) else marked
     if is_edited:
         return TemplateChange(annotate(made, inputs, served), "edit")
@@ -175,6 +178,18 @@ def is_changing(deployment: Obj) -> bool:
 def _has_started(deployment: Obj) -> bool:
     """Return whether a pod with the template of a Deployment is ready."""
     return not is_changing(deployment) and bool(deployment["status"].get("readyReplicas"))
+
+
+def _keep_place(made: Obj, observed: Obj) -> Obj:
+    """Return the desired Deployment with what its pods have of all that decides about their place in the queue.
+
+    The queue reads the priority of the service. To a pod that waits for no scheduler, its PriorityClass means little.
+    """
+    kept = set_gate(made, is_gated=has_gate(observed))
+    there = observed["spec"]["template"]["spec"].get("priorityClassName")
+    if has_gate(made) and there is not None:
+        kept["spec"]["template"]["spec"]["priorityClassName"] = there
+    return kept
 
 
 def _keep_pods(made: Obj, observed: Obj, *, keeps_request: bool, is_edited: bool) -> Obj | None:

@@ -71,6 +71,15 @@ def test_controller_of_some_namespaces_serves_these_without_hosts(started: list[
     assert (whole.namespaces, whole.pods.limits.hosts) == ((), True)
 
 
+def test_queue_is_the_mode_of_the_whole_cluster_unless_another_one_is_stated(started: list[ControllerOptions]) -> None:
+    for arguments in ((), ("--scheduling-mode=Native",), ("--scheduling-mode=Queue",), ("--namespace=team",)):
+        assert start(*arguments).exit_code == 0
+    assert [each.pods.scheduling_mode for each in started] == ["Queue", "Native", "Queue", "Native"]
+    refused = start("--namespace=team", "--scheduling-mode=Queue")
+    assert (refused.exit_code, len(started)) == (2, 4)
+    assert "Queue needs the whole cluster" in refused.output
+
+
 @pytest.mark.parametrize("name", ["", "Team", "team.a", "team-a,team-b", "-a", "a\n", "a" * 64])
 def test_namespace_that_is_no_name_is_refused_with_an_example(started: list[ControllerOptions], name: str) -> None:
     done = start("--namespace", name)

@@ -13,10 +13,19 @@ import pytest
 
 from controller.reconcile.stamp import ANNOTATION_INPUTS, stamp
 from controller.services.pods.one_node import forget_claims
+from controller.services.pods.queue_gate import set_gate
+from kube import resources
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, METAL_HOSTS, METAL_PROCESSES, MODELS, Resource
 from tests.support.api_objects import GIB, host, model
-from tests.support.service_decisions import METAL, chat_deployment, chat_service, decide_chat, list_applied
+from tests.support.service_decisions import (
+    METAL,
+    chat_deployment,
+    chat_pod,
+    chat_service,
+    decide_chat,
+    list_applied,
+)
 
 OPTIONS: Obj = {
     "contextLength": 8192,
@@ -120,7 +129,7 @@ def test_mirrors_reach_processes_but_not_their_names() -> None:
 @pytest.mark.parametrize("case", SERVICES)
 def test_pod_templates_stay_the_same(case: str, accelerator: str) -> None:
     spec: dict[str, Any] = {**SERVICES[case], "hardware": {"accelerator": accelerator}, "resources": {"cpu": "2"}}
-    earlier = deepcopy(chat_deployment(chat_service(**spec), *models()))
+    earlier = set_gate(deepcopy(chat_deployment(chat_service(**spec), *models())), is_gated=False)
     # Earlier versions had none of these, and requested the memory of devices of the node as well: what they made keeps
     # its template until something else changes.
     pod = earlier["spec"]["template"]["spec"]
@@ -134,7 +143,8 @@ def test_pod_templates_stay_the_same(case: str, accelerator: str) -> None:
     (whole,) = on_cpu["spec"]["template"]["spec"]["containers"]
     container["resources"]["requests"]["memory"] = whole["resources"]["requests"]["memory"]
     assert digest(earlier["spec"]) == PODS[accelerator][case]
-    (obj,) = list_applied(decide_chat(chat_service(**spec), *models(), (DEPLOYMENTS, stamp(earlier))), DEPLOYMENTS)
+    there = ((DEPLOYMENTS, stamp(earlier)), (resources.PODS, chat_pod() | {"spec": {"nodeName": "gpu-1"}}))
+    (obj,) = list_applied(decide_chat(chat_service(**spec), *models(), *there), DEPLOYMENTS)
     assert obj["spec"]["template"] == earlier["spec"]["template"]
 
 

@@ -1,0 +1,38 @@
+"""The scheduling gate by which new pods of a service wait for the queue.
+
+A gate in the template of a Deployment is a part of all its pods, so a gate that comes or goes would replace them. No pod
+that has a node is replaced for that: the template keeps its gate, or its lack of one, until it changes for another cause.
+"""
+
+from typing import Final
+
+from controller.pod_settings import PodSettings
+from controller.services.pods.devices import DeviceRequest
+from crds.inferenceservice import InferenceService
+from crds.meta import QUEUE_GATE
+from kube.client import Obj
+
+_GATES: Final = "schedulingGates"
+_NO_DEADLINE: Final[Obj] = {"progressDeadlineSeconds": 2147483647}
+"""A Deployment makes no progress while its pods wait, which is no failure. The API has no value for "never"."""
+
+
+def is_queued(service: InferenceService, devices: DeviceRequest, settings: PodSettings) -> bool:
+    """Return whether new pods of a service wait for the queue; those without devices have no need to."""
+    mode = service.spec.scheduling.mode or settings.scheduling_mode
+    return mode == "Queue" and devices.number > 0
+
+
+def has_gate(deployment: Obj) -> bool:
+    """Return whether new pods of a Deployment wait for the queue."""
+    gates = deployment["spec"]["template"]["spec"].get(_GATES) or ()
+    return any(each["name"] == QUEUE_GATE for each in gates)
+
+
+def set_gate(deployment: Obj, *, is_gated: bool) -> Obj:
+    """Return a Deployment whose new pods wait for the queue, or do not."""
+    spec = {name: value for name, value in deployment["spec"].items() if name not in _NO_DEADLINE}
+    template = spec["template"]
+    pod = {name: value for name, value in template["spec"].items() if name != _GATES}
+    gates, deadline = ({_GATES: [{"name": QUEUE_GATE}]}, _NO_DEADLINE) if is_gated else ({}, {})
+    return {**deployment, "spec": {**spec, **deadline, "template": {**template, "spec": {**pod, **gates}}}}
