@@ -1,6 +1,6 @@
 """Service `chat` in a simulated cluster whose Deployment controller replaces pods as Kubernetes' `rolling.go` does.
 
-Controller, Deployment controller, ReplicaSet controller, scheduler and kubelet each take one step when a test says so.
+Controller, Deployment controller, ReplicaSet controller, queue, scheduler and kubelet each take one step when a test says so.
 The controller decides only after a change that triggers it. A pod that ends makes room for a refused one at once.
 """
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from controller.reconcile.plan import Plan
 from controller.reconcile.stamp import needs_apply
-from controller.reconcile.triggers import everything, scheduled_pod
-from crds.meta import LABEL_SERVICE
+from controller.reconcile.triggers import everything, is_gated, scheduled_pod
+from crds.meta import LABEL_SERVICE, NOMINATED
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, MODELS, NODES, PODS, Resource
 from tests.support.api_objects import NAMESPACE, NOW, model, service
@@ -19,6 +19,8 @@ from tests.support.service_decisions import decide_chat, kept_part, manage
 
 DEVICE = "nvidia.com/gpu"
 _READY: Obj = {"type": "Ready", "status": "True"}
+GATED: Obj = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+"""The condition of a pod that waits for the queue."""
 _PLACED: Obj = {"type": "PodScheduled", "status": "True"}
 
 
@@ -55,6 +57,8 @@ class SimulatedRollout:
         """Context lengths with which no pod becomes ready."""
         self.stuck: set[str] = set()
         """Nodes on which no pod ends."""
+        self.has_rival = False
+        """True if another service takes each room that the queue has promised to none of these pods."""
         self.writes = 0
         """Times that the Deployment was applied."""
         self._again = False
@@ -158,14 +162,41 @@ class SimulatedRollout:
         metadata = {"name": name, "namespace": NAMESPACE, "uid": f"uid-{name}", "resourceVersion": "1"}
         spec = json.loads(json.dumps(owner.template["spec"]))
         pod = {"metadata": metadata | {"labels": labels}, "spec": spec, "status": {"conditions": []}}
+        if is_gated(pod):
+            pod["status"]["conditions"].append(GATED)
         self.pods[name] = pod | {"set": owner.name}
 
+    def admit(self) -> None:
+        """Give the pods that wait in the queue a node that has room, or nominate them for the place of an earlier pod."""
+        for pod in filter(is_gated, self.pods.values()):
+            promised_node = pod.pop("promised", "")
+            pod["metadata"].pop("annotations", None)
+            node = self._find_room(pod)
+            if node is not None and not (self.has_rival and node != promised_node):
+                pod["spec"]["schedulingGates"] = []
+                pod["pinned"] = node
+        if self.has_rival:
+            self.rooms = {node: room - self._count_free(node) for node, room in self.rooms.items()}
+        promised: set[str] = set()
+        for pod in filter(is_gated, self.pods.values()):
+            for earlier in self.pods.values():
+                name = earlier["metadata"]["uid"]
+                if earlier["set"] != pod["set"] and "nodeName" in earlier["spec"] and name not in promised:
+                    promised.add(name)
+                    pod["promised"] = earlier["spec"]["nodeName"]
+                    nomination = {"cells": [f"node/{earlier['spec']['nodeName']}"], "victims": [name]}
+                    pod["metadata"]["annotations"] = {NOMINATED: json.dumps(nomination)}
+                    break
+
+    def _find_room(self, pod: Obj) -> str | None:
+        return next((each for each in self.rooms if self._count_free(each) >= _count_devices(pod["spec"])), None)
+
     def schedule(self) -> None:
-        """Place the pods for which a node has room, and refuse the others."""
+        """Place the pods for which a node has room, and refuse the others; those with a gate wait."""
         for pod in self.pods.values():
-            if "nodeName" in pod["spec"]:
+            if "nodeName" in pod["spec"] or is_gated(pod):
                 continue
-            node = next((each for each in self.rooms if self._count_free(each) >= _count_devices(pod["spec"])), None)
+            node = pod.pop("pinned", None) or self._find_room(pod)
             if node is not None:
                 pod["spec"]["nodeName"] = node
                 pod["status"]["conditions"] = [_PLACED]
@@ -176,7 +207,7 @@ class SimulatedRollout:
                 pod["status"]["conditions"] = [refused]
 
     def _count_free(self, node: str) -> int:
-        there = (pod for pod in self.pods.values() if pod["spec"].get("nodeName") == node)
+        there = (pod for pod in self.pods.values() if node in {pod["spec"].get("nodeName"), pod.get("pinned")})
         return self.rooms[node] - sum(_count_devices(pod["spec"]) for pod in there)
 
     def start_pod(self) -> None:
@@ -192,7 +223,7 @@ class SimulatedRollout:
         for name, pod in self.pods.items():
             if is_ending(pod) and pod["spec"]["nodeName"] not in self.stuck:
                 del self.pods[name]
-                self.schedule()
+                self.schedule()  # nothing else does, if the pods have no gate
                 return
 
     def pass_time(self) -> None:

@@ -2,7 +2,8 @@
 
 Only the scheduler knows whether there is room for both, so it is asked: each change of a template begins with one pod
 more than wanted. If that is refused for lack of room, earlier pods make way, one at a time, provided that the new one
-fits in the place of one. Else they serve on: a mistake in a request must not end what runs.
+fits in the place of one. Else they serve on: a mistake in a request must not end what runs. Of pods that wait for the
+queue, the queue says so (`queued_rollout.py`).
 
 The pods beside a copy of weights are on one node, which seldom has room for one more: there, earlier pods make way.
 """
@@ -19,6 +20,8 @@ from controller.reconcile.indexes import NODE_INDEX
 from controller.reconcile.triggers import is_refused
 from controller.services.pods.observed_deployments import ObservedDeployment, ServicePods, node_of
 from controller.services.pods.one_node import may_follow
+from controller.services.pods.queue_gate import has_gate
+from controller.services.pods.queued_rollout import limit_unavailable
 from controller.services.pods.template_rollout import is_changing
 from crds.quantity import parse_quantity
 from kube.client import Obj
@@ -79,11 +82,13 @@ def go_on(observed: ObservedDeployment, pods: ServicePods, replicas: int, store:
     if present.get("type") == "Recreate":
         return Replacement(present)
     rolling: Obj = present.get("rollingUpdate") or {}
-    if rolling.get("maxSurge") == 0:
+    is_queued = has_gate(observed.obj)
+    if rolling.get("maxSurge") == 0 and not is_queued:
         return Replacement(_roll(0, _limit_unavailable(rolling.get("maxUnavailable"), observed, replicas, most)))
     # Until the Deployment's controller has seen the change, refusals are those of an earlier one.
     if not _is_seen(observed.obj):
-        return Replacement(SURGE)
+        # Earlier pods that wait, or make way for a nominated one, may still do so.
+        return Replacement(_keep_strategy(rolling) if is_queued else SURGE)
     fitting = [_finds_place(new, earlier, placed, store) for new, earlier in _pair_templates(observed, placed)]
     # The report of a refusal outlives it for a moment: nothing is refused if all pods are there.
     is_missing_a_pod = len(placed) + sum(not node_of(pod) for pod in observed.pods) <= replicas
@@ -92,10 +97,21 @@ def go_on(observed: ObservedDeployment, pods: ServicePods, replicas: int, store:
         # A pod counts for a quota although no node has room for it.
         counted = [*placed, *filter(is_refused, observed.pods)]
         fitting += [_asks_no_more(asked, sum_requests(earlier["spec"]), exceeded) for earlier in counted]
+    if is_queued:
+        unavailable = limit_unavailable(observed.pods, replicas - pods.ending, is_refused=any(fitting))
+        strategy = _keep_strategy(rolling) if unavailable is None else _roll(1, unavailable)
+        return Replacement(strategy, lacks_room=bool(fitting) and not any(fitting) and not pods.leaving)
     # A pod that ends makes room: until it has, no refusal is final.
     if pods.leaving or not any(fitting):
         return Replacement(SURGE, lacks_room=bool(fitting) and not pods.leaving)
     return Replacement(_roll(0, most))
+
+
+def _keep_strategy(rolling: Obj) -> Obj:
+    """Return the present strategy of a Deployment whose pods wait for the queue, unless somebody else wrote it."""
+    unavailable = rolling.get("maxUnavailable")
+    is_ours = rolling.get("maxSurge") == 1 and isinstance(unavailable, int)
+    return _roll(1, unavailable) if is_ours else SURGE
 
 
 def _limit_unavailable(present: object, observed: ObservedDeployment, replicas: int, most: int) -> int:

@@ -16,6 +16,7 @@ from tests.support.service_decisions import chat_deployment, chat_pod, chat_serv
 
 IN_PLACE: Obj = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
 NVIDIA: Obj = {"accelerator": "nvidia"}
+NATIVE: Obj = {"mode": "Native"}
 VOLUME = "volume.inference.pomona.dev/tiny-cache"
 NO_DEVICE = "0/2 nodes are available: 1 Insufficient memory, 2 Insufficient nvidia.com/gpu. preemption: not allowed."
 NO_MEMORY = "0/2 nodes are available: 2 Insufficient memory."

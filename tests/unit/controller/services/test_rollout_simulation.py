@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.simulated_rollout import SimulatedRollout
 
-STEPS = ("decide", "sync_deployment", "sync_sets", "schedule", "start_pod", "end_pod")
+STEPS = ("decide", "sync_deployment", "sync_sets", "admit", "schedule", "start_pod", "end_pod")
 CONTEXTS = (512, 1024, 2048)
 ROOMS = st.lists(st.integers(1, 3), min_size=1, max_size=2)
 ACTIONS = st.one_of(
@@ -64,14 +64,15 @@ def settle(cluster: SimulatedRollout, floor: Floor | None = None) -> None:
     raise AssertionError(f"does not end: {cluster.summarize()}")
 
 
-def settled(rooms: Sequence[int], replicas: int, quota: int | None = None) -> SimulatedRollout:
-    return deepcopy(_settle_new(tuple(rooms), replicas, quota))
+def settled(rooms: Sequence[int], replicas: int, quota: int | None = None, mode: str = "Native") -> SimulatedRollout:
+    return deepcopy(_settle_new(tuple(rooms), replicas, quota, mode))
 
 
 @functools.cache
-def _settle_new(rooms: tuple[int, ...], replicas: int, quota: int | None) -> SimulatedRollout:
+def _settle_new(rooms: tuple[int, ...], replicas: int, quota: int | None, mode: str) -> SimulatedRollout:
     found = {f"gpu-{place}": room for place, room in enumerate(rooms)}
-    cluster = SimulatedRollout(found, quota, replicas=replicas, contextLength=CONTEXTS[0])
+    spec = {"replicas": replicas, "contextLength": CONTEXTS[0], "scheduling": {"mode": mode}}
+    cluster = SimulatedRollout(found, quota, **spec)
     settle(cluster)
     return cluster
 
@@ -83,13 +84,14 @@ def expect_rolled_out(cluster: SimulatedRollout, room: int) -> None:
 
 # The same examples in each run: Kubernetes' own controller ends one pod more when an edit is taken back before its
 # ReplicaSets have reported, which one in some hundred random examples would show.
+@pytest.mark.parametrize("mode", ["Native", "Queue"])
 @settings(max_examples=100, derandomize=True)
 @given(ROOMS, st.integers(1, 4), st.none() | st.integers(1, 4), st.lists(ACTIONS, max_size=12))
 def test_edits_are_rolled_out_and_end_no_more_pods_than_needed(
-    rooms: list[int], replicas: int, quota: int | None, actions: list[str | tuple[str, int]]
+    mode: str, rooms: list[int], replicas: int, quota: int | None, actions: list[str | tuple[str, int]]
 ) -> None:
     room = sum(rooms) if quota is None else min(sum(rooms), quota)
-    cluster = settled(rooms, replicas, quota)
+    cluster = settled(rooms, replicas, quota, mode)
     expect_rolled_out(cluster, room)
     floor = Floor(cluster, room)
     for action in (("edit", CONTEXTS[1]), *actions):
@@ -99,10 +101,21 @@ def test_edits_are_rolled_out_and_end_no_more_pods_than_needed(
     expect_rolled_out(cluster, room)
 
 
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_no_other_service_takes_a_place_during_a_rollout_of_the_queue(replicas: int) -> None:
+    cluster = settled([replicas], replicas, mode="Queue")
+    cluster.has_rival = True
+    take(cluster, ("edit", CONTEXTS[1]))
+    settle(cluster, Floor(cluster, replicas))
+    expect_rolled_out(cluster, replicas)
+    assert cluster.rooms == {"gpu-0": replicas}
+
+
+@pytest.mark.parametrize("mode", ["Native", "Queue"])
 @pytest.mark.parametrize("work", range(4, 24, 4))
 @pytest.mark.parametrize(("replicas", "scaled"), [(2, 4), (4, 2), (1, 3)])
-def test_scaling_during_an_edit_holds_nothing_up(work: int, replicas: int, scaled: int) -> None:
-    cluster = settled([2] if replicas > 1 else [1], replicas)
+def test_scaling_during_an_edit_holds_nothing_up(work: int, replicas: int, scaled: int, mode: str) -> None:
+    cluster = settled([2] if replicas > 1 else [1], replicas, mode=mode)
     room = min(2, replicas)
     floor = Floor(cluster, room)
     for action in (("edit", CONTEXTS[1]), ("work", work), ("scale", scaled)):
