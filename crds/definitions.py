@@ -146,6 +146,7 @@ DEFINITIONS = (
             Column("Replicas", ".status.replicas", "integer"),
             Column("Reason", condition("Ready", "reason")),
             Column("Endpoint", ".status.endpoint"),
+            Column("Queue", ".status.queue.place", wide=True),
             Column("Context", ".spec.contextLength", "integer", wide=True),
             Column("Memory", ".status.memory", wide=True),
             Column("Device memory", ".status.deviceMemory", wide=True),

@@ -18,6 +18,7 @@ from crds.meta import (
     rule,
 )
 from crds.pods import ContainerOptions, PodOptions, Resources, ServiceHardware
+from crds.queue_status import QueueStatus
 from crds.serving import Adapter, RuntimeName, ServingOptions, Speculative
 
 
@@ -139,13 +140,14 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
         int | None, described("The metadata.generation from which this status was computed.", format="int64")
     ] = None
     phase: Annotated[
-        Literal["Pending", "Downloading", "Progressing", "Ready", "Degraded", "Failed", "Suspended"],
+        Literal["Pending", "Downloading", "WaitingForGPU", "Progressing", "Ready", "Degraded", "Failed", "Suspended"],
         described(
-            "Pending: the service waits for its Model, or for a host or node with enough free capacity. "
-            "Downloading: the weights are being downloaded. Progressing: replicas are starting, or a new spec is "
-            "being rolled out. Ready: the service answers. Degraded: the service answers, but has fewer ready "
-            "replicas than spec.replicas or another problem, which the conditions show. Failed: the conditions "
-            "show the cause. Suspended: spec.suspend is true or spec.replicas is 0."
+            "Pending: the service waits for its Model, or for a node that Kubernetes' scheduler finds. WaitingForGPU: "
+            "it waits in the queue for a GPU or a host; status.queue has its place and the reason. Downloading: the "
+            "weights are being downloaded. Progressing: replicas are starting, or a new spec is being rolled out. "
+            "Ready: the service answers. Degraded: the service answers, but has fewer ready replicas than "
+            "spec.replicas or another problem, which the conditions show. Failed: the conditions show the cause. "
+            "Suspended: spec.suspend is true or spec.replicas is 0."
         ),
     ] = "Pending"
     replicas: Annotated[
@@ -185,6 +187,13 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
             "Average time from the arrival of a request to the end of its answer, in milliseconds, of the requests "
             "between the last two readings. Absent if requestsPerMinute is 0 or unknown.",
             format="int32",
+        ),
+    ] = None
+    queue: Annotated[
+        QueueStatus | None,
+        described(
+            "Place in the queue of the first replica that waits for a GPU or a host. Absent if none waits. It is updated "
+            "at most once a second, and later while many services move at once."
         ),
     ] = None
     proof: Annotated[

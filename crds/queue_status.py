@@ -1,0 +1,103 @@
+"""`status.queue` of an InferenceService: its place in the queue, and why it waits there."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from crds.meta import ApiStruct, described
+
+QueueReason = Literal[
+    "InsufficientDevices",
+    "InsufficientMemory",
+    "HeadOfLine",
+    "Draining",
+    "Quota",
+    "CellsClosed",
+    "NotConsidered",
+    "NoSuchHardware",
+]
+NoEstimate = Literal["TooFewSeen", "TooFewAhead", "Overtaken", "Draining", "NoPosition"]
+_Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
+
+
+class EstimatedStart(ApiStruct, frozen=True):
+    """The range in which a replica starts with a probability of 80 %."""
+
+    earliest: Annotated[_Time, described("Lower end of the range.")] = ""
+    latest: Annotated[
+        _Time,
+        described("Upper end of the range. From the time of the estimate, it is at most three times as far away."),
+    ] = ""
+
+
+class QueueNomination(ApiStruct, frozen=True):
+    """The room that is kept for a replica until others have ended."""
+
+    cells: Annotated[
+        list[str],
+        Meta(max_length=32),
+        described(
+            "The nodes and hosts, as node/NAME or host/NAME, one for each pod.", **{"x-kubernetes-list-type": "atomic"}
+        ),
+    ] = []
+    victims: Annotated[
+        list[str],
+        Meta(max_length=32),
+        described(
+            "The services that give the room, as NAMESPACE/NAME: replicas of them end.",
+            **{"x-kubernetes-list-type": "atomic"},
+        ),
+    ] = []
+
+
+class QueueStatus(ApiStruct, frozen=True):
+    """The place of a service in the queue: that of its first replica that waits."""
+
+    pool: Annotated[str, described("Pool in which the replica waits: the first one that it may use.")] = ""
+    position: Annotated[
+        int | None,
+        described(
+            "Place in the queue of the pool; the first is 1. Absent if no node or host could ever run the replica.",
+            format="int32",
+        ),
+    ] = None
+    length: Annotated[int | None, described("Replicas that wait in the queue of the pool.", format="int32")] = None
+    place: Annotated[str, described("Position and length in one, for example 3/12.")] = ""
+    ahead_by_priority: Annotated[dict[str, int], described("Number of replicas ahead, by their priority.")] = {}
+    waiting_for: Annotated[
+        str, described("What the replica needs, for example nvidia.com/gpu: 2, or on a host memory: 24.0 GiB.")
+    ] = ""
+    enqueued_at: Annotated[
+        _Time | None, described("Since when the replica waits. A replica that was evicted has its old place again.")
+    ] = None
+    nominated: Annotated[
+        QueueNomination | None, described("The room that is kept for the replica until others have ended.")
+    ] = None
+    reason: Annotated[
+        QueueReason | None,
+        described(
+            "InsufficientDevices, InsufficientMemory: too little is free. HeadOfLine: what is free is kept for a replica "
+            "ahead that waits for the same nodes or hosts. Draining: others end to make room. Quota: a limit of the "
+            "pool or namespace is reached. CellsClosed: all nodes or hosts that could run it take nothing new. "
+            "NotConsidered: too many are ahead. NoSuchHardware: no node or host could ever run it."
+        ),
+    ] = None
+    message: Annotated[
+        str, Meta(max_length=1024), described("Why the replica waits, with the way out, in words for people.")
+    ] = ""
+    estimated_start: Annotated[
+        EstimatedStart | None,
+        described(
+            "When the replica probably starts, by how long others ran: 4 of 5 starts are in the range. Absent if no such "
+            "range can be given; noEstimate has the reason."
+        ),
+    ] = None
+    no_estimate: Annotated[
+        NoEstimate | None,
+        described(
+            "Why there is no estimate. TooFewSeen: too few replicas have ended or started since this controller leads. "
+            "TooFewAhead: so few are ahead that the end of a single one decides. Overtaken: replicas of higher priority "
+            "come as fast as room becomes free. Draining: it starts as soon as others have ended. NoPosition: it "
+            "cannot start."
+        ),
+    ] = None
