@@ -1,0 +1,183 @@
+"""When a waiting unit probably starts, as a range: pure figures over what was seen of one lane of the queue.
+
+A lane is a pool and the resource that is scarce in it. Room becomes free there at a rate that is measured, relative to
+what runs; units of higher priority that arrive take some of it. The need of all units ahead divided by the rest is the
+expected wait. By how much real waits differ from it is measured as well, from earlier forecasts, and gives the range: so
+whatever the model leaves out, such as the fit of units on cells, is in the range.
+"""
+
+import bisect
+import math
+from collections import deque
+from typing import Final, NamedTuple
+
+from controller.placement.units import MEMORY, Unit
+from crds.queue_status import NoEstimate
+
+COVERED: Final = 0.88
+"""Share of starts for which a range is made: a little above the 80 % that are promised, as the past is not the future."""
+WIDEST: Final = 3.0
+"""The most by which the upper end of a range may be farther away than the lower one."""
+LEAST_RELEASES: Final = 5.0
+LEAST_ERRORS: Final = 50
+"""Fewest forecasts whose outcome is known before a range is given."""
+MOST_ERRORS: Final = 4000
+"""Latest forecasts by which a range is made."""
+MEMORY_SECONDS: Final = 4 * 3600.0
+"""Time after which what was seen counts e times less."""
+LEAST_DRIFT: Final = 0.1
+"""Least share of what becomes free that must be left by units of higher priority."""
+
+
+class Lane(NamedTuple):
+    """A pool, and the resource that is scarce in it."""
+
+    pool: str
+    resource: str
+
+
+class Forecast(NamedTuple):
+    """The expected wait of a unit, before it is compared with what earlier forecasts were worth."""
+
+    wait_seconds: float
+    spread: float
+    """Standard deviation of the logarithm of the wait by the model."""
+
+
+class StartRange(NamedTuple):
+    """The range in which a unit starts, in seconds since 1970."""
+
+    earliest: float
+    latest: float
+
+    def is_near(self, other: "StartRange", now: float) -> bool:
+        """Return whether a reader needs not be shown the other range in place of this one."""
+        pairs = ((self.earliest, other.earliest), (self.latest, other.latest))
+        return all(abs(new - old) <= max(_NEAR_SECONDS, _NEAR_SHARE * (old - now)) for old, new in pairs)
+
+    def is_narrow(self, now: float) -> bool:
+        """Return whether the range, measured from now, is as narrow as promised."""
+        return 0 < self.latest - now <= WIDEST * (self.earliest - now)
+
+
+_NEAR_SECONDS: Final = 30.0
+_NEAR_SHARE: Final = 0.1
+
+
+def measure_need(unit: Unit) -> tuple[Lane, int]:
+    """Return the lane of a unit in its home pool, and how much it needs there."""
+    totals: dict[str, int] = {}
+    for part in unit.parts:
+        for name, amount in part.items():
+            totals[name] = totals.get(name, 0) + amount
+    resource = next((name for name in sorted(totals) if "/" in name and totals[name]), MEMORY)
+    return Lane(unit.pools[0] if unit.pools else "", resource), totals.get(resource, 0)
+
+
+class _Flow:
+    """Amounts that pass, of which older ones count less."""
+
+    def __init__(self) -> None:
+        self.count = self.amount = self.squares = 0.0
+
+    def add(self, amount: float) -> None:
+        self.count += 1
+        self.amount += amount
+        self.squares += amount * amount
+
+    def fade(self, factor: float) -> None:
+        self.count *= factor
+        self.amount *= factor
+        self.squares *= factor
+
+
+class _Errors:
+    """The errors of the latest forecasts, in standard deviations of the model."""
+
+    def __init__(self) -> None:
+        self._latest: deque[float] = deque()
+        self._sorted: list[float] = []
+
+    @property
+    def count(self) -> int:
+        return len(self._sorted)
+
+    def add(self, error: float) -> None:
+        self._latest.append(error)
+        bisect.insort(self._sorted, error)
+        if len(self._latest) > MOST_ERRORS:
+            self._sorted.pop(bisect.bisect_left(self._sorted, self._latest.popleft()))
+
+    def find_quantile(self, share: float) -> float:
+        """Return a quantile in the way that holds for one more error."""
+        place = min(max(share * (self.count + 1) - 1, 0.0), self.count - 1.0)
+        below = int(place)
+        above = min(below + 1, self.count - 1)
+        return self._sorted[below] + (place - below) * (self._sorted[above] - self._sorted[below])
+
+
+class LaneHistory:
+    """What was seen of a lane: releases of room, arrivals by rank of priority, and the outcomes of forecasts."""
+
+    def __init__(self, now: float) -> None:
+        self._at = now
+        self._seconds = 0.0
+        self._run_seconds = 0.0
+        """Integral of the amount that ran."""
+        self._running = 0.0
+        self._releases = _Flow()
+        self._arrivals: dict[int, _Flow] = {}
+        self._errors: dict[int, _Errors] = {}
+        """By rank: a unit that may have others evicted starts earlier than its lane alone tells."""
+
+    def advance(self, now: float, running: float) -> None:
+        """Let time pass until now, from which on this amount runs; a clock that jumps back passes no time."""
+        seconds = max(0.0, now - self._at)
+        self._at = now
+        factor = math.exp(-seconds / MEMORY_SECONDS)
+        passed = MEMORY_SECONDS * (1 - factor)
+        self._seconds = self._seconds * factor + passed
+        self._run_seconds = self._run_seconds * factor + self._running * passed
+        for flow in (self._releases, *self._arrivals.values()):
+            flow.fade(factor)
+        self._running = running
+
+    def add_release(self, amount: float) -> None:
+        """Count a unit that ended by itself."""
+        self._releases.add(amount)
+
+    def add_arrival(self, rank: int, amount: float) -> None:
+        """Count a unit that came to the queue."""
+        self._arrivals.setdefault(rank, _Flow()).add(amount)
+
+    def add_outcome(self, rank: int, forecast: Forecast, wait_seconds: float) -> None:
+        """Count by how much the real wait of a unit of a rank differed from its forecast."""
+        error = math.log(max(wait_seconds, 1.0) / forecast.wait_seconds) / forecast.spread
+        self._errors.setdefault(rank, _Errors()).add(error)
+
+    def forecast_wait(self, rank: int, needed: float) -> Forecast | NoEstimate:
+        """Return the expected wait of a unit of a rank, before which `needed` must become free, its own need included."""
+        releases = self._releases
+        if releases.count < LEAST_RELEASES or self._run_seconds <= 0 or needed <= 0:
+            return "TooFewSeen"
+        scale = self._running / self._run_seconds
+        freed, freed_squares = releases.amount * scale, releases.squares * scale
+        higher = [flow for each, flow in self._arrivals.items() if each < rank]
+        taken = sum(flow.amount for flow in higher) / self._seconds
+        taken_squares = sum(flow.squares for flow in higher) / self._seconds
+        rate = freed - taken
+        if rate <= LEAST_DRIFT * freed:
+            return "Overtaken"
+        variance = (freed_squares + taken_squares) / (rate * needed) + (freed / rate) ** 2 / releases.count
+        return Forecast(max(needed / rate, 1.0), math.sqrt(variance))
+
+    def find_range(self, rank: int, forecast: Forecast, now: float) -> StartRange | NoEstimate:
+        """Return the range of a forecast for a unit of a rank, if it is narrow enough to be worth something."""
+        errors = self._errors.get(rank)
+        if errors is None or errors.count < LEAST_ERRORS:
+            return "TooFewSeen"
+        low, high = (errors.find_quantile(share) for share in ((1 - COVERED) / 2, (1 + COVERED) / 2))
+        earliest, latest = (forecast.wait_seconds * math.exp(error * forecast.spread) for error in (low, high))
+        if latest > WIDEST * earliest:
+            return "TooFewAhead"
+        return StartRange(now + earliest, now + latest)

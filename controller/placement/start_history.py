@@ -1,0 +1,167 @@
+"""The history from which starts are estimated: what ran, ended, arrived and started while this controller leads.
+
+It is in memory alone. A new leader gives no estimate until it has seen enough: from the ages of what runs it cannot tell
+a pool whose units run for an hour from one that was set up an hour ago, and a wrong estimate is worse than none.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final, NamedTuple
+
+from controller.placement.start_estimate import Forecast, Lane, LaneHistory, StartRange, measure_need
+from controller.placement.units import Unit
+from crds.queue_status import NoEstimate
+
+FRESH_SECONDS: Final = 60.0
+"""A unit that has waited for longer when it is first seen is the successor of another one, and no arrival."""
+HALF: Final = 0.5
+"""A unit is forecast anew, to learn from it, when this share of what was ahead of it is left."""
+
+
+class UnitStart(NamedTuple):
+    """A unit that was admitted after a wait."""
+
+    unit: Unit
+    wait_seconds: float
+    """Since it has its place in the queue."""
+    first_range: StartRange | None
+    """The first estimate that was given for it."""
+    started_at: float
+
+    @property
+    def outcome(self) -> str:
+        """Return whether it started in the range: `in_range`, `early`, `late`, or `none` if no range was given."""
+        if self.first_range is None:
+            return "none"
+        if self.started_at < self.first_range.earliest:
+            return "early"
+        return "late" if self.started_at > self.first_range.latest else "in_range"
+
+
+class _Run(NamedTuple):
+    lane: Lane
+    amount: int
+
+
+class _Waiting:
+    """What was forecast for a waiting unit."""
+
+    def __init__(self) -> None:
+        self.forecasts: list[tuple[float, Forecast]] = []
+        self.needed = 0.0
+        self.first_range: StartRange | None = None
+        self.last_range: StartRange | None = None
+
+
+class StartEstimator:
+    """The estimates of all waiting units, and what they are made of."""
+
+    def __init__(self, on_start: Callable[[UnitStart], None] = lambda _start: None) -> None:
+        self._on_start = on_start
+        self._lanes: dict[Lane, LaneHistory] = {}
+        self._runs: dict[str, _Run] = {}
+        self._waiting: dict[str, _Waiting] = {}
+        self._displaced: set[str] = set()
+        """Units that end for another one, which takes their room."""
+        self._seen_at: float | None = None
+
+    def observe(self, units: Iterable[Unit], evicted: Collection[str], pools: Mapping[str, str], now: float) -> None:
+        """Note what has changed since the last observation.
+
+        Args:
+            units: all units.
+            evicted: `uid` of those that are evicted now.
+            pools: the pool of each cell.
+            now: the wall clock, in seconds since 1970.
+        """
+        self._displaced.update(evicted)
+        running: dict[Lane, float] = {}
+        seen: set[str] = set()
+        waiting: set[str] = set()
+        for unit in units:
+            uid = unit.uid
+            if unit.replaces:
+                self._displaced |= unit.replaces
+            if unit.state == "waiting":
+                waiting.add(uid)
+                if uid not in self._waiting:
+                    self._waiting[uid] = _Waiting()
+                    self._count_arrival(unit, now)
+                continue
+            seen.add(uid)
+            run = self._runs.get(uid)
+            if run is None:
+                run = self._runs[uid] = _describe_run(unit, pools)
+                self._count_start(unit, now)
+            running[run.lane] = running.get(run.lane, 0.0) + run.amount
+        self._count_ends(self._runs.keys() - seen)
+        for uid in self._waiting.keys() - waiting:
+            del self._waiting[uid]
+        for lane in running.keys() | self._lanes.keys():
+            self._history(lane, now).advance(now, running.get(lane, 0.0))
+        self._displaced &= seen
+        self._seen_at = now
+
+    def estimate(self, unit: Unit, lane: Lane, needed: float, now: float) -> StartRange | NoEstimate:
+        """Return when a waiting unit probably starts.
+
+        Args:
+            unit: the unit.
+            lane: where it waits.
+            needed: what all units ahead of it in the lane need, and it itself.
+            now: the wall clock, in seconds since 1970.
+        """
+        history = self._history(lane, now)
+        forecast = history.forecast_wait(unit.rank, needed)
+        known = self._waiting.get(unit.uid)
+        if known is None:
+            return "TooFewSeen"
+        if isinstance(forecast, str):
+            known.last_range = None
+            return forecast
+        if not known.forecasts or needed <= known.needed * HALF:
+            known.forecasts.append((now, forecast))
+            known.needed = needed
+        found = history.find_range(unit.rank, forecast, now)
+        if isinstance(found, str):
+            known.last_range = None
+            return found
+        last = known.last_range
+        if last is None or not last.is_narrow(now) or not last.is_near(found, now):
+            known.last_range = found
+            known.first_range = known.first_range or found
+        return known.last_range or found
+
+    def _history(self, lane: Lane, now: float) -> LaneHistory:
+        history = self._lanes.get(lane)
+        if history is None:
+            history = self._lanes[lane] = LaneHistory(now)
+        return history
+
+    def _count_arrival(self, unit: Unit, now: float) -> None:
+        if self._seen_at is not None and unit.enqueued_at >= self._seen_at - FRESH_SECONDS:
+            lane, amount = measure_need(unit)
+            self._history(lane, now).add_arrival(unit.rank, amount)
+
+    def _count_start(self, unit: Unit, now: float) -> None:
+        waited = self._waiting.pop(unit.uid, None)
+        if waited is None:
+            self._count_arrival(unit, now)
+        if self._seen_at is None:
+            return
+        lane, _ = measure_need(unit)
+        for made_at, forecast in waited.forecasts if waited else ():
+            self._history(lane, now).add_outcome(unit.rank, forecast, now - made_at)
+        first_range = waited.first_range if waited else None
+        self._on_start(UnitStart(unit, max(0.0, now - unit.enqueued_at), first_range, now))
+
+    def _count_ends(self, ended: Iterable[str]) -> None:
+        for uid in list(ended):
+            run = self._runs.pop(uid)
+            if uid not in self._displaced and run.lane in self._lanes:
+                self._lanes[run.lane].add_release(run.amount)
+
+
+def _describe_run(unit: Unit, pools: Mapping[str, str]) -> _Run:
+    lane, amount = measure_need(unit)
+    pool = pools.get(unit.cells[0], lane.pool) if unit.cells else lane.pool
+    return _Run(lane._replace(pool=pool), amount)
