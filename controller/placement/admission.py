@@ -8,7 +8,6 @@ nothing is lost when the controller dies between any two lines: the next leader 
 import asyncio
 import functools
 import logging
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, Literal, NamedTuple
@@ -21,6 +20,7 @@ from controller.placement.cell_registry import CellRegistry
 from controller.placement.ledger import Claim, FreedPlace, Ledger, LedgerLost
 from controller.placement.observed_units import ObservedUnits, observe_units
 from controller.placement.planner import Action, Admit, Evict, Nominate, PlanRules, Round, Withdraw, plan
+from controller.placement.queue_places import format_place
 from controller.placement.units import Amounts, Cell, Unit, fits, subtract
 from controller.placement.wake_rules import READ, RoomWatch, decisive_facts
 from controller.reconcile.plan import Leading
@@ -30,7 +30,6 @@ from kube.client import Obj
 from kube.errors import ApiError, Conflict, NotFound, Unreachable
 from kube.resources import INFERENCE_SERVICES, PODS, Resource
 from kube.store import Store
-from kube.time import rfc3339
 
 ROUND_SECONDS: Final = 0.1
 """Least time between the begin of two rounds: what happens together is decided together."""
@@ -81,6 +80,8 @@ class AdmissionParts(NamedTuple):
     vendors: Vendors
     identity: str
     """Name of this replica, by which the ledger tells leaders apart."""
+    is_queued_by_default: bool = True
+    """Services that state no mode are in mode Queue."""
     rules: Callable[[], PlanRules] = PlanRules
     """Returns the administrator's rules."""
     on_round: Callable[[RoundReport], None] = lambda _report: None
@@ -199,8 +200,15 @@ class _Term:
     async def play_round(self) -> Round:
         """Plan one round, carry it out and return it."""
         loop = asyncio.get_running_loop()
-        now, started = time.time(), loop.time()
-        observed = observe_units(self._leading.store, self._parts.vendors, now, self._list_freed())
+        moment, started = datetime.now(UTC), loop.time()
+        now = moment.timestamp()
+        observed = observe_units(
+            self._leading.store,
+            self._parts.vendors,
+            moment,
+            self._list_freed(),
+            is_queued_by_default=self._parts.is_queued_by_default,
+        )
         cells = reserve(self._parts.registry.list_cells(), self._claims, observed.units)
         units = list(self._list_plannable(observed.units, started))
         found = await asyncio.to_thread(plan, cells, units, self._parts.rules(), now)
@@ -282,10 +290,10 @@ class _Term:
         promised: set[str] = set()
         for action in found.actions:
             if isinstance(action, Nominate):
-                if await self._try(action.unit, self._writer.nominate(action.unit, action.nomination)):
+                if await self._try(action.unit.uid, self._writer.nominate(action.unit, action.nomination)):
                     promised.add(action.unit.uid)
             elif isinstance(action, Withdraw):
-                await self._try(action.unit, self._writer.nominate(action.unit, None))
+                await self._try(action.unit.uid, self._writer.nominate(action.unit, None))
         for action in found.actions:
             # Only once its cell is promised: else the room that is made may go to whoever comes first.
             if isinstance(action, Evict) and (action.preemptor.nomination or action.preemptor.uid in promised):
@@ -317,31 +325,31 @@ class _Term:
         failed = self._failures.get(victim.uid)
         if failed is not None and failed.retry_at > asyncio.get_running_loop().time():
             return
-        if await self._try(victim, self._writer.evict(victim)):
+        if await self._try(victim.uid, self._writer.evict(victim)):
             log.info("unit_evicted", unit=str(victim.key), preemptor=str(preemptor.key))
 
-    async def _try(self, unit: Unit, write: Awaitable[None]) -> bool:
-        """Make one write, which is decided again if it fails; return whether it was made."""
+    async def _try(self, unit: str, write: Awaitable[None]) -> bool:
+        """Make one write for a unit, which is decided again if it fails; return whether it was made."""
         try:
             await write
         except StaleUnit as stale:
-            log.info("decision_stale", unit=str(unit.key), cause=str(stale))
+            log.info("decision_stale", unit=unit, cause=str(stale))
         except (ApiError, Unreachable) as error:
-            self._back_off(unit.uid, "", error, asyncio.get_running_loop().time())
-            return False
+            self._back_off(unit, "", error, asyncio.get_running_loop().time())
         else:
-            self._failures.pop(unit.uid, None)
+            self._failures.pop(unit, None)
             return True
         return False
 
     async def _keep_places(self, observed: ObservedUnits) -> None:
-        """Write down the places that waiting pods inherit, and forget those that were inherited."""
-        for place in observed.places:
-            written = await self._try(
-                place.unit, self._writer.keep_place(place.unit.key.kind, place.name, place.enqueued_at)
-            )
-            if written:
-                self._freed = _drop_place(self._freed, place.service, place.enqueued_at)
+        """Write down the places that waiting pods inherit, and forget those that nothing inherits any more."""
+        for name, place in observed.places.items():
+            await self._try(str(name), self._writer.keep_place("pod", name, place))
+        self._freed = tuple(
+            each
+            for each in self._freed
+            if each.enqueued_at in observed.open_places.get(each.service, ()) or not _is_gone(self._leading.store, each)
+        )
 
     def _back_off(self, uid: str, cell: str, error: ApiError | Unreachable, now: float) -> int:
         """Note a failure, and decide again after a pause; return the number of failures."""
@@ -395,10 +403,13 @@ def reserve(cells: Iterable[Cell], claims: Mapping[str, Claim], units: Iterable[
 
 def _free_place(victim: Unit) -> FreedPlace:
     """Return the record by which the successor of an evicted pod finds its place, when the pod itself is gone."""
-    enqueued_at = rfc3339(datetime.fromtimestamp(victim.enqueued_at, UTC))
     namespace, name = victim.objects[0]
     return FreedPlace(
-        service=victim.service_uid, unit=victim.uid, namespace=namespace, name=name, enqueued_at=enqueued_at
+        service=victim.service_uid,
+        unit=victim.uid,
+        namespace=namespace,
+        name=name,
+        enqueued_at=format_place(victim.enqueued_at),
     )
 
 
@@ -406,11 +417,3 @@ def _is_gone(store: Store, place: FreedPlace) -> bool:
     """Return whether the pod of a freed place is gone: until then its successor finds the place in the pod itself."""
     found = store.get(PODS, place.name, place.namespace)
     return found is None or found["metadata"]["uid"] != place.unit
-
-
-def _drop_place(freed: Sequence[FreedPlace], service: str, enqueued_at: str) -> tuple[FreedPlace, ...]:
-    """Return the freed places without the one that a successor has inherited."""
-    index = next(
-        (i for i, each in enumerate(freed) if (each.service, each.enqueued_at) == (service, enqueued_at)), None
-    )
-    return tuple(each for i, each in enumerate(freed) if i != index)
