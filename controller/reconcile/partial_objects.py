@@ -232,7 +232,7 @@ def _of_deployment(obj: Obj) -> Obj:
 
 def _of_container(container: Obj) -> Obj:
     """Return what decides whether a later template restarts a pod."""
-    kept = _pick(container, ("name", "resources", "lifecycle"))
+    kept = _pick(container, ("name", "resources", "lifecycle", "restartPolicy"))
     if limit := _pick(container.get("startupProbe") or {}, ("failureThreshold",)):
         kept["startupProbe"] = limit
     arguments = container.get("args") or []
