@@ -100,12 +100,21 @@ class Client:
         return await self._call("get", resource, namespace, name, Request("GET", resource.path(namespace, name)))
 
     async def list(
-        self, resource: Resource, namespace: str | None = None, *, label_selector: str = "", field_selector: str = ""
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        label_selector: str = "",
+        field_selector: str = "",
+        part: Callable[[Obj], Obj] | None = None,
     ) -> ObjectList:
-        """Read all objects that match, in pages; items carry apiVersion and kind."""
+        """Read all objects that match, in pages; items carry apiVersion and kind, or are what `part` returns of each.
+
+        With `part`, no more than a page of whole objects is in memory at once.
+        """
         query = _selectors(label_selector, field_selector)
-        found = await self._pages(resource, namespace, query, "application/json")
-        for item in found.items:
+        found = await self._pages(resource, namespace, query, "application/json", part)
+        for item in found.items if part is None else ():
             item.setdefault("apiVersion", resource.api_version)
             item.setdefault("kind", resource.kind)
         return found
@@ -300,7 +309,14 @@ class Client:
         call = _describe(verb, resource, namespace, name)
         return _decode(call, await self._send(call, verb, resource, request), Obj)
 
-    async def _pages(self, resource: Resource, namespace: str | None, query: dict[str, str], accept: str) -> ObjectList:
+    async def _pages(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        query: dict[str, str],
+        accept: str,
+        part: Callable[[Obj], Obj] | None = None,
+    ) -> ObjectList:
         """Return all pages at one resourceVersion; if that expires between two pages, read the whole list at once."""
         call = _describe("list", resource, namespace, None)
         path = resource.path(namespace)
@@ -315,7 +331,7 @@ class Client:
                 items, page_query = [], query
                 continue
             page = _decode(call, body, _Page)
-            items += page.items or []
+            items += page.items or [] if part is None else map(part, page.items or [])
             if not page.metadata.more:
                 return ObjectList(items, page.metadata.resource_version)
             page_query = {**page_query, "continue": page.metadata.more}

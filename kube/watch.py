@@ -5,17 +5,18 @@ A relist reports the objects that vanished, and no answer of the server ends a r
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Protocol
 
 import structlog
 
 from kube.backoff import backoff_seconds
-from kube.client import Client, ObjectList, WatchEvent
+from kube.client import Client, Obj, ObjectList, WatchEvent
 from kube.errors import ApiError, Gone, Unreachable
 from kube.resources import Resource
-from kube.store import Store
+from kube.store import Snapshot
 
 log = structlog.get_logger()
 
@@ -28,15 +29,42 @@ PATIENT_TRIES = 5
 """Tries of one resourceVersion on a server that answers with errors; then the version itself may be the cause."""
 
 
+class WatchCache(Protocol):
+    """The part of a store that a reflection writes to; `kube.store.Store` says what each method does."""
+
+    def snapshot(self, resource: Resource, namespace: str | None = None) -> Snapshot:
+        """Return the versions that are known before a list."""
+
+    def replace(
+        self, resource: Resource, items: Iterable[Obj], *, namespace: str | None = None, before: Snapshot | None = None
+    ) -> None:
+        """Take a list: what is not in it is gone."""
+
+    def put(self, resource: Resource, obj: Obj) -> bool:
+        """Take an object that is new or has changed."""
+
+    def remove(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        name: str,
+        *,
+        uid: str | None = None,
+        resource_version: str | None = None,
+    ) -> bool:
+        """Remove an object that was deleted, or that the selectors select no more."""
+
+
 async def reflect(
     client: Client,
-    store: Store,
+    store: WatchCache,
     resource: Resource,
     namespace: str | None = None,
     *,
     label_selector: str = "",
     field_selector: str = "",
     synced: asyncio.Event | None = None,
+    part: Callable[[Obj], Obj] | None = None,
 ) -> None:
     """Reflect for ever; every failure is logged and tried again with back-off.
 
@@ -50,8 +78,9 @@ async def reflect(
         label_selector: server-side filter.
         field_selector: server-side filter.
         synced: set after the first complete list.
+        part: returns what `store.replace` reads of an object: no more of a list is in memory at once, but for a page.
     """
-    selected = _Selection(resource, namespace, label_selector, field_selector)
+    selected = _Selection(resource, namespace, label_selector, field_selector, part)
     version, failures = "", 0
     while True:
         events, retry_after_seconds = 0, 0.0
@@ -92,10 +121,15 @@ class _Selection:
     namespace: str | None
     label_selector: str
     field_selector: str
+    part: Callable[[Obj], Obj] | None
 
     def list(self, client: Client) -> Awaitable[ObjectList]:
         return client.list(
-            self.resource, self.namespace, label_selector=self.label_selector, field_selector=self.field_selector
+            self.resource,
+            self.namespace,
+            label_selector=self.label_selector,
+            field_selector=self.field_selector,
+            part=self.part,
         )
 
     def watch(self, client: Client, version: str) -> AsyncIterator[WatchEvent]:
@@ -108,7 +142,7 @@ class _Selection:
         )
 
 
-async def _list(client: Client, store: Store, selected: _Selection) -> str:
+async def _list(client: Client, store: WatchCache, selected: _Selection) -> str:
     """List into the store; return the resourceVersion to watch from."""
     before = store.snapshot(selected.resource, selected.namespace)
     found = await selected.list(client)
@@ -120,7 +154,7 @@ def _is_transient(error: ApiError) -> bool:
     return error.status == HTTPStatus.TOO_MANY_REQUESTS or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
 
 
-def _apply_event(store: Store, resource: Resource, event: WatchEvent) -> str:
+def _apply_event(store: WatchCache, resource: Resource, event: WatchEvent) -> str:
     """Put one event into the store; return its resourceVersion, from which an interrupted watch continues."""
     metadata = event.object["metadata"]
     version = str(metadata["resourceVersion"])

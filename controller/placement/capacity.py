@@ -47,6 +47,8 @@ class HostCapacity(NamedTuple):
     features: frozenset[str] = frozenset()
     """Features that its agent knows, beyond those of the first release."""
     agent_version: str = ""
+    bandwidth_bytes_per_second: int = 0
+    """Memory bandwidth of its chip; 0 if it is unknown."""
 
     @property
     def is_open(self) -> bool:
@@ -87,6 +89,7 @@ def _host_capacity(host: MetalHost, bound: Iterable[Obj]) -> HostCapacity:
         is_cordoned=host.spec.is_cordoned,
         features=known_features(host.status),
         agent_version=host.status.agent_version,
+        bandwidth_bytes_per_second=host.status.memory_bandwidth_bytes_per_second or 0,
     )
 
 

@@ -1,7 +1,7 @@
-"""The devices and memory of the cluster's nodes, as far as messages about services need them.
+"""The nodes in the store: the part of each that is kept, and the devices and memory that exist on any of them.
 
-Of each node only labels, taints and allocatable resources are kept, and two indexes by value: a decision reads the few
-sizes that exist, however many nodes there are. Kubernetes' own scheduler places pods; this only explains why it cannot.
+Of each node only labels, taints, allocatable resources and the condition Ready are kept, and two indexes by value: a
+message about a service reads the few sizes that exist, however many nodes there are.
 """
 
 from collections.abc import Callable
@@ -16,6 +16,8 @@ from kube.resources import NODES
 from kube.store import Store
 
 _OF_TAINT: Final = ("key", "value", "effect")
+_OF_CONDITION: Final = ("type", "status", "reason", "message")
+_OF_READY: Final = frozenset({"type", "status"})
 _DEVICE_INDEX: Final = "device"
 """From `ACCELERATOR=MIB` to the nodes that have such devices; MIB is empty if a node does not state it."""
 _MEMORY_INDEX: Final = "memory"
@@ -26,7 +28,7 @@ def declare_nodes(store: Store, vendors: Vendors) -> None:
     """Keep of each node what the indexes need, and keep the indexes."""
 
     def reduce(node: Obj) -> Obj:
-        metadata, spec = node["metadata"], node.get("spec") or {}
+        metadata, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
         taints = [{name: each[name] for name in _OF_TAINT if name in each} for each in spec.get("taints") or ()]
         return {
             "metadata": {
@@ -36,12 +38,21 @@ def declare_nodes(store: Store, vendors: Vendors) -> None:
                 "labels": metadata.get("labels") or {},
             },
             "spec": {"taints": taints, "unschedulable": bool(spec.get("unschedulable"))},
-            "status": {"allocatable": (node.get("status") or {}).get("allocatable") or {}},
+            "status": {"allocatable": status.get("allocatable") or {}, "conditions": _find_ready(status)},
         }
 
     store.reduce(NODES, reduce)
     store.index(NODES, _DEVICE_INDEX, _list_devices(vendors))
     store.index(NODES, _MEMORY_INDEX, _list_memory)
+
+
+def _find_ready(status: Obj) -> list[Obj]:
+    """Return the condition Ready without the time of the last heartbeat; its reason and message only if it is bad."""
+    return [
+        {name: each[name] for name in _OF_CONDITION if name in each and (each["status"] != "True" or name in _OF_READY)}
+        for each in status.get("conditions") or ()
+        if each["type"] == "Ready"
+    ]
 
 
 def _list_devices(vendors: Vendors) -> Callable[[Obj], list[str]]:

@@ -84,7 +84,7 @@ def test_only_what_a_pod_selects_and_asks_for_is_kept_of_a_node() -> None:
     assert kept["metadata"].keys() == {"name", "uid", "resourceVersion", "labels"}
     assert kept["metadata"]["labels"] == GPU | {"kubernetes.io/arch": "a"}
     assert kept["spec"] == {"unschedulable": True, "taints": [{"key": "a", "effect": "NoSchedule"}]}
-    assert kept["status"] == {"allocatable": {"nvidia.com/gpu": "1"}}
+    assert kept["status"] == {"allocatable": {"nvidia.com/gpu": "1"}, "conditions": []}
 
 
 def test_largest_memory_is_that_of_one_node() -> None:

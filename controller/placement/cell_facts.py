@@ -1,0 +1,110 @@
+"""The facts that a cell takes over from its node or host: its pool, its resources, and why it takes no new unit."""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from controller.placement.capacity import HostCapacity
+from controller.placement.pod_requests import count_allocatable
+from controller.placement.units import Amounts
+from devices.vendors import Vendors
+from kube.client import Obj
+
+METAL_POOL: Final = "metal"
+"""The pool of all hosts."""
+
+NODE_NOT_READY: Final = "NodeNotReady"
+CORDONED: Final = "Cordoned"
+HOST_LOST: Final = "HostLost"
+HOST_PAUSED: Final = "Paused"
+SHORT_OF_MEMORY: Final = "MemoryPressure"
+ADDRESS_REFUSED: Final = "AddressRefused"
+SUSPECT: Final = "Suspect"
+"""Reasons for which a cell is closed."""
+
+_CONDITION_TAINT: Final = "node.kubernetes.io/"
+"""Prefix of taints that Kubernetes sets for the time of a condition, such as a full disk: no pod is placed there,
+although the hardware exists."""
+_CORDON_TAINT: Final = f"{_CONDITION_TAINT}unschedulable"
+
+
+class Closure(NamedTuple):
+    """The reason why a cell takes no new unit; it is empty if the cell is open."""
+
+    reason: str = ""
+    message: str = ""
+
+
+OPEN: Final = Closure()
+
+
+class NodeFacts(NamedTuple):
+    """The parts of a node that its cell takes over."""
+
+    pool: str
+    total: Amounts
+    closure: Closure
+    node: Obj
+
+
+def pool_of_node(node: Obj, vendors: Vendors) -> str:
+    """Return the pool of a node, which is the name of its accelerator; empty if it has none.
+
+    One whose devices are all sick, so that it offers none of a resource, is still a node of their pool.
+    """
+    allocatable: Mapping[str, str] = node["status"]["allocatable"]
+    offered = [
+        (count != "0", accelerator)
+        for accelerator, vendor in vendors.items()
+        for name, count in allocatable.items()
+        if vendor.offers(name)
+    ]
+    return max(offered, key=lambda each: each[0])[1] if offered else ""
+
+
+def close_node(node: Obj) -> Closure:
+    """Return why a node takes no new pods at the moment."""
+    name = node["metadata"]["name"]
+    ready: Obj = next(iter(node["status"].get("conditions") or ()), {})
+    if ready.get("status") != "True":
+        cause = ready.get("message") or ready.get("reason") or "its kubelet has reported nothing yet"
+        return Closure(NODE_NOT_READY, f"node {name} is not ready: {cause}")
+    taints = _list_condition_taints(node)
+    if node["spec"].get("unschedulable") or _CORDON_TAINT in taints:
+        return Closure(CORDONED, f"node {name} is cordoned: kubectl uncordon {name}")
+    return Closure(NODE_NOT_READY, f"node {name} has the taint {taints[0]}") if taints else OPEN
+
+
+def close_host(capacity: HostCapacity, *, is_alive: bool) -> Closure:
+    """Return why a host takes no new processes at the moment."""
+    name = capacity.host
+    if not is_alive:
+        return Closure(HOST_LOST, f"host {name} does not renew its Lease: see that its agent runs and has a network")
+    if capacity.address_problem:
+        return Closure(ADDRESS_REFUSED, capacity.address_problem)
+    if capacity.is_cordoned:
+        return Closure(CORDONED, f"host {name} is cordoned: pomona host uncordon {name}")
+    if capacity.pause:
+        return Closure(HOST_PAUSED, capacity.pause)
+    return (
+        Closure(SHORT_OF_MEMORY, f"other programs use the memory of host {name}") if capacity.short_of_memory else OPEN
+    )
+
+
+def read_node(node: Obj, vendors: Vendors) -> NodeFacts | None:
+    """Return what the cell of a node takes over from it, or None if the node has no accelerator."""
+    pool = pool_of_node(node, vendors)
+    if not pool:
+        return None
+    # A pod must not be refused for ever by a taint that closes the cell only for some time.
+    taints = [each for each in node["spec"]["taints"] if not each["key"].startswith(_CONDITION_TAINT)]
+    metadata = {"name": node["metadata"]["name"], "labels": node["metadata"]["labels"]}
+    part = {"metadata": metadata, "spec": {"taints": taints}}
+    return NodeFacts(pool, count_allocatable(node["status"]["allocatable"]), close_node(node), part)
+
+
+def _list_condition_taints(node: Obj) -> list[str]:
+    return [
+        each["key"]
+        for each in node["spec"]["taints"]
+        if each["key"].startswith(_CONDITION_TAINT) and each.get("effect") != "PreferNoSchedule"
+    ]

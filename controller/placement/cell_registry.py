@@ -1,0 +1,232 @@
+"""The registry of cells: nodes with an accelerator and hosts, each with what is free there, kept event by event.
+
+An event costs the same whatever the size of the cluster: it changes the sums of its node, and marks the cell. A marked
+cell is built anew when cells are read next, so that a burst of events builds each once.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from controller.placement.capacity import stored_capacities
+from controller.placement.cell_facts import METAL_POOL, Closure, NodeFacts, close_host, read_node
+from controller.placement.foreign_pods import ForeignPods
+from controller.placement.pod_requests import count_requests, find_taken_node
+from controller.placement.taken_room import TakenRoom
+from controller.placement.units import MEMORY, Cell
+from controller.reconcile.plan import decode_stored
+from crds.metalhost import MetalHost
+from devices.vendors import Vendors
+from kube.client import Obj
+from kube.resources import METAL_HOSTS, METAL_PROCESSES, NODES, PODS, ObjectKey, Resource, object_key
+from kube.store import Store
+
+
+class _Suspicion(NamedTuple):
+    closure: Closure
+    until: float
+    """On the clock of the registry."""
+
+
+class CellRegistry:
+    """All cells.
+
+    Args:
+        store: the store, whose changes are followed from now on.
+        vendors: the table of accelerators; a node with a resource of none has no cell.
+        bindable: returns whether a host, by its name, is alive.
+        foreign: all pods that are not ours; none are counted before it has listed them (`ForeignPods.synced`).
+        clock: a monotonic clock in seconds.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        vendors: Vendors,
+        bindable: Callable[[str], bool],
+        foreign: ForeignPods | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._vendors = vendors
+        self._bindable = bindable
+        self._clock = clock
+        self.foreign = foreign if foreign is not None else ForeignPods()
+        self._ours: TakenRoom[ObjectKey] = TakenRoom()
+        self._nodes: dict[str, NodeFacts] = {}
+        self._hosts: dict[str, bool] = {}
+        """The liveness of each host when its cell was built."""
+        self._suspicions: dict[str, _Suspicion] = {}
+        self._marked: dict[str, None] = {}
+        """Ids of cells that may have changed, in this order."""
+        self._cells: dict[str, Cell] = {}
+        self._listed: tuple[Cell, ...] = ()
+        self._revision = 0
+        self._listeners: list[Callable[[], None]] = []
+        for resource in (NODES, PODS, METAL_HOSTS):
+            for obj in store.list(resource):
+                self._take_change(resource, None, obj)
+        store.subscribe(self._take_change)
+        self.foreign.subscribe(self._mark_nodes)
+
+    @property
+    def revision(self) -> int:
+        """A number that grows with each change of a cell: while it is the same, so is every cell."""
+        self._update()
+        return self._revision
+
+    def list_cells(self) -> Sequence[Cell]:
+        """Return all cells: the same sequence until one of them changes."""
+        self._update()
+        return self._listed
+
+    def find_cell(self, cell_id: str) -> Cell | None:
+        """Return a cell by its id, or None if its node or host is gone, or has no accelerator any more."""
+        self._update()
+        return self._cells.get(cell_id)
+
+    def suspect(self, cell_id: str, reason: str, message: str, seconds: float) -> None:
+        """Close a cell for some time, such as after the scheduler refused a pod that should fit there.
+
+        Args:
+            cell_id: the cell.
+            reason: one CamelCase word, such as `SUSPECT`.
+            message: what is wrong with the cell.
+            seconds: the time after which it takes units again.
+        """
+        self._suspicions[cell_id] = _Suspicion(Closure(reason, message), self._clock() + seconds)
+        self._mark(cell_id)
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Call `listener()` when a cell may have changed, once until cells are read again.
+
+        It is not called when a host is found dead or alive, nor when a suspicion ends: these are seen when cells are
+        read.
+        """
+        self._listeners.append(listener)
+
+    def _take_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
+        if resource == PODS:
+            self._take_pod(old, new)
+        elif resource == NODES:
+            self._take_node(old, new)
+        elif resource == METAL_HOSTS:
+            for obj in (old, new):
+                if obj is not None:
+                    self._mark(f"host/{obj['metadata']['name']}")
+        elif resource == METAL_PROCESSES:
+            for host in {obj["spec"].get("hostName") for obj in (old, new) if obj is not None}:
+                if host:
+                    self._mark(f"host/{host}")
+
+    def _take_pod(self, old: Obj | None, new: Obj | None) -> None:
+        if new is not None and (node := find_taken_node(new)):
+            key = object_key(new)
+            self._mark_nodes(self._ours.hold(key, node, count_requests(new["spec"])))
+        elif (pod := new or old) is not None:
+            self._mark_nodes(self._ours.release(object_key(pod)))
+
+    def _take_node(self, old: Obj | None, new: Obj | None) -> None:
+        node = new or old
+        if node is None or (old is not None and new is not None and _is_heartbeat(old, new)):
+            return
+        name: str = node["metadata"]["name"]
+        facts = read_node(new, self._vendors) if new is not None else None
+        if facts is not None:
+            self._nodes[name] = facts
+        elif self._nodes.pop(name, None) is None:
+            return
+        self._mark(f"node/{name}")
+
+    def _mark_nodes(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name in self._nodes:
+                self._mark(f"node/{name}")
+
+    def _mark(self, cell_id: str) -> None:
+        is_first = not self._marked
+        self._marked[cell_id] = None
+        if is_first:
+            for listener in self._listeners:
+                listener()
+
+    def _update(self) -> None:
+        """Build all cells that may have changed."""
+        now = self._clock()
+        for cell_id in [cell_id for cell_id, each in self._suspicions.items() if each.until <= now]:
+            del self._suspicions[cell_id]
+            self._mark(cell_id)
+        for host, was_alive in self._hosts.items():
+            if self._bindable(host) != was_alive:
+                self._mark(f"host/{host}")
+        marked, self._marked = self._marked, {}
+        before = self._revision
+        for cell_id in marked:
+            kind, _, name = cell_id.partition("/")
+            cell = self._build_node(name) if kind == "node" else self._build_host(name)
+            if cell == self._cells.get(cell_id):
+                continue
+            self._revision += 1
+            if cell is not None:
+                self._cells[cell_id] = cell
+            else:
+                del self._cells[cell_id]
+                self._suspicions.pop(cell_id, None)
+        if self._revision != before:
+            self._listed = tuple(self._cells.values())
+
+    def _build_node(self, name: str) -> Cell | None:
+        facts = self._nodes.get(name)
+        if facts is None:
+            return None
+        ours, others = self._ours.sum_of(name), self.foreign.sum_of(name)
+        free = {each: amount - ours.get(each, 0) - others.get(each, 0) for each, amount in facts.total.items()}
+        reason, message = self._close(f"node/{name}", facts.closure)
+        return Cell(
+            name=name,
+            kind="node",
+            pool=facts.pool,
+            total=facts.total,
+            free=free,
+            closed=reason,
+            closed_message=message,
+            node=facts.node,
+        )
+
+    def _build_host(self, name: str) -> Cell | None:
+        found = self._store.get(METAL_HOSTS, name)
+        hosts = decode_stored(self._store, METAL_HOSTS, [found] if found is not None else [], MetalHost)
+        if not hosts:
+            self._hosts.pop(name, None)
+            return None
+        capacity = stored_capacities(self._store, hosts)[0]
+        is_alive = self._hosts[name] = self._bindable(name)
+        closure = close_host(capacity, is_alive=is_alive and hosts[0].metadata.deletion_timestamp is None)
+        reason, message = self._close(f"host/{name}", closure)
+        return Cell(
+            name=name,
+            kind="host",
+            pool=METAL_POOL,
+            total={MEMORY: capacity.budget_bytes},
+            free={MEMORY: capacity.free_bytes},
+            closed=reason,
+            closed_message=message,
+            runtimes=capacity.runtimes,
+            namespaces=capacity.namespaces,
+            features=capacity.features,
+            bandwidth_bytes_per_second=capacity.bandwidth_bytes_per_second,
+        )
+
+    def _close(self, cell_id: str, closure: Closure) -> Closure:
+        """Return why a cell is closed: what is known of it for certain outranks a suspicion."""
+        suspicion = self._suspicions.get(cell_id)
+        return suspicion.closure if suspicion is not None and not closure.reason else closure
+
+
+def _is_heartbeat(old: Obj, new: Obj) -> bool:
+    """Return whether a node is as it was, apart from its version."""
+    return old["spec"] == new["spec"] and old["status"] == new["status"] and _identity(old) == _identity(new)
+
+
+def _identity(node: Obj) -> tuple[str, Obj]:
+    return node["metadata"]["uid"], node["metadata"]["labels"]
