@@ -21,6 +21,8 @@ from kube.transport import AiohttpTransport, Request, Response, Transport
 Obj = dict[str, Any]
 """An object of the API as decoded JSON."""
 
+Read = Callable[[msgspec.Raw], Obj]
+"""Decodes the part of an object that is needed, with its metadata: whole objects cost ten times as much and more."""
 OnCall = Callable[[str, Resource, int, float], None]
 """Called with verb, resource, HTTP status (0: no answer) and seconds of each request."""
 
@@ -59,6 +61,16 @@ class _ListMetadata(msgspec.Struct, frozen=True, rename={"resource_version": "re
 class _Page(msgspec.Struct, frozen=True):
     metadata: _ListMetadata
     items: list[Obj] | None = None
+
+
+class _UnreadPage(msgspec.Struct, frozen=True):
+    metadata: _ListMetadata
+    items: list[msgspec.Raw] | None = None
+
+
+class _UnreadEvent(msgspec.Struct, frozen=True):
+    type: str
+    object: msgspec.Raw
 
 
 class _Cause(msgspec.Struct, frozen=True):
@@ -106,15 +118,12 @@ class Client:
         *,
         label_selector: str = "",
         field_selector: str = "",
-        part: Callable[[Obj], Obj] | None = None,
+        read: Read | None = None,
     ) -> ObjectList:
-        """Read all objects that match, in pages; items carry apiVersion and kind, or are what `part` returns of each.
-
-        With `part`, no more than a page of whole objects is in memory at once.
-        """
+        """Read all objects that match, in pages; items carry apiVersion and kind, or are what `read` returns."""
         query = _selectors(label_selector, field_selector)
-        found = await self._pages(resource, namespace, query, "application/json", part)
-        for item in found.items if part is None else ():
+        found = await self._pages(resource, namespace, query, "application/json", read)
+        for item in found.items if read is None else ():
             item.setdefault("apiVersion", resource.api_version)
             item.setdefault("kind", resource.kind)
         return found
@@ -145,8 +154,9 @@ class Client:
         resource_version: str,
         label_selector: str = "",
         field_selector: str = "",
+        read: Read | None = None,
     ) -> AsyncGenerator[WatchEvent, None]:
-        """Yield the changes since `resource_version`, until the server ends the watch.
+        """Yield the changes since `resource_version`, until the server ends the watch; objects are as of `list`.
 
         Whoever leaves it before its end closes it, by `contextlib.aclosing`, or leaves its connection open.
 
@@ -164,7 +174,7 @@ class Client:
                 body = b"".join([chunk async for chunk in stream.chunks])
                 raise _refusal(call, Response(stream.status, body, stream.retry_after_seconds))
             async for line in _lines(stream.chunks):
-                event = _decode(call, line, WatchEvent)
+                event = _decode(call, line, WatchEvent) if read is None else _read_event(call, line, read)
                 if event.type == "ERROR":
                     raise _status_error(call, _read_status(event.object))
                 yield event
@@ -315,7 +325,7 @@ class Client:
         namespace: str | None,
         query: dict[str, str],
         accept: str,
-        part: Callable[[Obj], Obj] | None = None,
+        read: Read | None = None,
     ) -> ObjectList:
         """Return all pages at one resourceVersion; if that expires between two pages, read the whole list at once."""
         call = _describe("list", resource, namespace, None)
@@ -330,8 +340,8 @@ class Client:
                     raise
                 items, page_query = [], query
                 continue
-            page = _decode(call, body, _Page)
-            items += page.items or [] if part is None else map(part, page.items or [])
+            page = _decode(call, body, _Page) if read is None else _read_page(call, body, read)
+            items += page.items or []
             if not page.metadata.more:
                 return ObjectList(items, page.metadata.resource_version)
             page_query = {**page_query, "continue": page.metadata.more}
@@ -391,6 +401,25 @@ def _decode(call: str, body: bytes, type_: type[T]) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         # A proxy on the way may have answered instead of the server; it is not known whether the server did anything.
         raise Unreachable(f"{call}: the answer is not what the API sends: {error}") from error
+
+
+def _read_page(call: str, body: bytes, read: Read) -> _Page:
+    page = _decode(call, body, _UnreadPage)
+    return _Page(page.metadata, [_read_object(call, each, read) for each in page.items or ()])
+
+
+def _read_event(call: str, line: bytes, read: Read) -> WatchEvent:
+    event = _decode(call, line, _UnreadEvent)
+    if event.type in {"BOOKMARK", "ERROR"}:
+        return _decode(call, line, WatchEvent)
+    return WatchEvent(event.type, _read_object(call, event.object, read))
+
+
+def _read_object(call: str, raw: msgspec.Raw, read: Read) -> Obj:
+    try:
+        return read(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Unreachable(f"{call}: an object is not what the API sends: {error}") from error
 
 
 async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

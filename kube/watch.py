@@ -5,7 +5,7 @@ A relist reports the objects that vanished, and no answer of the server ends a r
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Protocol
@@ -13,7 +13,7 @@ from typing import Protocol
 import structlog
 
 from kube.backoff import backoff_seconds
-from kube.client import Client, Obj, ObjectList, WatchEvent
+from kube.client import Client, Obj, ObjectList, Read, WatchEvent
 from kube.errors import ApiError, Gone, Unreachable
 from kube.resources import Resource
 from kube.store import Snapshot
@@ -64,7 +64,7 @@ async def reflect(
     label_selector: str = "",
     field_selector: str = "",
     synced: asyncio.Event | None = None,
-    part: Callable[[Obj], Obj] | None = None,
+    read: Read | None = None,
 ) -> None:
     """Reflect for ever; every failure is logged and tried again with back-off.
 
@@ -78,9 +78,9 @@ async def reflect(
         label_selector: server-side filter.
         field_selector: server-side filter.
         synced: set after the first complete list.
-        part: returns what `store.replace` reads of an object: no more of a list is in memory at once, but for a page.
+        read: decodes what the store needs of each object, with its metadata; None: the whole object.
     """
-    selected = _Selection(resource, namespace, label_selector, field_selector, part)
+    selected = _Selection(resource, namespace, label_selector, field_selector, read)
     version, failures = "", 0
     while True:
         events, retry_after_seconds = 0, 0.0
@@ -121,7 +121,7 @@ class _Selection:
     namespace: str | None
     label_selector: str
     field_selector: str
-    part: Callable[[Obj], Obj] | None
+    read: Read | None
 
     def list(self, client: Client) -> Awaitable[ObjectList]:
         return client.list(
@@ -129,7 +129,7 @@ class _Selection:
             self.namespace,
             label_selector=self.label_selector,
             field_selector=self.field_selector,
-            part=self.part,
+            read=self.read,
         )
 
     def watch(self, client: Client, version: str) -> AsyncIterator[WatchEvent]:
@@ -139,6 +139,7 @@ class _Selection:
             resource_version=version,
             label_selector=self.label_selector,
             field_selector=self.field_selector,
+            read=self.read,
         )
 
 

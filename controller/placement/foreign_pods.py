@@ -29,6 +29,40 @@ _MOST_REQUESTS: Final = 4096
 NodesChanged = Callable[[Iterable[str]], None]
 
 
+class _Resources(msgspec.Struct, frozen=True):
+    requests: dict[str, str] | None = None
+
+
+class _Container(msgspec.Struct, frozen=True, rename="camel"):
+    restart_policy: str | None = None
+    resources: _Resources | None = None
+
+
+class _Spec(msgspec.Struct, frozen=True, rename="camel"):
+    node_name: str
+    containers: list[_Container] | None = None
+    init_containers: list[_Container] | None = None
+    resources: _Resources | None = None
+    overhead: dict[str, str] | None = None
+
+
+class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
+    uid: str
+    namespace: str
+    name: str
+    resource_version: str
+
+
+class _Pod(msgspec.Struct, frozen=True):
+    """The part of a pod that is read."""
+
+    metadata: _Metadata
+    spec: _Spec
+
+
+_DECODER: Final = msgspec.json.Decoder(_Pod)
+
+
 class ForeignPods:
     """The sums, kept equal to the server by a reflection; it is the `WatchCache` of that."""
 
@@ -59,7 +93,7 @@ class ForeignPods:
             label_selector=FOREIGN,
             field_selector=TAKES_ROOM,
             synced=self.synced,
-            part=self.reduce,
+            read=self.read,
         )
 
     def snapshot(self, _resource: Resource, _namespace: str | None = None) -> Snapshot:
@@ -74,19 +108,19 @@ class ForeignPods:
         namespace: str | None = None,  # noqa: ARG002 - as the reflection calls it
         before: Snapshot | None = None,  # noqa: ARG002
     ) -> None:
-        """Take a list of what `reduce` returned of each pod."""
+        """Take a list of what `read` returned of each pod."""
         listed: set[str] = set()
         changed: set[str] = set()
         for each in items:
-            listed.add(each["uid"])
-            changed.update(self._taken.hold(each["uid"], each["node"], each["amounts"]))
+            uid = each["metadata"]["uid"]
+            listed.add(uid)
+            changed.update(self._taken.hold(uid, each["node"], each["amounts"]))
         changed.update(self._taken.release_others(listed))
         self._report(changed)
 
     def put(self, _resource: Resource, obj: Obj) -> bool:
-        """Take a pod that is new or has changed."""
-        pod = self.reduce(obj)
-        changed = self._taken.hold(pod["uid"], pod["node"], pod["amounts"])
+        """Take what `read` returned of a pod that is new or has changed."""
+        changed = self._taken.hold(obj["metadata"]["uid"], obj["node"], obj["amounts"])
         self._report(changed)
         return bool(changed)
 
@@ -109,27 +143,21 @@ class ForeignPods:
             for listener in self._listeners:
                 listener(nodes)
 
-    def reduce(self, pod: Obj) -> Obj:
-        """Return what is read of a pod."""
-        spec = pod["spec"]
-        return {"uid": pod["metadata"]["uid"], "node": sys.intern(spec["nodeName"]), "amounts": self._count(spec)}
+    def read(self, raw: msgspec.Raw) -> Obj:
+        """Return what is needed of a pod, as the API server sends it."""
+        pod = _DECODER.decode(raw)
+        return {
+            "metadata": msgspec.to_builtins(pod.metadata),
+            "node": sys.intern(pod.spec.node_name),
+            "amounts": self._count(pod.spec),
+        }
 
-    def _count(self, spec: Obj) -> Amounts:
+    def _count(self, spec: _Spec) -> Amounts:
         """Return what a pod takes: pods of one controller are alike, and a look-up costs less than a sum."""
-        stated = msgspec.json.encode(
-            (
-                [(each.get("resources") or {}).get("requests") for each in spec.get("containers") or ()],
-                [
-                    (each.get("restartPolicy"), (each.get("resources") or {}).get("requests"))
-                    for each in spec.get("initContainers") or ()
-                ],
-                (spec.get("resources") or {}).get("requests"),
-                spec.get("overhead"),
-            )
-        )
+        stated = msgspec.json.encode((spec.containers, spec.init_containers, spec.resources, spec.overhead))
         amounts = self._known.get(stated)
         if amounts is None:
             if len(self._known) >= _MOST_REQUESTS:
                 self._known.clear()
-            amounts = self._known[stated] = count_requests(spec)
+            amounts = self._known[stated] = count_requests(msgspec.to_builtins(spec))
         return amounts

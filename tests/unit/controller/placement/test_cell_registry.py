@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
 from controller.placement.cell_registry import CellRegistry
@@ -44,6 +45,11 @@ def pin(name: str) -> Obj:
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
     return {"affinity": {"nodeAffinity": required}}
+
+
+def as_sent(obj: Obj) -> msgspec.Raw:
+    """Return an object as bytes of the API server."""
+    return msgspec.Raw(msgspec.json.encode(obj))
 
 
 class Registry(NamedTuple):
@@ -100,7 +106,7 @@ def test_relist_gives_back_what_vanished_pods_took() -> None:
 
 def test_node_that_comes_after_its_pods_has_what_they_leave() -> None:
     foreign = ForeignPods()
-    foreign.put(PODS, pod("theirs", 3, nodeName="a"))
+    foreign.put(PODS, foreign.read(as_sent(pod("theirs", 3, nodeName="a"))))
     found = registry((PODS, pod("p", 2, nodeName="a")), foreign=foreign)
     assert found.cells.list_cells() == ()
     found.store.put(NODES, node("a"))
@@ -347,7 +353,7 @@ class Events:
         """Report a pod as a watch with these selectors does: one that is not selected any more as deleted."""
         if each.node and each.phase in {"Pending", "Running"}:
             self.theirs[name] = each
-            self.foreign.put(PODS, each.build(name, self.version))
+            self.foreign.put(PODS, self.foreign.read(as_sent(each.build(name, self.version))))
         elif self.theirs.pop(name, None) is not None:
             self.foreign.remove(PODS, "team", name, uid=f"uid-{name}")
 
@@ -356,7 +362,7 @@ class Events:
 
     def relist_foreign(self) -> None:
         self.theirs = {name: each for name, each in self.theirs.items() if self.random.random() < 0.7}
-        items = [self.foreign.reduce(each.build(name, self.version)) for name, each in self.theirs.items()]
+        items = [self.foreign.read(as_sent(each.build(name, self.version))) for name, each in self.theirs.items()]
         self.foreign.replace(PODS, items)
 
     def relabel(self) -> None:
