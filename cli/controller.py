@@ -194,6 +194,14 @@ def _read_namespaces(_context: click.Context, parameter: click.Parameter, names:
     "controller's queue, by priority. Native: Kubernetes' scheduler places them. Default: Queue, or Native with "
     "--namespace, since the queue belongs to the whole cluster.",
 )
+@click.option(
+    "--min-run",
+    "min_run_seconds",
+    type=Duration(),
+    default=f"{MIN_RUN_SECONDS:.0f}s",
+    show_default=True,
+    help="Time for which a replica runs before it may be evicted for a service of higher priority.",
+)
 @click.option("--verbose", is_flag=True, help="Also log debug events.")
 def command(
     kubeconfig: Path | None,
@@ -214,6 +222,7 @@ def command(
     monitor_labels: Mapping[str, str],
     node_cache_bytes: int | None,
     scheduling_mode: SchedulingMode | None,
+    min_run_seconds: float,
     verbose: bool,
 ) -> None:
     """Run the controller of Models and InferenceServices.
@@ -242,7 +251,7 @@ def command(
             image_pull_secrets=image_pull_secrets,
             scheduling_mode=scheduling_mode or ("Native" if namespaces else "Queue"),
         )
-        options = ControllerOptions(pods, trust, leader_elect, namespaces)
+        options = ControllerOptions(pods, trust, leader_elect, namespaces, min_run_seconds)
         metrics, health = ControllerMetrics(), ControllerHealth()
         with (
             serve("--metrics-bind-address", metrics_bind_address, metrics_routes(metrics.render)),

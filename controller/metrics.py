@@ -14,7 +14,7 @@ from typing import Final, Literal
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
-from controller.placement.binder import BindOutcome
+from controller.placement.admission import AdmissionOutcome
 from crds.meta import MEMORY_PRESSURE
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS, Resource
@@ -63,8 +63,8 @@ class ControllerMetrics:
         )
         self._leader = gauge("leader_election_master_status", "1 while this replica leads, else 0.", ("name",))
         self._bindings = counter(
-            "pomona_binder_decisions",
-            "Decisions of the binder by outcome: bound, stale (the host was lost or full before the write), failed.",
+            "pomona_queue_admissions",
+            "Admissions of the queue by outcome: admitted, stale (the cell was lost or full before the write), failed.",
             ("outcome",),
         )
         self._probes = counter(
@@ -109,8 +109,8 @@ class ControllerMetrics:
         else:
             self._watched.add(resource.plural)
 
-    def count_binding(self, outcome: BindOutcome) -> None:
-        """Count one decision of the binder."""
+    def count_admission(self, outcome: AdmissionOutcome) -> None:
+        """Count one admission of the queue."""
         self._bindings.labels(outcome).inc()
 
     def count_probe(self, outcome: str) -> None:

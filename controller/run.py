@@ -24,7 +24,9 @@ from controller.hosts.reconciler import LeaseReader, host_reconciler
 from controller.http_endpoints import ControllerHealth
 from controller.metrics import ControllerMetrics, ReconcileResult
 from controller.models.reconciler import model_reconciler
-from controller.placement.binder import Binder
+from controller.placement.admission import Admission, AdmissionParts
+from controller.placement.cell_registry import CellRegistry
+from controller.placement.planner import MIN_RUN_SECONDS, PlanRules
 from controller.placement.nodes import declare_nodes
 from controller.pod_settings import PodSettings
 from controller.reconcile.executor import Executor
@@ -33,7 +35,7 @@ from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.kopf_feed import load
 from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.partial_objects import declare_partial_objects
-from controller.reconcile.plan import LeaderTask, Leading, Reconciler
+from controller.reconcile.plan import LeaderTask, Leading, Reconciler, lead_alone
 from controller.reconcile.triggers import Trigger
 from controller.services.metal_processes import release_reconciler
 from controller.services.pods.replica_reservation import reserve_replica
@@ -81,6 +83,8 @@ class ControllerOptions(NamedTuple):
     """Compete for leadership; else lead at once, which is only for a controller that runs alone."""
     namespaces: tuple[str, ...] = ()
     """The only namespaces that it reads and writes, without hosts; none: the whole cluster."""
+    min_run_seconds: float = MIN_RUN_SECONDS
+    """Time for which an admitted replica is not evicted for another one."""
 
 
 class Item(NamedTuple):
@@ -91,11 +95,15 @@ class Item(NamedTuple):
 
 
 def registrations(
-    options: ControllerOptions, leases: LeaseReader, metrics: ControllerMetrics, monitors: OptionalKind
+    options: ControllerOptions,
+    leases: LeaseReader,
+    metrics: ControllerMetrics,
+    monitors: OptionalKind,
+    admission: Admission | None = None,
 ) -> tuple[tuple[Reconciler, ...], tuple[LeaderTask, ...]]:
     """Return all reconcilers, and the tasks that run beside them while this replica leads.
 
-    A controller of some namespaces has none for hosts, which are of the whole cluster.
+    A controller of some namespaces has none for hosts and no queue, which are of the whole cluster.
     """
     prober = Prober(options.trust, metrics.count_probe)
     meter = TrafficMeter()
@@ -105,13 +113,12 @@ def registrations(
         model_reconciler(options.pods, functools.partial(reserve_replica, settings=options.pods)),
         service_reconciler(prober, options.pods, tokens, pacer, monitors, meter=meter),
     )
-    if options.namespaces:
+    if options.namespaces or admission is None:
         return in_pods, (prober.run, meter.run, pacer.run)
-    binder = Binder(leases.bindable, metrics.count_binding)
-    leases.subscribe(binder.wake)
+    leases.subscribe(admission.wake)
     hosts = ReachabilityProber()
     on_hosts = (release_reconciler(leases.wait_seconds), host_reconciler(leases, tokens, hosts))
-    return (*in_pods, *on_hosts), (leases.run, binder.run, prober.run, hosts.run, meter.run, pacer.run)
+    return (*in_pods, *on_hosts), (leases.run, admission.run, prober.run, hosts.run, meter.run, pacer.run)
 
 
 class Controller:
@@ -135,9 +142,6 @@ class Controller:
         # One that reads the whole cluster follows nodes as it does all else, and decides nothing without them.
         self._nodes = [OptionalKind(NODES, "")] if options.namespaces else []
         self._optional_kinds = (monitors, *self._nodes)
-        reconcilers, self._leader_tasks = registrations(options, LeaseReader(), metrics, monitors)
-        self._reconcilers = {each.resource: each for each in reconcilers}
-        self._triggers = _group_triggers(reconcilers)
         self._identity = f"{os.uname().nodename}-{secrets.token_hex(4)}"
         self._elector = (
             Elector(election or client, CONTROLLER_NAMESPACE, LEASE, self._identity) if options.elects else None
@@ -152,11 +156,31 @@ class Controller:
         declare_indexes(self.store)
         declare_partial_objects(self.store)
         declare_nodes(self.store, options.pods.vendors)
+        leases = LeaseReader()
+        self._registry = CellRegistry(self.store, options.pods.vendors, leases.bindable) if not options.namespaces else None
+        admission = self._make_admission(self._registry, options) if self._registry is not None else None
+        reconcilers, self._leader_tasks = registrations(options, leases, metrics, monitors, admission)
+        self._reconcilers = {each.resource: each for each in reconcilers}
+        self._triggers = _group_triggers(reconcilers)
         self.store.subscribe(self._enqueue_concerned)
         self.store.subscribe(metrics.objects.count_change)
         metrics.observe_queue(self._queue_length, self._queue_age_seconds)
-        require_leadership = self._elector.require_leadership if self._elector else _lead_alone
-        self._executor = Executor(client, self.store, self._recorder, lambda: datetime.now(UTC), require_leadership)
+        self._require_leadership = self._elector.require_leadership if self._elector else lead_alone
+        self._executor = Executor(
+            client, self.store, self._recorder, lambda: datetime.now(UTC), self._require_leadership
+        )
+
+    def _make_admission(self, registry: CellRegistry, options: ControllerOptions) -> Admission:
+        rules = PlanRules(min_run_seconds=options.min_run_seconds)
+        parts = AdmissionParts(
+            registry,
+            options.pods.vendors,
+            self._identity,
+            is_queued_by_default=options.pods.scheduling_mode == "Queue",
+            rules=lambda: rules,
+            on_outcome=self._metrics.count_admission,
+        )
+        return Admission(parts)
 
     async def run(self) -> None:
         """Follow the cluster, compete for leadership, reconcile while leading; ends only by cancellation."""
@@ -167,6 +191,8 @@ class Controller:
                 tasks.create_task(feed.run(self._credentials, on_complete=self._admit, on_restart=on_restart))
             for kind in self._optional_kinds:
                 tasks.create_task(kind.follow(self._client, self.store))
+            if self._registry is not None:
+                tasks.create_task(self._registry.foreign.follow(self._client))
             for settled in (*(each.settled for each in self._feeds), *(each.settled for each in self._nodes)):
                 await settled.wait()
             self._health.is_ready = True
@@ -196,7 +222,9 @@ class Controller:
             for reconciler in self._reconcilers.values():
                 if reconciler.restart is not None:
                     reconciler.restart()
-            leading = Leading(self._client, self.store, self._recorder, self._enqueue)
+            leading = Leading(
+                self._client, self.store, self._recorder, self._enqueue, self._require_leadership
+            )
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._resync())
                 tasks.create_task(run_workers(queue, self._reconcile, WORKERS, RECONCILE_SECONDS))
@@ -297,10 +325,6 @@ def _group_triggers(reconcilers: Iterable[Reconciler]) -> Mapping[Resource, Sequ
         for trigger in (itself, *each.triggers):
             found[trigger.resource].append((each.resource, trigger))
     return found
-
-
-def _lead_alone() -> None:
-    """Require no leadership: there is no other replica."""
 
 
 async def _forever(task: LeaderTask, leading: Leading) -> None:

@@ -6,11 +6,11 @@ from typing import Final
 
 import msgspec
 
-from controller.placement.binder import is_displaced
 from controller.placement.queue_places import ReplicaUnit, find_own_place, find_place, parse_seconds
 from controller.placement.queued_service import QueuedService, pools_of
 from controller.placement.units import MEMORY, HostRequirement, Nomination, Unit, UnitKey, UnitState
-from crds.meta import ADMITTED_AT, ApiStruct, without_defaults
+from controller.reconcile.conditions import find
+from crds.meta import ADMITTED_AT, DISRUPTION_TARGET, ENQUEUED_AT, ApiStruct, without_defaults
 from crds.metalprocess import MetalProcess
 from devices.vendors import Vendors
 from kube.client import Obj
@@ -97,3 +97,14 @@ def _spec_key(process: MetalProcess) -> tuple[str, str]:
     """Return a key of the processes of one owner with the same spec: their names differ in the last number only."""
     owner = next((each.uid for each in process.metadata.owner_references if each.controller), "")
     return owner, process.metadata.name.rpartition("-")[0]
+
+
+def enqueued_at(process: MetalProcess) -> str:
+    """Return the place of a process as its successor inherits it."""
+    return process.metadata.annotations.get(ENQUEUED_AT) or process.metadata.creation_timestamp
+
+
+def is_displaced(process: MetalProcess) -> bool:
+    """Return whether the host displaces this process: it may still answer, and stays until its replacement answers."""
+    condition = find(process.status.conditions, DISRUPTION_TARGET)
+    return condition is not None and condition.status == "True"

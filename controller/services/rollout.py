@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from controller.placement.binder import enqueued_at, is_displaced
 from controller.placement.capacity import HostCapacity, eligible_hosts
+from controller.placement.process_units import enqueued_at, is_displaced
 from controller.reconcile.conditions import find
 from controller.reconcile.plan import Ref, child
 from crds.inferenceservice import InferenceService
