@@ -16,9 +16,10 @@ import uvloop
 
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE, Networks, networks_text
 from cli import log
-from cli.options import SOURCE_VARIABLES, Size, allow_private_sources, load_hosts_ca
+from cli.options import SOURCE_VARIABLES, Duration, Size, allow_private_sources, load_hosts_ca
 from controller.http_endpoints import BindAddress, ControllerHealth, metrics_routes, parse_bind_address, serve
 from controller.metrics import ControllerMetrics
+from controller.placement.planner import MIN_RUN_SECONDS
 from controller.pod_settings import PodSettings
 from controller.run import Controller, ControllerOptions
 from controller.services.pods.pod_monitor import parse_monitor_labels

@@ -26,8 +26,8 @@ from controller.metrics import ControllerMetrics, ReconcileResult
 from controller.models.reconciler import model_reconciler
 from controller.placement.admission import Admission, AdmissionParts
 from controller.placement.cell_registry import CellRegistry
-from controller.placement.planner import MIN_RUN_SECONDS, PlanRules
 from controller.placement.nodes import declare_nodes
+from controller.placement.planner import MIN_RUN_SECONDS, PlanRules
 from controller.pod_settings import PodSettings
 from controller.reconcile.executor import Executor
 from controller.reconcile.feed import OURS, Feed
@@ -157,7 +157,9 @@ class Controller:
         declare_partial_objects(self.store)
         declare_nodes(self.store, options.pods.vendors)
         leases = LeaseReader()
-        self._registry = CellRegistry(self.store, options.pods.vendors, leases.bindable) if not options.namespaces else None
+        self._registry = (
+            CellRegistry(self.store, options.pods.vendors, leases.bindable) if not options.namespaces else None
+        )
         admission = self._make_admission(self._registry, options) if self._registry is not None else None
         reconcilers, self._leader_tasks = registrations(options, leases, metrics, monitors, admission)
         self._reconcilers = {each.resource: each for each in reconcilers}
@@ -222,9 +224,7 @@ class Controller:
             for reconciler in self._reconcilers.values():
                 if reconciler.restart is not None:
                     reconciler.restart()
-            leading = Leading(
-                self._client, self.store, self._recorder, self._enqueue, self._require_leadership
-            )
+            leading = Leading(self._client, self.store, self._recorder, self._enqueue, self._require_leadership)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._resync())
                 tasks.create_task(run_workers(queue, self._reconcile, WORKERS, RECONCILE_SECONDS))

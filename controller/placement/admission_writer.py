@@ -12,7 +12,7 @@ from typing import Final
 
 import structlog
 
-from controller.placement.effects import admit_pod, annotate, bind_process, build_eviction, find_gate
+from controller.placement.effects import Operations, admit_pod, annotate, bind_process, build_eviction, find_gate
 from controller.placement.observed_units import encode_nomination
 from controller.placement.units import Nomination, Unit, UnitKind
 from controller.reconcile.plan import Leading
@@ -150,7 +150,7 @@ class AdmissionWriter:
             raise StaleUnit(f"{resource.kind} {name} is gone")
         return found
 
-    async def _patch(self, resource: Resource, name: ObjectKey, operations: Sequence[object]) -> None:
+    async def _patch(self, resource: Resource, name: ObjectKey, operations: Operations) -> None:
         self._require_leadership()
         self._store.put(resource, await self._client.patch_json(resource, name.name, name.namespace, operations))
 

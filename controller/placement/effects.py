@@ -48,9 +48,9 @@ def _pin(pod: Obj, node: str) -> Operations:
     affinity = pod["spec"].get("affinity")
     node_affinity = (affinity or {}).get("nodeAffinity")
     required = (node_affinity or {}).get("requiredDuringSchedulingIgnoredDuringExecution")
-    only = {"nodeSelectorTerms": [{"matchFields": [pinned]}]}
+    only: Obj = {"nodeSelectorTerms": [{"matchFields": [pinned]}]}
     if affinity is None:
-        value = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": only}}
+        value: Obj = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": only}}
         return [{"op": "add", "path": _AFFINITY, "value": value}]
     if node_affinity is None:
         value = {"requiredDuringSchedulingIgnoredDuringExecution": only}

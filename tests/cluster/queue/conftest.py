@@ -7,6 +7,7 @@ from aiohttp import web
 
 from kube.client import Client
 from tests.cluster.queue.queue_user import QueueUser
+from tests.cluster.shared_controller import SharedController
 from tests.controlplane.network import ADDRESS
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
@@ -30,6 +31,12 @@ async def engine(plane: ControlPlane) -> AsyncIterator[None]:
     await web.TCPSite(runner, ADDRESS, ENGINE_PORT).start()
     yield
     await runner.cleanup()
+
+
+@pytest_asyncio.fixture
+async def controller(shared_controller: SharedController) -> Process:
+    """A controller that evicts what has run for a second only."""
+    return await shared_controller.lend("--min-run=1s", "--metrics-bind-address=0")
 
 
 @pytest_asyncio.fixture
