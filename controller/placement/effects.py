@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from crds.meta import ADMITTED_AT, NOMINATED, QUEUE_GATE
+from crds.meta import ADMITTED_AT, LABEL_MANAGED_BY, MANAGED_BY, NOMINATED, QUEUE_GATE
 from kube.client import Obj
 from kube.time import rfc3339
 
@@ -86,12 +86,16 @@ def annotate(obj: Obj, annotations: Mapping[str, str | None]) -> Obj:
 
 
 def build_eviction(pod: Obj) -> Obj:
-    """Return the Eviction of a pod, and of no successor with its name."""
+    """Return the Eviction of a pod, and of no successor with its name; a policy of the chart goes by its label."""
     metadata = pod["metadata"]
     return {
         "apiVersion": "policy/v1",
         "kind": "Eviction",
-        "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
+        "metadata": {
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+            "labels": {LABEL_MANAGED_BY: MANAGED_BY},
+        },
         "deleteOptions": {"preconditions": {"uid": metadata["uid"]}},
     }
 

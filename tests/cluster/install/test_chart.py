@@ -40,6 +40,7 @@ EVERYTHING: dict[str, Any] = {
     "services": {
         "allowedImagePrefixes": ["registry.example/llm/"],
         "allowControlPlaneTolerations": True,
+        "maxPriority": "normal",
         "networkPolicies": True,
         "monitoringNamespace": "prometheus",
         "monitorLabels": {"release": "prometheus"},
@@ -62,6 +63,7 @@ REFUSED = {
     "image.repository=registry.example/pomona:1": "'/image/repository': 'registry.example/pomona:1' does not match",
     "services.schedulingMode=Fair": "'/services/schedulingMode': value must be one of '', 'Queue', 'Native'",
     "services.monitorLabels.a b=c": "'/services/monitorLabels': additional properties 'a b' not allowed",
+    "services.maxPriority=urgent": "'/services/maxPriority': value must be one of 'critical', 'high', 'normal', 'low', 'batch'",
     "hosts=null": "missing property 'hosts'",
     "models.nodeCacheSize=big": "'/models/nodeCacheSize': 'big' does not match pattern",
 }
