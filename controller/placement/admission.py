@@ -38,6 +38,8 @@ IDLE_SHARE: Final = 20.0
 at most a twentieth of a core, whatever changes meanwhile."""
 LONGEST_PAUSE_SECONDS: Final = 5.0
 WRITES_AT_ONCE: Final = 8
+SEEN_SECONDS: Final = 5.0
+"""Time in which the watch shows what was written; without it, an eviction is asked for again."""
 FIRST_RETRY_SECONDS: Final = 0.1
 LAST_RETRY_SECONDS: Final = 60.0
 """Longest pause before a write that failed is tried again; other units are admitted meanwhile."""
@@ -327,6 +329,8 @@ class _Term:
             return
         if await self._try(victim.uid, self._writer.evict(victim)):
             log.info("unit_evicted", unit=str(victim.key), preemptor=str(preemptor.key))
+            # The watch shows the end a moment later: it need not be asked for again.
+            self._failures[victim.uid] = AdmissionFailures(retry_at=asyncio.get_running_loop().time() + SEEN_SECONDS)
 
     async def _try(self, unit: str, write: Awaitable[None]) -> bool:
         """Make one write for a unit, which is decided again if it fails; return whether it was made."""

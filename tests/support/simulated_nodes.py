@@ -64,7 +64,7 @@ class SimulatedNodes:
         self._devices[name] = devices
         product = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559"}
         await self._client.create(NODES, {"metadata": {"name": name, "labels": product | labels}})
-        amounts = {"cpu": "64", "memory": memory, "pods": "110", GPU: str(devices)}
+        amounts = {"cpu": "64", "memory": memory, "ephemeral-storage": "1Ti", "pods": "110", GPU: str(devices)}
         status = {"allocatable": amounts, "capacity": amounts, "conditions": [_ready()]}
         operations = [{"op": "add", "path": "/status", "value": status}]
         await self._client.patch_json(NODES, name, None, operations, subresource="status")

@@ -1,6 +1,7 @@
 """A user of the queue: services that want GPUs, and what is seen of their pods."""
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 from crds.meta import LABEL_SERVICE
@@ -11,6 +12,8 @@ from tests.controlplane.process import Process
 from tests.support.eventually import eventually
 
 GIB = 2**30
+MIN_RUN_SECONDS = 1.0
+"""Option --min-run of the controller."""
 RUN_SECONDS = 60.0
 """Limit for a pod to be admitted and bound on a busy machine. No claim about speed."""
 
@@ -58,6 +61,31 @@ class QueueUser:
             return True
 
         await eventually(reached, RUN_SECONDS)
+
+    async def wait_until_run(self, *services: str) -> None:
+        """Wait until each of these services has pods, all on nodes."""
+
+        async def placed() -> bool:
+            for service in services:
+                nodes = await self.nodes(service)
+                assert nodes, f"{service} has no pod"
+                assert all(nodes), f"{service} waits"
+            return True
+
+        await eventually(placed, RUN_SECONDS)
+
+    async def wait_until_evictable(self, *services: str) -> None:
+        """Wait until the pods of these services have run for the time in which none is evicted."""
+
+        async def is_old() -> bool:
+            for service in services:
+                for pod in await self.pods(service):
+                    since = next(each for each in pod["status"]["conditions"] if each["type"] == "PodScheduled")
+                    age = datetime.now(UTC) - datetime.fromisoformat(since["lastTransitionTime"])
+                    assert age.total_seconds() > MIN_RUN_SECONDS, f"{service} is young"
+            return True
+
+        await eventually(is_old, RUN_SECONDS)
 
     async def wait_until_queued(self, *services: str) -> None:
         """Wait until each of these services has a pod in the queue."""
