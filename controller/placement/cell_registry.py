@@ -62,6 +62,7 @@ class CellRegistry:
         self._cells: dict[str, Cell] = {}
         self._listed: tuple[Cell, ...] = ()
         self._revision = 0
+        self._node_revision = 0
         self._listeners: list[Callable[[], None]] = []
         for resource in (NODES, PODS, METAL_HOSTS):
             for obj in store.list(resource):
@@ -74,6 +75,12 @@ class CellRegistry:
         """A number that grows with each change of a cell: while it is the same, so is every cell."""
         self._update()
         return self._revision
+
+    @property
+    def node_revision(self) -> int:
+        """A number that grows with each change of the labels or taints of nodes, and as they come and go."""
+        self._update()
+        return self._node_revision
 
     def list_cells(self) -> Sequence[Cell]:
         """Return all cells: the same sequence until one of them changes."""
@@ -164,9 +171,12 @@ class CellRegistry:
         for cell_id in marked:
             kind, _, name = cell_id.partition("/")
             cell = self._build_node(name) if kind == "node" else self._build_host(name)
-            if cell == self._cells.get(cell_id):
+            known = self._cells.get(cell_id)
+            if cell == known:
                 continue
             self._revision += 1
+            if (cell and cell.node) != (known and known.node):
+                self._node_revision += 1
             if cell is not None:
                 self._cells[cell_id] = cell
             else:

@@ -34,7 +34,7 @@ def admits(node: Obj, pod_spec: Obj) -> bool:
         return False
     affinity = (pod_spec.get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
-    return required is None or any(_matches(term, node) for term in required["nodeSelectorTerms"])
+    return required is None or any(matches_term(term, node) for term in required["nodeSelectorTerms"])
 
 
 def _tolerates(toleration: Obj, taint: Obj) -> bool:
@@ -46,7 +46,7 @@ def _tolerates(toleration: Obj, taint: Obj) -> bool:
     return key == taint["key"] and (toleration.get("value") or "") == (taint.get("value") or "")
 
 
-def _matches(term: Obj, node: Obj) -> bool:
+def matches_term(term: Obj, node: Obj) -> bool:
     """Return whether a node meets all expressions of a term; one without any selects no node."""
     labels, fields = node["metadata"].get("labels") or {}, {"metadata.name": node["metadata"]["name"]}
     expressions = [(each, labels) for each in term.get("matchExpressions") or ()]

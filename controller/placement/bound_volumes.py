@@ -1,0 +1,239 @@
+"""The nodes on which the volumes of a waiting pod can be: the queue must not give it another one.
+
+A volume that is bound states its nodes, if not all can reach it. One that can be attached to a single node keeps pods
+on the node of those that have it already. The claims that we make are in the store. A PersistentVolume, and the claim
+of a user, are read once, when a pod first waits for them: what is asked of them does not change while a pod mounts
+them, and a watch would bring those of the whole cluster.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+import structlog
+
+from controller.placement.cell_registry import CellRegistry
+from controller.placement.node_rules import matches_term
+from controller.placement.pod_requests import find_taken_node
+from controller.reconcile.indexes import CLAIM_INDEX, mounted_claims, namespaced
+from controller.reconcile.plan import Leading
+from kube.backoff import backoff_seconds
+from kube.client import Client, Obj
+from kube.errors import ApiError, Forbidden, NotFound, Unreachable
+from kube.resources import PERSISTENT_VOLUMES, PODS, PVCS, ObjectKey, Resource
+from kube.store import Store
+
+FIRST_RETRY_SECONDS: Final = 1.0
+LAST_RETRY_SECONDS: Final = 60.0
+UNBOUND_SECONDS: Final = 30.0
+"""Time after which the claim of a user is read again that was not bound, or that could not be read."""
+BOUND_SECONDS: Final = 600.0
+"""Time after which an object is read again: one of the same name may have taken its place."""
+_MOST_READ: Final = 4096
+_HOSTNAME: Final = "kubernetes.io/hostname"
+_SHARED: Final = frozenset({"ReadWriteMany", "ReadOnlyMany"})
+"""Access modes with which a volume is on several nodes at once."""
+_NOWHERE: Final[frozenset[str]] = frozenset()
+
+log = structlog.get_logger()
+
+
+class _Reading(NamedTuple):
+    obj: Obj | None
+    """None: it does not exist, or may not be read."""
+    is_refused: bool
+    due: float
+    """When to read it again, on the clock."""
+
+
+class NodeSelection:
+    """The nodes with an accelerator, by the terms of a node selector."""
+
+    def __init__(self, nodes: Iterable[Obj]) -> None:
+        self._nodes = list(nodes)
+        self._by_hostname: dict[str, list[Obj]] = {}
+        for node in self._nodes:
+            self._by_hostname.setdefault(node["metadata"]["labels"].get(_HOSTNAME, ""), []).append(node)
+        self._selected: dict[bytes, frozenset[str]] = {}
+
+    def select(self, terms: Sequence[Obj]) -> frozenset[str]:
+        """Return the names of the nodes that meet one of the terms; equal terms are compared with the nodes once."""
+        key = msgspec.json.encode(terms)
+        found = self._selected.get(key)
+        if found is None:
+            found = self._selected[key] = frozenset(
+                node["metadata"]["name"] for term in terms for node in self._narrow(term) if matches_term(term, node)
+            )
+        return found
+
+    def _narrow(self, term: Obj) -> Iterable[Obj]:
+        """Return the nodes that may meet a term: the volume of a node's own disk names one."""
+        for each in term.get("matchExpressions") or ():
+            if (each["key"], each["operator"]) == (_HOSTNAME, "In"):
+                return [node for value in each["values"] for node in self._by_hostname.get(value, ())]
+        return self._nodes
+
+
+class BoundVolumes:
+    """The nodes of volumes, with what was read of the API server for them.
+
+    Args:
+        store: has pods and our claims.
+        cells: have the nodes.
+        clock: a monotonic clock in seconds.
+    """
+
+    def __init__(self, store: Store, cells: CellRegistry, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._cells = cells
+        self._clock = clock
+        self._selection = -1, NodeSelection(())
+        """The revision of the nodes, and the selection of them."""
+        self._read: dict[tuple[Resource, ObjectKey], _Reading] = {}
+        self._wanted: dict[tuple[Resource, ObjectKey], None] = {}
+        self._is_wanted = asyncio.Event()
+        self._listeners: list[Callable[[], None]] = []
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Call `listener()` after something was read: nodes may be known for pods that had none."""
+        self._listeners.append(listener)
+
+    def find_nodes(self, pod: Obj) -> frozenset[str] | None:
+        """Return the only nodes on which the volumes of a waiting pod can be; None: they hold it nowhere.
+
+        There is no such node until all that this depends on has been read, by `run`.
+        """
+        found: frozenset[str] | None = None
+        namespace = pod["metadata"].get("namespace", "")
+        for claim in mounted_claims(pod.get("spec") or {}):
+            sharing = self._store.by_index(PODS, CLAIM_INDEX, namespaced(namespace, claim))
+            stored = self._store.get(PVCS, claim, namespace)
+            obj, is_known = (stored, True) if stored is not None else self._look_up(PVCS, ObjectKey(namespace, claim))
+            modes = (obj.get("spec") or {}).get("accessModes") or () if obj is not None else ()
+            for nodes in (list_nodes_of_sharing(pod, modes, sharing), self._find_volume_nodes(obj, is_known=is_known)):
+                if nodes is not None:
+                    found = nodes if found is None else found & nodes
+        return found
+
+    async def run(self, leading: Leading) -> None:
+        """Read for ever what `find_nodes` lacks."""
+        failures = 0
+        while True:
+            await self._is_wanted.wait()
+            try:
+                while self._wanted:
+                    await self._read_next(leading.client)
+                    failures = 0
+            except (ApiError, Unreachable) as error:
+                failures += 1
+                log.warning("volume_not_read", error=str(error))
+                await asyncio.sleep(backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS))
+                continue
+            self._is_wanted.clear()
+            for listener in self._listeners:
+                listener()
+
+    async def _read_next(self, client: Client) -> None:
+        """Read one object; if that fails, it is read after all others."""
+        wanted = next(iter(self._wanted))
+        del self._wanted[wanted]
+        try:
+            await self._read_object(client, *wanted)
+        except (ApiError, Unreachable):
+            self._wanted[wanted] = None
+            raise
+
+    async def _read_object(self, client: Client, resource: Resource, key: ObjectKey) -> None:
+        obj: Obj | None = None
+        is_refused = False
+        try:
+            obj = await client.get(resource, key.name, key.namespace or None)
+        except NotFound:
+            pass  # a claim that is to come, or a volume that was deleted under its claim
+        except Forbidden as error:
+            log.warning("volume_refused", resource=str(resource), key=str(key), error=str(error))
+            is_refused = True
+        if len(self._read) >= _MOST_READ:
+            self._read.clear()
+        is_bound = obj is not None and (resource == PERSISTENT_VOLUMES or _volume_of(obj))
+        due = self._clock() + (BOUND_SECONDS if is_bound or is_refused else UNBOUND_SECONDS)
+        part = {"spec": _pick_spec(obj)} if obj is not None else None
+        self._read[resource, key] = _Reading(part, is_refused, due)
+
+    def _look_up(self, resource: Resource, key: ObjectKey) -> tuple[Obj | None, bool]:
+        """Return an object as it was read, and whether it was; one that was not is read soon.
+
+        An object that may not be read counts as unknown for ever: the scheduler knows more, and decides.
+        """
+        reading = self._read.get((resource, key))
+        if reading is None or reading.due <= self._clock():
+            self._wanted[resource, key] = None
+            self._is_wanted.set()
+        return (reading.obj, True) if reading is not None else (None, False)
+
+    def _find_volume_nodes(self, claim: Obj | None, *, is_known: bool) -> frozenset[str] | None:
+        """Return the nodes of the volume of a claim; None: it is anywhere, or not bound."""
+        if claim is None:
+            return None if is_known else _NOWHERE
+        name = _volume_of(claim)
+        if not name:
+            return None
+        key = ObjectKey("", name)
+        volume, is_known = self._look_up(PERSISTENT_VOLUMES, key)
+        if volume is None:
+            is_refused = is_known and self._read[PERSISTENT_VOLUMES, key].is_refused
+            return None if is_refused else _NOWHERE
+        required = (volume["spec"].get("nodeAffinity") or {}).get("required")
+        return self._select(required["nodeSelectorTerms"]) if required else None
+
+    def _select(self, terms: Sequence[Obj]) -> frozenset[str]:
+        revision = self._cells.node_revision
+        if self._selection[0] != revision:
+            nodes = NodeSelection(cell.node for cell in self._cells.list_cells() if cell.node is not None)
+            self._selection = revision, nodes
+        return self._selection[1].select(terms)
+
+
+def list_nodes_of_sharing(pod: Obj, access_modes: Iterable[str], sharing: Iterable[Obj]) -> frozenset[str] | None:
+    """Return the nodes to which pods hold a pod that share its volume; None: they do not.
+
+    A pod that we keep on one node with others has an affinity for them, by which the scheduler decides. Any other one
+    that mounts a volume of a single node follows those that do not end: the volume of one that ends becomes free.
+
+    Args:
+        pod: a pod that waits.
+        access_modes: those of the claim.
+        sharing: all pods that mount it and have not ended.
+    """
+    others = [each for each in sharing if each["metadata"]["uid"] != pod["metadata"]["uid"] and find_taken_node(each)]
+    affinity = ((pod.get("spec") or {}).get("affinity") or {}).get("podAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or ()
+    terms = [
+        (each.get("labelSelector") or {}).get("matchLabels") or {}
+        for each in required
+        if each["topologyKey"] == _HOSTNAME
+    ]
+    if terms:
+        beside = [each for each in others if any(_has_labels(each, labels) for labels in terms)]
+    elif _SHARED.isdisjoint(access_modes) and access_modes:
+        beside = [each for each in others if "deletionTimestamp" not in each["metadata"]]
+    else:
+        return None
+    return frozenset(map(find_taken_node, beside)) or None
+
+
+def _has_labels(pod: Obj, labels: Obj) -> bool:
+    there: Obj = pod["metadata"].get("labels") or {}
+    return bool(labels) and labels.items() <= there.items()
+
+
+def _volume_of(claim: Obj) -> str:
+    name: str = (claim.get("spec") or {}).get("volumeName") or ""
+    return name
+
+
+def _pick_spec(obj: Obj) -> Obj:
+    spec: Obj = obj.get("spec") or {}
+    return {name: spec[name] for name in ("accessModes", "volumeName", "nodeAffinity") if name in spec}
