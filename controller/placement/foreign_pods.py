@@ -67,7 +67,7 @@ class ForeignPods:
     """The sums, kept equal to the server by a reflection; it is the `WatchCache` of that."""
 
     def __init__(self) -> None:
-        self._taken: TakenRoom[str] = TakenRoom()
+        self._taken: TakenRoom[bytes] = TakenRoom()
         self._known: dict[bytes, Amounts] = {}
         self._listeners: list[NodesChanged] = []
         self.synced = asyncio.Event()
@@ -109,10 +109,10 @@ class ForeignPods:
         before: Snapshot | None = None,  # noqa: ARG002
     ) -> None:
         """Take a list of what `read` returned of each pod."""
-        listed: set[str] = set()
+        listed: set[bytes] = set()
         changed: set[str] = set()
         for each in items:
-            uid = each["metadata"]["uid"]
+            uid = _shorten_uid(each["metadata"]["uid"])
             listed.add(uid)
             changed.update(self._taken.hold(uid, each["node"], each["amounts"]))
         changed.update(self._taken.release_others(listed))
@@ -120,7 +120,7 @@ class ForeignPods:
 
     def put(self, _resource: Resource, obj: Obj) -> bool:
         """Take what `read` returned of a pod that is new or has changed."""
-        changed = self._taken.hold(obj["metadata"]["uid"], obj["node"], obj["amounts"])
+        changed = self._taken.hold(_shorten_uid(obj["metadata"]["uid"]), obj["node"], obj["amounts"])
         self._report(changed)
         return bool(changed)
 
@@ -134,7 +134,7 @@ class ForeignPods:
         resource_version: str | None = None,  # noqa: ARG002 - as the reflection calls it
     ) -> bool:
         """Forget a pod that has ended, is gone, or is ours now."""
-        changed = self._taken.release(uid or "")
+        changed = self._taken.release(_shorten_uid(uid or ""))
         self._report(changed)
         return bool(changed)
 
@@ -161,3 +161,11 @@ class ForeignPods:
                 self._known.clear()
             amounts = self._known[stated] = count_requests(msgspec.to_builtins(spec))
         return amounts
+
+
+def _shorten_uid(uid: str) -> bytes:
+    """Return a uid in half of the memory, so that nothing of a list is kept; one that is no UUID stays as it is."""
+    try:
+        return bytes.fromhex(uid.replace("-", ""))
+    except ValueError:
+        return uid.encode()
