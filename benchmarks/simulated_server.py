@@ -169,10 +169,11 @@ class SimulatedServer:
 
     @contextlib.asynccontextmanager
     async def stream(self, request: Request, *, idle_seconds: float) -> AsyncIterator[Stream]:
-        """Open a watch, which never ends."""
+        """Open a watch, which never ends; as in lists, a field selector selects nothing."""
         del idle_seconds
         events: asyncio.Queue[bytes] = asyncio.Queue()
-        self._watches[parse_path(request.path).plural].append(events)
+        if "fieldSelector" not in request.query:
+            self._watches[parse_path(request.path).plural].append(events)
 
         async def chunks() -> AsyncIterator[bytes]:
             while True:

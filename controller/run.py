@@ -197,6 +197,8 @@ class Controller:
                 tasks.create_task(self._registry.foreign.follow(self._client))
             for settled in (*(each.settled for each in self._feeds), *(each.settled for each in self._nodes)):
                 await settled.wait()
+            if self._registry is not None:
+                await self._registry.foreign.synced.wait()
             self._health.is_ready = True
             log.info("store_complete", identity=self._identity)
             await (self._compete(self._elector) if self._elector else self._lead())

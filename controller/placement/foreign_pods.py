@@ -39,7 +39,8 @@ class _Container(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _Spec(msgspec.Struct, frozen=True, rename="camel"):
-    node_name: str
+    node_name: str = ""
+    """The watch selects none without; one would take nothing."""
     containers: list[_Container] | None = None
     init_containers: list[_Container] | None = None
     resources: _Resources | None = None
@@ -120,7 +121,8 @@ class ForeignPods:
 
     def put(self, _resource: Resource, obj: Obj) -> bool:
         """Take what `read` returned of a pod that is new or has changed."""
-        changed = self._taken.hold(_shorten_uid(obj["metadata"]["uid"]), obj["node"], obj["amounts"])
+        uid = _shorten_uid(obj["metadata"]["uid"])
+        changed = self._taken.hold(uid, obj["node"], obj["amounts"])
         self._report(changed)
         return bool(changed)
 

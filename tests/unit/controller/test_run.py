@@ -7,8 +7,11 @@ import pytest
 
 from controller import run
 from controller.hosts.reconciler import LeaseReader
+from controller.http_endpoints import ControllerHealth
 from controller.metrics import ControllerMetrics
+from controller.placement.foreign_pods import FOREIGN
 from controller.pod_settings import PodSettings
+from controller.reconcile import feed
 from controller.reconcile.feed import REPORTED, WRITTEN_BY_USERS
 from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.plan import Leading, Plan, Reconciler, Snapshot
@@ -33,7 +36,7 @@ from tests.support import virtual_time
 from tests.support.api_objects import NOW, as_service, host, process, service, store
 from tests.support.background import running
 from tests.support.eventually import eventually
-from tests.support.watched_controller import no_credentials
+from tests.support.watched_controller import follow_by_watches, no_credentials
 
 
 def model(name: str) -> Obj:
@@ -65,6 +68,43 @@ class World(Client):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "FIRST_RETRY_SECONDS", 0.01)
+
+
+class SlowForeignPods(World):
+    """An API whose list of foreign pods is answered late; the first list does not fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls.append(("list", MODELS, ""))
+        self.answers = asyncio.Event()
+        self.waits = False
+
+    async def list(self, resource: Resource, *arguments: Any, **options: Any) -> ObjectList:
+        if options.get("label_selector") == FOREIGN:
+            self.waits = True
+            await self.answers.wait()
+        return await super().list(resource, *arguments, **options)
+
+    async def list_metadata(self, resource: Resource, *_: Any, **__: Any) -> ObjectList:
+        raise NotFound(f"list {resource}", status=404)
+
+    async def watch(self, *_: Any, **__: Any) -> Any:
+        await asyncio.Event().wait()
+        yield
+
+
+async def test_nothing_is_decided_before_foreign_pods_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "follow", follow_by_watches)
+    world, health = SlowForeignPods(), ControllerHealth()
+    options = ControllerOptions(PodSettings("pomona:test"), elects=False)
+    controller = Controller(world, no_credentials, options, health=health)
+    async with running(controller.run()):
+        await eventually(lambda: world.waits and all(each.settled.is_set() for each in controller._feeds))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not health.is_ready
+        world.answers.set()
+        await eventually(lambda: health.is_ready)
 
 
 async def test_a_new_leader_lists_everything_before_it_decides() -> None:
