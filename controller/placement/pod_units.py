@@ -47,7 +47,9 @@ def build_pod_replica(
     deployment, template = _find_template(pod)
     is_ending = "deletionTimestamp" in metadata
     is_owned = service is not None and deployment in service.deployments
-    if not deployment or not (is_owned or is_ending) or (pod.get("status") or {}).get("phase") in ENDED:
+    has_ended = (pod.get("status") or {}).get("phase") in ENDED
+    # One that has ended and is about to vanish takes nothing any more, but still has its place in the queue.
+    if not deployment or not (is_owned or is_ending) or (has_ended and not is_ending):
         return None
     need = count_requests(spec)
     state: UnitState = "ending" if is_ending else "waiting" if is_gated(pod) else "running"

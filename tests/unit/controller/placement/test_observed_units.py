@@ -55,6 +55,13 @@ def test_gated_pod_waits_with_its_requests_and_rules() -> None:
     assert unit.requirement.shape != found["two"].requirement.shape != ""
 
 
+def test_pool_is_that_of_the_devices_that_a_pod_requests() -> None:
+    for stated in ("nvidia", "amd", "metal", "unknown"):
+        assert observe(queue(queue_pod("one"), hardware={"accelerator": stated}))["one"].pools == ("nvidia",)
+    without = queue(queue_pod("one", devices=0), hardware={"accelerator": "amd"})
+    assert observe(without)["one"].pools == ("amd",)
+
+
 def test_pods_with_equal_rules_have_one_shape() -> None:
     found = observe(queue(queue_pod("one"), queue_pod("two", devices=4)))
     assert found["one"].requirement.shape == found["two"].requirement.shape
@@ -216,6 +223,10 @@ def test_host_that_displaces_a_process_is_avoided_and_its_process_replaced() -> 
     found = observe(known)
     assert found["chat-1-1"].avoid == {"host/mac-1"}
     assert found["chat-2-0"].avoid == frozenset()
+    known = store(
+        (INFERENCE_SERVICES, queued_service()), *((METAL_PROCESSES, each) for each in (displaced, process("chat-1-1")))
+    )
+    assert observe(known)["chat-1-1"].replaces == {"uid-chat-1-0"}
 
 
 def test_process_of_a_better_estimate_replaces_none() -> None:

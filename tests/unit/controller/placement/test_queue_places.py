@@ -62,6 +62,13 @@ def test_successor_of_an_evicted_pod_inherits_its_place() -> None:
     assert {unit.enqueued_at for unit in found.units} == {find_own_place(OLD)}
 
 
+def test_pod_that_has_ended_has_its_place_until_it_vanishes() -> None:
+    ended = {**ENDS, "status": {**ENDS["status"], "phase": "Succeeded"}}
+    found = observe([ended, NEW])
+    assert found.places == {ObjectKey(NAMESPACE, "new"): own(OLD)}
+    assert [unit.cells for unit in found.units] == [(), ()]
+
+
 def test_successor_inherits_the_place_that_was_inherited() -> None:
     earlier = timestamp(NOW - timedelta(hours=4))
     second = queue_pod("old", gated=False, node="n1", deleted=SOON, annotations={ENQUEUED_AT: earlier})
@@ -76,6 +83,7 @@ def test_pod_of_a_changed_template_inherits_the_place() -> None:
 def test_place_is_inherited_by_one() -> None:
     heir = queue_pod("new", template="bbb", annotations={ENQUEUED_AT: own(OLD)})
     assert places([OLD, heir, queue_pod("next", template="bbb")]) == {}
+    assert places([ENDS, queue_pod("new", annotations={ENQUEUED_AT: own(OLD)}), queue_pod("next")]) == {}
     # The first heir ends while its predecessor is still there: that is one place, not two.
     ended = queue_pod("new", annotations={ENQUEUED_AT: own(OLD)}, deleted=SOON)
     later = [queue_pod(name, created=NOW + timedelta(minutes=1)) for name in ("a", "b")]
@@ -102,12 +110,15 @@ def test_pod_that_is_evicted_during_a_change_comes_back_at_its_place() -> None:
     assert places([ENDS, present, back]) == {"new": own(OLD)}
     stamped = queue_pod("new", template="bbb", gated=False, created=NOW - timedelta(minutes=5))
     assert places([ENDS, stamped, back]) == {"back": own(OLD)}
+    back["metadata"]["annotations"][ENQUEUED_AT] = own(OLD)
+    assert places([ENDS, stamped, back, queue_pod("next")]) == {}
 
 
 def test_freed_place_is_inherited_and_then_spent() -> None:
     found = observe([NEW], [own(OLD)])
     assert found.places == {ObjectKey(NAMESPACE, "new"): own(OLD)}
     assert found.open_places == {"uid-chat": (own(OLD),)}
+    assert observe([NEW], [own(OLD)], replicas=1).open_places == found.open_places
     stamped = queue_pod("new", annotations={ENQUEUED_AT: own(OLD)})
     assert observe([stamped], [own(OLD)]).open_places == {}
 
