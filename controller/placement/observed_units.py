@@ -49,7 +49,7 @@ class ObservedUnits(NamedTuple):
     places: Mapping[ObjectKey, str]
     """Annotations ENQUEUED_AT that waiting pods are to get."""
     open_places: Mapping[str, tuple[str, ...]]
-    """Of the places that were freed, by uid of the service, those that are still to be inherited: others are spent."""
+    """Freed places that are still to be inherited, by uid of the service; all others are spent."""
 
 
 class _ServiceUnits(NamedTuple):
