@@ -21,7 +21,7 @@ from controller.placement.ledger import Claim, FreedPlace, Ledger, LedgerLost
 from controller.placement.observed_units import ObservedUnits, observe_units
 from controller.placement.planner import Action, Admit, Evict, Nominate, PlanRules, Round, Withdraw, plan
 from controller.placement.queue_places import format_place
-from controller.placement.units import Amounts, Cell, Unit, fits, subtract
+from controller.placement.units import Amounts, Cell, Unit, fits, subtract_amounts
 from controller.placement.wake_rules import READ, RoomWatch, decisive_facts
 from controller.reconcile.plan import Leading
 from devices.vendors import Vendors
@@ -319,7 +319,7 @@ class _Term:
             cell = self._parts.registry.find_cell(name)
             if cell is None or cell.closed or not fits(need, left.get(name, cell.free)):
                 return False
-            left[name] = subtract(left.get(name, cell.free), need)
+            left[name] = subtract_amounts(left.get(name, cell.free), need)
         return True
 
     async def _evict(self, action: Evict) -> None:
@@ -398,7 +398,7 @@ def reserve(cells: Iterable[Cell], claims: Mapping[str, Claim], units: Iterable[
                 for need, cell in zip(unit.parts, claim.cells, strict=False):
                     taken.setdefault(cell, []).append(need)
     return [
-        msgspec.structs.replace(cell, free=functools.reduce(subtract, taken[cell.id], cell.free))
+        msgspec.structs.replace(cell, free=functools.reduce(subtract_amounts, taken[cell.id], cell.free))
         if cell.id in taken
         else cell
         for cell in cells

@@ -2,25 +2,31 @@
 
 It goes through the waiting units by priority, then by the time since when each waits, and admits what fits. A unit for
 which there is no room may have units of lower priority evicted, as few as possible; it is nominated for their cell and
-holds it until they have ended. A unit for which even that makes no room closes the cells it could use to all later units
-of its priority or a higher one, or a large one would wait for ever behind small ones. Units of lower priority may pass,
-because they can be evicted as soon as that makes enough room.
+holds it until they have ended. A unit for which even that makes no room closes the cells it could use to all later
+units of its priority or a higher one, or a large one would wait for ever behind small ones. Units of lower priority may
+pass, because they can be evicted as soon as that makes enough room; but not on the cell where they could be soonest, or
+each one that passes would begin a new minimum run time. There is no aging: within a priority, the time in the queue
+decides.
+
+A unit that only a limit of a pool or a quota holds back closes no cell. It closes the limit to all later units.
 
 The plan is a pure function of its inputs: two controllers with the same inputs decide alike, and a decision that was
 written down in part is taken again in the same way.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from controller.placement.preemption import Candidates, find_victims
-from controller.placement.score import CellScore, score_cell
-from controller.placement.units import Amounts, Cell, Nomination, Unit, fits, subtract
-from kube.resources import ObjectKey
+from controller.placement.place_search import RESERVED, Closure, Placement, PlaceSearch, Shape, need_key
+from controller.placement.pool_limits import LimitRefusal, PoolLimits, PoolRules, Quotas
+from controller.placement.preemption import Candidates
+from controller.placement.score import CellScore
+from controller.placement.units import Amounts, Cell, HostRequirement, Nomination, Unit, add_by_cell, fits
 
 CONSIDERED: Final = 256
-"""Waiting units that one round considers; the rest are only sorted."""
+"""Waiting units of each home pool for which one round looks for a place; the rest are only sorted. A unit like one that
+found no place costs nothing, and does not count."""
 MIN_RUN_SECONDS: Final = 300.0
 """Time for which an admitted unit is not evicted: loading weights again and again serves nobody."""
 
@@ -29,8 +35,8 @@ class PlanRules(NamedTuple):
     """The administrator's rules."""
 
     min_run_seconds: float = MIN_RUN_SECONDS
-    elastic: Mapping[str, int] = MappingProxyType({})
-    """Pools to which an autoscaler adds nodes, with the number of units that may wait for such a node at once."""
+    pools: Mapping[str, PoolRules] = MappingProxyType({})
+    quotas: Quotas = MappingProxyType({})
 
 
 class Admit(NamedTuple):
@@ -64,20 +70,6 @@ class Evict(NamedTuple):
 Action = Admit | Nominate | Withdraw | Evict
 
 
-class Round(NamedTuple):
-    """The decisions of one round."""
-
-    actions: tuple[Action, ...]
-    queue: tuple[Unit, ...]
-    """All units that were waiting, in their order."""
-    blocked: Mapping[str, "Blockage"]
-    """Why a unit was neither admitted nor nominated, by its uid; one that was not considered is not in it."""
-    left: Mapping[str, Amounts]
-    """What is left of each cell after the round, by `Cell.id`."""
-    again_seconds: float | None = None
-    """Time after which a unit may be evicted that is too young now."""
-
-
 class Blockage(NamedTuple):
     """Why a unit waits."""
 
@@ -85,15 +77,26 @@ class Blockage(NamedTuple):
     """Cells that have enough in all, and whose rules the unit meets; 0: no such hardware exists."""
     is_shadowed: bool
     """A unit ahead of it waits for the only cells on which it would fit."""
+    limits: tuple[LimitRefusal, ...] = ()
+    """The limits that keep it out of some of its pools."""
 
 
-class _Placement(NamedTuple):
-    cells: tuple[str, ...]
-    victims: tuple[Unit, ...] = ()
-    scores: tuple[CellScore, ...] = ()
+class Round(NamedTuple):
+    """The decisions of one round."""
 
-
-_Shape = tuple[object, ...]
+    actions: tuple[Action, ...]
+    queue: tuple[Unit, ...]
+    """All units that were waiting, in their order."""
+    blocked: Mapping[str, Blockage]
+    """Why a unit was neither admitted nor nominated, by its uid; one that was not considered is not in it."""
+    left: Mapping[str, Amounts]
+    """What is left of each cell after the round, by `Cell.id`."""
+    again_seconds: float | None = None
+    """Time after which units may be evicted that are too young now, so that a blocked one gets a place."""
+    closed: Mapping[str, Closure] = MappingProxyType({})
+    """The blocked unit for which a cell is closed to others, by `Cell.id`."""
+    limits: PoolLimits = PoolLimits()
+    """The use of each limit after the round."""
 
 
 def plan(cells: Iterable[Cell], units: Iterable[Unit], rules: PlanRules, now: float) -> Round:
@@ -105,286 +108,234 @@ def plan(cells: Iterable[Cell], units: Iterable[Unit], rules: PlanRules, now: fl
         rules: the administrator's rules.
         now: the wall clock, in seconds since 1970.
     """
-    return _Planning(cells, units, rules, now).run()
+    return Planning(cells, units, rules, now).run()
 
 
-class _Planning:
-    """The state of one round: what is left of the cells, and which of them are closed to whom."""
+class Planning:
+    """The state of one round."""
 
     def __init__(self, cells: Iterable[Cell], units: Iterable[Unit], rules: PlanRules, now: float) -> None:
         everything = list(units)
-        self._cells = {cell.id: cell for cell in cells}
-        self._by_pool: dict[str, list[Cell]] = {}
-        for cell in self._cells.values():
-            self._by_pool.setdefault(cell.pool, []).append(cell)
-        self._left: dict[str, Amounts] = {name: cell.free for name, cell in self._cells.items()}
         self._waiting = sorted((unit for unit in everything if unit.state == "waiting"), key=lambda unit: unit.order)
         holding = [unit for unit in everything if unit.state != "waiting"]
         self._holders = {unit.uid: unit for unit in holding}
+        self._rules = rules
         self._candidates = Candidates(holding, now, rules.min_run_seconds)
-        self._beside: dict[ObjectKey, dict[str, int]] = {}
-        """Replicas of each service by cell: they are spread."""
+        self._limits = PoolLimits(rules.pools, rules.quotas)
+        self._search = self.build_search(cells)
+        self._elastic = {name: each.elastic for name, each in rules.pools.items() if each.elastic > 0}
         for unit in holding:
-            self._count_beside(unit.service, unit.cells)
-        self._closed: dict[str, int] = {}
-        """By cell, the lowest rank of a blocked unit that could use it: units of this or a higher one may not pass."""
-        self._feasible: dict[_Shape, list[Cell]] = {}
-        self._hopeless: set[tuple[_Shape, int, bool]] = set()
-        """Units of this shape, rank and protection were blocked in this round, and nothing gets better in a round."""
-        self._elastic = dict(rules.elastic)
+            self._search.count_beside(unit.service, unit.cells)
+            self._limits.add(unit, self._find_pool(unit))
+            if not unit.cells and (pool := self._find_elastic_pool(unit)):
+                self._elastic[pool] -= 1
+        self._considered: dict[str, int] = {}
+        self._hopeless: dict[Shape, Blockage] = {}
+        """Units of this shape were blocked in this round, and nothing gets better in a round."""
         self._actions: list[Action] = []
         self._blocked: dict[str, Blockage] = {}
+        self._again_seconds: float | None = None
+
+    def build_search(self, cells: Iterable[Cell]) -> PlaceSearch:
+        """Return the search for places among the cells."""
+        return PlaceSearch(cells, self._candidates, self._limits)
 
     def run(self) -> Round:
-        for unit in _list_considered(self._waiting):
+        """Decide about each waiting unit, in order."""
+        for unit in self._waiting:
+            # A nominated unit is always considered: cells are held for it.
+            if unit.nomination is None and self._limits_considered(unit):
+                continue
             self._decide(unit)
         return Round(
             tuple(self._actions),
             tuple(self._waiting),
             self._blocked,
-            self._left,
-            self._candidates.again_seconds,
+            self._search.left,
+            self._again_seconds,
+            self._search.closed,
+            self._limits,
         )
+
+    def _limits_considered(self, unit: Unit) -> bool:
+        """Return whether the round has considered enough units; then nothing that comes later may use their pools."""
+        if not unit.replaces and self._shape_of(unit) in self._hopeless:
+            return False
+        home = unit.pools[0] if unit.pools else ""
+        self._considered[home] = self._considered.get(home, 0) + 1
+        if self._considered[home] <= CONSIDERED:
+            return False
+        self._search.exhausted.update(unit.pools)
+        return True
 
     def _decide(self, unit: Unit) -> None:
         nomination = unit.nomination
         if nomination is not None and self._continue_nomination(unit, nomination):
             return
-        key = (_shape_of(unit), unit.rank, unit.is_protected)
-        is_plain = nomination is None and not unit.replaces
-        if is_plain and key in self._hopeless:
-            self._block(unit, key)
+        shape = self._shape_of(unit)
+        if nomination is None and not unit.replaces and self.is_hopeless(unit, shape):
+            self._blocked[unit.uid] = self._hopeless[shape]
             return
-        if (found := self._place(unit)) is not None or (found := self._place_elastic(unit)) is not None:
-            self._admit(unit, found)
-        elif (found := self._place_in_predecessor(unit) or self._place(unit, evicting=True)) is not None:
+        if (found := self._search.find_place(unit, "free")) is not None:
+            self._admit(unit, found.cells, found.scores)
+        elif pool := self._find_elastic_pool(unit):
+            self._admit_unpinned(unit, pool)
+        elif (found := self._place_in_predecessor(unit) or self._search.find_place(unit, "evict")) is not None:
             self._nominate(unit, found)
         else:
             if nomination is not None:
                 self._actions.append(Withdraw(unit))
-            self._block(unit, key)
+            self._block(unit, shape)
+
+    def is_hopeless(self, unit: Unit, shape: Shape) -> bool:  # noqa: ARG002 - the tests' plain form looks at the unit
+        """Return whether a unit with the same view of cells and limits was blocked in this round."""
+        return shape in self._hopeless
+
+    def _shape_of(self, unit: Unit) -> Shape:
+        """Return all that decides about the cells that a unit may use now."""
+        namespace = unit.key.namespace if self._limits.by_namespace else ""
+        parts = tuple(map(need_key, unit.parts))
+        return unit.requirement.identity, parts, unit.pools, unit.avoid, unit.rank, unit.is_protected, namespace
 
     def _continue_nomination(self, unit: Unit, nomination: Nomination) -> bool:
         """Admit a nominated unit whose cell is free, or hold the cell while victims end; False: it is void."""
-        cells = [self._cells.get(name) for name in nomination.cells]
-        if len(cells) != len(unit.parts) or any(cell is None or cell.closed for cell in cells):
-            return False
-        if not self._is_eligible(unit, [cell for cell in cells if cell is not None]):
-            return False
-        if self._takes(unit.parts, nomination.cells):
-            self._admit(unit, _Placement(nomination.cells))
-            return True
+        cells = [cell for name in nomination.cells if (cell := self._search.cells.get(name)) is not None]
         staying = [self._holders[uid] for uid in sorted(nomination.victims) if uid in self._holders]
-        if not staying:
+        if len(cells) != len(unit.parts) or not self._is_eligible(unit, cells, staying):
             return False
-        running = [each for each in staying if each.state == "running" and each.uid not in unit.replaces]
+        if self._search.takes(add_by_cell(unit.parts, nomination.cells)):
+            self._admit(unit, nomination.cells)
+            return True
+        # Without a victim there is nothing to wait for: the room of those that ended is gone.
+        if not staying or any(self._candidates.is_replaced(each.uid) for each in staying):
+            return False
+        ending = [each for each in staying if self._candidates.is_ending(each) or each.uid in unit.replaces]
+        running = [each for each in staying if each not in ending]
         if not all(self._candidates.may_evict(unit, each) for each in running):
             return False
         # A better place may have become free meanwhile: what was evicted for this one then serves others.
-        if (found := self._place(unit)) is not None:
-            self._admit(unit, found)
+        if (found := self._search.find_place(unit, "free")) is not None:
+            self._admit(unit, found.cells, found.scores)
             return True
-        if not self._hold(unit, nomination.cells, staying):
+        if not self._search.hold(unit, nomination.cells, staying):
             return False
+        self._limits.add(unit, cells[0].pool)
         # The eviction of some may have failed, or the controller may have ended before it.
         self._actions += [Evict(each, unit) for each in running]
         return True
 
-    def _is_eligible(self, unit: Unit, cells: Sequence[Cell]) -> bool:
-        """Return whether a unit may still use the cells that it is nominated for."""
+    def _is_eligible(self, unit: Unit, cells: Iterable[Cell], leaving: Iterable[Unit] = ()) -> bool:
+        """Return whether a unit may use cells in the place of units that it replaces."""
+        replaced = [(each, self._find_pool(each)) for each in leaving if each.uid in unit.replaces]
         return all(
-            cell.pool in unit.pools and cell.id not in unit.avoid and not unit.requirement.refuse(cell)
+            cell.pool in unit.pools
+            and not cell.closed
+            and cell.id not in unit.avoid
+            and not unit.requirement.refuse(cell)
+            and self._limits.find_refusal(unit, cell.pool, replaced) is None
             for cell in cells
         )
 
-    def _takes(self, parts: Sequence[Amounts], cells: Sequence[str]) -> bool:
-        """Return whether cells have what the parts need; more than one part may be on a cell."""
-        needs = _add_by_cell(parts, cells)
-        return all(fits(need, self._left[cell]) for cell, need in needs.items())
+    def _admit(self, unit: Unit, cells: tuple[str, ...], scores: tuple[CellScore, ...] = ()) -> None:
+        self._search.take(add_by_cell(unit.parts, cells))
+        self._search.count_beside(unit.service, cells)
+        self._limits.add(unit, self._search.cells[cells[0]].pool)
+        self._actions.append(Admit(unit, cells, scores))
 
-    def _hold(self, unit: Unit, cells: Sequence[str], victims: Iterable[Unit]) -> bool:
-        """Keep for a unit what its victims do not give; False if that is not there."""
-        needs = _add_by_cell(unit.parts, cells)
-        for victim in victims:
-            for amounts, cell in zip(victim.parts, victim.cells, strict=False):
-                if cell in needs:
-                    needs[cell] = {name: max(0, amount - amounts.get(name, 0)) for name, amount in needs[cell].items()}
-        if not all(fits(need, self._left[cell]) for cell, need in needs.items()):
-            return False
-        for cell, need in needs.items():
-            self._take(need, cell)
-        for victim in victims:
-            self._candidates.promise(victim)
-        return True
+    def _admit_unpinned(self, unit: Unit, pool: str) -> None:
+        self._elastic[pool] -= 1
+        self._limits.add(unit, pool)
+        self._actions.append(Admit(unit, ()))
 
-    def _admit(self, unit: Unit, found: _Placement) -> None:
-        for need, cell in zip(unit.parts, found.cells, strict=False):
-            self._take(need, cell)
-        self._count_beside(unit.service, found.cells)
-        self._actions.append(Admit(unit, found.cells, found.scores))
-
-    def _nominate(self, unit: Unit, found: _Placement) -> None:
+    def _nominate(self, unit: Unit, found: Placement) -> None:
         """Nominate a unit for cells. Its victims make way for it; the rollout ends those that it replaces."""
-        if not self._hold(unit, found.cells, found.victims):
+        running = [
+            victim
+            for victim in found.victims
+            if not self._candidates.is_ending(victim) and victim.uid not in unit.replaces
+        ]
+        if not self._search.hold(unit, found.cells, found.victims):
             raise AssertionError(f"{unit.key} does not fit in the place of its victims on {found.cells}")
+        self._limits.add(unit, self._search.cells[found.cells[0]].pool)
         nomination = Nomination(found.cells, frozenset(victim.uid for victim in found.victims))
         if nomination != unit.nomination:
             self._actions.append(Nominate(unit, nomination))
-        self._actions += [
-            Evict(victim, unit)
-            for victim in found.victims
-            if victim.state == "running" and victim.uid not in unit.replaces
-        ]
+        self._actions += [Evict(victim, unit) for victim in running]
 
-    def _block(self, unit: Unit, key: tuple[_Shape, int, bool]) -> None:
-        feasible = self._list_feasible(unit)
-        open_cells = [cell for cell in feasible if not cell.closed and cell.id not in unit.avoid]
-        is_shadowed = any(
-            self._is_closed_to(unit, cell.id) and fits(unit.parts[0], self._left[cell.id]) for cell in open_cells
-        )
-        self._blocked[unit.uid] = Blockage(len(feasible), is_shadowed)
-        if key in self._hopeless:
+    def _block(self, unit: Unit, shape: Shape) -> None:
+        if (known := self._hopeless.get(shape)) is not None:
+            self._blocked[unit.uid] = known
             return
-        self._hopeless.add(key)
-        for cell in open_cells:
-            self._closed[cell.id] = max(unit.rank, self._closed.get(cell.id, unit.rank))
+        feasible = {} if len(unit.parts) > 1 and not self._search.could_ever_run(unit) else self._list_feasible(unit)
+        refusals = {pool: found for pool in unit.pools if (found := self._limits.find_refusal(unit, pool)) is not None}
+        waited_for = {
+            name: cell
+            for name, cell in feasible.items()
+            if not cell.closed and name not in unit.avoid and cell.pool not in refusals
+        }
+        is_shadowed = any(
+            self._search.is_closed_to(unit, name) and fits(unit.parts[0], self._search.left[name])
+            for name in waited_for
+        )
+        self._blocked[unit.uid] = self._hopeless[shape] = Blockage(len(feasible), is_shadowed, tuple(refusals.values()))
+        for refusal in refusals.values():
+            if feasible:
+                self._limits.hold(refusal)
+        # Where the youngest unit keeps it waiting, none that is younger may come.
+        place = self._search.find_place(unit, "wait") if waited_for and self._candidates.has_young else None
+        closure, closed = Closure(unit.rank, unit), self._search.closed
+        for name in waited_for:
+            if name not in closed or closed[name].rank < unit.rank:
+                closed[name] = closure
+        if place is not None:
+            self._again_seconds = min(place.wait_seconds, self._again_seconds or place.wait_seconds)
+            closed.update(dict.fromkeys(place.cells, Closure(RESERVED, unit)))
 
-    def _is_closed_to(self, unit: Unit, cell: str) -> bool:
-        """Return whether a unit may not pass one ahead of it that waits for a cell: it could not be evicted again."""
-        lowest = self._closed.get(cell)
-        return lowest is not None and (unit.is_protected or unit.rank <= lowest)
+    def _list_feasible(self, unit: Unit) -> dict[str, Cell]:
+        """Return the cells of all its pools that could ever run a part of a unit."""
+        return {
+            name: cell
+            for pool in unit.pools
+            for need in unit.parts
+            for name, cell in self._search.list_feasible(unit, need, pool).items()
+        }
 
-    def _list_feasible(self, unit: Unit) -> list[Cell]:
-        """Return the cells that could ever run a part of a unit, those of the pools that it prefers first."""
-        shape = _shape_of(unit)
-        found = self._feasible.get(shape)
-        if found is None:
-            found = self._feasible[shape] = [
-                cell
-                for pool in unit.pools
-                for cell in self._by_pool.get(pool, ())
-                if all(fits(part, cell.total) for part in unit.parts) and not unit.requirement.refuse(cell)
-            ]
-        return found
-
-    def _list_open(self, unit: Unit, pool: str) -> list[Cell]:
-        return [
-            cell
-            for cell in self._list_feasible(unit)
-            if cell.pool == pool
-            and not cell.closed
-            and cell.id not in unit.avoid
-            and not self._is_closed_to(unit, cell.id)
-        ]
-
-    def _place(self, unit: Unit, *, evicting: bool = False) -> _Placement | None:
-        """Return the place for a unit in the first of its pools that has one; `evicting` others, if that is needed."""
-        for pool in unit.pools:
-            cells = self._list_open(unit, pool)
-            if evicting:
-                cells = [cell for cell in cells if self._candidates.has_victims(unit, cell.id)]
-            found = self._place_parts(unit, cells, evicting=evicting) if cells else None
-            if found is not None:
-                return found
-        return None
-
-    def _place_parts(self, unit: Unit, cells: Sequence[Cell], *, evicting: bool) -> _Placement | None:
-        """Place all parts of a unit or none."""
-        left: dict[str, Amounts] = {}
-        chosen: list[str] = []
-        scores: list[CellScore] = []
-        victims: dict[str, Unit] = {}
-        beside = self._beside.get(unit.service, {})
-        for need in unit.parts:
-            best: tuple[tuple[object, ...], Cell, CellScore, Sequence[Unit]] | None = None
-            for cell in cells:
-                free = left.get(cell.id) or self._left[cell.id]
-                if fits(need, free):
-                    ending: Sequence[Unit] = ()
-                    cost: tuple[object, ...] = ()
-                elif evicting and (made := find_victims(unit, need, cell, free, self._candidates, victims)) is not None:
-                    ending, cost = made.victims, made.cost
-                else:
-                    continue
-                score = score_cell(unit, need, cell, free, beside.get(cell.id, 0))
-                key = (bool(ending), *cost, *score.key, cell.id)
-                if best is None or key < best[0]:
-                    best = (key, cell, score, ending)
-            if best is None:
-                return None
-            _, cell, score, ending = best
-            gained = self._left[cell.id] if cell.id not in left else left[cell.id]
-            for victim in ending:
-                victims[victim.uid] = victim
-                gained = _add_amounts(gained, victim, cell.id)
-            left[cell.id] = subtract(gained, need)
-            chosen.append(cell.id)
-            scores.append(score)
-        return _Placement(tuple(chosen), tuple(victims.values()), tuple(scores))
-
-    def _place_in_predecessor(self, unit: Unit) -> _Placement | None:
+    def _place_in_predecessor(self, unit: Unit) -> Placement | None:
         """Return the place of a unit of an earlier spec that this one replaces, if it would fit there."""
         if len(unit.parts) != 1:
             return None
         need = unit.parts[0]
         for uid in sorted(unit.replaces):
             earlier = self._holders.get(uid)
-            if earlier is None or len(earlier.cells) != 1 or self._candidates.is_promised(uid):
+            if earlier is None or len(earlier.cells) != 1 or len(earlier.parts) != 1:
                 continue
-            cell = self._cells.get(earlier.cells[0])
-            if cell is None or cell.closed or not self._is_eligible(unit, [cell]):
+            cell = self._search.cells.get(earlier.cells[0])
+            if cell is None or self._candidates.is_promised(uid) or not self._is_eligible(unit, [cell], [earlier]):
                 continue
-            lacking = {name: amount - earlier.parts[0].get(name, 0) for name, amount in need.items()}
+            room = self._candidates.room_of(uid, cell.id)
+            lacking = {name: amount - room.get(name, 0) for name, amount in need.items()}
             extra = {name: amount for name, amount in lacking.items() if amount > 0}
             # Its own place is its own; beyond that, it waits behind those that are ahead of it.
-            if fits(extra, self._left[cell.id]) and not (extra and self._is_closed_to(unit, cell.id)):
-                return _Placement((cell.id,), (earlier,))
+            is_there = fits(need, self._search.room_with(cell.id, [earlier]))
+            if is_there and not (extra and self._search.is_closed_to(unit, cell.id)):
+                return Placement((cell.id,), (earlier,))
         return None
 
-    def _place_elastic(self, unit: Unit) -> _Placement | None:
+    def _find_elastic_pool(self, unit: Unit) -> str:
+        """Return the pool in which a unit may wait for a node that an autoscaler adds, which may be a larger one."""
+        # No autoscaler adds hosts, and a volume that is bound to nodes is on none that comes.
+        if isinstance(unit.requirement, HostRequirement) or unit.requirement.volume_nodes is not None:
+            return ""
         for pool in unit.pools:
-            if self._elastic.get(pool, 0) > 0:
-                self._elastic[pool] -= 1
-                return _Placement(())
-        return None
+            is_open = self._elastic.get(pool, 0) > 0 and pool not in self._search.exhausted
+            if is_open and self._limits.find_refusal(unit, pool) is None:
+                return pool
+        return ""
 
-    def _take(self, need: Amounts, cell: str) -> None:
-        self._left[cell] = subtract(self._left[cell], need)
-
-    def _count_beside(self, service: ObjectKey, cells: Iterable[str]) -> None:
-        counts = self._beside.setdefault(service, {})
-        for cell in cells:
-            counts[cell] = counts.get(cell, 0) + 1
-
-
-def _list_considered(waiting: Sequence[Unit]) -> Iterator[Unit]:
-    """Return the first units of the queue, and all that are nominated: cells are held for them."""
-    others = 0
-    for unit in waiting:
-        if unit.nomination is None:
-            others += 1
-            if others > CONSIDERED:
-                continue
-        yield unit
-
-
-def _shape_of(unit: Unit) -> _Shape:
-    """Return all that decides about the cells that a unit may use."""
-    parts = tuple(tuple(sorted(part.items())) for part in unit.parts)
-    return type(unit.requirement), unit.requirement.shape, parts, unit.pools, unit.avoid
-
-
-def _add_amounts(free: Amounts, victim: Unit, cell: str) -> Amounts:
-    """Return what is free on a cell once a unit has ended."""
-    freed = _add_by_cell(victim.parts, victim.cells).get(cell, {})
-    return {name: amount + freed.get(name, 0) for name, amount in free.items()}
-
-
-def _add_by_cell(parts: Sequence[Amounts], cells: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Return the needs of parts by the cell of each."""
-    needs: dict[str, dict[str, int]] = {}
-    for part, cell in zip(parts, cells, strict=False):
-        need = needs.setdefault(cell, {})
-        for name, amount in part.items():
-            need[name] = need.get(name, 0) + amount
-    return needs
+    def _find_pool(self, unit: Unit) -> str:
+        """Return the pool of a unit; if its node is not known, the first that is elastic, or its home."""
+        for name in unit.cells:
+            if (cell := self._search.cells.get(name)) is not None:
+                return cell.pool
+        elastic = (pool for pool in unit.pools if self._rules.pools.get(pool, PoolRules()).elastic > 0)
+        return next(elastic, unit.pools[0] if unit.pools else "")

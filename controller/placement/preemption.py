@@ -1,78 +1,208 @@
 """Preemption: the fewest and least important units whose end makes room for one that waits.
 
-Only units of a strictly lower priority are evicted, none that is protected, and none before its minimum run time. A unit
-that ends already comes first, because it costs nothing.
+Only units of a strictly lower priority are evicted, none that is protected, and none before its minimum run time. A
+unit that ends already comes first, because it costs nothing; then, for a unit at home in the pool, one that borrows.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
-from controller.placement.units import Amounts, Cell, Unit
+from controller.placement.pool_limits import is_borrowed
+from controller.placement.units import NOTHING, Amounts, Cell, Unit, add_by_cell
+from crds.meta import PRIORITY_RANK
+
+_NO_RANK: Final = len(PRIORITY_RANK)
+"""Rank below all priorities: no unit is evicted."""
 
 
 class Victims(NamedTuple):
     """The units that end on one cell for another one."""
 
     victims: tuple[Unit, ...]
-    cost: tuple[int, int, int]
-    """Sort key: the importance of the most important one that is evicted, their number, and what is freed in vain."""
+    cost: tuple[float, int, int, int, int]
+    """Sort key: seconds until all may be evicted, then whether one is at home in the pool, the importance of the most
+    important one that is evicted, their number, and the devices that are freed in vain."""
+
+
+class _Yield(NamedTuple):
+    """The room that the units of a cell could give in all."""
+
+    has_ending: bool
+    most: Mapping[str, int]
+    """Sum by resource."""
+    largest: Mapping[str, int]
+    """Most of a resource that one of them gives."""
 
 
 class Candidates:
-    """The units that hold room, by cell, and which of them may be evicted now."""
+    """The units that hold room, by cell, which of them may be evicted now, and whose room is promised already."""
 
     def __init__(self, holding: Iterable[Unit], now: float, min_run_seconds: float) -> None:
         self._now, self._min_run_seconds = now, min_run_seconds
         self._by_cell: dict[str, list[Unit]] = {}
+        self._room: dict[str, dict[str, Amounts]] = {}
+        """By `uid`, what a unit frees on each cell and is not promised yet."""
         self._lowest: dict[str, int] = {}
-        """By cell, the rank of the least important unit that may be evicted, or that ends already."""
-        self._promised: set[str] = set()
-        self._ending: set[str] = set()
-        """Cells with a unit that ends."""
-        self.again_seconds: float | None = None
-        """Time after which the first unit may be evicted that is too young for a unit that asked."""
+        """By cell, the rank of the least important unit that may be evicted; of one that ends, `_NO_RANK`."""
+        self._evicted: set[str] = set()
+        """Units that this round has evicted: they end, and what is left of their room makes room for others."""
+        self._replaced: set[str] = set()
+        """Units whose whole room is for their successor."""
+        self._seconds_left: dict[str, float] = {}
+        self._lowest_young: dict[str, int] = {}
+        """By cell, the rank of the least important unit that may be evicted once it has run for long enough."""
+        self._yields: dict[tuple[str, int, bool], _Yield] = {}
         for unit in holding:
-            for cell in dict.fromkeys(unit.cells):
-                self._by_cell.setdefault(cell, []).append(unit)
-                if unit.state == "ending":
-                    self._ending.add(cell)
-                elif not unit.is_protected:
-                    self._lowest[cell] = max(unit.rank, self._lowest.get(cell, 0))
+            self._add(unit)
         for found in self._by_cell.values():
             # The least important first, and of these the one that was admitted last.
             found.sort(key=lambda unit: (unit.state != "ending", -unit.rank, -(unit.evictable_since or 0.0), unit.uid))
 
-    def promise(self, victim: Unit) -> None:
-        """Give the room of a unit to one that waits: it makes none for others."""
-        self._promised.add(victim.uid)
+    def _add(self, unit: Unit) -> None:
+        # Where a unit is must be known of each of its parts, or its end may free nothing.
+        room = self._room[unit.uid] = add_by_cell(unit.parts, unit.cells)
+        for cell in room:
+            self._by_cell.setdefault(cell, []).append(unit)
+            if unit.state == "ending":
+                self._lowest[cell] = _NO_RANK
+            elif not unit.is_protected:
+                self._lowest[cell] = max(unit.rank, self._lowest.get(cell, 0))
+        age_seconds = self._now - (unit.evictable_since or 0.0)
+        if unit.state != "running":
+            return
+        # The clocks of two machines differ a little; one that jumped back must not protect a unit for ever.
+        if abs(age_seconds) < self._min_run_seconds:
+            self._seconds_left[unit.uid] = self._min_run_seconds - age_seconds
+            if not unit.is_protected:
+                for cell in room:
+                    self._lowest_young[cell] = max(unit.rank, self._lowest_young.get(cell, 0))
+
+    def is_ending(self, unit: Unit) -> bool:
+        """Return whether a unit ends anyway."""
+        return unit.state == "ending" or unit.uid in self._evicted
 
     def is_promised(self, uid: str) -> bool:
-        """Return whether the room of a unit is for another one already."""
-        return uid in self._promised
+        """Return whether a unit ends for another one already."""
+        return uid in self._evicted or uid in self._replaced
+
+    def is_replaced(self, uid: str) -> bool:
+        """Return whether the whole room of a unit is for its successor."""
+        return uid in self._replaced
+
+    @property
+    def has_young(self) -> bool:
+        """Return whether there is a unit that may be evicted later."""
+        return bool(self._lowest_young)
+
+    def room_of(self, uid: str, cell: str) -> Amounts:
+        """Return what the end of a unit frees on a cell and is promised to no other one."""
+        return NOTHING if uid in self._replaced else self._room[uid].get(cell, NOTHING)
+
+    def list_rooms(self, uid: str) -> Mapping[str, Amounts]:
+        """Return what the end of a unit frees and is promised to no other one, by cell."""
+        return {} if uid in self._replaced else self._room[uid]
+
+    def promise(self, victim: Unit, claimed: Mapping[str, Amounts], *, is_replaced: bool = False) -> Iterable[str]:
+        """Give a part of the room of a unit to one that waits, and return the cells on which that changes something."""
+        room = self._room[victim.uid]
+        for cell, amounts in claimed.items():
+            room[cell] = {name: amount - amounts.get(name, 0) for name, amount in room[cell].items()}
+        if is_replaced:
+            self._replaced.add(victim.uid)
+        elif victim.state == "running" and victim.uid not in self._evicted:
+            self._evicted.add(victim.uid)
+            for cell in room:
+                self._lowest[cell] = _NO_RANK
+                self._by_cell[cell].sort(key=lambda unit: not self.is_ending(unit))
+        for cell in room:
+            for rank in PRIORITY_RANK.values():
+                self._yields.pop((cell, rank, True), None)
+                self._yields.pop((cell, rank, False), None)
+        return room
+
+    def find_bound(
+        self, rank: int, need: Amounts, cell: str, free: Amounts, *, is_patient: bool
+    ) -> tuple[float, int, int, int, int] | None:
+        """Return a cost below which the victims for a need cannot be, or None if they certainly do not make room."""
+        if not self.has_victims(rank, cell):
+            return None
+        found = self._yields.get((cell, rank, is_patient))
+        if found is None:
+            found = self._yields[cell, rank, is_patient] = self._sum_yield(rank, cell, is_patient=is_patient)
+        count = 1
+        for name, amount in need.items():
+            lacking = amount - free.get(name, amount)
+            if lacking > 0:
+                if lacking > found.most.get(name, 0):
+                    return None
+                count = max(count, -(-lacking // found.largest[name]))
+        return 0.0, 0, -self._lowest[cell], 0 if found.has_ending else count, 0
+
+    def _sum_yield(self, rank: int, cell: str, *, is_patient: bool) -> _Yield:
+        most: dict[str, int] = {}
+        largest: dict[str, int] = {}
+        has_ending = False
+        for unit in self._by_cell.get(cell, ()):
+            is_ending = self.is_ending(unit)
+            if not is_ending and (unit.rank <= rank or unit.is_protected):
+                continue
+            if not is_ending and not is_patient and unit.uid in self._seconds_left:
+                continue
+            has_ending = has_ending or is_ending
+            for name, amount in self.room_of(unit.uid, cell).items():
+                most[name] = most.get(name, 0) + amount
+                largest[name] = max(amount, largest.get(name, 0))
+        return _Yield(has_ending, most, largest)
+
+    def seconds_left(self, victim: Unit) -> float:
+        """Return the time for which a unit may not be evicted yet."""
+        return self._seconds_left.get(victim.uid, 0.0)
 
     def may_evict(self, preemptor: Unit, victim: Unit) -> bool:
         """Return whether a unit may have another one evicted now."""
-        if victim.rank <= preemptor.rank or victim.is_protected:
-            return False
-        age_seconds = self._now - (victim.evictable_since or 0.0)
-        # A clock that jumped back must not protect a unit for ever.
-        if 0 <= age_seconds < self._min_run_seconds:
-            left = self._min_run_seconds - age_seconds
-            self.again_seconds = left if self.again_seconds is None else min(left, self.again_seconds)
-            return False
-        return True
+        return victim.rank > preemptor.rank and not victim.is_protected and victim.uid not in self._seconds_left
 
-    def has_victims(self, preemptor: Unit, cell: str) -> bool:
-        """Return whether a cell may have a unit that makes room, without a look at each."""
-        return cell in self._ending or self._lowest.get(cell, -1) > preemptor.rank
+    def has_victims(self, rank: int, cell: str) -> bool:
+        """Return whether a cell may have a unit that makes room for this rank, without a look at each."""
+        return self._lowest.get(cell, -1) > rank
 
-    def list_victims(self, preemptor: Unit, cell: str) -> Sequence[Unit]:
+    def has_young_victims(self, rank: int, cell: str) -> bool:
+        """Return whether a cell may have a unit that makes room for this rank later."""
+        return self._lowest_young.get(cell, -1) > rank
+
+    def list_victims(self, preemptor: Unit, cell: Cell, *, is_patient: bool) -> Sequence[Unit]:
         """Return the units of a cell that end, or may be evicted for another, in the order in which they should."""
-        return [
+        rank, young = preemptor.rank, self._seconds_left
+        usable = [
             unit
-            for unit in self._by_cell.get(cell, ())
-            if unit.uid not in self._promised and (unit.state == "ending" or self.may_evict(preemptor, unit))
+            for unit in self._by_cell.get(cell.id, ())
+            if unit.uid not in self._replaced
+            and (
+                self.is_ending(unit)
+                or (unit.rank > rank and not unit.is_protected and (is_patient or unit.uid not in young))
+            )
         ]
+        is_owner = not is_borrowed(preemptor, cell.pool)
+        if is_patient or (is_owner and any(is_borrowed(unit, cell.pool) for unit in usable)):
+            usable.sort(
+                key=lambda unit: (
+                    not self.is_ending(unit),
+                    unit.uid in young,
+                    is_owner and not is_borrowed(unit, cell.pool),
+                )
+            )
+        return usable
+
+    def spare_order(self, preemptor: Unit, pool: str, victim: Unit) -> tuple[bool, float, bool, int, float, str]:
+        """Return the sort key of a victim: of those that are not needed together, the first is spared first."""
+        return (
+            self.is_ending(victim),
+            -self.seconds_left(victim),
+            not is_borrowed(preemptor, pool) and is_borrowed(victim, pool),
+            victim.rank,
+            victim.evictable_since or 0.0,
+            victim.uid,
+        )
 
 
 def find_victims(
@@ -81,7 +211,9 @@ def find_victims(
     cell: Cell,
     free: Amounts,
     candidates: Candidates,
-    chosen: Mapping[str, Unit],
+    *,
+    chosen: Container[str] = (),
+    is_patient: bool = False,
 ) -> Victims | None:
     """Return the minimal units that make room for a need on a cell, or None if all of them together do not.
 
@@ -91,40 +223,40 @@ def find_victims(
         cell: the cell.
         free: what is left of the cell.
         candidates: the units that hold room.
-        chosen: units that end for another part of the same unit, by uid; their room is in `free`.
+        chosen: `uid` of units that end for another part of the same unit; their room is in `free`.
+        is_patient: take also units that may be evicted later.
     """
-    lacking = {name: amount - free.get(name, 0) for name, amount in need.items() if name in free or "/" in name}
+    if not candidates.has_victims(preemptor.rank, cell.id):
+        return None
+    lacking = {name: amount - free[name] for name, amount in need.items() if amount > 0 and name in free}
+    short = {name for name, amount in lacking.items() if amount > 0}
     picked: list[tuple[Unit, Amounts]] = []
-    for victim in candidates.list_victims(preemptor, cell.id):
-        if all(amount <= 0 for amount in lacking.values()):
+    for victim in candidates.list_victims(preemptor, cell, is_patient=is_patient):
+        if not short:
             break
-        if victim.uid in chosen:
-            continue
-        freed = _freed_on(victim, cell.id)
-        if all(freed.get(name, 0) <= 0 for name, amount in lacking.items() if amount > 0):
+        freed = candidates.room_of(victim.uid, cell.id)
+        if victim.uid in chosen or all(freed.get(name, 0) <= 0 for name in short):
             continue
         picked.append((victim, freed))
-        lacking = {name: amount - freed.get(name, 0) for name, amount in lacking.items()}
-    if any(amount > 0 for amount in lacking.values()):
+        for name in lacking:
+            lacking[name] -= freed.get(name, 0)
+        short = {name for name in short if lacking[name] > 0}
+    if short:
         return None
-    # A larger one that was picked later may make earlier ones needless; the most important is spared first.
-    for victim, freed in sorted(picked, key=lambda each: (each[0].state == "ending", each[0].rank, each[0].uid)):
-        back = {name: amount + freed.get(name, 0) for name, amount in lacking.items()}
-        if all(amount <= 0 for amount in back.values()):
-            picked.remove((victim, freed))
-            lacking = back
-    evicted = [victim for victim, _ in picked if victim.state != "ending"]
-    importance = -min((victim.rank for victim in evicted), default=len(need) + 99)
-    in_vain = -sum(amount for name, amount in lacking.items() if "/" in name)
-    return Victims(tuple(victim for victim, _ in picked), (importance, len(evicted), in_vain))
-
-
-def _freed_on(victim: Unit, cell: str) -> Amounts:
-    if victim.cells == (cell,):
-        return victim.parts[0]
-    freed: dict[str, int] = {}
-    for part, place in zip(victim.parts, victim.cells, strict=False):
-        if place == cell:
-            for name, amount in part.items():
-                freed[name] = freed.get(name, 0) + amount
-    return freed
+    # A larger one that was picked later may make earlier ones needless.
+    if len(picked) > 1:
+        for each in sorted(picked, key=lambda each: candidates.spare_order(preemptor, cell.pool, each[0])):
+            back = {name: amount + each[1].get(name, 0) for name, amount in lacking.items()}
+            if all(amount <= 0 for amount in back.values()):
+                picked.remove(each)
+                lacking = back
+    evicted = [victim for victim, _ in picked if not candidates.is_ending(victim)]
+    is_owner = not is_borrowed(preemptor, cell.pool)
+    cost = (
+        max((candidates.seconds_left(victim) for victim in evicted), default=0.0),
+        int(is_owner and any(not is_borrowed(victim, cell.pool) for victim in evicted)),
+        -min((victim.rank for victim in evicted), default=_NO_RANK),
+        len(evicted),
+        -sum(amount for name, amount in lacking.items() if "/" in name),
+    )
+    return Victims(tuple(victim for victim, _ in picked), cost)

@@ -49,14 +49,17 @@ def score_cell(unit: Unit, need: Amounts, cell: Cell, free: Amounts, siblings: i
         free: what is left of it.
         siblings: replicas of the same service there.
     """
-    if cell.kind == "host":
-        leftover = need.get(MEMORY, 0) - free.get(MEMORY, 0)
-    else:
-        leftover = sum(free.get(name, 0) - amount for name, amount in need.items() if "/" in name)
     return CellScore(
         was_refused=cell.id in unit.refused_by,
         siblings=siblings,
         lacks_weights=bool(unit.weights) and unit.weights not in cell.weights,
-        leftover=leftover,
+        leftover=count_leftover(need, cell, free),
         bandwidth_bytes_per_second=cell.bandwidth_bytes_per_second,
     )
+
+
+def count_leftover(need: Amounts, cell: Cell, free: Amounts) -> int:
+    """Return the leftover of a score."""
+    if cell.kind == "host":
+        return need.get(MEMORY, 0) - free.get(MEMORY, 0)
+    return sum([free.get(name, 0) - amount for name, amount in need.items() if "/" in name])

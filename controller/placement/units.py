@@ -4,7 +4,7 @@ A unit is what is placed as a whole: one pod, one MetalProcess, or a gang of pod
 node or a host. The planner knows nothing else, so one queue serves both.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
@@ -70,6 +70,11 @@ class NodeRequirement(msgspec.Struct, frozen=True):
     volume_nodes: frozenset[str] | None = None
     """The only nodes on which a bound volume of the pod can be; None: its volumes are anywhere, or not bound."""
 
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Key that pods have in common whose rules admit the same nodes."""
+        return "node", self.shape, self.volume_nodes
+
     def refuse(self, cell: Cell) -> str:
         """Return why a cell can never run the pod, as one CamelCase word; empty if it can."""
         if cell.kind != "node" or cell.node is None:
@@ -90,6 +95,11 @@ class HostRequirement(msgspec.Struct, frozen=True):
     def shape(self) -> str:
         """Key that processes with the same demands have in common."""
         return f"{self.runtime} {self.namespace} {','.join(sorted(self.features))}"
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Key that processes have in common which the same hosts admit."""
+        return "host", self.runtime, self.namespace, self.features
 
     def refuse(self, cell: Cell) -> str:
         """Return why a cell can never run the process, as one CamelCase word; empty if it can."""
@@ -175,15 +185,40 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
 
 def fits(need: Amounts, free: Amounts) -> bool:
     """Return whether a need is free; a resource that the cell does not count is no obstacle, unless it is a device."""
-    return all(amount <= free.get(name, 0 if "/" in name else amount) for name, amount in need.items())
+    for name, amount in need.items():
+        # A cell may have less than nothing left: it shrank. That is no obstacle to a unit that needs nothing of it.
+        if amount > 0 and amount > free.get(name, 0 if "/" in name else amount):
+            return False
+    return True
 
 
 def find_shortage(need: Amounts, free: Amounts) -> str:
     """Return the name of the first resource of which too little is free; empty if the need is free."""
-    lacking = (name for name, amount in need.items() if amount > free.get(name, 0 if "/" in name else amount))
-    return next(lacking, "")
+    if fits(need, free):
+        return ""
+    return next(name for name, amount in need.items() if not fits({name: amount}, free))
 
 
-def subtract(free: Amounts, need: Amounts) -> Amounts:
-    """Return what is left of an amount; a resource that is not counted stays uncounted."""
+def add_by_cell(parts: Sequence[Amounts], cells: Sequence[str]) -> dict[str, Amounts]:
+    """Return the sum of the parts on each cell; nothing if it is not known for each part where it is."""
+    if len(cells) != len(parts):
+        return {}
+    needs: dict[str, Amounts] = {}
+    for part, cell in zip(parts, cells, strict=True):
+        needs[cell] = add_amounts(needs[cell], part) if cell in needs else part
+    return needs
+
+
+def add_amounts(one: Amounts, other: Amounts) -> Amounts:
+    """Return the sum of two amounts."""
+    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
+
+
+def add_room(free: Amounts, freed: Amounts) -> Amounts:
+    """Return what is free once more was freed; a resource that the cell does not count stays uncounted."""
+    return {name: amount + freed.get(name, 0) for name, amount in free.items()}
+
+
+def subtract_amounts(free: Amounts, need: Amounts) -> Amounts:
+    """Return what is left of the free amounts; a resource that the cell does not count stays uncounted."""
     return {name: amount - need.get(name, 0) for name, amount in free.items()}

@@ -1,0 +1,117 @@
+"""An index of the cells of one pool for one kind of need: the best of them is at hand without a look at each.
+
+A unit has its own view of a few cells only: those with replicas of its service, with its weights, or that have refused
+it. The planner scores these one by one. All others are the same to every unit of the same need, and a heap has them
+in order. The cells that changed since the last look are evaluated anew.
+
+A look at the victims of a cell takes long, so the heap begins with a bound for each cell: a key that the cell cannot
+fall below. A cell is evaluated when its bound is the least of all. If its key is still the least then, no other is
+better.
+"""
+
+import heapq
+from collections.abc import Callable, Container, Iterable, Mapping
+from typing import NamedTuple
+
+from controller.placement.units import Cell, Unit
+
+
+class CellChoice(NamedTuple):
+    """A cell on which a need fits, with the units that end for that."""
+
+    cost: tuple[float, ...]
+    """Sort key of what is evicted; empty if nothing is."""
+    leftover: int
+    bandwidth: int
+    """Bandwidth with its sign turned: less is better."""
+    cell_id: str
+    victims: tuple[Unit, ...] = ()
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Sort key among cells that are alike to the unit: the best has the least."""
+        return self.cost, self.leftover, self.bandwidth, self.cell_id
+
+
+_Key = tuple[object, ...]
+
+
+class CellIndex:
+    """The cells on which a need fits now, best first."""
+
+    def __init__(
+        self,
+        cells: Mapping[str, Cell],
+        changes: list[str],
+        bound: Callable[[str, Cell], CellChoice | None],
+        evaluate: Callable[[str, Cell], CellChoice | None],
+        likely: Iterable[str],
+    ) -> None:
+        """Find a bound for each cell.
+
+        Args:
+            cells: the cells that could run the need, by `Cell.id`.
+            changes: the log of changed cells, by `Cell.id`, which grows.
+            bound: return a choice that is at least as good as that of the cell, or None if there is certainly none.
+            evaluate: return the choice of a cell, or None if the need does not fit there now.
+            likely: the cells of which the need may fit on one.
+        """
+        self.cells = cells
+        self._bound, self._evaluate, self._changes, self._seen = bound, evaluate, changes, len(changes)
+        self._choices: dict[str, CellChoice | None] = {}
+        """By `Cell.id`, the choices that are evaluated already."""
+        self._bounds = {name: found.key for name in likely if (found := bound(name, cells[name])) is not None}
+        self._heap: list[_Key] = list(self._bounds.values())
+        heapq.heapify(self._heap)
+
+    def refresh(self) -> None:
+        """Forget the choices of the cells that have changed."""
+        for name in dict.fromkeys(self._changes[self._seen :]):
+            cell = self.cells.get(name)
+            if cell is None:
+                continue
+            self._choices.pop(name, None)
+            found = self._bound(name, cell)
+            if found is None:
+                self._bounds.pop(name, None)
+            else:
+                self._bounds[name] = found.key
+                heapq.heappush(self._heap, found.key)
+        self._seen = len(self._changes)
+
+    def list_likely(self) -> Iterable[str]:
+        """Return the cells on which the need may fit, by `Cell.id`."""
+        return self._bounds
+
+    def find(self, name: str) -> CellChoice | None:
+        """Return the choice of one cell, if the need fits there."""
+        if name not in self._bounds:
+            return None
+        if name not in self._choices:
+            self._choices[name] = self._evaluate(name, self.cells[name])
+        return self._choices[name]
+
+    def find_best(self, skipped: Container[str], is_closed: Callable[[str], bool]) -> CellChoice | None:
+        """Return the best cell that is not skipped this time; a closed one stays closed to all who ask this index."""
+        aside: list[_Key] = []
+        best: CellChoice | None = None
+        while self._heap and best is None:
+            key = heapq.heappop(self._heap)
+            name = str(key[-1])
+            if is_closed(name):
+                continue
+            if name in skipped:
+                aside.append(key)
+                continue
+            was_bound = self._bounds.get(name) == key
+            choice = self.find(name)
+            if choice is None:
+                continue
+            if choice.key == key:
+                aside.append(key)
+                best = choice
+            elif was_bound:
+                heapq.heappush(self._heap, choice.key)
+        for key in aside:
+            heapq.heappush(self._heap, key)
+        return best

@@ -1,0 +1,247 @@
+"""The reasons why a unit is on no cell after a round: for one unit by cell, or counted over all cells."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from controller.placement.place_search import RESERVED, need_key, order_parts
+from controller.placement.planner import PlanRules, Round
+from controller.placement.pool_limits import LimitReason, LimitRefusal, PoolRules
+from controller.placement.units import MEMORY, Amounts, Cell, HostRequirement, NodeRequirement, Unit, find_shortage
+from crds.size import size_text
+
+FITS: Final = "Fits"
+NOMINATED: Final = "Nominated"
+
+
+class CellRefusal(NamedTuple):
+    """Why a cell does not run a unit."""
+
+    reason: str
+    """One CamelCase word: that of `Cell.closed`, of a requirement, or of this module."""
+    resource: str = ""
+    """The resource of which the cell has too little."""
+
+    def __str__(self) -> str:
+        return f"{self.reason} {self.resource}" if self.resource else self.reason
+
+
+class CellExplanation(NamedTuple):
+    """One row of the answer to the question why a unit waits."""
+
+    cell: str
+    """`Cell.id`."""
+    refusal: CellRefusal
+    message: str
+    """What is the matter."""
+    remedy: str
+    """What would help; empty if nothing is needed."""
+
+
+def explain(unit: Unit, cells: Iterable[Cell], made: Round, rules: PlanRules) -> list[CellExplanation]:
+    """Explain for each cell why a waiting unit is not there, and what would help.
+
+    Args:
+        unit: the unit; of a gang, its largest part is compared.
+        cells: the cells of the round.
+        made: the round.
+        rules: the rules of the round.
+    """
+    found = []
+    for cell in cells:
+        limit = made.limits.find_refusal(unit, cell.pool)
+        refusal = find_static_refusal(unit, cell) or find_refusal_now(unit, cell.id, made, limit)
+        message, remedy = _describe(unit, cell, refusal, made, rules)
+        found.append(CellExplanation(cell.id, refusal, message, remedy))
+    return found
+
+
+class _Feasible(NamedTuple):
+    """The cells of a pool that could run units of one kind."""
+
+    cells: frozenset[str]
+    insufficient: Mapping[str, int]
+    """Number of those with too little left, by reason."""
+    roomy: Sequence[str]
+    """Those with enough left."""
+
+
+class RefusalCounter:
+    """Counts the refusals of units by reason. What units have in common is counted once."""
+
+    def __init__(self, cells: Iterable[Cell], made: Round) -> None:
+        self._cells, self._made = {cell.id: cell for cell in cells}, made
+        self._split: dict[tuple[object, ...], tuple[Mapping[str, int], Mapping[str, _Feasible]]] = {}
+        self._counts: dict[tuple[object, ...], Mapping[str, int]] = {}
+
+    def count(self, unit: Unit) -> Mapping[str, int]:
+        """Return the number of cells by the reason for which they refuse a unit."""
+        kind = (unit.requirement.identity, need_key(largest_part(unit)), unit.pools, unit.avoid)
+        namespace = unit.key.namespace if self._made.limits.by_namespace else ""
+        key = (*kind, unit.nomination, unit.rank, unit.is_protected, namespace, len(unit.parts))
+        found = self._counts.get(key)
+        if found is None:
+            found = self._counts[key] = self._count(unit, kind)
+        return found
+
+    def _count(self, unit: Unit, kind: tuple[object, ...]) -> Mapping[str, int]:
+        if kind not in self._split:
+            self._split[kind] = self._split_cells(unit)
+        refused, pools = self._split[kind]
+        counts = Counter(refused)
+        for pool, feasible in pools.items():
+            limit = self._made.limits.find_refusal(unit, pool)
+            if limit is not None or (unit.nomination and feasible.cells.intersection(unit.nomination.cells)):
+                counts.update(str(find_refusal_now(unit, name, self._made, limit)) for name in feasible.cells)
+                continue
+            counts.update(feasible.insufficient)
+            counts.update(str(find_refusal_now(unit, name, self._made, None)) for name in feasible.roomy)
+        return dict(counts)
+
+    def _split_cells(self, unit: Unit) -> tuple[Mapping[str, int], Mapping[str, _Feasible]]:
+        """Return the counts of the cells that refuse a unit in any case, and all other cells by pool."""
+        refused: Counter[str] = Counter()
+        by_pool: dict[str, dict[str, str]] = {}
+        need, left = largest_part(unit), self._made.left
+        for name, cell in self._cells.items():
+            refusal = find_static_refusal(unit, cell)
+            if refusal is not None:
+                refused[str(refusal)] += 1
+            else:
+                by_pool.setdefault(cell.pool, {})[name] = find_shortage(need, left[name])
+        return refused, {
+            pool: _Feasible(
+                frozenset(shortages),
+                Counter(str(CellRefusal("Insufficient", lacking)) for lacking in shortages.values() if lacking),
+                [name for name, lacking in shortages.items() if not lacking],
+            )
+            for pool, shortages in by_pool.items()
+        }
+
+
+def largest_part(unit: Unit) -> Amounts:
+    """Return what the largest part of a unit needs."""
+    return unit.parts[order_parts(unit)[0]]
+
+
+def find_static_refusal(unit: Unit, cell: Cell) -> CellRefusal | None:
+    """Return why a cell refuses a unit whatever else runs there, or None."""
+    if cell.pool not in unit.pools:
+        return CellRefusal("OtherPool")
+    if reason := unit.requirement.refuse(cell):
+        return CellRefusal(reason)
+    if resource := find_shortage(largest_part(unit), cell.total):
+        return CellRefusal("TooSmall", resource)
+    if cell.closed:
+        return CellRefusal(cell.closed)
+    return CellRefusal("Avoided") if cell.id in unit.avoid else None
+
+
+def find_refusal_now(unit: Unit, cell: str, made: Round, limit: LimitRefusal | None) -> CellRefusal:
+    """Return why a cell that could run a unit does not after a round.
+
+    Args:
+        unit: the unit.
+        cell: `Cell.id`.
+        made: the round.
+        limit: the limit that keeps the unit out of the pool of the cell.
+    """
+    if unit.nomination is not None and cell in unit.nomination.cells and unit.uid not in made.blocked:
+        return CellRefusal(NOMINATED)
+    if limit is not None:
+        return CellRefusal(limit.reason)
+    if resource := find_shortage(largest_part(unit), made.left[cell]):
+        return CellRefusal("Insufficient", resource)
+    closure = made.closed.get(cell)
+    if closure is not None and closure.head.uid != unit.uid and closure.holds_back(unit):
+        return CellRefusal("HeadOfLine")
+    return CellRefusal(FITS)
+
+
+def _describe(unit: Unit, cell: Cell, refusal: CellRefusal, made: Round, rules: PlanRules) -> tuple[str, str]:
+    """Return what is the matter, and what would help."""
+    if refusal.reason in {"TooSmall", "Insufficient"}:
+        return _describe_shortage(unit, cell, refusal, made, rules)
+    if refusal.reason == "HeadOfLine":
+        closure = made.closed[cell.id]
+        head = closure.head
+        waiting = f"{head.key} of priority {head.priority} is ahead and waits for this {cell.kind}"
+        if closure.rank == RESERVED:
+            return f"{waiting}, where it may soon evict others", "wait"
+        return waiting, "wait, or give the service a higher priority"
+    if (limit := made.limits.find_refusal(unit, cell.pool)) is not None and refusal.reason == limit.reason:
+        return _describe_limit(limit)
+    if refusal.reason == NOMINATED and unit.nomination is not None:
+        return f"held for it until {len(unit.nomination.victims)} units have ended", ""
+    return _describe_rules(unit, cell, refusal.reason)
+
+
+def _describe_rules(unit: Unit, cell: Cell, reason: str) -> tuple[str, str]:
+    """Return the words for a reason that the rules of a unit or a cell give."""
+    requirement = unit.requirement
+    match reason:
+        case "Fits":
+            return f"the {cell.kind} has room", "wait for the next round"
+        case "OtherPool":
+            return f"pool {cell.pool} is not among {', '.join(unit.pools)}", f"let the service use pool {cell.pool}"
+        case "OtherKind":
+            needed = "nodes" if isinstance(requirement, NodeRequirement) else "hosts"
+            return f"a {unit.key.kind} runs on {needed}", f"let the service use a pool of {cell.kind}s"
+        case "RuntimeMissing" if isinstance(requirement, HostRequirement):
+            return f"{requirement.runtime} is not installed there", f"install {requirement.runtime} on {cell.name}"
+        case "OtherNamespace":
+            names = ", ".join(sorted(cell.namespaces))
+            remedy = f"add {unit.key.namespace} to spec.namespaces of MetalHost {cell.name}"
+            return f"the host is given to {names}", remedy
+        case "AgentTooOld" if isinstance(requirement, HostRequirement):
+            missing = ", ".join(sorted(requirement.features - cell.features))
+            return f"the agent does not know {missing}", f"upgrade the agent of {cell.name}"
+        case "NodeRules":
+            rules = "nodeSelector, affinity or tolerations of the service"
+            return f"{rules} do not admit the node", f"change them, or labels and taints of {cell.name}"
+        case "VolumeElsewhere" if isinstance(requirement, NodeRequirement):
+            names = ", ".join(sorted(requirement.volume_nodes or ())) or "no node"
+            return f"a volume of the pod is bound to {names}", "use a volume that is reachable from more nodes"
+        case "Avoided":
+            return f"the {cell.kind} has rejected or displaced the unit before", "wait, or solve the cause there"
+        case _:
+            return cell.closed_message or f"the {cell.kind} takes no new unit", f"open the {cell.kind}"
+
+
+def _describe_shortage(unit: Unit, cell: Cell, refusal: CellRefusal, made: Round, rules: PlanRules) -> tuple[str, str]:
+    name = refusal.resource
+    needed = largest_part(unit).get(name, 0)
+    if refusal.reason == "TooSmall":
+        has, place = cell.total.get(name, 0), "in all"
+        remedy = f"lower the need of {name}, or add a larger {cell.kind}"
+    else:
+        has, place = max(0, made.left[cell.id].get(name, 0)), "left"
+        lacking = _amount_text(name, needed - has)
+        remedy = f"end units that hold {lacking} of {name} there, or give the service a higher priority"
+    elastic = rules.pools.get(cell.pool, PoolRules()).elastic
+    if elastic > 0:
+        remedy += f"; an autoscaler adds nodes for up to {elastic} units at once"
+    return f"{_amount_text(name, needed)} of {name} needed, {_amount_text(name, has)} {place}", remedy
+
+
+_LIMIT_TEXTS: Final[Mapping[LimitReason, tuple[str, str]]] = {
+    "Quota": ("the quota of {0}", "raise the quota, or end units of the namespace"),
+    "Nominal": ("the nominal amount of pool {0}", "raise nominal, or end units of the pool"),
+    "Lending": ("lendingLimit of pool {0}", "raise lendingLimit, or end units that borrow from the pool"),
+    "Borrowing": ("borrowingLimit of pool {0}", "raise borrowingLimit, or end units that borrow from other pools"),
+}
+
+
+def _describe_limit(limit: LimitRefusal) -> tuple[str, str]:
+    name, remedy = _LIMIT_TEXTS[limit.reason]
+    measure = limit.key.measure
+    allowed, used, needed = (_amount_text(measure, each) for each in (limit.allowed, limit.used, limit.needed))
+    if limit.used + limit.needed <= limit.allowed:
+        message = f"{name.format(limit.key.owner)} has room, but an earlier unit waits for it"
+        return message, "wait, or give the service a higher priority"
+    return f"{name.format(limit.key.owner)} allows {allowed} {measure}: {used} used, {needed} needed", remedy
+
+
+def _amount_text(name: str, amount: int) -> str:
+    """Return an amount in words: bytes of memory as a size."""
+    return size_text(amount) if name == MEMORY or "memory" in name else f"{amount}"

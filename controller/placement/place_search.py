@@ -1,0 +1,345 @@
+"""The search for a place: what is left of the cells in a round, to whom they are closed, and the best for a unit."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, Literal, NamedTuple
+
+from controller.placement.cell_index import CellChoice, CellIndex
+from controller.placement.pool_limits import PoolLimits
+from controller.placement.preemption import Candidates, find_victims
+from controller.placement.score import CellScore, count_leftover, score_cell
+from controller.placement.units import (
+    Amounts,
+    Cell,
+    Unit,
+    add_by_cell,
+    add_room,
+    fits,
+    subtract_amounts,
+)
+from kube.resources import ObjectKey
+
+RESERVED: Final = 1_000
+"""Rank below all priorities: a cell that is closed down to it takes no unit at all."""
+Means = Literal["free", "evict", "wait"]
+"""free: the room that is left; evict: also that of units that end, or may be evicted now; wait: or may be later."""
+_MEANS: Final[Mapping[Means, tuple[Means, ...]]] = {
+    "free": ("free",),
+    "evict": ("free", "evict"),
+    "wait": ("free", "evict", "wait"),
+}
+Shape = tuple[object, ...]
+_Need = tuple[tuple[str, int], ...]
+
+
+class Closure(NamedTuple):
+    """The reason why a cell is closed to units that come later in the queue."""
+
+    rank: int
+    """Units of this rank, and more important ones, may not pass."""
+    head: Unit
+    """The unit that waits for the cell."""
+
+    def holds_back(self, unit: Unit) -> bool:
+        """Return whether a unit may not pass: it could not be evicted again."""
+        return unit.is_protected or unit.rank <= self.rank
+
+
+class Placement(NamedTuple):
+    """A place for all parts of a unit."""
+
+    cells: tuple[str, ...]
+    victims: tuple[Unit, ...] = ()
+    scores: tuple[CellScore, ...] = ()
+    wait_seconds: float = 0.0
+    """Time until all victims may be evicted."""
+
+
+class PlaceTrial:
+    """The room of cells as it would be with the parts of a unit that have a place already."""
+
+    def __init__(self) -> None:
+        self.left: dict[str, Amounts] = {}
+        self.victims: dict[str, Unit] = {}
+        self.wait_seconds = 0.0
+
+
+class PlaceSearch:
+    """The cells in one round. Within a round, room and open cells only become fewer."""
+
+    def __init__(self, cells: Iterable[Cell], candidates: Candidates, limits: PoolLimits) -> None:
+        self.cells = {cell.id: cell for cell in cells}
+        self.left: dict[str, Amounts] = {
+            name: {**dict.fromkeys(cell.total, 0), **cell.free} for name, cell in self.cells.items()
+        }
+        self.closed: dict[str, Closure] = {}
+        """Cells for which a blocked unit waits: units of its priority or a higher one may not pass."""
+        self.exhausted: set[str] = set()
+        """Pools for which units wait that this round does not consider: nothing may pass them."""
+        self._candidates, self._limits = candidates, limits
+        self._by_pool: dict[str, dict[str, Cell]] = {}
+        self._with_weights: dict[str, set[str]] = {}
+        for name, cell in self.cells.items():
+            self._by_pool.setdefault(cell.pool, {})[name] = cell
+            for weights in cell.weights:
+                self._with_weights.setdefault(weights, set()).add(name)
+        self._beside: dict[ObjectKey, dict[str, int]] = {}
+        """Replicas of each service by cell: they are spread."""
+        self._changes: list[str] = []
+        self._admitting: dict[tuple[object, ...], dict[str, Cell]] = {}
+        self._feasible: dict[tuple[object, ...], dict[str, Cell]] = {}
+        self._open: dict[tuple[object, ...], dict[str, Cell]] = {}
+        self._fitting: dict[tuple[object, ...], list[str]] = {}
+        """The feasible cells that are open, and those of them on which the need still fitted at the last look."""
+        self._indexes: dict[tuple[object, ...], CellIndex] = {}
+
+    def count_beside(self, service: ObjectKey, cells: Iterable[str]) -> None:
+        """Count a unit of a service on cells."""
+        counts = self._beside.setdefault(service, {})
+        for cell in cells:
+            counts[cell] = counts.get(cell, 0) + 1
+
+    def list_feasible(self, unit: Unit, need: Amounts, pool: str) -> Mapping[str, Cell]:
+        """Return the cells of a pool that could ever run a need of a unit, by `Cell.id`."""
+        key = (unit.requirement.identity, need_key(need), pool)
+        found = self._feasible.get(key)
+        if found is None:
+            found = self._feasible[key] = {
+                name: cell for name, cell in self._list_admitting(unit, pool).items() if fits(need, cell.total)
+            }
+        return found
+
+    def _list_admitting(self, unit: Unit, pool: str) -> Mapping[str, Cell]:
+        """Return the cells of a pool whose rules a unit meets."""
+        key = (unit.requirement.identity, pool)
+        found = self._admitting.get(key)
+        if found is None:
+            found = self._admitting[key] = {
+                name: cell for name, cell in self._by_pool.get(pool, {}).items() if not unit.requirement.refuse(cell)
+            }
+        return found
+
+    def is_closed_to(self, unit: Unit, cell: str) -> bool:
+        """Return whether a unit may not pass one ahead of it that waits for a cell."""
+        closure = self.closed.get(cell)
+        return closure is not None and closure.holds_back(unit)
+
+    def takes(self, needs: Mapping[str, Amounts]) -> bool:
+        """Return whether cells have what is needed of each."""
+        return all(fits(need, self.left[cell]) for cell, need in needs.items())
+
+    def take(self, needs: Mapping[str, Amounts]) -> None:
+        """Take what is needed of each cell."""
+        for cell, need in needs.items():
+            self.left[cell] = subtract_amounts(self.left[cell], need)
+            self._changes.append(cell)
+
+    def hold(self, unit: Unit, cells: Sequence[str], victims: Sequence[Unit]) -> bool:
+        """Keep for a unit the room of its victims, and what they do not give; False if that is not there."""
+        claims: dict[str, dict[str, Amounts]] = {victim.uid: {} for victim in victims}
+        needs = add_by_cell(unit.parts, cells)
+        for cell, need in needs.items():
+            # A cell that shrank has less than nothing left, which the room of the victims must make up for.
+            if not fits(need, self.room_with(cell, victims)):
+                return False
+            for victim in victims:
+                room = self._candidates.room_of(victim.uid, cell)
+                claim = {name: max(0, min(amount, room.get(name, 0))) for name, amount in needs[cell].items()}
+                if any(claim.values()):
+                    claims[victim.uid][cell] = claim
+                    needs[cell] = subtract_amounts(needs[cell], claim)
+        self.take(needs)
+        for victim in victims:
+            is_replaced = victim.uid in unit.replaces
+            self._changes += self._candidates.promise(victim, claims[victim.uid], is_replaced=is_replaced)
+        return True
+
+    def room_with(self, cell: str, victims: Iterable[Unit]) -> Amounts:
+        """Return what is left of a cell once victims have ended."""
+        left = self.left[cell]
+        for victim in victims:
+            left = add_room(left, self._candidates.room_of(victim.uid, cell))
+        return left
+
+    def find_place(self, unit: Unit, means: Means) -> Placement | None:
+        """Return the place for a unit in the first of its pools that has one."""
+        for pool in unit.pools:
+            if pool in self.exhausted or self._limits.find_refusal(unit, pool) is not None:
+                continue
+            if (found := self._place_parts(unit, pool, means)) is not None:
+                return found
+        return None
+
+    def could_ever_run(self, unit: Unit) -> bool:
+        """Return whether all parts of a unit would fit at once if nothing else ran."""
+        for pool in unit.pools:
+            left: dict[str, Amounts] = {}
+            for number in order_parts(unit):
+                need = unit.parts[number]
+                for name, cell in self.list_feasible(unit, need, pool).items():
+                    if fits(need, free := left.get(name, cell.total)):
+                        left[name] = subtract_amounts(free, need)
+                        break
+                else:
+                    break
+            else:
+                return True
+        return False
+
+    def _place_parts(self, unit: Unit, pool: str, means: Means) -> Placement | None:
+        """Place all parts of a unit or none; the largest first, for which there are the fewest places."""
+        trial = PlaceTrial()
+        cells = [""] * len(unit.parts)
+        scores: dict[int, CellScore] = {}
+        for number in order_parts(unit):
+            need = unit.parts[number]
+            picked = (self.pick_cell(unit, need, pool, each, trial) for each in _MEANS[means])
+            choice = next((each for each in picked if each is not None), None)
+            if choice is None:
+                return None
+            cell = self.cells[choice.cell_id]
+            free = trial.left.get(cell.id, self.left[cell.id])
+            siblings = self._beside.get(unit.service, {}).get(cell.id, 0)
+            cells[number], scores[number] = cell.id, score_cell(unit, need, cell, free, siblings)
+            if len(unit.parts) == 1:
+                wait_seconds = choice.cost[0] if choice.cost else 0.0
+                return Placement(tuple(cells), choice.victims, (scores[0],), wait_seconds)
+            trial.wait_seconds = max(trial.wait_seconds, choice.cost[0] if choice.cost else 0.0)
+            self._add_to_trial(trial, cell.id, need, choice.victims)
+        victims = self._spare_victims(unit, pool, cells, trial.victims)
+        return Placement(tuple(cells), victims, tuple(scores[each] for each in range(len(cells))), trial.wait_seconds)
+
+    def _add_to_trial(self, trial: PlaceTrial, cell: str, need: Amounts, victims: Iterable[Unit]) -> None:
+        for victim in victims:
+            trial.victims[victim.uid] = victim
+            # The other parts of a victim free room elsewhere.
+            for place, room in self._candidates.list_rooms(victim.uid).items():
+                if place in self.cells:
+                    trial.left[place] = add_room(trial.left.get(place, self.left[place]), room)
+        trial.left[cell] = subtract_amounts(trial.left.get(cell, self.left[cell]), need)
+
+    def _spare_victims(
+        self, unit: Unit, pool: str, cells: Sequence[str], victims: Mapping[str, Unit]
+    ) -> tuple[Unit, ...]:
+        """Return the victims of a gang without those that the victims of later parts made needless."""
+        kept = dict(victims)
+        needs = add_by_cell(unit.parts, cells)
+        for victim in sorted(victims.values(), key=lambda each: self._candidates.spare_order(unit, pool, each)):
+            others = [each for each in kept.values() if each is not victim]
+            if all(fits(need, self.room_with(cell, others)) for cell, need in needs.items()):
+                del kept[victim.uid]
+        return tuple(kept.values())
+
+    def pick_cell(self, unit: Unit, need: Amounts, pool: str, means: Means, trial: PlaceTrial) -> CellChoice | None:
+        """Return the best cell of a pool for one part of a unit."""
+        index = self._find_index(unit, need, pool, means)
+        special = {
+            *trial.left,
+            *unit.refused_by,
+            *self._beside.get(unit.service, ()),
+            *self._with_weights.get(unit.weights, ()),
+        }
+        best = index.find_best(special | unit.avoid, lambda cell: self.is_closed_to(unit, cell))
+        best_key = None if best is None else self.sort_key(unit, best)
+        for name in special:
+            cell = index.cells.get(name)
+            if cell is None or name in unit.avoid or self.is_closed_to(unit, name):
+                continue
+            free = trial.left.get(name)
+            tried = None if free is None else self.evaluate(unit, need, name, means, free=free, chosen=trial.victims)
+            choice = index.find(name) if free is None else tried
+            if choice is not None and (best_key is None or self.sort_key(unit, choice) < best_key):
+                best, best_key = choice, self.sort_key(unit, choice)
+        return best
+
+    def sort_key(self, unit: Unit, choice: CellChoice) -> tuple[object, ...]:
+        """Return the sort key of a cell for a unit: the cost, then as in `CellScore`; the best has the least."""
+        name = choice.cell_id
+        return (
+            choice.cost,
+            name in unit.refused_by,
+            self._beside.get(unit.service, {}).get(name, 0),
+            bool(unit.weights) and unit.weights not in self.cells[name].weights,
+            choice.leftover,
+            choice.bandwidth,
+            name,
+        )
+
+    def evaluate(
+        self,
+        unit: Unit,
+        need: Amounts,
+        name: str,
+        means: Means,
+        *,
+        free: Amounts,
+        chosen: Mapping[str, Unit],
+    ) -> CellChoice | None:
+        """Return the choice of a cell for a part of a unit, or None if that does not fit there by these means."""
+        cell = self.cells[name]
+        if means == "free":
+            if not fits(need, free):
+                return None
+            return CellChoice((), count_leftover(need, cell, free), -cell.bandwidth_bytes_per_second, name)
+        is_patient = means == "wait"
+        if is_patient and not self._candidates.has_young_victims(unit.rank, name):
+            return None
+        made = find_victims(unit, need, cell, free, self._candidates, chosen=chosen, is_patient=is_patient)
+        if made is None:
+            return None
+        leftover = count_leftover(need, cell, free)
+        return CellChoice(made.cost, leftover, -cell.bandwidth_bytes_per_second, name, made.victims)
+
+    def _find_bound(self, unit: Unit, need: Amounts, name: str, cell: Cell, means: Means) -> CellChoice | None:
+        """Return a choice that is at least as good as that of a cell, or None if there certainly is none."""
+        free = self.left[name]
+        if means == "free":
+            return self.evaluate(unit, need, name, means, free=free, chosen={})
+        is_patient = means == "wait"
+        if is_patient and not self._candidates.has_young_victims(unit.rank, name):
+            return None
+        cost = self._candidates.find_bound(unit.rank, need, name, free, is_patient=is_patient)
+        if cost is None:
+            return None
+        return CellChoice(cost, count_leftover(need, cell, free), -cell.bandwidth_bytes_per_second, name)
+
+    def _find_index(self, unit: Unit, need: Amounts, pool: str, means: Means) -> CellIndex:
+        """Return the index for all units that are like this one to the cells of a pool."""
+        is_home = unit.pools[0] == pool
+        kind = (unit.requirement.identity, need_key(need), pool)
+        key = (*kind, means, unit.rank, unit.is_protected, is_home)
+        index = self._indexes.get(key)
+        if index is None:
+            cells = self._open.get(kind)
+            if cells is None:
+                feasible = self.list_feasible(unit, need, pool)
+                cells = self._open[kind] = {name: cell for name, cell in feasible.items() if not cell.closed}
+            index = self._indexes[key] = CellIndex(
+                cells,
+                self._changes,
+                lambda name, cell: self._find_bound(unit, need, name, cell, means),
+                lambda name, _: self.evaluate(unit, need, name, means, free=self.left[name], chosen={}),
+                self._fitting.get(kind, cells) if means == "free" else cells,
+            )
+            if means == "free":
+                # What does not fit now does not fit later in this round, whatever the priority.
+                self._fitting[kind] = list(index.list_likely())
+        index.refresh()
+        return index
+
+
+def need_key(need: Amounts) -> _Need:
+    """Return the key of a need."""
+    return tuple(sorted(item for item in need.items() if item[1] > 0))
+
+
+def order_parts(unit: Unit) -> Sequence[int]:
+    """Return the numbers of the parts of a unit, the part with most devices first, then with most of the rest."""
+    if len(unit.parts) == 1:
+        return (0,)
+
+    def size(number: int) -> tuple[int, int, int]:
+        part = unit.parts[number]
+        devices = sum(amount for name, amount in part.items() if "/" in name)
+        return -devices, -sum(part.values()), number
+
+    return sorted(range(len(unit.parts)), key=size)

@@ -1,0 +1,193 @@
+"""Limits of pools: what their own units use, what they lend and borrow, and the quotas of namespaces.
+
+The home of a unit is the first of its pools; outside its home it is borrowed. Amounts are devices on nodes and bytes of
+memory on hosts. A limit counts what runs and what is promised. It evicts nothing: one that is below what runs admits
+nothing more.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple
+
+from controller.placement.units import MEMORY, Amounts, Cell, HostRequirement, Unit
+
+LimitReason = Literal["Quota", "Nominal", "Lending", "Borrowing"]
+Measure = Literal["devices", "memory"]
+DEVICES: Final[Measure] = "devices"
+
+
+class PoolRules(NamedTuple):
+    """The administrator's rules for a pool; None: no limit."""
+
+    nominal: int | None = None
+    """Amount that units at home in this pool use of it at most."""
+    borrowing_limit: int | None = None
+    """Amount that units at home in this pool use of all other pools at most."""
+    lending_limit: int | None = None
+    """Amount that units of other homes use of this pool at most."""
+    elastic: int = 0
+    """Number of units that may wait at once for a node which an autoscaler adds; 0: the pool has a fixed size."""
+
+
+class PoolQuota(NamedTuple):
+    """The limits of a namespace in a pool; None: no limit."""
+
+    devices: int | None = None
+    memory_bytes: int | None = None
+
+
+Quotas = Mapping[tuple[str, str], PoolQuota]
+"""Quotas by namespace and pool."""
+
+
+class LimitKey(NamedTuple):
+    """Identity of one limit."""
+
+    reason: LimitReason
+    owner: str
+    """The pool; of a quota, namespace and pool."""
+    measure: Measure
+
+
+class LimitRefusal(NamedTuple):
+    """The limit that holds a unit back."""
+
+    key: LimitKey
+    allowed: int
+    used: int
+    needed: int
+
+    @property
+    def reason(self) -> LimitReason:
+        """Return the kind of the limit."""
+        return self.key.reason
+
+    @property
+    def could_ever_fit(self) -> bool:
+        """Return whether the limit has room for the unit once nothing else counts."""
+        return self.needed <= self.allowed
+
+
+class PoolLimits:
+    """The use of each limit in one round."""
+
+    def __init__(
+        self, pools: Mapping[str, PoolRules] = MappingProxyType({}), quotas: Quotas = MappingProxyType({})
+    ) -> None:
+        self._pools, self._quotas = pools, quotas
+        self._used: dict[LimitKey, int] = {}
+        self._held: set[LimitKey] = set()
+        """Limits for which a unit waits: a later one that is smaller may not pass, or it would wait for ever."""
+
+    @property
+    def by_namespace(self) -> bool:
+        """Return whether the namespace of a unit matters."""
+        return bool(self._quotas)
+
+    def add(self, unit: Unit, pool: str) -> None:
+        """Count a unit in a pool."""
+        for key, _, amount in self._list_limits(unit, pool):
+            self._used[key] = self._used.get(key, 0) + amount
+
+    def find_refusal(self, unit: Unit, pool: str, leaving: Iterable[tuple[Unit, str]] = ()) -> LimitRefusal | None:
+        """Return the limit that keeps a unit out of a pool, or None.
+
+        Args:
+            unit: the unit.
+            pool: the pool.
+            leaving: units whose place it takes, each with its pool: they count no more.
+        """
+        freed: dict[LimitKey, int] = {}
+        for each, place in leaving:
+            for key, _, amount in self._list_limits(each, place):
+                freed[key] = freed.get(key, 0) + amount
+        for key, allowed, amount in self._list_limits(unit, pool):
+            used = self._used.get(key, 0) - freed.get(key, 0)
+            if amount > 0 and (used + amount > allowed or (key in self._held and amount > freed.get(key, 0))):
+                return LimitRefusal(key, allowed, used, amount)
+        return None
+
+    def hold(self, refusal: LimitRefusal) -> None:
+        """Keep what a limit still allows for the unit that it refused."""
+        if refusal.could_ever_fit:
+            self._held.add(refusal.key)
+
+    def _list_limits(self, unit: Unit, pool: str) -> Iterator[tuple[LimitKey, int, int]]:
+        """Yield each limit that counts a unit in a pool, with what it allows and what the unit needs."""
+        if not self._pools and not self._quotas:
+            return
+        namespace = unit.key.namespace
+        quota = self._quotas.get((namespace, pool))
+        if quota is not None:
+            owner = f"{namespace}/{pool}"
+            if quota.devices is not None:
+                yield LimitKey("Quota", owner, DEVICES), quota.devices, sum_amounts(unit.parts, DEVICES)
+            if quota.memory_bytes is not None:
+                yield LimitKey("Quota", owner, MEMORY), quota.memory_bytes, sum_amounts(unit.parts, MEMORY)
+        measure: Measure = MEMORY if isinstance(unit.requirement, HostRequirement) else DEVICES
+        home = unit.pools[0] if unit.pools else pool
+        rules, home_rules = self._pools.get(pool, _UNLIMITED), self._pools.get(home, _UNLIMITED)
+        found: list[tuple[LimitReason, str, int | None]] = (
+            [("Nominal", pool, rules.nominal)]
+            if pool == home
+            else [("Lending", pool, rules.lending_limit), ("Borrowing", home, home_rules.borrowing_limit)]
+        )
+        for reason, owner, allowed in found:
+            if allowed is not None:
+                yield LimitKey(reason, owner, measure), allowed, sum_amounts(unit.parts, measure)
+
+
+def is_borrowed(unit: Unit, pool: str) -> bool:
+    """Return whether a unit that uses a pool is at home in another one."""
+    return bool(unit.pools) and unit.pools[0] != pool
+
+
+def sum_amounts(parts: Iterable[Amounts], measure: Measure) -> int:
+    """Return the devices or the memory of all parts."""
+    if measure == MEMORY:
+        return sum(part.get(MEMORY, 0) for part in parts)
+    return sum(amount for part in parts for name, amount in part.items() if "/" in name)
+
+
+def find_pool_problems(pools: Mapping[str, PoolRules], quotas: Quotas, cells: Iterable[Cell]) -> list[str]:
+    """Return the contradictions between rules and cells, one sentence for each."""
+    there: dict[str, int] = {}
+    for cell in cells:
+        measure: Measure = MEMORY if cell.kind == "host" else DEVICES
+        there[cell.pool] = there.get(cell.pool, 0) + sum_amounts([cell.total], measure)
+    problems: list[str] = []
+    for name, rules in sorted(pools.items()):
+        limits = {
+            "nominal": rules.nominal,
+            "borrowingLimit": rules.borrowing_limit,
+            "lendingLimit": rules.lending_limit,
+            "elastic": rules.elastic,
+        }
+        problems += [
+            f"{field} of pool {name} is {value}: set it to 0 or more"
+            for field, value in limits.items()
+            if value is not None and value < 0
+        ]
+        if name not in there:
+            if rules.elastic <= 0:
+                problems.append(f"pool {name} has no node and no host: correct its name, or add one")
+            continue
+        # An autoscaler may add what is not there yet.
+        if rules.nominal is not None and rules.nominal > there[name] and rules.elastic <= 0:
+            problems.append(f"nominal of pool {name} is {rules.nominal}, but the pool has {there[name]}: lower it")
+        if rules.lending_limit is not None and rules.nominal is not None and rules.lending_limit > rules.nominal:
+            problems.append(
+                f"lendingLimit of pool {name} is {rules.lending_limit}, above its nominal {rules.nominal}: lower it"
+            )
+    for (namespace, name), quota in sorted(quotas.items()):
+        if name not in there and name not in pools:
+            problems.append(f"the quota of namespace {namespace} names pool {name}, which does not exist: correct it")
+        problems += [
+            f"the quota of namespace {namespace} in pool {name} allows {value} {what}: set it to 0 or more"
+            for what, value in (("devices", quota.devices), ("bytes", quota.memory_bytes))
+            if value is not None and value < 0
+        ]
+    return problems
+
+
+_UNLIMITED: Final = PoolRules()

@@ -1,0 +1,256 @@
+"""The rules of the planner by name: order, admission, nomination, head of line, preemption, gangs, predecessors."""
+
+from collections.abc import Iterable
+
+import msgspec
+import pytest
+
+from controller.placement import planner
+from controller.placement.planner import Action, Admit, Evict, Nominate, PlanRules, Round, Withdraw, plan
+from controller.placement.pool_limits import PoolRules
+from controller.placement.units import CPU, MEMORY, Cell, Nomination, NodeRequirement, Unit
+from tests.support.queue_units import GPU, gpus, host, node, pod, process
+
+NOW = 10_000.0
+RULES = PlanRules()
+
+
+def decide(cells: Iterable[Cell], units: Iterable[Unit], rules: PlanRules = RULES) -> Round:
+    """Plan a round, with what the units hold subtracted from the cells."""
+    units = list(units)
+    return plan([_subtract_units(cell, units) for cell in cells], units, rules, NOW)
+
+
+def _subtract_units(cell: Cell, units: Iterable[Unit]) -> Cell:
+    free = dict(cell.free)
+    for unit in units:
+        for part, name in zip(unit.parts, unit.cells, strict=True) if unit.cells else ():
+            if name == cell.id:
+                free = {each: amount - part.get(each, 0) for each, amount in free.items()}
+    return msgspec.structs.replace(cell, free=free)
+
+
+def say(made: Round) -> list[str]:
+    return [_say(each) for each in made.actions]
+
+
+def _say(action: Action) -> str:
+    match action:
+        case Admit(unit, cells):
+            return f"{unit.uid} gets {' '.join(each.partition('/')[2] for each in cells) or 'a new node'}"
+        case Nominate(unit, nomination):
+            cells = " ".join(each.partition("/")[2] for each in nomination.cells)
+            return f"{unit.uid} waits on {cells} for {' '.join(sorted(nomination.victims))}"
+        case Withdraw(unit):
+            return f"{unit.uid} waits for nothing"
+        case Evict(victim, preemptor):
+            return f"{victim.uid} ends for {preemptor.uid}"
+
+
+def runs(uid: str, need: int, cell: str, **changes: object) -> Unit:
+    return pod(uid, need, cells=(f"node/{cell}",), **{"evictable_since": 0.0, **changes})
+
+
+def nominated(unit: Unit, cell: str, *victims: str) -> Unit:
+    return msgspec.structs.replace(unit, nomination=Nomination((f"node/{cell}",), frozenset(victims)))
+
+
+# Order
+
+
+def test_more_important_unit_is_admitted_first() -> None:
+    made = decide([node("n", 1)], [pod("old", at=1), pod("high", at=2, priority="high")])
+    assert say(made) == ["high gets n"]
+
+
+def test_unit_that_waits_longer_is_admitted_first() -> None:
+    assert say(decide([node("n", 1)], [pod("a", at=2), pod("b", at=1)])) == ["b gets n"]
+
+
+def test_order_of_equal_units_follows_from_their_uid() -> None:
+    assert say(decide([node("n", 1)], [pod("b"), pod("a")])) == ["a gets n"]
+
+
+def test_pods_and_processes_are_in_one_queue() -> None:
+    made = decide([node("n", 1), host("h")], [process("p", at=2), pod("a", at=1)])
+    assert say(made) == ["a gets n", "p gets h"]
+
+
+# Admission
+
+
+@pytest.mark.parametrize("resource", [GPU, MEMORY, CPU, "pods"])
+def test_each_resource_must_be_free(resource: str) -> None:
+    cell = node("n")
+    short = msgspec.structs.replace(cell, free={**cell.free, resource: 1})
+    need = {GPU: 2, MEMORY: 2, CPU: 2, "pods": 2}
+    assert say(decide([cell], [pod("a", need)])) == ["a gets n"]
+    assert say(decide([short], [pod("a", need)])) == []
+
+
+def test_small_unit_leaves_whole_nodes_to_large_ones() -> None:
+    made = decide([node("empty", 8), node("used", 8)], [runs("r", 7, "used"), pod("a")])
+    assert say(made) == ["a gets used"]
+
+
+def test_replicas_of_a_service_are_spread() -> None:
+    cells = [node("m", 8), node("n", 8)]
+    units = [pod("a", at=1, service="s"), pod("b", at=2, service="s"), runs("r", 1, "m", service="s")]
+    assert say(decide(cells, units)) == ["a gets n", "b gets m"]
+
+
+def test_cell_with_the_weights_is_preferred() -> None:
+    cells = [host("g"), host("h", weights=frozenset({"w"}))]
+    assert say(decide(cells, [process("p", weights="w")])) == ["p gets h"]
+
+
+def test_cell_that_refused_the_unit_is_tried_last() -> None:
+    cells = [host("g"), host("h", weights=frozenset({"w"}))]
+    unit = process("p", weights="w", refused_by=frozenset({"host/h"}))
+    assert say(decide(cells, [unit])) == ["p gets g"]
+    assert say(decide(cells[1:], [unit])) == ["p gets h"]
+
+
+def test_cell_to_avoid_is_not_used() -> None:
+    assert say(decide([node("n")], [pod("a", avoid=frozenset({"node/n"}))])) == []
+
+
+def test_closed_cell_is_not_used() -> None:
+    made = decide([node("n", closed="Cordoned")], [pod("a")])
+    assert say(made) == []
+    assert made.blocked["a"].feasible == 1
+
+
+def test_preferred_pool_is_used_first() -> None:
+    cells = [node("n"), node("m", pool="amd")]
+    assert say(decide(cells, [pod("a", pools=("amd", "nvidia"))])) == ["a gets m"]
+    assert say(decide(cells, [pod("a", 8, pools=("nvidia", "amd")), runs("r", 1, "n")])) == ["a gets m"]
+
+
+def test_node_that_shrank_below_its_use_takes_only_who_needs_nothing_of_that() -> None:
+    shrunk = node("n", free={GPU: 1, MEMORY: -5, CPU: 5, "pods": 5})
+    assert say(decide([shrunk], [pod("a", {GPU: 1, MEMORY: 0})])) == ["a gets n"]
+    assert say(decide([shrunk], [pod("a", {GPU: 1, MEMORY: 1})])) == []
+
+
+def test_volume_that_is_bound_elsewhere_keeps_only_its_own_pod_away() -> None:
+    bound = NodeRequirement("same", {}, frozenset({"m"}))
+    units = [pod("a", at=1, requirement=bound), pod("b", at=2, requirement=NodeRequirement("same", {}))]
+    assert say(decide([node("n", 1)], units)) == ["b gets n"]
+
+
+# Head of line
+
+
+def test_equal_unit_does_not_pass_a_blocked_one() -> None:
+    units = [runs("r", 1, "n", priority="high"), pod("large", 8, at=1), pod("small", 1, at=2)]
+    made = decide([node("n", 8)], units)
+    assert say(made) == []
+    assert made.blocked["small"].is_shadowed
+    assert not made.blocked["large"].is_shadowed
+
+
+def test_less_important_unit_passes_a_blocked_one() -> None:
+    units = [runs("r", 1, "n", priority="high"), pod("large", 8, at=1), pod("small", 1, at=2, priority="low")]
+    assert say(decide([node("n", 8)], units)) == ["small gets n"]
+
+
+def test_protected_unit_does_not_pass_a_blocked_one() -> None:
+    protected = pod("small", 1, at=2, priority="low", is_protected=True)
+    units = [runs("r", 1, "n", priority="high"), pod("large", 8, at=1), protected]
+    assert say(decide([node("n", 8)], units)) == []
+
+
+def test_equal_unit_passes_on_a_cell_that_the_blocked_one_cannot_use() -> None:
+    units = [runs("r", 1, "n", priority="high"), pod("large", 8, at=1), pod("small", 1, at=2)]
+    assert say(decide([node("n", 8), node("m", 4)], units)) == ["small gets m"]
+
+
+def test_equal_unit_does_not_preempt_where_one_ahead_waits() -> None:
+    # "large" has no use for the end of "low" alone; "small" must not have it evicted.
+    units = [
+        runs("keep", 4, "n", priority="high"),
+        runs("low", 4, "n", priority="low"),
+        pod("large", 8, at=1),
+        pod("small", 4, at=2),
+    ]
+    assert say(decide([node("n", 8)], units)) == []
+
+
+def test_unit_that_can_never_run_closes_nothing() -> None:
+    made = decide([node("n", 4)], [pod("huge", 8, at=1), pod("small", 1, at=2)])
+    assert say(made) == ["small gets n"]
+    assert made.blocked["huge"].feasible == 0
+
+
+def test_nothing_passes_where_a_unit_is_soon_old_enough_to_be_evicted() -> None:
+    units = [
+        runs("young", 4, "n", priority="low", evictable_since=NOW - 100),
+        pod("large", 8, at=1),
+        pod("small", 1, at=2, priority="batch"),
+    ]
+    made = decide([node("n", 8)], units)
+    assert say(made) == []
+    assert made.again_seconds == 200
+
+
+def test_unit_starts_despite_endless_churn_of_equal_and_lower_ones() -> None:
+    """I5 without aging: within a priority only the time in the queue counts, and lower units are kept from one cell."""
+    for priority in ("normal", "low"):
+        cells = [node("m", 4), node("n", 4)]
+        running = [
+            runs(f"{cell}-{each}", 1, cell, priority=priority, evictable_since=NOW - 50.0 * each)
+            for cell in "mn"
+            for each in range(4)
+        ]
+        large, number, now = pod("large", 4, at=1), 0, NOW
+        for _ in range(100):
+            now += 50.0
+            ended = running.pop(0)
+            number += 1
+            waiting = [large, pod(f"next-{number}", at=now, priority=priority)]
+            free = [_subtract_units(cell, running) for cell in cells]
+            made = plan(free, [*running, *waiting], RULES, now)
+            if any(each.unit is large for each in made.actions if not isinstance(each, Evict)):
+                break
+            running += [
+                msgspec.structs.replace(each.unit, state="running", cells=each.cells, evictable_since=now)
+                for each in made.actions
+                if isinstance(each, Admit)
+            ]
+            if not running:
+                running = [ended]
+        else:
+            pytest.fail(f"units of priority {priority} keep the large one waiting for ever")
+
+
+def test_units_beyond_the_considered_ones_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "CONSIDERED", 2)
+    made = decide([node("n", 8)], [pod(f"u{each}", at=each) for each in range(4)])
+    assert say(made) == ["u0 gets n", "u1 gets n"]
+    assert len(made.queue) == 4
+
+
+def test_blocked_units_of_one_pool_do_not_use_up_the_round_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "CONSIDERED", 2)
+    many = [pod(f"u{each}", gpus(1 + each % 4), at=each) for each in range(8)]
+    made = decide([node("n", 0, total={GPU: 8}, free={GPU: 0}), host("h")], [*many, process("p", at=9)])
+    assert say(made) == ["p gets h"]
+
+
+def test_units_that_are_like_a_blocked_one_do_not_count_as_considered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "CONSIDERED", 2)
+    many = [pod(f"u{each}", 8, at=each) for each in range(8)]
+    made = decide([node("n", 8), node("m", 4)], [runs("r", 1, "n"), *many, pod("small", 1, at=9)])
+    assert say(made) == ["small gets m"]
+
+
+def test_nothing_passes_a_unit_that_is_not_considered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "CONSIDERED", 1)
+    units = [pod("a", at=1), pod("b", at=2), pod("c", at=3, pools=("amd", "nvidia"))]
+    assert say(decide([node("n", 8)], units)) == ["a gets n"]
+
+
+def test_nominated_unit_is_always_considered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "CONSIDERED", 0)
+    assert say(decide([node("n", 8)], [nominated(pod("a"), "n", "gone")])) == ["a gets n"]
