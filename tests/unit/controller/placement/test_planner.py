@@ -1,59 +1,13 @@
-"""The rules of the planner by name: order, admission, nomination, head of line, preemption, gangs, predecessors."""
-
-from collections.abc import Iterable
+"""The rules of the planner by name: order, admission, and the head of the line."""
 
 import msgspec
 import pytest
 
 from controller.placement import planner
-from controller.placement.planner import Action, Admit, Evict, Nominate, PlanRules, Round, Withdraw, plan
-from controller.placement.pool_limits import PoolRules
-from controller.placement.units import CPU, MEMORY, Cell, Nomination, NodeRequirement, Unit
+from controller.placement.planner import Admit, Evict, plan
+from controller.placement.units import CPU, MEMORY, NodeRequirement
+from tests.support.queue_decisions import NOW, RULES, decide, nominated, runs, say, subtract_units
 from tests.support.queue_units import GPU, gpus, host, node, pod, process
-
-NOW = 10_000.0
-RULES = PlanRules()
-
-
-def decide(cells: Iterable[Cell], units: Iterable[Unit], rules: PlanRules = RULES) -> Round:
-    """Plan a round, with what the units hold subtracted from the cells."""
-    units = list(units)
-    return plan([_subtract_units(cell, units) for cell in cells], units, rules, NOW)
-
-
-def _subtract_units(cell: Cell, units: Iterable[Unit]) -> Cell:
-    free = dict(cell.free)
-    for unit in units:
-        for part, name in zip(unit.parts, unit.cells, strict=True) if unit.cells else ():
-            if name == cell.id:
-                free = {each: amount - part.get(each, 0) for each, amount in free.items()}
-    return msgspec.structs.replace(cell, free=free)
-
-
-def say(made: Round) -> list[str]:
-    return [_say(each) for each in made.actions]
-
-
-def _say(action: Action) -> str:
-    match action:
-        case Admit(unit, cells):
-            return f"{unit.uid} gets {' '.join(each.partition('/')[2] for each in cells) or 'a new node'}"
-        case Nominate(unit, nomination):
-            cells = " ".join(each.partition("/")[2] for each in nomination.cells)
-            return f"{unit.uid} waits on {cells} for {' '.join(sorted(nomination.victims))}"
-        case Withdraw(unit):
-            return f"{unit.uid} waits for nothing"
-        case Evict(victim, preemptor):
-            return f"{victim.uid} ends for {preemptor.uid}"
-
-
-def runs(uid: str, need: int, cell: str, **changes: object) -> Unit:
-    return pod(uid, need, cells=(f"node/{cell}",), **{"evictable_since": 0.0, **changes})
-
-
-def nominated(unit: Unit, cell: str, *victims: str) -> Unit:
-    return msgspec.structs.replace(unit, nomination=Nomination((f"node/{cell}",), frozenset(victims)))
-
 
 # Order
 
@@ -209,7 +163,7 @@ def test_unit_starts_despite_endless_churn_of_equal_and_lower_ones() -> None:
             ended = running.pop(0)
             number += 1
             waiting = [large, pod(f"next-{number}", at=now, priority=priority)]
-            free = [_subtract_units(cell, running) for cell in cells]
+            free = [subtract_units(cell, running) for cell in cells]
             made = plan(free, [*running, *waiting], RULES, now)
             if any(each.unit is large for each in made.actions if not isinstance(each, Evict)):
                 break

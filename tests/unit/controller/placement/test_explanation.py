@@ -1,0 +1,122 @@
+"""The reasons why a unit waits, by cell and counted."""
+
+from collections import Counter
+
+import msgspec
+import pytest
+
+from controller.placement.explanation import RefusalCounter, explain
+from controller.placement.planner import PlanRules
+from controller.placement.pool_limits import PoolQuota, PoolRules
+from controller.placement.units import HostRequirement, NodeRequirement, Unit
+from tests.support.queue_decisions import decide, runs, say, subtract_units
+from tests.support.queue_units import GPU, gpus, host, node, pod, process
+
+AHEAD = pod("ahead", 8, at=-1.0)
+UNIT = pod("a", 2)
+BOUND = NodeRequirement("", {}, frozenset({"m"}))
+LENDING = PlanRules(pools={"nvidia": PoolRules(lending_limit=1)})
+QUOTA = PlanRules(quotas={("team", "nvidia"): PoolQuota(devices=1)})
+CASES = {
+    "OtherPool": (UNIT, host("c"), (), PlanRules(), "pool metal is not among nvidia"),
+    "OtherKind": (pod("a", pools=("metal",)), host("c"), (), PlanRules(), "a pod runs on nodes"),
+    "NodeRules": (pod("a", selector={"zone": "x"}), node("c"), (), PlanRules(), "do not admit the node"),
+    "VolumeElsewhere": (pod("a", requirement=BOUND), node("c"), (), PlanRules(), "is bound to m"),
+    "RuntimeMissing": (process("a", runtime="mlx"), host("c"), (), PlanRules(), "mlx is not installed there"),
+    "OtherNamespace": (
+        process("a"),
+        host("c", namespaces=frozenset({"ops"})),
+        (),
+        PlanRules(),
+        "the host is given to ops",
+    ),
+    "AgentTooOld": (
+        process("a", requirement=HostRequirement("llama.cpp", "team", frozenset({"adapters"}))),
+        host("c"),
+        (),
+        PlanRules(),
+        "the agent does not know adapters",
+    ),
+    f"TooSmall {GPU}": (UNIT, node("c", 1), (), PlanRules(), f"2 of {GPU} needed, 1 in all"),
+    "Cordoned": (UNIT, node("c", closed="Cordoned", closed_message="by admin"), (), PlanRules(), "by admin"),
+    "Avoided": (pod("a", avoid=frozenset({"node/c"})), node("c"), (), PlanRules(), "rejected or displaced"),
+    f"Insufficient {GPU}": (
+        UNIT,
+        node("c"),
+        (runs("r", 7, "c", priority="high"),),
+        PlanRules(),
+        f"2 of {GPU} needed, 1 left",
+    ),
+    "Insufficient memory": (
+        process("a", 2 * 1024**3),
+        host("c", 2 * 1024**3),
+        (process("r", 1024**3, priority="high", cells=("host/c",)),),
+        PlanRules(),
+        "2.0 GiB of memory needed, 1.0 GiB left",
+    ),
+    "HeadOfLine": (
+        UNIT,
+        node("c"),
+        (AHEAD, runs("r", 1, "c", priority="high")),
+        PlanRules(),
+        "pod team/ahead of priority normal is ahead and waits for this node",
+    ),
+    "Quota": (UNIT, node("c"), (), QUOTA, "the quota of team/nvidia allows 1 devices: 0 used, 2 needed"),
+    "Lending": (
+        pod("a", 2, pools=("amd", "nvidia")),
+        node("c"),
+        (),
+        LENDING,
+        "lendingLimit of pool nvidia allows 1 devices: 0 used, 2 needed",
+    ),
+    "Nominated": (
+        pod("a", 2, priority="high"),
+        node("c", 2),
+        (runs("r", 2, "c"),),
+        PlanRules(),
+        "held for it until 1 units have ended",
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", CASES)
+def test_reason_of_each_refusal_is_explained(reason: str) -> None:
+    unit, cell, others, rules, message = CASES[reason]
+    made = decide([cell], [unit, *others], rules)
+    if reason == "Nominated":
+        nomination = made.actions[0].nomination  # type: ignore[union-attr]
+        unit = msgspec.structs.replace(unit, nomination=nomination)
+        made = decide([cell], [unit, *others], rules)
+    cells = [subtract_units(cell, others)]
+    (found,) = explain(unit, cells, made, rules)
+    assert str(found.refusal) == reason
+    assert message in found.message
+    assert bool(found.remedy) == (reason != "Nominated")
+    assert RefusalCounter(cells, made).count(unit) == {reason: 1}
+
+
+def test_unit_that_waits_for_a_limit_behind_another_is_explained() -> None:
+    units = [runs("r", 2, "c"), pod("large", 4), pod("small", 1, at=1)]
+    rules = PlanRules(quotas={("team", "nvidia"): PoolQuota(devices=4)})
+    (found,) = explain(units[-1], [node("c")], decide([node("c")], units, rules), rules)
+    assert found.message == "the quota of team/nvidia has room, but an earlier unit waits for it"
+
+
+def test_elastic_pool_is_named_in_the_remedy() -> None:
+    rules = PlanRules(pools={"nvidia": PoolRules(elastic=1)})
+    units = [pod("first", 8, at=-1, state="running"), pod("a", 8)]
+    (found,) = explain(units[1], [node("c", 1)], decide([node("c", 1)], units, rules), rules)
+    assert found.remedy.endswith("an autoscaler adds nodes for up to 1 units at once")
+
+
+def test_counts_are_those_of_the_explanations() -> None:
+    cells = [node("n", 8), node("m", 2), node("o", 8, closed="Cordoned"), node("p", 8, pool="amd"), host("h")]
+    units: list[Unit] = [runs("r", 6, "n", priority="critical")]
+    units += [pod(f"u{each}", gpus(1 + each % 8), at=each, priority=("normal", "low")[each % 2]) for each in range(24)]
+    made = decide(cells, units)
+    cells = [subtract_units(cell, units) for cell in cells]
+    counter = RefusalCounter(cells, made)
+    for unit in made.queue:
+        explained = Counter(str(each.refusal) for each in explain(unit, cells, made, PlanRules()))
+        assert counter.count(unit) == explained, unit.key
+    assert say(made)

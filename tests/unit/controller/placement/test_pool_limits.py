@@ -1,0 +1,155 @@
+"""Limits of pools in the planner: quotas, nominal amounts, lending, borrowing, and rules that contradict each other."""
+
+import pytest
+
+from controller.placement.planner import PlanRules
+from controller.placement.pool_limits import PoolQuota, PoolRules, find_pool_problems
+from controller.placement.units import Unit
+from tests.support.queue_decisions import decide, runs, say
+from tests.support.queue_units import gpus, host, node, pod, process
+
+BOTH = ("nvidia", "amd")
+CELLS = [node("n", 8), node("a", 8, pool="amd")]
+
+
+def quota(devices: int | None = None, memory_bytes: int | None = None) -> PlanRules:
+    return PlanRules(quotas={("team", "nvidia"): PoolQuota(devices, memory_bytes)})
+
+
+def pools(**rules: PoolRules) -> PlanRules:
+    return PlanRules(pools=rules)
+
+
+def borrower(uid: str, need: int = 4, at: float = 0.0, **changes: object) -> Unit:
+    """Return a pod at home in pool amd that may use pool nvidia, too."""
+    return pod(uid, need, at=at, **{"pools": ("amd", "nvidia"), **changes})
+
+
+# Quotas
+
+
+def test_quota_of_devices_holds_a_unit_back() -> None:
+    units = [runs("r", 2, "n"), pod("a", 2, at=1), pod("b", 2, at=2)]
+    made = decide([node("n")], units, quota(devices=4))
+    assert say(made) == ["a gets n"]
+    assert str(made.blocked["b"].limits[0].reason) == "Quota"
+
+
+def test_quota_of_memory_holds_a_unit_back() -> None:
+    units = [pod("a", gpus(1, memory=30), at=1), pod("b", gpus(1, memory=30), at=2)]
+    assert say(decide([node("n")], units, quota(memory_bytes=59))) == ["a gets n"]
+    assert say(decide([node("n")], units, quota(memory_bytes=60))) == ["a gets n", "b gets n"]
+
+
+def test_quota_is_of_its_namespace_and_pool_alone() -> None:
+    units = [runs("r", 4, "n"), pod("a", 4, namespace="other"), pod("b", 4, pools=BOTH)]
+    assert say(decide(CELLS, units, quota(devices=4))) == ["a gets n", "b gets a"]
+
+
+def test_quota_below_what_runs_evicts_nothing_and_admits_nothing_more() -> None:
+    units = [runs("r", 4, "n", priority="batch"), pod("a", 1, priority="critical")]
+    assert say(decide([node("n")], units, quota(devices=2))) == []
+
+
+def test_unit_that_only_a_quota_holds_back_closes_no_cell() -> None:
+    units = [pod("a", 4, at=1), pod("b", 1, at=2, namespace="other")]
+    assert say(decide([node("n", 4)], units, quota(devices=2))) == ["b gets n"]
+
+
+def test_small_unit_does_not_pass_a_large_one_that_waits_for_the_quota() -> None:
+    units = [runs("r", 2, "n"), pod("large", 4, at=1), pod("small", 1, at=2, priority="low")]
+    assert say(decide([node("n")], units, quota(devices=4))) == []
+    larger_than_quota = [runs("r", 2, "n"), pod("large", 5, at=1), pod("small", 1, at=2)]
+    assert say(decide([node("n")], larger_than_quota, quota(devices=4))) == ["small gets n"]
+
+
+def test_nominated_units_count_in_the_quota() -> None:
+    units = [
+        *(runs(f"r{each}", 4, "n", namespace="other", priority="low") for each in range(2)),
+        *(pod(f"u{each}", 4, at=each) for each in range(2)),
+    ]
+    made = decide([node("n")], units, quota(devices=4))
+    assert say(made) == ["u0 waits on n for r0", "r0 ends for u0"]
+
+
+# Pools
+
+
+def test_nominal_limits_the_units_at_home() -> None:
+    units = [runs("r", 2, "n"), pod("a", 2, at=1), pod("b", 2, at=2, pools=BOTH), borrower("c", 4, at=3)]
+    rules = pools(nvidia=PoolRules(nominal=4), amd=PoolRules(nominal=0))
+    assert say(decide(CELLS, units, rules)) == ["a gets n", "b gets a", "c gets n"]
+
+
+def test_lending_limit_limits_the_units_of_other_homes() -> None:
+    full = runs("full", 8, "a", pools=("amd",), priority="critical")
+    units = [full, borrower("b1", 2, at=1), borrower("b2", 4, at=2), pod("own", 4, at=3)]
+    assert say(decide(CELLS, units, pools(nvidia=PoolRules(lending_limit=4)))) == ["b1 gets n", "own gets n"]
+
+
+def test_lending_limit_of_hosts_is_in_bytes() -> None:
+    units = [process("a", 8, at=1, pools=("other", "metal")), process("b", 8, at=2, pools=("other", "metal"))]
+    assert say(decide([host("h")], units, pools(metal=PoolRules(lending_limit=15)))) == ["a gets h"]
+
+
+def test_borrowing_limit_limits_what_the_units_of_a_home_use_elsewhere() -> None:
+    units = [borrower("b1", 3, at=1), borrower("b2", 2, at=2), pod("own", 3, at=3)]
+    rules = pools(amd=PoolRules(nominal=0, borrowing_limit=3))
+    assert say(decide(CELLS, units, rules)) == ["b1 gets n", "own gets n"]
+
+
+@pytest.mark.parametrize(
+    ("preemptor", "victim"),
+    [(pod("x", 4, priority="high"), "lent"), (borrower("x", 4, priority="high", avoid=frozenset({"node/a"})), "own")],
+)
+def test_owner_takes_borrowed_victims_first(preemptor: Unit, victim: str) -> None:
+    own = runs("own", 4, "n", priority="batch")
+    lent = runs("lent", 4, "n", pools=("amd", "nvidia"), priority="low")
+    assert say(decide([node("n", 8)], [own, lent, preemptor])) == [f"x waits on n for {victim}", f"{victim} ends for x"]
+    elsewhere = runs("own", 4, "m", priority="batch")
+    made = decide([node("n", 4), node("m", 4)], [elsewhere, lent, preemptor])
+    assert f"{victim} ends for x" in say(made)
+
+
+def test_owner_does_not_take_a_borrowed_unit_of_equal_priority() -> None:
+    lent = runs("lent", 4, "n", pools=("amd", "nvidia"))
+    assert say(decide([node("n", 4)], [lent, pod("x", 4)])) == []
+
+
+def test_owner_spares_its_own_unit_rather_than_a_borrowed_one() -> None:
+    lent = runs("lent", 4, "n", pools=("amd", "nvidia"), priority="low")
+    units = [runs("own", 4, "n", priority="low"), lent, pod("x", 4, priority="high")]
+    assert "lent ends for x" in say(decide([node("n", 8)], units))
+
+
+# Contradictions
+
+
+@pytest.mark.parametrize(
+    ("rules", "problem"),
+    [
+        (PoolRules(nominal=9), "nominal of pool nvidia is 9, but the pool has 8: lower it"),
+        (PoolRules(nominal=4, lending_limit=5), "lendingLimit of pool nvidia is 5, above its nominal 4: lower it"),
+        (PoolRules(borrowing_limit=-1), "borrowingLimit of pool nvidia is -1: set it to 0 or more"),
+    ],
+)
+def test_contradiction_in_a_pool_is_found(rules: PoolRules, problem: str) -> None:
+    assert find_pool_problems({"nvidia": rules}, {}, CELLS) == [problem]
+
+
+def test_unknown_pool_is_found() -> None:
+    assert find_pool_problems({"gone": PoolRules()}, {("team", "away"): PoolQuota(1)}, CELLS) == [
+        "pool gone has no node and no host: correct its name, or add one",
+        "the quota of namespace team names pool away, which does not exist: correct it",
+    ]
+
+
+def test_negative_quota_is_found() -> None:
+    assert find_pool_problems({}, {("team", "nvidia"): PoolQuota(memory_bytes=-1)}, CELLS) == [
+        "the quota of namespace team in pool nvidia allows -1 bytes: set it to 0 or more"
+    ]
+
+
+def test_sound_rules_have_no_problem() -> None:
+    rules = {"nvidia": PoolRules(8, 4, 8), "metal": PoolRules(64), "later": PoolRules(nominal=99, elastic=2)}
+    assert find_pool_problems(rules, {("team", "nvidia"): PoolQuota(99)}, [*CELLS, host("h")]) == []
