@@ -93,6 +93,10 @@ chaos: setup binaries ## Break hosts and API server at random while clients ask,
 crash: setup binaries ## Crash the controller at every write of each scenario, and disturb it; ARGS='-k hosts' for some
 	@CRASH=everything $(SANDBOX) $(PYTEST) tests/cluster/crashes --timeout 3600 $(ARGS)
 
+.PHONY: fuzz
+fuzz: setup ## Plan the queue of simulated clusters, and check all invariants; SECONDS=... for longer, SEED=... to repeat one
+	@$(BIN)/python -m tests.support.fuzz_queue $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS))
+
 .PHONY: lint
 lint: setup ## Check style, types, layers, and that what is generated is fresh
 	@$(BIN)/ruff check .

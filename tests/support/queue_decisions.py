@@ -37,8 +37,8 @@ def _say(action: Action) -> str:
         case Admit(unit, cells):
             return f"{unit.uid} gets {' '.join(each.partition('/')[2] for each in cells) or 'a new node'}"
         case Nominate(unit, nomination):
-            cells = " ".join(each.partition("/")[2] for each in nomination.cells)
-            return f"{unit.uid} waits on {cells} for {' '.join(sorted(nomination.victims))}"
+            names = " ".join(each.partition("/")[2] for each in nomination.cells)
+            return f"{unit.uid} waits on {names} for {' '.join(sorted(nomination.victims))}"
         case Withdraw(unit):
             return f"{unit.uid} waits for nothing"
         case Evict(victim, preemptor):

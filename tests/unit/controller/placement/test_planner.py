@@ -157,11 +157,10 @@ def test_unit_starts_despite_endless_churn_of_equal_and_lower_ones() -> None:
             for cell in "mn"
             for each in range(4)
         ]
-        large, number, now = pod("large", 4, at=1), 0, NOW
-        for _ in range(100):
+        large, now = pod("large", 4, at=1), NOW
+        for number in range(100):
             now += 50.0
             ended = running.pop(0)
-            number += 1
             waiting = [large, pod(f"next-{number}", at=now, priority=priority)]
             free = [subtract_units(cell, running) for cell in cells]
             made = plan(free, [*running, *waiting], RULES, now)

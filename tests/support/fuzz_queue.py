@@ -1,0 +1,100 @@
+"""Simulated clusters, each round of whose queue is checked: for hours by `make fuzz`, some seeds in each test run."""
+
+import argparse
+import random
+import sys
+import time
+
+from controller.placement.planner import Evict, Round, plan
+from controller.placement.units import Unit, fits
+from tests.support.plain_planner import plan_plainly
+from tests.support.queue_invariants import check_round
+from tests.support.simulated_queue import SimulatedQueue
+
+ROUNDS = 10
+CALM_ROUNDS = 100
+
+
+def plan_and_check(queue: SimulatedQueue) -> Round:
+    """Plan a round, check it, and compare it with the plain form's."""
+    cells, units = queue.observe(), list(queue.units.values())
+    made = plan(cells, units, queue.rules, queue.now)
+    check_round(cells, units, queue.rules, queue.now, made)
+    shuffled_cells, shuffled_units = list(cells), list(units)
+    random.Random(queue.now).shuffle(shuffled_cells)  # noqa: S311 - to be repeated, not to be secret
+    random.Random(queue.now).shuffle(shuffled_units)  # noqa: S311 - to be repeated, not to be secret
+    plain = plan_plainly(shuffled_cells, shuffled_units, queue.rules, queue.now)
+    assert made[:5] == plain[:5], "the plain form decides otherwise, or the order of the inputs matters"
+    return made
+
+
+def run_simulation(seed: int) -> SimulatedQueue:
+    """Let anything happen to a simulated cluster, then nothing, until each unit that can run has run."""
+    queue = SimulatedQueue(seed)
+    for _ in range(ROUNDS):
+        queue.disturb()
+        units = list(queue.units.values())
+        made = plan_and_check(queue)
+        is_whole = queue.apply_some(made, may_crash=True)
+        again = plan_and_check(queue)
+        evicted = {each.victim.uid for each in made.actions if isinstance(each, Evict)}
+        evicted_again = {each.victim.uid for each in again.actions if isinstance(each, Evict)}
+        if is_whole and not any(each.state == "running" and each.uid in queue.rolled for each in units):
+            # I8: only an eviction that was refused is asked for again.
+            assert evicted_again <= evicted & queue.refused
+    queue.calm_down()
+    for _ in range(CALM_ROUNDS):
+        made = plan(queue.observe(), queue.units.values(), queue.rules, queue.now)
+        waiting = [unit for unit in queue.units.values() if unit.state == "waiting"]
+        if all(unit.uid in made.blocked and made.blocked[unit.uid].feasible == 0 for unit in waiting):
+            return queue
+        queue.apply_some(made, may_crash=False)
+        queue.pass_calmly()
+    stuck = [unit for unit in waiting if made.blocked.get(unit.uid) is None or made.blocked[unit.uid].feasible]
+    held = [unit for unit in stuck if not is_held_for_ever(queue, made, unit)]
+    assert held == [], "I5: a unit starves"
+    return queue
+
+
+def is_held_for_ever(queue: SimulatedQueue, made: Round, unit: Unit) -> bool:
+    """Return whether a unit avoids all cells that could run it, or is larger than a limit allows."""
+    found = made.blocked.get(unit.uid)
+    if found is None:
+        return False
+    if any(not limit.could_ever_fit for limit in found.limits):
+        return True
+    usable = [
+        cell
+        for cell in queue.observe()
+        if cell.pool in unit.pools
+        and cell.id not in unit.avoid
+        and not unit.requirement.refuse(cell)
+        and fits(unit.parts[0], cell.total)
+    ]
+    return not usable or len(unit.parts) > 1
+
+
+def main() -> None:
+    """Try seeds until the time is over, or one."""
+    parser = argparse.ArgumentParser(prog="make fuzz")
+    parser.add_argument("--seed", type=int, help="repeat this seed alone")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    options = parser.parse_args()
+    if options.seed is not None:
+        run_simulation(options.seed)
+        return
+    end = time.monotonic() + options.seconds
+    first = seed = random.SystemRandom().randrange(10**9)
+    admitted = evicted = 0
+    while time.monotonic() < end:
+        try:
+            queue = run_simulation(seed)
+        except Exception:
+            sys.stdout.write(f"repeat it with: make fuzz SEED={seed}\n")
+            raise
+        admitted, evicted, seed = admitted + queue.admitted, evicted + queue.evicted, seed + 1
+    sys.stdout.write(f"{seed - first} clusters, {admitted} admissions, {evicted} evictions: all invariants held\n")
+
+
+if __name__ == "__main__":
+    main()
