@@ -79,7 +79,7 @@ class CellIndex:
                 heapq.heappush(self._heap, found.key)
         self._seen = len(self._changes)
 
-    def list_likely(self) -> Iterable[str]:
+    def list_likely(self) -> Container[str]:
         """Return the cells on which the need may fit, by `Cell.id`."""
         return self._bounds
 

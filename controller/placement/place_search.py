@@ -293,14 +293,23 @@ class PlaceSearch:
         """Return a choice that is at least as good as that of a cell, or None if there certainly is none."""
         free = self.left[name]
         if means == "free":
-            return self.evaluate(unit, need, name, means, free=free, chosen={})
-        is_patient = means == "wait"
-        if is_patient and not self._candidates.has_young_victims(unit.rank, name):
-            return None
-        cost = self._candidates.find_bound(unit.rank, need, name, free, is_patient=is_patient)
+            cost: tuple[float, ...] | None = () if fits(need, free) else None
+        else:
+            cost = self._candidates.find_bound(unit.rank, need, name, free, is_patient=means == "wait")
         if cost is None:
             return None
         return CellChoice(cost, count_leftover(need, cell, free), -cell.bandwidth_bytes_per_second, name)
+
+    def _list_likely(
+        self, unit: Unit, kind: tuple[object, ...], cells: Mapping[str, Cell], means: Means
+    ) -> Sequence[str]:
+        """Return the cells on which a need may fit by these means, and that are not closed to units like this one."""
+        if means == "free":
+            names: Iterable[str] = self._fitting.get(kind, cells)
+        else:
+            names = self._candidates.list_cells(young=means == "wait")
+        barred = {name for name, closure in self.closed.items() if closure.holds_back(unit)}
+        return [name for name in names if name in cells and name not in barred]
 
     def _find_index(self, unit: Unit, need: Amounts, pool: str, means: Means) -> CellIndex:
         """Return the index for all units that are like this one to the cells of a pool."""
@@ -313,16 +322,20 @@ class PlaceSearch:
             if cells is None:
                 feasible = self.list_feasible(unit, need, pool)
                 cells = self._open[kind] = {name: cell for name, cell in feasible.items() if not cell.closed}
+            likely = self._list_likely(unit, kind, cells, means)
             index = self._indexes[key] = CellIndex(
                 cells,
                 self._changes,
                 lambda name, cell: self._find_bound(unit, need, name, cell, means),
                 lambda name, _: self.evaluate(unit, need, name, means, free=self.left[name], chosen={}),
-                self._fitting.get(kind, cells) if means == "free" else cells,
+                likely,
             )
             if means == "free":
                 # What does not fit now does not fit later in this round, whatever the priority.
-                self._fitting[kind] = list(index.list_likely())
+                seen, fitting = set(likely), index.list_likely()
+                self._fitting[kind] = [
+                    name for name in self._fitting.get(kind, cells) if name in fitting or name not in seen
+                ]
         index.refresh()
         return index
 

@@ -4,7 +4,7 @@ Only units of a strictly lower priority are evicted, none that is protected, and
 unit that ends already comes first, because it costs nothing; then, for a unit at home in the pool, one that borrows.
 """
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from controller.placement.pool_limits import is_borrowed
@@ -169,6 +169,10 @@ class Candidates:
     def has_young_victims(self, rank: int, cell: str) -> bool:
         """Return whether a cell may have a unit that makes room for this rank later."""
         return self._lowest_young.get(cell, -1) > rank
+
+    def list_cells(self, *, young: bool) -> Collection[str]:
+        """Return the cells with units that may make room, or those on which one may do so later."""
+        return self._lowest_young if young else self._lowest
 
     def list_victims(self, preemptor: Unit, cell: Cell, *, is_patient: bool) -> Sequence[Unit]:
         """Return the units of a cell that end, or may be evicted for another, in the order in which they should."""
