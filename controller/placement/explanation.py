@@ -15,7 +15,7 @@ NOMINATED: Final = "Nominated"
 
 
 class CellRefusal(NamedTuple):
-    """Why a cell does not run a unit."""
+    """The reason why a cell does not run a unit."""
 
     reason: str
     """One CamelCase word: that of `Cell.closed`, of a requirement, or of this module."""
@@ -33,9 +33,9 @@ class CellExplanation(NamedTuple):
     """`Cell.id`."""
     refusal: CellRefusal
     message: str
-    """What is the matter."""
+    """The state, in words."""
     remedy: str
-    """What would help; empty if nothing is needed."""
+    """The remedy, in words; empty if none is needed."""
 
 
 def explain(unit: Unit, cells: Iterable[Cell], made: Round, rules: PlanRules) -> list[CellExplanation]:

@@ -31,8 +31,8 @@ Shape = tuple[object, ...]
 _Need = tuple[tuple[str, int], ...]
 
 
-class Closure(NamedTuple):
-    """The reason why a cell is closed to units that come later in the queue."""
+class HeadOfLine(NamedTuple):
+    """The blocked unit for which a cell is closed to units that come later in the queue."""
 
     rank: int
     """Units of this rank, and more important ones, may not pass."""
@@ -44,7 +44,7 @@ class Closure(NamedTuple):
         return unit.is_protected or unit.rank <= self.rank
 
 
-class Placement(NamedTuple):
+class FoundPlace(NamedTuple):
     """A place for all parts of a unit."""
 
     cells: tuple[str, ...]
@@ -71,7 +71,7 @@ class PlaceSearch:
         self.left: dict[str, Amounts] = {
             name: {**dict.fromkeys(cell.total, 0), **cell.free} for name, cell in self.cells.items()
         }
-        self.closed: dict[str, Closure] = {}
+        self.closed: dict[str, HeadOfLine] = {}
         """Cells for which a blocked unit waits: units of its priority or a higher one may not pass."""
         self.exhausted: set[str] = set()
         """Pools for which units wait that this round does not consider: nothing may pass them."""
@@ -160,7 +160,7 @@ class PlaceSearch:
             left = add_room(left, self._candidates.room_of(victim.uid, cell))
         return left
 
-    def find_place(self, unit: Unit, means: Means) -> Placement | None:
+    def find_place(self, unit: Unit, means: Means) -> FoundPlace | None:
         """Return the place for a unit in the first of its pools that has one."""
         for pool in unit.pools:
             if pool in self.exhausted or self._limits.find_refusal(unit, pool) is not None:
@@ -185,7 +185,7 @@ class PlaceSearch:
                 return True
         return False
 
-    def _place_parts(self, unit: Unit, pool: str, means: Means) -> Placement | None:
+    def _place_parts(self, unit: Unit, pool: str, means: Means) -> FoundPlace | None:
         """Place all parts of a unit or none; the largest first, for which there are the fewest places."""
         trial = PlaceTrial()
         cells = [""] * len(unit.parts)
@@ -202,11 +202,11 @@ class PlaceSearch:
             cells[number], scores[number] = cell.id, score_cell(unit, need, cell, free, siblings)
             if len(unit.parts) == 1:
                 wait_seconds = choice.cost[0] if choice.cost else 0.0
-                return Placement(tuple(cells), choice.victims, (scores[0],), wait_seconds)
+                return FoundPlace(tuple(cells), choice.victims, (scores[0],), wait_seconds)
             trial.wait_seconds = max(trial.wait_seconds, choice.cost[0] if choice.cost else 0.0)
             self._add_to_trial(trial, cell.id, need, choice.victims)
         victims = self._spare_victims(unit, pool, cells, trial.victims)
-        return Placement(tuple(cells), victims, tuple(scores[each] for each in range(len(cells))), trial.wait_seconds)
+        return FoundPlace(tuple(cells), victims, tuple(scores[each] for each in range(len(cells))), trial.wait_seconds)
 
     def _add_to_trial(self, trial: PlaceTrial, cell: str, need: Amounts, victims: Iterable[Unit]) -> None:
         for victim in victims:

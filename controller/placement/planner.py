@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from controller.placement.place_search import RESERVED, Closure, Placement, PlaceSearch, Shape, need_key
+from controller.placement.place_search import RESERVED, FoundPlace, HeadOfLine, PlaceSearch, Shape, need_key
 from controller.placement.pool_limits import LimitRefusal, PoolLimits, PoolRules, Quotas
 from controller.placement.preemption import Candidates
 from controller.placement.score import CellScore
@@ -71,7 +71,7 @@ Action = Admit | Nominate | Withdraw | Evict
 
 
 class Blockage(NamedTuple):
-    """Why a unit waits."""
+    """The reason why a unit waits."""
 
     feasible: int
     """Cells that have enough in all, and whose rules the unit meets; 0: no such hardware exists."""
@@ -88,12 +88,12 @@ class Round(NamedTuple):
     queue: tuple[Unit, ...]
     """All units that were waiting, in their order."""
     blocked: Mapping[str, Blockage]
-    """Why a unit was neither admitted nor nominated, by its uid; one that was not considered is not in it."""
+    """The reason why a unit was neither admitted nor nominated, by its uid; for those that were considered."""
     left: Mapping[str, Amounts]
-    """What is left of each cell after the round, by `Cell.id`."""
+    """Amounts left of each cell after the round, by `Cell.id`."""
     again_seconds: float | None = None
     """Time after which units may be evicted that are too young now, so that a blocked one gets a place."""
-    closed: Mapping[str, Closure] = MappingProxyType({})
+    closed: Mapping[str, HeadOfLine] = MappingProxyType({})
     """The blocked unit for which a cell is closed to others, by `Cell.id`."""
     limits: PoolLimits = PoolLimits()
     """The use of each limit after the round."""
@@ -247,7 +247,7 @@ class Planning:
         self._limits.add(unit, pool)
         self._actions.append(Admit(unit, ()))
 
-    def _nominate(self, unit: Unit, found: Placement) -> None:
+    def _nominate(self, unit: Unit, found: FoundPlace) -> None:
         """Nominate a unit for cells. Its victims make way for it; the rollout ends those that it replaces."""
         running = [
             victim
@@ -283,13 +283,13 @@ class Planning:
                 self._limits.hold(refusal)
         # Where the youngest unit keeps it waiting, none that is younger may come.
         place = self._search.find_place(unit, "wait") if waited_for and self._candidates.has_young else None
-        closure, closed = Closure(unit.rank, unit), self._search.closed
+        closure, closed = HeadOfLine(unit.rank, unit), self._search.closed
         for name in waited_for:
             if name not in closed or closed[name].rank < unit.rank:
                 closed[name] = closure
         if place is not None:
             self._again_seconds = min(place.wait_seconds, self._again_seconds or place.wait_seconds)
-            closed.update(dict.fromkeys(place.cells, Closure(RESERVED, unit)))
+            closed.update(dict.fromkeys(place.cells, HeadOfLine(RESERVED, unit)))
 
     def _list_feasible(self, unit: Unit) -> dict[str, Cell]:
         """Return the cells of all its pools that could ever run a part of a unit."""
@@ -300,7 +300,7 @@ class Planning:
             for name, cell in self._search.list_feasible(unit, need, pool).items()
         }
 
-    def _place_in_predecessor(self, unit: Unit) -> Placement | None:
+    def _place_in_predecessor(self, unit: Unit) -> FoundPlace | None:
         """Return the place of a unit of an earlier spec that this one replaces, if it would fit there."""
         if len(unit.parts) != 1:
             return None
@@ -318,7 +318,7 @@ class Planning:
             # Its own place is its own; beyond that, it waits behind those that are ahead of it.
             is_there = fits(need, self._search.room_with(cell.id, [earlier]))
             if is_there and not (extra and self._search.is_closed_to(unit, cell.id)):
-                return Placement((cell.id,), (earlier,))
+                return FoundPlace((cell.id,), (earlier,))
         return None
 
     def _find_elastic_pool(self, unit: Unit) -> str:

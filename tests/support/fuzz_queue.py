@@ -29,7 +29,7 @@ def plan_and_check(queue: SimulatedQueue) -> Round:
 
 
 def run_simulation(seed: int) -> SimulatedQueue:
-    """Let anything happen to a simulated cluster, then nothing, until each unit that can run has run."""
+    """Disturb a simulated cluster, then wait until each unit that can run has run."""
     queue = SimulatedQueue(seed)
     for _ in range(ROUNDS):
         queue.disturb()

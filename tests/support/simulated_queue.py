@@ -42,7 +42,7 @@ class SimulatedQueue:
     cells: dict[str, Cell] = field(default_factory=dict)
     units: dict[str, Unit] = field(default_factory=dict)
     foreign: dict[str, Amounts] = field(default_factory=dict)
-    """What other pods hold, by `Cell.id`."""
+    """Amounts that other pods hold, by `Cell.id`."""
     now: float = 1_000.0
     rules: PlanRules = field(default_factory=PlanRules)
     refused: set[str] = field(default_factory=set)
@@ -139,7 +139,7 @@ class SimulatedQueue:
         return [msgspec.structs.replace(cell, free=free[name]) for name, cell in self.cells.items()]
 
     def disturb(self) -> None:
-        """Let time pass, and anything happen."""
+        """Pass time, and disturb the cluster at random."""
         chance = self.chance
         self.now += chance.choice([1, 10, 10, 30, 30, -3, -100]) if chance.random() < 0.5 else 1
         for _ in range(chance.choice([1, 2, 3])):
@@ -190,7 +190,7 @@ class SimulatedQueue:
         self.units[unit.uid] = msgspec.structs.replace(unit, state="ending", enqueued_at=-1.0)
 
     def finish(self, uid: str) -> None:
-        """Let a unit end; a victim comes back at its old place."""
+        """Remove a unit that has ended; a victim comes back at its old place."""
         unit = self.units.pop(uid)
         if unit.enqueued_at >= 0:
             back = self.name("unit")
@@ -237,7 +237,7 @@ class SimulatedQueue:
         return count == len(actions)
 
     def calm_down(self) -> None:
-        """Let nothing happen any more but that units run for their time and end."""
+        """End all disturbances: from now on units only run for their time and end."""
         self.refused, self.foreign = set(), {}
         self.cells = {name: msgspec.structs.replace(cell, closed="") for name, cell in self.cells.items()}
         self.rules = self.rules._replace(
@@ -245,7 +245,7 @@ class SimulatedQueue:
         )
 
     def pass_calmly(self) -> None:
-        """Let each unit end that has run for its time."""
+        """Pass time, and end each unit that has run for its time."""
         self.now += MIN_RUN_SECONDS
         for uid, unit in list(self.units.items()):
             if unit.state == "ending":

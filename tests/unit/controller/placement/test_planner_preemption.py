@@ -200,8 +200,8 @@ def test_parts_of_a_gang_share_a_cell() -> None:
 
 
 def test_largest_part_of_a_gang_is_placed_first() -> None:
-    cells = [host("h"), node("a", 2, bandwidth_bytes_per_second=9), node("b", 1)]
-    assert say(decide(cells, [gang("g", 1, 2)])) == ["g gets b a"]
+    cells = [node("a", 2, weights=frozenset({"w"})), node("b", 1)]
+    assert say(decide(cells, [gang("g", 1, 2, weights="w")])) == ["g gets b a"]
 
 
 def test_gang_has_units_evicted_on_several_cells() -> None:
@@ -283,6 +283,10 @@ def test_head_goes_unpinned_to_an_elastic_pool() -> None:
 
 def test_need_larger_than_any_node_is_for_the_autoscaler() -> None:
     assert say(decide([node("n", 4)], [pod("a", 8)], ELASTIC)) == ["a gets a new node"]
+
+
+def test_no_more_units_wait_for_a_node_than_the_pool_allows() -> None:
+    assert say(decide([node("n", 4)], [pod("a", 8), pod("b", 8, at=1)], ELASTIC)) == ["a gets a new node"]
 
 
 def test_units_that_wait_for_a_node_count_in_the_next_round() -> None:

@@ -5,7 +5,7 @@ import pytest
 from controller.placement.planner import PlanRules
 from controller.placement.pool_limits import PoolQuota, PoolRules, find_pool_problems
 from controller.placement.units import Unit
-from tests.support.queue_decisions import decide, runs, say
+from tests.support.queue_decisions import decide, nominated, runs, say
 from tests.support.queue_units import gpus, host, node, pod, process
 
 BOTH = ("nvidia", "amd")
@@ -70,6 +70,13 @@ def test_nominated_units_count_in_the_quota() -> None:
     ]
     made = decide([node("n")], units, quota(devices=4))
     assert say(made) == ["u0 waits on n for r0", "r0 ends for u0"]
+
+
+def test_unit_that_was_nominated_before_counts_in_the_quota() -> None:
+    ending = runs("r", 4, "n", namespace="other", state="ending")
+    units = [ending, nominated(pod("a", 8), "n", "r"), pod("b", 4, at=1)]
+    assert say(decide([node("n", 8), node("m", 4)], units, quota(devices=8))) == []
+    assert say(decide([node("n", 8), node("m", 4)], units, quota(devices=12))) == ["b gets m"]
 
 
 # Pools
