@@ -130,3 +130,14 @@ def test_pod_waits_until_its_volume_and_a_claim_of_a_user_were_read() -> None:
 def test_pod_stays_where_its_volume_is_mounted() -> None:
     found = volumes((PVCS, claim("", "ReadWriteOnce")), (PODS, pod("x", "a")), (PODS, pod("w")))
     assert found.find_nodes(pod("w")) == frozenset({"a"})
+
+
+def test_pod_of_two_volumes_that_are_apart_has_no_node() -> None:
+    other = claim("", "ReadWriteOnce")
+    other["metadata"] |= {"name": "adapter", "uid": "other"}
+    mounts = [{"persistentVolumeClaim": {"claimName": name}} for name in ("weights", "adapter")]
+    beside_adapter = pod("y", "b", spec={"volumes": mounts[1:]})
+    claims = ((PVCS, claim("", "ReadWriteOnce")), (PVCS, other))
+    found = volumes(*claims, (PODS, pod("x", "a")), (PODS, beside_adapter))
+    assert found.find_nodes(pod("w", spec={"volumes": mounts[:1]})) == frozenset({"a"})
+    assert found.find_nodes(pod("w", spec={"volumes": mounts})) == frozenset()
