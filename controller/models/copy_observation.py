@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Final, NamedTuple
 
 import msgspec
@@ -19,7 +20,7 @@ from controller.reconcile.indexes import (
     namespaced,
 )
 from controller.reconcile.plan import Snapshot
-from controller.reconcile.triggers import ENDED, end_of_pod, is_refused
+from controller.reconcile.triggers import ENDED, end_of_pod, is_gated, is_refused, lacks_room, queue_seconds
 from crds.inferenceservice import InferenceService
 from crds.meta import GROUP
 from crds.model import Model
@@ -152,11 +153,15 @@ def _observe_consumer(
     if reservation is None:
         return None
     pods = snapshot.store.by_index(PODS, SERVICE_INDEX, namespaced(namespace, name))
-    refused = {claim for pod in pods if _lacks_place(pod) for claim in mounted_claims(pod.get("spec") or {})}
+    refused = {
+        claim for pod in pods if _lacks_place(pod, snapshot.now) for claim in mounted_claims(pod.get("spec") or {})
+    }
     # The pods of a lost node are never gone, which is no reason to wait for them.
     ends = [(end, pod) for pod in pods if (end := end_of_pod(pod, snapshot.now)) is not None]
     leaving = {claim for _end, pod in ends for claim in mounted_claims(pod.get("spec") or {})}
-    final_seconds = None
+    # A pod that the queue lets wait has no room later than one that the scheduler refuses.
+    waits = (queue_seconds(pod, snapshot.now) for pod in pods)
+    final_seconds = min((seconds for seconds in waits if seconds is not None), default=None)
     if refused & leaving:
         final_seconds = (max(end for end, _pod in ends) - snapshot.now).total_seconds() + _RELEASE_SECONDS
     return CopyConsumer(
@@ -206,8 +211,8 @@ def _is_gone(store: Store, node: str) -> bool:
     return bool(node) and store.count(NODES) > 0 and store.get(NODES, node) is None
 
 
-def _lacks_place(pod: Obj) -> bool:
-    return is_refused(pod) and "deletionTimestamp" not in pod["metadata"]
+def _lacks_place(pod: Obj, now: datetime) -> bool:
+    return lacks_room(pod, now) and "deletionTimestamp" not in pod["metadata"]
 
 
 async def read_binding(client: Client, snapshot: Snapshot, model: Model) -> bool:
@@ -250,7 +255,8 @@ def mounts(user: Obj) -> object:
     if "template" in spec:
         return mounted_claims(spec["template"].get("spec") or {})
     is_over = (user.get("status") or {}).get("phase") in ENDED
-    return None if is_over else (mounted_claims(spec), _lacks_place(user))
+    is_ending = "deletionTimestamp" in user["metadata"]
+    return None if is_over else (mounted_claims(spec), not is_ending and (is_refused(user) or is_gated(user)))
 
 
 def models_on_node(store: Store, node: Obj) -> list[ObjectKey]:

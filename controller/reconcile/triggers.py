@@ -5,11 +5,11 @@ status that the controller writes comes back to it as an event.
 """
 
 from collections.abc import Callable, Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
 from controller.reconcile.indexes import controller_of
-from crds.meta import DRAINED, QUEUE_GATE, REACHABLE
+from crds.meta import DRAINED, NOMINATED, QUEUE_GATE, REACHABLE
 from kube.client import Obj
 from kube.resources import ObjectKey, Resource
 from kube.store import Store
@@ -19,6 +19,8 @@ Reads = Callable[[Obj], object]
 
 ENDED: Final = frozenset({"Succeeded", "Failed"})
 """Phases of a pod that has ended."""
+_PASSED_OVER: Final = timedelta(seconds=10)
+"""Time after which the queue has certainly looked at a pod, and has no room for it."""
 _NOT_READ: Final = ("resourceVersion", "managedFields")
 _MEASURED: Final = (
     "availableBytes",
@@ -100,6 +102,27 @@ def is_refused(pod: Obj) -> bool:
         (each["type"], each["status"], each.get("reason")) == ("PodScheduled", "False", "Unschedulable")
         for each in conditions
     )
+
+
+def lacks_room(pod: Obj, now: datetime) -> bool:
+    """Return whether a pod has found no room: no scheduler has any, or the queue has let it wait for a while."""
+    return is_refused(pod) or (_may_lack_room(pod) and queue_seconds(pod, now) is None)
+
+
+def queue_seconds(pod: Obj, now: datetime) -> float | None:
+    """Return the time after which a pod that waits for the queue counts as one without room; None: no time changes that."""
+    if not _may_lack_room(pod):
+        return None
+    since = datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
+    left = (since + _PASSED_OVER - now).total_seconds()
+    return left if left > 0 else None
+
+
+def _may_lack_room(pod: Obj) -> bool:
+    """Return whether a pod waits for the queue, and is promised no room."""
+    metadata = pod["metadata"]
+    is_promised = NOMINATED in (metadata.get("annotations") or {})
+    return is_gated(pod) and not is_promised and "creationTimestamp" in metadata and "deletionTimestamp" not in metadata
 
 
 def end_of_pod(pod: Obj, now: datetime) -> datetime | None:

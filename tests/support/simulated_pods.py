@@ -13,11 +13,13 @@ from controller.models.volume import WEIGHTS
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.plan import FIELD_MANAGER, Plan
 from controller.reconcile.stamp import needs_apply
+from controller.reconcile.triggers import is_gated
 from crds.meta import API_VERSION, LABEL_MODEL
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, JOBS, MODELS, PODS, PVCS, Resource
 from tests.support.api_objects import NAMESPACE, NOW, condition, model, service
 from tests.support.service_decisions import decide_chat, kept_part
+from tests.support.simulated_rollout import GATED
 
 SOURCE = "http://models.example/tiny.gguf"
 REFUSED: Obj = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
@@ -145,22 +147,25 @@ class SimulatedPods:
         template = deployment["spec"]["template"]
         metadata = {"name": name, "namespace": NAMESPACE, "uid": f"uid-{name}", "resourceVersion": "1"}
         own = {"deployment": deployment["metadata"]["name"], "template": template}
+        gates = template["spec"].get("schedulingGates", [])
         self.pods[name] = own | {
-            "metadata": metadata | {"labels": template["metadata"]["labels"]},
-            "spec": {},
-            "status": {"conditions": []},
+            "metadata": metadata | {"labels": template["metadata"]["labels"], "creationTimestamp": NOW.isoformat()},
+            "spec": {"schedulingGates": list(gates)} if gates else {},
+            "status": {"conditions": [GATED] if gates else []},
         }
 
     def schedule(self) -> None:
-        """Place the pods for which their node has room, and refuse the others."""
+        """Place the pods for which their node has room, and refuse the others; those with a gate wait."""
         for pod in self.pods.values():
             if "nodeName" in pod["spec"] or _is_ending(pod):
                 continue
             used = self.count_pods()
             node = next((node for node in self._nodes_of(pod) if self.rooms.get(node, 0) > used[node]), None)
             scheduled = REFUSED
+            if node is None and is_gated(pod):
+                continue
             if node is not None:
-                pod["spec"]["nodeName"] = node
+                pod["spec"] = {"nodeName": node}
                 scheduled = {"type": "PodScheduled", "status": "True"}
             pod["status"] = {"conditions": [scheduled]}
 
@@ -172,6 +177,11 @@ class SimulatedPods:
         ((field,),) = [term["matchFields"] for term in required["nodeSelectorTerms"]]
         assert (field["key"], field["operator"]) == ("metadata.name", "In")
         return list(field["values"])
+
+    def pass_queue_time(self) -> None:
+        """Pass the time after which the queue has certainly looked at each pod that waits."""
+        for pod in filter(is_gated, self.pods.values()):
+            pod["metadata"]["creationTimestamp"] = (NOW - timedelta(minutes=1)).isoformat()
 
     def run_pods(self) -> None:
         """Make all pods ready that have a node, remove those that end, and report both."""
@@ -200,7 +210,8 @@ class SimulatedPods:
         """Run all controllers until nothing changes; at any time this number of pods is ready."""
         for _ in range(40):
             before = self._summary()
-            for work in (self.decide, self.run_deployments, self.report, self.schedule, self.decide, self.run_pods):
+            steps = (self.decide, self.run_deployments, self.report, self.schedule, self.pass_queue_time)
+            for work in (*steps, self.decide, self.run_pods):
                 work()
                 assert self.count_ready() >= least_ready, f"after {work.__name__}: {self._summary()}"
             if self._summary() == before:

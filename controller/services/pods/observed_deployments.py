@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from controller.reconcile.indexes import SERVICE_INDEX, namespaced
 from controller.reconcile.plan import Patch, Snapshot, ref
 from controller.reconcile.stamp import is_desired
-from controller.reconcile.triggers import ENDED, end_of_pod, is_refused, is_scheduled
+from controller.reconcile.triggers import ENDED, end_of_pod, is_scheduled, lacks_room, queue_seconds
 from controller.services import diagnosis
 from controller.services.pods.copy_choice import CopyPods
 from controller.services.preconditions import ServiceProblem
@@ -33,6 +33,10 @@ class ServicePods(NamedTuple):
     """When the last of them has to have ended; a pod that stays for longer gives no room."""
     ending: int = 0
     """Pods that end there, and make room for as many."""
+    without_room: frozenset[str] = frozenset()
+    """The uids of pods for which the scheduler found no room, or which the queue lets wait."""
+    queue_seconds: float | None = None
+    """Time after which the next pod counts as one that the queue lets wait."""
 
     @property
     def total(self) -> int:
@@ -42,8 +46,8 @@ class ServicePods(NamedTuple):
 
     @property
     def refused(self) -> int:
-        """Pods for which the scheduler found no room."""
-        return sum(map(is_refused, self.pods))
+        """Pods without room."""
+        return len(self.without_room)
 
     def refusal_seconds(self, now: datetime) -> float | None:
         """Return the time after which a refusal is final, although no watch reports a change; None if none is open."""
@@ -62,6 +66,8 @@ class ObservedDeployment(NamedTuple):
 
     obj: Obj
     pods: Sequence[Obj]
+    without_room: frozenset[str] = frozenset()
+    """The uids of those of the service's pods that have no room."""
 
     @property
     def name(self) -> str:
@@ -87,7 +93,7 @@ class ObservedDeployment(NamedTuple):
     def count_pods(self, node: str = "", leaving: frozenset[str] = frozenset()) -> CopyPods:
         """Return its pods by how they stand; where room is about to become free, no refusal is final."""
         placed = self.list_placed()
-        refused = 0 if node in leaving else sum(map(is_refused, self.pods))
+        refused = 0 if node in leaving else sum(pod["metadata"]["uid"] in self.without_room for pod in self.pods)
         return CopyPods(self.replicas, len(placed), sum(map(is_ready, placed)), refused)
 
     def list_current(self, desired: Obj | None) -> list[str]:
@@ -124,15 +130,18 @@ def list_service_pods(snapshot: Snapshot, service: InferenceService) -> ServiceP
             leaving.add(node)
             ending += 1
             leaves_by = due if leaves_by is None else max(leaves_by, due)
-    return ServicePods(pods, frozenset(leaving), leaves_by, ending)
+    without_room = frozenset(pod["metadata"]["uid"] for pod in pods if lacks_room(pod, snapshot.now))
+    waits = (queue_seconds(pod, snapshot.now) for pod in pods)
+    waits_for = min((seconds for seconds in waits if seconds is not None), default=None)
+    return ServicePods(pods, frozenset(leaving), leaves_by, ending, without_room, waits_for)
 
 
-def list_deployments(deployments: Iterable[Obj], pods: Sequence[Obj]) -> list[ObservedDeployment]:
+def list_deployments(deployments: Iterable[Obj], pods: ServicePods) -> list[ObservedDeployment]:
     """Return Deployments of a service with their pods."""
     by_copy: dict[str, list[Obj]] = {}
-    for pod in pods:
+    for pod in pods.pods:
         by_copy.setdefault(_copy_of(pod), []).append(pod)
-    return [ObservedDeployment(each, by_copy.get(_copy_of(each), [])) for each in deployments]
+    return [ObservedDeployment(each, by_copy.get(_copy_of(each), []), pods.without_room) for each in deployments]
 
 
 def _copy_of(obj: Obj) -> str:

@@ -5,6 +5,7 @@ replicas run. A Deployment that is not wanted any more, such as that of earlier 
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -142,7 +143,7 @@ def observe_pods(
     """
     there = snapshot.children(DEPLOYMENTS, service.metadata.namespace, service.metadata.uid)
     pods = list_service_pods(snapshot, service) if there else ServicePods(())
-    deployments = list_deployments(there, pods.pods)
+    deployments = list_deployments(there, pods)
     if not wanted or choice is None or served is None:
         return _leave_deployments(deployments, pods, wanted, are_current=served is None)
     plan = CopyPlan([(None, wanted)])
@@ -165,13 +166,15 @@ def observe_pods(
         keep=tuple((DEPLOYMENTS, each.observed.obj) for each in kept),
         awaiting=tuple(each.name for each in waiting if each.change.cause == "update"),
         patch=tuple(patch for each in kept for patch in each.patch),
-        again_seconds=_find_recheck_seconds(steps, pods.refusal_seconds(snapshot.now)),
+        again_seconds=_find_recheck_seconds(steps, pods, snapshot.now),
     )
 
 
-def _find_recheck_seconds(steps: Sequence[_WantedDeployment], refusal_seconds: float | None) -> float | None:
+def _find_recheck_seconds(steps: Sequence[_WantedDeployment], pods: ServicePods, now: datetime) -> float | None:
     """Return the seconds until the first moment at which time alone may change the decision; None: it never does."""
-    waits = [refusal_seconds, *(each.again_seconds for each in steps)]
+    waits = [pods.refusal_seconds(now), *(each.again_seconds for each in steps)]
+    if any(each.node for each in steps):
+        waits.append(pods.queue_seconds)
     waits += [_ROOM_SECONDS for each in steps if each.lacks_room]
     return min((seconds for seconds in waits if seconds is not None), default=None)
 

@@ -52,9 +52,9 @@ def _awaits_place(pod: Obj) -> bool:
 
 
 def _takes_place(pod: Obj, holding: Sequence[Obj]) -> bool:
-    """Return whether a pod that waits is promised the place of one with another template that still has it."""
+    """Return whether a pod that waits is promised the place of a pod of its service that still has it."""
     victims = set(_list_victims(pod))
-    return any(each["metadata"]["uid"] in victims and _template_of(each) != _template_of(pod) for each in holding)
+    return any(each["metadata"]["uid"] in victims for each in holding)
 
 
 def _list_victims(pod: Obj) -> list[str]:

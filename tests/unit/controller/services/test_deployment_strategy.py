@@ -65,7 +65,7 @@ def rolling(
     **status: Any,
 ) -> Obj | None:
     """Return the strategy that is applied while pods are replaced; None: the present one stays."""
-    objects = [chat_service(hardware=hardware, replicas=replicas), (MODELS, model())]
+    objects = [chat_service(hardware=hardware, replicas=replicas, scheduling=NATIVE), (MODELS, model())]
     there = chat_deployment(*objects, replicas=replicas + 1, ready=replicas, updated=1)
     there["spec"]["strategy"] = strategy
     there = stamp(there)
@@ -80,7 +80,7 @@ def rolling(
 @pytest.mark.parametrize("hardware", [NVIDIA, {"accelerator": "cpu"}], ids=str)
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_a_change_begins_with_one_pod_more(hardware: Obj, replicas: int) -> None:
-    plan = decide_chat(chat_service(hardware=hardware, replicas=replicas), (MODELS, model()))
+    plan = decide_chat(chat_service(hardware=hardware, replicas=replicas, scheduling=NATIVE), (MODELS, model()))
     (made,) = list_applied(plan, DEPLOYMENTS)
     assert made["spec"]["strategy"] == SURGE
 
@@ -136,7 +136,7 @@ def test_a_pod_of_the_same_template_makes_no_way() -> None:
 )
 def test_earlier_pod_serves_on_if_the_new_one_would_not_fit_in_its_place(new: Obj) -> None:
     assert rolling(placed(), new) is None
-    objects = [chat_service(hardware=NVIDIA), (MODELS, model())]
+    objects = [chat_service(hardware=NVIDIA, scheduling=NATIVE), (MODELS, model())]
     there = chat_deployment(*objects, replicas=2, updated=1)
     plan = decide_chat(*objects, (DEPLOYMENTS, there), node(), (PODS, placed()), (PODS, new))
     message = planned_condition(plan, "Ready")["message"]
@@ -213,7 +213,7 @@ def test_earlier_pod_makes_way_if_a_quota_allows_no_second_one() -> None:
 
 
 def test_the_strategy_stays_until_the_next_change_which_begins_anew() -> None:
-    objects = [chat_service(hardware=NVIDIA), (MODELS, model())]
+    objects = [chat_service(hardware=NVIDIA, scheduling=NATIVE), (MODELS, model())]
     there = chat_deployment(*objects, replicas=2, updated=1)
     blocked = [(PODS, placed()), (PODS, refused(NO_DEVICE)), node()]
     (applied,) = list_applied(decide_chat(*objects, (DEPLOYMENTS, there), *blocked), DEPLOYMENTS)
@@ -223,7 +223,7 @@ def test_the_strategy_stays_until_the_next_change_which_begins_anew() -> None:
     for pods in ([*blocked], [(PODS, refused(NO_DEVICE))], [(PODS, placed("chat-new", template="new"))]):
         (again,) = list_applied(decide_chat(*objects, (DEPLOYMENTS, there), *pods), DEPLOYMENTS)
         assert again == applied
-    edited = [chat_service(hardware=NVIDIA, contextLength=1024), (MODELS, model())]
+    edited = [chat_service(hardware=NVIDIA, scheduling=NATIVE, contextLength=1024), (MODELS, model())]
     (changed,) = list_applied(decide_chat(*edited, (DEPLOYMENTS, there), (PODS, placed())), DEPLOYMENTS)
     assert changed["spec"]["strategy"] == SURGE
     assert changed["spec"]["template"] != applied["spec"]["template"]
@@ -254,7 +254,7 @@ def test_earlier_pod_makes_way_on_a_node_with_too_many_pods() -> None:
 @pytest.mark.parametrize("message", [NO_DEVICE.replace("1 Insufficient", "2 Insufficient"), NO_DEVICE], ids=str)
 def test_earlier_pod_serves_on_if_no_node_has_the_memory(message: str) -> None:
     asked = "9Gi" if message != NO_DEVICE else "900Gi"
-    objects = [chat_service(hardware=NVIDIA), (MODELS, model())]
+    objects = [chat_service(hardware=NVIDIA, scheduling=NATIVE), (MODELS, model())]
     there = chat_deployment(*objects, replicas=2, updated=1)
     pods = [(PODS, placed()), (PODS, refused(message, memory=asked))]
     (applied,) = list_applied(decide_chat(*objects, (DEPLOYMENTS, there), node(memory="64Gi"), *pods), DEPLOYMENTS)

@@ -15,7 +15,7 @@ from controller.services.readiness_probe import Prober
 from controller.services.reconciler import AWAITS_UPDATE, service_reconciler
 from controller.services.tokens import KnownTokens
 from controller.services.traffic_meter import TrafficMeter
-from crds.meta import LABEL_COPY, LABEL_SERVICE
+from crds.meta import LABEL_COPY, LABEL_SERVICE, NOMINATED
 from devices.vendors import VENDORS
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, MODELS, POD_MONITORS, PODS
@@ -68,6 +68,24 @@ def test_replica_that_is_refused_runs_beside_the_next_copy() -> None:
     world.add_copy("b")
     plan = world.settle(least_ready=1)
     assert (world.replicas_by_node(), world.count_ready()) == ({"a": 1, "b": 1}, 2)
+
+
+def test_replica_that_the_queue_lets_wait_is_tried_beside_the_next_copy() -> None:
+    world = SimulatedPods({"a": 0, "b": 1}, **NVIDIA)
+    world.add_copy("a")
+    for work in (world.decide, world.run_deployments, world.schedule, world.decide):
+        work()
+    world.add_copy("b")
+    assert (world.decide().again_seconds or 99) <= 10, "time alone makes the difference"
+    assert world.replicas_by_node() == {"a": 1}, "the queue may not have looked at it yet"
+    (pod,) = world.pods.values()
+    pod["metadata"]["annotations"] = {NOMINATED: "{}"}
+    world.pass_queue_time()
+    world.decide()
+    assert world.replicas_by_node() == {"a": 1}, "it is promised a place"
+    del pod["metadata"]["annotations"]
+    world.settle()
+    assert (world.replicas_by_node(), world.count_ready()) == ({"b": 1}, 1)
 
 
 def test_refused_pods_beside_several_copies_are_one_replica() -> None:
