@@ -74,9 +74,9 @@ def refuse_queue(service: InferenceService, limits: TenantLimits) -> ExceededLim
     if limits.hosts or service.spec.scheduling.mode != "Queue":
         return None
     message = (
-        "spec.scheduling.mode is Queue, and the queue belongs to the whole cluster, but this controller serves only the "
-        "namespaces of its options --namespace: remove it, or have an administrator install the controller for the "
-        "whole cluster"
+        "spec.scheduling.mode is Queue, and the queue belongs to the whole cluster, but this controller serves only "
+        "the namespaces of its options --namespace: remove it, or have an administrator install the controller for "
+        "the whole cluster"
     )
     return ExceededLimit("QueueOutOfScope", message)
 

@@ -110,7 +110,7 @@ def lacks_room(pod: Obj, now: datetime) -> bool:
 
 
 def queue_seconds(pod: Obj, now: datetime) -> float | None:
-    """Return the time after which a pod that waits for the queue counts as one without room; None: no time changes that."""
+    """Return the time after which a pod that waits for the queue counts as one without room; None: none is needed."""
     if not _may_lack_room(pod):
         return None
     since = datetime.fromisoformat(pod["metadata"]["creationTimestamp"])

@@ -1,7 +1,8 @@
 """Service `chat` in a simulated cluster whose Deployment controller replaces pods as Kubernetes' `rolling.go` does.
 
-Controller, Deployment controller, ReplicaSet controller, queue, scheduler and kubelet each take one step when a test says so.
-The controller decides only after a change that triggers it. A pod that ends makes room for a refused one at once.
+Controller, Deployment controller, ReplicaSet controller, queue, scheduler and kubelet each take one step when a test
+says so. The controller decides only after a change that triggers it. A pod that ends makes room for a refused one at
+once.
 """
 
 import json
@@ -167,7 +168,7 @@ class SimulatedRollout:
         self.pods[name] = pod | {"set": owner.name}
 
     def admit(self) -> None:
-        """Give the pods that wait in the queue a node that has room, or nominate them for the place of an earlier pod."""
+        """Give the pods that wait for the queue a node, or nominate them for the place of an earlier pod."""
         for pod in filter(is_gated, self.pods.values()):
             promised_node = pod.pop("promised", "")
             pod["metadata"].pop("annotations", None)

@@ -110,8 +110,9 @@ def go_on(observed: ObservedDeployment, pods: ServicePods, replicas: int, store:
 def _keep_strategy(rolling: Obj) -> Obj:
     """Return the present strategy of a Deployment whose pods wait for the queue, unless somebody else wrote it."""
     unavailable = rolling.get("maxUnavailable")
-    is_ours = rolling.get("maxSurge") == 1 and isinstance(unavailable, int)
-    return _roll(1, unavailable) if is_ours else SURGE
+    if rolling.get("maxSurge") == 1 and isinstance(unavailable, int):
+        return _roll(1, unavailable)
+    return SURGE
 
 
 def _limit_unavailable(present: object, observed: ObservedDeployment, replicas: int, most: int) -> int:

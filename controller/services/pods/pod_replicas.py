@@ -207,7 +207,10 @@ def _list_wanted(
         found = observed.count_pods()
         is_estimate = choice.is_estimate and not (is_stated and found.refused and not found.placed)
         compared = partial(
-            *(compare_template, made, observed.obj, inputs),
+            compare_template,
+            made,
+            observed.obj,
+            inputs,
             is_estimate=is_estimate,
             is_stated=is_stated,
             has_places=found.placed > 0,

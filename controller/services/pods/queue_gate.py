@@ -1,7 +1,8 @@
 """The scheduling gate by which new pods of a service wait for the queue.
 
-A gate in the template of a Deployment is a part of all its pods, so a gate that comes or goes would replace them. No pod
-that has a node is replaced for that: the template keeps its gate, or its lack of one, until it changes for another cause.
+A gate in the template of a Deployment is a part of all its pods, so a gate that comes or goes would replace them. No
+pod that has a node is replaced for that: the template keeps its gate, or its lack of one, until it changes for another
+cause.
 """
 
 from typing import Final

@@ -7,6 +7,7 @@ give the next place to what nobody wants any more.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
 
@@ -14,7 +15,8 @@ from controller.reconcile.triggers import ENDED, is_gated
 from crds.meta import NOMINATED
 from kube.client import Obj
 
-_TEMPLATE = "pod-template-hash"
+_TEMPLATE: Final = "pod-template-hash"
+"""Label by which a Deployment tells the pods of its templates apart."""
 
 
 class _NominatedPlace(msgspec.Struct, frozen=True):
@@ -32,10 +34,10 @@ def limit_unavailable(pods: Iterable[Obj], replicas: int, *, is_refused: bool) -
     Args:
         pods: the pods of the Deployment that are not being deleted.
         replicas: pods that should have a place: those that are wanted, without those that are about to give it back.
-        is_refused: True if a new pod was refused by a quota or the scheduler, and would fit in the place of an earlier one.
+        is_refused: True if a quota or the scheduler refused a new pod that would fit in the place of an earlier one.
     """
     present = [pod for pod in pods if pod.get("status", {}).get("phase") not in ENDED]
-    if len({_template_of(pod) for pod in present}) < 2 and not is_refused:
+    if not is_refused and len({_template_of(pod) for pod in present}) <= 1:
         return None
     waiting = [pod for pod in present if is_gated(pod)]
     holding = [pod for pod in present if not is_gated(pod)]

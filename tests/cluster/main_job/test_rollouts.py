@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 import pytest
@@ -58,7 +59,7 @@ async def has_context(cluster: Cluster, tokens: int) -> bool:
 
 
 async def test_edit_with_room_for_both_pods_loses_no_request(cluster: Cluster) -> None:
-    await cluster.apply(cluster.model(), cluster.service("chat", "nvidia"))
+    await cluster.apply(cluster.model(), native_service(cluster))
     await cluster.ready("chat")
     async with never_interrupted(cluster, "chat"):
         await cluster.edit("chat", contextLength=512)
@@ -74,7 +75,7 @@ async def test_edit_without_room_for_both_pods_goes_on(cluster: Cluster, scarce:
         await cluster.apply(ONE_DEVICE)
         # A quota that its controller has not seen yet counts nothing.
         await cluster.kubectl("wait", "quota/devices", "--for=jsonpath={.status.used}", "--timeout=60s")
-    await cluster.apply(cluster.model(), cluster.service("chat", "nvidia", hardware=nvidia(count)))
+    await cluster.apply(cluster.model(), native_service(cluster, hardware=nvidia(count)))
     await cluster.ready("chat")
     await cluster.edit("chat", contextLength=512)
     await cluster.ready("chat")
@@ -83,12 +84,17 @@ async def test_edit_without_room_for_both_pods_goes_on(cluster: Cluster, scarce:
     assert await cluster.answers("chat")
 
 
+def native_service(cluster: Cluster, **spec: Any) -> Obj:
+    """Return a service whose pods the scheduler places in its own order."""
+    return cluster.service("chat", "nvidia", scheduling={"mode": "Native"}, **spec)
+
+
 def nvidia(count: int) -> Obj:
     return {"accelerator": "nvidia", "count": count}
 
 
 async def test_replica_that_never_had_room_does_not_hold_an_edit_up(cluster: Cluster) -> None:
-    await cluster.apply(cluster.model(), cluster.service("chat", "nvidia", replicas=3))
+    await cluster.apply(cluster.model(), native_service(cluster, replicas=3))
 
     async def two_serve() -> bool:
         found = await cluster.wait_for_phase("chat", "Degraded", "Serving")

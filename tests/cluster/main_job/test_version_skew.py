@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from controller.hosts.grants import grants_name
+from controller.placement.effects import admit_pod
+from controller.reconcile.triggers import is_gated
 from crds.features import AGENT_FEATURES
-from crds.meta import HOSTS_NAMESPACE
-from kube.client import Client
-from kube.resources import METAL_HOSTS, METAL_PROCESSES, PODS, ROLE_BINDINGS, ROLES
+from crds.meta import HOSTS_NAMESPACE, LABEL_SERVICE
+from kube.client import Client, Obj
+from kube.resources import DEPLOYMENTS, METAL_HOSTS, METAL_PROCESSES, PODS, ROLE_BINDINGS, ROLES
 from tests.cluster.conftest import StartMetalHost
 from tests.cluster.main_job.cluster import GIB, Cluster, EndlessStream
 from tests.cluster.shared_controller import SharedController
@@ -137,6 +139,49 @@ async def test_update_of_controller_agent_and_proxy_breaks_none_of_32_streams(
         assert [each.has_ended for each in streams] == [False] * STREAMS, "the update took longer than the answers"
     assert await cluster.names(PODS) == pods
     assert len(before & marked(host.state_folder)) >= 1, "the engine is the same"
+
+
+@pytest.mark.usefixtures("gpu_node")
+@pytest.mark.parametrize("controller", [PREVIOUS], indirect=True)
+async def test_update_that_brings_the_queue_replaces_no_pod_until_an_edit(
+    plane: ControlPlane, cluster: Cluster, client: Client, shared_controller: SharedController, controller: Process
+) -> None:
+    await cluster.apply(cluster.model(), cluster.service("chat", "nvidia"))
+    await cluster.ready("chat")
+    before, pods = await client.get(DEPLOYMENTS, "chat", cluster.namespace), await serving_pods(cluster)
+    await plane.apply(CHECKOUT / "crds", CHECKOUT / "deploy" / "install" / "rbac.yaml")
+    await controller.stop()
+    await shared_controller.lend_new()
+
+    # Fields that the previous version does not know: it is the successor that has decided.
+    await cluster.edit("chat", evictionProtection=True, scheduling={"mode": "Queue"}, priority="high")
+    await cluster.ready("chat")
+    kept = await client.get(DEPLOYMENTS, "chat", cluster.namespace)
+    assert kept["spec"]["template"] == before["spec"]["template"]
+    assert await serving_pods(cluster) == pods
+
+    await cluster.edit("chat", contextLength=512)
+    waiting = await eventually(lambda: gated_pod(cluster))
+    edited = await client.get(DEPLOYMENTS, "chat", cluster.namespace)
+    assert edited["spec"]["progressDeadlineSeconds"] == 2147483647
+    assert await cluster.answers("chat"), "the earlier pod serves on"
+    name = waiting["metadata"]["name"]
+    await client.patch_json(PODS, name, cluster.namespace, admit_pod(waiting, "gpu-1"))
+    await cluster.ready("chat")
+    assert await serving_pods(cluster) == {name}
+
+
+async def serving_pods(cluster: Cluster) -> set[str]:
+    """Return the pods of `chat` that are not ending."""
+    found = await cluster.client.list(PODS, cluster.namespace, label_selector=f"{LABEL_SERVICE}=chat")
+    return {each["metadata"]["name"] for each in found.items if "deletionTimestamp" not in each["metadata"]}
+
+
+async def gated_pod(cluster: Cluster) -> Obj:
+    """Return the only pod that waits for the queue."""
+    found = [pod for pod in (await cluster.client.list(PODS, cluster.namespace)).items if is_gated(pod)]
+    assert len(found) == 1
+    return found[0]
 
 
 async def host_of(cluster: Cluster, process: str) -> str:
