@@ -20,7 +20,7 @@ from controller.reconcile.indexes import (
     namespaced,
 )
 from controller.reconcile.plan import Snapshot
-from controller.reconcile.triggers import ENDED, end_of_pod, is_gated, is_refused, lacks_room, queue_seconds
+from controller.reconcile.triggers import ENDED, end_of_pod, lacks_room, queue_seconds, waits_for_node
 from crds.inferenceservice import InferenceService
 from crds.meta import GROUP
 from crds.model import Model
@@ -256,7 +256,7 @@ def mounts(user: Obj) -> object:
         return mounted_claims(spec["template"].get("spec") or {})
     is_over = (user.get("status") or {}).get("phase") in ENDED
     is_ending = "deletionTimestamp" in user["metadata"]
-    return None if is_over else (mounted_claims(spec), not is_ending and (is_refused(user) or is_gated(user)))
+    return None if is_over else (mounted_claims(spec), not is_ending and waits_for_node(user))
 
 
 def models_on_node(store: Store, node: Obj) -> list[ObjectKey]:

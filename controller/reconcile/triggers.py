@@ -104,6 +104,11 @@ def is_refused(pod: Obj) -> bool:
     )
 
 
+def waits_for_node(pod: Obj) -> bool:
+    """Return whether a pod waits for the queue, or for the scheduler that found no node for it."""
+    return is_gated(pod) or is_refused(pod)
+
+
 def lacks_room(pod: Obj, now: datetime) -> bool:
     """Return whether a pod has found no room: no scheduler has any, or the queue has let it wait for a while."""
     return is_refused(pod) or (_may_lack_room(pod) and queue_seconds(pod, now) is None)

@@ -29,12 +29,12 @@ from controller.reconcile.plan import Plan, Reconciler, Snapshot, prune
 from controller.reconcile.triggers import (
     Trigger,
     everything,
-    is_refused,
     offered_endpoints,
     owned,
     refused_pod,
     scheduled_pod,
     serving_facts,
+    waits_for_node,
 )
 from controller.services import preconditions
 from controller.services.endpoints import ready_endpoints, replica_addresses
@@ -378,7 +378,7 @@ def _services_beside_volume(store: Store, pod: Obj) -> list[ObjectKey]:
         ObjectKey(namespace, each["metadata"]["labels"][LABEL_SERVICE])
         for claim in mounted_claims(pod.get("spec") or {})
         for each in store.by_index(PODS, CLAIM_INDEX, namespaced(namespace, claim))
-        if LABEL_SERVICE in each["metadata"]["labels"] and is_refused(each)
+        if LABEL_SERVICE in each["metadata"]["labels"] and waits_for_node(each)
     ]
 
 

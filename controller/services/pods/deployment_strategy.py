@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from controller.placement.node_rules import admits
 from controller.placement.pod_requests import add_up, sum_requests
 from controller.reconcile.indexes import NODE_INDEX
-from controller.reconcile.triggers import is_refused
+from controller.reconcile.triggers import is_refused, waits_for_node
 from controller.services.pods.observed_deployments import ObservedDeployment, ServicePods, node_of
 from controller.services.pods.one_node import may_follow
 from controller.services.pods.queue_gate import has_gate
@@ -95,7 +95,7 @@ def go_on(observed: ObservedDeployment, pods: ServicePods, replicas: int, store:
     if is_missing_a_pod and is_changing(observed.obj) and (exceeded := _read_exceeded_quota(observed.obj)):
         asked = sum_requests(observed.obj["spec"]["template"]["spec"])
         # A pod counts for a quota although no node has room for it.
-        counted = [*placed, *filter(is_refused, observed.pods)]
+        counted = [*placed, *filter(waits_for_node, observed.pods)]
         fitting += [_asks_no_more(asked, sum_requests(earlier["spec"]), exceeded) for earlier in counted]
     if is_queued:
         unavailable = limit_unavailable(observed.pods, replicas - pods.ending, is_refused=any(fitting))

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
-from controller.reconcile.triggers import is_refused
+from controller.reconcile.triggers import is_refused, waits_for_node
 from controller.services.pods.observed_deployments import is_ready, node_of
 from controller.services.pods.one_node import FIRST_MARK, follows_only_its_volume, name_label
 from kube.client import Obj
@@ -99,7 +99,7 @@ def _loss_of(pod: Obj) -> datetime | None:
 def _loss_seconds(pods: Iterable[Obj], now: datetime) -> float | None:
     """Return the time until the next pod counts as lost, if another one waits for a node."""
     pods = list(pods)
-    if not any(map(is_refused, pods)):
+    if not any(map(waits_for_node, pods)):
         return None
     losses = (_loss_of(pod) for pod in pods)
     return min(((each - now).total_seconds() for each in losses if each is not None and each > now), default=None)

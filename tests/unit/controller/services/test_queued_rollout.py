@@ -119,6 +119,8 @@ def test_strategy_of_anybody_else_is_overruled(strategy: Obj) -> None:
 def test_earlier_pod_makes_way_if_a_quota_allows_no_second_one() -> None:
     refused = [{"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": QUOTA}]
     assert rolling(placed(), conditions=refused, updatedReplicas=0) == roll(1)
+    stale = waiting(name="chat-stale", template="old")
+    assert rolling(stale, conditions=refused, readyReplicas=0, updatedReplicas=0) == roll(1), "a quota counts it"
     two = [placed("chat-1"), placed("chat-2")]
     assert rolling(*two, conditions=refused, replicas=3, updatedReplicas=0) == roll(2)
     assert rolling(*two, waiting(), conditions=refused, replicas=3, updatedReplicas=1) == roll(1)
