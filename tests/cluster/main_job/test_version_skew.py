@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from controller.hosts.grants import grants_name
-from controller.placement.effects import admit_pod
-from controller.reconcile.triggers import is_gated
 from crds.features import AGENT_FEATURES
-from crds.meta import HOSTS_NAMESPACE, LABEL_SERVICE
-from kube.client import Client, Obj
+from crds.meta import HOSTS_NAMESPACE, LABEL_SERVICE, QUEUE_GATE
+from kube.client import Client
 from kube.resources import DEPLOYMENTS, METAL_HOSTS, METAL_PROCESSES, PODS, ROLE_BINDINGS, ROLES
 from tests.cluster.conftest import StartMetalHost
 from tests.cluster.main_job.cluster import GIB, Cluster, EndlessStream
@@ -161,27 +159,23 @@ async def test_update_that_brings_the_queue_replaces_no_pod_until_an_edit(
     assert await serving_pods(cluster) == pods
 
     await cluster.edit("chat", contextLength=512)
-    waiting = await eventually(lambda: gated_pod(cluster))
-    edited = await client.get(DEPLOYMENTS, "chat", cluster.namespace)
-    assert edited["spec"]["progressDeadlineSeconds"] == 2147483647
-    assert await cluster.answers("chat"), "the earlier pod serves on"
-    name = waiting["metadata"]["name"]
-    await client.patch_json(PODS, name, cluster.namespace, admit_pod(waiting, "gpu-1"))
     await cluster.ready("chat")
-    assert await serving_pods(cluster) == {name}
+    edited = await client.get(DEPLOYMENTS, "chat", cluster.namespace)
+    assert edited["spec"]["template"]["spec"]["schedulingGates"] == [{"name": QUEUE_GATE}]
+    assert edited["spec"]["progressDeadlineSeconds"] == 2147483647
+    (name,) = await serving_pods(cluster)
+    assert {name} != pods
+    admitted = (await client.get(PODS, name, cluster.namespace))["spec"]
+    required = admitted["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert [term["matchFields"] for term in required["nodeSelectorTerms"]] == [
+        [{"key": "metadata.name", "operator": "In", "values": ["gpu-1"]}]
+    ]
 
 
 async def serving_pods(cluster: Cluster) -> set[str]:
     """Return the pods of `chat` that are not ending."""
     found = await cluster.client.list(PODS, cluster.namespace, label_selector=f"{LABEL_SERVICE}=chat")
     return {each["metadata"]["name"] for each in found.items if "deletionTimestamp" not in each["metadata"]}
-
-
-async def gated_pod(cluster: Cluster) -> Obj:
-    """Return the only pod that waits for the queue."""
-    found = [pod for pod in (await cluster.client.list(PODS, cluster.namespace)).items if is_gated(pod)]
-    assert len(found) == 1
-    return found[0]
 
 
 async def host_of(cluster: Cluster, process: str) -> str:
