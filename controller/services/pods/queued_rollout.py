@@ -6,23 +6,15 @@ Pods of an earlier template that wait, too, have no place that they could lose, 
 give the next place to what nobody wants any more.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
-import msgspec
-
+from controller.placement.observed_units import parse_nomination
 from controller.reconcile.triggers import ENDED, is_gated
-from crds.meta import NOMINATED
 from kube.client import Obj
 
 _TEMPLATE: Final = "pod-template-hash"
 """Label by which a Deployment tells the pods of its templates apart."""
-
-
-class _NominatedPlace(msgspec.Struct, frozen=True):
-    """The part of a nomination that a rollout reads."""
-
-    victims: list[str] = []
 
 
 def limit_unavailable(pods: Iterable[Obj], replicas: int, *, is_refused: bool) -> int | None:
@@ -39,33 +31,15 @@ def limit_unavailable(pods: Iterable[Obj], replicas: int, *, is_refused: bool) -
     present = [pod for pod in pods if pod.get("status", {}).get("phase") not in ENDED]
     if not is_refused and len({_template_of(pod) for pod in present}) <= 1:
         return None
-    waiting = [pod for pod in present if is_gated(pod)]
-    holding = [pod for pod in present if not is_gated(pod)]
-    promised = sum(map(_awaits_place, waiting)) - sum(_takes_place(pod, holding) for pod in waiting)
-    makes_way = any(_takes_place(pod, holding) for pod in waiting)
+    holding = {pod["metadata"]["uid"] for pod in present if not is_gated(pod)}
+    nominations = [found for pod in present if is_gated(pod) and (found := parse_nomination(pod)) is not None]
+    makes_way = any(each.victims & holding for each in nominations)
+    # The place of a pod that has ended is about to be given.
+    promised = sum(not each.victims & holding for each in nominations)
     missing = max(0, replicas - len(holding) - promised)
     # A pod that a quota lets be created takes the place that the one before it gave back.
     refused = 1 + max(0, replicas - len(present)) if is_refused else 0
     return max(missing + makes_way, refused)
-
-
-def _awaits_place(pod: Obj) -> bool:
-    return bool(_list_victims(pod))
-
-
-def _takes_place(pod: Obj, holding: Sequence[Obj]) -> bool:
-    """Return whether a pod that waits is promised the place of a pod of its service that still has it."""
-    victims = set(_list_victims(pod))
-    return any(each["metadata"]["uid"] in victims for each in holding)
-
-
-def _list_victims(pod: Obj) -> list[str]:
-    """Return the uids of what ends for a pod; an annotation that somebody has edited names none."""
-    text = (pod["metadata"].get("annotations") or {}).get(NOMINATED, "")
-    try:
-        return msgspec.json.decode(text, type=_NominatedPlace).victims if text else []
-    except msgspec.MsgspecError:
-        return []
 
 
 def _template_of(pod: Obj) -> str:
