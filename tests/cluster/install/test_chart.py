@@ -63,7 +63,7 @@ REFUSED = {
     "image.repository=registry.example/pomona:1": "'/image/repository': 'registry.example/pomona:1' does not match",
     "services.schedulingMode=Fair": "'/services/schedulingMode': value must be one of '', 'Queue', 'Native'",
     "services.monitorLabels.a b=c": "'/services/monitorLabels': additional properties 'a b' not allowed",
-    "services.maxPriority=urgent": "'/services/maxPriority': value must be one of 'critical', 'high', 'normal', 'low', 'batch'",
+    "services.maxPriority=urgent": "'/services/maxPriority': value must be one of 'critical', 'high', 'normal', 'low'",
     "hosts=null": "missing property 'hosts'",
     "models.nodeCacheSize=big": "'/models/nodeCacheSize': 'big' does not match pattern",
 }
@@ -239,6 +239,27 @@ async def test_controller_of_some_namespaces_gets_roles_there_and_no_hosts() -> 
     assert {"pomona-metal-hosts", "pomona-metal-agent", "pomona-host-slices", "pomona-host-ports"} <= gone
     (container,) = scoped[CONTROLLER]["spec"]["template"]["spec"]["containers"]
     assert container["args"][2:4] == ["--namespace=team-a", "--namespace=team-b"]
+
+
+async def test_controller_of_some_namespaces_has_no_right_of_the_queue() -> None:
+    everything, scoped = await render(), await render("--set", "scope.namespaces={team-a}")
+    assert {"pods patch", "pods delete", "pods/eviction create", "configmaps create"} <= list_rights(everything)
+    assert {each for each in list_rights(scoped) if each.startswith(("pods", "configmaps", "persistentvolumes "))} == {
+        "pods list",
+        "pods watch",
+    }
+    gone = {name[2] for name in everything.keys() - scoped.keys()}
+    assert {"pomona-controller-queue", "pomona-controller-evicted-pods", "pomona-queued-pods"} <= gone
+    assert "pomona-priorities" not in gone
+
+
+def list_rights(objects: dict[Identity, Any]) -> set[str]:
+    """Return resource and verb of each right that a role of the controller grants."""
+    roles = [
+        each for (kind, _, name), each in objects.items() if "Role" in kind and name.startswith("pomona-controller")
+    ]
+    rules = [rule for role in roles for rule in role["rules"]]
+    return {f"{resource} {verb}" for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
 
 
 async def test_hosts_can_be_left_out() -> None:
