@@ -151,6 +151,7 @@ async def test_every_value_reaches_an_option_that_the_controller_has(tmp_path: P
         "--network-policies",
         "--monitoring-namespace=prometheus",
         "--monitor-label=release=prometheus",
+        "--scheduling-mode=Native",
         "--node-cache-size=500Gi",
         "--allow-private-sources=10.1.0.0/16",
         "--hosts-ca=/etc/pomona/hosts-ca/all.pem",
@@ -183,6 +184,8 @@ async def test_every_value_reaches_the_objects_beside_the_controller(tmp_path: P
     rendered = await render_everything(tmp_path)
     vendors = rendered["ConfigMap", "pomona-system", "pomona-vendors"]["data"]["vendors.yaml"]
     assert yaml.safe_load(vendors) == EVERYTHING["vendors"]
+    limit = rendered["ValidatingAdmissionPolicy", "", "pomona-priorities"]["spec"]["variables"][-1]["expression"]
+    assert limit.endswith("max-priority'].orValue('normal')")
     ports = rendered["ConfigMap", "pomona-system", "pomona-host-ports"]["data"]
     assert ports == {"firstPort": "19000", "lastPort": "19099"}
     policy = rendered["NetworkPolicy", "pomona-system", "pomona-controller"]["spec"]
@@ -255,10 +258,12 @@ async def test_controller_of_some_namespaces_has_no_right_of_the_queue() -> None
 
 def list_rights(objects: dict[Identity, Any]) -> set[str]:
     """Return resource and verb of each right that a role of the controller grants."""
-    roles = [
-        each for (kind, _, name), each in objects.items() if "Role" in kind and name.startswith("pomona-controller")
+    rules = [
+        rule
+        for (_, _, name), each in objects.items()
+        if name.startswith("pomona-controller")
+        for rule in each.get("rules", ())
     ]
-    rules = [rule for role in roles for rule in role["rules"]]
     return {f"{resource} {verb}" for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
 
 
