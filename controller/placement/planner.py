@@ -126,8 +126,9 @@ class Planning:
         self._elastic = {name: each.elastic for name, each in rules.pools.items() if each.elastic > 0}
         for unit in holding:
             self._search.count_beside(unit.service, unit.cells)
-            self._limits.add(unit, self._find_pool(unit))
-            if not unit.cells and (pool := self._find_elastic_pool(unit)):
+            pool = self._find_pool(unit)
+            self._limits.add(unit, pool)
+            if not unit.cells and pool in self._elastic:
                 self._elastic[pool] -= 1
         self._considered: dict[str, int] = {}
         self._hopeless: dict[Shape, Blockage] = {}

@@ -294,6 +294,13 @@ def test_units_that_wait_for_a_node_count_in_the_next_round() -> None:
     assert say(made) == []
 
 
+def test_unit_that_waits_for_a_node_counts_also_above_its_quota() -> None:
+    rules = PlanRules(pools=ELASTIC.pools, quotas={("team", "nvidia"): PoolQuota(devices=4)})
+    units = [runs("r", 4, "n"), pod("a", 8, state="running"), pod("b", 8, namespace="other")]
+    for order in (units, units[::-1]):
+        assert say(decide([node("n", 4)], order, rules)) == []
+
+
 def test_autoscaler_adds_no_host_and_no_volume() -> None:
     bound = pod("a", 8, requirement=NodeRequirement("", {}, frozenset({"n"})))
     assert say(decide([node("n", 4)], [bound], ELASTIC)) == []
