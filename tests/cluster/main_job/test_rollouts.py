@@ -58,8 +58,9 @@ async def has_context(cluster: Cluster, tokens: int) -> bool:
     return bool(arguments[arguments.index("-c") + 1] == str(tokens))
 
 
-async def test_edit_with_room_for_both_pods_loses_no_request(cluster: Cluster) -> None:
-    await cluster.apply(cluster.model(), native_service(cluster))
+@pytest.mark.parametrize("mode", ["Queue", "Native"])
+async def test_edit_with_room_for_both_pods_loses_no_request(cluster: Cluster, mode: str) -> None:
+    await cluster.apply(cluster.model(), gpu_service(cluster, mode))
     await cluster.ready("chat")
     async with never_interrupted(cluster, "chat"):
         await cluster.edit("chat", contextLength=512)
@@ -68,33 +69,36 @@ async def test_edit_with_room_for_both_pods_loses_no_request(cluster: Cluster) -
     assert (await deployment(cluster))["strategy"] == SURGE
 
 
+@pytest.mark.parametrize("mode", ["Queue", "Native"])
 @pytest.mark.parametrize("scarce", ["devices", "quota"])
-async def test_edit_without_room_for_both_pods_goes_on(cluster: Cluster, scarce: str) -> None:
+async def test_edit_without_room_for_both_pods_goes_on(cluster: Cluster, scarce: str, mode: str) -> None:
     count = 2 if scarce == "devices" else 1
     if scarce == "quota":
         await cluster.apply(ONE_DEVICE)
         # A quota that its controller has not seen yet counts nothing.
         await cluster.kubectl("wait", "quota/devices", "--for=jsonpath={.status.used}", "--timeout=60s")
-    await cluster.apply(cluster.model(), native_service(cluster, hardware=nvidia(count)))
+    await cluster.apply(cluster.model(), gpu_service(cluster, mode, hardware=nvidia(count)))
     await cluster.ready("chat")
     await cluster.edit("chat", contextLength=512)
     await cluster.ready("chat")
     assert await has_context(cluster, 512)
-    assert (await deployment(cluster))["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+    surge = 1 if mode == "Queue" else 0
+    assert (await deployment(cluster))["strategy"]["rollingUpdate"] == {"maxSurge": surge, "maxUnavailable": 1}
     assert await cluster.answers("chat")
 
 
-def native_service(cluster: Cluster, **spec: Any) -> Obj:
-    """Return a service whose pods the scheduler places in its own order."""
-    return cluster.service("chat", "nvidia", scheduling={"mode": "Native"}, **spec)
+def gpu_service(cluster: Cluster, mode: str, **spec: Any) -> Obj:
+    """Return a service whose pods the queue or the scheduler places."""
+    return cluster.service("chat", "nvidia", scheduling={"mode": mode}, **spec)
 
 
 def nvidia(count: int) -> Obj:
     return {"accelerator": "nvidia", "count": count}
 
 
-async def test_replica_that_never_had_room_does_not_hold_an_edit_up(cluster: Cluster) -> None:
-    await cluster.apply(cluster.model(), native_service(cluster, replicas=3))
+@pytest.mark.parametrize("mode", ["Queue", "Native"])
+async def test_replica_that_never_had_room_does_not_hold_an_edit_up(cluster: Cluster, mode: str) -> None:
+    await cluster.apply(cluster.model(), gpu_service(cluster, mode, replicas=3))
 
     async def two_serve() -> bool:
         found = await cluster.wait_for_phase("chat", "Degraded", "Serving")

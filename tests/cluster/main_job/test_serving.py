@@ -152,14 +152,15 @@ async def test_a_folder_of_mlx_weights_is_served_by_a_host_and_refused_for_pods(
 
 @pytest.mark.usefixtures("gpu_node")
 async def test_service_on_nvidia_takes_devices_and_the_next_one_reports_their_lack(cluster: Cluster) -> None:
-    await cluster.apply(cluster.model(), cluster.service("first", "nvidia", resources={"gpu": 2}))
+    native: Obj = {"scheduling": {"mode": "Native"}}
+    await cluster.apply(cluster.model(), cluster.service("first", "nvidia", resources={"gpu": 2}, **native))
     await cluster.ready("first")
     assert (await cluster.ask("first")).status == 200
     pods = await cluster.client.list(PODS, cluster.namespace, label_selector=f"{LABEL_SERVICE}=first")
     assert [pod["spec"]["nodeName"] for pod in pods.items] == ["gpu-1"]
     assert pods.items[0]["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
 
-    await cluster.apply(cluster.service("second", "nvidia"))
+    await cluster.apply(cluster.service("second", "nvidia", **native))
     waiting = await cluster.wait_for_phase("second", "Pending", "Unschedulable")
     assert "Insufficient nvidia.com/gpu" in condition(waiting).message
     await cluster.kubectl("delete", "isvc", "first")
