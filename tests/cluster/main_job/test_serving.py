@@ -152,7 +152,7 @@ async def test_a_folder_of_mlx_weights_is_served_by_a_host_and_refused_for_pods(
 
 @pytest.mark.usefixtures("gpu_node")
 async def test_service_on_nvidia_takes_devices_and_the_next_one_reports_their_lack(cluster: Cluster) -> None:
-    native: Obj = {"scheduling": {"mode": "Native"}}
+    native = {"scheduling": {"mode": "Native"}}
     await cluster.apply(cluster.model(), cluster.service("first", "nvidia", resources={"gpu": 2}, **native))
     await cluster.ready("first")
     assert (await cluster.ask("first")).status == 200
