@@ -192,8 +192,8 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
     queue: Annotated[
         QueueStatus | None,
         described(
-            "Place in the queue of the first replica that waits for a GPU or a host. Absent if none waits. It is updated "
-            "at most once a second, and later while many services move at once."
+            "Place in the queue of the first replica that waits for a GPU or a host. Absent if none waits. It is "
+            "updated at most once a second, and later while many services move at once."
         ),
     ] = None
     proof: Annotated[

@@ -76,9 +76,9 @@ class QueueStatus(ApiStruct, frozen=True):
     reason: Annotated[
         QueueReason | None,
         described(
-            "InsufficientDevices, InsufficientMemory: too little is free. HeadOfLine: what is free is kept for a replica "
-            "ahead that waits for the same nodes or hosts. Draining: others end to make room. Quota: a limit of the "
-            "pool or namespace is reached. CellsClosed: all nodes or hosts that could run it take nothing new. "
+            "InsufficientDevices, InsufficientMemory: too little is free. HeadOfLine: what is free is kept for a "
+            "replica ahead that waits for the same nodes or hosts. Draining: others end to make room. Quota: a limit "
+            "of the pool or namespace is reached. CellsClosed: all nodes or hosts that could run it take nothing new. "
             "NotConsidered: too many are ahead. NoSuchHardware: no node or host could ever run it."
         ),
     ] = None
@@ -88,16 +88,16 @@ class QueueStatus(ApiStruct, frozen=True):
     estimated_start: Annotated[
         EstimatedStart | None,
         described(
-            "When the replica probably starts, by how long others ran: 4 of 5 starts are in the range. Absent if no such "
-            "range can be given; noEstimate has the reason."
+            "When the replica probably starts, by how long others ran: 4 of 5 starts are in the range. Absent if no "
+            "such range can be given; noEstimate has the reason."
         ),
     ] = None
     no_estimate: Annotated[
         NoEstimate | None,
         described(
             "Why there is no estimate. TooFewSeen: too few replicas have ended or started since this controller leads. "
-            "TooFewAhead: so few are ahead that the end of a single one decides. Overtaken: replicas of higher priority "
-            "come as fast as room becomes free. Draining: it starts as soon as others have ended. NoPosition: it "
-            "cannot start."
+            "TooFewAhead: so few are ahead that the end of a single one decides. Overtaken: replicas of higher "
+            "priority come as fast as room becomes free. Draining: it starts as soon as others have ended. NoPosition: "
+            "it cannot start."
         ),
     ] = None

@@ -2,8 +2,8 @@
 
 A lane is a pool and the resource that is scarce in it. Room becomes free there at a rate that is measured, relative to
 what runs; units of higher priority that arrive take some of it. The need of all units ahead divided by the rest is the
-expected wait. By how much real waits differ from it is measured as well, from earlier forecasts, and gives the range: so
-whatever the model leaves out, such as the fit of units on cells, is in the range.
+expected wait. By how much real waits differ from it is measured as well, from earlier forecasts, and gives the range:
+so whatever the model leaves out, such as the fit of units on cells, is in the range.
 """
 
 import bisect
@@ -14,10 +14,14 @@ from typing import Final, NamedTuple
 from controller.placement.units import MEMORY, Unit
 from crds.queue_status import NoEstimate
 
-COVERED: Final = 0.88
-"""Share of starts for which a range is made: a little above the 80 % that are promised, as the past is not the future."""
+COVERED: Final = 0.9
+"""Share of starts for which a range is made: more than the 80 % that are promised, as the past is not the future."""
 WIDEST: Final = 3.0
 """The most by which the upper end of a range may be farther away than the lower one."""
+MODEL_DEVIATIONS: Final = 1.3
+"""Standard deviations in which 80 % of the waits would be if the model were right."""
+NARROWEST: Final = 1.5
+"""The least by which it is farther away: a narrower range helps nobody."""
 LEAST_RELEASES: Final = 5.0
 LEAST_ERRORS: Final = 50
 """Fewest forecasts whose outcome is known before a range is given."""
@@ -117,30 +121,30 @@ class _Errors:
 
 
 class LaneHistory:
-    """What was seen of a lane: releases of room, arrivals by rank of priority, and the outcomes of forecasts."""
+    """The past of a lane: releases of room, arrivals by rank of priority, and the outcomes of forecasts."""
 
     def __init__(self, now: float) -> None:
         self._at = now
         self._seconds = 0.0
         self._run_seconds = 0.0
         """Integral of the amount that ran."""
-        self._running = 0.0
+        self.running = 0.0
+        """The amount that runs now."""
         self._releases = _Flow()
         self._arrivals: dict[int, _Flow] = {}
         self._errors: dict[int, _Errors] = {}
         """By rank: a unit that may have others evicted starts earlier than its lane alone tells."""
 
-    def advance(self, now: float, running: float) -> None:
-        """Let time pass until now, from which on this amount runs; a clock that jumps back passes no time."""
+    def advance(self, now: float) -> None:
+        """Count the time until now; a clock that jumps back passes no time."""
         seconds = max(0.0, now - self._at)
         self._at = now
         factor = math.exp(-seconds / MEMORY_SECONDS)
         passed = MEMORY_SECONDS * (1 - factor)
         self._seconds = self._seconds * factor + passed
-        self._run_seconds = self._run_seconds * factor + self._running * passed
+        self._run_seconds = self._run_seconds * factor + self.running * passed
         for flow in (self._releases, *self._arrivals.values()):
             flow.fade(factor)
-        self._running = running
 
     def add_release(self, amount: float) -> None:
         """Count a unit that ended by itself."""
@@ -156,11 +160,11 @@ class LaneHistory:
         self._errors.setdefault(rank, _Errors()).add(error)
 
     def forecast_wait(self, rank: int, needed: float) -> Forecast | NoEstimate:
-        """Return the expected wait of a unit of a rank, before which `needed` must become free, its own need included."""
+        """Return the expected wait of a unit of a rank, until `needed` has become free, its own need included."""
         releases = self._releases
         if releases.count < LEAST_RELEASES or self._run_seconds <= 0 or needed <= 0:
             return "TooFewSeen"
-        scale = self._running / self._run_seconds
+        scale = self.running / self._run_seconds
         freed, freed_squares = releases.amount * scale, releases.squares * scale
         higher = [flow for each, flow in self._arrivals.items() if each < rank]
         taken = sum(flow.amount for flow in higher) / self._seconds
@@ -176,8 +180,12 @@ class LaneHistory:
         errors = self._errors.get(rank)
         if errors is None or errors.count < LEAST_ERRORS:
             return "TooFewSeen"
-        low, high = (errors.find_quantile(share) for share in ((1 - COVERED) / 2, (1 + COVERED) / 2))
+        # Few errors may agree by chance, so the range is at least the one that the model expects.
+        low = min(errors.find_quantile((1 - COVERED) / 2), -MODEL_DEVIATIONS)
+        high = max(errors.find_quantile((1 + COVERED) / 2), MODEL_DEVIATIONS)
         earliest, latest = (forecast.wait_seconds * math.exp(error * forecast.spread) for error in (low, high))
+        widened = max(1.0, math.sqrt(NARROWEST * earliest / latest))
+        earliest, latest = earliest / widened, latest * widened
         if latest > WIDEST * earliest:
             return "TooFewAhead"
         return StartRange(now + earliest, now + latest)

@@ -1,9 +1,10 @@
 """The history from which starts are estimated: what ran, ended, arrived and started while this controller leads.
 
-It is in memory alone. A new leader gives no estimate until it has seen enough: from the ages of what runs it cannot tell
-a pool whose units run for an hour from one that was set up an hour ago, and a wrong estimate is worse than none.
+It is in memory alone. A new leader gives no estimate until it has seen enough: from the ages of what runs it cannot
+tell a pool whose units run for an hour from one that was set up an hour ago, and a wrong estimate is worse than none.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
@@ -25,7 +26,19 @@ class UnitStart(NamedTuple):
     """Since it has its place in the queue."""
     first_range: StartRange | None
     """The first estimate that was given for it."""
+    first_range_at: float
+    """When that was."""
     started_at: float
+
+    @property
+    def error_ratio(self) -> float | None:
+        """Return the real wait since the first estimate, as a multiple of the estimated one; None without one."""
+        if self.first_range is None:
+            return None
+        middle = math.sqrt(
+            (self.first_range.earliest - self.first_range_at) * (self.first_range.latest - self.first_range_at)
+        )
+        return max(0.0, self.started_at - self.first_range_at) / middle
 
     @property
     def outcome(self) -> str:
@@ -43,12 +56,13 @@ class _Run(NamedTuple):
 
 
 class _Waiting:
-    """What was forecast for a waiting unit."""
+    """The forecasts of a waiting unit."""
 
     def __init__(self) -> None:
         self.forecasts: list[tuple[float, Forecast]] = []
         self.needed = 0.0
         self.first_range: StartRange | None = None
+        self.first_range_at = 0.0
         self.last_range: StartRange | None = None
 
 
@@ -73,6 +87,8 @@ class StartEstimator:
             pools: the pool of each cell.
             now: the wall clock, in seconds since 1970.
         """
+        for history in self._lanes.values():
+            history.advance(now)
         self._displaced.update(evicted)
         running: dict[Lane, float] = {}
         seen: set[str] = set()
@@ -97,7 +113,7 @@ class StartEstimator:
         for uid in self._waiting.keys() - waiting:
             del self._waiting[uid]
         for lane in running.keys() | self._lanes.keys():
-            self._history(lane, now).advance(now, running.get(lane, 0.0))
+            self._history(lane, now).running = running.get(lane, 0.0)
         self._displaced &= seen
         self._seen_at = now
 
@@ -128,7 +144,8 @@ class StartEstimator:
         last = known.last_range
         if last is None or not last.is_narrow(now) or not last.is_near(found, now):
             known.last_range = found
-            known.first_range = known.first_range or found
+            if known.first_range is None:
+                known.first_range, known.first_range_at = found, now
         return known.last_range or found
 
     def _history(self, lane: Lane, now: float) -> LaneHistory:
@@ -151,8 +168,8 @@ class StartEstimator:
         lane, _ = measure_need(unit)
         for made_at, forecast in waited.forecasts if waited else ():
             self._history(lane, now).add_outcome(unit.rank, forecast, now - made_at)
-        first_range = waited.first_range if waited else None
-        self._on_start(UnitStart(unit, max(0.0, now - unit.enqueued_at), first_range, now))
+        first_range, at = (waited.first_range, waited.first_range_at) if waited else (None, now)
+        self._on_start(UnitStart(unit, max(0.0, now - unit.enqueued_at), first_range, at, now))
 
     def _count_ends(self, ended: Iterable[str]) -> None:
         for uid in list(ended):
