@@ -1,0 +1,254 @@
+"""The board: what each waiting service is told about its place in the queue.
+
+It is set after each round, in constant time for each waiting unit. The words, for which all cells are looked at, are
+made when a service is told, which happens at the pace of `NoticePacer`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from controller.placement.explanation import RefusalCounter
+from controller.placement.notice_pacer import NoticePacer
+from controller.placement.planner import Admit, Evict, Nominate, Round, Withdraw
+from controller.placement.standing import (
+    ServiceStanding,
+    WaitFacts,
+    describe_need,
+    describe_wait,
+    find_lacking,
+    find_largest,
+    sort_refusals,
+)
+from controller.placement.start_estimate import Lane, StartRange, measure_need
+from controller.placement.start_history import StartEstimator, UnitStart
+from controller.placement.units import Cell, Nomination, Unit
+from crds.meta import PRIORITY_RANK, Priority
+from crds.queue_status import NoEstimate, QueueReason
+from kube.resources import ObjectKey
+
+ESTIMATE_SECONDS: Final = 1.0
+"""Least time between two estimates of all starts."""
+FRONT: Final = 3
+"""Positions at which each move is told at once."""
+_PRIORITIES: Final[tuple[Priority, ...]] = tuple(PRIORITY_RANK)
+
+FindStanding = Callable[[ObjectKey], ServiceStanding | None]
+Depths = Mapping[tuple[str, Priority], int]
+"""Number of waiting units by pool and priority."""
+
+
+class _Entry(NamedTuple):
+    """The first waiting unit of a service."""
+
+    unit: Unit
+    pool: str
+    position: int | None
+    ahead: tuple[int, ...]
+    """Units ahead by rank."""
+    needed: int
+    """Need of those ahead and of it in its lane."""
+    nomination: Nomination | None
+    reason: QueueReason | None
+    """None: too little is free, or all cells that could run it are closed."""
+    start: StartRange | NoEstimate
+
+    @property
+    def news(self) -> tuple[object, ...]:
+        """All of which a change is told at once."""
+        front = self.position if self.position is not None and self.position <= FRONT else 0
+        is_hopeless = self.reason == "NoSuchHardware"
+        return self.unit.uid, self.pool, is_hopeless, self.nomination, front
+
+
+class _PoolQueue:
+    """The queue of one pool while it is counted."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.ahead = [0] * len(_PRIORITIES)
+        self.needed: dict[Lane, int] = {}
+
+
+class Board:
+    """The standings of all services that wait. All methods run in the event loop."""
+
+    def __init__(
+        self,
+        on_change: Callable[[ObjectKey], None],
+        on_start: Callable[[UnitStart], None] = lambda _start: None,
+    ) -> None:
+        """Make an empty board.
+
+        Args:
+            on_change: gets each service whose standing has changed, at most once a second.
+            on_start: gets each unit that was admitted, for the metrics.
+        """
+        self._on_start = on_start
+        self._pacer = NoticePacer(on_change)
+        self._estimator = StartEstimator(on_start)
+        self._entries: dict[ObjectKey, _Entry] = {}
+        self._lengths: dict[str, int] = {}
+        self._victims: dict[str, ObjectKey] = {}
+        """The services of units that end for a nominated one, by uid."""
+        self._needs: dict[str, tuple[Lane, int]] = {}
+        self._cells: Sequence[Cell] = ()
+        self._closed: frozenset[str] = frozenset()
+        self._counter: RefusalCounter | None = None
+        """Made when the first service asks after a round."""
+        self._now = 0.0
+        self._estimated_at: float | None = None
+        self._last_round: tuple[Round, Sequence[Unit]] | None = None
+        self.depths: Depths = {}
+
+    def restart(self) -> None:
+        """Forget everything: another replica may have led since."""
+        self._pacer.clear()
+        self._estimator = StartEstimator(self._on_start)
+        self._estimated_at = self._last_round = None
+        self._entries, self._lengths, self.depths = {}, {}, {}
+
+    def update(self, decided: Round, cells: Iterable[Cell], now: float, *, units: Sequence[Unit]) -> None:
+        """Set the standings after a round.
+
+        Args:
+            decided: the round.
+            cells: all cells, as the round had them.
+            now: the wall clock, in seconds since 1970.
+            units: all units, as the round had them.
+        """
+        self._last_round = decided, units
+        self._cells, self._now, self._counter = tuple(cells), now, None
+        evicted = {action.victim.uid for action in decided.actions if isinstance(action, Evict)}
+        self._estimator.observe(units, evicted, {cell.id: cell.pool for cell in self._cells}, now)
+        entries, lengths = self._list_entries(decided)
+        self._find_victims(entries.values(), units)
+        closed = frozenset(cell.id for cell in self._cells if cell.closed)
+        self._tell_changes(entries, lengths, is_everyone_told=closed != self._closed)
+        self._entries, self._lengths, self._closed = entries, lengths, closed
+        self._pacer.flush()
+
+    def refresh(self, now: float) -> None:
+        """Set the standings anew after the same round: call it every 30 seconds without a round, as estimates age."""
+        if self._last_round is not None and self._entries:
+            decided, units = self._last_round
+            self.update(decided, self._cells, now, units=units)
+
+    def standing(self, service: ObjectKey) -> ServiceStanding | None:
+        """Return the standing of a service, or None if none of its replicas waits."""
+        entry = self._entries.get(service)
+        if entry is None or self._last_round is None:
+            return None
+        unit = entry.unit
+        if self._counter is None:
+            self._counter = RefusalCounter(self._cells, self._last_round[0])
+        counts = sort_refusals(self._counter.count(unit))
+        ending = entry.nomination.victims if entry.nomination is not None else ()
+        victims = tuple(sorted({str(self._victims[uid]) for uid in ending if uid in self._victims}))
+        reason = entry.reason
+        if reason is None:
+            if not counts.open and counts.closed:
+                reason = "CellsClosed"
+            else:
+                reason = "InsufficientDevices" if "/" in find_lacking(unit, counts) else "InsufficientMemory"
+        largest = find_largest(unit, self._cells) if reason == "NoSuchHardware" else None
+        return ServiceStanding(
+            pool=entry.pool,
+            position=entry.position,
+            length=self._lengths.get(entry.pool, 0),
+            ahead={_PRIORITIES[rank]: count for rank, count in enumerate(entry.ahead) if count},
+            waiting_for=describe_need(unit),
+            enqueued_at=unit.enqueued_at,
+            cells=entry.nomination.cells if entry.nomination is not None else (),
+            victims=victims,
+            reason=reason,
+            message=describe_wait(unit, reason, WaitFacts(counts, largest, victims, sum(entry.ahead))),
+            start=entry.start,
+        )
+
+    def _list_entries(self, decided: Round) -> tuple[dict[ObjectKey, _Entry], dict[str, int]]:
+        """Return the first waiting unit of each service, and the length of the queue of each pool."""
+        nominated = {each.unit.uid: each.nomination for each in decided.actions if isinstance(each, Nominate)}
+        gone = {each.unit.uid for each in decided.actions if isinstance(each, Admit)}
+        withdrawn = {each.unit.uid for each in decided.actions if isinstance(each, Withdraw)}
+        estimates = self._estimated_at is None or abs(self._now - self._estimated_at) >= ESTIMATE_SECONDS
+        if estimates:
+            self._estimated_at = self._now
+        queues: dict[str, _PoolQueue] = {}
+        entries: dict[ObjectKey, _Entry] = {}
+        needs: dict[str, tuple[Lane, int]] = {}
+        depths: dict[tuple[str, Priority], int] = {}
+        for unit in decided.queue:
+            uid = unit.uid
+            if uid in gone:
+                continue
+            needs[uid] = lane, amount = self._needs.get(uid) or measure_need(unit)
+            queue = queues.get(lane.pool) or queues.setdefault(lane.pool, _PoolQueue())
+            nomination = nominated.get(uid, None if uid in withdrawn else unit.nomination)
+            reason = _find_reason(decided, uid, nomination)
+            depths[lane.pool, unit.priority] = depths.get((lane.pool, unit.priority), 0) + 1
+            needed = queue.needed.get(lane, 0) + amount
+            if unit.service not in entries:
+                position = None if reason == "NoSuchHardware" else queue.length + 1
+                entry = _Entry(
+                    unit, lane.pool, position, tuple(queue.ahead), needed, nomination, reason, _unestimated(reason)
+                )
+                entries[unit.service] = self._estimate(entry, lane, is_due=estimates)
+            if reason != "NoSuchHardware":
+                queue.length += 1
+                queue.ahead[unit.rank] += 1
+                if nomination is None:
+                    queue.needed[lane] = needed
+        self._needs, self.depths = needs, depths
+        return entries, {pool: queue.length for pool, queue in queues.items()}
+
+    def _estimate(self, entry: _Entry, lane: Lane, *, is_due: bool) -> _Entry:
+        """Return an entry with its estimated start: a new one if that is due, else the last one."""
+        if entry.start in {"Draining", "NoPosition"}:
+            return entry
+        if is_due:
+            return entry._replace(start=self._estimator.estimate(entry.unit, lane, entry.needed, self._now))
+        last = self._entries.get(entry.unit.service)
+        return entry._replace(start=last.start) if last is not None and last.unit.uid == entry.unit.uid else entry
+
+    def _find_victims(self, entries: Iterable[_Entry], units: Iterable[Unit]) -> None:
+        """Find the services whose units end for a nominated one."""
+        sought = {uid for entry in entries if entry.nomination is not None for uid in entry.nomination.victims}
+        known = {uid: service for uid, service in self._victims.items() if uid in sought}
+        if sought - known.keys():
+            known |= {unit.uid: unit.service for unit in units if unit.uid in sought}
+        self._victims = known
+
+    def _tell_changes(
+        self, entries: Mapping[ObjectKey, _Entry], lengths: Mapping[str, int], *, is_everyone_told: bool
+    ) -> None:
+        for service, entry in entries.items():
+            last = self._entries.get(service)
+            if last is None or last.news != entry.news:
+                self._pacer.add(service, is_urgent=True)
+            elif is_everyone_told or (
+                (last.position, last.ahead, last.reason, last.start, self._lengths.get(last.pool))
+                != (entry.position, entry.ahead, entry.reason, entry.start, lengths.get(entry.pool))
+            ):
+                self._pacer.add(service, is_urgent=False)
+        for service in self._entries.keys() - entries.keys():
+            self._pacer.add(service, is_urgent=True)
+
+
+def _find_reason(decided: Round, uid: str, nomination: Nomination | None) -> QueueReason | None:
+    """Return why a unit waits, as far as the round tells; None: no room."""
+    if nomination is not None:
+        return "Draining"
+    blockage = decided.blocked.get(uid)
+    if blockage is None:
+        return "NotConsidered"
+    if not blockage.feasible:
+        return "NoSuchHardware"
+    if blockage.is_shadowed:
+        return "HeadOfLine"
+    return "Quota" if blockage.limits else None
+
+
+def _unestimated(reason: QueueReason | None) -> NoEstimate:
+    if reason == "Draining":
+        return "Draining"
+    return "NoPosition" if reason == "NoSuchHardware" else "TooFewSeen"

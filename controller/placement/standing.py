@@ -1,0 +1,204 @@
+"""The standing of a service in the queue: its place, and why it waits there, in words with the way out."""
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple, get_args
+
+import msgspec
+
+from controller.placement.explanation import FITS, NOMINATED
+from controller.placement.pool_limits import LimitReason
+from controller.placement.start_estimate import StartRange, measure_need
+from controller.placement.units import CPU, MEMORY, Cell, NodeRequirement, Unit, find_shortage
+from crds.meta import Priority
+from crds.queue_status import NoEstimate, QueueReason
+from crds.size import size_text
+
+_MOST_NAMED: Final = 3
+_WORDS: Final[Mapping[str, str]] = {
+    "NodeRules": "do not match its nodeSelector, affinity or tolerations",
+    "VolumeElsewhere": "cannot mount the volume of its weights",
+    "RuntimeMissing": "lack its engine",
+    "OtherNamespace": "are not given to its namespace",
+    "AgentTooOld": "have an agent that is too old",
+}
+"""Why a cell can never run a unit, in words."""
+_OPEN: Final = frozenset({"Avoided", "HeadOfLine", FITS, NOMINATED, *get_args(LimitReason)})
+"""Reasons of cells that could run a unit and take others."""
+_ELSEWHERE: Final = frozenset({"OtherPool", "OtherKind", "TooSmall"})
+"""Reasons of cells that are counted nowhere."""
+
+
+class ServiceStanding(msgspec.Struct, frozen=True, kw_only=True):
+    """The standing of the first unit of a service that waits."""
+
+    pool: str
+    position: int | None
+    """The first is 1; None: it can never run."""
+    length: int
+    ahead: Mapping[Priority, int]
+    """Units ahead of it by priority; a priority without any is absent."""
+    waiting_for: str
+    enqueued_at: float
+    cells: tuple[str, ...] = ()
+    """The cells that it is nominated for."""
+    victims: tuple[str, ...] = ()
+    """The services whose units end for it."""
+    reason: QueueReason
+    message: str
+    start: StartRange | NoEstimate
+
+    @property
+    def place(self) -> str:
+        """Position and length in one."""
+        return f"{self.position}/{self.length}" if self.position is not None else ""
+
+
+class CellCounts(NamedTuple):
+    """The cells of a unit's pools by what they mean to it."""
+
+    never: Mapping[str, int]
+    """Number of the cells that can never run it, by reason."""
+    closed: Mapping[str, int]
+    """Number of the cells that could run it and take nothing new, by reason."""
+    short: Mapping[str, int]
+    """Number of the cells that have too little free, by the first resource that lacks."""
+    others: int
+    """Cells that have enough free or are to be avoided."""
+
+    @property
+    def feasible(self) -> int:
+        """Number of the cells that could run it."""
+        return sum(self.closed.values()) + self.open
+
+    @property
+    def open(self) -> int:
+        """Number of the cells that could run it and take units."""
+        return sum(self.short.values()) + self.others
+
+
+def sort_refusals(refusals: Mapping[str, int]) -> CellCounts:
+    """Sort the counts of a `RefusalCounter` by what they mean."""
+    never, closed, short = dict[str, int](), dict[str, int](), dict[str, int]()
+    others = 0
+    for text, number in refusals.items():
+        reason, _, resource = text.partition(" ")
+        if reason in _WORDS:
+            never[reason] = number
+        elif reason == "Insufficient":
+            short[resource] = number
+        elif reason in _OPEN:
+            others += number
+        elif reason not in _ELSEWHERE:
+            closed[reason] = number
+    return CellCounts(never, closed, short, others)
+
+
+def find_largest(unit: Unit, cells: Iterable[Cell]) -> Cell | None:
+    """Return the cell with the most of the scarce resource, of those whose rules a unit meets."""
+    lane, _ = measure_need(unit)
+    found = [cell for cell in cells if cell.pool in unit.pools and not unit.requirement.refuse(cell)]
+    return max(found, key=lambda cell: (cell.total.get(lane.resource, 0), cell.name), default=None)
+
+
+def find_lacking(unit: Unit, counts: CellCounts) -> str:
+    """Return the resource of which most cells have too little free."""
+    found = max(counts.short.items(), key=lambda item: (item[1], item[0]), default=None)
+    return found[0] if found is not None else measure_need(unit)[0].resource
+
+
+def describe_need(unit: Unit) -> str:
+    """Return what one replica needs of what is scarce, such as `nvidia.com/gpu: 2`."""
+    lane, total = measure_need(unit)
+    each = unit.parts[0].get(lane.resource, 0)
+    if len(unit.parts) > 1 and each * len(unit.parts) == total:
+        return f"{len(unit.parts)} pods with {_describe_amount(lane.resource, each)} each"
+    return _describe_amount(lane.resource, total)
+
+
+class WaitFacts(NamedTuple):
+    """All that the words about a wait are made from."""
+
+    counts: CellCounts
+    largest: Cell | None = None
+    """The largest cell, if no cell can ever run the unit."""
+    victims: tuple[str, ...] = ()
+    """The services whose units end for it."""
+    ahead: int = 0
+    """Number of units ahead."""
+
+
+def describe_wait(unit: Unit, reason: QueueReason, facts: WaitFacts) -> str:
+    """Return why a unit waits, and what would help."""
+    counts, ahead = facts.counts, facts.ahead
+    need, noun = describe_need(unit), _noun(unit)
+    if reason == "Draining":
+        ending = ", ".join(facts.victims[:_MOST_NAMED]) or "others"
+        return f"room is kept for it, and it starts as soon as replicas of {ending} have ended there"
+    if reason == "NotConsidered":
+        return f"{ahead} replicas are ahead, so many that its turn is not near: raise spec.priority, or add {noun}s"
+    if reason == "NoSuchHardware":
+        return _describe_missing(unit, facts, need, noun)
+    if reason == "CellsClosed":
+        return f"needs {need}, and {_describe_closed(counts, noun)}: wait until one opens, or add a {noun}"
+    if reason == "HeadOfLine":
+        return (
+            f"needs {need}; the {noun}s with that much free are kept for a replica ahead, which waits for more: wait, "
+            "or raise spec.priority"
+        )
+    if reason == "Quota":
+        return (
+            f"needs {need}, more than a limit of its pool or namespace leaves: end another service, or raise the limit"
+        )
+    found = f"the only open {noun}" if counts.open == 1 else f"each of the {counts.open} {noun}s"
+    parts = [f"needs {need}; {found} that could run it has less free"]
+    lacking = find_lacking(unit, counts)
+    if lacking != measure_need(unit)[0].resource:
+        parts.append(f"most of them lack {lacking}")
+    if counts.closed:
+        parts.append(_describe_closed(counts, noun))
+    way_out = "it starts once others end" + (" that are ahead or run" if ahead else "")
+    return f"{'; '.join(parts)}: {way_out}; add a {noun}, or raise spec.priority so that others make room"
+
+
+def _describe_missing(unit: Unit, facts: WaitFacts, need: str, noun: str) -> str:
+    """Return why no cell can ever run a unit, with the largest that exists."""
+    lane, _ = measure_need(unit)
+    counts, largest, pools = facts.counts, facts.largest, ", ".join(unit.pools)
+    if counts.feasible and len(unit.parts) > 1:
+        room = _count(counts.feasible, noun)
+        return f"its {len(unit.parts)} pods do not fit on {room} together: ask for less, or add {noun}s"
+    if largest is None and not counts.never:
+        return f"no {noun} is in pool {pools}: add one that has {need}"
+    refused = "; ".join(
+        f"{_count(number, noun)} {_WORDS.get(word, word)}" for word, number in sorted(counts.never.items())
+    )
+    if largest is None:
+        return f"no {noun} of pool {pools} can ever run it: {refused}: change the service, or add a {noun}"
+    there = _describe_amount(lane.resource, largest.total.get(lane.resource, 0))
+    lacking = find_shortage(unit.parts[0], largest.total)
+    more = f" and too little {lacking}" if lacking and lacking != lane.resource else ""
+    others = f"; {refused}" if refused else ""
+    return (
+        f"no {noun} can ever run it: it needs {need}, and the largest, {largest.name}, has {there}{more}{others}: ask "
+        f"for less, or add such a {noun}"
+    )
+
+
+def _describe_closed(counts: CellCounts, noun: str) -> str:
+    closed = ", ".join(f"{number} {word}" for word, number in sorted(counts.closed.items()))
+    number = sum(counts.closed.values())
+    return f"{_count(number, noun)} that could run it {'are' if number != 1 else 'is'} closed ({closed})"
+
+
+def _describe_amount(resource: str, amount: int) -> str:
+    if resource == MEMORY:
+        return f"{resource}: {size_text(amount)}"
+    return f"{resource}: {amount}{'m' if resource == CPU else ''}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"
+
+
+def _noun(unit: Unit) -> str:
+    return "node" if isinstance(unit.requirement, NodeRequirement) else "host"

@@ -1,0 +1,342 @@
+"""The board: each waiting service's place, its reason with the way out, and at what pace services are told."""
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from controller.placement.board import Board
+from controller.placement.planner import PlanRules, plan
+from controller.placement.pool_limits import PoolQuota
+from controller.placement.standing import ServiceStanding
+from controller.placement.units import Cell, NodeRequirement, Nomination, Unit
+from kube.resources import ObjectKey
+from tests.support import virtual_time
+from tests.support.waiting_units import GPU, gpu_cell, host_cell, running_unit, waiting_process, waiting_unit
+
+NOW = 10_000.0
+
+
+class Told:
+    """A board, and when each service was told that its standing has changed."""
+
+    def __init__(self) -> None:
+        self.notices: list[tuple[float, str]] = []
+        self.board = Board(self._note)
+
+    def _note(self, service: ObjectKey) -> None:
+        self.notices.append((asyncio.get_running_loop().time(), service.name))
+
+    def update(self, cells: Sequence[Cell], units: Sequence[Unit], now: float = NOW) -> None:
+        self.board.update(plan(cells, units, PlanRules(), now), cells, now, units=units)
+
+    def take(self) -> list[str]:
+        names = [name for _, name in self.notices]
+        self.notices.clear()
+        return names
+
+
+def standings(cells: Sequence[Cell], units: Sequence[Unit]) -> dict[str, ServiceStanding]:
+    """Return the standings after one round, by the name of the service."""
+
+    async def main() -> dict[str, ServiceStanding]:
+        told = Told()
+        told.update(cells, units)
+        names = {unit.service for unit in units}
+        return {key.name: found for key in names if (found := told.board.standing(key)) is not None}
+
+    return virtual_time.run(main())
+
+
+def one(cells: Sequence[Cell], *units: Unit) -> ServiceStanding:
+    return standings(cells, units)["chat"]
+
+
+def full(number: int = 1, **fields: Any) -> list[Cell]:
+    return [gpu_cell(f"n{index}", free=0, **fields) for index in range(number)]
+
+
+def test_position_is_the_place_in_the_order_of_the_pool() -> None:
+    units = [
+        waiting_unit("low", priority="low", enqueued_at=1.0),
+        waiting_unit("first", enqueued_at=2.0),
+        waiting_unit("second", enqueued_at=3.0),
+        waiting_unit("high", priority="high", enqueued_at=4.0),
+        waiting_process("mac", 48, enqueued_at=5.0),
+    ]
+    found = standings([*full(), host_cell("studio", free_gib=0)], units)
+    assert {name: each.place for name, each in found.items()} == {
+        "high": "1/4",
+        "first": "2/4",
+        "second": "3/4",
+        "low": "4/4",
+        "mac": "1/1",
+    }
+    assert found["low"].ahead == {"high": 1, "normal": 2}
+    assert found["mac"].waiting_for == "memory: 48.0 GiB"
+    assert found["low"].waiting_for == f"{GPU}: 1"
+
+
+def test_service_with_several_waiting_replicas_reports_the_first() -> None:
+    units = [
+        waiting_unit("chat-2", 1, service="chat", enqueued_at=3.0),
+        waiting_unit("other", 1, enqueued_at=2.0),
+        waiting_unit("chat-1", 2, service="chat", enqueued_at=1.0),
+    ]
+    found = one(full(), *units)
+    assert (found.place, found.waiting_for, found.enqueued_at) == ("1/3", f"{GPU}: 2", 1.0)
+
+
+def test_admitted_service_has_no_standing_and_is_not_counted() -> None:
+    found = standings([gpu_cell("n1", free=1)], [waiting_unit("chat", enqueued_at=1.0), waiting_unit("next")])
+    assert {name: each.place for name, each in found.items()} == {"next": "1/1"}
+
+
+OLD = running_unit(waiting_unit("old", 8, priority="low"), "node/n1")
+RULED = NodeRequirement("a100", {"nodeSelector": {"gpu": "a100"}})
+REASONS: dict[str, tuple[list[Cell], list[Unit], str, str]] = {
+    "no device is free": (
+        [*full(2), gpu_cell("n9", free=0, closed="Cordoned")],
+        [waiting_unit("chat", 2)],
+        "InsufficientDevices",
+        (
+            "needs nvidia.com/gpu: 2; each of the 2 nodes that could run it has less free; 1 node that could run it "
+            "is closed (1 Cordoned): it starts once others end; add a node, or raise spec.priority so that others make "
+            "room"
+        ),
+    ),
+    "no memory is free on a host": (
+        [host_cell("studio", free_gib=8)],
+        [waiting_process("chat", 24)],
+        "InsufficientMemory",
+        (
+            "needs memory: 24.0 GiB; the only open host that could run it has less free: it starts once others end; "
+            "add a host, or raise spec.priority so that others make room"
+        ),
+    ),
+    "no memory is free beside devices": (
+        [gpu_cell("n1", total={GPU: 8, "memory": 100}, free={GPU: 8, "memory": 10})],
+        [waiting_unit("chat", {GPU: 1, "memory": 50})],
+        "InsufficientMemory",
+        "most of them lack memory",
+    ),
+    "a larger one ahead waits for the same node": (
+        [gpu_cell("n1", free=2)],
+        [waiting_unit("large", 4, enqueued_at=1.0), waiting_unit("chat", 2)],
+        "HeadOfLine",
+        (
+            "needs nvidia.com/gpu: 2; the nodes with that much free are kept for a replica ahead, which waits for "
+            "more: wait, or raise spec.priority"
+        ),
+    ),
+    "it evicts another": (
+        [gpu_cell("n1", free=0)],
+        [OLD, waiting_unit("chat", 2)],
+        "Draining",
+        "room is kept for it, and it starts as soon as replicas of team/old have ended there",
+    ),
+    "all nodes are closed": (
+        [gpu_cell("n1", closed="Cordoned"), gpu_cell("n2", closed="NotReady")],
+        [waiting_unit("chat", 2)],
+        "CellsClosed",
+        (
+            "needs nvidia.com/gpu: 2, and 2 nodes that could run it are closed (1 Cordoned, 1 NotReady): wait until "
+            "one opens, or add a node"
+        ),
+    ),
+    "all nodes are too small": (
+        [gpu_cell("n1", 4), gpu_cell("n2", 8), gpu_cell("n3", 4)],
+        [waiting_unit("chat", 16)],
+        "NoSuchHardware",
+        (
+            "no node can ever run it: it needs nvidia.com/gpu: 16, and the largest, n2, has nvidia.com/gpu: 8: ask for "
+            "less, or add such a node"
+        ),
+    ),
+    "its rules match no node": (
+        [gpu_cell("n1"), gpu_cell("n2")],
+        [waiting_unit("chat", requirement=RULED)],
+        "NoSuchHardware",
+        (
+            "no node of pool nvidia can ever run it: 2 nodes do not match its nodeSelector, affinity or tolerations: "
+            "change the service, or add a node"
+        ),
+    ),
+    "there is no node": (
+        [],
+        [waiting_unit("chat")],
+        "NoSuchHardware",
+        "no node is in pool nvidia: add one that has nvidia.com/gpu: 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REASONS)
+def test_reason_is_told_with_the_way_out(case: str) -> None:
+    cells, units, reason, message = REASONS[case]
+    found = one(cells, *units)
+    assert found.reason == reason
+    assert message in found.message
+
+
+def test_gang_that_no_cluster_holds_is_told_so() -> None:
+    gang = waiting_unit("chat", parts=({GPU: 8}, {GPU: 8}))
+    found = one([gpu_cell("n1")], gang)
+    assert (found.reason, found.waiting_for) == ("NoSuchHardware", f"2 pods with {GPU}: 8 each")
+    assert found.message == "its 2 pods do not fit on 1 node together: ask for less, or add nodes"
+
+
+def test_limit_of_a_namespace_is_told() -> None:
+    async def main() -> None:
+        told, cells, units = Told(), [gpu_cell("n1")], [waiting_unit("chat", 2)]
+        rules = PlanRules(quotas={("team", "nvidia"): PoolQuota(devices=1)})
+        told.board.update(plan(cells, units, rules, NOW), cells, NOW, units=units)
+        found = told.board.standing(ObjectKey("team", "chat"))
+        assert found is not None
+        assert (found.reason, found.place) == ("Quota", "1/1")
+        assert "more than a limit of its pool or namespace leaves" in found.message
+
+    virtual_time.run(main())
+
+
+def test_hardware_that_does_not_exist_has_no_position_and_holds_up_no_other() -> None:
+    units = [waiting_unit("chat", 16, enqueued_at=1.0), waiting_unit("next", 8, enqueued_at=2.0)]
+    found = standings(full(), units)
+    assert (found["chat"].position, found["chat"].place, found["chat"].start) == (None, "", "NoPosition")
+    assert (found["next"].place, found["next"].ahead) == ("1/1", {})
+
+
+def test_units_beyond_those_that_a_round_considers_have_a_position() -> None:
+    # Each needs an amount of its own, or one round would know them all to be blocked.
+    units = [waiting_unit(f"s{number}", {GPU: 8, "memory": number}, enqueued_at=float(number)) for number in range(300)]
+    found = standings([gpu_cell("n1", total={GPU: 8, "memory": 1_000}, free={GPU: 0, "memory": 0})], units)
+    assert found["s299"].place == "300/300"
+    assert found["s299"].reason == "NotConsidered"
+    assert found["s299"].message.startswith("299 replicas are ahead")
+
+
+def test_victims_that_an_earlier_round_evicted_are_named() -> None:
+    """After a change of leader, no action names them: they only end."""
+    ending = msgspec.structs.replace(running_unit(waiting_unit("old", 8, priority="low"), "node/n1"), state="ending")
+    nomination = Nomination(("node/n1",), frozenset({ending.uid}))
+    found = one([gpu_cell("n1", free=0)], ending, waiting_unit("chat", nomination=nomination))
+    assert (found.reason, found.cells, found.victims) == ("Draining", ("node/n1",), ("team/old",))
+
+
+def test_service_is_told_only_of_what_changes() -> None:
+    async def main() -> None:
+        told = Told()
+        units = [waiting_unit("chat"), waiting_unit("next", enqueued_at=1_001.0)]
+        told.update(full(), units)
+        assert told.take() == ["chat", "next"]
+        for _ in range(20):
+            await asyncio.sleep(5)
+            told.update(full(), units)
+        await asyncio.sleep(5)
+        assert told.take() == []
+        told.update(full(), units[1:])
+        await asyncio.sleep(5)
+        assert sorted(told.take()) == ["chat", "next"]
+        assert told.board.standing(ObjectKey("team", "chat")) is None
+
+    virtual_time.run(main())
+
+
+def test_closed_nodes_are_told_as_reasons_depend_on_them() -> None:
+    async def main() -> None:
+        told = Told()
+        units = [waiting_unit("chat")]
+        told.update(full(2), units)
+        told.take()
+        told.update(full(2, closed="Cordoned"), units)
+        await asyncio.sleep(2)
+        assert told.take() == ["chat"]
+        standing = told.board.standing(ObjectKey("team", "chat"))
+        assert standing is not None
+        assert standing.reason == "CellsClosed"
+
+    virtual_time.run(main())
+
+
+def test_storm_of_rounds_tells_each_service_at_most_once_a_second_and_few_of_all() -> None:
+    """500 services wait, and five times a second the first one is admitted."""
+
+    async def main() -> None:
+        told = Told()
+        units = [waiting_unit(f"s{number:03}", enqueued_at=float(number)) for number in range(500)]
+        told.update(full(), units)
+        told.take()
+        await asyncio.sleep(2)
+        start = asyncio.get_running_loop().time()
+        for _ in range(300):
+            del units[0]
+            told.update(full(), units)
+            await asyncio.sleep(0.2)
+        by_service: dict[str, list[float]] = {}
+        for at, name in told.notices:
+            by_service.setdefault(name, []).append(at)
+        gaps = [later - earlier for times in by_service.values() for earlier, later in itertools.pairwise(times)]
+        assert min(gaps) >= 1.0
+        # 10 moves a second of all, and those at the front and those that leave at once.
+        assert len(told.notices) < 60 * (10 + 5 * 5)
+        # All that still wait have been told of a move.
+        assert {unit.service.name for unit in units} <= by_service.keys()
+        assert start < max(by_service["s499"])
+        told.notices.clear()
+        await asyncio.sleep(60)
+        last = {name for _, name in told.notices}
+        assert last, "what is pending when the storm ends is told"
+        await asyncio.sleep(60)
+
+    virtual_time.run(main())
+
+
+def test_after_a_storm_every_service_has_been_told_its_last_place() -> None:
+    async def main() -> None:
+        seen: dict[str, str] = {}
+        board: Board | None = None
+
+        def note(service: ObjectKey) -> None:
+            standing = board.standing(service) if board is not None else None
+            seen[service.name] = standing.place if standing is not None else ""
+
+        board = Board(note)
+        units = [waiting_unit(f"s{number:02}", enqueued_at=float(number)) for number in range(60)]
+        for _ in range(30):
+            board.update(plan(full(), units, PlanRules(), NOW), full(), NOW, units=units)
+            await asyncio.sleep(0.1)
+            del units[0]
+        await asyncio.sleep(60)
+        shown = {name: place for name, place in seen.items() if place}
+        assert shown == {f"s{number:02}": f"{number - 28}/31" for number in range(29, 60)}
+
+    virtual_time.run(main())
+
+
+def test_depth_counts_all_that_wait_by_pool_and_priority() -> None:
+    async def main() -> None:
+        told = Told()
+        told.update(
+            [*full(), host_cell("studio", free_gib=0)],
+            [waiting_unit("a"), waiting_unit("b"), waiting_unit("c", priority="high"), waiting_process("d", 9)],
+        )
+        assert told.board.depths == {("nvidia", "normal"): 2, ("nvidia", "high"): 1, ("metal", "normal"): 1}
+
+    virtual_time.run(main())
+
+
+def test_new_leader_begins_with_an_empty_board() -> None:
+    async def main() -> None:
+        told = Told()
+        told.update(full(), [waiting_unit("chat")])
+        told.board.restart()
+        told.board.refresh(NOW)
+        assert told.board.standing(ObjectKey("team", "chat")) is None
+        told.update(full(), [waiting_unit("chat")])
+        await asyncio.sleep(2)
+        assert told.take() == ["chat", "chat"]
+
+    virtual_time.run(main())
