@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from controller.placement.capacity import HostCapacity, eligible_hosts
+from controller.reconcile.triggers import is_gated
 from controller.services.preconditions import Phase, ServiceProblem
 from controller.services.replica_memory import MemoryAdvice
 from controller.services.rollout import SortedProcesses
@@ -31,12 +32,18 @@ _BROKEN: Final = frozenset(
 )
 _OUT_OF_MEMORY: Final = "OOMKilled"
 _MISSING_CLASS: Final = re.compile(r"no PriorityClass with name (pomona-[a-z]+) was found")
-_SEVERITY: Final[tuple[Phase, ...]] = ("Failed", "Pending", "Downloading", "Progressing")
+_SEVERITY: Final[tuple[Phase, ...]] = ("Failed", "Pending", "WaitingForGPU", "Downloading", "Progressing")
+QUEUED: Final = "Queued"
+"""Reason of a replica in a pod that waits in the queue, which has a better one as soon as it has looked at it."""
 AGENT_TOO_OLD: Final = "AgentTooOld"
 """Reason of a service that only hosts with an agent of an earlier release could run."""
 _QUOTED_CHARACTERS: Final = 400
 _MOST_NAMED: Final = 3
 _NO_HOST_FITS: Final = "NoHostFits"
+WAITS_FOR_HOST: Final = frozenset({"NoHost", _NO_HOST_FITS, AGENT_TOO_OLD, MEMORY_PRESSURE, HOST_PAUSED})
+"""Reasons of a replica that has no host."""
+BINDING: Final = "Binding"
+"""Reason of a replica that fits on a host and has not been given to it yet."""
 _UNKNOWN_MEMORY: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -63,6 +70,8 @@ def diagnose_deployment(deployment: Obj) -> ServiceProblem | None:
 def diagnose_pod(pod: Obj, memory: Mapping[str, str] = _UNKNOWN_MEMORY) -> ServiceProblem | None:
     """Return why a pod is not ready, or None if it is only starting; `memory` is what each container may use."""
     name, status = pod["metadata"]["name"], pod.get("status", {})
+    if is_gated(pod):
+        return ServiceProblem(QUEUED, f"pod {name} waits for the queue to look at it", "WaitingForGPU")
     for condition in status.get("conditions", []):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             reason = condition.get("reason") or "Unschedulable"
@@ -267,7 +276,7 @@ def _unbound(
         return ServiceProblem("Rejected", f"host {host} rejected it: {why}", "Failed")
     best = left[0]
     if best.free_bytes >= needed:
-        return ServiceProblem("Binding", f"waiting to be bound to host {best.host}, which has enough memory", "Pending")
+        return ServiceProblem(BINDING, f"waiting to be bound to host {best.host}, which has enough memory", "Pending")
     message = _explain_shortage(needed, left, outdated, features, advise)
     message = "; ".join((message, *(each.state for each in closed)))
     if len(given) < len(capacities):

@@ -41,7 +41,7 @@ _PROJECTOR: Final = "clip"
 DEVICE_TOO_SMALL: Final = "DeviceTooSmall"
 """Reason of a service that no device of the cluster can hold; another node may change that."""
 
-Phase = Literal["Pending", "Downloading", "Progressing", "Ready", "Degraded", "Failed", "Suspended"]
+Phase = Literal["Pending", "Downloading", "WaitingForGPU", "Progressing", "Ready", "Degraded", "Failed", "Suspended"]
 
 
 class ServiceProblem(NamedTuple):

@@ -12,7 +12,9 @@ import msgspec
 
 from controller.models.discovery import label_service
 from controller.models.served import format_of, read_companions, runtime_of
+from controller.placement.board import FindStanding
 from controller.placement.nodes import DeviceSizes, find_device_sizes
+from controller.placement.standing import ServiceStanding
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.indexes import (
     CLAIM_INDEX,
@@ -108,6 +110,8 @@ class ServiceInputs(NamedTuple):
     is_monitored: bool = False
     """True if the cluster has PodMonitors."""
     traffic: Traffic = UNKNOWN_TRAFFIC
+    standing: ServiceStanding | None = None
+    """Place in the queue of the first replica that waits; None: none waits."""
 
 
 def service_reconciler(
@@ -118,6 +122,7 @@ def service_reconciler(
     monitors: OptionalKind,
     *,
     meter: TrafficMeter,
+    find_standing: FindStanding = lambda _service: None,
 ) -> Reconciler:
     """Return the reconciler.
 
@@ -128,6 +133,7 @@ def service_reconciler(
         pacer: orders the services whose pods an update replaces.
         monitors: the kind PodMonitor, if the cluster has it.
         meter: reads the metrics of pods.
+        find_standing: returns the place of a service in the queue, or None.
     """
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> ServiceInputs | None:
@@ -138,9 +144,8 @@ def service_reconciler(
             tokens.forget(key)
             pacer.forget(key)
             return None
-        revision = snapshot.store.revision
-        may_roll_out = pacer.may_roll_out(key)
-        view = build_view(snapshot, key, service, settings, may_roll_out=may_roll_out)
+        revision, may_roll_out = snapshot.store.revision, pacer.may_roll_out(key)
+        view = build_view(snapshot, key, service, settings, may_roll_out=may_roll_out, standing=find_standing(key))
         if view.replicas.awaiting:
             pacer.wait(key, view.replicas.awaiting)
         else:
@@ -154,8 +159,8 @@ def service_reconciler(
         # If another owner's Secret has the name, creating ours fails and a condition reports that.
         step = await tokens.find_step(client, key, service, snapshot.now, serves=serves)
         traffic = meter.follow(key, _find_traffic_target(view), read_traffic(service.status))
-        exists, rotation = monitors.exists, step.rotation
-        return ServiceInputs(question, answer, step.new_token, view, revision, rotation, may_roll_out, exists, traffic)
+        found = (question, answer, step.new_token, view, revision, step.rotation, may_roll_out, monitors.exists)
+        return ServiceInputs(*found, traffic, view.standing)
 
     def restart() -> None:
         tokens.restart()
@@ -192,7 +197,9 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
         return Plan()
     is_current = inputs.view is not None and inputs.revision == snapshot.store.revision
     view = inputs.view if inputs.view is not None and is_current else None
-    view = view or build_view(snapshot, key, service, settings, may_roll_out=inputs.may_roll_out)
+    view = view or build_view(
+        snapshot, key, service, settings, may_roll_out=inputs.may_roll_out, standing=inputs.standing
+    )
     steps, apply = view.replicas.steps, view.replicas.apply
     # The cluster may have changed while the inputs were read: an answer to another question is ignored.
     status = build_status(view, inputs.answer if inputs.question == view.question else None)
@@ -273,6 +280,7 @@ def build_view(
     settings: PodSettings = DEFAULT_SETTINGS,
     *,
     may_roll_out: bool = True,
+    standing: ServiceStanding | None = None,
 ) -> ServiceView:
     """Gather all inputs of a decision about this service."""
 
@@ -315,6 +323,7 @@ def build_view(
         replicas=replicas,
         endpoints=endpoints,
         own_endpoints=tuple(each for each in endpoints if each.address in addresses),
+        standing=standing,
     )
 
 

@@ -9,11 +9,18 @@ from typing import Final, NamedTuple
 import msgspec
 
 from controller.models.served import Served, list_companions
+from controller.placement.standing import ServiceStanding
 from controller.reconcile.conditions import condition, find, transitions
 from controller.reconcile.plan import Event
 from controller.services.endpoints import Endpoint
 from controller.services.preconditions import Phase, ServiceProblem
 from controller.services.probe_policy import Question
+from controller.services.queue_report import (
+    SILENT_QUEUE_REASONS,
+    build_queue_events,
+    build_queue_status,
+    explain_wait,
+)
 from controller.services.replica_memory import ReplicaMemory
 from controller.services.replicas import Replicas
 from crds.inferenceservice import InferenceService
@@ -38,6 +45,7 @@ REASONS_WITHOUT_EVENT: Final = {
     "NoEndpoints",
     "ForeignEndpoints",
     "ModelNotReady",
+    *SILENT_QUEUE_REASONS,
 }
 """Reasons of normal progress, for which no Event is sent."""
 
@@ -63,6 +71,8 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: tuple[Endpoint, ...]
     own_endpoints: tuple[Endpoint, ...]
     """The endpoints that are at an address of a replica: only they are probed."""
+    standing: ServiceStanding | None = None
+    """The place in the queue of the first replica that waits; None: none waits."""
 
     @property
     def memory_bytes(self) -> int | None:
@@ -309,6 +319,7 @@ def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
         **({"deviceMemory": view.device_memory} if view.device_memory else {}),
         **({"nodes": sorted(view.replicas.nodes)[:_MOST_NODES]} if view.replicas.nodes else {}),
         "endpoint": f"{_scheme(view)}://{metadata.name}.{metadata.namespace}.svc:{SERVICE_PORT}/v1",
+        **({"queue": build_queue_status(view.standing)} if view.standing is not None and view.wanted else {}),
         "conditions": [ready, _model_condition(view)],
     } | ({"proof": proof} if proof else {})
 
@@ -316,7 +327,10 @@ def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
 def build_events(service: InferenceService, status: Obj) -> tuple[Event, ...]:
     """Return the Events for a change of Ready, whose message quotes the Model if the Model is the problem."""
     ready = [each for each in status["conditions"] if each["type"] == READY]
-    return transitions(service.status.conditions, ready, action="Reconcile", silent=REASONS_WITHOUT_EVENT)
+    return (
+        *transitions(service.status.conditions, ready, action="Reconcile", silent=REASONS_WITHOUT_EVENT),
+        *build_queue_events(service.status.queue, status.get("queue")),
+    )
 
 
 def build_ready_condition(inputs: ReadyInputs) -> Obj:
@@ -372,7 +386,7 @@ def _find_problem(view: ServiceView) -> ServiceProblem | None:
     if ready >= view.wanted:
         return _mixed_schemes(view.endpoints)
     counted = f"{ready} of {view.wanted} replicas are ready"
-    cause = view.replicas.problem
+    cause = explain_wait(view.replicas.problem, view.standing)
     if cause is None:
         return ServiceProblem("Progressing", counted, "Progressing")
     return cause._replace(message=f"{counted}: {cause.message}")

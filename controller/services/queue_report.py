@@ -1,0 +1,86 @@
+"""The report of the queue in the status of a service, and the Events on moves that matter."""
+
+from datetime import UTC, datetime
+from typing import Final
+
+from controller.placement.standing import ServiceStanding
+from controller.placement.start_estimate import StartRange
+from controller.reconcile.conditions import MESSAGE_LENGTH
+from controller.reconcile.plan import Event
+from controller.services.diagnosis import BINDING, QUEUED, WAITS_FOR_HOST
+from controller.services.preconditions import ServiceProblem
+from crds.meta import without_defaults
+from crds.queue_status import EstimatedStart, QueueNomination, QueueStatus
+from kube.client import Obj
+from kube.time import rfc3339
+
+SILENT_QUEUE_REASONS: Final = (
+    QUEUED,
+    "InsufficientDevices",
+    "InsufficientMemory",
+    "HeadOfLine",
+    "Draining",
+    "CellsClosed",
+    "NotConsidered",
+)
+"""Reasons for which Ready changes while a service waits, for which no Event is sent: those of the queue are."""
+_OF_OTHERS: Final = frozenset({"HeadOfLine", "Draining", "Quota", "NotConsidered"})
+"""Reasons that lie in other replicas, of which a diagnosis of one replica knows nothing."""
+_MOST_LISTED: Final = 32
+
+
+def build_queue_status(standing: ServiceStanding) -> Obj:
+    """Return `status.queue`."""
+    start = standing.start
+    nominated = QueueNomination(cells=[*standing.cells[:_MOST_LISTED]], victims=[*standing.victims[:_MOST_LISTED]])
+    queue = QueueStatus(
+        pool=standing.pool,
+        position=standing.position,
+        length=standing.length,
+        place=standing.place,
+        waiting_for=standing.waiting_for,
+        enqueued_at=_format_time(standing.enqueued_at),
+        nominated=nominated if standing.cells else None,
+        reason=standing.reason,
+        message=standing.message[:MESSAGE_LENGTH],
+        estimated_start=EstimatedStart(earliest=_format_time(start.earliest), latest=_format_time(start.latest))
+        if isinstance(start, StartRange)
+        else None,
+        no_estimate=None if isinstance(start, StartRange) else start,
+    )
+    ahead = {"aheadByPriority": dict(standing.ahead)} if standing.ahead and standing.position is not None else {}
+    return {name: value for name, value in without_defaults(queue).items() if value != {}} | ahead
+
+
+def explain_wait(problem: ServiceProblem | None, standing: ServiceStanding | None) -> ServiceProblem | None:
+    """Return why a replica is not ready, by the queue if that is what it waits for.
+
+    A replica that waits for a host has a diagnosis that knows more of hosts than the queue.
+    """
+    if standing is None or problem is None:
+        return problem
+    waits_for_host = problem.phase == "Pending" and problem.reason in WAITS_FOR_HOST
+    if problem.reason in {QUEUED, BINDING} or (waits_for_host and standing.reason in _OF_OTHERS):
+        return ServiceProblem(standing.reason, standing.message, "WaitingForGPU")
+    return problem._replace(phase="WaitingForGPU") if waits_for_host else problem
+
+
+def build_queue_events(before: QueueStatus | None, after: Obj | None) -> tuple[Event, ...]:
+    """Return the Events for a service that came to the queue, or is promised room; moves have none."""
+    if after is None:
+        return ()
+    events = []
+    if before is None and after.get("place"):
+        note = f"waits at place {after['place']} of pool {after['pool']} for {after['waitingFor']}"
+        events.append(Event("Normal", QUEUED, note, "Queue"))
+    promised = after.get("nominated")
+    known = before.nominated if before is not None else None
+    if promised is not None and (known is None or known.cells != promised["cells"]):
+        victims = ", ".join(promised.get("victims", ())) or "others"
+        note = f"gets {', '.join(promised['cells'])} as soon as replicas of {victims} have ended there"
+        events.append(Event("Normal", "Nominated", note, "Queue"))
+    return tuple(events)
+
+
+def _format_time(seconds: float) -> str:
+    return rfc3339(datetime.fromtimestamp(seconds, UTC))
