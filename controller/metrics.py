@@ -7,7 +7,7 @@ counted when it happens: nothing is searched when the metrics are read.
 
 import functools
 from collections import Counter as Tally
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Final, Literal
 
@@ -15,12 +15,17 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from controller.placement.admission import AdmissionOutcome
-from crds.meta import MEMORY_PRESSURE
+from controller.placement.start_history import UnitStart
+from crds.meta import MEMORY_PRESSURE, Priority
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS, Resource
 
 SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Bounds of the histograms."""
+WAIT_SECONDS: Final = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 10800.0, 43200.0, 86400.0, 604800.0)
+"""Bounds of the time in the queue."""
+ERROR_RATIOS: Final = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.33, 2.0, 4.0, 10.0)
+"""Bounds of real waits, as multiples of the estimated ones."""
 NO_ANSWER: Final = "<error>"
 """The `code` of a call that was not answered, as in client-go."""
 
@@ -76,6 +81,7 @@ class ControllerMetrics:
         self._watched: set[str] = set()
         gauge("pomona_build_info", "1, with the version as a label.", ("version",)).labels(version("pomona")).set(1)
         self.objects = ObjectTally(registry)
+        self.queue = QueueMetrics(registry)
         # A child of a metric is looked up by its labels once: the look-up costs more than the count.
         self._reconcile_of = functools.cache(self._make_reconcile)
         self._call_of = functools.cache(self._make_call)
@@ -131,6 +137,65 @@ class ControllerMetrics:
     def _make_call(self, verb: str, resource: str, status: int) -> tuple[Counter, Histogram]:
         code = str(status) if status else NO_ANSWER
         return self._calls.labels(verb, resource, code), self._call_seconds.labels(verb, resource)
+
+
+class QueueMetrics:
+    """The metrics of the queue, which the leader's loop counts."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._depth = Gauge(
+            "pomona_queue_depth", "Replicas that wait in the queue.", ("pool", "priority"), registry=registry
+        )
+        self._wait_seconds = Histogram(
+            "pomona_queue_wait_seconds",
+            "Time in the queue of the replicas that were admitted.",
+            ("pool", "priority"),
+            registry=registry,
+            buckets=WAIT_SECONDS,
+        )
+        self._preemptions = Counter(
+            "pomona_preemptions", "Replicas that ended for another one, by reason.", ("reason",), registry=registry
+        )
+        self._plan_seconds = Histogram(
+            "pomona_queue_plan_seconds", "Duration of a round of the queue.", registry=registry, buckets=SECONDS
+        )
+        self._starts = Counter(
+            "pomona_queue_starts",
+            "Starts by the first estimate that was given: in_range, early, late, or none.",
+            ("pool", "estimate"),
+            registry=registry,
+        )
+        self._error_ratio = Histogram(
+            "pomona_queue_estimate_error_ratio",
+            "Wait since the first estimate of a start, as a multiple of the middle of its range.",
+            ("pool",),
+            registry=registry,
+            buckets=ERROR_RATIOS,
+        )
+        self._depths: dict[tuple[str, Priority], int] = {}
+
+    def set_depths(self, depths: Mapping[tuple[str, Priority], int]) -> None:
+        """Set the number of waiting replicas by pool and priority; one that is absent is 0."""
+        for key, depth in (dict.fromkeys(self._depths, 0) | dict(depths)).items():
+            if self._depths.get(key) != depth:
+                self._depth.labels(*key).set(depth)
+                self._depths[key] = depth
+
+    def count_start(self, start: UnitStart) -> None:
+        """Count a replica that was admitted."""
+        pool = start.unit.pools[0] if start.unit.pools else ""
+        self._wait_seconds.labels(pool, start.unit.priority).observe(start.wait_seconds)
+        self._starts.labels(pool, start.outcome).inc()
+        if (ratio := start.error_ratio) is not None:
+            self._error_ratio.labels(pool).observe(ratio)
+
+    def count_preemption(self, reason: str) -> None:
+        """Count a replica that ended for another one."""
+        self._preemptions.labels(reason).inc()
+
+    def observe_plan(self, seconds: float) -> None:
+        """Count one round of the queue."""
+        self._plan_seconds.observe(seconds)
 
 
 class ObjectTally:

@@ -3,15 +3,27 @@
 import re
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from controller.metrics import ControllerMetrics
+from controller.placement.start_estimate import StartRange
+from controller.placement.start_history import UnitStart
 from kube.client import Obj
 from kube.resources import METAL_HOSTS, METAL_PROCESSES, MODELS, PODS, Resource
 from tests.support.api_objects import condition, host, model, process
+from tests.support.waiting_units import waiting_unit
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `(?P<name>[a-z_]+)` \| (?P<type>counter|gauge|histogram) \|(?P<labels>[^|]*)\|", re.MULTILINE)
+
+START = UnitStart(
+    unit=waiting_unit("chat", pools=("nvidia",), priority="high"),
+    wait_seconds=90.0,
+    first_range=StartRange(1_100.0, 1_400.0),
+    first_range_at=1_000.0,
+    started_at=1_200.0,
+)
 
 
 def used() -> ControllerMetrics:
@@ -20,10 +32,14 @@ def used() -> ControllerMetrics:
     metrics.observe_queue(lambda: 3, lambda: 1.5)
     metrics.count_reconcile("Model", "error", 0.1)
     metrics.count_call("get", MODELS, 200, 0.1)
-    metrics.count_binding("bound")
+    metrics.count_admission("admitted")
     metrics.count_probe("Generated")
     metrics.count_watch_restart("kopf")
     metrics.objects.count_change(MODELS, None, model())
+    metrics.queue.set_depths({("nvidia", "high"): 2})
+    metrics.queue.count_start(START)
+    metrics.queue.count_preemption("Priority")
+    metrics.queue.observe_plan(0.01)
     return metrics
 
 
@@ -97,3 +113,31 @@ def test_objects_are_counted_by_their_last_phase() -> None:
     assert counted(METAL_HOSTS, "MemoryPressure") == 1
     metrics.objects.count_change(METAL_PROCESSES, ready, None)
     assert counted(METAL_PROCESSES, "Ready") == 0
+
+
+def test_depth_of_a_queue_that_became_empty_is_0() -> None:
+    metrics = ControllerMetrics()
+    metrics.queue.set_depths({("nvidia", "high"): 2})
+    metrics.queue.set_depths({("metal", "low"): 1})
+    assert value(metrics, "pomona_queue_depth", pool="nvidia", priority="high") == 0
+    assert value(metrics, "pomona_queue_depth", pool="metal", priority="low") == 1
+
+
+@pytest.mark.parametrize(
+    ("started_at", "estimate"), [(1_050.0, "early"), (1_100.0, "in_range"), (1_400.0, "in_range"), (1_401.0, "late")]
+)
+def test_start_is_counted_by_its_first_estimate(started_at: float, estimate: str) -> None:
+    metrics = ControllerMetrics()
+    metrics.queue.count_start(START._replace(started_at=started_at))
+    assert value(metrics, "pomona_queue_starts_total", pool="nvidia", estimate=estimate) == 1
+    assert value(metrics, "pomona_queue_wait_seconds_sum", pool="nvidia", priority="high") == 90
+    # The middle of 100 to 400 s is 200 s.
+    ratio = (started_at - 1_000) / 200
+    assert value(metrics, "pomona_queue_estimate_error_ratio_sum", pool="nvidia") == pytest.approx(ratio)
+
+
+def test_start_without_an_estimate_has_no_error() -> None:
+    metrics = ControllerMetrics()
+    metrics.queue.count_start(START._replace(first_range=None))
+    assert value(metrics, "pomona_queue_starts_total", pool="nvidia", estimate="none") == 1
+    assert value(metrics, "pomona_queue_estimate_error_ratio_count", pool="nvidia") is None
