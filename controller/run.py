@@ -24,7 +24,8 @@ from controller.hosts.reconciler import LeaseReader, host_reconciler
 from controller.http_endpoints import ControllerHealth
 from controller.metrics import ControllerMetrics, ReconcileResult
 from controller.models.reconciler import model_reconciler
-from controller.placement.admission import Admission, AdmissionParts
+from controller.placement.admission import Admission, AdmissionParts, RoundReport
+from controller.placement.board import Board
 from controller.placement.cell_registry import CellRegistry
 from controller.placement.nodes import declare_nodes
 from controller.placement.planner import MIN_RUN_SECONDS, PlanRules
@@ -52,7 +53,7 @@ from kube.errors import ApiError, Forbidden, LeadershipLost, Unreachable
 from kube.events import EventRecorder
 from kube.lease import Elector
 from kube.queue import WorkQueue, run_workers
-from kube.resources import NODES, POD_MONITORS, ObjectKey, Resource, object_key
+from kube.resources import INFERENCE_SERVICES, NODES, POD_MONITORS, ObjectKey, Resource, object_key
 from kube.store import Store
 from kube.transport import CONNECTIONS
 
@@ -94,12 +95,19 @@ class Item(NamedTuple):
     key: ObjectKey
 
 
+class LeaderQueue(NamedTuple):
+    """The queue of a controller that reads the whole cluster."""
+
+    admission: Admission
+    board: Board
+
+
 def registrations(
     options: ControllerOptions,
     leases: LeaseReader,
     metrics: ControllerMetrics,
     monitors: OptionalKind,
-    admission: Admission | None = None,
+    queue: LeaderQueue | None = None,
 ) -> tuple[tuple[Reconciler, ...], tuple[LeaderTask, ...]]:
     """Return all reconcilers, and the tasks that run beside them while this replica leads.
 
@@ -111,14 +119,30 @@ def registrations(
     pacer = UpdatePacer()
     in_pods = (
         model_reconciler(options.pods, functools.partial(reserve_replica, settings=options.pods)),
-        service_reconciler(prober, options.pods, tokens, pacer, monitors, meter=meter),
+        service_reconciler(
+            prober,
+            options.pods,
+            tokens,
+            pacer,
+            monitors,
+            meter=meter,
+            find_standing=queue.board.standing if queue is not None else lambda _service: None,
+        ),
     )
-    if options.namespaces or admission is None:
+    if options.namespaces or queue is None:
         return in_pods, (prober.run, meter.run, pacer.run)
-    leases.subscribe(admission.wake)
+    leases.subscribe(queue.admission.wake)
     hosts = ReachabilityProber()
     on_hosts = (release_reconciler(leases.wait_seconds), host_reconciler(leases, tokens, hosts))
-    return (*in_pods, *on_hosts), (leases.run, admission.run, prober.run, hosts.run, meter.run, pacer.run)
+    return (*in_pods, *on_hosts), (
+        leases.run,
+        queue.board.run,
+        queue.admission.run,
+        prober.run,
+        hosts.run,
+        meter.run,
+        pacer.run,
+    )
 
 
 class Controller:
@@ -160,8 +184,10 @@ class Controller:
         self._registry = (
             CellRegistry(self.store, options.pods.vendors, leases.bindable) if not options.namespaces else None
         )
+        self._board = Board(functools.partial(self._enqueue, INFERENCE_SERVICES), metrics.queue.count_start)
         admission = self._make_admission(self._registry, options) if self._registry is not None else None
-        reconcilers, self._leader_tasks = registrations(options, leases, metrics, monitors, admission)
+        queue = LeaderQueue(admission, self._board) if admission is not None else None
+        reconcilers, self._leader_tasks = registrations(options, leases, metrics, monitors, queue)
         self._reconcilers = {each.resource: each for each in reconcilers}
         self._triggers = _group_triggers(reconcilers)
         self.store.subscribe(self._enqueue_concerned)
@@ -180,9 +206,17 @@ class Controller:
             self._identity,
             is_queued_by_default=options.pods.scheduling_mode == "Queue",
             rules=lambda: rules,
+            on_round=self._show_round,
             on_outcome=self._metrics.count_admission,
+            on_preemption=lambda _eviction: self._metrics.queue.count_preemption("Priority"),
         )
         return Admission(parts)
+
+    def _show_round(self, report: RoundReport) -> None:
+        """Set what users see of the queue."""
+        self._board.update(report.round, report.cells, report.now, units=report.units)
+        self._metrics.queue.observe_plan(report.plan_seconds)
+        self._metrics.queue.set_depths(self._board.depths)
 
     async def run(self) -> None:
         """Follow the cluster, compete for leadership, reconcile while leading; ends only by cancellation."""

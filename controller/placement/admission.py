@@ -20,15 +20,16 @@ from controller.placement.cell_registry import CellRegistry
 from controller.placement.ledger import Claim, FreedPlace, Ledger, LedgerLost
 from controller.placement.observed_units import ObservedUnits, observe_units
 from controller.placement.planner import Action, Admit, Evict, Nominate, PlanRules, Round, Withdraw, plan
+from controller.placement.queue_events import describe_preemption
 from controller.placement.queue_places import format_place
 from controller.placement.units import Amounts, Cell, Unit, fits, subtract_amounts
 from controller.placement.wake_rules import READ, RoomWatch, decisive_facts
-from controller.reconcile.plan import Leading
+from controller.reconcile.plan import Event, Leading
 from devices.vendors import Vendors
 from kube.backoff import backoff_seconds
 from kube.client import Obj
 from kube.errors import ApiError, Conflict, NotFound, Unreachable
-from kube.resources import INFERENCE_SERVICES, PODS, Resource
+from kube.resources import INFERENCE_SERVICES, PODS, ObjectKey, Resource
 from kube.store import Store
 
 ROUND_SECONDS: Final = 0.1
@@ -70,6 +71,8 @@ class RoundReport(NamedTuple):
 
     round: Round
     cells: Sequence[Cell]
+    units: Sequence[Unit]
+    """All units, also those whose admission is under way."""
     now: float
     """The wall clock, in seconds since 1970."""
     plan_seconds: float
@@ -90,6 +93,8 @@ class AdmissionParts(NamedTuple):
     """Called after each round has been planned."""
     on_outcome: Callable[[AdmissionOutcome], None] = lambda _outcome: None
     """Called with the outcome of each admission."""
+    on_preemption: Callable[[Evict], None] = lambda _eviction: None
+    """Called with each unit that was evicted for another one."""
 
 
 class Admission:
@@ -214,7 +219,7 @@ class _Term:
         cells = reserve(self._parts.registry.list_cells(), self._claims, observed.units)
         units = list(self._list_plannable(observed.units, started))
         found = await asyncio.to_thread(plan, cells, units, self._parts.rules(), now)
-        self._parts.on_round(RoundReport(found, cells, now, loop.time() - started))
+        self._parts.on_round(RoundReport(found, cells, observed.units, now, loop.time() - started))
         if found.again_seconds is not None:
             loop.call_later(found.again_seconds, self._wake)
         await self._keep_places(observed)
@@ -329,6 +334,8 @@ class _Term:
             return
         if await self._try(victim.uid, self._writer.evict(victim)):
             log.info("unit_evicted", unit=str(victim.key), preemptor=str(preemptor.key))
+            self._parts.on_preemption(action)
+            self._tasks.create_task(self._report(victim.service, describe_preemption(victim, preemptor)))
             # The watch shows the end a moment later: it need not be asked for again.
             self._failures[victim.uid] = AdmissionFailures(retry_at=asyncio.get_running_loop().time() + SEEN_SECONDS)
 
@@ -379,6 +386,12 @@ class _Term:
         cell = claim.cells[0] if claim.cells else ""
         if self._back_off(uid, cell, error, now) == REPORTED_TRIES:
             await self._report_failure(claim, cell, error)
+
+    async def _report(self, service: ObjectKey, event: Event) -> None:
+        """Send an Event about a service."""
+        found = self._leading.store.get(INFERENCE_SERVICES, service.name, service.namespace)
+        if found is not None:
+            await self._leading.recorder.event(found, event.type, event.reason, event.note, event.action)
 
     async def _report_failure(self, claim: Claim, cell: str, error: ApiError | Unreachable) -> None:
         """Send an Event about the service: its condition only says that the unit waits."""

@@ -4,6 +4,7 @@ It is set after each round, in constant time for each waiting unit. The words, f
 made when a service is told, which happens at the pace of `NoticePacer`.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -26,6 +27,7 @@ from crds.meta import PRIORITY_RANK, Priority
 from crds.queue_status import NoEstimate, QueueReason
 from kube.resources import ObjectKey
 
+REFRESH_SECONDS: Final = 30.0
 ESTIMATE_SECONDS: Final = 1.0
 """Least time between two estimates of all starts."""
 FRONT: Final = 3
@@ -95,7 +97,7 @@ class Board:
         self._closed: frozenset[str] = frozenset()
         self._counter: RefusalCounter | None = None
         """Made when the first service asks after a round."""
-        self._now = 0.0
+        self._now = self._updated_at = 0.0
         self._estimated_at: float | None = None
         self._last_round: tuple[Round, Sequence[Unit]] | None = None
         self.depths: Depths = {}
@@ -118,6 +120,7 @@ class Board:
         """
         self._last_round = decided, units
         self._cells, self._now, self._counter = tuple(cells), now, None
+        self._updated_at = asyncio.get_running_loop().time()
         evicted = {action.victim.uid for action in decided.actions if isinstance(action, Evict)}
         self._estimator.observe(units, evicted, {cell.id: cell.pool for cell in self._cells}, now)
         entries, lengths = self._list_entries(decided)
@@ -127,11 +130,16 @@ class Board:
         self._entries, self._lengths, self._closed = entries, lengths, closed
         self._pacer.flush()
 
-    def refresh(self, now: float) -> None:
-        """Set the standings anew after the same round: call it every 30 seconds without a round, as estimates age."""
-        if self._last_round is not None and self._entries:
-            decided, units = self._last_round
-            self.update(decided, self._cells, now, units=units)
+    async def run(self, _leading: object) -> None:
+        """Set the standings anew after the same round while there is no other one, as estimates age."""
+        loop = asyncio.get_running_loop()
+        self.restart()
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS)
+            passed = loop.time() - self._updated_at
+            if self._last_round is not None and self._entries and passed >= REFRESH_SECONDS:
+                decided, units = self._last_round
+                self.update(decided, self._cells, self._now + passed, units=units)
 
     def standing(self, service: ObjectKey) -> ServiceStanding | None:
         """Return the standing of a service, or None if none of its replicas waits."""

@@ -333,10 +333,22 @@ def test_new_leader_begins_with_an_empty_board() -> None:
         told = Told()
         told.update(full(), [waiting_unit("chat")])
         told.board.restart()
-        told.board.refresh(NOW)
         assert told.board.standing(ObjectKey("team", "chat")) is None
         told.update(full(), [waiting_unit("chat")])
         await asyncio.sleep(2)
         assert told.take() == ["chat", "chat"]
+
+    virtual_time.run(main())
+
+
+def test_standings_are_set_anew_without_a_round_as_time_passes() -> None:
+    async def main() -> None:
+        told = Told()
+        running = asyncio.create_task(told.board.run(None))
+        await asyncio.sleep(1)
+        told.update(full(), [waiting_unit("chat")])
+        await asyncio.sleep(95)
+        assert told.board._now == pytest.approx(NOW + 89)
+        running.cancel()
 
     virtual_time.run(main())
