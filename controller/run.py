@@ -26,6 +26,7 @@ from controller.metrics import ControllerMetrics, ReconcileResult
 from controller.models.reconciler import model_reconciler
 from controller.placement.admission import Admission, AdmissionParts, RoundReport
 from controller.placement.board import Board
+from controller.placement.bound_volumes import BoundVolumes
 from controller.placement.cell_registry import CellRegistry
 from controller.placement.nodes import declare_nodes
 from controller.placement.planner import MIN_RUN_SECONDS, PlanRules
@@ -100,6 +101,7 @@ class LeaderQueue(NamedTuple):
 
     admission: Admission
     board: Board
+    volumes: BoundVolumes
 
 
 def registrations(
@@ -137,6 +139,7 @@ def registrations(
     return (*in_pods, *on_hosts), (
         leases.run,
         queue.board.run,
+        queue.volumes.run,
         queue.admission.run,
         prober.run,
         hosts.run,
@@ -185,8 +188,7 @@ class Controller:
             CellRegistry(self.store, options.pods.vendors, leases.bindable) if not options.namespaces else None
         )
         self._board = Board(functools.partial(self._enqueue, INFERENCE_SERVICES), metrics.queue.count_start)
-        admission = self._make_admission(self._registry, options) if self._registry is not None else None
-        queue = LeaderQueue(admission, self._board) if admission is not None else None
+        queue = self._make_queue(self._registry, options) if self._registry is not None else None
         reconcilers, self._leader_tasks = registrations(options, leases, metrics, monitors, queue)
         self._reconcilers = {each.resource: each for each in reconcilers}
         self._triggers = _group_triggers(reconcilers)
@@ -198,19 +200,23 @@ class Controller:
             client, self.store, self._recorder, lambda: datetime.now(UTC), self._require_leadership
         )
 
-    def _make_admission(self, registry: CellRegistry, options: ControllerOptions) -> Admission:
+    def _make_queue(self, registry: CellRegistry, options: ControllerOptions) -> LeaderQueue:
+        volumes = BoundVolumes(self.store, registry)
         rules = PlanRules(min_run_seconds=options.min_run_seconds)
         parts = AdmissionParts(
             registry,
             options.pods.vendors,
             self._identity,
             is_queued_by_default=options.pods.scheduling_mode == "Queue",
+            find_volume_nodes=volumes.find_nodes,
             rules=lambda: rules,
             on_round=self._show_round,
             on_outcome=self._metrics.count_admission,
             on_preemption=lambda _eviction: self._metrics.queue.count_preemption("Priority"),
         )
-        return Admission(parts)
+        admission = Admission(parts)
+        volumes.subscribe(admission.wake)
+        return LeaderQueue(admission, self._board, volumes)
 
     def _show_round(self, report: RoundReport) -> None:
         """Set what users see of the queue."""

@@ -18,7 +18,7 @@ import structlog
 from controller.placement.admission_writer import AdmissionWriter, StaleUnit
 from controller.placement.cell_registry import CellRegistry
 from controller.placement.ledger import Claim, FreedPlace, Ledger, LedgerLost
-from controller.placement.observed_units import ObservedUnits, observe_units
+from controller.placement.observed_units import FindVolumeNodes, ObservedUnits, observe_units
 from controller.placement.planner import Action, Admit, Evict, Nominate, PlanRules, Round, Withdraw, plan
 from controller.placement.queue_events import describe_preemption
 from controller.placement.queue_places import format_place
@@ -87,6 +87,8 @@ class AdmissionParts(NamedTuple):
     """Name of this replica, by which the ledger tells leaders apart."""
     is_queued_by_default: bool = True
     """Services that state no mode are in mode Queue."""
+    find_volume_nodes: FindVolumeNodes = lambda _pod: None
+    """Finds the nodes of the volumes of a waiting pod."""
     rules: Callable[[], PlanRules] = PlanRules
     """Returns the administrator's rules."""
     on_round: Callable[[RoundReport], None] = lambda _report: None
@@ -215,6 +217,7 @@ class _Term:
             moment,
             self._list_freed(),
             is_queued_by_default=self._parts.is_queued_by_default,
+            find_volume_nodes=self._parts.find_volume_nodes,
         )
         cells = reserve(self._parts.registry.list_cells(), self._claims, observed.units)
         units = list(self._list_plannable(observed.units, started))

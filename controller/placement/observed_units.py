@@ -5,10 +5,10 @@ only when one of its objects has changed. So a round costs as much as there are 
 """
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import structlog
@@ -25,7 +25,7 @@ from controller.placement.queue_places import (
 )
 from controller.placement.queued_service import QueuedService, count_replicas, find_queued_service
 from controller.placement.units import Nomination, Unit
-from controller.reconcile.indexes import OWNER_INDEX, SERVICE_INDEX, controller_of
+from controller.reconcile.indexes import GATE_INDEX, OWNER_INDEX, SERVICE_INDEX, controller_of, namespaced
 from controller.reconcile.plan import decode_stored
 from crds.meta import NOMINATED
 from crds.metalprocess import MetalProcess
@@ -36,7 +36,13 @@ from kube.store import Store
 
 LATE_SECONDS: Final = 30.0
 """Time after which a pod that should have ended makes no room any more: it is on a node that is lost."""
+FindVolumeNodes = Callable[[Obj], frozenset[str] | None]
+"""Returns the only nodes on which the volumes of a waiting pod can be; None: they hold it nowhere."""
+_VolumeNodes = tuple[tuple[str, frozenset[str] | None], ...]
+"""By uid of each waiting pod of a service that mounts a claim."""
 _NO_PLACES: Final[Mapping[str, Sequence[str]]] = MappingProxyType({})
+
+_Shared = TypeVar("_Shared", bound=tuple[object, ...])
 
 log = structlog.get_logger()
 
@@ -66,6 +72,7 @@ class _ServiceObjects(NamedTuple):
     pods: Sequence[Obj]
     processes: Sequence[Sequence[Obj]]
     """Processes of each owner that has or had the name of the service."""
+    volume_nodes: _VolumeNodes = ()
 
 
 def observe_units(
@@ -75,6 +82,7 @@ def observe_units(
     freed_places: Mapping[str, Sequence[str]] = _NO_PLACES,
     *,
     is_queued_by_default: bool = True,
+    find_volume_nodes: FindVolumeNodes = lambda _pod: None,
 ) -> ObservedUnits:
     """Return the units of the store.
 
@@ -84,6 +92,7 @@ def observe_units(
         now: the wall clock.
         freed_places: places of evicted units whose objects are gone, by uid of the service, as `format_place` has them.
         is_queued_by_default: services that state no mode are in mode Queue.
+        find_volume_nodes: finds the nodes of the volumes of a waiting pod.
     """
     units: list[Unit] = []
     places: dict[ObjectKey, str] = {}
@@ -92,7 +101,8 @@ def observe_units(
     for key, objects in _group_by_service(store).items():
         service = find_queued_service(store, key, is_queued_by_default=is_queued_by_default)
         freed = _share(tuple(unseen.pop(service.uid, ()))) if service is not None else ()
-        found = _derive_service_units(store, service, objects, vendors, freed)
+        placed = objects._replace(volume_nodes=_find_volume_nodes(store, key, find_volume_nodes))
+        found = _derive_service_units(store, service, placed, vendors, freed)
         units += found.units
         units += [_judge_ending(each, now.timestamp()) for each in found.ending]
         places.update(found.places)
@@ -130,20 +140,31 @@ def _group_by_service(store: Store) -> dict[ObjectKey, _ServiceObjects]:
     }
 
 
+def _find_volume_nodes(store: Store, key: ObjectKey, find_volume_nodes: FindVolumeNodes) -> _VolumeNodes:
+    """Return the nodes of the volumes of the waiting pods of a service: what is read for them changes no object."""
+    waiting = store.by_index(PODS, GATE_INDEX, namespaced(key.namespace, key.name))
+    found: _VolumeNodes = _share(tuple((pod["metadata"]["uid"], find_volume_nodes(pod)) for pod in waiting))
+    return found
+
+
 def _derive_service_units(
     store: Store, service: QueuedService | None, objects: _ServiceObjects, vendors: Vendors, freed: tuple[str, ...]
 ) -> _ServiceUnits:
     """Return the units of a service; they are kept with the first of its objects."""
-    pods, processes = objects
+    pods, processes, volume_nodes = objects
     resource, first = (PODS, pods[0]) if pods else (METAL_PROCESSES, processes[0][0])
     compute = functools.partial(_build_service_units, store, service, objects, vendors, freed)
-    return store.derive(resource, first, "service-units", compute, service, vendors, freed, pods, *processes)
+    inputs = (service, vendors, freed, volume_nodes, pods, *processes)
+    return store.derive(resource, first, "service-units", compute, *inputs)
 
 
 def _build_service_units(
     store: Store, service: QueuedService | None, objects: _ServiceObjects, vendors: Vendors, freed: tuple[str, ...]
 ) -> _ServiceUnits:
-    derived = (_derive_pod_replica(store, pod, service, vendors) for pod in objects.pods)
+    nodes = dict(objects.volume_nodes)
+    derived = (
+        _derive_pod_replica(store, pod, service, vendors, nodes.get(pod["metadata"]["uid"])) for pod in objects.pods
+    )
     replicas = join_gangs([each for each in derived if each is not None])
     for children in objects.processes:
         replicas += _list_process_replicas(store, children, service, vendors)
@@ -175,11 +196,13 @@ def _parse_freed(service: QueuedService | None, freed: Iterable[str]) -> dict[fl
     return {max(created_at, time): text for text in freed if (time := parse_seconds(text)) is not None}
 
 
-def _derive_pod_replica(store: Store, pod: Obj, service: QueuedService | None, vendors: Vendors) -> PodReplica | None:
+def _derive_pod_replica(
+    store: Store, pod: Obj, service: QueuedService | None, vendors: Vendors, volume_nodes: frozenset[str] | None
+) -> PodReplica | None:
     def compute() -> PodReplica | None:
-        return build_pod_replica(pod, service, vendors, parse_nomination(pod))
+        return build_pod_replica(pod, service, vendors, parse_nomination(pod), volume_nodes)
 
-    return store.derive(PODS, pod, "pod-replica", compute, service, vendors)
+    return store.derive(PODS, pod, "pod-replica", compute, service, vendors, volume_nodes)
 
 
 def _list_process_replicas(
@@ -210,9 +233,9 @@ def _judge_ending(replica: ReplicaUnit, now: float) -> Unit:
 
 
 @functools.lru_cache(maxsize=8192)
-def _share(places: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the object that equal places share: the store knows its inputs by identity."""
-    return places
+def _share(values: _Shared) -> _Shared:
+    """Return the object that equal values share: the store knows its inputs by identity."""
+    return values
 
 
 class _EncodedNomination(msgspec.Struct, frozen=True):

@@ -37,7 +37,11 @@ class PodReplica(NamedTuple):
 
 
 def build_pod_replica(
-    pod: Obj, service: QueuedService | None, vendors: Vendors, nomination: Nomination | None
+    pod: Obj,
+    service: QueuedService | None,
+    vendors: Vendors,
+    nomination: Nomination | None,
+    volume_nodes: frozenset[str] | None = None,
 ) -> PodReplica | None:
     """Return a pod as a unit of its own; None if it takes nothing that the queue gives, or is none of the service.
 
@@ -67,7 +71,7 @@ def build_pod_replica(
         enqueued_at=find_place(pod, service.created_at) if service is not None else own_place,
         parts=(need,),
         pools=pools_of("pod", need, service.accelerator if service is not None else "", vendors),
-        requirement=_build_requirement(spec, _find_volume_nodes()) if state == "waiting" else _NO_RULES,
+        requirement=_build_requirement(spec, volume_nodes) if state == "waiting" else _NO_RULES,
         state=state,
         cells=(f"node/{node}",) if node else (),
         nomination=nomination if state == "waiting" else None,
@@ -77,11 +81,6 @@ def build_pod_replica(
     ends_by = parse_seconds(metadata["deletionTimestamp"]) if is_ending else None
     replica = ReplicaUnit(unit, deployment, template, own_place, ends_by=ends_by)
     return PodReplica(replica, *_read_gang(pod))
-
-
-def _find_volume_nodes() -> frozenset[str] | None:
-    """Return the only nodes on which the bound volumes of a pod can be. The volumes are not read yet."""
-    return None
 
 
 def _build_requirement(pod_spec: Obj, volume_nodes: frozenset[str] | None) -> NodeRequirement:

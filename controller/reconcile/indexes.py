@@ -3,7 +3,7 @@
 Each index is declared here, once, and is kept for its whole resource. A test compares them with a search of everything.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from crds.meta import (
@@ -11,6 +11,7 @@ from crds.meta import (
     LABEL_SERVICE,
     LABEL_SERVICE_NAME,
     LABEL_SLICE_MANAGED_BY,
+    QUEUE_GATE,
     SLICE_MANAGED_BY,
     split_slice_name,
 )
@@ -55,6 +56,8 @@ SHORTAGE_INDEX: Final = "shortage"
 UNBOUND: Final = ""
 OF_MODEL_INDEX: Final = "of-model"
 """From a Model's name to the claims that were made for a Model of this name, also an earlier one."""
+GATE_INDEX: Final = "gate"
+"""From namespace/name of an InferenceService to its pods that wait in the queue and mount a claim."""
 REASON_INDEX: Final = "reason"
 """From the reason of the condition Ready to the InferenceServices and Models that have it."""
 ADDRESS_INDEX: Final = "address"
@@ -158,6 +161,12 @@ def _claims_of_pod(pod: Obj) -> list[str]:
     return [namespaced(pod["metadata"]["namespace"], claim) for claim in mounted_claims(pod.get("spec") or {})]
 
 
+def _service_of_gated_pod(pod: Obj) -> Iterable[str]:
+    spec = pod.get("spec") or {}
+    is_gated = any(gate.get("name") == QUEUE_GATE for gate in spec.get("schedulingGates") or ())
+    return _labelled(LABEL_SERVICE)(pod) if is_gated and mounted_claims(spec) else []
+
+
 def _claims_of_deployment(deployment: Obj) -> list[str]:
     spec = deployment.get("spec", {}).get("template", {}).get("spec") or {}
     return [namespaced(deployment["metadata"]["namespace"], claim) for claim in mounted_claims(spec)]
@@ -189,6 +198,7 @@ INDEXES: Final[Mapping[Resource, Mapping[str, IndexKeys]]] = {
         SERVICE_INDEX: _labelled(LABEL_SERVICE),
         CLAIM_INDEX: _claims_of_pod,
         NODE_INDEX: _node_of_pod,
+        GATE_INDEX: _service_of_gated_pod,
     },
     METAL_HOSTS: {ADDRESS_INDEX: stated_addresses},
     METAL_PROCESSES: {OWNER_INDEX: _owners, HOST_INDEX: _host_of_process, INSPECTOR_INDEX: _inspector},

@@ -55,6 +55,34 @@ def test_gated_pod_waits_with_its_requests_and_rules() -> None:
     assert unit.requirement.shape != found["two"].requirement.shape != ""
 
 
+def test_nodes_of_volumes_are_followed_though_no_object_changes() -> None:
+    pod = queue_pod("one")
+    pod["spec"]["volumes"] = [{"persistentVolumeClaim": {"claimName": "weights"}}]
+    known, asked, nodes = queue(pod, queue_pod("two")), list[str](), frozenset({"n1"})
+
+    def find_nodes(each: Obj) -> frozenset[str] | None:
+        asked.append(each["metadata"]["name"])
+        return nodes
+
+    def read() -> dict[str, Unit]:
+        found = observe_units(known, VENDORS, NOW, find_volume_nodes=find_nodes).units
+        return {unit.key.name: unit for unit in found}
+
+    first = read()
+    assert isinstance(first["one"].requirement, NodeRequirement)
+    assert isinstance(first["two"].requirement, NodeRequirement)
+    assert (first["one"].requirement.volume_nodes, first["two"].requirement.volume_nodes) == (nodes, None)
+    assert read()["one"] is first["one"], "kept while the nodes stay the same"
+    nodes = frozenset({"n2"})
+    moved = read()["one"]
+    assert isinstance(moved.requirement, NodeRequirement)
+    assert (moved.requirement.volume_nodes, moved.requirement.shape) != (
+        frozenset({"n1"}),
+        first["one"].requirement.shape,
+    )
+    assert set(asked) == {"one"}, "only pods that mount a claim"
+
+
 def test_pool_is_that_of_the_devices_that_a_pod_requests() -> None:
     for stated in ("nvidia", "amd", "metal", "unknown"):
         assert observe(queue(queue_pod("one"), hardware={"accelerator": stated}))["one"].pools == ("nvidia",)

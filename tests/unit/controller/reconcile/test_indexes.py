@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from controller.reconcile.indexes import (
     CLAIM_INDEX,
+    GATE_INDEX,
     HOST_INDEX,
     INDEXES,
     INSPECTOR_INDEX,
@@ -20,7 +21,7 @@ from controller.reconcile.indexes import (
     controller_of,
     declare_indexes,
 )
-from crds.meta import LABEL_SERVICE, LABEL_SERVICE_NAME
+from crds.meta import LABEL_SERVICE, LABEL_SERVICE_NAME, QUEUE_GATE
 from kube.client import Obj
 from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, METAL_PROCESSES, MODELS, PODS, Resource
 from kube.store import Store
@@ -35,7 +36,8 @@ def pod(name: str, owner: str, served: str) -> Obj:
     labels = {LABEL_SERVICE: served} if served != "three" else {}
     metadata = {"name": name, "namespace": "team", "ownerReferences": references, "labels": labels}
     volumes = [{"persistentVolumeClaim": {"claimName": owner}}, {"emptyDir": {}}]
-    return {"metadata": metadata, "spec": {"volumes": volumes}, "status": {"phase": PHASES[served]}}
+    gates = {"schedulingGates": [{"name": "other"}, {"name": QUEUE_GATE}]} if owner == "two" else {}
+    return {"metadata": metadata, "spec": {"volumes": volumes, **gates}, "status": {"phase": PHASES[served]}}
 
 
 def chat(name: str, model: str, adapter: str) -> Obj:
@@ -79,6 +81,8 @@ def search(store: Store, resource: Resource, index: str, value: str) -> list[Obj
         if index == OWNER_INDEX:
             owner = controller_of(obj)
             return owner is not None and f"{namespace}/{owner['uid']}" == value
+        if index == GATE_INDEX:
+            return "schedulingGates" in spec and f"{namespace}/{labels.get(LABEL_SERVICE)}" == value
         if index == SERVICE_INDEX:
             label = LABEL_SERVICE if resource == PODS else LABEL_SERVICE_NAME
             return label in labels and f"{namespace}/{labels[label]}" == value
