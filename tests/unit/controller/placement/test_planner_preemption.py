@@ -62,6 +62,11 @@ def test_unit_that_ends_anyway_is_the_first_victim() -> None:
     assert say(decide([node("m", 4), node("n", 4)], units)) == ["high waits on n for z"]
 
 
+def test_unit_that_ends_anyway_spares_a_less_important_one_beside_it() -> None:
+    units = [runs("low", 4, "n", priority="low"), ending(runs("z", 4, "n", priority="critical")), HIGH]
+    assert say(decide([node("n", 8)], units)) == ["high waits on n for z"]
+
+
 def test_least_important_unit_is_evicted_first() -> None:
     units = [runs("a", 4, "n"), runs("b", 4, "n", priority="low"), HIGH]
     assert "b ends for high" in say(decide([node("n", 8)], units))
@@ -257,6 +262,12 @@ def test_two_successors_do_not_share_one_predecessor() -> None:
     old = frozenset({"old"})
     units = [runs("old", 8, "n"), pod("a", 4, replaces=old), pod("b", 4, replaces=old)]
     assert say(decide([node("n", 8)], units)) == ["a waits on n for old"]
+
+
+def test_predecessor_whose_place_is_for_its_successor_is_no_victim_of_a_nominated_unit() -> None:
+    new = pod("new", 4, priority="critical", replaces=frozenset({"old"}))
+    units = [ending(runs("r", 4, "n")), runs("old", 4, "n", priority="low"), new, nominated(HIGH, "n", "r", "old")]
+    assert say(decide([node("n", 8)], units)) == ["new waits on n for old", "high waits on n for r"]
 
 
 def test_predecessor_on_a_node_that_lost_its_devices_gives_no_place() -> None:
