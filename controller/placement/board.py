@@ -5,6 +5,7 @@ made when a service is told, which happens at the pace of `NoticePacer`.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -27,9 +28,9 @@ from crds.meta import PRIORITY_RANK, Priority
 from crds.queue_status import NoEstimate, QueueReason
 from kube.resources import ObjectKey
 
+UPDATE_SECONDS: Final = 1.0
+"""Least time between two updates: each looks at all units, and no service is told more often."""
 REFRESH_SECONDS: Final = 30.0
-ESTIMATE_SECONDS: Final = 1.0
-"""Least time between two estimates of all starts."""
 FRONT: Final = 3
 """Positions at which each move is told at once."""
 _PRIORITIES: Final[tuple[Priority, ...]] = tuple(PRIORITY_RANK)
@@ -60,6 +61,15 @@ class _Entry(NamedTuple):
         front = self.position if self.position is not None and self.position <= FRONT else 0
         is_hopeless = self.reason == "NoSuchHardware"
         return self.unit.uid, self.pool, is_hopeless, self.nomination, front
+
+
+class _ShownRound(NamedTuple):
+    """A round with what it was decided by."""
+
+    round: Round
+    cells: tuple[Cell, ...]
+    now: float
+    units: Sequence[Unit]
 
 
 class _PoolQueue:
@@ -97,20 +107,29 @@ class Board:
         self._closed: frozenset[str] = frozenset()
         self._counter: RefusalCounter | None = None
         """Made when the first service asks after a round."""
-        self._now = self._updated_at = 0.0
-        self._estimated_at: float | None = None
-        self._last_round: tuple[Round, Sequence[Unit]] | None = None
+        self._now = 0.0
+        self._updated_at = -math.inf
+        """The time of the loop when the standings were set last."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._evicted: set[str] = set()
+        """Units that were evicted since then."""
+        self._latest: _ShownRound | None = None
+        self._shown: _ShownRound | None = None
         self.depths: Depths = {}
 
     def restart(self) -> None:
         """Forget everything: another replica may have led since."""
         self._pacer.clear()
         self._estimator = StartEstimator(self._on_start)
-        self._estimated_at = self._last_round = None
+        if self._timer is not None:
+            self._timer.cancel()
+        self._latest = self._shown = self._timer = None
+        self._updated_at = -math.inf
+        self._evicted.clear()
         self._entries, self._lengths, self.depths = {}, {}, {}
 
     def update(self, decided: Round, cells: Iterable[Cell], now: float, *, units: Sequence[Unit]) -> None:
-        """Set the standings after a round.
+        """Set the standings after a round: at once, or with the latest one in a second since the last time.
 
         Args:
             decided: the round.
@@ -118,11 +137,27 @@ class Board:
             now: the wall clock, in seconds since 1970.
             units: all units, as the round had them.
         """
-        self._last_round = decided, units
-        self._cells, self._now, self._counter = tuple(cells), now, None
-        self._updated_at = asyncio.get_running_loop().time()
-        evicted = {action.victim.uid for action in decided.actions if isinstance(action, Evict)}
-        self._estimator.observe(units, evicted, {cell.id: cell.pool for cell in self._cells}, now)
+        self._evicted.update(action.victim.uid for action in decided.actions if isinstance(action, Evict))
+        self._latest = _ShownRound(decided, tuple(cells), now, units)
+        loop = asyncio.get_running_loop()
+        wait_seconds = self._updated_at + UPDATE_SECONDS - loop.time()
+        if wait_seconds <= 0:
+            self._show_latest()
+        elif self._timer is None:
+            self._timer = loop.call_later(wait_seconds, self._show_latest)
+
+    def _show_latest(self) -> None:
+        """Set the standings after the latest round."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        shown = self._shown = self._latest
+        if shown is None:
+            return
+        decided, self._cells, self._now, units = shown
+        self._counter, self._updated_at = None, asyncio.get_running_loop().time()
+        self._estimator.observe(units, self._evicted, {cell.id: cell.pool for cell in self._cells}, self._now)
+        self._evicted.clear()
         entries, lengths = self._list_entries(decided)
         self._find_victims(entries.values(), units)
         closed = frozenset(cell.id for cell in self._cells if cell.closed)
@@ -137,18 +172,18 @@ class Board:
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
             passed = loop.time() - self._updated_at
-            if self._last_round is not None and self._entries and passed >= REFRESH_SECONDS:
-                decided, units = self._last_round
-                self.update(decided, self._cells, self._now + passed, units=units)
+            if self._shown is not None and self._entries and passed >= REFRESH_SECONDS:
+                self._latest = self._shown._replace(now=self._now + passed)
+                self._show_latest()
 
     def standing(self, service: ObjectKey) -> ServiceStanding | None:
         """Return the standing of a service, or None if none of its replicas waits."""
         entry = self._entries.get(service)
-        if entry is None or self._last_round is None:
+        if entry is None or self._shown is None:
             return None
         unit = entry.unit
         if self._counter is None:
-            self._counter = RefusalCounter(self._cells, self._last_round[0])
+            self._counter = RefusalCounter(self._cells, self._shown.round)
         counts = sort_refusals(self._counter.count(unit))
         ending = entry.nomination.victims if entry.nomination is not None else ()
         victims = tuple(sorted({str(self._victims[uid]) for uid in ending if uid in self._victims}))
@@ -178,9 +213,6 @@ class Board:
         nominated = {each.unit.uid: each.nomination for each in decided.actions if isinstance(each, Nominate)}
         gone = {each.unit.uid for each in decided.actions if isinstance(each, Admit)}
         withdrawn = {each.unit.uid for each in decided.actions if isinstance(each, Withdraw)}
-        estimates = self._estimated_at is None or abs(self._now - self._estimated_at) >= ESTIMATE_SECONDS
-        if estimates:
-            self._estimated_at = self._now
         queues: dict[str, _PoolQueue] = {}
         entries: dict[ObjectKey, _Entry] = {}
         needs: dict[str, tuple[Lane, int]] = {}
@@ -200,7 +232,7 @@ class Board:
                 entry = _Entry(
                     unit, lane.pool, position, tuple(queue.ahead), needed, nomination, reason, _unestimated(reason)
                 )
-                entries[unit.service] = self._estimate(entry, lane, is_due=estimates)
+                entries[unit.service] = self._estimate(entry, lane)
             if reason != "NoSuchHardware":
                 queue.length += 1
                 queue.ahead[unit.rank] += 1
@@ -209,14 +241,11 @@ class Board:
         self._needs, self.depths = needs, depths
         return entries, {pool: queue.length for pool, queue in queues.items()}
 
-    def _estimate(self, entry: _Entry, lane: Lane, *, is_due: bool) -> _Entry:
-        """Return an entry with its estimated start: a new one if that is due, else the last one."""
+    def _estimate(self, entry: _Entry, lane: Lane) -> _Entry:
+        """Return an entry with its estimated start."""
         if entry.start in {"Draining", "NoPosition"}:
             return entry
-        if is_due:
-            return entry._replace(start=self._estimator.estimate(entry.unit, lane, entry.needed, self._now))
-        last = self._entries.get(entry.unit.service)
-        return entry._replace(start=last.start) if last is not None and last.unit.uid == entry.unit.uid else entry
+        return entry._replace(start=self._estimator.estimate(entry.unit, lane, entry.needed, self._now))
 
     def _find_victims(self, entries: Iterable[_Entry], units: Iterable[Unit]) -> None:
         """Find the services whose units end for a nominated one."""

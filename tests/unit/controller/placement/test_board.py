@@ -352,3 +352,23 @@ def test_standings_are_set_anew_without_a_round_as_time_passes() -> None:
         running.cancel()
 
     virtual_time.run(main())
+
+
+def test_rounds_of_one_second_are_shown_together() -> None:
+    async def main() -> None:
+        told, key = Told(), ObjectKey("team", "chat")
+        units = [waiting_unit("first", enqueued_at=1.0), waiting_unit("chat")]
+
+        def place() -> str:
+            found = told.board.standing(key)
+            return found.place if found is not None else ""
+
+        told.update(full(), units)
+        assert place() == "2/2"
+        told.update(full(), [*units, waiting_unit("next", enqueued_at=2_000.0)])
+        told.update(full(), units[1:])
+        assert place() == "2/2"
+        await asyncio.sleep(1.1)
+        assert place() == "1/1"
+
+    virtual_time.run(main())
