@@ -12,7 +12,7 @@ from typing import Final
 
 from benchmarks.report import Figure, print_figures
 from controller.placement.explanation import RefusalCounter
-from controller.placement.planner import Evict, PlanRules, Round, plan
+from controller.placement.planner import EvictUnit, PlanRules, Round, plan
 from controller.placement.units import Cell, Unit, add_by_cell, subtract_amounts
 from crds.meta import PRIORITY_RANK
 from tests.support.queue_units import gpus, host, node, pod, process
@@ -125,7 +125,7 @@ def main() -> None:
     ):
         figures.append(Figure(name, measure(lambda: plan(where, units, PlanRules(), NOW)), None, goal, "s"))  # noqa: B023
         made = plan(where, units, PlanRules(), NOW)
-        placed = {each.unit.uid for each in made.actions if not isinstance(each, Evict)}
+        placed = {each.unit.uid for each in made.actions if not isinstance(each, EvictUnit)}
         blocked = [unit for unit in made.queue if unit.uid not in placed]
 
         def count() -> None:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from benchmarks.report import Figure, print_figures
-from controller.placement.planner import Admit, Evict, Nominate, PlanRules, Round, Withdraw, plan
+from controller.placement.planner import Admit, EvictUnit, Nominate, PlanRules, Round, WithdrawNomination, plan
 from controller.placement.start_estimate import WIDEST, StartRange, measure_need
 from controller.placement.start_history import StartEstimator, UnitStart
 from controller.placement.units import MEMORY, Cell, HostRequirement, NodeRequirement, Unit, UnitKey
@@ -182,9 +182,9 @@ class SimulatedDay:
                 heapq.heappush(self._ends, (now + self._run_seconds[uid], uid))
             elif isinstance(action, Nominate):
                 self._change(action.unit.uid, nomination=action.nomination)
-            elif isinstance(action, Withdraw):
+            elif isinstance(action, WithdrawNomination):
                 self._change(action.unit.uid, nomination=None)
-            elif isinstance(action, Evict):
+            elif isinstance(action, EvictUnit):
                 evicted.add(action.victim.uid)
                 self._change(action.victim.uid, state="ending")
                 heapq.heappush(self._ends, (now + DRAIN_SECONDS, action.victim.uid))

@@ -17,9 +17,9 @@ import structlog
 
 from controller.placement.admission_writer import AdmissionWriter, StaleUnit
 from controller.placement.cell_registry import CellRegistry
-from controller.placement.ledger import Claim, FreedPlace, Ledger, LedgerLost
+from controller.placement.ledger import Claim, FreedPlace, LedgerLost, QueueLedger
 from controller.placement.observed_units import FindVolumeNodes, ObservedUnits, observe_units
-from controller.placement.planner import Action, Admit, Evict, Nominate, PlanRules, Round, Withdraw, plan
+from controller.placement.planner import Action, Admit, EvictUnit, Nominate, PlanRules, Round, WithdrawNomination, plan
 from controller.placement.queue_events import describe_preemption
 from controller.placement.queue_places import format_place
 from controller.placement.units import Amounts, Cell, Unit, fits, subtract_amounts
@@ -95,7 +95,7 @@ class AdmissionParts(NamedTuple):
     """Called after each round has been planned."""
     on_outcome: Callable[[AdmissionOutcome], None] = lambda _outcome: None
     """Called with the outcome of each admission."""
-    on_preemption: Callable[[Evict], None] = lambda _eviction: None
+    on_preemption: Callable[[EvictUnit], None] = lambda _eviction: None
     """Called with each unit that was evicted for another one."""
 
 
@@ -122,7 +122,7 @@ class Admission:
             self._follows = True
         loop, watch = asyncio.get_running_loop(), RoomWatch()
         async with asyncio.TaskGroup() as tasks:
-            ledger = Ledger(leading.client, self._parts.identity)
+            ledger = QueueLedger(leading.client, self._parts.identity)
             term = _Term(self._parts, leading, ledger, tasks, self.wake)
             await term.begin()
             self.wake()
@@ -152,7 +152,7 @@ class _Term:
         self,
         parts: AdmissionParts,
         leading: Leading,
-        ledger: Ledger,
+        ledger: QueueLedger,
         tasks: asyncio.TaskGroup,
         wake: Callable[[], None],
     ) -> None:
@@ -268,7 +268,7 @@ class _Term:
             if isinstance(each, Admit)
         }
         # The service itself makes the successor of a process, with its place.
-        evicted = [each.victim for each in actions if isinstance(each, Evict)]
+        evicted = [each.victim for each in actions if isinstance(each, EvictUnit)]
         freed = [_free_place(victim) for victim in evicted if victim.key.kind != "process"]
         if not claims and not freed:
             return True
@@ -302,11 +302,11 @@ class _Term:
             if isinstance(action, Nominate):
                 if await self._try(action.unit.uid, self._writer.nominate(action.unit, action.nomination)):
                     promised.add(action.unit.uid)
-            elif isinstance(action, Withdraw):
+            elif isinstance(action, WithdrawNomination):
                 await self._try(action.unit.uid, self._writer.nominate(action.unit, None))
         for action in found.actions:
             # Only once its cell is promised: else the room that is made may go to whoever comes first.
-            if isinstance(action, Evict) and (action.preemptor.nomination or action.preemptor.uid in promised):
+            if isinstance(action, EvictUnit) and (action.preemptor.nomination or action.preemptor.uid in promised):
                 await self._evict(action)
 
     async def _admit(self, action: Admit, now: float) -> AdmissionOutcome:
@@ -330,7 +330,7 @@ class _Term:
             left[name] = subtract_amounts(left.get(name, cell.free), need)
         return True
 
-    async def _evict(self, action: Evict) -> None:
+    async def _evict(self, action: EvictUnit) -> None:
         victim, preemptor = action.victim, action.preemptor
         failed = self._failures.get(victim.uid)
         if failed is not None and failed.retry_at > asyncio.get_running_loop().time():

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from controller.placement.explanation import RefusalCounter
 from controller.placement.notice_pacer import NoticePacer
-from controller.placement.planner import Admit, Evict, Nominate, Round, Withdraw
+from controller.placement.planner import Admit, EvictUnit, Nominate, Round, WithdrawNomination
 from controller.placement.standing import (
     ServiceStanding,
     WaitFacts,
@@ -137,7 +137,7 @@ class Board:
             now: the wall clock, in seconds since 1970.
             units: all units, as the round had them.
         """
-        self._evicted.update(action.victim.uid for action in decided.actions if isinstance(action, Evict))
+        self._evicted.update(action.victim.uid for action in decided.actions if isinstance(action, EvictUnit))
         self._latest = _ShownRound(decided, tuple(cells), now, units)
         loop = asyncio.get_running_loop()
         wait_seconds = self._updated_at + UPDATE_SECONDS - loop.time()
@@ -212,7 +212,7 @@ class Board:
         """Return the first waiting unit of each service, and the length of the queue of each pool."""
         nominated = {each.unit.uid: each.nomination for each in decided.actions if isinstance(each, Nominate)}
         gone = {each.unit.uid for each in decided.actions if isinstance(each, Admit)}
-        withdrawn = {each.unit.uid for each in decided.actions if isinstance(each, Withdraw)}
+        withdrawn = {each.unit.uid for each in decided.actions if isinstance(each, WithdrawNomination)}
         queues: dict[str, _PoolQueue] = {}
         entries: dict[ObjectKey, _Entry] = {}
         needs: dict[str, tuple[Lane, int]] = {}

@@ -80,7 +80,7 @@ class _WrittenLedger(NamedTuple):
     content: LedgerContent
 
 
-class Ledger:
+class QueueLedger:
     """The ledger as `leader` last wrote it."""
 
     def __init__(self, client: Client, leader: str) -> None:

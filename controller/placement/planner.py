@@ -54,20 +54,20 @@ class Nominate(NamedTuple):
     nomination: Nomination
 
 
-class Withdraw(NamedTuple):
+class WithdrawNomination(NamedTuple):
     """Take the nomination of a unit back: its cell has no room for it any more, or none is needed."""
 
     unit: Unit
 
 
-class Evict(NamedTuple):
+class EvictUnit(NamedTuple):
     """End a unit, which then waits at its old place."""
 
     victim: Unit
     preemptor: Unit
 
 
-Action = Admit | Nominate | Withdraw | Evict
+Action = Admit | Nominate | WithdrawNomination | EvictUnit
 
 
 class Blockage(NamedTuple):
@@ -185,7 +185,7 @@ class Planning:
             self._nominate(unit, found)
         else:
             if nomination is not None:
-                self._actions.append(Withdraw(unit))
+                self._actions.append(WithdrawNomination(unit))
             self._block(unit, shape)
 
     def is_hopeless(self, unit: Unit, shape: Shape) -> bool:  # noqa: ARG002 - the tests' plain form looks at the unit
@@ -222,7 +222,7 @@ class Planning:
             return False
         self._limits.add(unit, cells[0].pool)
         # The eviction of some may have failed, or the controller may have ended before it.
-        self._actions += [Evict(each, unit) for each in running]
+        self._actions += [EvictUnit(each, unit) for each in running]
         return True
 
     def _is_eligible(self, unit: Unit, cells: Iterable[Cell], leaving: Iterable[Unit] = ()) -> bool:
@@ -261,7 +261,7 @@ class Planning:
         nomination = Nomination(found.cells, frozenset(victim.uid for victim in found.victims))
         if nomination != unit.nomination:
             self._actions.append(Nominate(unit, nomination))
-        self._actions += [Evict(victim, unit) for victim in running]
+        self._actions += [EvictUnit(victim, unit) for victim in running]
 
     def _block(self, unit: Unit, shape: Shape) -> None:
         if (known := self._hopeless.get(shape)) is not None:

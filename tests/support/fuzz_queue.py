@@ -5,7 +5,7 @@ import random
 import sys
 import time
 
-from controller.placement.planner import Evict, Round, plan
+from controller.placement.planner import EvictUnit, Round, plan
 from controller.placement.units import Unit, fits
 from tests.support.plain_planner import plan_plainly
 from tests.support.queue_invariants import check_round
@@ -37,8 +37,8 @@ def run_simulation(seed: int) -> SimulatedQueue:
         made = plan_and_check(queue)
         is_whole = queue.apply_some(made, may_crash=True)
         again = plan_and_check(queue)
-        evicted = {each.victim.uid for each in made.actions if isinstance(each, Evict)}
-        evicted_again = {each.victim.uid for each in again.actions if isinstance(each, Evict)}
+        evicted = {each.victim.uid for each in made.actions if isinstance(each, EvictUnit)}
+        evicted_again = {each.victim.uid for each in again.actions if isinstance(each, EvictUnit)}
         if is_whole and not any(each.state == "running" and each.uid in queue.rolled for each in units):
             # I8: only an eviction that was refused is asked for again.
             assert evicted_again <= evicted & queue.refused

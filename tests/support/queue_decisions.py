@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from controller.placement.planner import Action, Admit, Evict, Nominate, PlanRules, Round, Withdraw, plan
+from controller.placement.planner import Action, Admit, EvictUnit, Nominate, PlanRules, Round, WithdrawNomination, plan
 from controller.placement.units import Cell, Nomination, Unit, add_by_cell, subtract_amounts
 from tests.support.queue_units import pod
 
@@ -39,9 +39,9 @@ def _say(action: Action) -> str:
         case Nominate(unit, nomination):
             names = " ".join(each.partition("/")[2] for each in nomination.cells)
             return f"{unit.uid} waits on {names} for {' '.join(sorted(nomination.victims))}"
-        case Withdraw(unit):
+        case WithdrawNomination(unit):
             return f"{unit.uid} waits for nothing"
-        case Evict(victim, preemptor):
+        case EvictUnit(victim, preemptor):
             return f"{victim.uid} ends for {preemptor.uid}"
 
 

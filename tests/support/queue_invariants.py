@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from controller.placement.planner import Admit, Evict, Nominate, PlanRules, Round, Withdraw
+from controller.placement.planner import Admit, EvictUnit, Nominate, PlanRules, Round, WithdrawNomination
 from controller.placement.pool_limits import PoolLimits, sum_amounts
 from controller.placement.units import Amounts, Cell, Unit, add_amounts, add_by_cell, add_room, fits
 
@@ -20,14 +20,14 @@ def check_actions(made: Round) -> None:
     """Check that a unit is admitted once and whole, and that the actions are about those that wait."""
     admitted = [each.unit.uid for each in made.actions if isinstance(each, Admit)]
     assert len(admitted) == len(set(admitted))
-    evicted = [each.victim.uid for each in made.actions if isinstance(each, Evict)]
+    evicted = [each.victim.uid for each in made.actions if isinstance(each, EvictUnit)]
     assert len(evicted) == len(set(evicted))
     for each in made.actions:
         if isinstance(each, Admit):
             assert len(each.cells) in {0, len(each.unit.parts)}, "a gang is admitted whole"
-        if not isinstance(each, Evict):
+        if not isinstance(each, EvictUnit):
             assert each.unit.state == "waiting"
-        if isinstance(each, Withdraw):
+        if isinstance(each, WithdrawNomination):
             assert each.unit.uid in made.blocked
 
 
@@ -77,7 +77,7 @@ def _could_use(unit: Unit, cell: Cell) -> bool:
 def check_victims(units: Sequence[Unit], rules: PlanRules, now: float, made: Round) -> None:
     """Hold I4: victims are less important, unprotected and old enough, and none of them is needless."""
     for each in made.actions:
-        if isinstance(each, Evict):
+        if isinstance(each, EvictUnit):
             victim = each.victim
             age_seconds = abs(now - (victim.evictable_since or 0.0))
             assert victim.state == "running"
@@ -85,7 +85,7 @@ def check_victims(units: Sequence[Unit], rules: PlanRules, now: float, made: Rou
             assert not victim.is_protected
             assert age_seconds >= rules.min_run_seconds
     by_uid = {unit.uid: unit for unit in units}
-    evicted = {each.victim.uid: each.preemptor.uid for each in made.actions if isinstance(each, Evict)}
+    evicted = {each.victim.uid: each.preemptor.uid for each in made.actions if isinstance(each, EvictUnit)}
     for each in made.actions:
         if not isinstance(each, Nominate):
             continue

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from controller.placement.planner import Action, Admit, Evict, Nominate, PlanRules, Round, Withdraw
+from controller.placement.planner import Action, Admit, EvictUnit, Nominate, PlanRules, Round, WithdrawNomination
 from controller.placement.pool_limits import PoolQuota, PoolRules
 from controller.placement.units import (
     CPU,
@@ -215,9 +215,9 @@ class SimulatedQueue:
                 self.units[unit.uid] = msgspec.structs.replace(self.units[unit.uid], nomination=nomination)
                 for uid in unit.replaces & nomination.victims:
                     self._end(self.units[uid])
-            case Withdraw(unit):
+            case WithdrawNomination(unit):
                 self.units[unit.uid] = msgspec.structs.replace(self.units[unit.uid], nomination=None)
-            case Evict(victim, _):
+            case EvictUnit(victim, _):
                 if victim.uid not in self.refused:
                     self.evicted += 1
                     self.units[victim.uid] = msgspec.structs.replace(self.units[victim.uid], state="ending")

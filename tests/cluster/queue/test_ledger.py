@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from controller.placement.ledger import LEDGER, Claim, FreedPlace, Ledger, LedgerLost
+from controller.placement.ledger import LEDGER, Claim, FreedPlace, LedgerLost, QueueLedger
 from crds.meta import CONTROLLER_NAMESPACE
 from kube.client import Client
 from kube.resources import CONFIG_MAPS
@@ -27,15 +27,15 @@ async def no_ledger(plane: ControlPlane) -> AsyncIterator[None]:
 
 
 async def test_a_leader_finds_what_the_last_one_had_begun(client: Client) -> None:
-    first = Ledger(client, "one")
+    first = QueueLedger(client, "one")
     await first.take_over()
     await first.write(CLAIMS, FREED)
-    content = await Ledger(client, "two").take_over()
+    content = await QueueLedger(client, "two").take_over()
     assert (content.claims, content.freed, content.leader) == (CLAIMS, FREED, "two")
 
 
 async def test_a_leader_that_was_overtaken_writes_nothing_more(client: Client) -> None:
-    first, second = Ledger(client, "one"), Ledger(client, "two")
+    first, second = QueueLedger(client, "one"), QueueLedger(client, "two")
     await first.take_over()
     await second.take_over()
     with pytest.raises(LedgerLost):
@@ -43,11 +43,11 @@ async def test_a_leader_that_was_overtaken_writes_nothing_more(client: Client) -
     with pytest.raises(LedgerLost, match="not taken over"):
         await first.write(CLAIMS, ())
     await second.write({}, FREED)
-    assert (await Ledger(client, "three").take_over()).claims == {}
+    assert (await QueueLedger(client, "three").take_over()).claims == {}
 
 
 async def test_of_two_leaders_that_begin_at_once_one_has_the_ledger(client: Client) -> None:
-    first, second = Ledger(client, "one"), Ledger(client, "two")
+    first, second = QueueLedger(client, "one"), QueueLedger(client, "two")
     await first.take_over()
     await first.write(CLAIMS, ())
     await second.take_over()
@@ -59,7 +59,7 @@ async def test_of_two_leaders_that_begin_at_once_one_has_the_ledger(client: Clie
 
 @pytest.mark.parametrize("text", ["", "{", '{"claims": 7}', '{"generation": "x"}', "\u0000"])
 async def test_a_damaged_ledger_counts_as_empty_and_is_replaced(client: Client, text: str) -> None:
-    ledger = Ledger(client, "one")
+    ledger = QueueLedger(client, "one")
     await ledger.take_over()
     operation = {"op": "add", "path": "/data", "value": {"ledger.json": text}}
     await client.patch_json(CONFIG_MAPS, LEDGER, CONTROLLER_NAMESPACE, [operation])
@@ -67,11 +67,11 @@ async def test_a_damaged_ledger_counts_as_empty_and_is_replaced(client: Client, 
         await ledger.write(CLAIMS, ())
     assert (await ledger.take_over()).claims == {}
     await ledger.write(CLAIMS, ())
-    assert (await Ledger(client, "two").take_over()).claims == CLAIMS
+    assert (await QueueLedger(client, "two").take_over()).claims == CLAIMS
 
 
 async def test_a_deleted_ledger_begins_anew(client: Client) -> None:
-    ledger = Ledger(client, "one")
+    ledger = QueueLedger(client, "one")
     await ledger.take_over()
     await client.delete(CONFIG_MAPS, LEDGER, CONTROLLER_NAMESPACE)
     with pytest.raises(LedgerLost):
@@ -80,7 +80,7 @@ async def test_a_deleted_ledger_begins_anew(client: Client) -> None:
 
 
 async def test_the_oldest_freed_places_are_dropped_before_the_object_is_too_large(client: Client) -> None:
-    ledger = Ledger(client, "one")
+    ledger = QueueLedger(client, "one")
     await ledger.take_over()
     many = tuple(
         FreedPlace(
@@ -93,5 +93,5 @@ async def test_the_oldest_freed_places_are_dropped_before_the_object_is_too_larg
         for number in range(5000)
     )
     await ledger.write({}, many)
-    kept = (await Ledger(client, "two").take_over()).freed
+    kept = (await QueueLedger(client, "two").take_over()).freed
     assert (kept[-1], len(kept) < len(many)) == (many[-1], True)

@@ -85,8 +85,8 @@ def test_a_process_is_bound_with_the_time_of_its_admission() -> None:
     bound = apply_patch(waiting, bind_process(waiting, "studio-1", datetime(2026, 1, 2, tzinfo=UTC)))
     assert bound["spec"]["hostName"] == "studio-1"
     assert bound["metadata"]["annotations"][ADMITTED_AT] == "2026-01-02T00:00:00Z"
+    newer = waiting | {"metadata": waiting["metadata"] | {"resourceVersion": "99"}}
     with pytest.raises(LookupError):
-        newer = waiting | {"metadata": waiting["metadata"] | {"resourceVersion": "99"}}
         apply_patch(newer, bind_process(waiting, "studio-1", datetime(2026, 1, 2, tzinfo=UTC)))
 
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from controller.placement import planner
-from controller.placement.planner import Admit, Evict, plan
+from controller.placement.planner import Admit, EvictUnit, plan
 from controller.placement.units import CPU, MEMORY, NodeRequirement
 from tests.support.queue_decisions import NOW, RULES, decide, nominated, runs, say, subtract_units
 from tests.support.queue_units import GPU, gpus, host, node, pod, process
@@ -164,7 +164,7 @@ def test_unit_starts_despite_endless_churn_of_equal_and_lower_ones() -> None:
             waiting = [large, pod(f"next-{number}", at=now, priority=priority)]
             free = [subtract_units(cell, running) for cell in cells]
             made = plan(free, [*running, *waiting], RULES, now)
-            if any(each.unit is large for each in made.actions if not isinstance(each, Evict)):
+            if any(each.unit is large for each in made.actions if not isinstance(each, EvictUnit)):
                 break
             running += [
                 msgspec.structs.replace(each.unit, state="running", cells=each.cells, evictable_since=now)

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.placement.planner import MIN_RUN_SECONDS, Evict, PlanRules
+from controller.placement.planner import MIN_RUN_SECONDS, EvictUnit, PlanRules
 from controller.placement.pool_limits import PoolQuota, PoolRules
 from controller.placement.units import MEMORY, NodeRequirement, Unit
 from tests.support.queue_decisions import NOW, decide, nominated, runs, say
@@ -49,7 +49,7 @@ def test_protected_unit_is_never_evicted() -> None:
 )
 def test_unit_is_not_evicted_before_its_minimum_run_time(age_seconds: float, *, is_evicted: bool) -> None:
     made = decide([node("n", 4)], [runs("r", 4, "n", evictable_since=NOW - age_seconds), HIGH])
-    assert any(isinstance(each, Evict) for each in made.actions) is is_evicted
+    assert any(isinstance(each, EvictUnit) for each in made.actions) is is_evicted
     assert made.again_seconds == (None if is_evicted else MIN_RUN_SECONDS - age_seconds)
 
 
