@@ -144,7 +144,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     enqueued_at: float
     """Since when the replica has its place in the queue, in seconds since 1970; a successor inherits it."""
     parts: tuple[Amounts, ...]
-    """What each pod of it needs; all but a gang have one part."""
+    """Needs of its pods, one part for each; all but a gang have one."""
     pools: tuple[str, ...]
     """Pools that it may use, in the order in which the service prefers them; the first is its home."""
     requirement: NodeRequirement | HostRequirement

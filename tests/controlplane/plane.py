@@ -35,7 +35,7 @@ START_SECONDS = 120
 POLL_SECONDS = 0.05
 THROTTLED_SECONDS = 60
 """The API server asks clients to wait, a second at a time, until the storage of a kind is initialized."""
-NODES = (*(f"{kind}-{number}" for kind in ("cpu", "gpu") for number in (1, 2, 3, 4)), "disk-1", "disk-2")
+NODES = (*(f"{kind}-{number}" for kind in ("cpu", "gpu") for number in (1, 2, 3, 4, 5)), "disk-1", "disk-2")
 """Names for nodes, few and fixed because the API server reads their tokens from a file at its start."""
 
 STORAGE_CLASS = {

@@ -20,14 +20,11 @@ from tests.support.tiny_models import tiny_mlx
 
 NVIDIA = {"nvidia.com/gpu": "2"}
 NVIDIA_LABELS = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB", "nvidia.com/gpu.memory": "40960"}
-OTHERS = {
-    "amd.com/gpu": "1",
-    "gpu.intel.com/i915": "1",
-    "habana.ai/gaudi": "1",
-    # A card needs 11876 MiB of them.
-    "hugepages-2Mi": "12Gi",
-}
-OTHER_LABELS = {"amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM", "amd.com/gpu.vram": "192G"}
+AMD = {"amd.com/gpu": "1"}
+AMD_LABELS = {"amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM", "amd.com/gpu.vram": "192G"}
+# A card needs 11876 MiB of pages.
+GAUDI = {"habana.ai/gaudi": "1", "hugepages-2Mi": "12Gi"}
+INTEL = {"gpu.intel.com/i915": "1"}
 TENSORS: dict[str, Any] = {"modelRef": "tensors", "contextLength": 2048, "extraArgs": []}
 CPU_IMAGE = "vllm/vllm-openai-cpu:v0.33.0-x86_64"
 
@@ -39,9 +36,21 @@ async def nvidia_node(shared_nodes: SharedNodes) -> Process:
 
 
 @pytest_asyncio.fixture
-async def other_node(shared_nodes: SharedNodes) -> Process:
-    """The node `gpu-3` with a device of each other vendor, and pages of 2 MiB."""
-    return await shared_nodes.lend("other_node", "gpu-3", resources=OTHERS, labels=OTHER_LABELS)
+async def amd_node(shared_nodes: SharedNodes) -> Process:
+    """The node `gpu-3` with AMD devices."""
+    return await shared_nodes.lend("amd_node", "gpu-3", resources=AMD, labels=AMD_LABELS)
+
+
+@pytest_asyncio.fixture
+async def gaudi_node(shared_nodes: SharedNodes) -> Process:
+    """The node `gpu-4` with Gaudi devices, and pages of 2 MiB."""
+    return await shared_nodes.lend("gaudi_node", "gpu-4", resources=GAUDI)
+
+
+@pytest_asyncio.fixture
+async def intel_node(shared_nodes: SharedNodes) -> Process:
+    """The node `gpu-5` with Intel devices."""
+    return await shared_nodes.lend("intel_node", "gpu-5", resources=INTEL)
 
 
 @pytest.fixture
@@ -121,7 +130,7 @@ async def test_sglang_and_tgi_serve_with_nvidia_devices(cluster: Cluster, tensor
         assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
 
 
-@pytest.mark.usefixtures("other_node")
+@pytest.mark.usefixtures("amd_node", "gaudi_node")
 async def test_vllm_serves_with_amd_and_gaudi_devices(cluster: Cluster, tensors: Obj) -> None:
     amd = {"accelerator": "amd", "memory": "128Gi"}
     await cluster.apply(
@@ -130,10 +139,10 @@ async def test_vllm_serves_with_amd_and_gaudi_devices(cluster: Cluster, tensors:
         cluster.service("gaudi", "intel-gaudi", **TENSORS, image=CPU_IMAGE),
     )
     await cluster.ready("amd", "gaudi")
-    for service in ("amd", "gaudi"):
+    for service, node in (("amd", "gpu-3"), ("gaudi", "gpu-4")):
         await check_answers(cluster, service)
         status = (await cluster.get(service)).status
-        assert (status.runtime, status.nodes) == ("vllm", ["gpu-3"])
+        assert (status.runtime, status.nodes) == ("vllm", [node])
     pod = await pod_of(cluster, "gaudi")
     (engine,) = pod["initContainers"]
     assert engine["resources"]["limits"] == {"habana.ai/gaudi": "1", "hugepages-2Mi": "11876Mi"}
@@ -142,14 +151,14 @@ async def test_vllm_serves_with_amd_and_gaudi_devices(cluster: Cluster, tensors:
     assert pod["initContainers"][0]["image"] == RUNTIMES["vllm"].pod.images["amd"]
 
 
-@pytest.mark.usefixtures("other_node")
+@pytest.mark.usefixtures("amd_node", "intel_node")
 async def test_llama_cpp_serves_with_amd_and_intel_devices(cluster: Cluster) -> None:
     await cluster.apply(cluster.model(), *(cluster.service(name, name) for name in ("amd", "intel")))
     await cluster.ready("amd", "intel")
-    for service in ("amd", "intel"):
+    for service, node in (("amd", "gpu-3"), ("intel", "gpu-5")):
         await check_answers(cluster, service)
         status = (await cluster.get(service)).status
-        assert (status.accelerator, status.runtime, status.nodes) == (service, "llama.cpp", ["gpu-3"])
+        assert (status.accelerator, status.runtime, status.nodes) == (service, "llama.cpp", [node])
 
 
 async def test_pairs_that_cannot_work_are_refused_with_what_works(cluster: Cluster, tensors: Obj) -> None:
