@@ -28,7 +28,8 @@ async def test_places_move_and_are_gone_with_the_wait(simulated: SimulatedNodes,
     await user.wait_until_on("running", "sim-1")
     await user.serve("first")
     await wait_for_status(user, "first", "WaitingForGPU", place="1/1", reason="InsufficientDevices", position=1)
-    await user.serve("second")
+    # Times of creation are in whole seconds, so another priority orders the two.
+    await user.serve("second", priority="low")
     status = await wait_for_status(user, "second", "WaitingForGPU", place="2/2", aheadByPriority={"normal": 1})
     assert status["queue"]["waitingFor"] == f"{GPU}: 1"
     await wait_for_status(user, "first", "WaitingForGPU", place="1/2")
