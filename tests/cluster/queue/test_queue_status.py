@@ -35,7 +35,7 @@ async def test_places_move_and_are_gone_with_the_wait(simulated: SimulatedNodes,
     await wait_for_status(user, "first", "WaitingForGPU", place="1/2")
     await user.delete("running")
     await user.wait_until_on("first", "sim-1")
-    await wait_for_status(user, "first", "Progressing", place=None)
+    await wait_for_status(user, "first", "Ready", place=None)
     await wait_for_status(user, "second", "WaitingForGPU", place="1/1")
 
 
