@@ -128,24 +128,18 @@ def registrations(
             pacer,
             monitors,
             meter=meter,
-            find_standing=queue.board.standing if queue is not None else lambda _service: None,
+            find_standing=queue.board.standing if queue is not None else lambda _service, _last: None,
         ),
     )
-    if options.namespaces or queue is None:
+    if options.namespaces:
         return in_pods, (prober.run, meter.run, pacer.run)
-    leases.subscribe(queue.admission.wake)
+    queue_tasks: tuple[LeaderTask, ...] = ()
+    if queue is not None:
+        leases.subscribe(queue.admission.wake)
+        queue_tasks = (queue.board.run, queue.volumes.run, queue.admission.run)
     hosts = ReachabilityProber()
     on_hosts = (release_reconciler(leases.wait_seconds), host_reconciler(leases, tokens, hosts))
-    return (*in_pods, *on_hosts), (
-        leases.run,
-        queue.board.run,
-        queue.volumes.run,
-        queue.admission.run,
-        prober.run,
-        hosts.run,
-        meter.run,
-        pacer.run,
-    )
+    return (*in_pods, *on_hosts), (leases.run, *queue_tasks, prober.run, hosts.run, meter.run, pacer.run)
 
 
 class Controller:

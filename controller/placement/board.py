@@ -35,7 +35,7 @@ FRONT: Final = 3
 """Positions at which each move is told at once."""
 _PRIORITIES: Final[tuple[Priority, ...]] = tuple(PRIORITY_RANK)
 
-FindStanding = Callable[[ObjectKey], ServiceStanding | None]
+FindStanding = Callable[[ObjectKey, ServiceStanding | None], ServiceStanding | None]
 Depths = Mapping[tuple[str, Priority], int]
 """Number of waiting units by pool and priority."""
 
@@ -113,6 +113,8 @@ class Board:
         self._timer: asyncio.TimerHandle | None = None
         self._evicted: set[str] = set()
         """Units that were evicted since then."""
+        self._recalled: set[ObjectKey] = set()
+        """Services that were told the last standing, before the first round."""
         self._latest: _ShownRound | None = None
         self._shown: _ShownRound | None = None
         self.depths: Depths = {}
@@ -126,6 +128,7 @@ class Board:
         self._latest = self._shown = self._timer = None
         self._updated_at = -math.inf
         self._evicted.clear()
+        self._recalled.clear()
         self._entries, self._lengths, self.depths = {}, {}, {}
 
     def update(self, decided: Round, cells: Iterable[Cell], now: float, *, units: Sequence[Unit]) -> None:
@@ -176,10 +179,17 @@ class Board:
                 self._latest = self._shown._replace(now=self._now + passed)
                 self._show_latest()
 
-    def standing(self, service: ObjectKey) -> ServiceStanding | None:
-        """Return the standing of a service, or None if none of its replicas waits."""
+    def standing(self, service: ObjectKey, last: ServiceStanding | None = None) -> ServiceStanding | None:
+        """Return the standing of a service, or None if none of its replicas waits.
+
+        Before the first round of this leader, which knows of none, it is the `last` one that was reported.
+        """
+        if self._shown is None:
+            if last is not None:
+                self._recalled.add(service)
+            return last
         entry = self._entries.get(service)
-        if entry is None or self._shown is None:
+        if entry is None:
             return None
         unit = entry.unit
         if self._counter is None:
@@ -267,8 +277,9 @@ class Board:
                 != (entry.position, entry.ahead, entry.reason, entry.start, lengths.get(entry.pool))
             ):
                 self._pacer.add(service, is_urgent=False)
-        for service in self._entries.keys() - entries.keys():
+        for service in (self._entries.keys() | self._recalled) - entries.keys():
             self._pacer.add(service, is_urgent=True)
+        self._recalled.clear()
 
 
 def _find_reason(decided: Round, uid: str, nomination: Nomination | None) -> QueueReason | None:

@@ -3,13 +3,14 @@
 from datetime import UTC, datetime
 from typing import Final
 
+from controller.placement.queue_places import parse_seconds
 from controller.placement.standing import ServiceStanding
 from controller.placement.start_estimate import StartRange
 from controller.reconcile.conditions import MESSAGE_LENGTH
 from controller.reconcile.plan import Event
 from controller.services.diagnosis import BINDING, QUEUED, WAITS_FOR_HOST
 from controller.services.preconditions import ServiceProblem
-from crds.meta import without_defaults
+from crds.meta import PRIORITY_RANK, without_defaults
 from crds.queue_status import EstimatedStart, QueueNomination, QueueStatus
 from kube.client import Obj
 from kube.time import rfc3339
@@ -50,6 +51,31 @@ def build_queue_status(standing: ServiceStanding) -> Obj:
     )
     ahead = {"aheadByPriority": dict(standing.ahead)} if standing.ahead and standing.position is not None else {}
     return {name: value for name, value in without_defaults(queue).items() if value != {}} | ahead
+
+
+def recall_standing(queue: QueueStatus | None) -> ServiceStanding | None:
+    """Return the standing that `build_queue_status` reported last: a new leader keeps to it until it has planned.
+
+    Else it would take each service out of the queue and put it back, with two writes.
+    """
+    enqueued_at = parse_seconds(queue.enqueued_at) if queue is not None else None
+    if queue is None or enqueued_at is None or queue.reason is None:
+        return None
+    start = queue.estimated_start
+    earliest, latest = (parse_seconds(start.earliest), parse_seconds(start.latest)) if start else (None, None)
+    return ServiceStanding(
+        pool=queue.pool,
+        position=queue.position,
+        length=queue.length or 0,
+        ahead={each: queue.ahead_by_priority[each] for each in PRIORITY_RANK if each in queue.ahead_by_priority},
+        waiting_for=queue.waiting_for,
+        enqueued_at=enqueued_at,
+        cells=tuple(queue.nominated.cells) if queue.nominated else (),
+        victims=tuple(queue.nominated.victims) if queue.nominated else (),
+        reason=queue.reason,
+        message=queue.message,
+        start=StartRange(earliest, latest) if earliest and latest else queue.no_estimate or "TooFewSeen",
+    )
 
 
 def explain_wait(problem: ServiceProblem | None, standing: ServiceStanding | None) -> ServiceProblem | None:

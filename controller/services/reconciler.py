@@ -51,6 +51,7 @@ from controller.services.pods.pod_template import EngineChoice
 from controller.services.pods.update_pacer import UpdatePacer
 from controller.services.preconditions import DEVICE_TOO_SMALL, CheckedService, ServiceProblem
 from controller.services.probe_policy import Question
+from controller.services.queue_report import recall_standing
 from controller.services.readiness_probe import Prober
 from controller.services.replica_memory import ReplicaMemory
 from controller.services.replicas import Replicas, combine_replicas
@@ -122,7 +123,7 @@ def service_reconciler(
     monitors: OptionalKind,
     *,
     meter: TrafficMeter,
-    find_standing: FindStanding = lambda _service: None,
+    find_standing: FindStanding = lambda _service, _last: None,
 ) -> Reconciler:
     """Return the reconciler.
 
@@ -133,7 +134,7 @@ def service_reconciler(
         pacer: orders the services whose pods an update replaces.
         monitors: the kind PodMonitor, if the cluster has it.
         meter: reads the metrics of pods.
-        find_standing: returns the place of a service in the queue, or None.
+        find_standing: returns the place of a service in the queue, or None; it gets the last one that was reported.
     """
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> ServiceInputs | None:
@@ -145,7 +146,8 @@ def service_reconciler(
             pacer.forget(key)
             return None
         revision, may_roll_out = snapshot.store.revision, pacer.may_roll_out(key)
-        view = build_view(snapshot, key, service, settings, may_roll_out=may_roll_out, standing=find_standing(key))
+        standing = find_standing(key, recall_standing(service.status.queue))
+        view = build_view(snapshot, key, service, settings, may_roll_out=may_roll_out, standing=standing)
         if view.replicas.awaiting:
             pacer.wait(key, view.replicas.awaiting)
         else:

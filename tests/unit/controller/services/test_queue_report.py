@@ -11,7 +11,7 @@ from controller.placement.start_estimate import StartRange
 from controller.reconcile.plan import Event
 from controller.services.diagnosis import QUEUED
 from controller.services.preconditions import ServiceProblem
-from controller.services.queue_report import build_queue_events, build_queue_status, explain_wait
+from controller.services.queue_report import build_queue_events, build_queue_status, explain_wait, recall_standing
 from crds.meta import QUEUE_GATE
 from crds.queue_status import QueueStatus
 from kube.client import Obj
@@ -52,6 +52,27 @@ def gated_pod(name: str = "chat-1") -> Obj:
     reason = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "gated"}
     pod = chat_pod(name, ready=False, conditions=[reason])
     return pod | {"spec": {"schedulingGates": [{"name": QUEUE_GATE}]}}
+
+
+@pytest.mark.parametrize(
+    "reported",
+    [
+        {},
+        {"position": None, "ahead": {}, "reason": "NoSuchHardware", "start": "NoPosition"},
+        {"cells": ("node/n1",), "victims": ("team/batch",), "reason": "Draining", "start": "Draining"},
+    ],
+)
+def test_standing_that_was_reported_is_recalled(reported: dict[str, Any]) -> None:
+    status = build_queue_status(standing(**reported))
+    recalled = recall_standing(msgspec.convert(status, QueueStatus))
+    assert recalled == standing(**reported)
+    assert recalled is not None
+    assert build_queue_status(recalled) == status
+
+
+@pytest.mark.parametrize("damaged", [None, QueueStatus(), QueueStatus(reason="Quota", enqueued_at="yesterday")])
+def test_nothing_is_recalled_of_a_status_without_a_place(damaged: QueueStatus | None) -> None:
+    assert recall_standing(damaged) is None
 
 
 def test_status_has_the_standing() -> None:
