@@ -74,6 +74,12 @@ test-node: setup binaries ## Run the tests on nodes with a real kubelet and cont
 	@$(BIN)/python -m tests.node.preparation
 	@$(BIN)/python -m tests.node $(or $(TESTS),tests/node) --timeout 600 $(ARGS)
 
+# To build Kueue takes minutes: it is no part of `make test`, which has its recorded answers.
+.PHONY: test-kueue
+test-kueue: setup binaries ## Run the tests with the real Kueue; TESTS=path and ARGS=... for some of them
+	@$(BIN)/python -m tests.controlplane.kueue >/dev/null
+	@$(SANDBOX) $(PYTEST) $(or $(TESTS),tests/kueue) --timeout 600 $(ARGS)
+
 .PHONY: durations
 durations: setup binaries servers image-root ## Write the table by which `make test` starts long tests first
 	@$(WORKED) $(SLOW) --write-durations

