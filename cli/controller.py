@@ -24,7 +24,7 @@ from controller.pod_settings import PodSettings
 from controller.run import Controller, ControllerOptions
 from controller.services.pods.pod_monitor import parse_monitor_labels
 from controller.tenant_limits import TenantLimits
-from crds.meta import LABEL_PATTERN, LONGEST_LABEL, LONGEST_NAME, NAME_PATTERN, SchedulingMode
+from crds.meta import LABEL_PATTERN, LONGEST_LABEL, LONGEST_NAME, NAME_PATTERN, DefaultSchedulingMode
 from devices.limits import raise_descriptor_limit
 from devices.vendor_file import VendorFileError, parse_vendors
 from devices.vendors import VENDORS, Vendors
@@ -190,7 +190,7 @@ def _read_namespaces(_context: click.Context, parameter: click.Parameter, names:
 )
 @click.option(
     "--scheduling-mode",
-    type=click.Choice(get_args(SchedulingMode)),
+    type=click.Choice(get_args(DefaultSchedulingMode)),
     help="Mode of services whose pods request devices and that state no spec.scheduling.mode. Queue: they wait for the "
     "controller's queue, by priority. Native: Kubernetes' scheduler places them. Default: Queue, or Native with "
     "--namespace, since the queue belongs to the whole cluster.",
@@ -222,7 +222,7 @@ def command(
     monitoring_namespace: str,
     monitor_labels: Mapping[str, str],
     node_cache_bytes: int | None,
-    scheduling_mode: SchedulingMode | None,
+    scheduling_mode: DefaultSchedulingMode | None,
     min_run_seconds: float,
     verbose: bool,
 ) -> None:

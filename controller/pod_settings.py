@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from controller.tenant_limits import UNLIMITED, TenantLimits
-from crds.meta import SchedulingMode
+from crds.meta import DefaultSchedulingMode
 from devices.vendors import VENDORS, Vendors
 
 
@@ -29,7 +29,7 @@ class PodSettings(msgspec.Struct, frozen=True):
     """Further labels of PodMonitors, by which a Prometheus selects them."""
     image_pull_secrets: tuple[str, ...] = ()
     """Secrets in each namespace of Models with which nodes pull `image`, for the pods that run it."""
-    scheduling_mode: SchedulingMode = "Queue"
+    scheduling_mode: DefaultSchedulingMode = "Queue"
     """Mode of the services that state none and whose pods request devices."""
 
 

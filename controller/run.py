@@ -28,6 +28,7 @@ from controller.placement.admission import Admission, AdmissionParts, RoundRepor
 from controller.placement.board import Board
 from controller.placement.bound_volumes import BoundVolumes
 from controller.placement.cell_registry import CellRegistry
+from controller.placement.kueue import KueueQueues
 from controller.placement.nodes import declare_nodes
 from controller.placement.planner import MIN_RUN_SECONDS, PlanRules
 from controller.pod_settings import PodSettings
@@ -110,6 +111,8 @@ def registrations(
     metrics: ControllerMetrics,
     monitors: OptionalKind,
     queue: LeaderQueue | None = None,
+    *,
+    kueue: KueueQueues,
 ) -> tuple[tuple[Reconciler, ...], tuple[LeaderTask, ...]]:
     """Return all reconcilers, and the tasks that run beside them while this replica leads.
 
@@ -129,17 +132,18 @@ def registrations(
             monitors,
             meter=meter,
             find_standing=queue.board.standing if queue is not None else lambda _service, _last: None,
+            kueue=kueue,
         ),
     )
     if options.namespaces:
-        return in_pods, (prober.run, meter.run, pacer.run)
+        return in_pods, (prober.run, meter.run, pacer.run, kueue.run)
     queue_tasks: tuple[LeaderTask, ...] = ()
     if queue is not None:
         leases.subscribe(queue.admission.wake)
         queue_tasks = (queue.board.run, queue.volumes.run, queue.admission.run)
     hosts = ReachabilityProber()
     on_hosts = (release_reconciler(leases.wait_seconds), host_reconciler(leases, tokens, hosts))
-    return (*in_pods, *on_hosts), (leases.run, *queue_tasks, prober.run, hosts.run, meter.run, pacer.run)
+    return (*in_pods, *on_hosts), (leases.run, *queue_tasks, prober.run, hosts.run, meter.run, pacer.run, kueue.run)
 
 
 class Controller:
@@ -162,7 +166,8 @@ class Controller:
         monitors = OptionalKind(POD_MONITORS, OURS, options.namespaces)
         # One that reads the whole cluster follows nodes as it does all else, and decides nothing without them.
         self._nodes = [OptionalKind(NODES, "")] if options.namespaces else []
-        self._optional_kinds = (monitors, *self._nodes)
+        self._kueue = KueueQueues(options.namespaces)
+        self._optional_kinds = (monitors, self._kueue.local_queues, *self._nodes)
         self._identity = f"{os.uname().nodename}-{secrets.token_hex(4)}"
         self._elector = (
             Elector(election or client, CONTROLLER_NAMESPACE, LEASE, self._identity) if options.elects else None
@@ -183,7 +188,7 @@ class Controller:
         )
         self._board = Board(functools.partial(self._enqueue, INFERENCE_SERVICES), metrics.queue.count_start)
         queue = self._make_queue(self._registry, options) if self._registry is not None else None
-        reconcilers, self._leader_tasks = registrations(options, leases, metrics, monitors, queue)
+        reconcilers, self._leader_tasks = registrations(options, leases, metrics, monitors, queue, kueue=self._kueue)
         self._reconcilers = {each.resource: each for each in reconcilers}
         self._triggers = _group_triggers(reconcilers)
         self.store.subscribe(self._enqueue_concerned)
@@ -229,7 +234,9 @@ class Controller:
                 tasks.create_task(kind.follow(self._client, self.store))
             if self._registry is not None:
                 tasks.create_task(self._registry.foreign.follow(self._client))
-            for settled in (*(each.settled for each in self._feeds), *(each.settled for each in self._nodes)):
+            # Without a look at Kueue, each service that is given to it would be said to lack it.
+            kinds = (*self._nodes, self._kueue.local_queues)
+            for settled in (*(each.settled for each in self._feeds), *(each.settled for each in kinds)):
                 await settled.wait()
             if self._registry is not None:
                 await self._registry.foreign.synced.wait()

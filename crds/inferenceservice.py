@@ -7,6 +7,7 @@ from msgspec import Meta
 from crds.meta import (
     ApiStruct,
     Conditions,
+    LabelName,
     Name,
     ObjectMeta,
     Priority,
@@ -32,7 +33,16 @@ class Scheduling(ApiStruct, frozen=True):
             "share, gives it a node. Native: Kubernetes' scheduler places the pod in its own order, and nothing is "
             "preempted for it. Default: Queue for pods that request devices, unless the controller serves only some "
             "namespaces or was started with --scheduling-mode Native. Hosts always go by the queue. An edit restarts "
-            "no replica that has a node: it holds for pods that wait, and for those of the next change of the service."
+            "no replica that has a node: it holds for pods that wait, and for those of the next change of the service. "
+            "Kueue: the pods are given to Kueue, which admits them by the quota of queueName; an edit from or to Kueue "
+            "restarts all replicas."
+        ),
+    ] = None
+    queue_name: Annotated[
+        LabelName | None,
+        described(
+            "LocalQueue of Kueue in the namespace of the service, for mode Kueue. Another name restarts all replicas, "
+            "which then wait in that queue."
         ),
     ] = None
 
@@ -227,9 +237,14 @@ SPEC_RULES = (
     _chat_only("projectorModelRef"),
     _chat_only("chatTemplate"),
     rule(
-        "!has(self.scheduling) || !has(self.scheduling.mode) || self.scheduling.mode != 'Native' || "
+        "!has(self.scheduling) || !has(self.scheduling.mode) || self.scheduling.mode == 'Queue' || "
         "!has(self.hardware) || !has(self.hardware.accelerator) || self.hardware.accelerator != 'metal'",
         "hosts with accelerator metal always go by the queue: remove spec.scheduling.mode",
+    ),
+    rule(
+        "!has(self.scheduling) || (has(self.scheduling.mode) && self.scheduling.mode == 'Kueue') == "
+        "has(self.scheduling.queueName)",
+        "spec.scheduling.queueName names the LocalQueue of mode Kueue: set both, or remove queueName",
     ),
 )
 

@@ -57,6 +57,11 @@ LABEL_GANG_SIZE: Final = f"{GROUP}/gang-size"
 ADMITTED_AT: Final = f"{GROUP}/admitted-at"
 """Annotation of a MetalProcess: the time when it was bound, from which its minimum run time counts."""
 
+KUEUE_QUEUE_NAME: Final = "kueue.x-k8s.io/queue-name"
+"""Label by which a Deployment and its pods are given to Kueue: the name of a LocalQueue of their namespace."""
+KUEUE_GATE: Final = "kueue.x-k8s.io/admission"
+"""Scheduling gate of a pod that waits for Kueue, which sets and removes it."""
+
 ROTATE_TOKEN: Final = f"{GROUP}/rotate-token"
 """Annotation that replaces a token: on an InferenceService by each new value, on its Secret until that is done."""
 TOKEN_ROTATION: Final = f"{GROUP}/token-rotation"
@@ -82,8 +87,10 @@ REACHABLE: Final = "Reachable"
 """Condition of a MetalHost whose agent answers the controller."""
 
 Priority = Literal["critical", "high", "normal", "low", "batch"]
-SchedulingMode = Literal["Queue", "Native"]
-"""The party that decides which pod gets devices first: the queue of the controller, or Kubernetes' scheduler."""
+SchedulingMode = Literal["Queue", "Native", "Kueue"]
+"""The party that decides which pod gets devices first: the queue of the controller, Kubernetes' scheduler, or Kueue."""
+DefaultSchedulingMode = Literal["Queue", "Native"]
+"""Mode of services that state none: Kueue needs the name of a queue."""
 PRIORITY_RANK: Final[dict[Priority, int]] = {priority: rank for rank, priority in enumerate(get_args(Priority))}
 """Position in the order of importance: 0 is the most important, which is bound and loaded first and evicted last."""
 

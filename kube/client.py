@@ -111,6 +111,11 @@ class Client:
         """Read one object."""
         return await self._call("get", resource, namespace, name, Request("GET", resource.path(namespace, name)))
 
+    async def get_subresource(self, resource: Resource, name: str, namespace: str | None, subresource: str) -> Obj:
+        """Read a subresource of an object, also of a kind whose objects cannot be read."""
+        request = Request("GET", resource.path(namespace, name, subresource))
+        return await self._call(f"get {subresource} of", resource, namespace, name, request)
+
     async def list(
         self,
         resource: Resource,

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from crds.meta import (
+    KUEUE_GATE,
+    KUEUE_QUEUE_NAME,
     LABEL_MODEL,
     LABEL_SERVICE,
     LABEL_SERVICE_NAME,
@@ -53,6 +55,8 @@ NODE_INDEX: Final = "node"
 """From a node's name to the Models with verified copies on it, and to our pods there that have not ended."""
 SHORTAGE_INDEX: Final = "shortage"
 """From a node's name to the Models with a copy that finds no space on its disk."""
+KUEUE_INDEX: Final = "kueue"
+"""From namespace/name of a LocalQueue of Kueue to our pods that wait in it, and the services that are given to it."""
 UNBOUND: Final = ""
 OF_MODEL_INDEX: Final = "of-model"
 """From a Model's name to the claims that were made for a Model of this name, also an earlier one."""
@@ -155,6 +159,23 @@ def _node_of_pod(pod: Obj) -> list[str]:
     return [node] if node and not _has_ended(pod) else []
 
 
+def waits_for_kueue(pod: Obj) -> bool:
+    """Return whether a pod waits for Kueue to admit it; one that is being deleted does not."""
+    gates = pod.get("spec", {}).get("schedulingGates") or ()
+    return any(each["name"] == KUEUE_GATE for each in gates) and "deletionTimestamp" not in pod["metadata"]
+
+
+def _kueue_queue_of_pod(pod: Obj) -> list[str]:
+    metadata = pod["metadata"]
+    queue = (metadata.get("labels") or {}).get(KUEUE_QUEUE_NAME)
+    return [namespaced(metadata["namespace"], queue)] if queue and waits_for_kueue(pod) else []
+
+
+def _kueue_queue_of_service(service: Obj) -> list[str]:
+    queue = (service["spec"].get("scheduling") or {}).get("queueName")
+    return [namespaced(service["metadata"]["namespace"], queue)] if queue else []
+
+
 def _claims_of_pod(pod: Obj) -> list[str]:
     if _has_ended(pod):
         return []
@@ -199,11 +220,12 @@ INDEXES: Final[Mapping[Resource, Mapping[str, IndexKeys]]] = {
         CLAIM_INDEX: _claims_of_pod,
         NODE_INDEX: _node_of_pod,
         GATE_INDEX: _service_of_gated_pod,
+        KUEUE_INDEX: _kueue_queue_of_pod,
     },
     METAL_HOSTS: {ADDRESS_INDEX: stated_addresses},
     METAL_PROCESSES: {OWNER_INDEX: _owners, HOST_INDEX: _host_of_process, INSPECTOR_INDEX: _inspector},
     ENDPOINT_SLICES: {SERVICE_INDEX: _labelled(LABEL_SERVICE_NAME), HOST_INDEX: _host_of_slice},
-    INFERENCE_SERVICES: {MODEL_INDEX: _models, REASON_INDEX: _reasons},
+    INFERENCE_SERVICES: {MODEL_INDEX: _models, REASON_INDEX: _reasons, KUEUE_INDEX: _kueue_queue_of_service},
     MODELS: {
         REASON_INDEX: _reasons,
         NODE_INDEX: _stated_nodes("copies"),

@@ -13,12 +13,14 @@ import msgspec
 from controller.models.discovery import label_service
 from controller.models.served import format_of, read_companions, runtime_of
 from controller.placement.board import FindStanding
+from controller.placement.kueue import KueueQueues
 from controller.placement.nodes import DeviceSizes, find_device_sizes
 from controller.placement.standing import ServiceStanding
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.indexes import (
     CLAIM_INDEX,
     HOST_INDEX,
+    KUEUE_INDEX,
     MODEL_INDEX,
     REASON_INDEX,
     SERVICE_INDEX,
@@ -40,6 +42,13 @@ from controller.reconcile.triggers import (
 )
 from controller.services import preconditions
 from controller.services.endpoints import ready_endpoints, replica_addresses
+from controller.services.kueue_report import (
+    NO_REPORT,
+    KueueReport,
+    explain_kueue_wait,
+    read_kueue,
+    reads_of_queue,
+)
 from controller.services.metal_processes import observe_hosts
 from controller.services.pods.deployment import build_network_service, choose_engine, find_pod_problem
 from controller.services.pods.disruption import build_disruption_budget
@@ -68,6 +77,7 @@ from kube.resources import (
     DEPLOYMENTS,
     ENDPOINT_SLICES,
     INFERENCE_SERVICES,
+    LOCAL_QUEUES,
     METAL_HOSTS,
     METAL_PROCESSES,
     MODELS,
@@ -113,6 +123,8 @@ class ServiceInputs(NamedTuple):
     traffic: Traffic = UNKNOWN_TRAFFIC
     standing: ServiceStanding | None = None
     """Place in the queue of the first replica that waits; None: none waits."""
+    kueue: KueueReport = NO_REPORT
+    """What is read of Kueue."""
 
 
 def service_reconciler(
@@ -124,6 +136,7 @@ def service_reconciler(
     *,
     meter: TrafficMeter,
     find_standing: FindStanding = lambda _service, _last: None,
+    kueue: KueueQueues | None = None,
 ) -> Reconciler:
     """Return the reconciler.
 
@@ -135,6 +148,7 @@ def service_reconciler(
         monitors: the kind PodMonitor, if the cluster has it.
         meter: reads the metrics of pods.
         find_standing: returns the place of a service in the queue, or None; it gets the last one that was reported.
+        kueue: the LocalQueues of Kueue; None: no service is given to it.
     """
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> ServiceInputs | None:
@@ -146,8 +160,9 @@ def service_reconciler(
             pacer.forget(key)
             return None
         revision, may_roll_out = snapshot.store.revision, pacer.may_roll_out(key)
-        standing = find_standing(key, recall_standing(service.status.queue))
-        view = build_view(snapshot, key, service, settings, may_roll_out=may_roll_out, standing=standing)
+        report = read_kueue(service, snapshot.store, kueue)
+        standing = find_standing(key, recall_standing(service.status.queue)) if report == NO_REPORT else None
+        view = build_view(snapshot, key, service, settings, may_roll_out=may_roll_out, standing=standing, kueue=report)
         if view.replicas.awaiting:
             pacer.wait(key, view.replicas.awaiting)
         else:
@@ -162,11 +177,7 @@ def service_reconciler(
         step = await tokens.find_step(client, key, service, snapshot.now, serves=serves)
         traffic = meter.follow(key, _find_traffic_target(view), read_traffic(service.status))
         found = (question, answer, step.new_token, view, revision, step.rotation, may_roll_out, monitors.exists)
-        return ServiceInputs(*found, traffic, view.standing)
-
-    def restart() -> None:
-        tokens.restart()
-        pacer.restart()
+        return ServiceInputs(*found, traffic, view.standing, report)
 
     return Reconciler(
         resource=INFERENCE_SERVICES,
@@ -174,8 +185,13 @@ def service_reconciler(
         triggers=_list_triggers(),
         observe=observe,
         written=tokens.remember,
-        restart=restart,
+        restart=functools.partial(_forget_reads, tokens, pacer),
     )
+
+
+def _forget_reads(tokens: KnownTokens, pacer: UpdatePacer) -> None:
+    tokens.restart()
+    pacer.restart()
 
 
 def _list_triggers() -> tuple[Trigger, ...]:
@@ -186,6 +202,7 @@ def _list_triggers() -> tuple[Trigger, ...]:
         Trigger(NODES, _services_without_device, everything, finds_by_status=True),
         Trigger(PODS, _service_by_label(LABEL_SERVICE), scheduled_pod),
         Trigger(PODS, _services_of_fetch, refused_pod),
+        Trigger(LOCAL_QUEUES, _services_of_queue, reads_of_queue),
         Trigger(PODS, _services_beside_volume, _place_of_pod, finds_by_status=True),
         Trigger(ENDPOINT_SLICES, _service_by_label(LABEL_SERVICE_NAME), offered_endpoints),
     )
@@ -200,7 +217,7 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
     is_current = inputs.view is not None and inputs.revision == snapshot.store.revision
     view = inputs.view if inputs.view is not None and is_current else None
     view = view or build_view(
-        snapshot, key, service, settings, may_roll_out=inputs.may_roll_out, standing=inputs.standing
+        snapshot, key, service, settings, may_roll_out=inputs.may_roll_out, standing=inputs.standing, kueue=inputs.kueue
     )
     steps, apply = view.replicas.steps, view.replicas.apply
     # The cluster may have changed while the inputs were read: an answer to another question is ignored.
@@ -221,7 +238,11 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
         create=((token_secret(service, inputs.new_token, rotation.done),) if inputs.new_token else ()) + steps.create,
         apply=(*apply, build_network_service(service), *beside_pods),
         patch=(*view.replicas.patch, *((rotation.patch,) if rotation.patch else ())),
-        delete=(*(prune(observed, (*apply, *view.replicas.keep, *beside_pods)) if is_pruned else ()), *steps.delete),
+        delete=(
+            *(prune(observed, (*apply, *view.replicas.keep, *beside_pods)) if is_pruned else ()),
+            *view.replicas.delete,
+            *steps.delete,
+        ),
         status=status,
         labels=_list_labels(view) if status["phase"] == "Ready" else None,
         events=build_events(service, status),
@@ -283,6 +304,7 @@ def build_view(
     *,
     may_roll_out: bool = True,
     standing: ServiceStanding | None = None,
+    kueue: KueueReport = NO_REPORT,
 ) -> ServiceView:
     """Gather all inputs of a decision about this service."""
 
@@ -300,6 +322,8 @@ def build_view(
     out_of_scope = refuse_hosts(accelerator, settings.vendors, settings.limits) if accelerator is not None else None
     if exceeded := out_of_scope or refuse_queue(service, settings.limits) or check_limits(service, settings.limits):
         checked = CheckedService(None, ServiceProblem(*exceeded, "Failed"), checked.model_problem)
+    elif kueue.problem is not None:
+        checked = CheckedService(None, checked.problem or kueue.problem, checked.model_problem)
     choice = choose_engine(service, accelerator, checked, settings)
     if refused := find_pod_problem(service, checked.served, choice, settings):
         checked, choice = CheckedService(None, refused, checked.model_problem), None
@@ -309,6 +333,7 @@ def build_view(
     replicas = _observe_replicas(
         snapshot, service, checked, choice, wanted, settings=settings, may_roll_out=may_roll_out
     )
+    replicas = msgspec.structs.replace(replicas, problem=explain_kueue_wait(replicas.problem, kueue.standing))
     remarks = preconditions.list_remarks(
         service, model, settings.vendors, checked.memory, smallest_device_bytes=devices.smallest_bytes
     )
@@ -326,6 +351,7 @@ def build_view(
         endpoints=endpoints,
         own_endpoints=tuple(each for each in endpoints if each.address in addresses),
         standing=standing,
+        kueue=kueue.standing if wanted else None,
     )
 
 
@@ -361,6 +387,12 @@ def _observe_replicas(
 def _services_of_model(store: Store, model: Obj) -> list[ObjectKey]:
     named = namespaced(model["metadata"]["namespace"], model["metadata"]["name"])
     return [object_key(obj) for obj in store.by_index(INFERENCE_SERVICES, MODEL_INDEX, named)]
+
+
+def _services_of_queue(store: Store, queue: Obj) -> list[ObjectKey]:
+    """Return the services that are given to a LocalQueue of Kueue."""
+    named = namespaced(queue["metadata"]["namespace"], queue["metadata"]["name"])
+    return [object_key(obj) for obj in store.by_index(INFERENCE_SERVICES, KUEUE_INDEX, named)]
 
 
 def _services_of_fetch(store: Store, pod: Obj) -> list[ObjectKey]:

@@ -6,7 +6,7 @@ and if the two cannot be distinguished, the lower count is reported.
 
 import msgspec
 
-from controller.reconcile.plan import Patch
+from controller.reconcile.plan import Patch, Ref
 from controller.services.diagnosis import most_severe
 from controller.services.preconditions import ServiceProblem
 from controller.services.rollout import MetalProcessSteps
@@ -31,6 +31,8 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True):
     awaiting: tuple[str, ...] = ()
     """Names of Deployments that an update of Pomona will change when it is their turn."""
     patch: tuple[Patch, ...] = ()
+    delete: tuple[Ref, ...] = ()
+    """Deployments that are made anew, because Kueue lets no queue be edited."""
     steps: MetalProcessSteps = MetalProcessSteps()
     again_seconds: float | None = None
     """Decide again after this time even if no watch reports a change."""
@@ -47,6 +49,7 @@ def combine_replicas(pods: Replicas, hosts: Replicas) -> Replicas:
         keep=pods.keep,
         awaiting=pods.awaiting,
         patch=pods.patch,
+        delete=pods.delete,
         steps=hosts.steps,
         again_seconds=pods.again_seconds,
     )

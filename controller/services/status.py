@@ -9,10 +9,12 @@ from typing import Final, NamedTuple
 import msgspec
 
 from controller.models.served import Served, list_companions
+from controller.placement.kueue import KueueStanding
 from controller.placement.standing import ServiceStanding
 from controller.reconcile.conditions import condition, find, transitions
 from controller.reconcile.plan import Event
 from controller.services.endpoints import Endpoint
+from controller.services.kueue_report import build_kueue_status
 from controller.services.preconditions import Phase, ServiceProblem
 from controller.services.probe_policy import Question
 from controller.services.queue_report import (
@@ -73,6 +75,8 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     """The endpoints that are at an address of a replica: only they are probed."""
     standing: ServiceStanding | None = None
     """The place in the queue of the first replica that waits; None: none waits."""
+    kueue: KueueStanding | None = None
+    """The place in a queue of Kueue of the first replica that waits there; None: none waits."""
 
     @property
     def memory_bytes(self) -> int | None:
@@ -320,6 +324,7 @@ def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
         **({"nodes": sorted(view.replicas.nodes)[:_MOST_NODES]} if view.replicas.nodes else {}),
         "endpoint": f"{_scheme(view)}://{metadata.name}.{metadata.namespace}.svc:{SERVICE_PORT}/v1",
         **({"queue": build_queue_status(view.standing)} if view.standing is not None and view.wanted else {}),
+        **({"queue": build_kueue_status(view.kueue)} if view.kueue is not None else {}),
         "conditions": [ready, _model_condition(view)],
     } | ({"proof": proof} if proof else {})
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from crds.meta import KUEUE_QUEUE_NAME
 from kube.client import Client, Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES
 from tests.cluster.queue.queue_user import QueueUser
@@ -111,13 +112,33 @@ async def test_service_that_serves_moves_to_another_mode_and_back(
     await user.edit("chat", **GIVEN)
 
     async def is_of(queue: str | None) -> bool:
-        (pod,) = await user.pods("chat")
-        assert pod["metadata"]["labels"].get("kueue.x-k8s.io/queue-name") == queue
-        return bool(pod["spec"].get("nodeName"))
+        pods = await user.pods("chat")
+        assert [pod["metadata"]["labels"].get(KUEUE_QUEUE_NAME) for pod in pods] == [queue]
+        return bool(pods[0]["spec"].get("nodeName"))
 
     await eventually(lambda: is_of("models"))
     await user.edit("chat", scheduling={"mode": "Native", "queueName": None})
     await eventually(lambda: is_of(None))
+
+
+async def test_edit_is_rolled_out_although_the_quota_is_full(
+    kueue: Kueue, simulated: SimulatedNodes, user: QueueUser
+) -> None:
+    del kueue
+    await make_queue(user.plane, user.namespace, devices=1)
+    await simulated.add("sim-1", devices=4)
+    await user.serve("chat", **GIVEN)
+    await user.wait_until_on("chat", "sim-1")
+    await wait_for_reason(user, "chat", "Serving")
+    (earlier,) = await user.pods("chat")
+    await user.edit("chat", resources={"cpu": "100m"})
+
+    async def is_replaced() -> bool:
+        pods = await user.pods("chat")
+        assert [pod["spec"].get("nodeName") for pod in pods] == ["sim-1"], "the earlier pod has not made way"
+        return bool(pods[0]["metadata"]["uid"] != earlier["metadata"]["uid"])
+
+    await eventually(is_replaced)
 
 
 async def test_stopped_queue_says_that_it_admits_nothing(

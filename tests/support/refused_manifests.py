@@ -180,6 +180,27 @@ REFUSED_MANIFESTS = {
         {"hardware": {"accelerator": "metal"}, "scheduling": {"mode": "Native"}},
         "always go by the queue: remove spec.scheduling.mode",
     ),
+    "host given to Kueue": RefusedManifest(
+        INFERENCE_SERVICES,
+        {"hardware": {"accelerator": "metal"}, "scheduling": {"mode": "Kueue", "queueName": "models"}},
+        "always go by the queue: remove spec.scheduling.mode",
+    ),
+    "Kueue without a queue": RefusedManifest(
+        INFERENCE_SERVICES, {"scheduling": {"mode": "Kueue"}}, "names the LocalQueue of mode Kueue: set both"
+    ),
+    "queue without Kueue": RefusedManifest(
+        INFERENCE_SERVICES, {"scheduling": {"queueName": "models"}}, "names the LocalQueue of mode Kueue: set both"
+    ),
+    "queue of another mode": RefusedManifest(
+        INFERENCE_SERVICES,
+        {"scheduling": {"mode": "Native", "queueName": "models"}},
+        "names the LocalQueue of mode Kueue: set both",
+    ),
+    "name of a queue that is no label": RefusedManifest(
+        INFERENCE_SERVICES,
+        {"scheduling": {"mode": "Kueue", "queueName": "Models_"}},
+        "spec.scheduling.queueName: .*should match",
+    ),
     "unknown mode of scheduling": RefusedManifest(
         INFERENCE_SERVICES, {"scheduling": {"mode": "Fair"}}, 'spec.scheduling.mode: .*"Fair": supported values'
     ),

@@ -20,11 +20,19 @@ from controller.services.pods.pod_template import (
     MountedWeights,
     build_pod,
 )
-from controller.services.pods.queue_gate import is_queued, set_gate
+from controller.services.pods.queue_gate import is_queued, name_local_queue, set_gate
 from controller.services.preconditions import CheckedService, ServiceProblem
 from crds.cache import NodeCopy
 from crds.inferenceservice import InferenceService
-from crds.meta import LABEL_COPY, LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, TOKEN_ROTATION, Accelerator
+from crds.meta import (
+    KUEUE_QUEUE_NAME,
+    LABEL_COPY,
+    LABEL_MANAGED_BY,
+    LABEL_SERVICE,
+    MANAGED_BY,
+    TOKEN_ROTATION,
+    Accelerator,
+)
 from crds.model import Model
 from crds.pods import PodOptions
 from kube.client import Obj
@@ -123,18 +131,21 @@ def build_deployment(
     copy = {LABEL_COPY: weights.claim} if weights.claim and weights.node else {}
     selector = {LABEL_SERVICE: owner.name, **copy}
     mounted = (weights, *(each for _companion, each in companions))
+    queue = name_local_queue(service)
+    # Kueue's webhook looks at the Deployment, and its manager at the pods.
+    kueue = {KUEUE_QUEUE_NAME: queue} if queue else {}
     claims = label_claims({each.claim: each.mark for each in mounted if each.claim and each.has_one_node})
     spec = {
         "replicas": count,
         "selector": {"matchLabels": selector},
         "strategy": begin(weights.node, count) if strategy is None else strategy,
         "template": {
-            "metadata": {"labels": {**selector, LABEL_MANAGED_BY: MANAGED_BY, **claims}} | _rotation(service),
+            "metadata": {"labels": {**selector, LABEL_MANAGED_BY: MANAGED_BY, **claims, **kueue}} | _rotation(service),
             "spec": build_pod(service, choice, weights, companions, settings=settings),
         },
     }
     name = name_deployment(owner.name, weights)
-    resource, made = child(DEPLOYMENTS, name, INFERENCE_SERVICES, owner, copy, spec=spec)
+    resource, made = child(DEPLOYMENTS, name, INFERENCE_SERVICES, owner, copy | kueue, spec=spec)
     return resource, set_gate(made, is_gated=is_queued(service, request_devices(service, choice.vendor), settings))
 
 

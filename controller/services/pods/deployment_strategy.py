@@ -10,13 +10,14 @@ The pods beside a copy of weights are on one node, which seldom has room for one
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from decimal import Decimal
 from functools import partial
 from typing import Final, NamedTuple
 
 from controller.placement.node_rules import admits
 from controller.placement.pod_requests import add_up, sum_requests
-from controller.reconcile.indexes import NODE_INDEX
+from controller.reconcile.indexes import NODE_INDEX, waits_for_kueue
 from controller.reconcile.triggers import is_refused, waits_for_node
 from controller.services.pods.observed_deployments import ObservedDeployment, ServicePods, node_of
 from controller.services.pods.one_node import may_follow
@@ -47,6 +48,8 @@ def _roll(surge: int, unavailable: int) -> Obj:
 
 
 SURGE: Final = _roll(1, 0)
+KUEUE_SECONDS: Final = 20.0
+"""Time for which a new pod waits for Kueue before earlier ones make way: each pod waits for a moment."""
 RECREATE: Final[Obj] = {"type": "Recreate"}
 
 
@@ -56,6 +59,8 @@ class Replacement(NamedTuple):
     strategy: Obj
     lacks_room: bool = False
     """True if a new pod has no room, and would not fit in the place of an earlier one."""
+    again_seconds: float | None = None
+    """Time after which the decision may be another one."""
 
 
 def begin(node: str, replicas: int) -> Obj:
@@ -105,6 +110,23 @@ def go_on(observed: ObservedDeployment, pods: ServicePods, replicas: int, store:
     if pods.leaving or not any(fitting):
         return Replacement(SURGE, lacks_room=bool(fitting) and not pods.leaving)
     return Replacement(_roll(0, most))
+
+
+def make_way_for_kueue(observed: ObservedDeployment, replicas: int, now: datetime) -> Replacement | None:
+    """Return how a change goes on whose new pods wait for Kueue; None: none waits beside earlier ones that serve.
+
+    Kueue gives the quota of an earlier pod to a new one only after that one has ended.
+    """
+    placed = observed.list_placed()
+    earlier = {_template_of(pod) for pod in placed}
+    waiting = [pod for pod in observed.pods if waits_for_kueue(pod) and earlier - {_template_of(pod)}]
+    if not waiting:
+        return None
+    since = min(datetime.fromisoformat(pod["metadata"]["creationTimestamp"]) for pod in waiting)
+    left = KUEUE_SECONDS - (now - since).total_seconds()
+    if left > 0:
+        return Replacement(SURGE, again_seconds=left)
+    return Replacement(_roll(0, 1 + max(0, replicas - len(placed))))
 
 
 def _keep_strategy(rolling: Obj) -> Obj:

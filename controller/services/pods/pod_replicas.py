@@ -13,7 +13,7 @@ from controller.models.served import Served
 from controller.placement.nodes import find_device_sizes, find_largest_memory
 from controller.pod_settings import PodSettings
 from controller.reconcile.indexes import CLAIM_INDEX, namespaced
-from controller.reconcile.plan import Patch, Snapshot
+from controller.reconcile.plan import Patch, Snapshot, ref
 from controller.services import replica_memory
 from controller.services.diagnosis import most_severe
 from controller.services.pods.copy_choice import choose_copies
@@ -24,7 +24,7 @@ from controller.services.pods.deployment import (
     mounted_weights,
     name_deployment,
 )
-from controller.services.pods.deployment_strategy import RECREATE, Replacement, begin, go_on
+from controller.services.pods.deployment_strategy import RECREATE, Replacement, begin, go_on, make_way_for_kueue
 from controller.services.pods.devices import ACCEPTED_SHARE, request_devices
 from controller.services.pods.observed_deployments import (
     ObservedDeployment,
@@ -34,6 +34,7 @@ from controller.services.pods.observed_deployments import (
 )
 from controller.services.pods.one_node import has_one_node, lacks_label
 from controller.services.pods.pod_template import EngineChoice, MountedWeights
+from controller.services.pods.queue_gate import name_local_queue, read_local_queue
 from controller.services.pods.template_rollout import (
     TemplateChange,
     annotate,
@@ -146,10 +147,16 @@ def observe_pods(
     deployments = list_deployments(there, pods)
     if not wanted or choice is None or served is None:
         return _leave_deployments(deployments, pods, wanted, are_current=served is None)
+    # Kueue lets nobody edit the queue of a Deployment that serves, nor remove it.
+    moved = [each for each in deployments if read_local_queue(each.obj) != name_local_queue(service)]
+    moved_names = {each.name for each in moved}
+    deployments = [each for each in deployments if each.name not in moved_names]
     plan = CopyPlan([(None, wanted)])
     if served.model.spec.cache.scope == "node":
         plan = plan_copies(snapshot, service, served.model, (deployments, pods), wanted)
     steps = _list_wanted(snapshot, service, served, choice, (plan, deployments, pods), settings=settings)
+    # A moved one is made anew under its name once it is gone.
+    steps = [each for each in steps if each.name not in moved_names]
     changes = [(each.change, each.observed.obj if each.observed is not None else None) for each in steps]
     refused = [each.name for each in steps if each.is_refused(pods)]
     selected = list(zip(steps, select_changes(changes, may_roll_out=may_roll_out, refused=refused), strict=True))
@@ -166,6 +173,7 @@ def observe_pods(
         keep=tuple((DEPLOYMENTS, each.observed.obj) for each in kept),
         awaiting=tuple(each.name for each in waiting if each.change.cause == "update"),
         patch=tuple(patch for each in kept for patch in each.patch),
+        delete=tuple(ref(DEPLOYMENTS, each.obj) for each in moved if "deletionTimestamp" not in each.obj["metadata"]),
         again_seconds=_find_recheck_seconds(steps, pods, snapshot.now),
     )
 
@@ -222,11 +230,15 @@ def _list_wanted(
             mounting = _list_mounting(snapshot, service, weights)
             replacement = Replacement(_begin_beside(weights, observed, mounting, replicas))
         else:
-            replacement = go_on(observed, pods, replicas, snapshot.store)
+            replacement = make_way_for_kueue(observed, replicas, snapshot.now) or go_on(
+                observed, pods, replicas, snapshot.store
+            )
         if replacement.strategy != made["spec"]["strategy"]:
             made["spec"]["strategy"] = replacement.strategy
             change = compared()
-        return _WantedDeployment(change, replicas, observed, weights.node, replacement.lacks_room, mark.again_seconds)
+        waits = [each for each in (mark.again_seconds, replacement.again_seconds) if each is not None]
+        again_seconds = min(waits, default=None)
+        return _WantedDeployment(change, replicas, observed, weights.node, replacement.lacks_room, again_seconds)
 
     found = []
     for copy, replicas in plan.replicas:

@@ -10,7 +10,7 @@ from typing import Final
 from controller.pod_settings import PodSettings
 from controller.services.pods.devices import DeviceRequest
 from crds.inferenceservice import InferenceService
-from crds.meta import QUEUE_GATE
+from crds.meta import KUEUE_QUEUE_NAME, QUEUE_GATE
 from kube.client import Obj
 
 _GATES: Final = "schedulingGates"
@@ -24,6 +24,18 @@ def is_queued(service: InferenceService, devices: DeviceRequest, settings: PodSe
     return mode == "Queue" and devices.number > 0
 
 
+def name_local_queue(service: InferenceService) -> str | None:
+    """Return the LocalQueue of Kueue to which the pods of a service are given, or None."""
+    scheduling = service.spec.scheduling
+    return scheduling.queue_name if scheduling.mode == "Kueue" else None
+
+
+def read_local_queue(deployment: Obj) -> str | None:
+    """Return the LocalQueue of Kueue to which a Deployment gives its pods, or None."""
+    queue: str | None = (deployment["metadata"].get("labels") or {}).get(KUEUE_QUEUE_NAME)
+    return queue
+
+
 def has_gate(deployment: Obj) -> bool:
     """Return whether new pods of a Deployment wait for the queue."""
     gates = deployment["spec"]["template"]["spec"].get(_GATES) or ()
@@ -35,5 +47,6 @@ def set_gate(deployment: Obj, *, is_gated: bool) -> Obj:
     spec = {name: value for name, value in deployment["spec"].items() if name not in _NO_DEADLINE}
     template = spec["template"]
     pod = {name: value for name, value in template["spec"].items() if name != _GATES}
-    gates, deadline = ({_GATES: [{"name": QUEUE_GATE}]}, _NO_DEADLINE) if is_gated else ({}, {})
+    gates = {_GATES: [{"name": QUEUE_GATE}]} if is_gated else {}
+    deadline = _NO_DEADLINE if is_gated or read_local_queue(deployment) else {}
     return {**deployment, "spec": {**spec, **deadline, "template": {**template, "spec": {**pod, **gates}}}}

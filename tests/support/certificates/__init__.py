@@ -2,8 +2,8 @@
 
 `ca.crt` (`openssl req -x509 -days 36500`, with keyUsage keyCertSign; its key is gone) signed the others (`openssl ca
 -startdate -enddate`): `host`, for 127.0.0.1 and 10.77.100.1 to 10.77.100.250, where tests have their hosts, and
-`expired`, for 127.0.0.1, good for a day of 2020. `front_proxy`, which signed itself, is that of the API server as a client
-of API servers behind it (`openssl ca -selfsign`, with extendedKeyUsage clientAuth).
+`expired`, for 127.0.0.1, good for a day of 2020. `front_proxy`, which signed itself (`openssl ca -selfsign`, with
+extendedKeyUsage clientAuth), is that of the API server as a client of API servers behind it.
 """
 
 from pathlib import Path

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -13,10 +14,11 @@ from aiohttp import web
 from kube.client import Client, connect
 from kube.credentials import Credentials, StaticToken
 from kube.errors import ApiError, Forbidden, NotFound, Unreachable
-from kube.resources import METAL_HOSTS, PODS
+from kube.resources import METAL_HOSTS, PODS, VISIBLE_QUEUES
 from tests.support.eventually import eventually
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+KUEUE_ANSWERS = Path(__file__).parents[1] / "controller" / "placement" / "kueue_answers"
 ClientOf = Callable[[Handler], Awaitable[Client]]
 
 
@@ -63,6 +65,20 @@ async def test_server_that_hangs_up_is_unreachable_and_a_write_is_not_repeated(c
     with pytest.raises(Unreachable):
         await client.apply(PODS, {"metadata": {"namespace": "ns", "name": "a"}}, field_manager="test")
     assert writes == 1
+
+
+async def test_subresource_is_read_and_the_refusal_of_an_unknown_one_understood(client_of: ClientOf) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        path = "/apis/visibility.kueue.x-k8s.io/v1beta2/namespaces/team/localqueues/models/pendingworkloads"
+        if request.path == path:
+            return web.json_response(text=(KUEUE_ANSWERS / "two_pending.json").read_text())
+        return web.json_response(text=(KUEUE_ANSWERS / "no_such_queue.json").read_text(), status=404)
+
+    client = await client_of(answer)
+    summary = await client.get_subresource(VISIBLE_QUEUES, "models", "team", "pendingworkloads")
+    assert len(summary["items"]) == 2
+    with pytest.raises(NotFound, match='"none" not found'):
+        await client.get_subresource(VISIBLE_QUEUES, "none", "team", "pendingworkloads")
 
 
 async def test_a_refused_connection_is_unreachable() -> None:

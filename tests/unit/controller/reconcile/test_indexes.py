@@ -12,6 +12,7 @@ from controller.reconcile.indexes import (
     HOST_INDEX,
     INDEXES,
     INSPECTOR_INDEX,
+    KUEUE_INDEX,
     MODEL_INDEX,
     NODE_INDEX,
     OWNER_INDEX,
@@ -21,7 +22,7 @@ from controller.reconcile.indexes import (
     controller_of,
     declare_indexes,
 )
-from crds.meta import LABEL_SERVICE, LABEL_SERVICE_NAME, QUEUE_GATE
+from crds.meta import KUEUE_GATE, KUEUE_QUEUE_NAME, LABEL_SERVICE, LABEL_SERVICE_NAME, QUEUE_GATE
 from kube.client import Obj
 from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, METAL_PROCESSES, MODELS, PODS, Resource
 from kube.store import Store
@@ -33,16 +34,18 @@ NAMES = st.sampled_from(["one", "two", "three"])
 
 def pod(name: str, owner: str, served: str) -> Obj:
     references = [{"uid": f"uid-{owner}", "controller": True}]
-    labels = {LABEL_SERVICE: served} if served != "three" else {}
+    labels = {LABEL_SERVICE: served, KUEUE_QUEUE_NAME: owner} if served != "three" else {}
     metadata = {"name": name, "namespace": "team", "ownerReferences": references, "labels": labels}
     volumes = [{"persistentVolumeClaim": {"claimName": owner}}, {"emptyDir": {}}]
-    gates = {"schedulingGates": [{"name": "other"}, {"name": QUEUE_GATE}]} if owner == "two" else {}
+    gated = [gate for gate, waits in ((QUEUE_GATE, owner == "two"), (KUEUE_GATE, name != "one")) if waits]
+    gates = {"schedulingGates": [{"name": each} for each in ("other", *gated)]} if gated else {}
     return {"metadata": metadata, "spec": {"volumes": volumes, **gates}, "status": {"phase": PHASES[served]}}
 
 
 def chat(name: str, model: str, adapter: str) -> Obj:
     reasons = {"conditions": [condition("ModelReady", "True", adapter), condition("Ready", "False", model)]}
-    return service(name, modelRef=model, adapters=[{"modelRef": adapter}]) | {"status": reasons}
+    scheduling = {"scheduling": {"mode": "Kueue", "queueName": model}} if adapter != "two" else {}
+    return service(name, modelRef=model, adapters=[{"modelRef": adapter}], **scheduling) | {"status": reasons}
 
 
 def inspected(name: str, reason: str, node: str) -> Obj:
@@ -82,10 +85,17 @@ def search(store: Store, resource: Resource, index: str, value: str) -> list[Obj
             owner = controller_of(obj)
             return owner is not None and f"{namespace}/{owner['uid']}" == value
         if index == GATE_INDEX:
-            return "schedulingGates" in spec and f"{namespace}/{labels.get(LABEL_SERVICE)}" == value
+            is_queued = {"name": QUEUE_GATE} in spec.get("schedulingGates", ())
+            return is_queued and f"{namespace}/{labels.get(LABEL_SERVICE)}" == value
         if index == SERVICE_INDEX:
             label = LABEL_SERVICE if resource == PODS else LABEL_SERVICE_NAME
             return label in labels and f"{namespace}/{labels[label]}" == value
+        if index == KUEUE_INDEX and resource == PODS:
+            queue = labels.get(KUEUE_QUEUE_NAME)
+            is_given = {"name": KUEUE_GATE} in spec.get("schedulingGates", ())
+            return is_given and queue is not None and f"{namespace}/{queue}" == value
+        if index == KUEUE_INDEX:
+            return "scheduling" in spec and f"{namespace}/{spec['scheduling']['queueName']}" == value
         if index == MODEL_INDEX:
             named = [spec["modelRef"], *(each["modelRef"] for each in spec["adapters"])]
             return any(f"{namespace}/{name}" == value for name in named)
