@@ -7,7 +7,6 @@ nothing is lost when the controller dies between any two lines: the next leader 
 
 import asyncio
 import functools
-import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, Literal, NamedTuple
@@ -16,19 +15,23 @@ import msgspec
 import structlog
 
 from controller.placement.admission_writer import AdmissionWriter, StaleUnit
+from controller.placement.cell_facts import SUSPECT
 from controller.placement.cell_registry import CellRegistry
-from controller.placement.ledger import Claim, FreedPlace, LedgerLost, QueueLedger
-from controller.placement.observed_units import FindVolumeNodes, ObservedUnits, observe_units
+from controller.placement.ledger import Claim, FreedPlace, LedgerContent, LedgerLost, QueueLedger
+from controller.placement.observed_units import FindVolumeNodes, ObservedUnits, observe_units_in_steps
 from controller.placement.planner import Action, Admit, EvictUnit, Nominate, PlanRules, Round, WithdrawNomination, plan
+from controller.placement.pool_limits import PoolRules
 from controller.placement.queue_events import describe_preemption
 from controller.placement.queue_places import format_place
-from controller.placement.units import Amounts, Cell, Unit, fits, subtract_amounts
+from controller.placement.units import NOTHING, Amounts, Cell, Unit, add_amounts, fits, subtract_amounts
+from controller.placement.unscheduled_pods import PINNED_SECONDS, OverduePod, UnscheduledPods
 from controller.placement.wake_rules import READ, RoomWatch, decisive_facts
+from controller.placement.write_retries import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, WriteRetries
 from controller.reconcile.plan import Event, Leading
 from devices.vendors import Vendors
 from kube.backoff import backoff_seconds
 from kube.client import Obj
-from kube.errors import ApiError, Conflict, NotFound, Unreachable
+from kube.errors import ApiError, Unreachable
 from kube.resources import INFERENCE_SERVICES, PODS, ObjectKey, Resource
 from kube.store import Store
 
@@ -41,9 +44,10 @@ LONGEST_PAUSE_SECONDS: Final = 5.0
 WRITES_AT_ONCE: Final = 8
 SEEN_SECONDS: Final = 5.0
 """Time in which the watch shows what was written; without it, an eviction is asked for again."""
-FIRST_RETRY_SECONDS: Final = 0.1
-LAST_RETRY_SECONDS: Final = 60.0
-"""Longest pause before a write that failed is tried again; other units are admitted meanwhile."""
+EVICTION_RETRY_SECONDS: Final = 10.0
+"""Longest pause before an eviction that a PodDisruptionBudget refused is asked for again."""
+STEP_SECONDS: Final = 0.02
+"""Time for which the units are read before others have their turn: many are new when a leader starts."""
 REPORTED_TRIES: Final = 3
 """Tries after which the owner of a service is told of an admission that fails: a server that restarts fails a few."""
 
@@ -51,19 +55,6 @@ AdmissionOutcome = Literal["admitted", "stale", "failed"]
 """Outcome of a decision. stale: before the write, the unit changed, or its cell was lost or had no room left."""
 
 log = structlog.get_logger()
-
-
-class AdmissionFailures(NamedTuple):
-    """The failures in a row to admit one unit."""
-
-    tries: int = 0
-    retry_at: float = 0.0
-    """When to try again, on the clock of the event loop."""
-    refused_by: frozenset[str] = frozenset()
-    """Cells that the API server refused since all of them had refused."""
-
-
-_NO_FAILURE: Final = AdmissionFailures()
 
 
 class RoundReport(NamedTuple):
@@ -161,29 +152,61 @@ class _Term:
         self._writer = AdmissionWriter(leading)
         self._claims: dict[str, Claim] = {}
         """Units whose admission has begun and has no known outcome yet."""
+        self._being_written: dict[str, Unit] = {}
+        """Those whose write has begun: their cells may not show yet that they have them."""
         self._freed: tuple[FreedPlace, ...] = ()
-        self._failures: dict[str, AdmissionFailures] = {}
+        self._retries = WriteRetries(wake)
+        self._unscheduled = UnscheduledPods()
+        self._gate = asyncio.Semaphore(WRITES_AT_ONCE)
+        self._losses = 0
+        """Writes of the ledger in a row that failed."""
 
     async def begin(self) -> None:
-        """Take the ledger over, and finish what the last leader began."""
-        loop = asyncio.get_running_loop()
+        """Take the ledger over, and finish what the last leader began, while others are admitted."""
+        content = await self._take_over()
+        self._freed = content.freed
+        self._claims = dict(content.claims)
+        for uid, claim in content.claims.items():
+            self._tasks.create_task(self._finish(uid, claim))
+
+    async def _resume(self) -> None:
+        """Take the ledger over again, after a write of it failed."""
+        content = await self._take_over()
+        self._losses += 1
+        # Of two leaders, one must not undo each step of the other by the same rhythm.
+        await asyncio.sleep(backoff_seconds(self._losses, first=FIRST_RETRY_SECONDS, most=LONGEST_PAUSE_SECONDS))
+        if content.leader == self._parts.identity:
+            # It has no claim but our own, and of these this leader knows better which are still open.
+            return
+        known = {place.unit for place in self._freed}
+        self._freed = (*(place for place in content.freed if place.unit not in known), *self._freed)
+        found = {uid: claim for uid, claim in content.claims.items() if uid not in self._claims}
+        self._claims |= found
+        for uid, claim in found.items():
+            self._tasks.create_task(self._finish(uid, claim))
+
+    async def _take_over(self) -> LedgerContent:
         failures = 0
         while True:
+            self._leading.require_leadership()
             try:
-                content = await self._ledger.take_over()
+                return await self._ledger.take_over()
             except (ApiError, Unreachable, LedgerLost) as error:
                 failures += 1
                 log.warning("ledger_not_taken_over", error=str(error))
                 await asyncio.sleep(backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS))
-            else:
-                break
-        self._freed = content.freed
-        self._claims = dict(content.claims)
-        for uid, claim in content.claims.items():
-            # The last leader may still send its write. Both give the unit the same cell.
-            await self._settle(uid, claim, loop.time())
 
-    async def _settle(self, uid: str, claim: Claim, now: float) -> AdmissionOutcome:
+    async def _finish(self, uid: str, claim: Claim) -> None:
+        """Carry out a claim of another leader, which may still send its write: both give the unit the same cell."""
+        if any(self._parts.registry.find_cell(name) is None for name in claim.cells):
+            log.info("claim_dropped", unit=uid, cells=claim.cells)
+            self._claims.pop(uid, None)
+        else:
+            async with self._gate:
+                await self._settle(uid, claim)
+        self._wake()
+
+    async def _settle(self, uid: str, claim: Claim) -> AdmissionOutcome:
         """Carry a claim out; it stays until its outcome is known."""
         try:
             await self._writer.admit(uid, claim.kind, claim.objects, claim.cells)
@@ -191,19 +214,26 @@ class _Term:
             log.info("admission_stale", unit=uid, cause=str(stale))
             outcome: AdmissionOutcome = "stale"
         except (ApiError, Unreachable) as error:
-            await self._fail(uid, claim, error, now)
+            cell = claim.cells[0] if claim.cells else ""
+            if self._retries.note_failure(uid, cell, error) == REPORTED_TRIES:
+                self._tasks.create_task(self._report(*_describe_failure(claim, cell, error)))
             self._tasks.create_task(self._learn_outcome(uid, claim))
             return "failed"
         else:
-            self._failures.pop(uid, None)
+            self._retries.forget(uid)
             outcome = "admitted"
-        self._claims.pop(uid, None)
+        self._release(uid)
         return outcome
+
+    def _release(self, uid: str) -> None:
+        """Reserve nothing more for a unit: the outcome of its admission is known."""
+        self._claims.pop(uid, None)
+        self._being_written.pop(uid, None)
 
     async def _learn_outcome(self, uid: str, claim: Claim) -> None:
         """Read the objects of a claim whose write failed; until they are known, its cells stay reserved."""
         await self._writer.read(claim.kind, claim.objects)
-        self._claims.pop(uid, None)
+        self._release(uid)
         self._wake()
 
     async def play_round(self) -> Round:
@@ -211,34 +241,67 @@ class _Term:
         loop = asyncio.get_running_loop()
         moment, started = datetime.now(UTC), loop.time()
         now = moment.timestamp()
-        observed = observe_units(
-            self._leading.store,
-            self._parts.vendors,
-            moment,
-            self._list_freed(),
-            is_queued_by_default=self._parts.is_queued_by_default,
-            find_volume_nodes=self._parts.find_volume_nodes,
-        )
+        gone = [each for each in self._freed if _is_gone(self._leading.store, each)]
+        observed = await self._observe(moment, gone)
         cells = reserve(self._parts.registry.list_cells(), self._claims, observed.units)
         units = list(self._list_plannable(observed.units, started))
         found = await asyncio.to_thread(plan, cells, units, self._parts.rules(), now)
         self._parts.on_round(RoundReport(found, cells, observed.units, now, loop.time() - started))
         if found.again_seconds is not None:
             loop.call_later(found.again_seconds, self._wake)
-        await self._keep_places(observed)
-        if found.actions:
-            if await self._write_ledger(found.actions):
-                await self._carry_out(found, started)
+        await self._keep_places(observed, gone)
+        overdue = self._list_overdue(observed.units)
+        if found.actions or overdue:
+            if await self._write_ledger(found.actions, overdue):
+                await self._carry_out(found)
+                await self._requeue(overdue)
             else:
                 self._wake()
         return found
 
-    def _list_freed(self) -> Mapping[str, Sequence[str]]:
+    async def _observe(self, moment: datetime, gone: Iterable[FreedPlace]) -> ObservedUnits:
+        """Return the units, without keeping others from their turn for long."""
         freed: dict[str, list[str]] = {}
-        for each in self._freed:
-            if _is_gone(self._leading.store, each):
-                freed.setdefault(each.service, []).append(each.enqueued_at)
-        return freed
+        for each in gone:
+            freed.setdefault(each.service, []).append(each.enqueued_at)
+        steps = observe_units_in_steps(
+            self._leading.store,
+            self._parts.vendors,
+            moment,
+            freed,
+            is_queued_by_default=self._parts.is_queued_by_default,
+            find_volume_nodes=self._parts.find_volume_nodes,
+        )
+        loop = asyncio.get_running_loop()
+        until = loop.time() + STEP_SECONDS
+        for found in steps:
+            if found is not None:
+                return found
+            if loop.time() >= until:
+                await asyncio.sleep(0)
+                until = loop.time() + STEP_SECONDS
+        raise AssertionError("the last step returns the units")
+
+    def _list_overdue(self, units: Iterable[Unit]) -> Sequence[OverduePod]:
+        """Return the units that the scheduler has refused for too long; their cells take nothing for some time."""
+        loop, rules = asyncio.get_running_loop(), self._parts.rules().pools
+
+        def is_elastic(unit: Unit) -> bool:
+            return any(rules.get(pool, PoolRules()).elastic > 0 for pool in unit.pools)
+
+        overdue, again_seconds = self._unscheduled.list_overdue(self._leading.store, units, loop.time(), is_elastic)
+        if again_seconds is not None:
+            loop.call_later(again_seconds, self._wake)
+        for unit, message in overdue:
+            for cell in unit.cells:
+                self._parts.registry.suspect(cell, SUSPECT, message, PINNED_SECONDS)
+        return [each for each in overdue if not self._retries.is_paused(each.unit.uid, loop.time())]
+
+    async def _requeue(self, overdue: Iterable[OverduePod]) -> None:
+        for unit, message in overdue:
+            if await self._try(unit.uid, self._writer.requeue(unit)):
+                log.info("unit_requeued", unit=str(unit.key), cells=unit.cells, cause=message)
+                self._retries.pause(unit.uid, SEEN_SECONDS)
 
     def _list_plannable(self, units: Iterable[Unit], now: float) -> Iterable[Unit]:
         """Return all units but those whose admission is under way, or is tried again later."""
@@ -248,13 +311,13 @@ class _Term:
             if unit.state != "waiting":
                 yield unit
                 continue
-            failed = self._failures.get(unit.uid)
-            if unit.uid in self._claims or (failed is not None and failed.retry_at > now):
+            if unit.uid in self._claims or self._retries.is_paused(unit.uid, now):
                 continue
-            yield msgspec.structs.replace(unit, refused_by=failed.refused_by) if failed is not None else unit
-        self._failures = {uid: failed for uid, failed in self._failures.items() if uid in known}
+            refused_by = self._retries.refused_by(unit.uid)
+            yield msgspec.structs.replace(unit, refused_by=refused_by) if refused_by else unit
+        self._retries.keep_only(known)
 
-    async def _write_ledger(self, actions: Sequence[Action]) -> bool:
+    async def _write_ledger(self, actions: Sequence[Action], overdue: Iterable[OverduePod]) -> bool:
         """Write what is about to be done; False: nothing of it may be done."""
         claims = {
             each.unit.uid: Claim(
@@ -268,8 +331,8 @@ class _Term:
             if isinstance(each, Admit)
         }
         # The service itself makes the successor of a process, with its place.
-        evicted = [each.victim for each in actions if isinstance(each, EvictUnit)]
-        freed = [_free_place(victim) for victim in evicted if victim.key.kind != "process"]
+        ended = [each.victim for each in actions if isinstance(each, EvictUnit)] + [each.unit for each in overdue]
+        freed = [_free_place(unit) for unit in ended if unit.key.kind != "process"]
         if not claims and not freed:
             return True
         known = {place.unit for place in self._freed}
@@ -278,130 +341,105 @@ class _Term:
             await self._ledger.write(self._claims | claims, freed_places)
         except (ApiError, Unreachable, LedgerLost) as error:
             log.warning("ledger_not_written", error=str(error))
-            self._leading.require_leadership()
-            await self.begin()
+            await self._resume()
             return False
         self._claims |= claims
         self._freed = freed_places
+        self._losses = 0
         return True
 
-    async def _carry_out(self, found: Round, now: float) -> None:
+    async def _carry_out(self, found: Round) -> None:
         """Carry a round out. One unit that is refused holds up no other."""
-        gate = asyncio.Semaphore(WRITES_AT_ONCE)
-
-        async def admit(action: Admit) -> None:
-            async with gate:
-                self._parts.on_outcome(await self._admit(action, now))
-
         async with asyncio.TaskGroup() as writes:
             for action in found.actions:
                 if isinstance(action, Admit):
-                    writes.create_task(admit(action))
-        promised: set[str] = set()
+                    writes.create_task(self._admit(action))
+        unpromised: set[str] = set()
         for action in found.actions:
             if isinstance(action, Nominate):
-                if await self._try(action.unit.uid, self._writer.nominate(action.unit, action.nomination)):
-                    promised.add(action.unit.uid)
+                if not await self._try(action.unit.uid, self._writer.nominate(action.unit, action.nomination)):
+                    unpromised.add(action.unit.uid)
             elif isinstance(action, WithdrawNomination):
                 await self._try(action.unit.uid, self._writer.nominate(action.unit, None))
         for action in found.actions:
             # Only once its cell is promised: else the room that is made may go to whoever comes first.
-            if isinstance(action, EvictUnit) and (action.preemptor.nomination or action.preemptor.uid in promised):
+            if isinstance(action, EvictUnit) and action.preemptor.uid not in unpromised:
                 await self._evict(action)
 
-    async def _admit(self, action: Admit, now: float) -> AdmissionOutcome:
-        unit = action.unit
-        if not self._has_room(unit, action.cells):
-            self._claims.pop(unit.uid, None)
-            self._wake()
-            return "stale"
-        outcome = await self._settle(unit.uid, self._claims[unit.uid], now)
-        if outcome == "stale":
-            self._wake()
-        return outcome
+    async def _admit(self, action: Admit) -> None:
+        async with self._gate:
+            unit = action.unit
+            outcome: AdmissionOutcome = "stale"
+            if self._has_room(unit, action.cells):
+                self._being_written[unit.uid] = unit
+                outcome = await self._settle(unit.uid, self._claims[unit.uid])
+            else:
+                self._release(unit.uid)
+            if outcome == "stale":
+                self._wake()
+            self._parts.on_outcome(outcome)
 
     def _has_room(self, unit: Unit, names: Sequence[str]) -> bool:
         """Return whether the cells of a unit still live and have room: planning and the writes before took time."""
-        left: dict[str, Amounts] = {}
+        left = self._sum_being_written(names)
         for need, name in zip(unit.parts, names, strict=False):
             cell = self._parts.registry.find_cell(name)
-            if cell is None or cell.closed or not fits(need, left.get(name, cell.free)):
+            if cell is None or cell.closed:
                 return False
-            left[name] = subtract_amounts(left.get(name, cell.free), need)
+            free = subtract_amounts(cell.free, left.get(name, NOTHING))
+            if not fits(need, free):
+                return False
+            left[name] = add_amounts(left.get(name, NOTHING), need)
         return True
+
+    def _sum_being_written(self, names: Sequence[str]) -> dict[str, Amounts]:
+        """Return what others are getting of these cells at this moment."""
+        found: dict[str, Amounts] = {}
+        for uid, unit in self._being_written.items():
+            for need, name in zip(unit.parts, self._claims[uid].cells, strict=False):
+                if name in names:
+                    found[name] = add_amounts(found.get(name, NOTHING), need)
+        return found
 
     async def _evict(self, action: EvictUnit) -> None:
         victim, preemptor = action.victim, action.preemptor
-        failed = self._failures.get(victim.uid)
-        if failed is not None and failed.retry_at > asyncio.get_running_loop().time():
+        if self._retries.is_paused(victim.uid, asyncio.get_running_loop().time()):
             return
-        if await self._try(victim.uid, self._writer.evict(victim)):
+        if await self._try(victim.uid, self._writer.evict(victim), EVICTION_RETRY_SECONDS):
             log.info("unit_evicted", unit=str(victim.key), preemptor=str(preemptor.key))
             self._parts.on_preemption(action)
             self._tasks.create_task(self._report(victim.service, describe_preemption(victim, preemptor)))
             # The watch shows the end a moment later: it need not be asked for again.
-            self._failures[victim.uid] = AdmissionFailures(retry_at=asyncio.get_running_loop().time() + SEEN_SECONDS)
+            self._retries.pause(victim.uid, SEEN_SECONDS)
 
-    async def _try(self, unit: str, write: Awaitable[None]) -> bool:
+    async def _try(self, unit: str, write: Awaitable[None], longest_seconds: float = LAST_RETRY_SECONDS) -> bool:
         """Make one write for a unit, which is decided again if it fails; return whether it was made."""
         try:
             await write
         except StaleUnit as stale:
             log.info("decision_stale", unit=unit, cause=str(stale))
         except (ApiError, Unreachable) as error:
-            self._back_off(unit, "", error, asyncio.get_running_loop().time())
+            self._retries.note_failure(unit, "", error, longest_seconds)
         else:
-            self._failures.pop(unit, None)
+            self._retries.forget(unit)
             return True
         return False
 
-    async def _keep_places(self, observed: ObservedUnits) -> None:
-        """Write down the places that waiting pods inherit, and forget those that nothing inherits any more."""
+    async def _keep_places(self, observed: ObservedUnits, gone: Sequence[FreedPlace]) -> None:
+        """Write down the places that waiting pods inherit, and forget those that nothing inherits any more.
+
+        Only places of which the round knew that their pods were gone are forgotten.
+        """
         for name, place in observed.places.items():
             await self._try(str(name), self._writer.keep_place("pod", name, place))
-        self._freed = tuple(
-            each
-            for each in self._freed
-            if each.enqueued_at in observed.open_places.get(each.service, ()) or not _is_gone(self._leading.store, each)
-        )
-
-    def _back_off(self, uid: str, cell: str, error: ApiError | Unreachable, now: float) -> int:
-        """Note a failure, and decide again after a pause; return the number of failures."""
-        last = self._failures.get(uid, _NO_FAILURE)
-        pause = backoff_seconds(last.tries + 1, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS)
-        refused = last.refused_by
-        if cell:
-            # If every cell that fits has refused, a new round of all of them begins.
-            refused = frozenset({cell}) if cell in refused else refused | {cell}
-        self._failures[uid] = AdmissionFailures(last.tries + 1, now + pause, refused)
-        asyncio.get_running_loop().call_later(pause, self._wake)
-        log.log(
-            logging.INFO if isinstance(error, Conflict | NotFound) else logging.WARNING,
-            "admission_failed",
-            unit=uid,
-            cell=cell,
-            error=str(error),
-            retry_seconds=round(pause, 1),
-        )
-        return last.tries + 1
-
-    async def _fail(self, uid: str, claim: Claim, error: ApiError | Unreachable, now: float) -> None:
-        cell = claim.cells[0] if claim.cells else ""
-        if self._back_off(uid, cell, error, now) == REPORTED_TRIES:
-            await self._report_failure(claim, cell, error)
+        spent = {each for each in gone if each.enqueued_at not in observed.open_places.get(each.service, ())}
+        self._freed = tuple(each for each in self._freed if each not in spent)
 
     async def _report(self, service: ObjectKey, event: Event) -> None:
         """Send an Event about a service."""
         found = self._leading.store.get(INFERENCE_SERVICES, service.name, service.namespace)
         if found is not None:
             await self._leading.recorder.event(found, event.type, event.reason, event.note, event.action)
-
-    async def _report_failure(self, claim: Claim, cell: str, error: ApiError | Unreachable) -> None:
-        """Send an Event about the service: its condition only says that the unit waits."""
-        service = self._leading.store.get(INFERENCE_SERVICES, claim.service, claim.namespace)
-        if service:
-            note = f"{claim.names[0]} is not admitted to {cell}, and tried again: {error}"
-            await self._leading.recorder.event(service, "Warning", "AdmissionFailed", note, "Admit")
 
 
 def reserve(cells: Iterable[Cell], claims: Mapping[str, Claim], units: Iterable[Unit]) -> list[Cell]:
@@ -419,6 +457,12 @@ def reserve(cells: Iterable[Cell], claims: Mapping[str, Claim], units: Iterable[
         else cell
         for cell in cells
     ]
+
+
+def _describe_failure(claim: Claim, cell: str, error: ApiError | Unreachable) -> tuple[ObjectKey, Event]:
+    """Return the Event about an admission that fails again and again: the condition only says that the unit waits."""
+    note = f"{claim.names[0]} is not admitted to {cell or 'any node'}, and tried again: {error}"
+    return ObjectKey(claim.namespace, claim.service), Event("Warning", "AdmissionFailed", note, "Admit")
 
 
 def _free_place(victim: Unit) -> FreedPlace:

@@ -115,13 +115,17 @@ class AdmissionWriter:
             await self._client.delete(PODS, name.name, name.namespace, uid=uid)
         self._refused_since.pop(uid, None)
 
-    async def requeue(self, name: ObjectKey, uid: str) -> None:
-        """Delete a pod that no scheduler places, so that its successor waits in the queue. Raises as `Client`."""
-        self._require_leadership()
-        try:
-            await self._client.delete(PODS, name.name, name.namespace, uid=uid)
-        except (NotFound, Conflict):
-            log.info("unit_gone", object=str(name))
+    async def requeue(self, unit: Unit) -> None:
+        """Delete pods that no scheduler places, so that their successors wait in the queue. Raises as `admit`."""
+        for name in unit.objects:
+            pod = self._find(PODS, name)
+            if unit.key.kind != "gang" and pod["metadata"]["uid"] != unit.uid:
+                raise StaleUnit(f"{name} is the name of a successor")
+            self._require_leadership()
+            try:
+                await self._client.delete(PODS, name.name, name.namespace, uid=pod["metadata"]["uid"])
+            except (NotFound, Conflict):
+                log.info("unit_gone", object=str(name))
 
     async def read(self, kind: UnitKind, names: Sequence[ObjectKey]) -> None:
         """Read objects whose last write has an unknown outcome; it ends once all are known."""

@@ -95,16 +95,17 @@ class QueueLedger:
         return self._written.content
 
     async def take_over(self) -> LedgerContent:
-        """Make this leader the one writer, and return what the last one left. Raises as `Client`."""
+        """Make this leader the one writer, and return what the last one left. Raises as `Client`, and LedgerLost."""
         try:
             found = await self._client.get(CONFIG_MAPS, LEDGER, CONTROLLER_NAMESPACE)
         except NotFound:
             content = LedgerContent(leader=self._leader)
             self._written = _WrittenLedger(_version(await self._client.create(CONFIG_MAPS, _encode(content))), content)
-        else:
-            self._written = _WrittenLedger(_version(found), _decode(found))
-            await self.write(self._written.content.claims, self._written.content.freed)
-        return self.content
+            return LedgerContent()
+        content = _decode(found)
+        self._written = _WrittenLedger(_version(found), content)
+        await self.write(content.claims, content.freed)
+        return content
 
     async def write(self, claims: Mapping[str, Claim], freed: tuple[FreedPlace, ...]) -> None:
         """Replace the content, if this leader was the last to write it.

@@ -5,7 +5,7 @@ only when one of its objects has changed. So a round costs as much as there are 
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
@@ -84,7 +84,30 @@ def observe_units(
     is_queued_by_default: bool = True,
     find_volume_nodes: FindVolumeNodes = lambda _pod: None,
 ) -> ObservedUnits:
-    """Return the units of the store.
+    """Return the units of the store. The arguments are those of `observe_units_in_steps`."""
+    steps = observe_units_in_steps(
+        store,
+        vendors,
+        now,
+        freed_places,
+        is_queued_by_default=is_queued_by_default,
+        find_volume_nodes=find_volume_nodes,
+    )
+    return next(found for found in steps if found is not None)
+
+
+def observe_units_in_steps(
+    store: Store,
+    vendors: Vendors,
+    now: datetime,
+    freed_places: Mapping[str, Sequence[str]],
+    *,
+    is_queued_by_default: bool,
+    find_volume_nodes: FindVolumeNodes,
+) -> Iterator[ObservedUnits | None]:
+    """Yield None after each service, and at last the units of the store.
+
+    What is read anew of a service is computed in its step, so that a caller may do other things between two of them.
 
     Args:
         store: the watch cache.
@@ -108,7 +131,8 @@ def observe_units(
         places.update(found.places)
         if service is not None and found.open_places:
             open_places[service.uid] = found.open_places
-    return ObservedUnits(tuple(units), places, open_places | _keep_unseen(store, unseen))
+        yield None
+    yield ObservedUnits(tuple(units), places, open_places | _keep_unseen(store, unseen))
 
 
 def _keep_unseen(store: Store, freed_places: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:

@@ -67,7 +67,8 @@ class Candidates:
                 self._lowest[cell] = _NO_RANK
             elif not unit.is_protected:
                 self._lowest[cell] = max(unit.rank, self._lowest.get(cell, 0))
-        age_seconds = self._now - (unit.evictable_since or 0.0)
+        # One without a time was admitted, and does not run yet.
+        age_seconds = 0.0 if unit.evictable_since is None else self._now - unit.evictable_since
         if unit.state != "running":
             return
         # The clocks of two machines differ a little; one that jumped back must not protect a unit for ever.

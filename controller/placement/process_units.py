@@ -48,7 +48,8 @@ def build_process_replica(
         state=state,
         cells=(f"host/{host}",) if host is not None else (),
         nomination=nomination if state == "waiting" else None,
-        evictable_since=None if state == "waiting" else parse_seconds(metadata.annotations.get(ADMITTED_AT)),
+        # One that an earlier version has bound has no annotation.
+        evictable_since=None if host is None else parse_seconds(metadata.annotations.get(ADMITTED_AT)) or own_place,
         is_protected=owner is not None and owner.is_protected,
     )
     return ReplicaUnit(unit, "", _find_template(process), own_place, is_displaced=is_displaced(process))

@@ -155,7 +155,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     """`Cell.id` of each part of a unit that is not waiting; empty if that is not known."""
     nomination: Nomination | None = None
     evictable_since: float | None = None
-    """When it was admitted, in seconds since 1970, from which its minimum run time counts; None: it waits."""
+    """When it was admitted, in seconds since 1970, from which its minimum run time counts; None: it waits, or
+    does not run yet."""
     is_protected: bool = False
     """It is never evicted for another."""
     replaces: frozenset[str] = frozenset()

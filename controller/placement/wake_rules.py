@@ -11,9 +11,9 @@ from controller.placement.effects import find_gate
 from controller.placement.units import Amounts, Cell, Unit, fits
 from crds.meta import DISRUPTION_TARGET, ENQUEUED_AT, NOMINATED
 from kube.client import Obj
-from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, PODS, Resource
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, METAL_PROCESSES, PODS, Resource
 
-READ: Final = frozenset({PODS, METAL_PROCESSES, INFERENCE_SERVICES})
+READ: Final = frozenset({PODS, METAL_PROCESSES, INFERENCE_SERVICES, DEPLOYMENTS})
 """Resources of which `decisive_facts` are compared."""
 _FINAL_PHASES: Final = frozenset({"Succeeded", "Failed", "Stopped", "Rejected"})
 
@@ -62,10 +62,13 @@ def find_least(waiting: Iterable[Unit]) -> Mapping[str, Amounts]:
 
 
 def decisive_facts(resource: Resource, obj: Obj) -> object:
-    """Return what the queue reads of a pod, a MetalProcess or a service: another change of it wakes nobody."""
+    """Return what the queue reads of an object: another change of it wakes nobody."""
     metadata, status = obj["metadata"], obj.get("status") or {}
     if resource == INFERENCE_SERVICES:
-        return metadata.get("generation")
+        return metadata.get("generation"), status.get("accelerator")
+    if resource == DEPLOYMENTS:
+        # Its pods are units of the service once it exists, and may be seen before it is.
+        return metadata["uid"]
     annotations = metadata.get("annotations") or {}
     conditions = {each["type"]: (each["status"], each.get("reason")) for each in status.get("conditions") or ()}
     return (

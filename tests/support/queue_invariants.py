@@ -79,7 +79,7 @@ def check_victims(units: Sequence[Unit], rules: PlanRules, now: float, made: Rou
     for each in made.actions:
         if isinstance(each, EvictUnit):
             victim = each.victim
-            age_seconds = abs(now - (victim.evictable_since or 0.0))
+            age_seconds = abs(now - victim.evictable_since) if victim.evictable_since is not None else 0.0
             assert victim.state == "running"
             assert victim.rank > each.preemptor.rank
             assert not victim.is_protected

@@ -6,7 +6,7 @@ from copy import deepcopy
 import pytest
 
 from controller.hosts.reconciler import HostInputs, decide_host
-from controller.placement.binder import decide_bindings
+from controller.placement.cell_registry import CellRegistry
 from controller.placement.nodes import declare_nodes
 from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.plan import Snapshot

@@ -1,0 +1,278 @@
+"""Admission of units: room is promised once, answers that are lost or refused, and what is changed during a round."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from controller.placement import admission, admission_writer
+from controller.placement.admission import REPORTED_TRIES
+from kube.client import Obj
+from kube.errors import ApiError, Forbidden, Invalid, NotFound
+from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES
+from tests.support import virtual_time
+from tests.support.admission_api import AdmissionBench
+from tests.support.api_objects import GIB, condition, host, process, service, store
+from tests.support.eventually import eventually
+
+GONE = {"deletionTimestamp": "2026-11-21T12:00:00Z"}
+
+
+def bench(*processes: Obj, hosts: tuple[Obj, ...] = (), **options: Any) -> AdmissionBench:
+    """Return the loop with these processes, and with host `one` if no other is named."""
+    known_hosts = [(METAL_HOSTS, each) for each in hosts or (host("one"),)]
+    return AdmissionBench(store(), *known_hosts, *((METAL_PROCESSES, each) for each in processes), **options)
+
+
+def numbered(count: int, gib: int = 1, **fields: Any) -> list[Obj]:
+    """Return processes of different services, so that no rule spreads them."""
+    return [process(f"p{number}-b-0", gib=gib, serviceName=f"p{number}", **fields) for number in range(count)]
+
+
+def bound(found: AdmissionBench) -> list[str]:
+    return sorted(filter(None, (each["spec"].get("hostName") for each in found.api.objects.values() if "spec" in each)))
+
+
+@pytest.mark.parametrize("refused_reads", [0, 2])
+async def test_a_lost_answer_never_promises_the_same_memory_twice(
+    refused_reads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission_writer, "READ_AGAIN_SECONDS", 0)
+    found = bench(*numbered(3, gib=6), hosts=(host("one", 8 * GIB),))
+    found.api.loses_answers, found.api.refused_reads = True, refused_reads
+    async with found.running():
+        await eventually(lambda: any("hostName" in each["spec"] for each in found.known.list(METAL_PROCESSES)))
+        assert found.api.refused_reads == 0
+        found.known.put(METAL_HOSTS, host("two", 8 * GIB))
+        await eventually(lambda: len(bound(found)) == 2)
+    assert bound(found) == ["one", "two"]
+
+
+def test_memory_stays_reserved_while_the_outcome_of_a_write_is_unknown() -> None:
+    async def main() -> AdmissionBench:
+        found = bench(*numbered(2, gib=6), hosts=(host("one", 8 * GIB),))
+        found.api.loses_answers, found.api.refused_reads = True, 1_000_000
+        async with found.running():
+            for _ in range(60):
+                found.loop.wake()
+                await asyncio.sleep(1)
+        return found
+
+    found = virtual_time.run(main())
+    assert len(found.api.tries) == 1
+
+
+async def test_process_that_changed_in_between_is_read_again_and_bound() -> None:
+    found = bench(process("a-b-0"))
+    found.api.put(METAL_PROCESSES, process("a-b-0"))
+    async with found.running():
+        await eventually(lambda: found.api.host_of("a-b-0") == "one")
+
+
+REFUSALS = [
+    ApiError("patch", status=400, reason="BadRequest", message="admission webhook denied the request"),
+    Forbidden("patch", status=403, message="a policy has something against it"),
+    Invalid("patch", status=422, message="a policy has something against it"),
+    ApiError("patch", status=429, message="slow down"),
+    ApiError("patch", status=500, message="failed calling webhook"),
+]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda error: str(error.status))
+async def test_refused_unit_delays_no_other_and_is_retried_with_backoff(refusal: ApiError) -> None:
+    first = [process(f"a-b-{number}", creationTimestamp="2026-11-21T11:00:00Z") for number in range(8)]
+    found = bench(*first, process("z-b-0"))
+    found.api.refuse = lambda name, _host: refusal if name.startswith("a-") else None
+    async with found.running():
+        await eventually(lambda: found.api.host_of("z-b-0") == "one")
+        assert ("z-b-0", "one") in found.api.tries[:9], "each is tried once before any is tried again"
+        found.api.refuse = lambda _name, _host: None
+        await eventually(lambda: found.api.host_of("a-b-7") == "one")
+
+
+def test_a_refused_unit_is_retried_ever_more_rarely() -> None:
+    async def main() -> int:
+        found = bench(process("a-b-0"))
+        found.api.refuse = lambda _name, _host: ApiError("patch", status=500)
+        async with found.running():
+            await asyncio.sleep(1)
+            for number in range(100):
+                changed = host("one", (8 + number % 2) * GIB)
+                changed["metadata"]["resourceVersion"] = str(number + 2)
+                found.known.put(METAL_HOSTS, changed)
+                await asyncio.sleep(36)
+        return len(found.api.tries)
+
+    assert 40 < virtual_time.run(main()) < 100, "an hour, with a change of the host every 36 s"
+
+
+async def test_owner_is_told_of_an_admission_that_fails_again_and_again() -> None:
+    notes: list[tuple[str, str]] = []
+
+    class Recorder:
+        async def event(self, regarding: Obj, _type: str, _reason: str, note: str, _action: str) -> None:
+            notes.append((regarding["kind"], note))
+
+    owner = service("chat") | {"kind": "InferenceService"}
+    found = bench(process("chat-1-0"), recorder=Recorder())
+    found.known.put(INFERENCE_SERVICES, owner)
+    found.api.refuse = lambda _name, _host: ApiError("patch", status=400, message="a webhook denied it")
+    async with found.running():
+        await eventually(lambda: len(found.api.tries) == REPORTED_TRIES + 1)
+    ((kind, note),) = notes
+    assert (kind, "chat-1-0" in note, "host/one" in note) == ("InferenceService", True, True)
+    assert "a webhook denied it" in note
+
+
+async def test_unit_that_one_host_refuses_goes_to_another() -> None:
+    found = bench(process("a-b-0"), hosts=(host("large", 9 * GIB), host("small", 2 * GIB)))
+    found.api.refuse = lambda _name, place: Forbidden("patch", status=403) if place == "large" else None
+    async with found.running():
+        await eventually(lambda: found.api.host_of("a-b-0") == "small")
+    assert [place for _name, place in found.api.tries] == ["large", "small"]
+
+
+async def test_host_that_refused_every_unit_is_still_the_last_choice() -> None:
+    found = bench(process("a-b-0"), hosts=(host("large", 9 * GIB),))
+    refusals = iter([Forbidden("patch", status=403)])
+    found.api.refuse = lambda _name, _place: next(refusals, None)
+    async with found.running():
+        await eventually(lambda: found.api.host_of("a-b-0") == "large")
+
+
+async def test_host_that_expires_during_a_round_is_not_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "WRITES_AT_ONCE", 1)
+    alive = {"one", "two"}
+    found = bench(*numbered(3), hosts=(host("one"), host("two", 9 * GIB)), alive=alive)
+    found.api.before_answer = lambda _name: alive.discard("one")
+    async with found.running():
+        await eventually(lambda: len(bound(found)) == 3)
+    assert bound(found) == ["one", "two", "two"]
+    assert found.outcomes.count("stale") == 2
+
+
+async def test_host_that_loses_its_memory_during_a_round_is_not_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "WRITES_AT_ONCE", 1)
+    found = bench(*numbered(3), hosts=(host("one"), host("two", 9 * GIB)))
+    short = host("one", GIB // 2)
+    short["metadata"]["resourceVersion"] = "2"
+    found.api.before_answer = lambda _name: bool(found.known.put(METAL_HOSTS, short)) and None
+    async with found.running():
+        await eventually(lambda: len(bound(found)) == 3)
+    assert bound(found) == ["one", "two", "two"]
+
+
+async def test_memory_that_is_lost_is_missing_to_all_writes_of_a_moment() -> None:
+    """Each of several writes at once looks at the memory that the others are taking."""
+    found = bench(*numbered(3, gib=4), hosts=(host("one", 12 * GIB),))
+    short = host("one", 9 * GIB)
+    short["metadata"]["resourceVersion"] = "2"
+    # The ledger is written between the decision and its effects.
+    found.api.refuse_ledger = lambda: bool(found.known.put(METAL_HOSTS, short)) and None
+    async with found.running():
+        await eventually(lambda: "stale" in found.outcomes)
+    assert len(found.api.tries) == 2
+
+
+async def test_successor_of_a_process_that_is_gone_is_bound() -> None:
+    gone = process("a-b-0")
+    found = bench(gone)
+    successor = {**gone, "metadata": {**gone["metadata"], "uid": "successor", "resourceVersion": "9"}}
+
+    def replace(_name: str, _place: str) -> ApiError | None:
+        if len(found.api.tries) > 1:
+            return None
+        found.change(METAL_PROCESSES, successor)  # its event overtakes the answer
+        return NotFound("patch", status=404)
+
+    found.api.refuse = replace
+    async with found.running():
+        await eventually(lambda: found.api.host_of("a-b-0") == "one")
+    assert found.api.find(METAL_PROCESSES, "a-b-0")["metadata"]["uid"] == "successor"
+
+
+async def test_host_that_comes_alive_is_bound_when_the_loop_is_woken() -> None:
+    alive: set[str] = set()
+    found = bench(process("a-b-0"), alive=alive)
+    async with found.running():
+        found.known.put(METAL_HOSTS, host("two"))
+        assert found.api.host_of("a-b-0") == ""
+        alive.add("one")
+        found.loop.wake()
+        await eventually(lambda: found.api.host_of("a-b-0") == "one")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"spec": {"unschedulable": True}},
+        {"spec": {"drain": True}},
+        {"status": {"conditions": [condition("Paused", "True", "OwnerActive")]}},
+        {"metadata": GONE},
+    ],
+    ids=["cordoned", "drained", "paused", "deleted"],
+)
+async def test_host_that_closes_after_the_decision_gets_nothing(change: Obj, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "WRITES_AT_ONCE", 1)
+    found = bench(*numbered(2))
+
+    def close(_name: str) -> None:
+        closed = host("one")
+        closed["metadata"]["resourceVersion"] = "2"
+        for part, fields in change.items():
+            closed[part] = {**closed.get(part, {}), **fields}
+        found.known.put(METAL_HOSTS, closed)
+
+    found.api.before_answer = close
+    async with found.running():
+        await eventually(lambda: len(found.outcomes) == 2)
+    assert (found.outcomes, bound(found)) == (["admitted", "stale"], ["one"])
+
+
+LATER = {"creationTimestamp": "2026-11-21T12:30:00Z"}
+
+
+async def is_still_waiting(found: AdmissionBench, name: str) -> bool:
+    """Return whether a process waits after rounds in which others were admitted."""
+    for number in range(2):
+        another = process(f"other{number}-1-0", priority="critical", serviceName=f"other{number}")
+        found.change(METAL_PROCESSES, another)
+        await eventually(lambda name=another["metadata"]["name"]: found.api.host_of(name))  # type: ignore[misc]
+    return found.api.host_of(name) == ""
+
+
+@pytest.mark.parametrize(
+    ("large", "waits"),
+    [
+        pytest.param(10, True, id="could fit"),
+        pytest.param(99, False, id="never fits"),
+    ],
+)
+async def test_head_of_line_holds_back_later_units_only_where_it_could_fit(large: int, *, waits: bool) -> None:
+    on_host = process("old-1-0", host="one", gib=4, serviceName="old")
+    first, second = process("first-1-0", gib=large, serviceName="first"), process("second-1-0", **LATER)
+    hosts = (host("one", 12 * GIB, processes=[]) | {"status": {**host("one")["status"], "availableBytes": 12 * GIB}},)
+    hosts[0]["status"]["budgetBytes"] = 12 * GIB
+    found = bench(on_host, first, second, hosts=hosts)
+    async with found.running():
+        if waits:
+            assert await is_still_waiting(found, "second-1-0")
+        else:
+            await eventually(lambda: found.api.host_of("second-1-0") == "one")
+
+
+def test_ledger_that_cannot_be_written_admits_nothing_and_is_taken_over_again() -> None:
+    async def main() -> AdmissionBench:
+        found = bench(process("a-b-0"))
+        refused: list[Callable[[], ApiError | None]] = []
+        found.api.refuse_ledger = lambda: ApiError("patch", status=500)
+        async with found.running():
+            await asyncio.sleep(30)
+            assert found.api.tries == []
+            found.api.refuse_ledger = lambda: None
+            await asyncio.sleep(30)
+        assert refused == []
+        return found
+
+    assert virtual_time.run(main()).api.host_of("a-b-0") == "one"

@@ -1,0 +1,284 @@
+"""Admission of pods: gates and pins, evictions that are refused, pods that no scheduler takes, and a new leader."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from controller.placement import admission
+from controller.placement.ledger import LEDGER, Claim, FreedPlace, LedgerContent
+from controller.placement.planner import PlanRules
+from controller.placement.pool_limits import PoolRules
+from controller.placement.queue_places import find_own_place, format_place
+from controller.placement.unscheduled_pods import PINNED_SECONDS, UNPINNED_SECONDS
+from crds.meta import CONTROLLER_NAMESPACE, ENQUEUED_AT, NOMINATED
+from kube.client import Obj
+from kube.errors import ApiError, Invalid
+from kube.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_SERVICES, NODES, PODS
+from tests.support import virtual_time
+from tests.support.admission_api import AdmissionBench
+from tests.support.api_objects import store
+from tests.support.queue_objects import deployment_of, pinned, queue_pod, queued_service
+
+LONG_AGO = datetime.fromisoformat("2026-01-01T00:00:00Z")
+TOO_MANY = ApiError("create", status=429, reason="TooManyRequests", message="a budget")
+
+
+def node(name: str, gpus: int = 1) -> Obj:
+    status = {
+        "allocatable": {"nvidia.com/gpu": str(gpus), "cpu": "64", "memory": "512Gi", "pods": "110"},
+        "conditions": [{"type": "Ready", "status": "True"}],
+    }
+    metadata = {"name": name, "uid": f"uid-{name}", "resourceVersion": "1", "labels": {}}
+    return {"metadata": metadata, "spec": {}, "status": status}
+
+
+def bench(
+    *pods: Obj, nodes: tuple[Obj, ...] = (), ledger: LedgerContent | None = None, **options: Any
+) -> AdmissionBench:
+    """Return the loop with pods and their services; those of service `vip` are critical, those of `low` are low."""
+    names = {pod["metadata"]["labels"]["inference.pomona.dev/service"] for pod in pods}
+    priorities = {"vip": "critical", "low": "low", "low-2": "low"}
+    services = [queued_service(name, created=LONG_AGO, priority=priorities.get(name, "normal")) for name in names]
+    objects = [
+        *((INFERENCE_SERVICES, each) for each in services),
+        *((DEPLOYMENTS, deployment_of(name)) for name in names),
+        *((NODES, each) for each in nodes or (node("n1"),)),
+        *((PODS, each) for each in pods),
+    ]
+    found = AdmissionBench(store(), *objects, **options)
+    if ledger is not None:
+        found.api.put(CONFIG_MAPS, written(ledger))
+    return found
+
+
+def written(content: LedgerContent) -> Obj:
+    metadata = {"name": LEDGER, "namespace": CONTROLLER_NAMESPACE}
+    return {"metadata": metadata, "data": {"ledger.json": msgspec.json.encode(content).decode()}}
+
+
+def ledger_of(found: AdmissionBench) -> Any:
+    return json.loads(found.api.find(CONFIG_MAPS, LEDGER, CONTROLLER_NAMESPACE)["data"]["ledger.json"])
+
+
+def is_gated(found: AdmissionBench, name: str) -> bool:
+    return bool(found.api.find(PODS, name)["spec"].get("schedulingGates"))
+
+
+def play(found: AdmissionBench, seconds: float = 5.0) -> AdmissionBench:
+    """Run the loop for some time of a virtual clock; the watch shows nothing but its own writes."""
+
+    async def main() -> None:
+        async with found.running():
+            await asyncio.sleep(seconds)
+
+    virtual_time.run(main())
+    return found
+
+
+def victim(name: str, service: str, minute: int = 0) -> Obj:
+    return queue_pod(name, service=service, gated=False, node="n1", created=LONG_AGO + timedelta(minutes=minute))
+
+
+def test_pod_is_pinned_and_loses_its_gate() -> None:
+    found = play(bench(queue_pod("a")))
+    assert (found.api.tries, is_gated(found, "a")) == ([("a", "n1")], False)
+    assert ledger_of(found)["claims"]["uid-a"]["cells"] == ["node/n1"], "the ledger comes first"
+
+
+def test_pod_that_was_seen_before_its_deployment_is_admitted_when_that_is_seen() -> None:
+    found = bench(queue_pod("a"))
+    found.known.remove(DEPLOYMENTS, "team", "chat", uid="uid-deployment-chat")
+
+    async def main() -> None:
+        async with found.running():
+            await asyncio.sleep(5)
+            assert found.api.tries == []
+            found.known.put(DEPLOYMENTS, deployment_of() | {"metadata": deployment_of()["metadata"] | {"uid": "seen"}})
+            await asyncio.sleep(5)
+
+    virtual_time.run(main())
+    assert found.api.tries == [("a", "n1")]
+
+
+def test_one_that_could_fit_holds_back_later_ones_and_those_of_other_priorities_pass() -> None:
+    large = queue_pod("large", service="chat", devices=2)
+    later = queue_pod("later", service="mail", created=LONG_AGO + timedelta(days=300))
+    low = queue_pod("low", service="low", created=LONG_AGO + timedelta(days=300))
+    holder = queue_pod("holder", service="vip", gated=False, node="n1", created=LONG_AGO)
+    large["metadata"]["creationTimestamp"] = "2026-01-02T00:00:00Z"
+    found = play(bench(holder, large, later, nodes=(node("n1", 2),)))
+    assert found.api.tries == []
+    found = play(bench(holder, large, later, low, nodes=(node("n1", 2),)))
+    assert [name for name, _ in found.api.tries] == ["low"]
+    holder_of_one = queue_pod("vip-2", service="vip")
+    found = play(bench(holder, large, holder_of_one, nodes=(node("n1", 2),)))
+    assert [name for name, _ in found.api.tries] == ["vip-2"], "one of a higher priority comes first"
+
+
+def test_one_that_fits_nowhere_in_all_holds_back_nobody() -> None:
+    huge = queue_pod("huge", devices=8, created=LONG_AGO)
+    assert play(bench(huge, queue_pod("a", service="mail"))).api.tries == [("a", "n1")]
+
+
+def test_victim_is_evicted_once_its_place_is_written_and_its_cell_is_promised() -> None:
+    found = play(bench(victim("v", "low"), queue_pod("p", service="vip")), 1.0)
+    assert found.api.evictions == ["v"]
+    assert json.loads(found.api.find(PODS, "p")["metadata"]["annotations"][NOMINATED])["victims"] == ["uid-v"]
+    (freed,) = ledger_of(found)["freed"]
+    place = format_place(find_own_place(victim("v", "low")))
+    assert (freed["unit"], freed["service"], freed["enqueued_at"]) == ("uid-v", "uid-low", place)
+
+
+def test_nothing_is_evicted_for_one_that_could_not_be_nominated() -> None:
+    found = bench(victim("v", "low"), queue_pod("p", service="vip"))
+    found.api.objects = {place: obj for place, obj in found.api.objects.items() if place[1].name != "p"}
+    assert play(found).api.evictions == []
+
+
+def test_eviction_that_a_budget_refuses_is_retried_and_then_overruled_without_another_victim() -> None:
+    found = bench(victim("v1", "low"), victim("v2", "low-2", 5), queue_pod("p", service="vip"), nodes=(node("n1", 2),))
+    found.api.refuse_eviction = lambda _name: TOO_MANY
+
+    async def main() -> None:
+        async with found.running():
+            await asyncio.sleep(50)
+            assert 5 < len(found.api.evictions) < 20
+            assert len(set(found.api.evictions)) == 1, "no other victim is chosen meanwhile"
+            assert found.api.deleted == []
+            await asyncio.sleep(25)
+
+    virtual_time.run(main())
+    assert found.api.deleted[:1] == found.api.evictions[:1]
+    assert NOMINATED in found.api.find(PODS, "p")["metadata"]["annotations"]
+
+
+def unschedulable(pod: Obj) -> Obj:
+    refusal = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "1 Insufficient port"}
+    return {**pod, "status": {**pod["status"], "conditions": [refusal]}}
+
+
+def admitted(name: str, *nodes: str, service: str = "chat") -> Obj:
+    pod = queue_pod(name, service=service, gated=False, created=LONG_AGO)
+    return pinned(pod, *nodes) if nodes else pod
+
+
+def test_pod_that_the_scheduler_refuses_goes_back_with_its_place_and_closes_the_cell() -> None:
+    found = bench(unschedulable(admitted("a", "n1")))
+
+    async def main() -> None:
+        async with found.running():
+            await asyncio.sleep(PINNED_SECONDS - 5)
+            assert found.api.deleted == []
+            await asyncio.sleep(10)
+            cell = found.registry.find_cell("node/n1")
+            assert cell is not None
+            assert (cell.closed, cell.closed_message) == ("Suspect", "1 Insufficient port")
+
+    virtual_time.run(main())
+    assert found.api.deleted[:1] == ["a"]
+    assert ledger_of(found)["freed"][0]["unit"] == "uid-a"
+
+
+def test_pod_that_the_scheduler_takes_in_time_stays() -> None:
+    found = bench(unschedulable(admitted("a", "n1")))
+
+    async def main() -> None:
+        async with found.running():
+            await asyncio.sleep(PINNED_SECONDS - 5)
+            found.change(PODS, queue_pod("a", gated=False, node="n1"))
+            await asyncio.sleep(100)
+
+    virtual_time.run(main())
+    assert found.api.deleted == []
+
+
+@pytest.mark.parametrize(
+    ("elastic", "seconds", "deleted"),
+    [(1, UNPINNED_SECONDS - 5, []), (1, UNPINNED_SECONDS + 5, ["a"]), (0, 2 * UNPINNED_SECONDS, [])],
+    ids=["young", "overdue", "was never gated"],
+)
+def test_pod_without_a_pin_goes_back_later_and_only_to_an_elastic_pool(
+    elastic: int, seconds: float, deleted: list[str]
+) -> None:
+    rules = PlanRules(pools={"nvidia": PoolRules(elastic=elastic)})
+    found = play(bench(unschedulable(admitted("a")), rules=rules), seconds)
+    assert found.api.deleted[:1] == deleted
+
+
+def test_admitted_pod_that_is_not_bound_yet_is_not_evicted_at_once() -> None:
+    found = play(bench(admitted("v", "n1", service="low"), queue_pod("p", service="vip")))
+    assert (found.api.evictions, found.api.tries) == ([], [])
+
+
+CLAIM = Claim(kind="pod", namespace="team", names=("a",), cells=("node/n1",), service="chat")
+
+
+def test_new_leader_finishes_what_the_last_one_began() -> None:
+    ledger = LedgerContent(leader="other", claims={"uid-a": CLAIM})
+    pods = (queue_pod("a"), queue_pod("b", service="vip"))
+    found = play(bench(*pods, ledger=ledger))
+    assert found.api.tries == [("a", "n1")], "the last leader may still send its write"
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        pytest.param(Claim(kind="pod", namespace="team", names=("gone",), cells=("node/n1",)), id="unit"),
+        pytest.param(Claim(kind="pod", namespace="team", names=("a",), cells=("node/gone",)), id="cell"),
+    ],
+)
+def test_claim_whose_unit_or_cell_is_gone_reserves_nothing(claim: Claim) -> None:
+    ledger = LedgerContent(leader="other", claims={"uid-a" if claim.names == ("a",) else "uid-gone": claim})
+    assert play(bench(queue_pod("a"), ledger=ledger)).api.tries == [("a", "n1")]
+
+
+def test_claim_that_is_refused_for_ever_keeps_no_cell_and_delays_no_start() -> None:
+    other = queue_pod("b", service="mail")
+    found = bench(queue_pod("a"), other, ledger=LedgerContent(leader="other", claims={"uid-a": CLAIM}))
+    found.api.refuse = lambda name, _place: Invalid("patch", status=422) if name == "a" else None
+    assert ("b", "n1") in play(found).api.tries
+
+
+def test_place_of_a_pod_that_vanishes_during_a_round_is_not_forgotten() -> None:
+    old = victim("old", "chat")
+    freed = FreedPlace(
+        service="uid-chat", unit="uid-old", namespace="team", name="old", enqueued_at=format_place(find_own_place(old))
+    )
+    other = queue_pod("other", service="mail")
+    found = bench(old, queue_pod("a"), other, ledger=LedgerContent(leader="other", freed=(freed,)))
+    found.during_plan = vanish_once(found, "old")
+    play(found)
+    assert found.api.find(PODS, "a")["metadata"]["annotations"][ENQUEUED_AT] == freed.enqueued_at
+
+
+def vanish_once(found: AdmissionBench, name: str) -> Callable[[], None]:
+    """Return what lets the watch show the end of a pod, at the first call."""
+
+    def vanish() -> None:
+        found.during_plan = lambda: None
+        found.remove(PODS, name)
+
+    return vanish
+
+
+def test_others_have_their_turn_while_the_units_of_many_services_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "STEP_SECONDS", 0.0)
+    services, turns = 50, 0
+    found = bench(*(queue_pod(f"pod-{number}", service=f"s{number}", devices=9) for number in range(services)))
+
+    async def main() -> None:
+        nonlocal turns
+        planned = asyncio.Event()
+        found.during_plan = planned.set
+        async with found.running():
+            while not planned.is_set():
+                turns += 1
+                await asyncio.sleep(0)
+
+    virtual_time.run(main())
+    assert turns > services

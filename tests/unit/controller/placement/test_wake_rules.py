@@ -1,0 +1,107 @@
+"""The changes for which the queue is planned again: those that a decision reads, or that may make room."""
+
+import pytest
+
+from controller.placement.cell_registry import CellRegistry
+from controller.placement.observed_units import observe_units
+from controller.placement.wake_rules import RoomWatch, decisive_facts
+from crds.meta import ENQUEUED_AT, NOMINATED
+from devices.vendors import VENDORS
+from kube.client import Obj
+from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, PODS
+from kube.store import Store
+from tests.support.api_objects import GIB, NOW, condition, host, process, service, store
+from tests.support.queue_objects import queue_pod
+
+
+class Watched:
+    """A RoomWatch that is told of every change of a store."""
+
+    def __init__(self, known: Store) -> None:
+        self._known = known
+        self._registry = CellRegistry(known, VENDORS, lambda _host: True)
+        self._watch = RoomWatch()
+        self.look()
+
+    def look(self) -> bool:
+        """Return whether the queue is to be planned, and plan it."""
+        is_due = self._watch.take_cells(self._registry.list_cells())
+        units = observe_units(self._known, VENDORS, NOW).units
+        self._watch.expect(unit for unit in units if unit.state == "waiting")
+        return is_due
+
+
+def version(obj: Obj, number: int) -> Obj:
+    return {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(number)}}
+
+
+def test_report_of_a_host_wakes_only_if_something_fits() -> None:
+    known = store((METAL_HOSTS, host("one", GIB, budgetBytes=64 * GIB)), (METAL_PROCESSES, process("a-b-0", gib=3)))
+    watched = Watched(known)
+    known.put(METAL_HOSTS, version(host("one", 2 * GIB, budgetBytes=64 * GIB), 2))
+    assert not watched.look(), "still too small"
+    known.put(METAL_HOSTS, version(host("one", 4 * GIB, budgetBytes=64 * GIB), 3))
+    assert watched.look()
+    known.put(METAL_HOSTS, version(host("one", 3 * GIB, budgetBytes=64 * GIB), 4))
+    assert not watched.look(), "it has lost room"
+    assert not watched.look()
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_due"),
+    [
+        (host("one", GIB, conditions=[condition("Paused", "True")]), True),
+        (None, True),
+        (host("one", GIB, temperature=9), False),
+    ],
+    ids=["closed", "gone", "nothing that matters"],
+)
+def test_cell_that_is_lost_wakes_for_what_was_promised_there(changed: Obj | None, *, is_due: bool) -> None:
+    known = store((METAL_HOSTS, host("one", GIB)), (METAL_PROCESSES, process("a-b-0", gib=3)))
+    watched = Watched(known)
+    if changed is None:
+        known.remove(METAL_HOSTS, "", "one", uid="uid-one")
+    else:
+        known.put(METAL_HOSTS, version(changed, 2))
+    assert watched.look() == is_due
+
+
+def test_no_cell_wakes_while_nothing_waits() -> None:
+    known = store((METAL_HOSTS, host("one", GIB)))
+    watched = Watched(known)
+    known.put(METAL_HOSTS, version(host("one", 4 * GIB), 2))
+    assert not watched.look()
+
+
+def pod_with(**changes: Obj) -> Obj:
+    found = queue_pod("a")
+    return {**found, **{part: {**found[part], **fields} for part, fields in changes.items()}}
+
+
+SCHEDULED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "matters"),
+    [
+        (pod_with(metadata={"annotations": {ENQUEUED_AT: "2026-01-01T00:00:00Z"}}), True),
+        (pod_with(metadata={"annotations": {NOMINATED: "{}"}}), True),
+        (pod_with(metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}), True),
+        (pod_with(spec={"schedulingGates": []}), True),
+        (pod_with(spec={"nodeName": "n1"}), True),
+        (pod_with(status={"phase": "Failed"}), True),
+        (pod_with(status={"conditions": [SCHEDULED]}), True),
+        (pod_with(status={"conditions": [{"type": "Ready", "status": "True"}]}), False),
+        (pod_with(metadata={"resourceVersion": "8"}), False),
+        (pod_with(metadata={"annotations": {"note": "mine"}}), False),
+    ],
+)
+def test_only_what_a_decision_reads_of_a_pod_matters(changed: Obj, *, matters: bool) -> None:
+    assert (decisive_facts(PODS, queue_pod("a")) != decisive_facts(PODS, changed)) == matters
+
+
+def test_status_of_a_service_does_not_matter_and_its_spec_does() -> None:
+    before = decisive_facts(INFERENCE_SERVICES, service())
+    assert decisive_facts(INFERENCE_SERVICES, service(status={"phase": "Ready"})) == before
+    assert decisive_facts(INFERENCE_SERVICES, service(generation=2)) != before
+    assert decisive_facts(INFERENCE_SERVICES, service(status={"accelerator": "nvidia"})) != before
