@@ -10,7 +10,7 @@ from controller.placement.queue_places import ReplicaUnit, find_own_place, find_
 from controller.placement.queued_service import QueuedService, pools_of
 from controller.placement.units import MEMORY, HostRequirement, Nomination, Unit, UnitKey, UnitState
 from controller.reconcile.conditions import find
-from crds.meta import ADMITTED_AT, DISRUPTION_TARGET, ENQUEUED_AT, ApiStruct, without_defaults
+from crds.meta import ADMITTED_AT, DISRUPTION_TARGET, ApiStruct, without_defaults
 from crds.metalprocess import MetalProcess
 from devices.vendors import Vendors
 from kube.client import Obj
@@ -100,9 +100,15 @@ def _spec_key(process: MetalProcess) -> tuple[str, str]:
     return owner, process.metadata.name.rpartition("-")[0]
 
 
-def enqueued_at(process: MetalProcess) -> str:
-    """Return the place of a process as its successor inherits it."""
-    return process.metadata.annotations.get(ENQUEUED_AT) or process.metadata.creation_timestamp
+def find_process_place(process: MetalProcess, service_created_at: float) -> float:
+    """Return the place of a process in the queue, which its successor inherits."""
+    metadata = process.metadata
+    facts = {
+        "uid": metadata.uid,
+        "creationTimestamp": metadata.creation_timestamp,
+        "annotations": metadata.annotations,
+    }
+    return find_place({"metadata": facts}, service_created_at)
 
 
 def is_displaced(process: MetalProcess) -> bool:

@@ -15,7 +15,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from controller.placement.capacity import HostCapacity, eligible_hosts
-from controller.placement.process_units import enqueued_at, is_displaced
+from controller.placement.observed_units import parse_nomination
+from controller.placement.process_units import find_process_place, is_displaced
+from controller.placement.queue_places import format_place, parse_seconds
 from controller.reconcile.conditions import find
 from controller.reconcile.plan import Ref, child
 from crds.inferenceservice import InferenceService
@@ -201,7 +203,8 @@ def plan_steps(
     create: tuple[tuple[Resource, Obj], ...] = ()
     if spec is not None:
         names = _unused_names(process_prefix(service.metadata.name, spec), taken, wanted - len(standing.kept))
-        places = itertools.chain(_inheritable_places(standing), itertools.repeat(None))
+        created_at = parse_seconds(service.metadata.creation_timestamp) or 0.0
+        places = itertools.chain(_inheritable_places(standing, created_at), itertools.repeat(None))
         create = tuple(_process(service, spec, name, place) for name, place in zip(names, places, strict=False))
     return MetalProcessSteps(
         create, tuple(process_ref(process.metadata) for process in delete), min(waits, default=None)
@@ -211,9 +214,45 @@ def plan_steps(
 def _blocking_processes(
     standing: SortedProcesses, superseded: Sequence[MetalProcess], capacities: Sequence[HostCapacity]
 ) -> list[MetalProcess]:
+    """Return superseded processes whose memory a waiting successor needs.
+
+    The queue names them if it holds their memory for the successor. One that it has not decided about yet takes the
+    memory of those of one host, if it fits nowhere else.
+    """
+    if standing.terminating:
+        return []
+    waiting = [process for process in standing.kept if process.spec.host_name is None]
+    promised = {process.metadata.uid: found for process in waiting if (found := _read_victims(process)) is not None}
+    for victims in promised.values():
+        if named := [process for process in superseded if process.metadata.uid in victims]:
+            return named
+    undecided = (process for process in waiting if process.metadata.uid not in promised)
+    return _find_blocking_processes(next(undecided, None), standing, superseded, capacities)
+
+
+def _read_victims(process: MetalProcess) -> frozenset[str] | None:
+    """Return the `uid` of all that ends for a process, or that it replaces; None if it is promised no cell."""
+    found = parse_nomination(
+        {
+            "metadata": {
+                "namespace": process.metadata.namespace,
+                "name": process.metadata.name,
+                "annotations": process.metadata.annotations,
+            },
+            "spec": {"modelName": process.spec.model_name},
+        }
+    )
+    return None if found is None else found.victims
+
+
+def _find_blocking_processes(
+    waiting: MetalProcess | None,
+    standing: SortedProcesses,
+    superseded: Sequence[MetalProcess],
+    capacities: Sequence[HostCapacity],
+) -> list[MetalProcess]:
     """Return superseded processes of one host whose memory a waiting successor needs, because it fits nowhere else."""
-    waiting = next((process for process in standing.kept if process.spec.host_name is None), None)
-    if waiting is None or standing.terminating:
+    if waiting is None:
         return []
     avoid = {process.spec.host_name for process in (*standing.rejected, *standing.displaced)}
     features = frozenset(waiting.spec.features)
@@ -231,14 +270,16 @@ def _blocking_processes(
     return []
 
 
-def _inheritable_places(standing: SortedProcesses) -> list[str]:
-    """Return the times of the processes that are replaced, oldest first, without those that kept ones have inherited.
+def _inheritable_places(standing: SortedProcesses, created_at: float) -> list[str]:
+    """Return the places of the processes that are replaced, oldest first, without those that kept ones have inherited.
 
     The memory that a process frees for its replacement would otherwise go to whichever process waits longer.
     """
     replaced = (*standing.superseded, *standing.rejected, *standing.finished, *standing.terminating)
-    left = Counter(map(enqueued_at, replaced)) - Counter(map(enqueued_at, standing.kept))
-    return sorted(left.elements())
+    there, kept = (
+        Counter(find_process_place(each, created_at) for each in processes) for processes in (replaced, standing.kept)
+    )
+    return [format_place(place) for place in sorted((there - kept).elements())]
 
 
 def _age_seconds(process: MetalProcess, now: datetime) -> float:

@@ -102,10 +102,6 @@ def decide_studio(snapshot: Snapshot) -> object:
     return decide_host(Snapshot(snapshot.store, NOW, HostInputs("Alive", {}, None)), ObjectKey("", "studio-1"))
 
 
-def decide_bind(snapshot: Snapshot) -> object:
-    return decide_bindings(snapshot.store, lambda _: True)
-
-
 BASE = (chat_service(), (MODELS, model()))
 WAITING = [chat_service(**METAL), (MODELS, model()), (METAL_HOSTS, host()), (METAL_HOSTS, host("studio-9", GIB))]
 DECISIONS = {
@@ -121,7 +117,6 @@ DECISIONS = {
             (METAL_PROCESSES, process("chat-1-1")),
         ],
     ),
-    "a binding": (decide_bind, [*WAITING, (METAL_PROCESSES, process("chat-1-0"))]),
 }
 
 
@@ -129,6 +124,32 @@ DECISIONS = {
 def test_decision_reads_the_same_whatever_else_there_is(name: str) -> None:
     decide, objects = DECISIONS[name]
     assert count_reads(decide, objects, 4) == count_reads(decide, objects, 200)
+
+
+def count_reads_of_a_report(others: int) -> int:
+    """Return the reads for the cell of a host whose agent has reported, beside other hosts and services."""
+    known = CountingStore()
+    declare_indexes(known)
+    declare_nodes(known, VENDORS)
+    hosts = [(METAL_HOSTS, host(f"other-{number}", GIB)) for number in range(others)]
+    for resource, obj in [
+        *WAITING,
+        *hosts,
+        *(each for number in range(others) for each in other_service(number, True)),
+    ]:
+        known.put(resource, deepcopy(obj))
+    registry = CellRegistry(known, VENDORS, lambda _host: True)
+    registry.list_cells()
+    reported = host(free_bytes=GIB)
+    reported["metadata"]["resourceVersion"] = "2"
+    known.put(METAL_HOSTS, reported)
+    known.reads = 0
+    registry.list_cells()
+    return known.reads
+
+
+def test_cell_of_a_host_reads_the_same_whatever_else_there_is() -> None:
+    assert count_reads_of_a_report(4) == count_reads_of_a_report(200) > 0
 
 
 def test_drained_hosts_share_one_look_at_the_hosts() -> None:

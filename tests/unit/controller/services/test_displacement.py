@@ -1,8 +1,8 @@
 """One service on simulated hosts that are drained, paused, lost and broken in every order, also all at once.
 
-Service decisions, binder, release and condition Drained are the real ones; hosts are simulated. Each part acts when it
-is its turn, from the state that it finds, so that a sequence of turns is also what a controller decides that dies and
-starts anew between any two lines.
+Service decisions, the queue's planner, release and condition Drained are the real ones; hosts are simulated. Each part
+acts when it is its turn, from the state that it finds, so that a sequence of turns is also what a controller decides
+that dies and starts anew between any two lines.
 """
 
 import copy
@@ -17,11 +17,15 @@ from hypothesis import strategies as st
 from controller.hosts.drain import LATE_SECONDS, drained_condition
 from controller.hosts.reconciler import fits_some_host
 from controller.models.served import Served
-from controller.placement.binder import decide_bindings
+from controller.placement.cell_registry import CellRegistry
+from controller.placement.observed_units import encode_nomination, observe_units
+from controller.placement.planner import Admit, Nominate, PlanRules, WithdrawNomination, plan
 from controller.reconcile.plan import Snapshot
 from controller.services.metal_processes import decide_release, observe_hosts
+from crds.meta import NOMINATED
+from devices.vendors import VENDORS
 from kube.client import Obj
-from kube.resources import ENDPOINT_SLICES, METAL_HOSTS, METAL_PROCESSES, ObjectKey
+from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, ObjectKey
 from kube.store import Store
 from tests.support.api_objects import (
     GIB,
@@ -40,7 +44,7 @@ from tests.support.api_objects import (
 
 HOSTS: Final = ("a", "b", "c")
 REPLICA_GIB: Final = 2
-PARTS: Final = ("service", "binder", "release", *HOSTS)
+PARTS: Final = ("service", "queue", "release", *HOSTS)
 MOST_ROUNDS: Final = 30
 """Rounds of all parts in which a service becomes steady; so many replicas load one after the other."""
 
@@ -91,6 +95,7 @@ class World:
             found.append((METAL_HOSTS, observed | {"spec": {"drain": simulated.is_drained}}))
             if self.reached_at(name):
                 found.append((ENDPOINT_SLICES, slice_of("chat", name)))
+        found.append((INFERENCE_SERVICES, service(replicas=self.wanted, contextLength=self.context_length)))
         return store(*found)
 
     def bound_to(self, name: str) -> list[Obj]:
@@ -117,14 +122,34 @@ class World:
         match part:
             case "service":
                 self._reconcile_service()
-            case "binder":
-                for binding in decide_bindings(self.store(), lambda name: not self.hosts[name].is_lost):
-                    assert not self.hosts[binding.host].is_drained, "nothing is bound to a drained host"
-                    self.processes[binding.process.key.name]["spec"]["hostName"] = binding.host
+            case "queue":
+                self._play_round()
             case "release":
                 self._release()
             case name if not self.hosts[name].is_lost:
                 self._run_agent(name)
+
+    def _play_round(self) -> None:
+        """Play a round of the queue, and carry it out."""
+        known = self.store()
+        cells = CellRegistry(known, VENDORS, lambda name: not self.hosts[name].is_lost).list_cells()
+        now = self.snapshot.now
+        for action in plan(cells, observe_units(known, VENDORS, now).units, PlanRules(), now.timestamp()).actions:
+            if isinstance(action, Admit):
+                (host_name,) = (cell.removeprefix("host/") for cell in action.cells)
+                assert not self.hosts[host_name].is_drained, "nothing is bound to a drained host"
+                self.processes[action.unit.key.name]["spec"]["hostName"] = host_name
+                self._nominate(action.unit.key.name, None)
+            elif isinstance(action, Nominate):
+                self._nominate(action.unit.key.name, encode_nomination(action.nomination))
+            else:
+                assert isinstance(action, WithdrawNomination), "no unit is evicted for one of its own priority"
+                self._nominate(action.unit.key.name, None)
+
+    def _nominate(self, name: str, value: str | None) -> None:
+        annotations = self.processes[name]["metadata"].get("annotations", {})
+        annotations = {key: each for key, each in annotations.items() if key != NOMINATED}
+        self.processes[name]["metadata"]["annotations"] = annotations | ({NOMINATED: value} if value else {})
 
     def _reconcile_service(self) -> None:
         before = self.answering()
@@ -182,7 +207,7 @@ class World:
         """Run all parts until nothing changes any more, also where hosts displace to each other."""
         for _ in range(MOST_ROUNDS):
             before = copy.deepcopy((self.processes, self.exposed))
-            for part in ("service", "binder", "release", *self.hosts):
+            for part in ("service", "queue", "release", *self.hosts):
                 self.take_turn(part)
             self.seconds += 1.0
             if (self.processes, self.exposed) == before:

@@ -10,8 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.models.served import Served
-from controller.placement import binder
-from controller.placement.capacity import HostCapacity, stored_capacities
+from controller.placement.capacity import stored_capacities
+from controller.placement.cell_registry import CellRegistry
+from controller.placement.observed_units import encode_nomination, observe_units
+from controller.placement.planner import Admit, PlanRules, plan
+from controller.placement.queue_places import find_own_place, format_place
+from controller.placement.units import Nomination
 from controller.reconcile.plan import Plan, Snapshot
 from controller.services.metal_processes import decide_release, desired_spec
 from controller.services.rollout import (
@@ -23,10 +27,11 @@ from controller.services.rollout import (
     sort_processes,
 )
 from crds import features
-from crds.meta import ENQUEUED_AT, LABEL_SERVICE, PROCESS_FINALIZER
+from crds.meta import ENQUEUED_AT, LABEL_SERVICE, NOMINATED, PROCESS_FINALIZER
 from crds.metalprocess import MetalProcess
+from devices.vendors import VENDORS
 from kube.client import Obj
-from kube.resources import METAL_HOSTS, METAL_PROCESSES, ObjectKey
+from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, ObjectKey
 from tests.support.api_objects import (
     GIB,
     NOW,
@@ -165,42 +170,89 @@ def enqueued(done: MetalProcessSteps) -> list[str | None]:
     return [obj["metadata"].get("annotations", {}).get(ENQUEUED_AT) for _, obj in done.create]
 
 
+def own_place(observed: Obj) -> str:
+    return format_place(find_own_place(observed))
+
+
 def test_successor_inherits_the_place_in_time_of_its_predecessor() -> None:
     early, later = "2026-11-20T08:00:00Z", "2026-11-21T09:00:00Z"
     old = process("chat-00000000-0", host="studio-1", phase="Ready", gib=4, creationTimestamp=early)
     done = steps(1, old)
-    assert enqueued(done) == [early]
+    assert enqueued(done) == [own_place(old)]
     ((_, made_for_edit),) = done.create
     new = process(f"{NAME}-0", gib=5, annotations=made_for_edit["metadata"]["annotations"])
     small = host("studio-1", 2 * GIB, processes=[{"uid": old["metadata"]["uid"]}])
     assert deleted(steps(1, old, new, hosts=[small])) == {"chat-00000000-0"}
-    freed = HostCapacity("studio-1", frozenset({"llama.cpp"}), 6 * GIB)
     other = process("mail-00000000-0", gib=4, creationTimestamp=later)
-    waiting = binder.list_waiting([as_process(other), as_process(new)])
-    (binding, *_) = binder.bind(waiting, [freed])
-    assert binding.process.key.name == f"{NAME}-0", "the room that its predecessor gave up is not another's"
+    freed = store((METAL_HOSTS, host("studio-1", 6 * GIB)), (METAL_PROCESSES, new), (METAL_PROCESSES, other))
+    freed.put(INFERENCE_SERVICES, service())
+    cells = CellRegistry(freed, VENDORS, lambda _host: True).list_cells()
+    first, *_ = plan(cells, observe_units(freed, VENDORS, NOW).units, PlanRules(), NOW.timestamp()).actions
+    assert isinstance(first, Admit)
+    assert first.unit.key.name == f"{NAME}-0", "the room that its predecessor gave up is not another's"
 
 
 def test_each_place_in_time_is_inherited_once() -> None:
-    first, second = "2026-11-20T08:00:00Z", "2026-11-20T09:00:00Z"
     old = [
-        process("chat-00000000-0", host="studio-1", phase="Ready", creationTimestamp=second),
-        process("chat-00000000-1", host="studio-1", phase="Ready", creationTimestamp=first),
+        process("chat-00000000-0", host="studio-1", phase="Ready", creationTimestamp="2026-11-20T09:00:00Z"),
+        process("chat-00000000-1", host="studio-1", phase="Ready", creationTimestamp="2026-11-20T08:00:00Z"),
     ]
+    second, first = map(own_place, old)
     assert enqueued(steps(3, *old)) == [first, second, None], "the third replica is new"
     heir = process(f"{NAME}-0", annotations={ENQUEUED_AT: first})
     assert enqueued(steps(2, *old, heir)) == [second]
     again = process("chat-00000000-0", host="studio-1", phase="Ready", annotations={ENQUEUED_AT: first})
     assert enqueued(steps(1, again)) == [first], "it is handed on by each edit"
-    rejected = process(f"{NAME}-0", host="studio-1", phase="Rejected", creationTimestamp=first)
+    rejected = process(f"{NAME}-0", host="studio-1", phase="Rejected", annotations={ENQUEUED_AT: first})
     assert enqueued(steps(1, rejected)) == [first]
+
+
+def test_places_of_one_second_are_told_apart() -> None:
+    old = [process(f"chat-00000000-{number}", host="studio-1", phase="Ready") for number in range(2)]
+    places = sorted(map(own_place, old))
+    assert places[0] != places[1]
+    assert enqueued(steps(2, *old)) == places
+    heir = process(f"{NAME}-0", annotations={ENQUEUED_AT: places[1]})
+    assert enqueued(steps(2, *old, heir)) == [places[0]]
+
+
+def test_place_that_people_have_moved_ahead_is_that_of_the_process_itself() -> None:
+    old = process("chat-00000000-0", host="studio-1", phase="Ready", annotations={ENQUEUED_AT: "2030-01-01T00:00:00Z"})
+    assert enqueued(steps(1, old)) == [own_place(old)]
+
+
+def promised(name: str, *victims: str, gib: int = 4) -> Obj:
+    value = encode_nomination(Nomination(("host/studio-1",), frozenset(f"uid-{each}" for each in victims)))
+    return process(name, gib=gib, annotations={NOMINATED: value})
+
+
+def test_process_whose_memory_the_queue_holds_for_its_successor_ends_though_there_seems_to_be_room() -> None:
+    """The queue holds the other memory for those that wait before it."""
+    old = process("chat-00000000-0", host="studio-1", phase="Ready", gib=4)
+    assert deleted(steps(1, old, process(f"{NAME}-0", gib=4))) == set()
+    assert deleted(steps(1, old, promised(f"{NAME}-0", "chat-00000000-0"))) == {"chat-00000000-0"}
+
+
+def test_process_stays_while_its_successor_waits_for_the_victims_of_others() -> None:
+    old = process("chat-00000000-0", host="studio-1", phase="Ready", gib=4)
+    full = host("studio-1", 0, processes=[{"uid": "uid-chat-00000000-0"}])
+    assert deleted(steps(1, old, process(f"{NAME}-0", gib=4), hosts=[full])) == {"chat-00000000-0"}
+    assert deleted(steps(1, old, promised(f"{NAME}-0", "other-1-0"), hosts=[full])) == set()
+
+
+def test_two_promised_successors_end_one_process_at_a_time() -> None:
+    old = [process(f"chat-00000000-{number}", host="studio-1", phase="Ready", gib=4) for number in range(2)]
+    new = [promised(f"{NAME}-{number}", f"chat-00000000-{number}") for number in range(2)]
+    assert len(deleted(steps(2, *old, *new))) == 1
+    old[0]["metadata"] |= LEAVING
+    assert deleted(steps(2, *old, *new)) == set()
 
 
 def test_waiting_process_of_an_earlier_spec_is_deleted_at_once() -> None:
     waiting = process("chat-00000000-0", creationTimestamp="2026-11-20T08:00:00Z")
     done = steps(1, waiting)
     assert deleted(done) == {"chat-00000000-0"}, "it would be bound in place of its replacement"
-    assert enqueued(done) == ["2026-11-20T08:00:00Z"]
+    assert enqueued(done) == [own_place(waiting)]
 
 
 def test_edit_frees_memory_for_one_process_at_a_time() -> None:
