@@ -40,6 +40,8 @@ class AdmissionApi(Client):
         self.evictions: list[str] = []
         self.refuse_eviction: Callable[[str], ApiError | None] = lambda _name: None
         self.deleted: list[str] = []
+        self.before_ledger: Callable[[], object] = lambda: None
+        """Called at each write of the ledger, which is between a decision and its effects."""
         self.refuse_ledger: Callable[[], ApiError | Unreachable | None] = lambda: None
 
     def find(self, resource: Resource, name: str, namespace: str | None = "team") -> Obj:
@@ -82,8 +84,10 @@ class AdmissionApi(Client):
         del subresource
         await asyncio.sleep(0)
         is_ledger = resource == CONFIG_MAPS
-        if is_ledger and (error := self.refuse_ledger()):
-            raise error
+        if is_ledger:
+            self.before_ledger()
+            if error := self.refuse_ledger():
+                raise error
         place = _place_of(operations)
         if not is_ledger:
             self.tries.append((name, place))
@@ -177,7 +181,8 @@ class AdmissionBench:
         identity: str = "one",
         recorder: Any = None,
     ) -> None:
-        self.known, self.recorder = known, recorder or SilentRecorder()
+        self.known = known
+        self._recorder: Any = recorder or SilentRecorder()
         self.during_plan: Callable[[], None] = lambda: None
         """Called between the moment at which the units are read and the decision."""
         self.api = AdmissionApi(*((resource, obj) for resource, obj in objects if resource not in {METAL_HOSTS, NODES}))
@@ -203,7 +208,7 @@ class AdmissionBench:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run the loop until the context ends."""
-        leading = Leading(self.api, self.known, self.recorder, lambda _resource, _key: None)
+        leading = Leading(self.api, self.known, self._recorder, lambda _resource, _key: None)
         async with running(self.loop.run(leading)):
             yield
 

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, Final
 
 from kube.resources import INFERENCE_SERVICES, MODELS
-from tests.support.crash_world import GIB, JOB_RESULTS, CrashWorld, State
+from tests.support.crash_world import DEVICES, GIB, JOB_RESULTS, CrashWorld, State
 
 Scenario = Callable[[CrashWorld], Awaitable[None]]
 
@@ -212,6 +212,37 @@ async def wait_for_room(world: CrashWorld) -> None:
     await world.checkpoint("deleted", partial(is_collected, name="late"))
 
 
+def _is_served(state: State, **is_ready: bool) -> bool:
+    """Decide which services serve, and that all others wait in the queue."""
+    phases = {name: each["status"].get("phase") for name, each in state["inferenceservices"].items()}
+    return phases == {name: "Ready" if served else "WaitingForGPU" for name, served in is_ready.items()}
+
+
+async def queue_for_devices(world: CrashWorld) -> None:
+    """Two services fill all nodes. The lower one makes way for a critical one, waits, and comes back at its place."""
+    await world.make(MODELS, "tiny", source="ollama://tiny:1b", memoryBytes=GIB)
+    whole = {"modelRef": "tiny", "hardware": POD | {"count": DEVICES}}
+    await world.make(INFERENCE_SERVICES, "low", priority="low", **whole)
+    await world.make(INFERENCE_SERVICES, "batch", priority="batch", **whole)
+    await world.checkpoint("full", partial(_is_served, low=True, batch=True))
+    await world.make(INFERENCE_SERVICES, "critical", priority="critical", **whole)
+    await world.checkpoint("preempted", partial(_is_served, low=True, batch=False, critical=True))
+    await world.make(INFERENCE_SERVICES, "late", priority="batch", **whole)
+    await world.checkpoint("queued", partial(_is_served, low=True, batch=False, critical=True, late=False))
+    await world.delete(INFERENCE_SERVICES, "critical")
+    await world.checkpoint("came back", partial(_is_served, low=True, batch=True, late=False))
+    await world.edit("low", suspend=True)
+    await world.checkpoint("all serve", lambda state: _is_served(_without(state, "low"), batch=True, late=True))
+    for name in ("low", "batch", "late"):
+        await world.delete(INFERENCE_SERVICES, name)
+    await world.checkpoint("deleted", lambda state: all(is_collected(state, name) for name in ("low", "batch", "late")))
+
+
+def _without(state: State, name: str) -> State:
+    services = {each: found for each, found in state["inferenceservices"].items() if each != name}
+    return {**state, "inferenceservices": services}
+
+
 async def inspect_on_a_host(world: CrashWorld) -> None:
     """A host inspects a Model and serves it; after an edit another does, since the first one dies meanwhile."""
     report = JOB_RESULTS["inspect"] | {"format": "gguf"}
@@ -254,6 +285,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
         lose_a_host,
         drain_hosts,
         wait_for_room,
+        queue_for_devices,
         inspect_on_a_host,
     )
 }

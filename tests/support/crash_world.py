@@ -1,9 +1,9 @@
 """A namespace in which the whole controller runs in this process, and is started again after each crash.
 
-Everything that decides is real: the API server, the controller manager, the controller's queue, workers, binder and
-prober. Only what runs models is simulated: pods are reported as running or ended as soon as they exist, and hosts are
-`FakeMetalAgent`s. A scenario is what a user does, with the state that must follow; after any fault that state must be
-the same as in an undisturbed run, which `checkpoint` compares.
+Everything that decides is real: the API server, the controller manager, the controller's queues, workers, admission
+and prober. Only what runs models is simulated: pods are reported as running or ended as soon as they exist and no gate
+holds them, and hosts are `FakeMetalAgent`s. A scenario is what a user does, with the state that must follow; after any
+fault that state must be the same as in an undisturbed run, which `checkpoint` compares.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
+from controller.placement.pod_requests import find_pinned_node, is_gated
 from controller.pod_settings import PodSettings
 from controller.reconcile.indexes import mounted_claims
 from controller.run import Controller, ControllerOptions
@@ -33,10 +34,12 @@ from kube.resources import (
     PVCS,
     SECRETS,
     SERVICES,
+    ObjectKey,
     Resource,
+    object_key,
 )
 from kube.store import Store
-from kube.transport import Request, Transport
+from kube.transport import Request
 from kube.watch import reflect
 from tests.controlplane.network import ADDRESS
 from tests.controlplane.plane import ControlPlane, NotThereError
@@ -45,11 +48,14 @@ from tests.support.eventually import eventually
 from tests.support.fake_metal_agent import FakeMetalAgent
 from tests.support.foreign_objects import FOREIGN, foreign_objects
 from tests.support.scoped_transport import ScopedTransport
+from tests.support.simulated_nodes import count_devices
 from tests.support.watched_controller import no_credentials
 
 GIB: Final = 2**30
 NODES: Final = ("crash-node-1", "crash-node-2")
 """The nodes of all pods, which a fixture keeps ready."""
+DEVICES: Final = 8
+"""GPUs of each node, for each world."""
 LOOK_SECONDS: Final = 0.4
 """Pause of the agents: many worlds run at once."""
 CHECKPOINT_SECONDS: Final = 120.0
@@ -68,7 +74,7 @@ _VOLATILE: Final = frozenset(
     {
         *("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "annotations", "clusterIP"),
         *("lastTransitionTime", "clusterIPs", "volumeName", "data", "observedGeneration", "deletionTimestamp", "proof"),
-        "unusedSince",
+        *("unusedSince", "enqueuedAt", "estimatedStart", "noEstimate"),
     }
 )
 
@@ -103,13 +109,13 @@ class CrashWorld:
         plane: ControlPlane,
         client: Client,
         namespace: str,
-        transport: Transport,
+        transport: ScopedTransport,
         undisturbed: "CrashWorld | None" = None,
     ) -> None:
         self.plane = plane
         self.client = client
         self.namespace = namespace
-        self.transport = FaultyTransport(ScopedTransport(transport, namespace))
+        self.transport = FaultyTransport(transport)
         self.crashes = 0
         self._states: defaultdict[str, asyncio.Future[State]] = defaultdict(asyncio.Future)
         """States at the checkpoints, which other worlds may wait for."""
@@ -117,6 +123,10 @@ class CrashWorld:
         self._hosts = AsyncExitStack()
         self._is_over = False
         self._controllers = 1
+        self._booked: defaultdict[str, dict[ObjectKey, int]] = defaultdict(dict)
+        """Devices of the pods that each node has now."""
+        self.double_bookings: list[str] = []
+        """Every moment at which a node had more devices given away than it has."""
 
     @contextlib.asynccontextmanager
     async def running(self, controllers: int = 1) -> AsyncIterator["CrashWorld"]:
@@ -136,6 +146,7 @@ class CrashWorld:
                     await asyncio.wait(tasks)
                     await self.transport.settle()
             await assert_unchanged()
+        assert self.double_bookings == []
 
     async def host(
         self, number: int = 1, gib: int = 8, *, lease_seconds: int = 40, inspects: Obj | None = None
@@ -292,7 +303,7 @@ class CrashWorld:
         # A crash at the very end hides the cancellation.
         while not self._is_over:
             try:
-                options = ControllerOptions(PodSettings("pomona:test"), elects=False)
+                options = ControllerOptions(PodSettings("pomona:test"), elects=False, min_run_seconds=0.0)
                 await Controller(Client(self.transport), no_credentials, options).run()
             except* Crash:
                 self.crashes += 1
@@ -301,6 +312,7 @@ class CrashWorld:
         """Report each pod as running or ended, as a kubelet would."""
         store, changed = Store(), asyncio.Event()
         store.subscribe(lambda *_: changed.set())
+        store.subscribe(self._book)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(reflect(self.client, store, PODS, self.namespace))
             while True:
@@ -310,13 +322,26 @@ class CrashWorld:
                     with contextlib.suppress(ApiError, NotThereError):  # deleted or changed meanwhile
                         await self._report_pod(pod)
 
+    def _book(self, _resource: Resource, old: Obj | None, new: Obj | None) -> None:
+        """Count the devices of a node, at each state of a pod that the watch shows."""
+        pod = new or old
+        assert pod is not None
+        key, node = object_key(pod), pod["spec"].get("nodeName") or find_pinned_node(pod["spec"])
+        if new is None or not node or new["status"].get("phase") in {"Succeeded", "Failed"} or is_gated(new["spec"]):
+            for booked in self._booked.values():
+                booked.pop(key, None)
+            return
+        self._booked[node][key] = count_devices(new)
+        if sum(self._booked[node].values()) > DEVICES:
+            self.double_bookings.append(f"{node}: {self._booked[node]}")
+
     async def _report_pod(self, pod: Obj) -> None:
         metadata, path = pod["metadata"], PODS.path(self.namespace, pod["metadata"]["name"])
         if metadata["name"] == FOREIGN:
             return
         if "deletionTimestamp" in metadata:
             await self.plane.request("DELETE", path, {"gracePeriodSeconds": 0}, accept={404})
-        if "deletionTimestamp" in metadata or pod["status"].get("phase") != "Pending":
+        if "deletionTimestamp" in metadata or pod["status"].get("phase") != "Pending" or is_gated(pod["spec"]):
             return
         container = pod["spec"]["containers"][0]["name"]
         if container != "inspect" and "nodeName" not in pod["spec"]:

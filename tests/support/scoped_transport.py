@@ -1,6 +1,7 @@
 """A transport by which a controller sees one namespace and the hosts named after it, as if there were nothing else.
 
-So many controllers run at once in one process, on one API server, and none works for another's objects.
+So many controllers run at once in one process, on one API server, and none works for another's objects. Each world has
+a ledger of the queue of its own, in its namespace. All see the same nodes, and there the pods of their own namespace.
 """
 
 import contextlib
@@ -10,26 +11,35 @@ from typing import Any, Final
 
 import msgspec
 
-from crds.meta import HOSTS_NAMESPACE
+from controller.placement.ledger import LEDGER
+from crds.meta import CONTROLLER_NAMESPACE, HOSTS_NAMESPACE
 from kube.client import Obj
-from kube.resources import LEASES, METAL_HOSTS, NODES, ROLE_BINDINGS, ROLES
+from kube.resources import CONFIG_MAPS, LEASES, METAL_HOSTS, NODES, ROLE_BINDINGS, ROLES
 from kube.transport import Request, Response, Stream, Transport
 
 _OF_HOSTS: Final = frozenset(
     {METAL_HOSTS.path(None), *(each.path(HOSTS_NAMESPACE) for each in (LEASES, ROLES, ROLE_BINDINGS))}
 )
+_CONFIG_MAPS: Final = CONFIG_MAPS.path(CONTROLLER_NAMESPACE)
+_LEDGER: Final = CONFIG_MAPS.path(CONTROLLER_NAMESPACE, LEDGER)
 _PARTS_OF_ALL: Final = {"api": 3, "apis": 4}
 """Segments of the path of a collection in all namespaces: `/api/v1/pods`, `/apis/apps/v1/deployments`."""
 
 
 class ScopedTransport:
-    """The transport `inner`, limited to `namespace` and to hosts that are named after it."""
+    """The transport `inner`, limited to `namespace` and to hosts that are named after it.
 
-    def __init__(self, inner: Transport, namespace: str) -> None:
+    `ledgers` writes the ledger: a policy keeps the controller's own account to the one of the installation.
+    """
+
+    def __init__(self, inner: Transport, namespace: str, ledgers: Transport) -> None:
         self._inner = inner
         self._namespace = namespace
+        self._ledgers = ledgers
 
     async def request(self, request: Request) -> Response:
+        if request.path == _LEDGER or (request.path == _CONFIG_MAPS and request.method == "POST"):
+            return await self._ledgers.request(self._move_ledger(request))
         response = await self._inner.request(self._narrow(request))
         if request.method == "GET" and request.path in _OF_HOSTS and response.status == 200:
             found = msgspec.json.decode(response.body)
@@ -48,6 +58,15 @@ class ScopedTransport:
 
     async def close(self) -> None:
         await self._inner.close()
+
+    def _move_ledger(self, request: Request) -> Request:
+        """Return the request for the ledger of this world."""
+        path = request.path.replace(_CONFIG_MAPS, CONFIG_MAPS.path(self._namespace))
+        body = request.body
+        if request.method == "POST":
+            obj = msgspec.json.decode(body or b"{}")
+            body = msgspec.json.encode(obj | {"metadata": obj["metadata"] | {"namespace": self._namespace}})
+        return replace(request, path=path, body=body)
 
     def _narrow(self, request: Request) -> Request:
         """Return the request for one namespace if it is one for all."""

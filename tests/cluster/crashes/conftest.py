@@ -25,9 +25,11 @@ from tests.controlplane.network import ADDRESS
 from tests.controlplane.plane import ControlPlane
 from tests.support.background import running
 from tests.support.crash_scenarios import LEASE_SECONDS
+from tests.support.crash_world import DEVICES, CrashWorld
 from tests.support.crash_world import NODES as WORLD_NODES
-from tests.support.crash_world import CrashWorld
 from tests.support.namespaces import open_namespace
+from tests.support.scoped_transport import ScopedTransport
+from tests.support.simulated_nodes import GPU
 from tests.support.watched_controller import follow_by_watches
 
 ENGINE_PORT: Final = 8080
@@ -68,8 +70,12 @@ async def nodes(plane: ControlPlane, client: Client) -> AsyncIterator[None]:
 
     The worlds bind their pods themselves: a scheduler that refuses some of them first would decide where copies are.
     """
+    await plane.scheduler.stop()
+    amounts = {"cpu": "64", "memory": "512Gi", "pods": "110", GPU: str(DEVICES)}
     for name in WORLD_NODES:
-        await client.create(NODES, {"metadata": {"name": name}, "spec": {"unschedulable": True}})
+        await client.create(NODES, {"metadata": {"name": name}})
+        operation = {"op": "add", "path": "/status", "value": {"allocatable": amounts, "capacity": amounts}}
+        await client.patch_json(NODES, name, None, [operation], subresource="status")
 
     async def beat() -> None:
         while True:
@@ -81,7 +87,6 @@ async def nodes(plane: ControlPlane, client: Client) -> AsyncIterator[None]:
                     await client.patch_json(NODES, name, None, [operation], subresource="status")
             await asyncio.sleep(BEAT_SECONDS)
 
-    await plane.scheduler.stop()
     try:
         async with running(beat()):
             yield
@@ -105,6 +110,8 @@ async def make_world(plane: ControlPlane) -> MakeWorld:
             connection = AiohttpTransport(credentials.load(kubeconfig))
             stack.push_async_callback(connection.close)
             transport = disturb(connection) if disturb else connection
-            yield CrashWorld(plane, client, name, transport, undisturbed)
+            ledgers = AiohttpTransport(credentials.load(plane.kubeconfig()))
+            stack.push_async_callback(ledgers.close)
+            yield CrashWorld(plane, client, name, ScopedTransport(transport, name, ledgers), undisturbed)
 
     return make

@@ -27,7 +27,15 @@ from tests.support.admission_webhook import (
     serving,
     try_deployment,
 )
-from tests.support.crash_scenarios import METAL, POD, Scenario, live_in_pods, live_on_hosts, ready
+from tests.support.crash_scenarios import (
+    METAL,
+    POD,
+    Scenario,
+    live_in_pods,
+    live_on_hosts,
+    queue_for_devices,
+    ready,
+)
 from tests.support.crash_world import GIB, MIRROR, CrashWorld
 from tests.support.disturbances import DisturbedWatches, RandomFaults
 from tests.support.eventually import eventually
@@ -104,8 +112,9 @@ async def compare(make_world: MakeWorld, scenario: Scenario, *disturbed: Disturb
     [
         (live_in_pods, (disturb_two_leaders, refuse_every_third_write, rewrite_all_images)),
         (live_on_hosts, (disturb_two_leaders, refuse_every_third_write)),
+        (queue_for_devices, (disturb_two_leaders, refuse_every_third_write)),
     ],
-    ids=["live_in_pods", "live_on_hosts"],
+    ids=["live_in_pods", "live_on_hosts", "queue_for_devices"],
 )
 async def test_disturbed_controllers_reach_the_state_of_an_undisturbed_one(
     make_world: MakeWorld, scenario: Scenario, disturbed: Sequence[Disturbed]

@@ -1,6 +1,7 @@
 """A user of the queue: services that want GPUs, and what is seen of their pods."""
 
 import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -61,6 +62,25 @@ class QueueUser:
             return True
 
         await eventually(reached, RUN_SECONDS)
+
+    async def wait_until_waiting(self, services: Sequence[str], count: int) -> None:
+        """Wait until so many of these services have a pod that waits, and the others one on a node."""
+
+        async def reached() -> bool:
+            nodes = {service: await self.nodes(service) for service in services}
+            assert all(len(each) == 1 for each in nodes.values()), nodes
+            assert sum(each == [""] for each in nodes.values()) == count, nodes
+            return True
+
+        await eventually(reached, RUN_SECONDS)
+
+    async def wait_until_bound(self, pod: str) -> None:
+        """Wait until a pod has a node."""
+
+        async def bound() -> bool:
+            return "nodeName" in (await self.client.get(PODS, pod, self.namespace))["spec"]
+
+        await eventually(bound, RUN_SECONDS)
 
     async def wait_until_run(self, *services: str) -> None:
         """Wait until each of these services has pods, all on nodes."""

@@ -48,31 +48,30 @@ async def test_a_critical_service_takes_the_place_of_the_least_important_ones(
     assert await user.nodes("late-batch") == [""]
 
 
-async def test_a_foreign_pod_that_takes_a_freed_device_costs_no_second_eviction(
+async def test_a_foreign_pod_that_takes_a_freed_device_costs_one_more_eviction_and_no_device_twice(
     simulated: SimulatedNodes, user: QueueUser
 ) -> None:
-    await simulated.add("sim-1", devices=2)
-    for name in ("low-1", "low-2"):
+    await simulated.add("sim-1", devices=3)
+    names = ("low-1", "low-2", "low-3")
+    for name in names:
         await user.serve(name, priority="low")
         await user.wait_until_on(name, "sim-1")
     simulated.hold_ends()
-    await user.wait_until_evictable("low-1", "low-2")
+    await user.wait_until_evictable(*names)
     await user.serve("critical", priority="critical")
-    await user.wait_until_on("low-2", "")
-    foreign = {
-        "metadata": {"name": "thief", "namespace": user.namespace},
-        "spec": {
-            "nodeName": "sim-1",
-            "containers": [
-                {"name": "main", "image": "any", "resources": {"requests": {GPU: "1"}, "limits": {GPU: "1"}}}
-            ],
-        },
-    }
-    await user.client.create(PODS, foreign)
+    await user.wait_until_waiting(names, 1)
+    # The scheduler binds the thief as soon as the victim has ended, while no controller gives the device to another.
+    await user.controller.kill()
+    requests = {"requests": {GPU: "1"}, "limits": {GPU: "1"}}
+    thief = {"containers": [{"name": "main", "image": "any", "resources": requests}]}
+    await user.client.create(PODS, {"metadata": {"name": "thief", "namespace": user.namespace}, "spec": thief})
     simulated.let_end()
-    await user.wait_until_on("low-1", "")
+    await user.wait_until_bound("thief")
+    user.controller.start()
     await user.wait_until_on("critical", "sim-1")
+    await user.wait_until_waiting(names, 2)
     await user.client.delete(PODS, "thief", user.namespace)
+    await user.wait_until_waiting(names, 1)
 
 
 async def test_a_killed_controller_books_nothing_twice(simulated: SimulatedNodes, user: QueueUser) -> None:
