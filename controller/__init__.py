@@ -1,1 +1,1 @@
-"""The in-cluster controller: reconcilers, binder, and the shell that runs them."""
+"""The in-cluster controller: reconcilers, queue, and the shell that runs them."""

@@ -2,7 +2,7 @@
 
 An agent ignores fields that it does not know, and the API server writes defaults into new fields of every process. So
 the controller states what a process needs in `spec.features`, an agent reports what it knows in `status.features`, the
-binder compares both, and an agent rejects a process that needs more. A field or a value that changes how a process runs
+queue compares both, and an agent rejects a process that needs more. A field or a value that changes how a process runs
 gets its line in `FEATURE_OF_FIELD` with the release that adds it; a test compares the fields with the previous version.
 """
 

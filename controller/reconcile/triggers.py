@@ -33,7 +33,7 @@ _MEASURED: Final = (
     "batteryPercent",
     "processes",
 )
-"""Fields that an agent measures again and again; the binder alone decides by them."""
+"""Fields that an agent measures again and again; the queue alone decides by them."""
 _REPORTED: Final = frozenset({DRAINED, REACHABLE})
 """Conditions of a MetalHost for people; nothing is decided by them."""
 

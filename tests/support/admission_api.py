@@ -32,7 +32,7 @@ class AdmissionApi(Client):
         self.objects: dict[Place, Obj] = {(resource, object_key(obj)): obj for resource, obj in objects}
         self.tries: list[tuple[str, str]] = []
         """Name and place of each admission that was asked for; the place is empty for a pod without a pin."""
-        self.refuse: Callable[[str, str], ApiError | None] = lambda _name, _place: None
+        self.refuse: Callable[[str, str], ApiError | Unreachable | None] = lambda _name, _place: None
         self.before_answer: Callable[[str], None] = lambda _name: None
         self.loses_answers = False
         self.refused_reads = 0

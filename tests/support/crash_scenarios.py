@@ -213,9 +213,15 @@ async def wait_for_room(world: CrashWorld) -> None:
 
 
 def _is_served(state: State, **is_ready: bool) -> bool:
-    """Decide which services serve, and that all others wait in the queue."""
-    phases = {name: each["status"].get("phase") for name, each in state["inferenceservices"].items()}
-    return phases == {name: "Ready" if served else "WaitingForGPU" for name, served in is_ready.items()}
+    """Decide which services serve, and that all others wait in the queue and know its length."""
+    statuses = {name: each["status"] for name, each in state["inferenceservices"].items()}
+    phases = {name: status.get("phase") for name, status in statuses.items()}
+    lengths = {name: status.get("queue", {}).get("length") for name, status in statuses.items()}
+    waiting = sum(not served for served in is_ready.values())
+    return (phases, lengths) == (
+        {name: "Ready" if served else "WaitingForGPU" for name, served in is_ready.items()},
+        {name: None if served else waiting for name, served in is_ready.items()},
+    )
 
 
 async def queue_for_devices(world: CrashWorld) -> None:

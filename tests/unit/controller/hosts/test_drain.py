@@ -100,7 +100,7 @@ def test_drain_is_blocked_by_what_gets_no_replacement_at_all() -> None:
     ],
     ids=["room", "room for long", "too small", "lost", "cordoned", "another engine"],
 )
-def test_drain_is_not_blocked_while_a_binder_that_is_busy_has_room(other: Obj, age_seconds: float, reason: str) -> None:
+def test_drain_is_not_blocked_while_a_queue_that_is_busy_has_room(other: Obj, age_seconds: float, reason: str) -> None:
     created = (NOW - timedelta(seconds=age_seconds)).isoformat()
     processes = (
         process("chat-1-0", host="studio-1", phase="Ready", gib=7),

@@ -17,8 +17,8 @@ from controller.placement.queue_places import find_own_place, format_place
 from controller.placement.unscheduled_pods import PINNED_SECONDS, UNPINNED_SECONDS
 from crds.meta import CONTROLLER_NAMESPACE, ENQUEUED_AT, NOMINATED
 from kube.client import Obj
-from kube.errors import ApiError, Invalid
-from kube.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_SERVICES, NODES, PODS
+from kube.errors import ApiError, Invalid, Unreachable
+from kube.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_SERVICES, NODES, PODS, ObjectKey
 from tests.support import virtual_time
 from tests.support.admission_api import AdmissionBench
 from tests.support.api_objects import store
@@ -242,6 +242,34 @@ def test_claim_that_is_refused_for_ever_keeps_no_cell_and_delays_no_start() -> N
     found = bench(queue_pod("a"), other, ledger=LedgerContent(leader="other", claims={"uid-a": CLAIM}))
     found.api.refuse = lambda name, _place: Invalid("patch", status=422) if name == "a" else None
     assert ("b", "n1") in play(found).api.tries
+
+
+def test_claim_of_unknown_outcome_keeps_its_cell_from_those_that_come_first() -> None:
+    first = queue_pod("b", service="vip")
+    ledger = LedgerContent(leader="other", claims={"uid-a": CLAIM})
+    found = bench(queue_pod("a"), first, nodes=tuple(map(node, ("n1", "n2", "n3"))), ledger=ledger)
+    found.api.refuse = lambda name, _place: Unreachable("patch: cut") if name == "a" else None
+    found.api.refused_reads = 1_000_000
+    tries = play(found, 60.0).api.tries
+    assert [place for name, place in tries if name == "a"] == ["n1"], "nor is it given another one"
+    assert [place for name, place in tries if name == "b"] in (["n2"], ["n3"])
+
+
+def test_places_of_evicted_pods_outlive_a_ledger_that_people_delete() -> None:
+    found = bench(victim("v", "low"), queue_pod("p", service="vip"), nodes=(node("n1"), node("n2")))
+    found.change(PODS, queue_pod("q", service="vip", gated=False, node="n2"))
+
+    async def main() -> None:
+        async with found.running():
+            await asyncio.sleep(1)
+            assert found.api.evictions == ["v"]
+            del found.api.objects[CONFIG_MAPS, ObjectKey(CONTROLLER_NAMESPACE, LEDGER)]
+            found.remove(PODS, "q")
+            await asyncio.sleep(5)
+
+    virtual_time.run(main())
+    assert found.api.tries == [("p", "n2")]
+    assert [place["unit"] for place in ledger_of(found)["freed"]] == ["uid-v"]
 
 
 def test_place_of_a_pod_that_vanishes_during_a_round_is_not_forgotten() -> None:
