@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -25,6 +25,8 @@ READ_AGAIN_SECONDS: Final = 1.0
 EVICTION_PATIENCE_SECONDS: Final = 60.0
 """Time for which a PodDisruptionBudget may refuse an eviction; then the pod is deleted, as the scheduler's own
 preemption does at once: a budget is for drains, and spec.evictionProtection protects from the queue."""
+_REFUSED_BY_BUDGET: Final = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.INTERNAL_SERVER_ERROR})
+"""Answers to an eviction that a PodDisruptionBudget refuses; the second if the pod has two of them."""
 _QUEUE_MANAGER: Final = "pomona-queue"
 """Owner of the annotations of the queue."""
 
@@ -35,14 +37,21 @@ class StaleUnit(Exception):  # noqa: N818 - no error: the next round decides abo
     """The object of a unit has changed since the decision, or is gone."""
 
 
+class _EvictionRefusals(NamedTuple):
+    """Times of the loop at which evictions of a pod were refused."""
+
+    first: float
+    latest: float
+
+
 class AdmissionWriter:
     """The writes of one leader."""
 
     def __init__(self, leading: Leading) -> None:
         self._client, self._store = leading.client, leading.store
         self._require_leadership = leading.require_leadership
-        self._refused_since: dict[str, float] = {}
-        """Time of the loop since when evictions of a pod are refused, by its uid."""
+        self._refusals: dict[str, _EvictionRefusals] = {}
+        """Refusals of evictions, by uid of the pod."""
 
     async def admit(self, uid: str, kind: UnitKind, names: Sequence[ObjectKey], cells: Sequence[str]) -> None:
         """Give each object of a unit its cell; without cells a pod goes to any node.
@@ -107,13 +116,21 @@ class AdmissionWriter:
         except (NotFound, Conflict):
             log.info("unit_gone", object=str(name))
         except ApiError as error:
-            if error.status != HTTPStatus.TOO_MANY_REQUESTS:
-                raise
-            if now - self._refused_since.setdefault(uid, now) < EVICTION_PATIENCE_SECONDS:
+            if error.status not in _REFUSED_BY_BUDGET or not self._is_out_of_patience(uid, now):
                 raise
             log.warning("eviction_overruled", pod=str(name), error=str(error))
             await self._client.delete(PODS, name.name, name.namespace, uid=uid)
-        self._refused_since.pop(uid, None)
+        self._refusals.pop(uid, None)
+
+    def _is_out_of_patience(self, uid: str, now: float) -> bool:
+        """Note that an eviction was refused, and return whether it has been for too long."""
+        # An eviction that was given up long ago begins anew.
+        self._refusals = {
+            each: found for each, found in self._refusals.items() if now - found.latest < EVICTION_PATIENCE_SECONDS
+        }
+        first = self._refusals[uid].first if uid in self._refusals else now
+        self._refusals[uid] = _EvictionRefusals(first, now)
+        return now - first >= EVICTION_PATIENCE_SECONDS
 
     async def requeue(self, unit: Unit) -> None:
         """Delete pods that no scheduler places, so that their successors wait in the queue. Raises as `admit`."""

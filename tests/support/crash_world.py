@@ -276,12 +276,14 @@ class CrashWorld:
 
     @property
     def created(self) -> dict[str, int]:
-        """Count of creations by object, Events aside."""
-        return {
-            self._normalized(f"{collection}/{name}"): count
-            for (collection, name), count in self.transport.created.items()
-            if not collection.endswith("/events")
-        }
+        """Count of creations by object, Events aside; of evictions, the count of pods of a service."""
+        counts = Counter[str]()
+        for (collection, name), count in self.transport.created.items():
+            if collection.endswith("/eviction"):
+                counts[_rename_pods(self._normalized(collection))] += 1
+            elif not collection.endswith("/events"):
+                counts[self._normalized(f"{collection}/{name}")] += count
+        return counts
 
     def writes(self) -> list[str]:
         """Return the controller's writes so far, Events and Leases aside, named as in every other world."""
@@ -297,7 +299,7 @@ class CrashWorld:
         """Return the name of a write; None for what is no write, or an Event's."""
         if request.method not in WRITES or "/events" in request.path:
             return None
-        return f"{request.method} {request.path.replace(self.namespace, 'NAMESPACE')}"
+        return f"{request.method} {_rename_pods(request.path.replace(self.namespace, 'NAMESPACE'))}"
 
     async def _live(self) -> None:
         # A crash at the very end hides the cancellation.
@@ -363,6 +365,11 @@ class CrashWorld:
             }
         operations = [{"op": "replace", "path": "/status", "value": status}]
         await self.client.patch_json(PODS, metadata["name"], self.namespace, operations, subresource="status")
+
+
+def _rename_pods(path: str) -> str:
+    """Return a path with the service of a Deployment's pod in place of its name, which differs from run to run."""
+    return re.sub(r"(/pods/[a-z]+)-[0-9a-z]{7,10}-[0-9a-z]{5}\b", r"\1-POD", path)
 
 
 def _choose_node(pod: Obj) -> str:

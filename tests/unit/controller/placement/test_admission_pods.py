@@ -157,6 +157,25 @@ def test_eviction_that_a_budget_refuses_is_retried_and_then_overruled_without_an
     assert NOMINATED in found.api.find(PODS, "p")["metadata"]["annotations"]
 
 
+@pytest.mark.parametrize("status", [429, 500], ids=["a budget", "two budgets"])
+def test_eviction_that_was_given_up_is_refused_for_the_whole_time_again(status: int) -> None:
+    found = bench(victim("v", "low"), queue_pod("p", service="vip"))
+    found.api.refuse_eviction = lambda _name: ApiError("create", status=status)
+
+    async def main() -> None:
+        async with found.running():
+            await asyncio.sleep(50)
+            found.remove(PODS, "p")
+            await asyncio.sleep(100)
+            found.change(PODS, queue_pod("p2", service="vip"))
+            await asyncio.sleep(50)
+            assert found.api.deleted == []
+            await asyncio.sleep(30)
+
+    virtual_time.run(main())
+    assert found.api.deleted[:1] == ["v"]
+
+
 def unschedulable(pod: Obj) -> Obj:
     refusal = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "1 Insufficient port"}
     return {**pod, "status": {**pod["status"], "conditions": [refusal]}}
