@@ -80,6 +80,21 @@ class SimulatedNodes:
         self._names.discard(name)
         await self._client.delete(NODES, name)
 
+    async def edit(self, name: str, spec: Obj | None = None, **labels: str) -> None:
+        """Edit the spec or the labels of a node, as an administrator does."""
+        change = {"metadata": {"labels": labels}, "spec": spec or {}}
+        await self._client.patch_merge(NODES, name, None, change, field_manager="administrator")
+
+    async def set_devices(self, name: str, devices: int) -> None:
+        """Change the number of devices that a node offers: a sick device vanishes, and what runs on it goes on."""
+        self._devices[name] = devices
+        name_in_path = GPU.replace("/", "~1")
+        operations = [
+            {"op": "replace", "path": f"/status/{field}/{name_in_path}", "value": str(devices)}
+            for field in ("allocatable", "capacity")
+        ]
+        await self._client.patch_json(NODES, name, None, operations, subresource="status")
+
     def hold_ends(self) -> None:
         """Let no pod end, as if each still answered its last requests."""
         self._ends.clear()
@@ -99,8 +114,9 @@ class SimulatedNodes:
         if new is None or new.get("status", {}).get("phase") in {"Succeeded", "Failed"}:
             self.booked[node].pop(key, None)
             return
-        if key not in self.booked[node]:
-            self.bound.append(key)
+        if key in self.booked[node]:
+            return  # what runs may need more than is left after a device has vanished
+        self.bound.append(key)
         self.booked[node][key] = count_devices(new)
         if sum(self.booked[node].values()) > self._devices[node]:
             self.double_bookings.append(f"{node}: {self.booked[node]}")

@@ -36,6 +36,13 @@ class QueueUser:
         wanted = {"modelRef": "tiny", "hardware": hardware, "priority": priority, **spec}
         await self.client.create(INFERENCE_SERVICES, {"metadata": self._name(name), "spec": wanted})
 
+    async def serve_on_hosts(self, name: str, priority: str = "normal") -> None:
+        """Make a service for hosts, of one GiB."""
+        spec = {"source": "file:///models/tiny.gguf", "memoryBytes": GIB}
+        await self.client.create(MODELS, {"metadata": self._name(name), "spec": spec})
+        wanted = {"modelRef": name, "hardware": {"accelerator": "metal"}, "priority": priority}
+        await self.client.create(INFERENCE_SERVICES, {"metadata": self._name(name), "spec": wanted})
+
     async def delete(self, name: str) -> None:
         """Delete a service."""
         await self.client.delete(INFERENCE_SERVICES, name, self.namespace)
@@ -131,6 +138,15 @@ class QueueUser:
         found = await eventually(reached, RUN_SECONDS)
         assert found is not None
         return found
+
+    async def wait_for_places(self, *services: str) -> None:
+        """Wait until these services, and no others, have places in this order."""
+        for number, service in enumerate(services, 1):
+            await self.wait_for_status(service, place=f"{number}/{len(services)}")
+
+    async def uids(self, service: str) -> set[str]:
+        """Return the uids of the pods of a service."""
+        return {pod["metadata"]["uid"] for pod in await self.pods(service)}
 
     async def delete_services(self) -> None:
         """Delete all services, and wait until no pod is left."""
