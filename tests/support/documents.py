@@ -18,7 +18,12 @@ _BLOCK = re.compile(r"^ *```(.*)\n((?:.*\n)*?) *```$", re.MULTILINE)
 
 def list_blocks(text: str, language: str = "") -> list[str]:
     """Return the fenced blocks of a language, also those of a list, without their indentation."""
-    return [textwrap.dedent(block) for found, block in _BLOCK.findall(text) if found == language]
+    return [block for found, block in list_steps(text) if found == language]
+
+
+def list_steps(text: str) -> list[tuple[str, str]]:
+    """Return all fenced blocks in their order, each with its language."""
+    return [(language, textwrap.dedent(block)) for language, block in _BLOCK.findall(text)]
 
 
 def list_manifests(path: Path) -> Iterator[str]:

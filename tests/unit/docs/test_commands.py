@@ -89,6 +89,7 @@ def test_every_manifest_of_a_document_is_valid(document: Path) -> None:
 def test_every_make_target_and_file_of_a_document_exists(document: Path) -> None:
     text = document.read_text()
     targets = set(re.findall(r"^([a-z-]+):", (CHECKOUT / "Makefile").read_text(), re.MULTILINE))
-    assert set(re.findall(r"\bmake ([a-z-]+)", "\n".join(re.findall(r"`[^`]+`|```.*?```", text, re.DOTALL)))) <= targets
+    code = "\n".join(re.findall(r"`[^`]+`|```.*?```", text, re.DOTALL))
+    assert set(re.findall(r"(?:^|`|[;&] )make ([a-z-]+)", code, re.MULTILINE)) <= targets
     links = [each.partition("#")[0] for each in re.findall(r"\]\(([^)]+)\)", text) if "://" not in each]
     assert [each for each in links if each and not (document.parent / each).exists()] == []

@@ -1,0 +1,51 @@
+"""The guide to the queue has each reason why a service waits, in the words that the service shows."""
+
+import re
+from typing import get_args
+
+import pytest
+
+from controller.placement.standing import CellCounts, WaitFacts, describe_wait
+from controller.placement.units import Unit
+from crds.queue_status import NoEstimate, QueueReason
+from tests.controlplane.process import CHECKOUT
+from tests.support.waiting_units import GPU, gpu_cell, waiting_process, waiting_unit
+
+GUIDE = (CHECKOUT / "docs" / "queue.md").read_text()
+NONE = CellCounts({}, {}, {}, 0)
+EXAMPLES: dict[QueueReason, tuple[Unit, WaitFacts]] = {
+    "InsufficientDevices": (waiting_unit("chat", 2), WaitFacts(NONE._replace(short={GPU: 3}))),
+    "InsufficientMemory": (waiting_process("chat", 24), WaitFacts(NONE._replace(short={"memory": 1}))),
+    "HeadOfLine": (waiting_unit("chat"), WaitFacts(NONE._replace(others=1))),
+    "Draining": (waiting_unit("chat"), WaitFacts(NONE, victims=("team/reports",))),
+    "Quota": (waiting_unit("chat", 2), WaitFacts(NONE)),
+    "CellsClosed": (waiting_unit("chat"), WaitFacts(NONE._replace(closed={"Cordoned": 1}))),
+    "NotConsidered": (waiting_unit("chat"), WaitFacts(NONE, ahead=299)),
+    "NoSuchHardware": (waiting_unit("chat", 16), WaitFacts(NONE, largest=gpu_cell("gpu-1", 8))),
+}
+
+
+def read_rows(section: str) -> dict[str, list[str]]:
+    """Return the cells of the table of a section by the word in the first one."""
+    text = GUIDE.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", text, re.MULTILINE)
+    return {name: rest.split(" | ") for name, rest in rows}
+
+
+ROWS = read_rows("Why does my service wait?")
+
+
+def test_guide_has_each_reason_once() -> None:
+    assert sorted(ROWS) == sorted(get_args(QueueReason))
+
+
+def test_guide_has_each_reason_without_an_estimate() -> None:
+    assert sorted(set(read_rows("The estimated start")) - {"noEstimate"}) == sorted(get_args(NoEstimate))
+
+
+@pytest.mark.parametrize("reason", get_args(QueueReason))
+def test_example_of_a_reason_is_what_a_service_shows(reason: QueueReason) -> None:
+    unit, facts = EXAMPLES[reason]
+    example, way_out = ROWS[reason]
+    assert example == f"`{describe_wait(unit, reason, facts)}`"
+    assert way_out
