@@ -1,6 +1,6 @@
 """Scenarios of a queue on the real API server and scheduler: edits, and what people change while services wait."""
 
-from kube.resources import INFERENCE_SERVICES
+from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES
 from tests.cluster.queue.queue_user import RUN_SECONDS, QueueUser
 from tests.support.eventually import eventually
 from tests.support.simulated_nodes import SimulatedNodes
@@ -25,8 +25,11 @@ async def list_places(user: QueueUser, count: int) -> list[str]:
 
 async def check_serves(user: QueueUser, service: str) -> bool:
     """Check that the Service of a service has a pod that answers."""
-    status = (await user.client.get(INFERENCE_SERVICES, service, user.namespace))["status"]
-    assert status.get("readyReplicas"), status
+    found = await user.client.list(
+        ENDPOINT_SLICES, user.namespace, label_selector=f"kubernetes.io/service-name={service}"
+    )
+    endpoints = [endpoint for each in found.items for endpoint in each.get("endpoints") or ()]
+    assert any(each["conditions"].get("ready") for each in endpoints), endpoints
     return True
 
 
