@@ -1,4 +1,4 @@
-"""The demo inside its sandbox: start all parts, apply two files, stream two answers."""
+"""The demo inside its sandbox: start all parts, apply two files, stream two answers, and fill a queue."""
 
 import argparse
 import asyncio
@@ -10,6 +10,8 @@ import sys
 import tempfile
 import time
 from base64 import b64decode
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -26,9 +28,15 @@ from tests.controlplane.helm import CHART, ensure_helm, run_helm
 from tests.controlplane.network import ADDRESS, Network
 from tests.controlplane.plane import ControlPlane, PlaneError
 from tests.controlplane.process import CHECKOUT, Process
+from tests.demo.queue_steps import show_queue
 from tests.support.file_server import ALLOWED_NETWORKS
 
-NODE = "cpu-1"
+NODE = "gpu-1"
+DEVICES = {"nvidia.com/gpu": "1"}
+"""The node says that it has a GPU; engines run on its processor nevertheless."""
+DEVICE_LABELS = {"nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.memory": "23034"}
+MIN_RUN = "1s"
+"""A replica may be evicted after this time, in place of minutes, so that nobody waits for the demo."""
 METAL_HOST = "studio-1"
 SERVICES = {"tiny-pod": "a pod", "tiny-host": f"a native process on host {METAL_HOST}"}
 QUESTION = "Who are you?"
@@ -64,11 +72,12 @@ class DemoCluster:
         await self.plane.start()
         print_event("control plane is ready")
         self.milestones.reach("control plane")
-        self._start(members.kubelet(self.plane, NODE, self._folder))
+        self._start(members.kubelet(self.plane, NODE, self._folder, resources=DEVICES, labels=DEVICE_LABELS))
         print_event("helm install pomona deploy/chart --namespace pomona-system --create-namespace")
         # A private network is where the demo serves its weights.
         sources = f"models.allowPrivateSources={{{','.join(map(str, ALLOWED_NETWORKS))}}}"
-        await run_helm("install", "pomona", str(CHART), "--create-namespace", "--set", sources, plane=self.plane)
+        settings = ("--set", sources, "--set", f"services.minRun={MIN_RUN}")
+        await run_helm("install", "pomona", str(CHART), "--create-namespace", *settings, plane=self.plane)
         print_event("chart is installed, and its pods start")
         self.milestones.reach("helm install")
         async with asyncio.TaskGroup() as tasks:
@@ -186,15 +195,23 @@ def _phase(obj: Obj | None) -> tuple[str, str]:
 async def wait_until_ready(cluster: DemoCluster, store: Store) -> None:
     """Wait until both services are Ready and have an address, which another watch brings.
 
-    It looks after every change of the store and after the end of a process.
-
     Raises:
         TimeoutError: one of them was not Ready in time.
         PlaneError: a process has ended.
     """
+    await wait_until(cluster, store, lambda: all(_is_ready(store, name) for name in SERVICES))
+
+
+async def wait_until(cluster: DemoCluster, store: Store, condition: Callable[[], bool]) -> None:
+    """Wait until a condition is true, and look after every change of the store and after the end of a process.
+
+    Raises:
+        TimeoutError: it was not true in time.
+        PlaneError: a process has ended.
+    """
     store.subscribe(lambda *_: cluster.changed.set())
     async with asyncio.timeout(READY_SECONDS):
-        while not all(_is_ready(store, name) for name in SERVICES):
+        while not condition():
             await cluster.changed.wait()
             cluster.changed.clear()
             cluster.check()
@@ -247,6 +264,8 @@ async def run_demo(cluster: DemoCluster, *, keep: bool) -> bool:
         print(f"\n{cluster.milestones}\n")
         print("$ kubectl get mdl,isvc,mh,mp")
         print(await cluster.plane.kubectl("get", "mdl,isvc,mh,mp"))
+        print_event("the queue: services that want the only GPU of the node")
+        await show_queue(cluster.plane, store, partial(wait_until, cluster, store))
         if keep:
             await wait_for_ctrl_c(cluster)
         following.cancel()
