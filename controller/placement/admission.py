@@ -22,9 +22,9 @@ from controller.placement.observed_units import FindVolumeNodes, ObservedUnits, 
 from controller.placement.planner import Action, Admit, EvictUnit, Nominate, PlanRules, Round, WithdrawNomination, plan
 from controller.placement.pool_limits import PoolRules
 from controller.placement.queue_events import describe_preemption
-from controller.placement.queue_places import format_place
 from controller.placement.units import NOTHING, Amounts, Cell, Unit, add_amounts, fits, subtract_amounts
 from controller.placement.unscheduled_pods import PINNED_SECONDS, OverduePod, UnscheduledPods
+from controller.placement.vanished_pods import VanishedPods, free_place, is_gone
 from controller.placement.wake_rules import READ, RoomWatch, decisive_facts
 from controller.placement.write_retries import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, WriteRetries
 from controller.reconcile.plan import Event, Leading
@@ -33,7 +33,6 @@ from kube.backoff import backoff_seconds
 from kube.client import Obj
 from kube.errors import ApiError, Unreachable
 from kube.resources import INFERENCE_SERVICES, PODS, ObjectKey, Resource
-from kube.store import Store
 
 ROUND_SECONDS: Final = 0.1
 """Least time between the begin of two rounds: what happens together is decided together."""
@@ -99,6 +98,7 @@ class Admission:
         self._is_due = False
         """A change of a unit is planned in any case, one of the cells only if it makes room."""
         self._follows = False
+        self._vanished = VanishedPods()
 
     def wake(self) -> None:
         """Plan again soon: something has changed."""
@@ -113,8 +113,7 @@ class Admission:
             self._follows = True
         loop, watch = asyncio.get_running_loop(), RoomWatch()
         async with asyncio.TaskGroup() as tasks:
-            ledger = QueueLedger(leading.client, self._parts.identity)
-            term = _Term(self._parts, leading, ledger, tasks, self.wake)
+            term = _Term(self._parts, leading, tasks, self.wake, self._vanished)
             await term.begin()
             self.wake()
             while True:
@@ -132,6 +131,8 @@ class Admission:
                 await asyncio.sleep(min(max(0.0, pause), LONGEST_PAUSE_SECONDS))
 
     def _wake_on_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
+        if resource == PODS:
+            self._vanished.note_change(old, new)
         if resource in READ and (old and decisive_facts(resource, old)) != (new and decisive_facts(resource, new)):
             self.wake()
 
@@ -143,18 +144,21 @@ class _Term:
         self,
         parts: AdmissionParts,
         leading: Leading,
-        ledger: QueueLedger,
         tasks: asyncio.TaskGroup,
         wake: Callable[[], None],
+        vanished: VanishedPods,
     ) -> None:
-        self._parts, self._leading, self._ledger, self._tasks = parts, leading, ledger, tasks
-        self._wake = wake
+        self._parts, self._leading, self._tasks = parts, leading, tasks
+        self._ledger = QueueLedger(leading.client, parts.identity)
+        self._wake, self._vanished = wake, vanished
         self._writer = AdmissionWriter(leading)
         self._claims: dict[str, Claim] = {}
         """Units whose admission has begun and has no known outcome yet."""
         self._being_written: dict[str, Unit] = {}
         """Those whose write has begun: their cells may not show yet that they have them."""
         self._freed: tuple[FreedPlace, ...] = ()
+        self._unwritten: set[str] = set()
+        """Units of freed places that the ledger does not have yet."""
         self._retries = WriteRetries(wake)
         self._unscheduled = UnscheduledPods()
         self._gate = asyncio.Semaphore(WRITES_AT_ONCE)
@@ -164,6 +168,8 @@ class _Term:
     async def begin(self) -> None:
         """Take the ledger over, and finish what the last leader began, while others are admitted."""
         content = await self._take_over()
+        self._vanished.expect(())
+        self._vanished.take()
         self._freed = content.freed
         self._claims = dict(content.claims)
         for uid, claim in content.claims.items():
@@ -241,9 +247,11 @@ class _Term:
         loop = asyncio.get_running_loop()
         moment, started = datetime.now(UTC), loop.time()
         now = moment.timestamp()
-        gone = [each for each in self._freed if _is_gone(self._leading.store, each)]
+        self._add_vanished()
+        gone = [each for each in self._freed if is_gone(self._leading.store, each)]
         observed = await self._observe(moment, gone)
         cells = reserve(self._parts.registry.list_cells(), self._claims, observed.units)
+        self._vanished.expect(observed.units)
         units = list(self._list_plannable(observed.units, started))
         found = await asyncio.to_thread(plan, cells, units, self._parts.rules(), now)
         self._parts.on_round(RoundReport(found, cells, observed.units, now, loop.time() - started))
@@ -251,13 +259,20 @@ class _Term:
             loop.call_later(found.again_seconds, self._wake)
         await self._keep_places(observed, gone)
         overdue = self._list_overdue(observed.units)
-        if found.actions or overdue:
+        if found.actions or overdue or self._unwritten:
             if await self._write_ledger(found.actions, overdue):
                 await self._carry_out(found)
                 await self._requeue(overdue)
             else:
                 self._wake()
         return found
+
+    def _add_vanished(self) -> None:
+        """Keep the places of pods that have vanished since the last round."""
+        known = {place.unit for place in self._freed}
+        found = [place for place in self._vanished.take() if place.unit not in known]
+        self._freed = (*self._freed, *found)
+        self._unwritten.update(place.unit for place in found)
 
     async def _observe(self, moment: datetime, gone: Iterable[FreedPlace]) -> ObservedUnits:
         """Return the units, without keeping others from their turn for long."""
@@ -332,8 +347,8 @@ class _Term:
         }
         # The service itself makes the successor of a process, with its place.
         ended = [each.victim for each in actions if isinstance(each, EvictUnit)] + [each.unit for each in overdue]
-        freed = [_free_place(unit) for unit in ended if unit.key.kind != "process"]
-        if not claims and not freed:
+        freed = [free_place(unit) for unit in ended if unit.key.kind != "process"]
+        if not claims and not freed and not self._unwritten:
             return True
         known = {place.unit for place in self._freed}
         freed_places = (*self._freed, *(place for place in freed if place.unit not in known))
@@ -345,6 +360,7 @@ class _Term:
             return False
         self._claims |= claims
         self._freed = freed_places
+        self._unwritten.clear()
         self._losses = 0
         return True
 
@@ -434,6 +450,7 @@ class _Term:
             await self._try(str(name), self._writer.keep_place("pod", name, place))
         spent = {each for each in gone if each.enqueued_at not in observed.open_places.get(each.service, ())}
         self._freed = tuple(each for each in self._freed if each not in spent)
+        self._unwritten.intersection_update(each.unit for each in self._freed)
 
     async def _report(self, service: ObjectKey, event: Event) -> None:
         """Send an Event about a service."""
@@ -463,21 +480,3 @@ def _describe_failure(claim: Claim, cell: str, error: ApiError | Unreachable) ->
     """Return the Event about an admission that fails again and again: the condition only says that the unit waits."""
     note = f"{claim.names[0]} is not admitted to {cell or 'any node'}, and tried again: {error}"
     return ObjectKey(claim.namespace, claim.service), Event("Warning", "AdmissionFailed", note, "Admit")
-
-
-def _free_place(victim: Unit) -> FreedPlace:
-    """Return the record by which the successor of an evicted pod finds its place, when the pod itself is gone."""
-    namespace, name = victim.objects[0]
-    return FreedPlace(
-        service=victim.service_uid,
-        unit=victim.uid,
-        namespace=namespace,
-        name=name,
-        enqueued_at=format_place(victim.enqueued_at),
-    )
-
-
-def _is_gone(store: Store, place: FreedPlace) -> bool:
-    """Return whether the pod of a freed place is gone: until then its successor finds the place in the pod itself."""
-    found = store.get(PODS, place.name, place.namespace)
-    return found is None or found["metadata"]["uid"] != place.unit

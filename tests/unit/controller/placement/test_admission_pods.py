@@ -329,3 +329,43 @@ def test_others_have_their_turn_while_the_units_of_many_services_are_read(monkey
 
     virtual_time.run(main())
     assert turns > services
+
+
+@pytest.mark.parametrize("has_record", [False, True], ids=["it is deleted by force", "it has failed"])
+def test_successor_of_a_pod_that_ends_at_once_has_its_place(has_record: bool) -> None:
+    old = queue_pod("old", gated=False, node="n1", created=LONG_AGO + timedelta(days=1))
+    place = format_place(find_own_place(old))
+    found = bench(old)
+
+    async def main() -> None:
+        async with found.running():
+            await asyncio.sleep(1)
+            if has_record:
+                found.change(PODS, {**old, "status": {"phase": "Failed"}})
+            else:
+                found.remove(PODS, "old")
+            await asyncio.sleep(1)
+            assert [each["enqueued_at"] for each in ledger_of(found)["freed"]] == [place], "the leader may end now"
+            found.change(PODS, queue_pod("new"))
+            await asyncio.sleep(1)
+            found.show(PODS, "new")
+            await asyncio.sleep(1)
+
+    virtual_time.run(main())
+    assert found.api.find(PODS, "new")["metadata"]["annotations"][ENQUEUED_AT] == place
+
+
+def test_place_of_a_pod_that_nothing_replaces_is_not_kept() -> None:
+    old, stays = (queue_pod(name, gated=False, node="n1", created=LONG_AGO) for name in ("old", "stays"))
+    found = bench(old, stays, nodes=(node("n1", 2),))
+
+    async def main() -> None:
+        async with found.running():
+            await asyncio.sleep(1)
+            found.remove(PODS, "old")
+            await asyncio.sleep(1)
+            found.change(PODS, queue_pod("later"))
+            await asyncio.sleep(1)
+
+    virtual_time.run(main())
+    assert ENQUEUED_AT not in found.api.find(PODS, "later")["metadata"]["annotations"]
