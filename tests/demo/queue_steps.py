@@ -1,7 +1,10 @@
 """The queue, as a user sees it: a critical service takes the GPU of a less important one, which comes back later."""
 
+import asyncio
 import re
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
 from typing import Final, NamedTuple
 
 from kube.resources import INFERENCE_SERVICES
@@ -55,14 +58,20 @@ WaitUntil = Callable[[Callable[[], bool]], Awaitable[object]]
 async def show_queue(plane: ControlPlane, store: Store, wait_until: WaitUntil, namespace: str = "default") -> None:
     """Run all steps, and print commands and what they lead to."""
     for step in STEPS:
+        # Times of creation are in whole seconds: of two services of one second, chance decides who is first.
+        await asyncio.sleep(1.0 - time.time() % 1.0)
         print(f"\n{step.title}\n$ kubectl {step.command}")
         command = step.command.replace("examples/", f"{CHECKOUT}/examples/").split()
         print((await plane.kubectl(*command, f"--namespace={namespace}")).strip())
-        await wait_until(lambda step=step: list_states(store, namespace, step.wanted) == step.wanted)
+        await wait_until(partial(_is_reached, store, namespace, step))
         table = await plane.kubectl("get", "isvc", *step.wanted, "--output=wide", f"--namespace={namespace}")
         print(f"$ kubectl get isvc -o wide  # {', '.join(COLUMNS)}\n{pick_columns(table, COLUMNS)}")
         if step.events:
             await _print_events(plane, step.events, namespace)
+
+
+def _is_reached(store: Store, namespace: str, step: QueueStep) -> bool:
+    return list_states(store, namespace, step.wanted) == step.wanted
 
 
 def list_states(store: Store, namespace: str, services: Collection[str]) -> Mapping[str, str]:

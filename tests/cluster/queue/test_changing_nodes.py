@@ -35,13 +35,13 @@ async def test_a_cordoned_node_gets_nothing_until_it_is_uncordoned(simulated: Si
     await user.wait_until_on("holder", "sim-1")
     await user.serve("waiting")
     await user.wait_for_places("waiting")
-    await simulated.edit("sim-1", {"unschedulable": True})
+    await simulated.edit("sim-1", spec={"unschedulable": True})
     await user.wait_for_status("waiting", reason="CellsClosed", place="1/1")
     await user.delete("holder")
     await user.serve("later", priority="low")
     await user.wait_for_status("later", reason="CellsClosed", place="2/2")
     assert await user.nodes("waiting") == [""]
-    await simulated.edit("sim-1", {"unschedulable": None})
+    await simulated.edit("sim-1", spec={"unschedulable": None})
     await user.wait_until_on("waiting", "sim-1")
     await user.wait_for_status("later", reason="InsufficientDevices", place="1/1")
 
@@ -53,7 +53,7 @@ async def test_a_taint_excludes_those_that_do_not_tolerate_it(simulated: Simulat
     await user.serve("waiting")
     await user.wait_for_places("waiting")
     taint = {"key": "team", "value": "research", "effect": "NoSchedule"}
-    await simulated.edit("sim-1", {"taints": [taint]})
+    await simulated.edit("sim-1", spec={"taints": [taint]})
     await user.wait_for_status("waiting", reason="NoSuchHardware", position=None)
     # One that tolerates it is not held up by one that cannot run.
     await user.serve("tolerant", priority="low", tolerations=[{"key": "team", "operator": "Exists"}])
@@ -61,7 +61,7 @@ async def test_a_taint_excludes_those_that_do_not_tolerate_it(simulated: Simulat
     await user.delete("holder")
     await user.wait_until_on("tolerant", "sim-1")
     await user.wait_until_evictable("tolerant")
-    await simulated.edit("sim-1", {"taints": None})
+    await simulated.edit("sim-1", spec={"taints": None})
     await user.wait_until_on("waiting", "sim-1")
     await user.wait_for_places("tolerant")
 
@@ -72,13 +72,13 @@ async def test_a_node_that_is_relabelled_is_another_product(simulated: Simulated
     await user.wait_until_on("holder", "sim-1")
     await user.serve("waiting", hardware={"accelerator": "nvidia", "products": [H100]})
     await user.wait_for_places("waiting")
-    await simulated.edit("sim-1", **{PRODUCT: "NVIDIA-L4"})
+    await simulated.edit("sim-1", labels={PRODUCT: "NVIDIA-L4"})
     await user.wait_for_status("waiting", reason="NoSuchHardware", position=None)
     await user.delete("holder")
     await user.serve("any")
     await user.wait_until_on("any", "sim-1")
     await user.delete("any")
-    await simulated.edit("sim-1", **{PRODUCT: H100})
+    await simulated.edit("sim-1", labels={PRODUCT: H100})
     await user.wait_until_on("waiting", "sim-1")
 
 
