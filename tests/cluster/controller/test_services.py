@@ -233,7 +233,7 @@ async def test_services_created_at_once_never_exceed_the_memory_of_a_host(cluste
         async def settled() -> list[InferenceService]:
             services = [await cluster.service(name) for name in names]
             states = sorted((each.status.phase, ready(each).reason) for each in services)
-            assert states == [("Pending", "NoHostFits")] * 5 + [("Ready", "Serving")] * 3
+            assert states == [("WaitingForGPU", "NoHostFits")] * 5 + [("Ready", "Serving")] * 3
             return services
 
         services = await eventually(settled)

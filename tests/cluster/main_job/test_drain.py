@@ -125,7 +125,7 @@ async def test_drain_without_room_elsewhere_is_blocked_and_the_service_serves_on
     assert condition(await cluster.get("chat")).status == "True"
 
     await cluster.apply(cluster.service("other", "metal"))
-    waits = await cluster.wait_for_phase("other", "Pending", "NoHostFits")
+    waits = await cluster.wait_for_phase("other", "WaitingForGPU", "NoHostFits")
     assert "host studio-1 is cordoned" in condition(waits).message
 
     await type_documented(cluster, UNCORDON)

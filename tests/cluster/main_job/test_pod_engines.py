@@ -25,6 +25,8 @@ AMD_LABELS = {"amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM", "amd.com/gp
 # A card needs 11876 MiB of pages.
 GAUDI = {"habana.ai/gaudi": "1", "hugepages-2Mi": "12Gi"}
 INTEL = {"gpu.intel.com/i915": "1"}
+SHARED = {"accessMode": "ReadWriteMany"}
+"""The cache of a Model whose pods are on several nodes."""
 TENSORS: dict[str, Any] = {"modelRef": "tensors", "contextLength": 2048, "extraArgs": []}
 CPU_IMAGE = "vllm/vllm-openai-cpu:v0.33.0-x86_64"
 
@@ -133,6 +135,7 @@ async def test_sglang_and_tgi_serve_with_nvidia_devices(cluster: Cluster, tensor
 @pytest.mark.usefixtures("amd_node", "gaudi_node")
 async def test_vllm_serves_with_amd_and_gaudi_devices(cluster: Cluster, tensors: Obj) -> None:
     amd = {"accelerator": "amd", "memory": "128Gi"}
+    tensors["spec"]["cache"] = SHARED
     await cluster.apply(
         tensors,
         cluster.service("amd", "amd", **TENSORS, hardware=amd),
@@ -153,7 +156,8 @@ async def test_vllm_serves_with_amd_and_gaudi_devices(cluster: Cluster, tensors:
 
 @pytest.mark.usefixtures("amd_node", "intel_node")
 async def test_llama_cpp_serves_with_amd_and_intel_devices(cluster: Cluster) -> None:
-    await cluster.apply(cluster.model(), *(cluster.service(name, name) for name in ("amd", "intel")))
+    model = cluster.model(cache=SHARED)
+    await cluster.apply(model, *(cluster.service(name, name) for name in ("amd", "intel")))
     await cluster.ready("amd", "intel")
     for service, node in (("amd", "gpu-3"), ("intel", "gpu-5")):
         await check_answers(cluster, service)

@@ -90,13 +90,13 @@ async def test_evicted_process_waits_and_returns_even_after_an_agents_death(clus
     await cluster.ready("chat")
     before = await cluster.process("chat")
     host.level.write_text("critical")
-    found = await cluster.wait_for_phase("chat", "Pending", "MemoryPressure")
+    found = await cluster.wait_for_phase("chat", "WaitingForGPU", "MemoryPressure")
     assert "studio-1 is short of memory" in condition(found).message
     await wait_for_events(cluster.client, cluster.namespace, "Evicted")
 
     async def evicted() -> bool:
         status = (await at_home(cluster, before)).status
-        return (status.phase, status.reason) == ("Pending", "MemoryPressure")
+        return (status.phase, status.reason) == ("WaitingForGPU", "MemoryPressure")
 
     await eventually(evicted)
     assert await cluster.engines("chat") == []

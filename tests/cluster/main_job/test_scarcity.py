@@ -47,7 +47,7 @@ async def test_services_that_do_not_fit_together_wait_for_released_memory(
         serving = set(await eventually(lambda: two_ready(cluster)))
         waiting = [name for name in SERVICES if name not in serving]
         for name in waiting:
-            refused = await cluster.wait_for_phase(name, "Pending", "NoHostFits")
+            refused = await cluster.wait_for_phase(name, "WaitingForGPU", "NoHostFits")
             message = condition(refused).message
             assert "needs 2.0 GiB" in message
             assert f"{host.name}, has 5.0 GiB for models, of which too little is free now" in message
@@ -60,7 +60,7 @@ async def test_services_that_do_not_fit_together_wait_for_released_memory(
         after = set(await eventually(lambda: two_ready(cluster, second)))
         assert len(after & set(waiting)) == 1, "exactly one moved up"
         (last,) = set(waiting) - after
-        await cluster.wait_for_phase(last, "Pending", "NoHostFits")
+        await cluster.wait_for_phase(last, "WaitingForGPU", "NoHostFits")
         assert await cluster.answers((after - {second}).pop())
     assert promises.most_bytes == 4 * GIB
 

@@ -12,9 +12,9 @@ from controller.hosts.grants import grants_name
 from crds.features import AGENT_FEATURES
 from crds.meta import HOSTS_NAMESPACE, LABEL_SERVICE, QUEUE_GATE
 from kube.client import Client
-from kube.resources import DEPLOYMENTS, METAL_HOSTS, METAL_PROCESSES, PODS, ROLE_BINDINGS, ROLES
+from kube.resources import DEPLOYMENTS, METAL_HOSTS, PODS, ROLE_BINDINGS, ROLES
 from tests.cluster.conftest import StartMetalHost
-from tests.cluster.main_job.cluster import GIB, Cluster, EndlessStream
+from tests.cluster.main_job.cluster import GIB, Cluster, EndlessStream, condition
 from tests.cluster.shared_controller import SharedController
 from tests.controlplane import members
 from tests.controlplane.plane import ControlPlane
@@ -74,16 +74,13 @@ async def test_previous_agent_serves_and_is_not_given_what_it_does_not_know(
         assert (await cluster.ask("chat")).text.startswith("Hello from a tiny model")
         assert "features" not in (await client.get(METAL_HOSTS, "studio-1"))["status"]
 
-        # What only a later release can need: two processes that differ in nothing else wait for a host.
-        spec = (await client.list(METAL_PROCESSES, cluster.namespace)).items[0]["spec"]
-        wanted = {name: value for name, value in spec.items() if name != "hostName"}
-        for name, features in (("chat-later-0", ["Tomorrow"]), ("chat-now-0", [])):
-            metadata = {"name": name, "namespace": cluster.namespace}
-            await client.create(METAL_PROCESSES, {"metadata": metadata, "spec": {**wanted, "features": features}})
-        await eventually(lambda: host_of(cluster, "chat-now-0"))
-        assert await host_of(cluster, "chat-later-0") == ""
-        for name in ("chat-later-0", "chat-now-0"):
-            await client.delete(METAL_PROCESSES, name, cluster.namespace)
+        # The release of the agent knows nothing of protection, so that it would be without effect there.
+        await cluster.apply(cluster.service("protected", "metal", evictionProtection=True))
+        found = await cluster.wait_for_phase("protected", "WaitingForGPU", "AgentTooOld")
+        assert "studio-1" in condition(found).message
+        await cluster.apply(cluster.service("unprotected", "metal"))
+        await cluster.ready("unprotected")
+        assert condition(await cluster.get("protected")).reason == "AgentTooOld"
     finally:
         watched.remove(old)
         await old.kill()
@@ -176,11 +173,6 @@ async def serving_pods(cluster: Cluster) -> set[str]:
     """Return the pods of `chat` that are not ending."""
     found = await cluster.client.list(PODS, cluster.namespace, label_selector=f"{LABEL_SERVICE}=chat")
     return {each["metadata"]["name"] for each in found.items if "deletionTimestamp" not in each["metadata"]}
-
-
-async def host_of(cluster: Cluster, process: str) -> str:
-    found = await cluster.client.get(METAL_PROCESSES, process, cluster.namespace)
-    return str(found["spec"].get("hostName", ""))
 
 
 @pytest.mark.parametrize("controller", [PREVIOUS], indirect=True)
