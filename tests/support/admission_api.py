@@ -212,12 +212,8 @@ class AdmissionBench:
         async with running(self.loop.run(leading)):
             yield
 
-    def show(self, resource: Resource, name: str, namespace: str | None = "team") -> None:
-        """Let the watch show an object as the API has it."""
-        self.known.put(resource, self.api.find(resource, name, namespace))
-
     def change(self, resource: Resource, obj: Obj) -> None:
-        """Let the watch show another version of an object, which the API has, too."""
+        """Put another version of an object into the watch cache and the API."""
         self.known.put(resource, self.api.put(resource, obj))
 
     def remove(self, resource: Resource, name: str, namespace: str = "team") -> None:

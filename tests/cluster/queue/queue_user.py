@@ -7,7 +7,7 @@ from typing import Any
 
 from crds.meta import LABEL_SERVICE
 from kube.client import Client, Obj
-from kube.resources import INFERENCE_SERVICES, MODELS, PODS, ObjectKey
+from kube.resources import INFERENCE_SERVICES, MODELS, POD_DISRUPTION_BUDGETS, PODS, ObjectKey
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
 from tests.support.eventually import eventually
@@ -60,7 +60,7 @@ class QueueUser:
         """Return the nodes of the pods of a service; a pod that waits has the empty name."""
         return sorted(pod["spec"].get("nodeName", "") for pod in await self.pods(service))
 
-    async def wait_until_on(self, service: str, *nodes: str) -> None:
+    async def wait_until_on(self, service: str, *nodes: str, limit_seconds: float = RUN_SECONDS) -> None:
         """Wait until the pods of a service are on these nodes; the empty name is for one that waits."""
 
         async def reached() -> bool:
@@ -68,7 +68,7 @@ class QueueUser:
             assert found == sorted(nodes), f"{service} is on {found}, not on {nodes}"
             return True
 
-        await eventually(reached, RUN_SECONDS)
+        await eventually(reached, limit_seconds)
 
     async def wait_until_waiting(self, services: Sequence[str], count: int) -> None:
         """Wait until so many of these services have a pod that waits, and the others one on a node."""
@@ -88,6 +88,16 @@ class QueueUser:
             return "nodeName" in (await self.client.get(PODS, pod, self.namespace))["spec"]
 
         await eventually(bound, RUN_SECONDS)
+
+    async def wait_until_budget_refuses(self, name: str) -> None:
+        """Wait until a PodDisruptionBudget allows no eviction of the pods that it has found."""
+
+        async def refuses() -> bool:
+            budget = await self.client.get(POD_DISRUPTION_BUDGETS, name, self.namespace)
+            status = budget.get("status", {})
+            return bool(status.get("currentHealthy")) and status["disruptionsAllowed"] == 0
+
+        await eventually(refuses, RUN_SECONDS)
 
     async def wait_until_run(self, *services: str) -> None:
         """Wait until each of these services has pods, all on nodes."""

@@ -1,8 +1,9 @@
 """The queue of accelerators on the real API server and the real scheduler: order, preemption, and no device twice."""
 
-from crds.meta import ENQUEUED_AT
-from kube.resources import PODS
-from tests.cluster.queue.queue_user import QueueUser
+from controller.placement.admission_writer import EVICTION_PATIENCE_SECONDS
+from crds.meta import ENQUEUED_AT, LABEL_SERVICE
+from kube.resources import POD_DISRUPTION_BUDGETS, PODS
+from tests.cluster.queue.queue_user import RUN_SECONDS, QueueUser
 from tests.support.simulated_nodes import GPU, SimulatedNodes
 
 
@@ -72,6 +73,28 @@ async def test_a_foreign_pod_that_takes_a_freed_device_costs_one_more_eviction_a
     await user.wait_until_waiting(names, 2)
     await user.client.delete(PODS, "thief", user.namespace)
     await user.wait_until_waiting(names, 1)
+
+
+async def test_a_disruption_budget_delays_an_eviction_and_causes_no_other(
+    simulated: SimulatedNodes, user: QueueUser
+) -> None:
+    await simulated.add("sim-1", devices=2)
+    for name in ("low", "batch"):
+        await user.serve(name, priority=name)
+        await user.wait_until_on(name, "sim-1")
+    await user.wait_until_evictable("low", "batch")
+    spec = {"minAvailable": 1, "selector": {"matchLabels": {LABEL_SERVICE: "batch"}}}
+    metadata = {"name": "never", "namespace": user.namespace}
+    await user.client.create(POD_DISRUPTION_BUDGETS, {"metadata": metadata, "spec": spec})
+    await user.wait_until_budget_refuses("never")
+    (protected,) = await user.pods("batch")
+    await user.serve("critical", priority="critical")
+    await user.wait_for_status("critical", reason="Draining")
+    await user.wait_until_on("critical", "sim-1", limit_seconds=EVICTION_PATIENCE_SECONDS + RUN_SECONDS)
+    assert await user.nodes("low") == ["sim-1"]
+    (successor,) = await user.pods("batch")
+    assert successor["metadata"]["uid"] != protected["metadata"]["uid"]
+    await user.client.delete(POD_DISRUPTION_BUDGETS, "never", user.namespace)
 
 
 async def test_a_killed_controller_books_nothing_twice(simulated: SimulatedNodes, user: QueueUser) -> None:

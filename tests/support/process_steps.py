@@ -1,0 +1,71 @@
+"""The next steps of the MetalProcesses of service `chat`, as its reconciler plans them."""
+
+from collections.abc import Collection, Iterable
+from datetime import timedelta
+
+from controller.models.served import Served
+from controller.placement.capacity import stored_capacities
+from controller.services.metal_processes import desired_spec
+from controller.services.rollout import (
+    MetalProcessSteps,
+    host_is_lost,
+    plan_steps,
+    process_prefix,
+    sort_processes,
+)
+from kube.client import Obj
+from kube.resources import METAL_HOSTS, METAL_PROCESSES
+from tests.support.api_objects import (
+    GIB,
+    NOW,
+    as_host,
+    as_model,
+    as_process,
+    as_service,
+    host,
+    model,
+    service,
+    store,
+)
+
+SPEC = desired_spec(as_service(service()), Served(as_model(model()), "llama.cpp"), 2 * GIB)
+NAME = process_prefix("chat", SPEC)
+LEAVING: Obj = {"deletionTimestamp": "2026-11-21T12:00:00Z"}
+
+
+def plan_chat(
+    wanted: int,
+    *observed: Obj,
+    hosts: Iterable[Obj] = (),
+    known: bool = True,
+    later: float = 0,
+    unexposed: Collection[str] = (),
+) -> MetalProcessSteps:
+    """Return the steps for the processes of service `chat`, with one large host unless others are given."""
+    known_hosts = ((METAL_HOSTS, each) for each in hosts or [host("studio-1")])
+    kept = store(*known_hosts, *((METAL_PROCESSES, each) for each in observed))
+    structs = [as_process(each) for each in kept.list(METAL_PROCESSES)]
+    by_name = {each.metadata.name: each for each in map(as_host, kept.list(METAL_HOSTS))}
+    exposed = {name for name in by_name if not host_is_lost(name, by_name)} - set(unexposed)
+    standing = sort_processes(NAME if known else None, wanted, structs, by_name, exposed=exposed)
+    alive = [each for name, each in by_name.items() if not host_is_lost(name, by_name)]
+    return plan_steps(
+        as_service(service()),
+        SPEC if known else None,
+        wanted,
+        standing,
+        exposed=exposed,
+        taken={each.metadata.name for each in structs},
+        capacities=stored_capacities(kept, alive),
+        now=NOW + timedelta(seconds=later),
+    )
+
+
+def list_made(done: MetalProcessSteps) -> list[str]:
+    """Return the names of the processes that are created."""
+    return [obj["metadata"]["name"] for _, obj in done.create]
+
+
+def list_deleted(done: MetalProcessSteps) -> set[str]:
+    """Return the names of the processes that are deleted."""
+    return {each.name for each in done.delete}
