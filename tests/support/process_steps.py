@@ -33,7 +33,7 @@ NAME = process_prefix("chat", SPEC)
 LEAVING: Obj = {"deletionTimestamp": "2026-11-21T12:00:00Z"}
 
 
-def plan_chat(
+def steps(
     wanted: int,
     *observed: Obj,
     hosts: Iterable[Obj] = (),
@@ -61,11 +61,11 @@ def plan_chat(
     )
 
 
-def list_made(done: MetalProcessSteps) -> list[str]:
+def made(done: MetalProcessSteps) -> list[str]:
     """Return the names of the processes that are created."""
     return [obj["metadata"]["name"] for _, obj in done.create]
 
 
-def list_deleted(done: MetalProcessSteps) -> set[str]:
+def deleted(done: MetalProcessSteps) -> set[str]:
     """Return the names of the processes that are deleted."""
     return {each.name for each in done.delete}

@@ -34,13 +34,13 @@ from tests.support.api_objects import (
     service,
     store,
 )
-from tests.support.process_steps import LEAVING, NAME, SPEC, list_deleted, list_made, plan_chat
+from tests.support.process_steps import LEAVING, NAME, SPEC, deleted, made, steps
 
 DISPLACED: Obj = {"conditions": [condition("DisruptionTarget", "True", "MemoryPressure")]}
 
 
 def test_a_new_process_is_complete_unbound_and_without_a_secret() -> None:
-    ((resource, obj),) = plan_chat(1).create
+    ((resource, obj),) = steps(1).create
     assert resource == METAL_PROCESSES
     assert obj["metadata"]["name"] == f"{NAME}-0"
     assert obj["metadata"]["finalizers"] == [PROCESS_FINALIZER]
@@ -76,7 +76,7 @@ def test_edited_spec_changes_the_process_names_and_scaling_does_not() -> None:
 
 def test_scale_up_takes_free_numbers_only() -> None:
     terminating = process(f"{NAME}-1", host="studio-1", **LEAVING)
-    assert list_made(plan_chat(3, process(f"{NAME}-0"), terminating)) == [f"{NAME}-2", f"{NAME}-3"]
+    assert made(steps(3, process(f"{NAME}-0"), terminating)) == [f"{NAME}-2", f"{NAME}-3"]
 
 
 def test_scale_down_keeps_ready_processes() -> None:
@@ -85,17 +85,17 @@ def test_scale_down_keeps_ready_processes() -> None:
         process(f"{NAME}-1", host="studio-1", phase="Ready"),
         process(f"{NAME}-2"),
     ]
-    assert list_deleted(plan_chat(1, *observed)) == {f"{NAME}-0", f"{NAME}-2"}
-    assert list_deleted(plan_chat(0, *observed)) == {f"{NAME}-0", f"{NAME}-1", f"{NAME}-2"}
+    assert deleted(steps(1, *observed)) == {f"{NAME}-0", f"{NAME}-2"}
+    assert deleted(steps(0, *observed)) == {f"{NAME}-0", f"{NAME}-1", f"{NAME}-2"}
 
 
 def test_edit_creates_new_processes_before_it_deletes_old_ones() -> None:
     old = process("chat-00000000-0", host="studio-1", phase="Ready")
-    assert (list_made(plan_chat(1, old)), list_deleted(plan_chat(1, old))) == ([f"{NAME}-0"], set())
+    assert (made(steps(1, old)), deleted(steps(1, old))) == ([f"{NAME}-0"], set())
     starting = process(f"{NAME}-0", host="studio-1", phase="Starting", gib=2)
-    assert plan_chat(1, old, starting) == MetalProcessSteps()
+    assert steps(1, old, starting) == MetalProcessSteps()
     ready = process(f"{NAME}-0", host="studio-1", phase="Ready", gib=2)
-    assert list_deleted(plan_chat(1, old, ready)) == {"chat-00000000-0"}
+    assert deleted(steps(1, old, ready)) == {"chat-00000000-0"}
 
 
 def test_old_process_stays_until_clients_reach_the_new_one() -> None:
@@ -103,17 +103,17 @@ def test_old_process_stays_until_clients_reach_the_new_one() -> None:
     hosts = [host("studio-1"), host("studio-2")]
     old = process("chat-00000000-0", host="studio-1", phase="Ready")
     ready = process(f"{NAME}-0", host="studio-2", phase="Ready", gib=2)
-    assert plan_chat(1, old, ready, hosts=hosts, unexposed=["studio-2"]) == MetalProcessSteps()
-    assert list_deleted(plan_chat(1, old, ready, hosts=hosts)) == {"chat-00000000-0"}
+    assert steps(1, old, ready, hosts=hosts, unexposed=["studio-2"]) == MetalProcessSteps()
+    assert deleted(steps(1, old, ready, hosts=hosts)) == {"chat-00000000-0"}
 
 
 def test_edit_deletes_first_if_only_the_memory_of_the_old_process_suffices() -> None:
     old = process("chat-00000000-0", host="studio-1", phase="Ready", gib=4)
     new = process(f"{NAME}-0", gib=5)
     small = host("studio-1", 2 * GIB, processes=[{"uid": "uid-chat-00000000-0"}])
-    assert list_deleted(plan_chat(1, old, new, hosts=[small])) == {"chat-00000000-0"}
-    assert plan_chat(1, old, new, hosts=[small, host("studio-2")]) == MetalProcessSteps(), "it fits beside it elsewhere"
-    assert plan_chat(1, old, process(f"{NAME}-0", gib=99), hosts=[small]) == MetalProcessSteps(), "it would not help"
+    assert deleted(steps(1, old, new, hosts=[small])) == {"chat-00000000-0"}
+    assert steps(1, old, new, hosts=[small, host("studio-2")]) == MetalProcessSteps(), "it fits beside it elsewhere"
+    assert steps(1, old, process(f"{NAME}-0", gib=99), hosts=[small]) == MetalProcessSteps(), "it would not help"
 
 
 def test_edit_frees_memory_for_one_process_at_a_time() -> None:
@@ -126,92 +126,90 @@ def test_edit_frees_memory_for_one_process_at_a_time() -> None:
         for number, name in enumerate(("studio-1", "studio-2"))
     ]
     new = [process(f"{NAME}-0", gib=4), process(f"{NAME}-1", gib=4)]
-    (first,) = list_deleted(plan_chat(2, *old, *new, hosts=hosts))
+    (first,) = deleted(steps(2, *old, *new, hosts=hosts))
     for each in old:
         if each["metadata"]["name"] == first:
             each["metadata"] |= LEAVING
-    assert plan_chat(2, *old, *new, hosts=hosts) == MetalProcessSteps()
+    assert steps(2, *old, *new, hosts=hosts) == MetalProcessSteps()
 
 
 def test_process_of_a_lost_host_stays_until_its_replacement_is_ready() -> None:
     lost, other = host("studio-1", ready="False"), host("studio-2")
     there = process(f"{NAME}-0", host="studio-1", phase="Ready")
-    assert list_made(plan_chat(1, there, hosts=[lost, other])) == [f"{NAME}-1"]
-    assert list_deleted(plan_chat(1, there, hosts=[lost, other])) == set()
+    assert made(steps(1, there, hosts=[lost, other])) == [f"{NAME}-1"]
+    assert deleted(steps(1, there, hosts=[lost, other])) == set()
     ready = process(f"{NAME}-1", host="studio-2", phase="Ready")
-    assert list_deleted(plan_chat(1, there, ready, hosts=[lost, other])) == {f"{NAME}-0"}
-    assert list_made(plan_chat(1, there, hosts=[other])) == [f"{NAME}-1"], (
-        "a host that is not registered any more is lost too"
-    )
+    assert deleted(steps(1, there, ready, hosts=[lost, other])) == {f"{NAME}-0"}
+    assert made(steps(1, there, hosts=[other])) == [f"{NAME}-1"], "a host that is not registered any more is lost too"
 
 
 def test_process_of_a_returned_host_is_kept() -> None:
     there, spare = process(f"{NAME}-0", host="studio-1", phase="Ready"), process(f"{NAME}-1")
-    assert list_deleted(plan_chat(1, there, spare)) == {f"{NAME}-1"}
+    assert deleted(steps(1, there, spare)) == {f"{NAME}-1"}
 
 
 def test_displaced_process_stays_until_its_replacement_is_ready() -> None:
     hosts = [host("studio-1"), host("studio-2")]
     there = process(f"{NAME}-0", host="studio-1", phase="Ready", **DISPLACED)
-    assert (list_made(plan_chat(1, there, hosts=hosts)), list_deleted(plan_chat(1, there, hosts=hosts))) == (
+    assert (made(steps(1, there, hosts=hosts)), deleted(steps(1, there, hosts=hosts))) == (
         [f"{NAME}-1"],
         set(),
     )
     starting = process(f"{NAME}-1", host="studio-2", phase="Starting")
-    assert plan_chat(1, there, starting, hosts=hosts) == MetalProcessSteps()
+    assert steps(1, there, starting, hosts=hosts) == MetalProcessSteps()
     ready = process(f"{NAME}-1", host="studio-2", phase="Ready")
-    assert list_deleted(plan_chat(1, there, ready, hosts=hosts)) == {f"{NAME}-0"}
+    assert deleted(steps(1, there, ready, hosts=hosts)) == {f"{NAME}-0"}
 
 
 def test_evicted_process_that_fits_nowhere_else_is_kept() -> None:
     evicted = process(f"{NAME}-0", host="studio-1", phase="Pending", **DISPLACED)
     waiting = process(f"{NAME}-1")
-    assert plan_chat(1, evicted, waiting) == MetalProcessSteps()
+    assert steps(1, evicted, waiting) == MetalProcessSteps()
     returned = process(f"{NAME}-0", host="studio-1", phase="Starting")
-    assert list_deleted(plan_chat(1, returned, waiting)) == {f"{NAME}-1"}
+    assert deleted(steps(1, returned, waiting)) == {f"{NAME}-1"}
 
 
 def test_starting_replacement_is_preferred_to_the_evicted_process() -> None:
     hosts = [host("studio-1"), host("studio-2")]
     returning = process(f"{NAME}-0", host="studio-1", phase="Pending")
-    assert list_deleted(
-        plan_chat(1, returning, process(f"{NAME}-1", host="studio-2", phase="Starting"), hosts=hosts)
-    ) == {f"{NAME}-0"}
+    assert deleted(steps(1, returning, process(f"{NAME}-1", host="studio-2", phase="Starting"), hosts=hosts)) == {
+        f"{NAME}-0"
+    }
     answers = process(f"{NAME}-0", host="studio-1", phase="Ready")
-    assert list_deleted(
-        plan_chat(1, answers, process(f"{NAME}-1", host="studio-2", phase="Starting"), hosts=hosts)
-    ) == {f"{NAME}-1"}
+    assert deleted(steps(1, answers, process(f"{NAME}-1", host="studio-2", phase="Starting"), hosts=hosts)) == {
+        f"{NAME}-1"
+    }
 
 
 def test_displacing_one_replica_leaves_the_other_alone() -> None:
     both = [process(f"{NAME}-{number}", host=f"studio-{number}", phase="Ready") for number in (1, 2)]
     both[0]["status"] |= DISPLACED
     hosts = [host("studio-1"), host("studio-2")]
-    assert (list_made(plan_chat(2, *both, hosts=hosts)), list_deleted(plan_chat(2, *both, hosts=hosts))) == (
+    assert (made(steps(2, *both, hosts=hosts)), deleted(steps(2, *both, hosts=hosts))) == (
         [f"{NAME}-0"],
         set(),
     )
-    assert list_deleted(plan_chat(1, *both, hosts=hosts)) == {f"{NAME}-1"}, "scaled down, it is the one to go"
+    assert deleted(steps(1, *both, hosts=hosts)) == {f"{NAME}-1"}, "scaled down, it is the one to go"
 
 
 def test_no_process_is_deleted_to_make_room_on_the_displacing_host() -> None:
     there = process(f"{NAME}-0", host="studio-1", phase="Ready", gib=2, **DISPLACED)
     full = host("studio-1", 0, processes=[{"uid": f"uid-{NAME}-0"}])
-    assert plan_chat(1, there, process(f"{NAME}-1", gib=2), hosts=[full]) == MetalProcessSteps()
+    assert steps(1, there, process(f"{NAME}-1", gib=2), hosts=[full]) == MetalProcessSteps()
 
 
 def test_failed_process_stays_on_its_host() -> None:
-    assert plan_chat(1, process(f"{NAME}-0", host="studio-1", phase="Failed")) == MetalProcessSteps()
+    assert steps(1, process(f"{NAME}-0", host="studio-1", phase="Failed")) == MetalProcessSteps()
 
 
 def test_rejected_process_is_replaced_and_kept_for_a_while() -> None:
     rejected = process(f"{NAME}-0", host="studio-1", phase="Rejected")
-    done = plan_chat(1, rejected)
-    assert (list_made(done), list_deleted(done)) == ([f"{NAME}-1"], set())
+    done = steps(1, rejected)
+    assert (made(done), deleted(done)) == ([f"{NAME}-1"], set())
     assert done.again_seconds == AVOID_SECONDS - 60
-    assert list_deleted(plan_chat(1, rejected, process(f"{NAME}-1"), later=AVOID_SECONDS)) == {f"{NAME}-0"}
+    assert deleted(steps(1, rejected, process(f"{NAME}-1"), later=AVOID_SECONDS)) == {f"{NAME}-0"}
     answers = process(f"{NAME}-1", host="studio-2", phase="Ready")
-    assert list_deleted(plan_chat(1, rejected, answers, hosts=[host("studio-1"), host("studio-2")])) == {f"{NAME}-0"}
+    assert deleted(steps(1, rejected, answers, hosts=[host("studio-1"), host("studio-2")])) == {f"{NAME}-0"}
 
 
 def test_rejection_is_remembered_from_the_time_of_its_report() -> None:
@@ -220,21 +218,21 @@ def test_rejection_is_remembered_from_the_time_of_its_report() -> None:
         {"manager": "pomona-controller", "time": "2026-11-20T12:00:00Z"},
         {"manager": "pomona-metal-agent", "subresource": "status", "time": "2026-11-21T11:59:00Z"},
     ]
-    assert list_deleted(plan_chat(1, rejected, process(f"{NAME}-1"))) == set()
-    assert plan_chat(1, rejected, process(f"{NAME}-1")).again_seconds == AVOID_SECONDS - 60
+    assert deleted(steps(1, rejected, process(f"{NAME}-1"))) == set()
+    assert steps(1, rejected, process(f"{NAME}-1")).again_seconds == AVOID_SECONDS - 60
 
 
 def test_stopped_process_and_rejected_one_of_an_earlier_spec_are_deleted() -> None:
     old = process("chat-00000000-0", host="studio-1", phase="Rejected")
     stopped = process(f"{NAME}-0", host="studio-1", phase="Stopped")
-    assert list_deleted(plan_chat(1, old, stopped)) == {"chat-00000000-0", f"{NAME}-0"}
-    assert list_made(plan_chat(1, old, stopped)) == [f"{NAME}-1"]
+    assert deleted(steps(1, old, stopped)) == {"chat-00000000-0", f"{NAME}-0"}
+    assert made(steps(1, old, stopped)) == [f"{NAME}-1"]
 
 
 def test_unknown_spec_creates_nothing_and_keeps_serving_processes() -> None:
     old = process("chat-00000000-0", host="studio-1", phase="Ready")
-    assert plan_chat(2, old, known=False) == MetalProcessSteps()
-    assert list_deleted(plan_chat(0, old, known=False)) == {"chat-00000000-0"}
+    assert steps(2, old, known=False) == MetalProcessSteps()
+    assert deleted(steps(0, old, known=False)) == {"chat-00000000-0"}
 
 
 PHASES = st.sampled_from(["Pending", "Fetching", "Starting", "Ready", "Stopping", "Stopped", "Failed", "Rejected"])
@@ -255,22 +253,22 @@ def populations(draw: st.DrawFn) -> list[Obj]:
 @given(populations(), st.integers(0, 4))
 def test_steps_converge_and_never_reuse_a_name(observed: list[Obj], wanted: int) -> None:
     hosts = [host("studio-1"), host("lost", ready="False")]
-    first = plan_chat(wanted, *observed, hosts=hosts)
+    first = steps(wanted, *observed, hosts=hosts)
     names = [each["metadata"]["name"] for each in observed]
-    assert not set(list_made(first)) & set(names)
-    after = [*observed, *(process(name) for name in list_made(first))]
+    assert not set(made(first)) & set(names)
+    after = [*observed, *(process(name) for name in made(first))]
     for each in after:
-        if each["metadata"]["name"] in list_deleted(first):
+        if each["metadata"]["name"] in deleted(first):
             assert "deletionTimestamp" not in each["metadata"], "deleted once is enough"
             each["metadata"] = each["metadata"] | LEAVING
-    second = plan_chat(wanted, *after, hosts=hosts)
+    second = steps(wanted, *after, hosts=hosts)
     assert (second.create, second.delete) == ((), ())
     standing = sort_processes(NAME, wanted, [as_process(each) for each in after], {}, exposed=())
     assert len(standing.kept) <= wanted
 
 
 def test_process_that_was_orphaned_is_deleted() -> None:
-    ((_, made),) = plan_chat(1).create
+    ((_, made),) = steps(1).create
     made["metadata"] |= {"uid": "a", "resourceVersion": "1"}
     key = ObjectKey(made["metadata"]["namespace"], made["metadata"]["name"])
     assert decide_release(Snapshot(store((METAL_PROCESSES, made)), NOW), key) == Plan()
@@ -282,7 +280,7 @@ def test_process_that_was_orphaned_is_deleted() -> None:
 
 
 def test_spec_is_valid_for_the_schema() -> None:
-    ((_, obj),) = plan_chat(1).create
+    ((_, obj),) = steps(1).create
     assert msgspec.convert(obj, MetalProcess).spec == SPEC
 
 
@@ -293,25 +291,23 @@ def drained(name: str = "studio-1") -> Obj:
 def test_process_on_a_drained_host_is_replaced_before_it_is_deleted() -> None:
     hosts = [drained(), host("studio-2")]
     old = process(f"{NAME}-0", host="studio-1", phase="Ready", gib=2)
-    assert (list_made(plan_chat(1, old, hosts=hosts)), list_deleted(plan_chat(1, old, hosts=hosts))) == (
+    assert (made(steps(1, old, hosts=hosts)), deleted(steps(1, old, hosts=hosts))) == (
         [f"{NAME}-1"],
         set(),
     )
     for phase in ("Pending", "Starting"):
         moving = process(f"{NAME}-1", host="studio-2", phase=phase, gib=2)
-        assert plan_chat(1, old, moving, hosts=hosts) == MetalProcessSteps()
+        assert steps(1, old, moving, hosts=hosts) == MetalProcessSteps()
     moved = process(f"{NAME}-1", host="studio-2", phase="Ready", gib=2)
-    assert list_deleted(plan_chat(1, old, moved, hosts=hosts, unexposed={"studio-2"})) == set(), (
-        "no client reaches it yet"
-    )
-    assert list_deleted(plan_chat(1, old, moved, hosts=hosts)) == {f"{NAME}-0"}
+    assert deleted(steps(1, old, moved, hosts=hosts, unexposed={"studio-2"})) == set(), "no client reaches it yet"
+    assert deleted(steps(1, old, moved, hosts=hosts)) == {f"{NAME}-0"}
 
 
 def test_process_on_a_drained_host_that_fits_nowhere_else_stays() -> None:
     old = process(f"{NAME}-0", host="studio-1", phase="Ready", gib=2)
     waiting = process(f"{NAME}-1", gib=2)
-    assert plan_chat(1, old, waiting, hosts=[drained()]) == MetalProcessSteps()
-    assert plan_chat(1, old, waiting, hosts=[drained(), host("studio-2", GIB)]) == MetalProcessSteps()
+    assert steps(1, old, waiting, hosts=[drained()]) == MetalProcessSteps()
+    assert steps(1, old, waiting, hosts=[drained(), host("studio-2", GIB)]) == MetalProcessSteps()
 
 
 def test_no_process_is_deleted_to_make_room_for_one_that_its_host_does_not_know_how_to_run() -> None:
@@ -319,7 +315,7 @@ def test_no_process_is_deleted_to_make_room_for_one_that_its_host_does_not_know_
     new = process(f"{NAME}-0", gib=5, features=["Tomorrow"])
     for known, gone in (([], set()), (["Tomorrow"], {"chat-00000000-0"})):
         small = host("studio-1", 2 * GIB, processes=[{"uid": "uid-chat-00000000-0"}], features=known)
-        assert list_deleted(plan_chat(1, old, new, hosts=[small])) == gone
+        assert deleted(steps(1, old, new, hosts=[small])) == gone
 
 
 def test_process_states_the_features_of_what_its_service_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,16 +330,16 @@ def test_process_that_a_cordoned_host_rejected_is_deleted_since_the_host_would_t
     closed: Obj,
 ) -> None:
     rejected = process(f"{NAME}-0", host="studio-1", phase="Rejected", gib=2)
-    done = plan_chat(1, rejected, hosts=[host("studio-1") | {"spec": closed}, host("studio-2")])
-    assert (list_made(done), list_deleted(done)) == ([f"{NAME}-1"], {f"{NAME}-0"})
+    done = steps(1, rejected, hosts=[host("studio-1") | {"spec": closed}, host("studio-2")])
+    assert (made(done), deleted(done)) == ([f"{NAME}-1"], {f"{NAME}-0"})
 
 
 @pytest.mark.parametrize("replacement", [{}, {"host": "studio-2"}, {"host": "studio-2", "phase": "Ready"}])
 def test_end_of_a_drain_keeps_what_was_not_replaced_yet(replacement: dict[str, Any]) -> None:
     old = process(f"{NAME}-0", host="studio-1", phase="Ready", gib=2)
     late = process(f"{NAME}-1", gib=2, creationTimestamp="2026-11-21T11:59:30Z", **replacement)
-    done = plan_chat(1, old, late, hosts=[host("studio-1"), host("studio-2")])
-    assert (list_made(done), list_deleted(done)) == ([], {f"{NAME}-1"})
+    done = steps(1, old, late, hosts=[host("studio-1"), host("studio-2")])
+    assert (made(done), deleted(done)) == ([], {f"{NAME}-1"})
 
 
 def test_of_two_ready_replicas_the_one_that_clients_reach_is_kept() -> None:
@@ -351,12 +347,10 @@ def test_of_two_ready_replicas_the_one_that_clients_reach_is_kept() -> None:
     both = [process(f"{NAME}-{number}", host=f"studio-{number}", phase="Ready") for number in (1, 2)]
     hosts = [host("studio-1"), host("studio-2")]
     for unexposed, gone in (("studio-1", f"{NAME}-1"), ("studio-2", f"{NAME}-2")):
-        assert list_deleted(plan_chat(1, *both, hosts=hosts, unexposed=[unexposed])) == {gone}
+        assert deleted(steps(1, *both, hosts=hosts, unexposed=[unexposed])) == {gone}
     fails, starts = (process(f"{NAME}-{number}", host=f"studio-{number}", phase="Failed") for number in (1, 2))
     starts["status"]["phase"] = "Starting"
-    assert list_deleted(plan_chat(1, fails, starts, hosts=hosts, unexposed=["studio-2"])) == {f"{NAME}-1"}, (
-        "neither is reached"
-    )
+    assert deleted(steps(1, fails, starts, hosts=hosts, unexposed=["studio-2"])) == {f"{NAME}-1"}, "neither is reached"
 
 
 def test_process_of_a_lost_host_is_deleted_before_one_that_answers_on_a_drained_host() -> None:
@@ -365,7 +359,7 @@ def test_process_of_a_lost_host_is_deleted_before_one_that_answers_on_a_drained_
     lost = process(f"{NAME}-0", host="lost", phase="Ready", gib=2, creationTimestamp="2026-11-20T12:00:00Z")
     answers = process(f"{NAME}-1", host="studio-1", phase="Ready", gib=2)
     replacement = process(f"{NAME}-2", host="studio-2", phase="Ready", gib=2)
-    assert list_deleted(plan_chat(2, lost, answers, replacement, process(f"{NAME}-3"), hosts=hosts)) == {f"{NAME}-0"}
+    assert deleted(steps(2, lost, answers, replacement, process(f"{NAME}-3"), hosts=hosts)) == {f"{NAME}-0"}
 
 
 @given(st.lists(st.sampled_from(["Ready", "Starting", "Pending"]), min_size=1, max_size=3), st.booleans())
@@ -378,6 +372,6 @@ def test_drain_never_deletes_the_last_processes_that_answer(phases: list[str], h
         process(f"{NAME}-{wanted + number}", host=None if phase == "Pending" else "studio-2", phase=phase, gib=2)
         for number, phase in enumerate(phases)
     ]
-    gone = list_deleted(plan_chat(wanted, *old, *new, hosts=hosts))
+    gone = deleted(steps(wanted, *old, *new, hosts=hosts))
     answering = [each["metadata"]["name"] for each in (*old, *new) if each["status"]["phase"] == "Ready"]
     assert len(set(answering) - gone) >= wanted
