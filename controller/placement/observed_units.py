@@ -19,6 +19,7 @@ from controller.placement.queue_places import (
     ReplicaUnit,
     assign_places,
     assign_predecessors,
+    find_superseded,
     format_place,
     list_open_places,
     parse_seconds,
@@ -195,14 +196,15 @@ def _build_service_units(
     texts = _parse_freed(service, freed)
     # An earlier service of the same name may still have pods that end: their places are its own.
     own = [each for each in replicas if service is not None and each.unit.enqueued_at >= service.created_at]
-    assigned, replaces = assign_places(own, texts), assign_predecessors(own)
+    assigned, replaces, superseded = assign_places(own, texts), assign_predecessors(own), find_superseded(own)
     units = [
         msgspec.structs.replace(
             each.unit,
             enqueued_at=assigned.get(each.unit.uid, each.unit.enqueued_at),
             replaces=replaces.get(each.unit.uid, frozenset()),
+            is_superseded=each.unit.uid in superseded,
         )
-        if each.unit.uid in assigned or each.unit.uid in replaces
+        if each.unit.uid in assigned or each.unit.uid in replaces or each.unit.uid in superseded
         else each.unit
         for each in replicas
         if each.unit.state != "ending"

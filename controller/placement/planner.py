@@ -116,7 +116,8 @@ class Planning:
 
     def __init__(self, cells: Iterable[Cell], units: Iterable[Unit], rules: PlanRules, now: float) -> None:
         everything = list(units)
-        self._waiting = sorted((unit for unit in everything if unit.state == "waiting"), key=lambda unit: unit.order)
+        waiting = (unit for unit in everything if unit.state == "waiting" and not unit.is_superseded)
+        self._waiting = sorted(waiting, key=lambda unit: unit.order)
         holding = [unit for unit in everything if unit.state != "waiting"]
         self._holders = {unit.uid: unit for unit in holding}
         self._rules = rules

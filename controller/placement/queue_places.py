@@ -146,6 +146,13 @@ def assign_predecessors(replicas: Sequence[ReplicaUnit]) -> dict[str, frozenset[
     return {uid: frozenset(replaced) for uid, replaced in found.items() if replaced}
 
 
+def find_superseded(replicas: Sequence[ReplicaUnit]) -> frozenset[str]:
+    """Return the uids of waiting units in whose stead one of a later template waits."""
+    current, earlier, _ending = split_replicas(replicas)
+    rollouts = {each.rollout for each in current if each.unit.state == "waiting"}
+    return frozenset(each.unit.uid for each in earlier if each.unit.state == "waiting" and each.rollout in rollouts)
+
+
 class SplitReplicas(NamedTuple):
     """The units of a service by their future."""
 

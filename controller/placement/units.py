@@ -161,6 +161,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     """It is never evicted for another."""
     replaces: frozenset[str] = frozenset()
     """`uid` of units of an earlier spec of the same service, in whose place it may go."""
+    is_superseded: bool = False
+    """One of a later spec waits in its stead, so that it gets nothing more."""
     avoid: frozenset[str] = frozenset()
     """`Cell.id` of cells that have rejected or displaced its predecessor."""
     refused_by: frozenset[str] = frozenset()

@@ -1,5 +1,6 @@
 """What people change while victims still answer their last requests: one victim is enough, and nobody loses a place."""
 
+from crds.meta import NOMINATED
 from kube.resources import INFERENCE_SERVICES
 from tests.cluster.queue.queue_user import RUN_SECONDS, QueueUser
 from tests.support.eventually import eventually
@@ -22,20 +23,26 @@ async def start_preemption(simulated: SimulatedNodes, user: QueueUser) -> None:
 
 async def test_an_edit_of_the_preemptor_costs_no_second_victim(simulated: SimulatedNodes, user: QueueUser) -> None:
     await start_preemption(simulated, user)
-    before = await user.uids("critical")
+    kept = await user.uids("kept")
+    (before,) = await user.uids("critical")
     await user.edit("critical", contextLength=4096)
 
-    async def is_replaced() -> bool:
-        after = await user.uids("critical")
-        return len(after) == 1 and after != before
+    async def is_promised() -> bool:
+        """Return whether the pod of the later spec is promised the place."""
+        found = [pod for pod in await user.pods("critical") if pod["metadata"]["uid"] != before]
+        return any(NOMINATED in pod["metadata"]["annotations"] for pod in found)
 
-    await eventually(is_replaced, RUN_SECONDS)
-    await user.wait_for_status("critical", reason="Draining")
+    await eventually(is_promised, RUN_SECONDS)
     await user.kill_controller()
     simulated.let_end()
-    await user.wait_until_on("critical", "sim-1")
+
+    async def is_replaced() -> bool:
+        assert await user.nodes("critical") == ["sim-1"]
+        return before not in await user.uids("critical")
+
+    await eventually(is_replaced, RUN_SECONDS)
     await user.wait_for_places("victim")
-    assert await user.nodes("kept") == ["sim-1"]
+    assert await user.uids("kept") == kept
 
 
 async def test_a_victim_comes_back_at_once_if_its_preemptor_is_gone(simulated: SimulatedNodes, user: QueueUser) -> None:

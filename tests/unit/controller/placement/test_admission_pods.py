@@ -348,8 +348,6 @@ def test_successor_of_a_pod_that_ends_at_once_has_its_place(has_record: bool) ->
             assert [each["enqueued_at"] for each in ledger_of(found)["freed"]] == [place], "the leader may end now"
             found.change(PODS, queue_pod("new"))
             await asyncio.sleep(1)
-            found.show(PODS, "new")
-            await asyncio.sleep(1)
 
     virtual_time.run(main())
     assert found.api.find(PODS, "new")["metadata"]["annotations"][ENQUEUED_AT] == place

@@ -350,3 +350,11 @@ def test_round_reads_only_what_has_changed(monkeypatch: pytest.MonkeyPatch) -> N
     assert {unit.priority for unit in observe_units(known, VENDORS, NOW).units if unit.service.name == "chat-7"} == {
         "high"
     }
+
+
+def test_pod_of_an_earlier_template_gets_nothing_while_one_of_the_present_template_waits() -> None:
+    earlier, later = queue_pod("earlier"), queue_pod("later", template="bbb", created=LATER)
+    found = observe(queue(earlier, later))
+    assert (found["earlier"].is_superseded, found["later"].is_superseded) == (True, False)
+    running = queue_pod("later", template="bbb", created=LATER, gated=False, node="n1")
+    assert not observe(queue(earlier, running))["earlier"].is_superseded, "it serves until the rollout reaches it"

@@ -148,6 +148,14 @@ def test_nominated_unit_takes_a_better_free_place_at_once() -> None:
     assert say(decide([node("n", 4), node("m", 4)], units)) == ["high gets m"]
 
 
+def test_room_that_was_made_for_an_earlier_spec_is_for_the_one_that_supersedes_it() -> None:
+    earlier = msgspec.structs.replace(nominated(HIGH, "n", "r"), is_superseded=True)
+    units = [ending(runs("r", 4, "n")), runs("other", 4, "m"), earlier, pod("later", 4, priority="high")]
+    cells = [node("n", 4), node("m", 4)]
+    assert say(decide(cells, units)) == ["later waits on n for r"], "nothing else is evicted"
+    assert say(decide(cells, [runs("other", 4, "m"), earlier])) == []
+
+
 def test_eviction_that_failed_is_asked_for_again() -> None:
     assert say(decide([node("n", 4)], [runs("r", 4, "n"), nominated(HIGH, "n", "r")])) == ["r ends for high"]
 
