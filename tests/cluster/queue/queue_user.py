@@ -1,6 +1,7 @@
 """A user of the queue: services that want GPUs, and what is seen of their pods."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -123,6 +124,11 @@ class QueueUser:
             return True
 
         await eventually(is_old, RUN_SECONDS)
+
+    async def wait_for_a_later_second(self) -> None:
+        """Wait until what is made next is later than what is there: of one second, chance orders what is alike."""
+        second = int(time.time())
+        await eventually(lambda: time.time() >= second + 1)
 
     async def wait_until_queued(self, *services: str) -> None:
         """Wait until each of these services has a pod in the queue."""

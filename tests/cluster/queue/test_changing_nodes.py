@@ -15,6 +15,7 @@ async def test_a_unit_of_a_node_that_is_gone_runs_elsewhere_before_later_ones(
         await simulated.add(node, devices=1)
         await user.serve(name)
         await user.wait_until_on(name, node)
+    await user.wait_for_a_later_second()
     await user.serve("waiting")
     await user.wait_for_places("waiting")
     await simulated.remove("sim-1")

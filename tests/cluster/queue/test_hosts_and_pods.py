@@ -39,6 +39,7 @@ async def test_critical_services_displace_a_pod_and_a_process_which_come_back(
         for name, priority in (("process", "batch"), ("kept", "normal")):
             await user.serve_on_hosts(name, priority)
             await wait_until_on_host(user, name, "studio-1")
+        await user.wait_for_a_later_second()
         await user.serve_on_hosts("later", "batch")
         await user.wait_for_status("later", pool="metal", place="1/1", reason="InsufficientMemory")
         await user.wait_until_evictable("pod")

@@ -91,6 +91,7 @@ async def test_an_edit_that_needs_more_waits_while_the_previous_pod_serves(
         await user.serve(name)
         await user.wait_until_on(name, "sim-1")
     await eventually(lambda: check_serves(user, "edited"), RUN_SECONDS)
+    await user.wait_for_a_later_second()
     await user.serve("waiting")
     await user.wait_for_places("waiting")
     (before,) = await user.uids("edited")
@@ -112,6 +113,7 @@ async def test_scaling_while_queued_keeps_the_first_place(simulated: SimulatedNo
     await user.serve("scaled")
     await user.wait_for_places("scaled")
     first = (await user.wait_for_status("scaled"))["enqueuedAt"]
+    await user.wait_for_a_later_second()
     await user.serve("between")
     await user.wait_for_status("between", place="2/2")
     await user.edit("scaled", replicas=4)
