@@ -310,6 +310,7 @@ class _Term:
         for unit, message in overdue:
             for cell in unit.cells:
                 self._parts.registry.suspect(cell, SUSPECT, message, PINNED_SECONDS)
+                loop.call_later(PINNED_SECONDS, self._wake)
         return [each for each in overdue if not self._retries.is_paused(each.unit.uid, loop.time())]
 
     async def _requeue(self, overdue: Iterable[OverduePod]) -> None:

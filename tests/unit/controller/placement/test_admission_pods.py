@@ -197,10 +197,19 @@ def test_pod_that_the_scheduler_refuses_goes_back_with_its_place_and_closes_the_
             cell = found.registry.find_cell("node/n1")
             assert cell is not None
             assert (cell.closed, cell.closed_message) == ("Suspect", "1 Insufficient port")
+            assert found.api.deleted == ["a"]
+            assert ledger_of(found)["freed"][0]["unit"] == "uid-a"
+            found.remove(PODS, "a")
+            found.change(PODS, queue_pod("b"))
+            await asyncio.sleep(PINNED_SECONDS - 20)
+            assert found.api.tries == []
+            await asyncio.sleep(30)
 
     virtual_time.run(main())
-    assert found.api.deleted[:1] == ["a"]
-    assert ledger_of(found)["freed"][0]["unit"] == "uid-a"
+    assert found.api.tries == [("b", "n1")]
+    assert found.api.find(PODS, "b")["metadata"]["annotations"][ENQUEUED_AT] == format_place(
+        find_own_place(admitted("a"))
+    )
 
 
 def test_pod_that_the_scheduler_takes_in_time_stays() -> None:
