@@ -229,6 +229,7 @@ async def queue_for_devices(world: CrashWorld) -> None:
     await world.make(MODELS, "tiny", source="ollama://tiny:1b", memoryBytes=GIB)
     whole = {"modelRef": "tiny", "hardware": POD | {"count": DEVICES}}
     await world.make(INFERENCE_SERVICES, "low", priority="low", **whole)
+    await world.checkpoint("first", partial(_is_served, low=True))
     await world.make(INFERENCE_SERVICES, "batch", priority="batch", **whole)
     await world.checkpoint("full", partial(_is_served, low=True, batch=True))
     await world.make(INFERENCE_SERVICES, "critical", priority="critical", **whole)
