@@ -96,11 +96,11 @@ class SimulatedNodes:
         await self._client.patch_json(NODES, name, None, operations, subresource="status")
 
     def hold_ends(self) -> None:
-        """Let no pod end, as if each still answered its last requests."""
+        """Hold the end of pods, as if each still answered its last requests."""
         self._ends.clear()
 
     def let_end(self) -> None:
-        """Let the pods end that are being deleted."""
+        """End the pods that are being deleted, now and from now on."""
         self._ends.set()
         self._changed.set()
 
