@@ -212,6 +212,10 @@ class AdmissionBench:
         async with running(self.loop.run(leading)):
             yield
 
+    def show(self, resource: Resource, name: str, namespace: str | None = "team") -> None:
+        """Put an object into the watch cache as the API has it."""
+        self.known.put(resource, self.api.find(resource, name, namespace))
+
     def change(self, resource: Resource, obj: Obj) -> None:
         """Put another version of an object into the watch cache and the API."""
         self.known.put(resource, self.api.put(resource, obj))
