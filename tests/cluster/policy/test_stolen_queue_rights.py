@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from controller.placement.effects import admit_pod, annotate, build_eviction
-from controller.placement.ledger import LEDGER, Ledger
+from controller.placement.ledger import LEDGER, QueueLedger
 from crds.meta import CONTROLLER_NAMESPACE, ENQUEUED_AT, NOMINATED, QUEUE_GATE
 from kube.client import Client, Obj
 from kube.errors import ApiError, Forbidden, NotFound
@@ -213,10 +213,10 @@ async def test_queue_does_to_its_pods_all_that_it_decides(thief: Thief, queue: Q
 
 async def test_controller_writes_its_ledger(thief: Thief) -> None:
     try:
-        first = Ledger(thief.api, "one")
+        first = QueueLedger(thief.api, "one")
         await first.take_over()
         await first.write({}, ())
-        await Ledger(thief.api, "two").take_over()
+        await QueueLedger(thief.api, "two").take_over()
         with pytest.raises(Forbidden, match="cannot delete"):
             await thief.api.delete(CONFIG_MAPS, LEDGER, CONTROLLER_NAMESPACE)
     finally:

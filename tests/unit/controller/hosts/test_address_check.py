@@ -1,8 +1,10 @@
 """The search for another owner of a host's address: whom it finds, how often it asks, and what a failure changes."""
 
 import ipaddress
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from controller.hosts import address_check
@@ -74,9 +76,15 @@ class Cluster(Client):
         self.fails: ApiError | Unreachable | None = None
 
     async def list(
-        self, resource: Resource, namespace: str | None = None, *, label_selector: str = "", field_selector: str = ""
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        label_selector: str = "",
+        field_selector: str = "",
+        read: Callable[[msgspec.Raw], Obj] | None = None,
     ) -> ObjectList:
-        del namespace, label_selector, field_selector
+        del namespace, label_selector, field_selector, read
         assert resource == SERVICE_CIDRS, "all others cost less from the cache"
         raise self.fails or NotFound("list", status=404)
 

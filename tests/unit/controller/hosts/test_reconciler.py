@@ -3,11 +3,13 @@
 import asyncio
 import base64
 import json
+from collections.abc import Callable
 from datetime import timedelta
 from importlib import metadata
 from itertools import count
 from typing import Any
 
+import msgspec
 import pytest
 
 from controller.hosts import reconciler
@@ -231,8 +233,15 @@ class Api(Client):
         return found
 
     async def list(
-        self, resource: Resource, namespace: str | None = None, *, label_selector: str = "", field_selector: str = ""
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        label_selector: str = "",
+        field_selector: str = "",
+        read: Callable[[msgspec.Raw], Obj] | None = None,
     ) -> ObjectList:
+        del read
         assert (resource, namespace, label_selector, field_selector) == (LEASES, HOSTS_NAMESPACE, "", "")
         return ObjectList([], "1")
 

@@ -44,7 +44,7 @@ def pod(name: str, owner: str, served: str) -> Obj:
 
 def chat(name: str, model: str, adapter: str) -> Obj:
     reasons = {"conditions": [condition("ModelReady", "True", adapter), condition("Ready", "False", model)]}
-    scheduling = {"scheduling": {"mode": "Kueue", "queueName": model}} if adapter != "two" else {}
+    scheduling: Obj = {"scheduling": {"mode": "Kueue", "queueName": model}} if adapter != "two" else {}
     return service(name, modelRef=model, adapters=[{"modelRef": adapter}], **scheduling) | {"status": reasons}
 
 
