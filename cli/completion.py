@@ -62,6 +62,13 @@ def complete_hosts(ctx: click.Context, _parameter: click.Parameter, incomplete: 
     return _complete_names(ctx, METAL_HOSTS, incomplete)
 
 
+def complete_cells(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a host or node."""
+    from kube.resources import NODES  # noqa: PLC0415 - only who completes needs it
+
+    return [*complete_hosts(ctx, parameter, incomplete), *_complete_names(ctx, NODES, incomplete)]
+
+
 def complete_models(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the name of a Model."""
     from kube.resources import MODELS  # noqa: PLC0415 - same

@@ -12,6 +12,8 @@ SECTIONS = {
         "deploy": ("serve a model in the cluster", "cli.service.deploy"),
         "list": ("list the services of the cluster", "cli.service.list"),
         "status": ("show what a service waits for", "cli.service.status"),
+        "queue": ("list the services that wait for accelerators or hosts", "cli.queue.command"),
+        "plan": ("show what the queue would do after a change", "cli.queue.plan"),
         "chat": ("ask a service of the cluster", "cli.service.chat"),
         "logs": ("print what the engines of a service have logged", "cli.service.logs"),
         "delete": ("delete a service of the cluster", "cli.service.delete"),

@@ -216,8 +216,13 @@ def age_text(timestamp: str | None, now: datetime | None = None) -> str:
     """Return the time since a timestamp of the API: 3d, 5h, 2m, 10s; empty if there is none."""
     if not timestamp:
         return ""
-    seconds = int(((now or datetime.now(UTC)) - datetime.fromisoformat(timestamp)).total_seconds())
+    return duration_text(((now or datetime.now(UTC)) - datetime.fromisoformat(timestamp)).total_seconds())
+
+
+def duration_text(seconds: float) -> str:
+    """Return a time in its largest unit: 3d, 5h, 2m, 10s."""
+    whole = int(seconds)
     for unit, length in _UNITS:
-        if seconds >= length:
-            return f"{seconds // length}{unit}"
-    return f"{max(seconds, 0)}s"
+        if whole >= length:
+            return f"{whole // length}{unit}"
+    return f"{max(whole, 0)}s"

@@ -17,7 +17,7 @@ from controller.placement.standing import (
     WaitFacts,
     describe_need,
     describe_wait,
-    find_lacking,
+    find_lack,
     find_largest,
     sort_refusals,
 )
@@ -199,10 +199,7 @@ class Board:
         victims = tuple(sorted({str(self._victims[uid]) for uid in ending if uid in self._victims}))
         reason = entry.reason
         if reason is None:
-            if not counts.open and counts.closed:
-                reason = "CellsClosed"
-            else:
-                reason = "InsufficientDevices" if "/" in find_lacking(unit, counts) else "InsufficientMemory"
+            reason = find_lack(unit, counts)
         largest = find_largest(unit, self._cells) if reason == "NoSuchHardware" else None
         return ServiceStanding(
             pool=entry.pool,
@@ -234,7 +231,7 @@ class Board:
             needs[uid] = lane, amount = self._needs.get(uid) or measure_need(unit)
             queue = queues.get(lane.pool) or queues.setdefault(lane.pool, _PoolQueue())
             nomination = nominated.get(uid, None if uid in withdrawn else unit.nomination)
-            reason = _find_reason(decided, uid, nomination)
+            reason = find_reason(decided, uid, nomination)
             depths[lane.pool, unit.priority] = depths.get((lane.pool, unit.priority), 0) + 1
             needed = queue.needed.get(lane, 0) + amount
             if unit.service not in entries:
@@ -282,7 +279,7 @@ class Board:
         self._recalled.clear()
 
 
-def _find_reason(decided: Round, uid: str, nomination: Nomination | None) -> QueueReason | None:
+def find_reason(decided: Round, uid: str, nomination: Nomination | None) -> QueueReason | None:
     """Return why a unit waits, as far as the round tells; None: no room."""
     if nomination is not None:
         return "Draining"

@@ -135,6 +135,16 @@ class BoundVolumes:
             for listener in self._listeners:
                 listener()
 
+    async def read_once(self, client: Client) -> bool:
+        """Read what `find_nodes` has lacked until now, for one who does not `run`; return whether it lacked anything.
+
+        Raises ApiError, Unreachable.
+        """
+        lacked = bool(self._wanted)
+        while self._wanted:
+            await self._read_next(client)
+        return lacked
+
     async def _read_next(self, client: Client) -> None:
         """Read one object; if that fails, it is read after all others."""
         wanted = next(iter(self._wanted))

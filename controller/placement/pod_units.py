@@ -48,7 +48,7 @@ def build_pod_replica(
     A pod that ends is a unit without its service, too: others wait for its room.
     """
     metadata, spec = pod["metadata"], pod.get("spec") or {}
-    deployment, template = _find_template(pod)
+    deployment, template = find_template(pod)
     is_ending = "deletionTimestamp" in metadata
     is_owned = service is not None and deployment in service.deployments
     has_ended = (pod.get("status") or {}).get("phase") in ENDED
@@ -71,7 +71,7 @@ def build_pod_replica(
         enqueued_at=find_place(pod, service.created_at) if service is not None else own_place,
         parts=(need,),
         pools=pools_of("pod", need, service.accelerator if service is not None else "", vendors),
-        requirement=_build_requirement(spec, volume_nodes) if state == "waiting" else _NO_RULES,
+        requirement=build_requirement(spec, volume_nodes) if state == "waiting" else _NO_RULES,
         state=state,
         cells=(f"node/{node}",) if node else (),
         nomination=nomination if state == "waiting" else None,
@@ -83,14 +83,20 @@ def build_pod_replica(
     return PodReplica(replica, *_read_gang(pod))
 
 
-def _build_requirement(pod_spec: Obj, volume_nodes: frozenset[str] | None) -> NodeRequirement:
+def build_requirement(pod_spec: Obj, volume_nodes: frozenset[str] | None) -> NodeRequirement:
+    """Return the rules of a pod about its node.
+
+    Args:
+        pod_spec: its spec.
+        volume_nodes: the only nodes on which its volumes can be; None: anywhere.
+    """
     rules = {name: pod_spec[name] for name in _RULES if pod_spec.get(name)}
     shape = [rules, None if volume_nodes is None else sorted(volume_nodes)]
     digest = hashlib.sha256(msgspec.json.encode(shape, order="deterministic")).hexdigest()
     return NodeRequirement(digest[:16], rules, volume_nodes)
 
 
-def _find_template(pod: Obj) -> tuple[str, str]:
+def find_template(pod: Obj) -> tuple[str, str]:
     """Return the Deployment that made a pod by one of its ReplicaSets, and the template; empty if none did."""
     owner = controller_of(pod)
     template: str = (pod["metadata"].get("labels") or {}).get(_TEMPLATE, "")

@@ -106,6 +106,13 @@ def find_lacking(unit: Unit, counts: CellCounts) -> str:
     return found[0] if found is not None else measure_need(unit)[0].resource
 
 
+def find_lack(unit: Unit, counts: CellCounts) -> QueueReason:
+    """Return why a unit waits that nothing but a lack of room holds up."""
+    if not counts.open and counts.closed:
+        return "CellsClosed"
+    return "InsufficientDevices" if "/" in find_lacking(unit, counts) else "InsufficientMemory"
+
+
 def describe_need(unit: Unit) -> str:
     """Return what one replica needs of what is scarce, such as `nvidia.com/gpu: 2`."""
     lane, total = measure_need(unit)

@@ -1,0 +1,1 @@
+"""Commands about the queue for accelerators and hosts."""

@@ -1,0 +1,109 @@
+"""`pomona queue`: the services that wait for accelerators or hosts, by pool and in their order."""
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+from click.core import ParameterSource
+
+from cli.api_objects import Obj
+from cli.cluster_options import ClusterOptions, namespaced_cluster_options
+from cli.lazy import LazyGroup
+from cli.output import OutputFormat, TableColumn, age_text, duration_text, output_option, print_objects
+
+if TYPE_CHECKING:
+    from cli.cluster_access import Cluster
+
+SUBCOMMANDS = {"explain": ("show for each node and host why a service waits, and what would help", "cli.queue.explain")}
+
+
+@click.group("queue", cls=LazyGroup, subcommands=SUBCOMMANDS, invoke_without_command=True)
+@click.option("--all-namespaces", "-A", "is_everywhere", is_flag=True, help="List the services of all namespaces.")
+@output_option
+@namespaced_cluster_options
+@click.pass_context
+def command(ctx: click.Context, *, target: ClusterOptions, is_everywhere: bool, output_format: OutputFormat) -> None:
+    """List the services that wait for accelerators or hosts: by pool, in the order in which they get their turn.
+
+    A place such as 3/12 counts the replicas of all namespaces that wait in the pool. The list is that of status.queue,
+    which the controller writes; -o json prints these services as objects of the API.
+
+    \b
+    Examples:
+      pomona queue
+      pomona queue -A -o wide
+      pomona queue explain chat
+    """
+    if ctx.invoked_subcommand is not None:
+        refuse_options_before(ctx)
+        return
+    from cli.cluster_access import run_in_cluster  # noqa: PLC0415 - not needed for --help
+    from kube.resources import INFERENCE_SERVICES  # noqa: PLC0415 - same
+
+    async def read(cluster: "Cluster") -> tuple[str, list[Obj]]:
+        namespace = None if is_everywhere else cluster.namespace
+        return cluster.namespace, (await cluster.client.list(INFERENCE_SERVICES, namespace)).items
+
+    namespace, services = run_in_cluster(target, read)
+    columns = [TableColumn("NAMESPACE", lambda it: str(it["metadata"]["namespace"]), is_name=True), *COLUMNS]
+    place = "the cluster" if is_everywhere else f"namespace {namespace}"
+    empty = f"no service of {place} waits for an accelerator or a host"
+    print_objects(sort_waiting(services), columns if is_everywhere else COLUMNS, output_format, empty=empty)
+
+
+def refuse_options_before(ctx: click.Context) -> None:
+    """Refuse options that were given before the sub-command, where they would do nothing.
+
+    Raises:
+        click.UsageError: there are such options.
+    """
+    given = [
+        parameter.opts[0]
+        for parameter in ctx.command.params
+        if parameter.name and ctx.get_parameter_source(parameter.name) == ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise click.UsageError(f"{', '.join(given)}: give the options after `{ctx.invoked_subcommand}`", ctx)
+
+
+def sort_waiting(services: list[Obj]) -> list[Obj]:
+    """Return the services that wait, by pool and place; those that can never run come last in their pool."""
+    waiting = [each for each in services if each.get("status", {}).get("queue")]
+    return sorted(waiting, key=_sort_key)
+
+
+def _sort_key(service: Obj) -> tuple[str, bool, int, str, str]:
+    queue, metadata = service["status"]["queue"], service["metadata"]
+    position = queue.get("position")
+    return queue.get("pool", ""), position is None, position or 0, metadata["namespace"], metadata["name"]
+
+
+def queue_text(service: Obj, field: str) -> str:
+    """Return a field of `status.queue` as text; empty if it is absent."""
+    return str(service["status"]["queue"].get(field, ""))
+
+
+def describe_start(queue: Obj, now: datetime) -> str:
+    """Return the range of the estimated start, such as `in 5m to 15m`, or why there is none."""
+    found = queue.get("estimatedStart") or {}
+    if not found.get("latest"):
+        return str(queue.get("noEstimate") or "")
+    earliest, latest = (
+        max(0.0, (datetime.fromisoformat(found[end]) - now).total_seconds()) if found.get(end) else 0.0
+        for end in ("earliest", "latest")
+    )
+    return f"in {duration_text(earliest)} to {duration_text(latest)}"
+
+
+COLUMNS = [
+    TableColumn("POOL", lambda it: queue_text(it, "pool")),
+    TableColumn("PLACE", lambda it: queue_text(it, "place") or "none"),
+    TableColumn("SERVICE", lambda it: str(it["metadata"]["name"]), is_name=True),
+    TableColumn("PRIORITY", lambda it: str(it["spec"].get("priority", "normal"))),
+    TableColumn("WAITS FOR", lambda it: queue_text(it, "waitingFor")),
+    TableColumn("SINCE", lambda it: age_text(it["status"]["queue"].get("enqueuedAt"))),
+    TableColumn("ESTIMATED START", lambda it: describe_start(it["status"]["queue"], datetime.now(UTC))),
+    TableColumn("REASON", lambda it: queue_text(it, "reason")),
+    TableColumn("MESSAGE", lambda it: queue_text(it, "message"), is_wide=True),
+]
+"""The columns of one namespace."""

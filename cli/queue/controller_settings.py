@@ -1,0 +1,138 @@
+"""The options of the controller that decide about the queue: as its Deployment states them, or as the user does."""
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+import click
+
+from cli.options import Duration
+from crds.meta import CONTROLLER_NAMESPACE, SchedulingMode
+
+if TYPE_CHECKING:
+    from cli.cluster_access import Cluster
+    from controller.placement.cluster_copy import QueueSettings
+    from devices.vendors import Vendors
+
+DEPLOYMENT: Final = "pomona-controller"
+VENDORS_MAP: Final = "pomona-vendors"
+
+
+@dataclass(frozen=True, slots=True)
+class StatedSettings:
+    """The options as the user states them; None: as the Deployment of the controller does."""
+
+    min_run_seconds: float | None = None
+    scheduling_mode: SchedulingMode | None = None
+
+
+def controller_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--min-run` and `--scheduling-mode`, as the argument `stated`."""
+
+    @functools.wraps(function)
+    def with_stated(*args: Any, min_run: float | None, scheduling_mode: SchedulingMode | None, **more: Any) -> Any:
+        return function(*args, stated=StatedSettings(min_run, scheduling_mode), **more)
+
+    decorated: Callable[..., Any] = with_stated
+    for option in (
+        click.option(
+            "--scheduling-mode",
+            type=click.Choice(get_args(SchedulingMode)),
+            help="That of the controller. Default: as its Deployment states it.",
+        ),
+        click.option(
+            "--min-run", type=Duration(), help="That of the controller. Default: as its Deployment states it."
+        ),
+    ):
+        decorated = option(decorated)
+    return decorated
+
+
+async def read_settings(cluster: "Cluster", stated: StatedSettings) -> "QueueSettings":
+    """Return the options of the controller; where its Deployment cannot be read, a line says what is assumed.
+
+    Raises ApiError, Unreachable.
+    """
+    from controller.placement.cluster_copy import QueueSettings  # noqa: PLC0415 - not needed for --help
+    from kube.errors import Forbidden, NotFound  # noqa: PLC0415 - same
+    from kube.resources import DEPLOYMENTS  # noqa: PLC0415 - same
+
+    default = QueueSettings()
+    try:
+        found = await cluster.client.get(DEPLOYMENTS, DEPLOYMENT, CONTROLLER_NAMESPACE)
+    except (Forbidden, NotFound) as error:
+        settings = merge_settings([], default.pods.vendors, stated)
+        if None in (stated.min_run_seconds, stated.scheduling_mode):
+            state = "cannot be read" if isinstance(error, Forbidden) else "does not exist"
+            print(
+                f"Deployment {DEPLOYMENT} in {CONTROLLER_NAMESPACE} {state}: assuming "
+                f"--min-run {settings.min_run_seconds:.0f}s --scheduling-mode {settings.pods.scheduling_mode}",
+                file=sys.stderr,
+            )
+        return settings
+    containers = found["spec"]["template"]["spec"]["containers"]
+    arguments = next((each.get("args") or [] for each in containers if each["name"] == "controller"), [])
+    has_vendors = find_option(arguments, "--vendors") is not None
+    return merge_settings(arguments, await _read_vendors(cluster) if has_vendors else default.pods.vendors, stated)
+
+
+async def _read_vendors(cluster: "Cluster") -> "Vendors":
+    """Return the accelerators of the controller's file.
+
+    Raises:
+        click.ClickException: the file cannot be read.
+        Unreachable: the API server does not answer.
+    """
+    from devices.vendor_file import VendorFileError, parse_vendors  # noqa: PLC0415 - not needed for --help
+    from kube.errors import ApiError  # noqa: PLC0415 - same
+    from kube.resources import CONFIG_MAPS  # noqa: PLC0415 - same
+    from runtimes.registry import POD_ENGINES  # noqa: PLC0415 - same
+
+    try:
+        found = await cluster.client.get(CONFIG_MAPS, VENDORS_MAP, CONTROLLER_NAMESPACE)
+        return parse_vendors(found["data"]["vendors.yaml"], POD_ENGINES)
+    except (ApiError, VendorFileError, KeyError) as error:
+        raise click.ClickException(
+            f"the controller has a table of accelerators of its own, ConfigMap {VENDORS_MAP} in "
+            f"{CONTROLLER_NAMESPACE}, which cannot be read ({error}): ask an administrator of the cluster"
+        ) from error
+
+
+def merge_settings(arguments: Sequence[str], vendors: "Vendors", stated: StatedSettings) -> "QueueSettings":
+    """Return the options of a controller with these arguments, if the user does not state others."""
+    from controller.placement.cluster_copy import QueueSettings  # noqa: PLC0415 - not needed for --help
+    from controller.pod_settings import PodSettings  # noqa: PLC0415 - same
+
+    default = QueueSettings()
+    min_run = find_option(arguments, "--min-run")
+    mode = find_option(arguments, "--scheduling-mode")
+    seconds = stated.min_run_seconds
+    if seconds is None:
+        seconds = Duration().convert(min_run, None, None) if min_run else default.min_run_seconds
+    # A controller of some namespaces has no queue.
+    is_native = mode == "Native" or (mode is None and find_option(arguments, "--namespace") is not None)
+    known: SchedulingMode = "Native" if is_native else default.pods.scheduling_mode
+    pods = PodSettings(
+        image=find_option(arguments, "--image") or default.pods.image,
+        image_pull_secrets=tuple(list_values(arguments, "--image-pull-secret")),
+        vendors=vendors,
+        scheduling_mode=stated.scheduling_mode or known,
+    )
+    return QueueSettings(pods, seconds)
+
+
+def find_option(arguments: Sequence[str], name: str) -> str | None:
+    """Return the first value of an option among the arguments of a program; None if there is none."""
+    return next(iter(list_values(arguments, name)), None)
+
+
+def list_values(arguments: Sequence[str], name: str) -> list[str]:
+    """Return the values of an option among the arguments of a program, as `--name=value` or `--name value`."""
+    found = []
+    for number, each in enumerate(arguments):
+        option, equals, value = each.partition("=")
+        if option == name:
+            found += [value] if equals else arguments[number + 1 : number + 2]
+    return found

@@ -1,0 +1,149 @@
+"""`pomona queue explain`: for each node and host, why a service waits, and what would help."""
+
+from typing import TYPE_CHECKING, Final, Literal
+
+import click
+
+from cli.api_objects import Obj
+from cli.cluster_options import ClusterOptions, namespaced_cluster_options
+from cli.completion import complete_services
+from cli.lazy import program_name
+from cli.output import facts_option, print_facts, render_table, terminal_width, wrap_text
+from cli.queue.controller_settings import StatedSettings, controller_options
+
+if TYPE_CHECKING:
+    from cli.cluster_access import Cluster
+    from controller.placement.remedies import WaitExplanation
+    from controller.placement.units import Unit
+
+_TITLES: Final = ("CELL", "WHY NOT", "MESSAGE", "WHAT WOULD HELP")
+
+
+@click.command("explain")
+@click.argument("name", metavar="SERVICE", shell_complete=complete_services)
+@facts_option("table")
+@controller_options
+@namespaced_cluster_options
+def command(
+    name: str, *, target: ClusterOptions, stated: StatedSettings, output_format: Literal["table", "json", "yaml"]
+) -> None:
+    """Show for each node and host why it does not run SERVICE, and what would help; the nearest remedy comes first.
+
+    The cluster is read, and the queue decided as the controller decides it. Nothing is changed. That takes rights to
+    read pods, nodes and hosts in the whole cluster; without them, the part that the controller has written into
+    status.queue is shown.
+
+    Exit code: 0 explained, or the service does not wait; 1 not all could be read.
+
+    \b
+    Examples:
+      pomona queue explain chat
+      pomona queue explain chat -n team -o json
+    """
+    from cli.cluster_access import run_in_cluster  # noqa: PLC0415 - not needed for --help
+
+    async def read(cluster: "Cluster") -> "tuple[Obj, Unit | None, WaitExplanation | None, list[str]]":
+        return await explain_service(cluster, name, stated)
+
+    service, unit, found, missing = run_in_cluster(target, read)
+    if output_format != "table":
+        print_facts(build_facts(service, unit, found, missing), output_format)
+    else:
+        print("\n".join(render_explanation(service, unit, found, missing, target)))
+    click.get_current_context().exit(1 if missing else 0)
+
+
+async def explain_service(
+    cluster: "Cluster", name: str, stated: StatedSettings
+) -> "tuple[Obj, Unit | None, WaitExplanation | None, list[str]]":
+    """Return a service, its first unit that waits, why that waits, and the rights that the user lacks.
+
+    Raises:
+        click.ClickException: the service does not exist.
+        ApiError: the API server refuses.
+        Unreachable: the API server does not answer.
+    """
+    from cli.cluster_access import read_object  # noqa: PLC0415 - not needed for --help
+    from cli.cluster_errors import describe_api_error  # noqa: PLC0415 - same
+    from cli.queue.planning import copy_cluster, read_clock  # noqa: PLC0415 - same
+    from controller.placement.cluster_copy import RightsMissing  # noqa: PLC0415 - same
+    from controller.placement.remedies import explain_unit  # noqa: PLC0415 - same
+    from kube.resources import INFERENCE_SERVICES, object_key  # noqa: PLC0415 - same
+
+    service = await read_object(cluster.client, INFERENCE_SERVICES, name, cluster.namespace)
+    try:
+        copied = await copy_cluster(cluster, stated)
+    except RightsMissing as missing:
+        return service, None, None, [describe_api_error(each, cluster.credentials.server) for each in missing.refusals]
+    now, key = read_clock(), object_key(service)
+    units = copied.list_units(now)
+    waiting = [unit for unit in units if unit.service == key and unit.state == "waiting"]
+    if not waiting:
+        return service, None, None, []
+    first = min(waiting, key=lambda unit: unit.order)
+    return service, first, explain_unit(first, copied.list_cells(), units, copied.rules, now.timestamp()), []
+
+
+def render_explanation(
+    service: Obj, unit: "Unit | None", found: "WaitExplanation | None", missing: list[str], target: ClusterOptions
+) -> list[str]:
+    """Return the answer for people."""
+    name, width = service["metadata"]["name"], terminal_width()
+    queue = service.get("status", {}).get("queue")
+    if unit is None or found is None:
+        if queue is None and not missing:
+            phase, see = service.get("status", {}).get("phase", "Pending"), f"status {name}{target.render()}"
+            return [f"{name} does not wait in the queue: its phase is {phase}; see `{program_name()} {see}`"]
+        lines = wrap_text(describe_queue(name, queue), width)
+        return [*lines, *(line for each in missing for line in wrap_text(f"not shown: {each}", width))]
+    if found.admitted:
+        return [f"{name} waits no longer: the next round gives {unit.key} {', '.join(found.admitted)}"]
+    head = wrap_text(describe_queue(name, queue), width)
+    if found.victims:
+        ending = ", ".join(sorted({str(victim.service) for victim in found.victims}))
+        head += wrap_text(f"the next round evicts replicas of {ending} for it", width)
+    if not found.cells:
+        return [*head, "there is no node with an accelerator and no host: add one"]
+    rows = [(each.cell, str(each.refusal), each.message, each.remedy) for each in found.cells]
+    table = render_table(_TITLES, rows, width, {0})
+    best = describe_best(found)
+    return [*head, *(wrap_text(best, width) if best else ()), "", table]
+
+
+def describe_queue(name: str, queue: Obj | None) -> str:
+    """Return what the controller has written about the place of a service."""
+    if not queue:
+        return f"{name} has no place in status.queue: the controller has not seen that it waits"
+    place = f"{queue['place']} in pool {queue.get('pool', '')}" if queue.get("place") else "without a place"
+    return f"{name} waits, {place} ({queue.get('reason', '')}): {queue.get('message', '')}"
+
+
+def describe_best(found: "WaitExplanation") -> str:
+    """Return the best remedy in a sentence; empty if there is none."""
+    best = found.best
+    return f"best remedy: {best.remedy} ({best.cell}: {best.message})" if best is not None else ""
+
+
+def build_facts(service: Obj, unit: "Unit | None", found: "WaitExplanation | None", missing: list[str]) -> Obj:
+    """Return the answer for programs."""
+    best = found.best if found is not None else None
+    return {
+        "namespace": service["metadata"]["namespace"],
+        "service": service["metadata"]["name"],
+        "queue": service.get("status", {}).get("queue"),
+        "unit": {"kind": unit.key.kind, "name": unit.key.name} if unit is not None else None,
+        "admittedTo": list(found.admitted) if found is not None else [],
+        "evicts": sorted({str(victim.service) for victim in found.victims}) if found is not None else [],
+        "bestRemedy": {"cell": best.cell, "remedy": best.remedy} if best is not None else None,
+        "cells": [
+            {
+                "cell": each.cell,
+                "reason": each.refusal.reason,
+                "resource": each.refusal.resource,
+                "message": each.message,
+                "remedy": each.remedy,
+            }
+            for each in (found.cells if found is not None else ())
+        ],
+        "notShown": missing,
+    }

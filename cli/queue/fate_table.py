@@ -1,0 +1,130 @@
+"""The output of `pomona plan`: what would become of each unit, as a table or as facts for programs."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from cli.api_objects import Obj
+from cli.output import duration_text, render_table
+from controller.placement.forecast import Forecast, UnitFate, Wait, explain_wait, first_uid, list_differences
+
+_TITLES: Final = ("SERVICE", "REPLICA", "PRIORITY", "POOL", "OUTCOME", "WHERE", "WHY")
+INCOMPLETE: Final = "the plan was ended early: more would change after this"
+
+
+class PlannedChange(NamedTuple):
+    """The fate of one unit in comparison with that before a change."""
+
+    fate: UnitFate
+    origin: tuple[str, ...]
+    """`Cell.id` of the cells where it runs before; empty: it waits, or is new."""
+    wait: Wait | None
+    """None: it does not wait."""
+
+    @property
+    def outcome(self) -> str:
+        """starts, moves, waits, evicted, stays or ends."""
+        match self.fate.state:
+            case "starts":
+                return "moves" if self.origin else "starts"
+            case "waits":
+                return "evicted" if self.origin else "waits"
+            case "runs":
+                return "stays"
+            case "ends":
+                return "ends"
+
+
+def list_changes(before: Forecast, after: Forecast, concerned: Sequence[str]) -> list[PlannedChange]:
+    """Return the changes of some units, and of all others whose fate differs.
+
+    Args:
+        before: the forecast without the change.
+        after: the forecast with it.
+        concerned: uids of the units that are shown in any case.
+    """
+    found = []
+    for fate in list_differences(before, after, concerned):
+        earlier = before.fates.get(first_uid(fate.unit.uid))
+        origin = earlier.unit.cells if earlier is not None else ()
+        found.append(PlannedChange(fate, origin, explain_wait(after, fate) if fate.state == "waits" else None))
+    return found
+
+
+def render_changes(changes: Sequence[PlannedChange], width: int | None) -> str:
+    """Return the table."""
+    rows = [
+        (
+            str(each.fate.unit.service),
+            each.fate.unit.key.name,
+            each.fate.unit.priority,
+            ",".join(each.fate.unit.pools),
+            _describe_outcome(each),
+            _describe_place(each),
+            describe_cause(each),
+        )
+        for each in changes
+    ]
+    return render_table(_TITLES, rows, width, {0})
+
+
+def _describe_outcome(change: PlannedChange) -> str:
+    text = change.outcome
+    if change.wait is not None:
+        place = f"{change.wait.position}/{change.wait.length}" if change.wait.position else "without a place"
+        return f"{text}, waits {place}" if text == "evicted" else f"{text} {place}"
+    if change.fate.after_seconds:
+        return f"{text} in {duration_text(change.fate.after_seconds)}"
+    return text
+
+
+def _describe_place(change: PlannedChange) -> str:
+    origin, target = ",".join(change.origin), ",".join(change.fate.cells)
+    if change.outcome == "moves":
+        return f"{origin} to {target or 'a new node'}"
+    if change.outcome == "starts":
+        return target or "a new node"
+    return origin
+
+
+def describe_cause(change: PlannedChange) -> str:
+    """Return why a unit gets its place or none, in words."""
+    fate, parts = change.fate, list[str]()
+    if fate.preemptor is not None:
+        parts.append(f"evicted for {fate.preemptor.service} of priority {fate.preemptor.priority}")
+    if change.wait is not None:
+        parts.append(f"{change.wait.reason}: {change.wait.message}")
+    if fate.evicts:
+        victims = sorted({f"{victim.service} of priority {victim.priority}" for victim in fate.evicts})
+        parts.append(f"evicts {', '.join(victims)}")
+    parts += [score.explain() for score in fate.scores[:1] if fate.state == "starts"]
+    if fate.state == "ends":
+        parts.append("replaced by a replica of the new spec")
+    return "; ".join(parts)
+
+
+def build_changes(changes: Sequence[PlannedChange]) -> list[Obj]:
+    """Return the facts for programs."""
+    return [_build_change(each) for each in changes]
+
+
+def _build_change(change: PlannedChange) -> Obj:
+    fate, wait = change.fate, change.wait
+    unit = fate.unit
+    return {
+        "namespace": unit.service.namespace,
+        "service": unit.service.name,
+        "kind": unit.key.kind,
+        "replica": unit.key.name,
+        "priority": unit.priority,
+        "pools": list(unit.pools),
+        "outcome": change.outcome,
+        "from": list(change.origin),
+        "to": list(fate.cells) if fate.state == "starts" else [],
+        "afterSeconds": round(fate.after_seconds),
+        "score": fate.scores[0].explain() if fate.scores else "",
+        "evictedFor": str(fate.preemptor.service) if fate.preemptor is not None else "",
+        "evicts": sorted({str(victim.service) for victim in fate.evicts}),
+        "place": {"position": wait.position, "length": wait.length} if wait is not None and wait.position else None,
+        "reason": wait.reason if wait is not None else "",
+        "message": wait.message if wait is not None else "",
+    }

@@ -1,0 +1,163 @@
+"""`pomona plan`: what the queue would do if manifests were applied, a machine were drained, or one were added."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+import click
+
+from cli.api_objects import Obj
+from cli.cluster_options import ClusterOptions, namespaced_cluster_options
+from cli.lazy import LazyGroup
+from cli.output import facts_option, print_facts, terminal_width, wrap_text
+from cli.queue.command import refuse_options_before
+from cli.queue.controller_settings import StatedSettings, controller_options
+
+if TYPE_CHECKING:
+    from cli.cluster_access import Cluster
+    from cli.queue.fate_table import PlannedChange
+    from controller.placement.forecast import Forecast
+    from controller.services.planned_services import PlannedService
+
+SUBCOMMANDS = {
+    "drain": ("show where the replicas of a host or node would go", "cli.queue.plan_drain"),
+    "add": ("show which replicas a further node or host would start", "cli.queue.plan_add"),
+}
+PlanFormat = Literal["table", "json", "yaml"]
+_STANDARD_INPUT: Final = Path("/dev/stdin")
+
+
+@click.group("plan", cls=LazyGroup, subcommands=SUBCOMMANDS, invoke_without_command=True)
+@click.option(
+    "--file",
+    "-f",
+    "paths",
+    multiple=True,
+    type=click.Path(exists=True, allow_dash=True, path_type=Path),
+    help="Manifest, folder of manifests, or - for standard input. Repeatable.",
+)
+@facts_option("table")
+@controller_options
+@namespaced_cluster_options
+@click.pass_context
+def command(
+    ctx: click.Context,
+    *,
+    target: ClusterOptions,
+    stated: StatedSettings,
+    paths: tuple[Path, ...],
+    output_format: PlanFormat,
+) -> None:
+    """Show what the queue would do if the Models and InferenceServices of FILE were applied now.
+
+    Each new replica starts on a node or host, or waits at a place; replicas that would be evicted for it follow, with
+    where they would go. The cluster is read, nothing is changed, and rights to read all of it are needed. The plan
+    assumes that evicted replicas end, and that nothing else comes or goes.
+
+    Of a service that exists, fields that the manifest leaves out stay as they are.
+
+    Exit code: 0 planned; 1 a service would get no replica, or the cluster cannot be read; 2 the options or files are
+    invalid.
+
+    \b
+    Examples:
+      pomona plan -f service.yaml
+      pomona deploy qwen3-8b --dry-run | pomona plan -f -
+      pomona plan drain studio-1
+      pomona plan add --accelerator nvidia --devices 8 --memory 512Gi
+    """
+    if ctx.invoked_subcommand is not None:
+        refuse_options_before(ctx)
+        return
+    if not paths:
+        raise click.UsageError("nothing to plan: give --file, or the command `drain` or `add`")
+    from cli.cluster_access import run_in_cluster  # noqa: PLC0415 - not needed for --help
+    from cli.service.manifests import load_files  # noqa: PLC0415 - same
+
+    files = [_STANDARD_INPUT if str(each) == "-" else each for each in paths]
+    manifests, skipped = load_files(files, target.namespace)
+    for line in skipped:
+        click.echo(line, err=True)
+
+    async def read(cluster: "Cluster") -> "tuple[list[PlannedService], list[PlannedChange], Forecast]":
+        return await plan_files(cluster, manifests, stated)
+
+    services, changes, after = run_in_cluster(target, read)
+    extra: Obj = {"services": [_describe_service(each) for each in services]}
+    print_plan(changes, after, output_format, extra, [line for each in services for line in _explain_service(each)])
+    ctx.exit(1 if any(each.problem is not None for each in services) else 0)
+
+
+async def plan_files(
+    cluster: "Cluster", manifests: Sequence[Obj], stated: StatedSettings
+) -> "tuple[list[PlannedService], list[PlannedChange], Forecast]":
+    """Return what would become of the services of manifests, and of all other units.
+
+    Raises:
+        click.ClickException: the user may not read the whole cluster.
+        ApiError: the API server refuses.
+        Unreachable: the API server does not answer.
+    """
+    from cli.queue.fate_table import list_changes  # noqa: PLC0415 - not needed for --help
+    from cli.queue.planning import copy_for_plan, read_clock  # noqa: PLC0415 - same
+    from controller.placement.forecast import forecast  # noqa: PLC0415 - same
+    from controller.services.planned_services import plan_services  # noqa: PLC0415 - same
+
+    copied = await copy_for_plan(cluster, stated)
+    now = read_clock()
+    units = copied.list_units(now)
+    before = forecast(copied.list_cells(), units, copied.rules, now.timestamp())
+    placed = [{**each, "metadata": {"namespace": cluster.namespace, **each["metadata"]}} for each in manifests]
+    services = plan_services(copied, placed, now)
+    await copied.read_volumes(cluster.client)
+    changed = copied.list_units(now)
+    after = forecast(copied.list_cells(), changed, copied.rules, now.timestamp())
+    known, keys = {unit.uid for unit in units}, {each.key for each in services}
+    concerned = [unit.uid for unit in changed if unit.service in keys and unit.uid not in known]
+    return services, list_changes(before, after, concerned), after
+
+
+def print_plan(
+    changes: "Sequence[PlannedChange]",
+    after: "Forecast",
+    output_format: PlanFormat,
+    extra: Obj,
+    notes: Sequence[str] = (),
+    *,
+    empty: str = "no replica would start, move or end",
+) -> None:
+    """Print a plan.
+
+    Args:
+        changes: its rows.
+        after: the forecast of which they are.
+        output_format: the format.
+        extra: further facts, for programs.
+        notes: further lines, for people.
+        empty: the line for no rows.
+    """
+    from cli.queue.fate_table import INCOMPLETE, build_changes, render_changes  # noqa: PLC0415 - not for --help
+
+    if output_format != "table":
+        print_facts({**extra, "replicas": build_changes(changes), "isComplete": after.is_complete}, output_format)
+        return
+    width = terminal_width()
+    print(render_changes(changes, width) if changes else empty)
+    for line in (*notes, *(() if after.is_complete else (INCOMPLETE,))):
+        print("\n".join(wrap_text(line, width)))
+
+
+def _describe_service(service: "PlannedService") -> Obj:
+    problem = service.problem
+    return {
+        "namespace": service.key.namespace,
+        "name": service.key.name,
+        "problem": {"reason": problem.reason, "message": problem.message} if problem is not None else None,
+        "notes": list(service.notes),
+    }
+
+
+def _explain_service(service: "PlannedService") -> list[str]:
+    problem = service.problem
+    refused = [f"{service.key} gets no replica ({problem.reason}): {problem.message}"] if problem is not None else []
+    return [*refused, *(f"{service.key}: {note}" for note in service.notes)]

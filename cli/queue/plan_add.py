@@ -1,0 +1,178 @@
+"""`pomona plan add`: which replicas a further node or host would start."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+import yaml
+
+from cli.api_objects import Obj
+from cli.cluster_options import ClusterOptions, cluster_options
+from cli.output import facts_option
+from cli.queue.controller_settings import StatedSettings, controller_options
+from cli.queue.plan import PlanFormat, print_plan
+
+if TYPE_CHECKING:
+    from cli.cluster_access import Cluster
+    from cli.queue.fate_table import PlannedChange
+    from controller.placement.cluster_copy import ClusterCopy
+    from controller.placement.forecast import Forecast
+    from devices.vendors import Vendors
+
+_NAME: Final = "new"
+_METAL: Final = "metal"
+_CPU: Final = "1000"
+_PODS: Final = "110"
+
+
+@click.command("add")
+@click.option("--accelerator", metavar="NAME", help="Accelerator of the node, such as nvidia; or metal: a host.")
+@click.option("--devices", type=click.IntRange(min=1), help="Devices of the node.")
+@click.option("--memory", metavar="QUANTITY", help="Memory of the node, or for models on the host, such as 512Gi.")
+@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Label of the node. Repeatable.")
+@click.option(
+    "--file",
+    "-f",
+    "path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="YAML of a Node or MetalHost instead, such as that of one like it.",
+)
+@facts_option("table")
+@controller_options
+@cluster_options
+def command(
+    *,
+    target: ClusterOptions,
+    stated: StatedSettings,
+    accelerator: str | None,
+    devices: int | None,
+    memory: str | None,
+    labels: tuple[str, ...],
+    path: Path | None,
+    output_format: PlanFormat,
+) -> None:
+    """Show which replicas of the queue would start if a node or host were added.
+
+    Services that select nodes by labels, such as by the product of their devices, need them as --label, or the YAML of
+    a node like the new one. Its name there does not matter.
+
+    \b
+    Examples:
+      pomona plan add --accelerator nvidia --devices 8 --memory 512Gi
+      pomona plan add --accelerator metal --memory 96Gi
+      kubectl get node gpu-3 -o yaml > node.yaml && pomona plan add -f node.yaml
+    """
+    from cli.cluster_access import run_in_cluster  # noqa: PLC0415 - not needed for --help
+
+    stated_options = any((accelerator, devices, memory, labels))
+    if path is None and (accelerator is None or memory is None):
+        raise click.UsageError("nothing to add: give --accelerator and --memory, and --devices of a node, or --file")
+    if path is not None and stated_options:
+        raise click.UsageError("--file takes no options of a node: write them into the file")
+
+    async def read(cluster: "Cluster") -> "tuple[list[PlannedChange], Forecast]":
+        from cli.queue.planning import copy_for_plan  # noqa: PLC0415 - not needed for --help
+
+        copied = await copy_for_plan(cluster, stated)
+        if path is not None:
+            added = load_machine(path)
+        else:
+            added = build_machine(accelerator or "", devices, memory or "", labels, copied.settings.pods.vendors)
+        return plan_addition(copied, added)
+
+    changes, after = run_in_cluster(target, read)
+    print_plan(changes, after, output_format, {}, empty="no replica would start on it")
+
+
+def plan_addition(copied: "ClusterCopy", added: Obj) -> "tuple[list[PlannedChange], Forecast]":
+    """Return what would change if a Node or MetalHost were added.
+
+    Raises:
+        click.ClickException: it has no accelerator.
+    """
+    from cli.queue.fate_table import list_changes  # noqa: PLC0415 - not needed for --help
+    from cli.queue.planning import read_clock  # noqa: PLC0415 - same
+    from controller.placement.forecast import forecast  # noqa: PLC0415 - same
+    from kube.resources import METAL_HOSTS, NODES  # noqa: PLC0415 - same
+
+    now = read_clock()
+    units, cells = copied.list_units(now), copied.list_cells()
+    before = forecast(cells, units, copied.rules, now.timestamp())
+    resource = NODES if added["kind"] == "Node" else METAL_HOSTS
+    while copied.store.get(resource, added["metadata"]["name"]) is not None:
+        added["metadata"]["name"] += f"-{_NAME}"
+    copied.put(resource, added)
+    more = copied.list_cells()
+    if len(more) == len(cells):
+        raise click.ClickException("the node has no device of a known accelerator: state its allocatable resources")
+    after = forecast(more, copied.list_units(now), copied.rules, now.timestamp())
+    return list_changes(before, after, ()), after
+
+
+def build_machine(
+    accelerator: str, devices: int | None, memory: str, labels: tuple[str, ...], vendors: "Vendors"
+) -> Obj:
+    """Return the Node or MetalHost of the options.
+
+    Raises:
+        click.UsageError: they contradict each other, or there is no such accelerator.
+    """
+    from crds.features import FEATURE_OF_FIELD  # noqa: PLC0415 - same
+    from crds.quantity import quantity_bytes  # noqa: PLC0415 - not needed for --help
+    from runtimes.registry import RUNTIMES  # noqa: PLC0415 - same
+
+    try:
+        size_bytes = quantity_bytes(memory)
+    except ValueError as error:
+        raise click.UsageError(f"--memory {memory} is no quantity: give one such as 512Gi") from error
+    pairs = dict(each.partition("=")[::2] for each in labels)
+    if accelerator == _METAL:
+        if devices is not None:
+            raise click.UsageError("--devices: a host has none to count, only --memory for models")
+        status: Obj = {"availableBytes": size_bytes, "budgetBytes": size_bytes, "runtimes": sorted(RUNTIMES)}
+        status["features"] = sorted({*FEATURE_OF_FIELD.values()})
+        return prepare_machine({"kind": "MetalHost", "metadata": {"labels": pairs}, "status": status})
+    vendor = vendors.get(accelerator)
+    if vendor is None or vendor.resource is None:
+        known = ", ".join(sorted([_METAL, *(name for name, each in vendors.items() if each.resource)]))
+        raise click.UsageError(f"--accelerator {accelerator} has no devices: use one of {known}")
+    if devices is None:
+        raise click.UsageError("--devices is missing: a node has at least one")
+    amounts = {"cpu": _CPU, "memory": memory, "pods": _PODS, vendor.resource: str(devices)}
+    return prepare_machine({"kind": "Node", "metadata": {"labels": pairs}, "status": {"allocatable": amounts}})
+
+
+def load_machine(path: Path) -> Obj:
+    """Return the Node or MetalHost of a file.
+
+    Raises:
+        click.UsageError: the file has none.
+    """
+    try:
+        found = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeError) as error:
+        raise click.UsageError(f"--file {path} is no YAML: {error}") from error
+    if not isinstance(found, dict) or found.get("kind") not in {"Node", "MetalHost"}:
+        raise click.UsageError(f"--file {path} has no Node and no MetalHost: give one of them, alone")
+    return prepare_machine(found)
+
+
+def prepare_machine(obj: Obj) -> Obj:
+    """Return a Node or MetalHost as if it had just joined: empty, ready and open."""
+    stated, status = obj.get("metadata") or {}, dict(obj.get("status") or {})
+    metadata = {"name": _NAME, "uid": f"planned-{_NAME}", "resourceVersion": "1", "generation": 1}
+    metadata["labels"] = stated.get("labels") or {}
+    status["conditions"] = [{"type": "Ready", "status": "True", "reason": "Planned", "message": ""}]
+    spec = obj.get("spec") or {}
+    if obj["kind"] == "Node":
+        status["allocatable"] = status.get("allocatable") or status.get("capacity") or {}
+        spec = {"taints": [each for each in spec.get("taints") or () if not _is_passing(each)]}
+    else:
+        status["processes"] = []
+        status["availableBytes"] = status.get("budgetBytes") or status.get("availableBytes") or 0
+        spec = {name: value for name, value in spec.items() if name not in {"unschedulable", "drain"}}
+    return {"kind": obj["kind"], "metadata": metadata, "spec": spec, "status": status}
+
+
+def _is_passing(taint: Obj) -> bool:
+    return str(taint.get("key", "")).startswith("node.kubernetes.io/")

@@ -1,0 +1,194 @@
+"""A copy of the cluster: all objects by which the queue is decided, read once. Nothing is written.
+
+The copy has the controller's own store and registry, so that the same functions decide by it. What is put into the
+store changes the copy alone.
+"""
+
+import copy
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+import msgspec
+
+from controller.placement.bound_volumes import BoundVolumes
+from controller.placement.cell_registry import CellRegistry
+from controller.placement.foreign_pods import FOREIGN, TAKES_ROOM
+from controller.placement.nodes import declare_nodes
+from controller.placement.observed_units import observe_units
+from controller.placement.planner import MIN_RUN_SECONDS, PlanRules
+from controller.placement.pod_units import build_requirement
+from controller.placement.units import Cell, NodeRequirement, Unit
+from controller.pod_settings import PodSettings
+from controller.reconcile.indexes import declare_indexes
+from controller.reconcile.partial_objects import declare_partial_objects
+from crds.meta import LABEL_MANAGED_BY, MANAGED_BY
+from kube.client import Client, Obj
+from kube.errors import Forbidden
+from kube.resources import (
+    DEPLOYMENTS,
+    ENDPOINT_SLICES,
+    INFERENCE_SERVICES,
+    JOBS,
+    METAL_HOSTS,
+    METAL_PROCESSES,
+    MODELS,
+    NODES,
+    PODS,
+    PVCS,
+    ObjectKey,
+    Resource,
+    object_key,
+)
+from kube.store import Store
+
+_OURS: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
+_READ: Final[Sequence[tuple[Resource, str]]] = (
+    *((resource, "") for resource in (INFERENCE_SERVICES, MODELS, METAL_HOSTS, METAL_PROCESSES, NODES)),
+    *((resource, _OURS) for resource in (DEPLOYMENTS, PODS, PVCS, JOBS, ENDPOINT_SLICES)),
+)
+"""All kinds, with the label of the objects that are read."""
+_DECIDES_NOTHING: Final = frozenset({JOBS, PVCS, ENDPOINT_SLICES})
+"""Kinds without which a plan is still made: of these, what users may not read counts as absent."""
+UNKNOWN_IMAGE: Final = "pomona"
+"""Image of Pomona in the pods of a plan, if that of the controller is not known."""
+_READINGS_OF_VOLUMES: Final = 3
+"""A claim names its volume, which is read next."""
+
+
+class QueueSettings(NamedTuple):
+    """The options of the controller by which the queue is decided."""
+
+    pods: PodSettings = PodSettings(image=UNKNOWN_IMAGE)
+    min_run_seconds: float = MIN_RUN_SECONDS
+
+
+class RightsMissing(Exception):  # noqa: N818 - it names what is missing
+    """The user may not read all that a plan needs."""
+
+    def __init__(self, refusals: Sequence[Forbidden]) -> None:
+        super().__init__("; ".join(map(str, refusals)))
+        self.refusals = tuple(refusals)
+        """One for each kind."""
+
+
+class ClusterCopy:
+    """The copy.
+
+    Args:
+        settings: the options of the controller.
+    """
+
+    def __init__(self, settings: QueueSettings = QueueSettings()) -> None:  # noqa: B008 - it is immutable
+        self.settings = settings
+        self.store = Store()
+        declare_indexes(self.store)
+        declare_partial_objects(self.store)
+        declare_nodes(self.store, settings.pods.vendors)
+        self.registry = CellRegistry(self.store, settings.pods.vendors, self._is_alive)
+        self.volumes = BoundVolumes(self.store, self.registry)
+        self._pods: dict[ObjectKey, Obj] = {}
+        """Our pods as a whole: the store keeps no rules of one that has a node, and its successor has the same."""
+
+    @property
+    def rules(self) -> PlanRules:
+        """The rules of the plan."""
+        return PlanRules(min_run_seconds=self.settings.min_run_seconds)
+
+    def put(self, resource: Resource, obj: Obj) -> None:
+        """Add an object to the copy, or replace it there."""
+        if resource == PODS:
+            self._pods[object_key(obj)] = obj
+        self.store.put(resource, obj)
+
+    def remove(self, resource: Resource, key: ObjectKey) -> None:
+        """Remove an object from the copy."""
+        self.store.remove(resource, key.namespace, key.name)
+
+    def list_cells(self) -> tuple[Cell, ...]:
+        """Return all cells as they are now."""
+        return tuple(self.registry.list_cells())
+
+    def list_units(self, now: datetime) -> tuple[Unit, ...]:
+        """Return all units as they are now, each with its rules about nodes, also those that run."""
+        observed = observe_units(
+            self.store,
+            self.settings.pods.vendors,
+            now,
+            is_queued_by_default=self.settings.pods.scheduling_mode == "Queue",
+            find_volume_nodes=self.volumes.find_nodes,
+        )
+        return tuple(map(self._complete, observed.units))
+
+    async def read_volumes(self, client: Client) -> None:
+        """Read the volumes of pods, also of those that were put into the copy.
+
+        Raises ApiError, Unreachable.
+        """
+        for _ in range(_READINGS_OF_VOLUMES):
+            self.list_units(datetime.now(UTC))
+            if not await self.volumes.read_once(client):
+                break
+
+    def _complete(self, unit: Unit) -> Unit:
+        if unit.state == "waiting" or not isinstance(unit.requirement, NodeRequirement):
+            return unit
+        pod = self._pods.get(unit.objects[0])
+        if pod is None:
+            return unit
+        found = build_requirement(unpin(pod["spec"]), self.volumes.find_nodes(pod))
+        return msgspec.structs.replace(unit, requirement=found)
+
+    def _is_alive(self, host: str) -> bool:
+        """Return whether the controller has found a host alive: only it sees the Leases all the time."""
+        conditions = (self.store.get(METAL_HOSTS, host) or {}).get("status", {}).get("conditions") or ()
+        return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+async def read_cluster(client: Client, settings: QueueSettings = QueueSettings()) -> ClusterCopy:  # noqa: B008 - same
+    """Return a copy of the whole cluster.
+
+    Raises:
+        RightsMissing: the user may not read a kind without which nothing can be planned.
+        ApiError: the API server refuses.
+        Unreachable: the API server does not answer.
+    """
+    made, refused = ClusterCopy(settings), list[Forbidden]()
+    for resource, label in _READ:
+        try:
+            for obj in (await client.list(resource, label_selector=label)).items:
+                made.put(resource, obj)
+        except Forbidden as error:
+            if resource not in _DECIDES_NOTHING:
+                refused.append(error)
+    if refused:
+        raise RightsMissing(refused)
+    foreign = made.registry.foreign
+    listed = await client.list(PODS, label_selector=FOREIGN, field_selector=TAKES_ROOM, read=foreign.read)
+    foreign.replace(PODS, listed.items)
+    await made.read_volumes(client)
+    return made
+
+
+def unpin(pod_spec: Obj) -> Obj:
+    """Return the spec of a pod without the node that the queue has given it."""
+    spec: Obj = copy.deepcopy(
+        {name: pod_spec[name] for name in ("nodeSelector", "affinity", "tolerations") if name in pod_spec}
+    )
+    of_nodes = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = of_nodes.get("requiredDuringSchedulingIgnoredDuringExecution")
+    if required is None:
+        return spec
+    terms = [_unpin_term(term) for term in required["nodeSelectorTerms"]]
+    if all(terms):
+        required["nodeSelectorTerms"] = terms
+    else:
+        # An empty term stands for one that had the pin alone, which the pod did not have before.
+        del of_nodes["requiredDuringSchedulingIgnoredDuringExecution"]
+    return spec
+
+
+def _unpin_term(term: Obj) -> Obj:
+    fields = [each for each in term.get("matchFields") or () if each["key"] != "metadata.name"]
+    kept = {name: value for name, value in term.items() if name != "matchFields" and value}
+    return kept | ({"matchFields": fields} if fields else {})

@@ -1,0 +1,254 @@
+"""The forecast: the planner's rounds one after the other over changed cells and units, until nothing changes.
+
+What a round decides is assumed to happen: an admitted unit runs, and an evicted one ends and waits at its old place.
+When only minimum run times keep units from being evicted, time passes until they are over. So the forecast says what
+follows if nobody ends, adds or changes anything.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from controller.placement.board import find_reason
+from controller.placement.explanation import RefusalCounter
+from controller.placement.planner import Admit, EvictUnit, Nominate, PlanRules, Round, WithdrawNomination, plan
+from controller.placement.score import CellScore
+from controller.placement.standing import WaitFacts, describe_wait, find_lack, find_largest, sort_refusals
+from controller.placement.units import Cell, Nomination, Unit, add_by_cell, add_room, subtract_amounts
+from crds.queue_status import QueueReason
+
+MOST_ROUNDS: Final = 200
+"""Rounds after which a forecast ends. Units are evicted for more important ones only, so it needs far fewer."""
+_AGAIN: Final = "/again"
+
+FateState = Literal["runs", "starts", "waits", "ends"]
+"""runs: it stays as it is; starts: it is admitted; waits: it has no place; ends: it is not replaced."""
+
+
+class UnitFate(NamedTuple):
+    """What becomes of one unit."""
+
+    unit: Unit
+    """The unit as it was at first."""
+    state: FateState
+    cells: tuple[str, ...] = ()
+    """`Cell.id` of each part; empty: it waits, or for a node that an autoscaler adds."""
+    scores: tuple[CellScore, ...] = ()
+    """The scores by which the cells were chosen; none of a place that others made free for it."""
+    after_seconds: float = 0.0
+    """Time until it starts, as far as minimum run times of others decide it."""
+    preemptor: Unit | None = None
+    """The unit for which it was evicted first."""
+    evicts: tuple[Unit, ...] = ()
+    """Units that are evicted for it."""
+
+    @property
+    def outcome(self) -> tuple[object, ...]:
+        """What must be equal for two fates to be the same."""
+        return self.state, self.cells, self.preemptor is not None
+
+
+class Forecast(NamedTuple):
+    """The end of a forecast."""
+
+    fates: Mapping[str, UnitFate]
+    """By the uid that each unit had at first."""
+    round: Round
+    """The last round, which decided nothing: why the others wait."""
+    cells: tuple[Cell, ...]
+    """The cells as they are then."""
+    is_complete: bool = True
+    """False: the forecast was ended although more would happen."""
+
+
+def forecast(cells: Iterable[Cell], units: Iterable[Unit], rules: PlanRules, now: float) -> Forecast:
+    """Return what follows of these cells and units.
+
+    Args:
+        cells: the cells.
+        units: all units.
+        rules: the administrator's rules.
+        now: the wall clock, in seconds since 1970.
+    """
+    future = _Future(cells, units, now)
+    for _ in range(MOST_ROUNDS):
+        made = plan(future.cells.values(), future.units.values(), rules, future.now)
+        if future.apply(made):
+            continue
+        if made.again_seconds is None:
+            return Forecast(future.fates, made, tuple(future.cells.values()))
+        # The planner compares with a time that floats cannot express to the last digit.
+        future.now += made.again_seconds + 0.001
+    return Forecast(future.fates, made, tuple(future.cells.values()), is_complete=False)
+
+
+def displace(unit: Unit) -> Unit:
+    """Return the successor of a unit that has lost its place: it waits at its old place in the queue."""
+    return msgspec.structs.replace(
+        unit,
+        uid=unit.uid + _AGAIN,
+        state="waiting",
+        cells=(),
+        nomination=None,
+        evictable_since=None,
+        replaces=frozenset(),
+    )
+
+
+class _Future:
+    """Cells and units at one moment of a forecast."""
+
+    def __init__(self, cells: Iterable[Cell], units: Iterable[Unit], now: float) -> None:
+        self._began, self.now = now, now
+        self.cells = {cell.id: cell for cell in cells}
+        self.units = {unit.uid: unit for unit in units}
+        self.fates = {
+            first_uid(unit.uid): UnitFate(unit, "waits" if unit.state == "waiting" else "runs", unit.cells)
+            for unit in self.units.values()
+            if unit.state != "ending"
+        }
+
+    def apply(self, made: Round) -> bool:
+        """Let all happen that a round has decided, and let all end that ends; return whether anything has changed."""
+        before = dict(self.units)
+        for action in made.actions:
+            match action:
+                case Admit():
+                    self._admit(action)
+                case Nominate():
+                    self._nominate(action.unit, action.nomination)
+                case WithdrawNomination():
+                    self._nominate(action.unit, None)
+                case EvictUnit():
+                    self._evict(action)
+        for unit in [each for each in self.units.values() if each.state == "ending"]:
+            self._end(unit)
+        return self.units != before
+
+    def _admit(self, action: Admit) -> None:
+        unit = action.unit
+        for name, need in add_by_cell(unit.parts, action.cells).items():
+            self._set_free(name, subtract_amounts(self.cells[name].free, need))
+        self.units[unit.uid] = msgspec.structs.replace(
+            unit, state="running", cells=action.cells, nomination=None, evictable_since=self.now
+        )
+        self._note(unit, state="starts", cells=action.cells, scores=action.scores, after_seconds=self.now - self._began)
+        # The rollout ends one earlier unit for each that has come.
+        earlier = (self.units[uid] for uid in sorted(unit.replaces) if uid in self.units)
+        if (replaced := next(earlier, None)) is not None:
+            self._replace(replaced)
+
+    def _nominate(self, unit: Unit, nomination: Nomination | None) -> None:
+        self.units[unit.uid] = msgspec.structs.replace(unit, nomination=nomination)
+        for uid in nomination.victims & unit.replaces if nomination is not None else ():
+            if uid in self.units:
+                self._replace(self.units[uid])
+
+    def _replace(self, unit: Unit) -> None:
+        """End a unit whose successor is another one already."""
+        self._end(unit)
+        self._note(unit, state="ends", cells=())
+
+    def _evict(self, action: EvictUnit) -> None:
+        victim, preemptor = action.victim, action.preemptor
+        if victim.uid not in self.units:
+            return
+        self._end(victim)
+        successor = displace(victim)
+        self.units[successor.uid] = successor
+        fate = self.fates[first_uid(victim.uid)]
+        self._note(victim, state="waits", cells=(), scores=(), preemptor=fate.preemptor or preemptor)
+        evicting = self.fates[first_uid(preemptor.uid)]
+        self._note(preemptor, evicts=(*evicting.evicts, victim))
+
+    def _end(self, unit: Unit) -> None:
+        for name, room in add_by_cell(unit.parts, unit.cells).items():
+            if name in self.cells:
+                self._set_free(name, add_room(self.cells[name].free, room))
+        del self.units[unit.uid]
+
+    def _set_free(self, name: str, free: Mapping[str, int]) -> None:
+        self.cells[name] = msgspec.structs.replace(self.cells[name], free=free)
+
+    def _note(self, unit: Unit, **changes: Any) -> None:
+        uid = first_uid(unit.uid)
+        self.fates[uid] = self.fates[uid]._replace(**changes)
+
+
+def first_uid(uid: str) -> str:
+    """Return the uid that a unit had before it lost its place for the first time."""
+    return uid.partition(_AGAIN)[0]
+
+
+def drain_cell(cells: Iterable[Cell], units: Iterable[Unit], drained: str) -> tuple[tuple[Cell, ...], tuple[Unit, ...]]:
+    """Return cells and units as if a cell took nothing new, and all its units had to go elsewhere.
+
+    Args:
+        cells: the cells.
+        units: all units.
+        drained: `Cell.id` of the cell.
+    """
+    closed = tuple(
+        msgspec.structs.replace(cell, closed="Cordoned", closed_message=f"{cell.kind} {cell.name} would be drained")
+        if cell.id == drained
+        else cell
+        for cell in cells
+    )
+    freed = {cell.id: cell.free for cell in closed}
+    moved: list[Unit] = []
+    for unit in units:
+        if drained not in unit.cells or unit.state != "running":
+            moved.append(unit)
+            continue
+        moved.append(displace(unit))
+        for name, room in add_by_cell(unit.parts, unit.cells).items():
+            if name in freed:
+                freed[name] = add_room(freed[name], room)
+    return tuple(msgspec.structs.replace(cell, free=freed[cell.id]) for cell in closed), tuple(moved)
+
+
+def list_differences(before: Forecast, after: Forecast, concerned: Iterable[str]) -> list[UnitFate]:
+    """Return the fates of some units, and of all others whose fate a change would alter, in the order of the queue.
+
+    Args:
+        before: the forecast without the change.
+        after: the forecast with it.
+        concerned: uids of the units that are shown in any case.
+    """
+    shown = set(concerned)
+    found = [
+        fate
+        for uid, fate in after.fates.items()
+        if uid in shown or uid not in before.fates or before.fates[uid].outcome != fate.outcome
+    ]
+    return sorted(found, key=lambda fate: (first_uid(fate.unit.uid) not in shown, fate.unit.order))
+
+
+class Wait(NamedTuple):
+    """The place of a unit that waits at the end of a forecast, and why it waits."""
+
+    position: int
+    """The first is 1; 0: no cell could ever run the unit."""
+    length: int
+    reason: QueueReason
+    message: str
+
+
+def explain_wait(end: Forecast, fate: UnitFate) -> Wait:
+    """Return why a unit waits at the end of a forecast, in the words of `status.queue`."""
+    made, pool = end.round, fate.unit.pools[:1]
+    uid = first_uid(fate.unit.uid)
+    queue = [unit for unit in made.queue if unit.pools[:1] == pool and not _is_hopeless(made, unit)]
+    unit = next(each for each in made.queue if first_uid(each.uid) == uid)
+    position = queue.index(unit) + 1 if unit in queue else 0
+    counts = sort_refusals(RefusalCounter(end.cells, made).count(unit))
+    reason = find_reason(made, unit.uid, unit.nomination) or find_lack(unit, counts)
+    largest = find_largest(unit, end.cells) if reason == "NoSuchHardware" else None
+    facts = WaitFacts(counts, largest, (), max(0, position - 1))
+    return Wait(position, len(queue), reason, describe_wait(unit, reason, facts))
+
+
+def _is_hopeless(made: Round, unit: Unit) -> bool:
+    blockage = made.blocked.get(unit.uid)
+    return blockage is not None and not blockage.feasible

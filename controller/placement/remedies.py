@@ -1,0 +1,84 @@
+"""The answer to the question why a service waits: all cells, those first that are nearest to running its unit."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, get_args
+
+import msgspec
+
+from controller.placement.explanation import FITS, NOMINATED, CellExplanation, explain, largest_part
+from controller.placement.planner import Admit, EvictUnit, Nominate, PlanRules, plan
+from controller.placement.pool_limits import LimitReason
+from controller.placement.units import Amounts, Cell, Unit
+
+_READY: Final = frozenset({FITS, NOMINATED})
+_NEVER: Final = ("TooSmall", "OtherPool", "OtherKind")
+"""Reasons for which a cell would have to be another one; the last is the farthest."""
+_EFFORTS: Final[Mapping[str, int]] = {
+    reason: effort
+    for effort, reasons in enumerate(
+        (
+            ("HeadOfLine",),
+            get_args(LimitReason),
+            ("OtherNamespace", "NodeRules"),
+            ("AgentTooOld", "RuntimeMissing", "VolumeElsewhere", "Avoided"),
+        ),
+        start=1,
+    )
+    for reason in reasons
+}
+"""The reasons of cells with room, by what it takes to end them. That a cell is closed takes least: to open it."""
+
+
+class WaitExplanation(NamedTuple):
+    """The answer about one unit."""
+
+    admitted: tuple[str, ...] = ()
+    """`Cell.id` of the cells that the next round gives it; then it does not wait any longer."""
+    victims: tuple[Unit, ...] = ()
+    """Units that the next round evicts for it."""
+    cells: tuple[CellExplanation, ...] = ()
+    """One for each cell, the nearest first."""
+
+    @property
+    def best(self) -> CellExplanation | None:
+        """The cell where least has to be done; None if nothing has to be, or nothing would help."""
+        return next((each for each in self.cells if each.remedy), None)
+
+
+def explain_unit(
+    unit: Unit, cells: Sequence[Cell], units: Iterable[Unit], rules: PlanRules, now: float
+) -> WaitExplanation:
+    """Plan one round, and explain for each cell why it does not run a unit that waits.
+
+    Args:
+        unit: the unit.
+        cells: all cells.
+        units: all units, also this one.
+        rules: the administrator's rules.
+        now: the wall clock, in seconds since 1970.
+    """
+    made = plan(cells, units, rules, now)
+    admitted = next((each for each in made.actions if isinstance(each, Admit) and each.unit.uid == unit.uid), None)
+    if admitted is not None:
+        return WaitExplanation(admitted.cells)
+    nominated = next((each for each in made.actions if isinstance(each, Nominate) and each.unit.uid == unit.uid), None)
+    if nominated is not None:
+        unit = msgspec.structs.replace(unit, nomination=nominated.nomination)
+    victims = [each.victim for each in made.actions if isinstance(each, EvictUnit) and each.preemptor.uid == unit.uid]
+    kept = {cell.id: made.left[cell.id] for cell in cells}
+    found = explain(unit, cells, made, rules)
+    found.sort(key=lambda each: (*_measure_distance(each, unit, kept[each.cell]), each.cell))
+    return WaitExplanation((), tuple(victims), tuple(found))
+
+
+def _measure_distance(found: CellExplanation, unit: Unit, left: Amounts) -> tuple[int, float, int]:
+    """Return how far a cell is from running a unit: the kind of obstacle, the room that lacks, and the effort."""
+    reason, need = found.refusal.reason, largest_part(unit)
+    lacking = max(
+        (1 - max(0, left.get(name, amount)) / amount for name, amount in need.items() if amount > 0), default=0.0
+    )
+    if reason in _READY:
+        return 0, 0.0, 0
+    if reason in _NEVER:
+        return 3, float(_NEVER.index(reason)), 0
+    return (2 if lacking > 0 else 1), max(0.0, lacking), _EFFORTS.get(reason, 0)

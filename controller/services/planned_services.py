@@ -1,0 +1,238 @@
+"""Manifests in a copy of the cluster, as if they were applied: the pods and MetalProcesses that services would get.
+
+The decisions are those of the reconciler of services. The rollout is shortened to its end: all new replicas are there
+at once, and the queue decides which of them start.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from controller.placement.cluster_copy import ClusterCopy
+from controller.placement.pod_units import find_template
+from controller.placement.queue_places import find_place, format_place
+from controller.reconcile.conditions import find
+from controller.reconcile.indexes import SERVICE_INDEX, namespaced
+from controller.reconcile.plan import Snapshot
+from controller.reconcile.stamp import ANNOTATION_INPUTS, is_desired
+from controller.reconcile.triggers import is_gated
+from controller.services.preconditions import ServiceProblem
+from controller.services.reconciler import build_view
+from controller.services.status import ServiceView
+from crds.inferenceservice import InferenceService
+from crds.meta import ENQUEUED_AT
+from crds.model import Model
+from kube.client import Obj
+from kube.resources import (
+    DEPLOYMENTS,
+    INFERENCE_SERVICES,
+    METAL_PROCESSES,
+    MODELS,
+    PODS,
+    ObjectKey,
+    Resource,
+    object_key,
+)
+from kube.time import rfc3339
+
+_TEMPLATE: Final = "planned"
+_NEW_VERSION: Final = "1"
+
+
+class PlannedService(NamedTuple):
+    """One service of the manifests."""
+
+    key: ObjectKey
+    problem: ServiceProblem | None = None
+    """The reason why it would get no replica yet."""
+    notes: tuple[str, ...] = ()
+    """Assumptions about it, and what the queue does not decide."""
+
+
+def plan_services(copy: ClusterCopy, manifests: Iterable[Obj], now: datetime) -> list[PlannedService]:
+    """Put Models and InferenceServices into a copy of the cluster, with the replicas that they would get.
+
+    Args:
+        copy: the copy, which is changed.
+        manifests: the manifests, each with its namespace.
+        now: the wall clock.
+    """
+    ordered = sorted(manifests, key=lambda each: each["kind"] != "Model")
+    keys = []
+    for manifest in ordered:
+        resource = MODELS if manifest["kind"] == "Model" else INFERENCE_SERVICES
+        _put_manifest(copy, resource, manifest, now)
+        if resource == INFERENCE_SERVICES:
+            keys.append(object_key(manifest))
+    return [_plan_service(copy, key, now) for key in keys]
+
+
+def _put_manifest(copy: ClusterCopy, resource: Resource, manifest: Obj, now: datetime) -> None:
+    """Put a manifest into the copy; of an object that exists, fields that the manifest leaves out stay."""
+    key = object_key(manifest)
+    there = copy.store.get(resource, key.name, key.namespace)
+    if there is None:
+        metadata = manifest["metadata"] | _identify(resource, key, now) | {"generation": 1}
+        copy.put(resource, {**manifest, "metadata": metadata, "status": {}})
+        return
+    spec = {**there["spec"], **manifest["spec"]}
+    if spec != there["spec"]:
+        generation = there["metadata"].get("generation", 1) + 1
+        copy.put(resource, _revise({**there, "spec": spec}, generation=generation))
+
+
+def _identify(resource: Resource, key: ObjectKey, now: datetime) -> Obj:
+    return {
+        "uid": f"{_TEMPLATE}-{resource.kind}-{key.namespace}.{key.name}",
+        "resourceVersion": _NEW_VERSION,
+        "creationTimestamp": rfc3339(now),
+    }
+
+
+def _revise(obj: Obj, **metadata: Any) -> Obj:
+    """Return a later version of an object of the store."""
+    version: str = obj["metadata"]["resourceVersion"]
+    later = str(int(version) + 1) if version.isdecimal() else f"{version}+"
+    return {**obj, "metadata": {**obj["metadata"], **metadata, "resourceVersion": later}}
+
+
+def _plan_service(copy: ClusterCopy, key: ObjectKey, now: datetime) -> PlannedService:
+    snapshot = Snapshot(copy.store, now)
+    service = snapshot.read(INFERENCE_SERVICES, key, InferenceService)
+    if service is None:
+        problem = ServiceProblem("InvalidSpec", "its fields cannot be read: see `pomona deploy --dry-run`", "Failed")
+        return PlannedService(key, problem)
+    model_key = ObjectKey(key.namespace, service.spec.model_ref)
+    notes = _assume_weights(copy, snapshot.read(MODELS, model_key, Model))
+    view = build_view(snapshot, key, service, copy.settings.pods)
+    if view.blocker is not None and view.wanted:
+        return PlannedService(key, _explain_problem(view.blocker), notes)
+    queued = _put_pods(copy, view, key, now) | _put_processes(copy, view, now)
+    if view.wanted and False in queued:
+        notes += ("Kubernetes' scheduler places its pods: the queue gives them nothing",)
+    return PlannedService(key, None, notes)
+
+
+def _explain_problem(problem: ServiceProblem) -> ServiceProblem:
+    if problem.reason != "ModelNotReady":
+        return problem
+    unknown = "the memory of its replicas is unknown until then, so apply the Model first, and plan again"
+    return problem._replace(message=f"{problem.message}: {unknown}")
+
+
+def _assume_weights(copy: ClusterCopy, model: Model | None) -> tuple[str, ...]:
+    """Let the weights of a Model be on its volume, if it has been inspected; a note says so."""
+    if model is None or model.spec.cache.scope == "node":
+        return ()
+    ready, cached = (find(model.status.conditions, kind) for kind in ("Ready", "Cached"))
+    if ready is None or ready.status != "True" or cached is None or cached.status == "True":
+        return ()
+    there = copy.store.get(MODELS, model.metadata.name, model.metadata.namespace)
+    if there is None:
+        return ()
+    conditions = [
+        {**each, "status": "True"} if each["type"] == "Cached" else each for each in there["status"]["conditions"]
+    ]
+    copy.put(MODELS, _revise({**there, "status": {**there["status"], "conditions": conditions}}))
+    return (f"after the weights of Model {model.metadata.name} have been fetched",)
+
+
+def _put_pods(copy: ClusterCopy, view: ServiceView, key: ObjectKey, now: datetime) -> set[bool]:
+    """Put the pods of a service into the copy; return whether these wait for the queue."""
+    live: dict[str, list[Obj]] = {}
+    for pod in copy.store.by_index(PODS, SERVICE_INDEX, namespaced(*key)):
+        if "deletionTimestamp" not in pod["metadata"]:
+            live.setdefault(find_template(pod)[0], []).append(pod)
+    if not view.wanted:
+        for pods in live.values():
+            _remove_pods(copy, pods)
+    queued: set[bool] = set()
+    for _, desired in view.replicas.apply:
+        there = live.get(desired["metadata"]["name"], [])
+        queued |= {is_gated(pod) for pod in _roll_out(copy, desired, there, now)}
+    return queued
+
+
+def _roll_out(copy: ClusterCopy, desired: Obj, there: Sequence[Obj], now: datetime) -> list[Obj]:
+    """Put the new pods of a Deployment into the copy, and take those out that nothing keeps; return the new ones."""
+    name, namespace = desired["metadata"]["name"], desired["metadata"]["namespace"]
+    observed = copy.store.get(DEPLOYMENTS, name, namespace)
+    wanted: int = desired["spec"]["replicas"]
+    inherited: list[str] = []
+    template = _TEMPLATE
+    if observed is not None and _has_template(observed, desired):
+        template = find_template(there[0])[1] if there else _TEMPLATE
+        missing = max(0, wanted - len(there))
+        _remove_pods(copy, _sort_by_removal(there)[: max(0, len(there) - wanted)])
+    else:
+        waiting = [pod for pod in there if is_gated(pod)]
+        placed = _sort_by_removal(pod for pod in there if not is_gated(pod))
+        inherited = [format_place(find_place(pod, 0.0)) for pod in waiting]
+        _remove_pods(copy, [*waiting, *placed[: max(0, len(placed) - wanted)]])
+        missing = wanted
+    if observed is None:
+        identity = _identify(DEPLOYMENTS, ObjectKey(namespace, name), now)
+        copy.put(DEPLOYMENTS, {**desired, "metadata": {**desired["metadata"], **identity, "generation": 1}})
+    made = []
+    for number in range(missing):
+        annotations = {ENQUEUED_AT: inherited[number]} if number < len(inherited) else {}
+        pod = _build_pod(desired, f"{name}-{template}", number, annotations, now)
+        copy.put(PODS, pod)
+        made.append(pod)
+    return made
+
+
+def _has_template(observed: Obj, desired: Obj) -> bool:
+    """Return whether the pods of a Deployment stay: by what users decided, or by their whole template.
+
+    An update of Pomona may be due for them, which is not what is asked.
+    """
+    earlier, later = (
+        (each["metadata"].get("annotations") or {}).get(ANNOTATION_INPUTS) for each in (observed, desired)
+    )
+    same = {**desired, "spec": {**desired["spec"], "replicas": observed["spec"].get("replicas")}}
+    return (earlier is not None and earlier == later) or is_desired(DEPLOYMENTS, same, observed)
+
+
+def _sort_by_removal(pods: Iterable[Obj]) -> list[Obj]:
+    """Return pods in the order in which those go that are too many: first those that wait, and of these the latest."""
+    latest_first = sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")), reverse=True)
+    return sorted(latest_first, key=lambda pod: not is_gated(pod))
+
+
+def _remove_pods(copy: ClusterCopy, pods: Iterable[Obj]) -> None:
+    for pod in pods:
+        copy.remove(PODS, object_key(pod))
+
+
+def _build_pod(deployment: Obj, prefix: str, number: int, annotations: Mapping[str, str], now: datetime) -> Obj:
+    """Return a pod as a Deployment would make it by a ReplicaSet named `prefix`."""
+    template, namespace = deployment["spec"]["template"], deployment["metadata"]["namespace"]
+    key = ObjectKey(namespace, f"{prefix}-new-{number}")
+    labels = template["metadata"]["labels"] | {"pod-template-hash": prefix.rpartition("-")[2]}
+    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": prefix, "uid": prefix, "controller": True}
+    metadata = {
+        "name": key.name,
+        "namespace": namespace,
+        **_identify(PODS, key, now),
+        "labels": labels,
+        "annotations": {**(template["metadata"].get("annotations") or {}), **annotations},
+        "ownerReferences": [owner],
+    }
+    return {"metadata": metadata, "spec": template["spec"], "status": {"phase": "Pending"}}
+
+
+def _put_processes(copy: ClusterCopy, view: ServiceView, now: datetime) -> set[bool]:
+    """Put the next MetalProcesses of a service into the copy, and let those end that it deletes."""
+    queued: set[bool] = set()
+    for _, made in view.replicas.steps.create:
+        identity = _identify(METAL_PROCESSES, object_key(made), now)
+        copy.put(METAL_PROCESSES, {**made, "metadata": {**made["metadata"], **identity}})
+        queued.add(True)
+    for ref in view.replicas.steps.delete:
+        obj = copy.store.get(METAL_PROCESSES, ref.name, ref.namespace)
+        if obj is not None and obj["spec"].get("hostName"):
+            copy.put(METAL_PROCESSES, _revise(obj, deletionTimestamp=rfc3339(now)))
+        else:
+            copy.remove(METAL_PROCESSES, ObjectKey(ref.namespace, ref.name))
+    return queued

@@ -1,0 +1,127 @@
+"""The forecast: rounds of the planner one after the other, and what a change would alter."""
+
+import msgspec
+
+from controller.placement.forecast import (
+    Forecast,
+    UnitFate,
+    displace,
+    drain_cell,
+    explain_wait,
+    forecast,
+    list_differences,
+)
+from controller.placement.planner import PlanRules
+from controller.placement.units import Cell, Nomination, Unit
+from tests.support.queue_decisions import runs, subtract_units
+from tests.support.queue_units import GPU, gpus, host, node, pod, process
+
+RULES = PlanRules(min_run_seconds=300.0)
+NOW = 10_000.0
+
+
+def foresee(cells: list[Cell], units: list[Unit], rules: PlanRules = RULES) -> Forecast:
+    """Return the forecast for cells that are empty but for these units."""
+    return forecast([subtract_units(cell, units) for cell in cells], units, rules, NOW)
+
+
+def show(fate: UnitFate) -> tuple[str, tuple[str, ...]]:
+    return fate.state, fate.cells
+
+
+def test_victim_of_a_new_unit_waits_at_its_old_place() -> None:
+    low = runs("low", 8, "a", priority="low", evictable_since=0.0)
+    found = foresee([node("a")], [low, pod("new", 8, priority="high"), pod("late", 8, priority="low", at=5.0)])
+    assert show(found.fates["new"]) == ("starts", ("node/a",))
+    assert [each.uid for each in found.fates["new"].evicts] == ["low"]
+    fate = found.fates["low"]
+    assert show(fate) == ("waits", ())
+    assert fate.preemptor is not None
+    assert fate.preemptor.uid == "new"
+    assert explain_wait(found, fate)[:3] == (1, 2, "InsufficientDevices")
+
+
+def test_victim_moves_to_the_room_that_is_left() -> None:
+    low = runs("low", 8, "a", priority="low", evictable_since=0.0)
+    new = pod("new", 8, priority="high", selector={"zone": "x"})
+    found = foresee([node("a", labels={"zone": "x"}), node("b")], [low, new])
+    assert show(found.fates["new"]) == ("starts", ("node/a",))
+    assert show(found.fates["low"]) == ("starts", ("node/b",))
+
+
+def test_time_passes_until_a_young_unit_may_be_evicted() -> None:
+    young = runs("young", 8, "a", priority="low", evictable_since=NOW - 100)
+    found = foresee([node("a")], [young, pod("new", 8, priority="high")])
+    assert show(found.fates["new"]) == ("starts", ("node/a",))
+    assert 200 <= found.fates["new"].after_seconds < 201
+
+
+def test_nothing_happens_to_units_that_fit() -> None:
+    found = foresee([node("a")], [runs("r", 2, "a"), pod("new", 2)])
+    assert show(found.fates["r"]) == ("runs", ("node/a",))
+    assert show(found.fates["new"]) == ("starts", ("node/a",))
+    assert found.is_complete
+    assert found.cells[0].free[GPU] == 4
+
+
+def test_unit_that_ends_makes_room() -> None:
+    ending = msgspec.structs.replace(runs("old", 8, "a"), state="ending")
+    found = foresee([node("a")], [ending, pod("new", 8)])
+    assert show(found.fates["new"]) == ("starts", ("node/a",))
+    assert "old" not in found.fates
+
+
+def test_replaced_unit_ends_and_does_not_come_back() -> None:
+    earlier = runs("earlier", 8, "a")
+    heir = pod("heir", 8, replaces=frozenset({"earlier"}))
+    found = foresee([node("a")], [earlier, heir])
+    assert show(found.fates["heir"]) == ("starts", ("node/a",))
+    assert show(found.fates["earlier"]) == ("ends", ())
+
+
+def test_replaced_unit_ends_beside_an_heir_that_finds_room() -> None:
+    found = foresee([node("a")], [runs("earlier", 4, "a"), pod("heir", 4, replaces=frozenset({"earlier"}))])
+    assert show(found.fates["heir"]) == ("starts", ("node/a",))
+    assert show(found.fates["earlier"]) == ("ends", ())
+    assert found.cells[0].free[GPU] == 4
+
+
+def test_nominated_unit_gets_its_cell_once_its_victims_have_ended() -> None:
+    ending = msgspec.structs.replace(runs("old", 8, "a", priority="low"), state="ending")
+    promised = pod("new", 8, priority="high", nomination=Nomination(("node/a",), frozenset({"old"})))
+    assert show(foresee([node("a")], [ending, promised]).fates["new"]) == ("starts", ("node/a",))
+
+
+def test_drained_units_go_where_they_fit_and_others_are_closed_out() -> None:
+    units = [process("one", 8, cells=("host/h",)), process("two", 40, cells=("host/h",)), process("w", 20, at=5.0)]
+    cells = [subtract_units(cell, units) for cell in (host("h", 64), host("i", 30))]
+    before = forecast(cells, units, RULES, NOW)
+    after = forecast(*drain_cell(cells, units, "host/h"), RULES, NOW)
+    assert show(before.fates["w"]) == ("starts", ("host/i",))
+    assert show(after.fates["one"]) == ("starts", ("host/i",))
+    assert show(after.fates["two"])[0] == "waits"
+    assert explain_wait(after, after.fates["two"]).reason == "CellsClosed"
+    changed = list_differences(before, after, ["one", "two"])
+    assert [fate.unit.key.name for fate in changed] == ["one", "two"]
+
+
+def test_differences_are_those_that_a_change_makes() -> None:
+    waiting = [pod("first", 8), pod("second", 8, at=1.0)]
+    before, after = foresee([node("a")], waiting), foresee([node("a"), node("b")], waiting)
+    (fate,) = list_differences(before, after, ())
+    assert (fate.unit.uid, show(fate)) == ("second", ("starts", ("node/b",)))
+    assert explain_wait(before, before.fates["second"])[:2] == (1, 1)
+
+
+def test_unit_without_hardware_has_no_place() -> None:
+    found = foresee([node("a", 4)], [pod("large", 8), pod("fits", 4, at=1.0), pod("next", 4, at=2.0)])
+    assert explain_wait(found, found.fates["large"])[:3] == (0, 1, "NoSuchHardware")
+    assert explain_wait(found, found.fates["next"])[:2] == (1, 1)
+
+
+def test_successor_keeps_place_and_need() -> None:
+    unit = runs("r", gpus(2), "a", at=7.0, evictable_since=9.0)
+    successor = displace(unit)
+    assert (successor.enqueued_at, successor.parts, successor.state) == (7.0, unit.parts, "waiting")
+    assert successor.cells == ()
+    assert successor.uid != unit.uid

@@ -1,0 +1,206 @@
+"""Manifests in a copy of the cluster: the replicas that services would get, and what becomes of the present ones."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from controller.placement.cluster_copy import ClusterCopy, QueueSettings
+from controller.placement.units import Unit
+from controller.pod_settings import PodSettings
+from controller.services.planned_services import PlannedService, plan_services
+from crds.meta import API_VERSION, ENQUEUED_AT
+from kube.client import Obj
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS, NODES, PODS, ObjectKey
+from tests.support.api_objects import GIB, NAMESPACE, NOW, host, library_model, model, process
+from tests.support.queue_objects import queue_pod, queued_service
+from tests.support.service_decisions import SETTINGS, chat_deployment, manage
+
+KEY = ObjectKey(NAMESPACE, "chat")
+
+
+def make_copy(*objects: tuple[Any, Obj], settings: QueueSettings = QueueSettings(SETTINGS)) -> ClusterCopy:  # noqa: B008
+    made = ClusterCopy(settings)
+    for resource, obj in ((MODELS, library_model()), (NODES, make_node()), *objects):
+        made.put(resource, obj)
+    return made
+
+
+def make_node(name: str = "a", devices: int = 8) -> Obj:
+    allocatable = {"cpu": "64", "memory": "512Gi", "pods": "110", "nvidia.com/gpu": str(devices)}
+    conditions = [{"type": "Ready", "status": "True"}]
+    status = {"allocatable": allocatable, "conditions": conditions}
+    metadata = {"name": name, "uid": f"uid-{name}", "resourceVersion": "1", "labels": {}}
+    return {"metadata": metadata, "spec": {}, "status": status}
+
+
+def manifest(kind: str = "InferenceService", name: str = "chat", **spec: Any) -> Obj:
+    chosen = {"modelRef": "tiny", "hardware": {"accelerator": "nvidia", "count": 2}} if kind != "Model" else {}
+    metadata = {"name": name, "namespace": NAMESPACE}
+    return {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": {**chosen, **spec}}
+
+
+def plan_one(copy: ClusterCopy, *manifests: Obj, now: datetime = NOW) -> PlannedService:
+    (planned,) = plan_services(copy, manifests, now)
+    return planned
+
+
+def list_chat(copy: ClusterCopy) -> list[Unit]:
+    return sorted((unit for unit in copy.list_units(NOW) if unit.service == KEY), key=lambda unit: unit.order)
+
+
+def test_new_service_gets_pods_that_wait() -> None:
+    copy = make_copy()
+    assert plan_one(copy, manifest(replicas=3, priority="high")) == PlannedService(KEY)
+    units = list_chat(copy)
+    assert [(unit.state, unit.priority, unit.pools) for unit in units] == [("waiting", "high", ("nvidia",))] * 3
+    assert {unit.parts[0]["nvidia.com/gpu"] for unit in units} == {2}
+
+
+def test_new_service_on_hosts_gets_processes_that_wait() -> None:
+    copy = make_copy((MODELS, model()), (METAL_HOSTS, host()))
+    copy.remove(MODELS, ObjectKey(NAMESPACE, "tiny"))
+    copy.put(MODELS, model())
+    planned = plan_one(copy, manifest(replicas=2, hardware={"accelerator": "metal"}))
+    assert planned == PlannedService(KEY)
+    units = list_chat(copy)
+    assert [(unit.key.kind, unit.state, unit.pools) for unit in units] == [("process", "waiting", ("metal",))] * 2
+    assert all(unit.parts[0]["memory"] > GIB for unit in units)
+
+
+def test_model_that_is_not_inspected_leaves_the_memory_unknown() -> None:
+    copy = make_copy()
+    new = manifest("Model", "large", source="http://models.example/large.gguf")
+    planned = plan_one(copy, manifest(modelRef="large"), new)
+    assert planned.problem is not None
+    assert planned.problem.reason == "ModelNotReady"
+    assert "memory of its replicas is unknown until then" in planned.problem.message
+    assert list_chat(copy) == []
+
+
+def test_weights_that_are_not_fetched_yet_are_assumed() -> None:
+    copy = ClusterCopy()
+    copy.put(NODES, make_node())
+    copy.put(MODELS, model(cached=False))
+    planned = plan_one(copy, manifest())
+    assert planned.problem is None
+    assert planned.notes == ("after the weights of Model tiny have been fetched",)
+    assert len(list_chat(copy)) == 1
+
+
+def test_pods_that_the_scheduler_places_are_named() -> None:
+    copy = make_copy(settings=QueueSettings(PodSettings("pomona:test", scheduling_mode="Native")))
+    planned = plan_one(copy, manifest())
+    assert planned.problem is None
+    assert planned.notes == ("Kubernetes' scheduler places its pods: the queue gives them nothing",)
+
+
+@pytest.fixture
+def served() -> ClusterCopy:
+    """A copy with the service chat, of whose two pods one runs and one waits."""
+    spec: Obj = {"hardware": {"accelerator": "nvidia", "count": 2}, "replicas": 2}
+    service = queued_service("chat", **spec)
+    copy = make_copy((INFERENCE_SERVICES, service))
+    objects = (INFERENCE_SERVICES, service), (MODELS, library_model())
+    copy.put(DEPLOYMENTS, chat_deployment(*objects, replicas=2))
+    copy.put(PODS, queue_pod("chat-aaa-1", gated=False, node="a", devices=2, created=NOW - timedelta(hours=2)))
+    copy.put(PODS, queue_pod("chat-aaa-2", devices=2, created=NOW - timedelta(hours=1)))
+    return copy
+
+
+def test_same_manifest_changes_nothing(served: ClusterCopy) -> None:
+    before = list_chat(served)
+    assert plan_one(served, manifest(replicas=2)) == PlannedService(KEY)
+    assert list_chat(served) == before
+
+
+def test_more_replicas_are_added_to_those_that_are_there(served: ClusterCopy) -> None:
+    before = {unit.uid for unit in list_chat(served)}
+    plan_one(served, manifest(replicas=4))
+    after = list_chat(served)
+    assert len(after) == 4
+    assert before < {unit.uid for unit in after}
+    assert not any(unit.replaces for unit in after)
+
+
+def test_fewer_replicas_let_those_go_that_wait(served: ClusterCopy) -> None:
+    plan_one(served, manifest(replicas=1))
+    assert [unit.key.name for unit in list_chat(served)] == ["chat-aaa-1"]
+
+
+def test_suspended_service_keeps_no_replica(served: ClusterCopy) -> None:
+    assert plan_one(served, manifest(replicas=2, suspend=True)).problem is None
+    assert list_chat(served) == []
+
+
+def test_another_spec_replaces_all_pods_and_keeps_their_places(served: ClusterCopy) -> None:
+    before = list_chat(served)
+    plan_one(served, manifest(replicas=2, hardware={"accelerator": "nvidia", "count": 4}))
+    after = list_chat(served)
+    running = [unit for unit in after if unit.state == "running"]
+    waiting = [unit for unit in after if unit.state == "waiting"]
+    assert [unit.key.name for unit in running] == ["chat-aaa-1"]
+    assert [unit.parts[0]["nvidia.com/gpu"] for unit in waiting] == [4, 4]
+    assert {uid for unit in waiting for uid in unit.replaces} == {running[0].uid}
+    assert {unit.enqueued_at for unit in waiting} <= {unit.enqueued_at for unit in before}
+
+
+def test_another_priority_replaces_no_pod(served: ClusterCopy) -> None:
+    plan_one(served, manifest(replicas=2, priority="critical"))
+    assert [(unit.key.name, unit.priority) for unit in list_chat(served)] == [
+        ("chat-aaa-1", "critical"),
+        ("chat-aaa-2", "critical"),
+    ]
+
+
+def test_process_that_a_change_deletes_ends() -> None:
+    copy = ClusterCopy()
+    metal: Obj = {"hardware": {"accelerator": "metal"}}
+    for resource, obj in (
+        (MODELS, model()),
+        (METAL_HOSTS, host()),
+        (INFERENCE_SERVICES, queued_service("chat", **metal)),
+        (METAL_PROCESSES, process("chat-old-0", host="studio-1", phase="Ready")),
+    ):
+        copy.put(resource, obj)
+    plan_one(copy, manifest(**metal, suspend=True))
+    assert [unit.state for unit in list_chat(copy)] == ["ending"]
+
+
+def test_place_of_a_pod_is_written_as_the_queue_writes_it(served: ClusterCopy) -> None:
+    plan_one(served, manifest(replicas=2, hardware={"accelerator": "nvidia", "count": 4}))
+    places = [
+        pod["metadata"].get("annotations", {}).get(ENQUEUED_AT)
+        for pod in served.store.list(PODS)
+        if pod["metadata"]["name"].startswith("chat-planned")
+    ]
+    assert sum(place is not None for place in places) == 1
+
+
+def test_running_unit_has_the_rules_of_its_pod() -> None:
+    copy = make_copy((INFERENCE_SERVICES, queued_service("chat")))
+    copy.put(
+        DEPLOYMENTS,
+        manage(
+            {
+                "metadata": {
+                    "name": "chat",
+                    "namespace": NAMESPACE,
+                    "ownerReferences": [
+                        {"kind": "InferenceService", "name": "chat", "uid": "uid-chat", "controller": True}
+                    ],
+                },
+                "spec": {"replicas": 1, "template": {"metadata": {}, "spec": {"containers": []}}},
+            }
+        ),
+    )
+    pod = queue_pod("chat-aaa-1", gated=False, node="a")
+    pinned = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["a"]}]}
+    zone = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["x"]}]}
+    required = {"nodeSelectorTerms": [{**zone, **pinned}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    copy.put(PODS, {**pod, "spec": {**pod["spec"], "affinity": affinity}})
+    (unit,) = list_chat(copy)
+    (cell,) = copy.list_cells()
+    assert unit.requirement.refuse(cell) == "NodeRules"
+    assert required == {"nodeSelectorTerms": [{**zone, **pinned}]}, "the pod itself stays as it was"
