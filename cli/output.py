@@ -17,6 +17,7 @@ from cli.api_objects import Obj
 
 OutputFormat = Literal["table", "wide", "json", "yaml", "name"]
 DataFormat = Literal["json", "yaml"]
+TableFormat = Literal["table", "wide", "json", "yaml"]
 """A format for programs, which every command that prints facts has."""
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -43,13 +44,18 @@ output_option = click.option(
 """Option of the commands that list objects."""
 
 
-def facts_option(default: str) -> Callable[[Decorated], Decorated]:
-    """Return the option of a command that prints facts: as `default` for people, or as JSON or YAML for programs."""
+def facts_option(default: str, *others: str) -> Callable[[Decorated], Decorated]:
+    """Return the option of a command that prints facts: as `default` for people, or as JSON or YAML for programs.
+
+    Args:
+        default: the form for people.
+        others: further forms for people.
+    """
     return click.option(
         "--output",
         "-o",
         "output_format",
-        type=click.Choice([default, "json", "yaml"]),
+        type=click.Choice([default, *others, "json", "yaml"]),
         default=default,
         show_default=True,
     )

@@ -1,7 +1,6 @@
 """The options of the controller that decide about the queue: as its Deployment states them, or as the user does."""
 
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, get_args
@@ -50,8 +49,8 @@ def controller_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return decorated
 
 
-async def read_settings(cluster: "Cluster", stated: StatedSettings) -> "QueueSettings":
-    """Return the options of the controller; where its Deployment cannot be read, a line says what is assumed.
+async def read_settings(cluster: "Cluster", stated: StatedSettings) -> "tuple[QueueSettings, str]":
+    """Return the options of the controller, and a line about what is assumed if its Deployment cannot be read.
 
     Raises ApiError, Unreachable.
     """
@@ -64,18 +63,16 @@ async def read_settings(cluster: "Cluster", stated: StatedSettings) -> "QueueSet
         found = await cluster.client.get(DEPLOYMENTS, DEPLOYMENT, CONTROLLER_NAMESPACE)
     except (Forbidden, NotFound) as error:
         settings = merge_settings([], default.pods.vendors, stated)
-        if None in (stated.min_run_seconds, stated.scheduling_mode):
-            state = "cannot be read" if isinstance(error, Forbidden) else "does not exist"
-            print(
-                f"Deployment {DEPLOYMENT} in {CONTROLLER_NAMESPACE} {state}: assuming "
-                f"--min-run {settings.min_run_seconds:.0f}s --scheduling-mode {settings.pods.scheduling_mode}",
-                file=sys.stderr,
-            )
-        return settings
+        if None not in (stated.min_run_seconds, stated.scheduling_mode):
+            return settings, ""
+        state = "cannot be read" if isinstance(error, Forbidden) else "does not exist"
+        assumed = f"--min-run {settings.min_run_seconds:g}s --scheduling-mode {settings.pods.scheduling_mode}"
+        return settings, f"Deployment {DEPLOYMENT} in {CONTROLLER_NAMESPACE} {state}: assuming {assumed}"
     containers = found["spec"]["template"]["spec"]["containers"]
     arguments = next((each.get("args") or [] for each in containers if each["name"] == "controller"), [])
     has_vendors = find_option(arguments, "--vendors") is not None
-    return merge_settings(arguments, await _read_vendors(cluster) if has_vendors else default.pods.vendors, stated)
+    vendors = await _read_vendors(cluster) if has_vendors else default.pods.vendors
+    return merge_settings(arguments, vendors, stated), ""
 
 
 async def _read_vendors(cluster: "Cluster") -> "Vendors":

@@ -1,6 +1,6 @@
 """`pomona queue explain`: for each node and host, why a service waits, and what would help."""
 
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -8,7 +8,7 @@ from cli.api_objects import Obj
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
 from cli.lazy import program_name
-from cli.output import facts_option, print_facts, render_table, terminal_width, wrap_text
+from cli.output import TableFormat, facts_option, print_facts, render_table, terminal_width, wrap_text
 from cli.queue.controller_settings import StatedSettings, controller_options
 
 if TYPE_CHECKING:
@@ -16,17 +16,15 @@ if TYPE_CHECKING:
     from controller.placement.remedies import WaitExplanation
     from controller.placement.units import Unit
 
-_TITLES: Final = ("CELL", "WHY NOT", "MESSAGE", "WHAT WOULD HELP")
+_TITLES: Final = ("CELL", "REASON", "WHY NOT", "WHAT WOULD HELP")
 
 
 @click.command("explain")
 @click.argument("name", metavar="SERVICE", shell_complete=complete_services)
-@facts_option("table")
+@facts_option("table", "wide")
 @controller_options
 @namespaced_cluster_options
-def command(
-    name: str, *, target: ClusterOptions, stated: StatedSettings, output_format: Literal["table", "json", "yaml"]
-) -> None:
+def command(name: str, *, target: ClusterOptions, stated: StatedSettings, output_format: TableFormat) -> None:
     """Show for each node and host why it does not run SERVICE, and what would help; the nearest remedy comes first.
 
     The cluster is read, and the queue decided as the controller decides it. Nothing is changed. That takes rights to
@@ -46,10 +44,11 @@ def command(
         return await explain_service(cluster, name, stated)
 
     service, unit, found, missing = run_in_cluster(target, read)
-    if output_format != "table":
-        print_facts(build_facts(service, unit, found, missing), output_format)
+    if output_format in {"json", "yaml"}:
+        print_facts(build_facts(service, unit, found, missing), "json" if output_format == "json" else "yaml")
     else:
-        print("\n".join(render_explanation(service, unit, found, missing, target)))
+        is_wide = output_format == "wide"
+        print("\n".join(render_explanation(service, unit, found, missing, target, is_wide=is_wide)))
     click.get_current_context().exit(1 if missing else 0)
 
 
@@ -85,9 +84,15 @@ async def explain_service(
 
 
 def render_explanation(
-    service: Obj, unit: "Unit | None", found: "WaitExplanation | None", missing: list[str], target: ClusterOptions
+    service: Obj,
+    unit: "Unit | None",
+    found: "WaitExplanation | None",
+    missing: list[str],
+    target: ClusterOptions,
+    *,
+    is_wide: bool = False,
 ) -> list[str]:
-    """Return the answer for people."""
+    """Return the answer for people; a wide table has the reason in one word, and cuts nothing."""
     name, width = service["metadata"]["name"], terminal_width()
     queue = service.get("status", {}).get("queue")
     if unit is None or found is None:
@@ -105,7 +110,10 @@ def render_explanation(
     if not found.cells:
         return [*head, "there is no node with an accelerator and no host: add one"]
     rows = [(each.cell, str(each.refusal), each.message, each.remedy) for each in found.cells]
-    table = render_table(_TITLES, rows, width, {0})
+    if is_wide:
+        table = render_table(_TITLES, rows, None, {0})
+    else:
+        table = render_table((_TITLES[0], *_TITLES[2:]), [(row[0], *row[2:]) for row in rows], width, {0})
     best = describe_best(found)
     return [*head, *(wrap_text(best, width) if best else ()), "", table]
 

@@ -5,9 +5,11 @@ from typing import Final, NamedTuple
 
 from cli.api_objects import Obj
 from cli.output import duration_text, render_table
-from controller.placement.forecast import Forecast, UnitFate, Wait, explain_wait, first_uid, list_differences
+from controller.placement.forecast import QueueForecast, UnitFate, Wait, explain_wait, first_uid, list_differences
 
-_TITLES: Final = ("SERVICE", "REPLICA", "PRIORITY", "POOL", "OUTCOME", "WHERE", "WHY")
+_TITLES: Final = ("SERVICE", "OUTCOME", "WHERE", "WHY", "REPLICA", "PRIORITY", "POOL")
+_NARROW: Final = 4
+"""Number of columns of a table that fits the terminal."""
 INCOMPLETE: Final = "the plan was ended early: more would change after this"
 
 
@@ -34,7 +36,7 @@ class PlannedChange(NamedTuple):
                 return "ends"
 
 
-def list_changes(before: Forecast, after: Forecast, concerned: Sequence[str]) -> list[PlannedChange]:
+def list_changes(before: QueueForecast, after: QueueForecast, concerned: Sequence[str]) -> list[PlannedChange]:
     """Return the changes of some units, and of all others whose fate differs.
 
     Args:
@@ -51,20 +53,21 @@ def list_changes(before: Forecast, after: Forecast, concerned: Sequence[str]) ->
 
 
 def render_changes(changes: Sequence[PlannedChange], width: int | None) -> str:
-    """Return the table."""
+    """Return the table; `width` None: with all columns, of which nothing is cut."""
     rows = [
         (
             str(each.fate.unit.service),
-            each.fate.unit.key.name,
-            each.fate.unit.priority,
-            ",".join(each.fate.unit.pools),
             _describe_outcome(each),
             _describe_place(each),
             describe_cause(each),
+            each.fate.unit.key.name,
+            each.fate.unit.priority,
+            ",".join(each.fate.unit.pools),
         )
         for each in changes
     ]
-    return render_table(_TITLES, rows, width, {0})
+    shown = len(_TITLES) if width is None else _NARROW
+    return render_table(_TITLES[:shown], [row[:shown] for row in rows], width, {0, 1})
 
 
 def _describe_outcome(change: PlannedChange) -> str:

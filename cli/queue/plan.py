@@ -2,28 +2,27 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from cli.api_objects import Obj
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.lazy import LazyGroup
-from cli.output import facts_option, print_facts, terminal_width, wrap_text
+from cli.output import TableFormat, facts_option, print_facts, terminal_width, wrap_text
 from cli.queue.command import refuse_options_before
 from cli.queue.controller_settings import StatedSettings, controller_options
 
 if TYPE_CHECKING:
     from cli.cluster_access import Cluster
     from cli.queue.fate_table import PlannedChange
-    from controller.placement.forecast import Forecast
+    from controller.placement.forecast import QueueForecast
     from controller.services.planned_services import PlannedService
 
 SUBCOMMANDS = {
     "drain": ("show where the replicas of a host or node would go", "cli.queue.plan_drain"),
     "add": ("show which replicas a further node or host would start", "cli.queue.plan_add"),
 }
-PlanFormat = Literal["table", "json", "yaml"]
 _STANDARD_INPUT: Final = Path("/dev/stdin")
 
 
@@ -36,7 +35,7 @@ _STANDARD_INPUT: Final = Path("/dev/stdin")
     type=click.Path(exists=True, allow_dash=True, path_type=Path),
     help="Manifest, folder of manifests, or - for standard input. Repeatable.",
 )
-@facts_option("table")
+@facts_option("table", "wide")
 @controller_options
 @namespaced_cluster_options
 @click.pass_context
@@ -46,7 +45,7 @@ def command(
     target: ClusterOptions,
     stated: StatedSettings,
     paths: tuple[Path, ...],
-    output_format: PlanFormat,
+    output_format: TableFormat,
 ) -> None:
     """Show what the queue would do if the Models and InferenceServices of FILE were applied now.
 
@@ -79,7 +78,7 @@ def command(
     for line in skipped:
         click.echo(line, err=True)
 
-    async def read(cluster: "Cluster") -> "tuple[list[PlannedService], list[PlannedChange], Forecast]":
+    async def read(cluster: "Cluster") -> "tuple[list[PlannedService], list[PlannedChange], QueueForecast]":
         return await plan_files(cluster, manifests, stated)
 
     services, changes, after = run_in_cluster(target, read)
@@ -90,7 +89,7 @@ def command(
 
 async def plan_files(
     cluster: "Cluster", manifests: Sequence[Obj], stated: StatedSettings
-) -> "tuple[list[PlannedService], list[PlannedChange], Forecast]":
+) -> "tuple[list[PlannedService], list[PlannedChange], QueueForecast]":
     """Return what would become of the services of manifests, and of all other units.
 
     Raises:
@@ -119,8 +118,8 @@ async def plan_files(
 
 def print_plan(
     changes: "Sequence[PlannedChange]",
-    after: "Forecast",
-    output_format: PlanFormat,
+    after: "QueueForecast",
+    output_format: TableFormat,
     extra: Obj,
     notes: Sequence[str] = (),
     *,
@@ -138,11 +137,12 @@ def print_plan(
     """
     from cli.queue.fate_table import INCOMPLETE, build_changes, render_changes  # noqa: PLC0415 - not for --help
 
-    if output_format != "table":
-        print_facts({**extra, "replicas": build_changes(changes), "isComplete": after.is_complete}, output_format)
+    if output_format in {"json", "yaml"}:
+        facts = {**extra, "replicas": build_changes(changes), "isComplete": after.is_complete}
+        print_facts(facts, "json" if output_format == "json" else "yaml")
         return
     width = terminal_width()
-    print(render_changes(changes, width) if changes else empty)
+    print(render_changes(changes, None if output_format == "wide" else width) if changes else empty)
     for line in (*notes, *(() if after.is_complete else (INCOMPLETE,))):
         print("\n".join(wrap_text(line, width)))
 

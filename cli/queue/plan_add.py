@@ -8,15 +8,15 @@ import yaml
 
 from cli.api_objects import Obj
 from cli.cluster_options import ClusterOptions, cluster_options
-from cli.output import facts_option
+from cli.output import TableFormat, facts_option
 from cli.queue.controller_settings import StatedSettings, controller_options
-from cli.queue.plan import PlanFormat, print_plan
+from cli.queue.plan import print_plan
 
 if TYPE_CHECKING:
     from cli.cluster_access import Cluster
     from cli.queue.fate_table import PlannedChange
     from controller.placement.cluster_copy import ClusterCopy
-    from controller.placement.forecast import Forecast
+    from controller.placement.forecast import QueueForecast
     from devices.vendors import Vendors
 
 _NAME: Final = "new"
@@ -37,7 +37,7 @@ _PODS: Final = "110"
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="YAML of a Node or MetalHost instead, such as that of one like it.",
 )
-@facts_option("table")
+@facts_option("table", "wide")
 @controller_options
 @cluster_options
 def command(
@@ -49,7 +49,7 @@ def command(
     memory: str | None,
     labels: tuple[str, ...],
     path: Path | None,
-    output_format: PlanFormat,
+    output_format: TableFormat,
 ) -> None:
     """Show which replicas of the queue would start if a node or host were added.
 
@@ -70,7 +70,7 @@ def command(
     if path is not None and stated_options:
         raise click.UsageError("--file takes no options of a node: write them into the file")
 
-    async def read(cluster: "Cluster") -> "tuple[list[PlannedChange], Forecast]":
+    async def read(cluster: "Cluster") -> "tuple[list[PlannedChange], QueueForecast]":
         from cli.queue.planning import copy_for_plan  # noqa: PLC0415 - not needed for --help
 
         copied = await copy_for_plan(cluster, stated)
@@ -84,7 +84,7 @@ def command(
     print_plan(changes, after, output_format, {}, empty="no replica would start on it")
 
 
-def plan_addition(copied: "ClusterCopy", added: Obj) -> "tuple[list[PlannedChange], Forecast]":
+def plan_addition(copied: "ClusterCopy", added: Obj) -> "tuple[list[PlannedChange], QueueForecast]":
     """Return what would change if a Node or MetalHost were added.
 
     Raises:

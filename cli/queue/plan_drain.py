@@ -6,25 +6,25 @@ import click
 
 from cli.cluster_options import ClusterOptions, cluster_options
 from cli.completion import complete_cells
-from cli.output import facts_option
+from cli.output import TableFormat, facts_option
 from cli.queue.controller_settings import StatedSettings, controller_options
-from cli.queue.plan import PlanFormat, print_plan
+from cli.queue.plan import print_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cli.cluster_access import Cluster
     from cli.queue.fate_table import PlannedChange
-    from controller.placement.forecast import Forecast
+    from controller.placement.forecast import QueueForecast
     from controller.placement.units import Cell
 
 
 @click.command("drain")
 @click.argument("name", metavar="HOST|NODE", shell_complete=complete_cells)
-@facts_option("table")
+@facts_option("table", "wide")
 @controller_options
 @cluster_options
-def command(name: str, *, target: ClusterOptions, stated: StatedSettings, output_format: PlanFormat) -> None:
+def command(name: str, *, target: ClusterOptions, stated: StatedSettings, output_format: TableFormat) -> None:
     """Show where the replicas of a host or node would go if it were drained, and which would wait.
 
     Write host/NAME or node/NAME if both have the name. Nothing is drained: `pomona host drain` and `kubectl drain` do
@@ -37,7 +37,7 @@ def command(name: str, *, target: ClusterOptions, stated: StatedSettings, output
     """
     from cli.cluster_access import run_in_cluster  # noqa: PLC0415 - not needed for --help
 
-    async def read(cluster: "Cluster") -> "tuple[str, list[PlannedChange], Forecast]":
+    async def read(cluster: "Cluster") -> "tuple[str, list[PlannedChange], QueueForecast]":
         return await plan_drain(cluster, name, stated)
 
     cell, changes, after = run_in_cluster(target, read)
@@ -46,7 +46,7 @@ def command(name: str, *, target: ClusterOptions, stated: StatedSettings, output
 
 async def plan_drain(
     cluster: "Cluster", name: str, stated: StatedSettings
-) -> "tuple[str, list[PlannedChange], Forecast]":
+) -> "tuple[str, list[PlannedChange], QueueForecast]":
     """Return the cell, and what would become of its units.
 
     Raises:

@@ -1,5 +1,6 @@
 """The copy of the cluster by which `pomona queue explain` and `pomona plan` answer."""
 
+import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,11 @@ async def copy_cluster(cluster: "Cluster", stated: StatedSettings) -> "ClusterCo
     """
     from controller.placement.cluster_copy import read_cluster  # noqa: PLC0415 - not needed for --help
 
-    return await read_cluster(cluster.client, await read_settings(cluster, stated))
+    settings, note = await read_settings(cluster, stated)
+    copied = await read_cluster(cluster.client, settings)
+    if note:
+        print(note, file=sys.stderr)
+    return copied
 
 
 async def copy_for_plan(cluster: "Cluster", stated: StatedSettings) -> "ClusterCopy":

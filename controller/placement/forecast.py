@@ -27,7 +27,7 @@ FateState = Literal["runs", "starts", "waits", "ends"]
 
 
 class UnitFate(NamedTuple):
-    """What becomes of one unit."""
+    """The fate of one unit."""
 
     unit: Unit
     """The unit as it was at first."""
@@ -45,11 +45,11 @@ class UnitFate(NamedTuple):
 
     @property
     def outcome(self) -> tuple[object, ...]:
-        """What must be equal for two fates to be the same."""
+        """Facts that must be equal for two fates to be the same."""
         return self.state, self.cells, self.preemptor is not None
 
 
-class Forecast(NamedTuple):
+class QueueForecast(NamedTuple):
     """The end of a forecast."""
 
     fates: Mapping[str, UnitFate]
@@ -62,7 +62,7 @@ class Forecast(NamedTuple):
     """False: the forecast was ended although more would happen."""
 
 
-def forecast(cells: Iterable[Cell], units: Iterable[Unit], rules: PlanRules, now: float) -> Forecast:
+def forecast(cells: Iterable[Cell], units: Iterable[Unit], rules: PlanRules, now: float) -> QueueForecast:
     """Return what follows of these cells and units.
 
     Args:
@@ -77,10 +77,10 @@ def forecast(cells: Iterable[Cell], units: Iterable[Unit], rules: PlanRules, now
         if future.apply(made):
             continue
         if made.again_seconds is None:
-            return Forecast(future.fates, made, tuple(future.cells.values()))
+            return QueueForecast(future.fates, made, tuple(future.cells.values()))
         # The planner compares with a time that floats cannot express to the last digit.
         future.now += made.again_seconds + 0.001
-    return Forecast(future.fates, made, tuple(future.cells.values()), is_complete=False)
+    return QueueForecast(future.fates, made, tuple(future.cells.values()), is_complete=False)
 
 
 def displace(unit: Unit) -> Unit:
@@ -110,7 +110,7 @@ class _Future:
         }
 
     def apply(self, made: Round) -> bool:
-        """Let all happen that a round has decided, and let all end that ends; return whether anything has changed."""
+        """Carry a round out, and end all units that end; return whether anything has changed."""
         before = dict(self.units)
         for action in made.actions:
             match action:
@@ -208,7 +208,7 @@ def drain_cell(cells: Iterable[Cell], units: Iterable[Unit], drained: str) -> tu
     return tuple(msgspec.structs.replace(cell, free=freed[cell.id]) for cell in closed), tuple(moved)
 
 
-def list_differences(before: Forecast, after: Forecast, concerned: Iterable[str]) -> list[UnitFate]:
+def list_differences(before: QueueForecast, after: QueueForecast, concerned: Iterable[str]) -> list[UnitFate]:
     """Return the fates of some units, and of all others whose fate a change would alter, in the order of the queue.
 
     Args:
@@ -235,7 +235,7 @@ class Wait(NamedTuple):
     message: str
 
 
-def explain_wait(end: Forecast, fate: UnitFate) -> Wait:
+def explain_wait(end: QueueForecast, fate: UnitFate) -> Wait:
     """Return why a unit waits at the end of a forecast, in the words of `status.queue`."""
     made, pool = end.round, fate.unit.pools[:1]
     uid = first_uid(fate.unit.uid)

@@ -121,7 +121,7 @@ def _explain_problem(problem: ServiceProblem) -> ServiceProblem:
 
 
 def _assume_weights(copy: ClusterCopy, model: Model | None) -> tuple[str, ...]:
-    """Let the weights of a Model be on its volume, if it has been inspected; a note says so."""
+    """Assume the weights of a Model that has been inspected to be on its volume; return a note that says so."""
     if model is None or model.spec.cache.scope == "node":
         return ()
     ready, cached = (find(model.status.conditions, kind) for kind in ("Ready", "Cached"))

@@ -57,7 +57,8 @@ class Pomona:
             yield terminal
 
     def _complete(self, arguments: tuple[str, ...]) -> list[str]:
-        namespace = [] if arguments[0] in {"host", "hosts"} else [f"--namespace={self._namespace}"]
+        is_of_cluster = arguments[0] in {"host", "hosts"} or arguments[:2] in {("plan", "add"), ("plan", "drain")}
+        namespace = [] if is_of_cluster else [f"--namespace={self._namespace}"]
         return [*arguments, f"--kubeconfig={self.kubeconfig}", *namespace]
 
     async def run(self, *arguments: str) -> Result:

@@ -23,6 +23,11 @@ COMMANDS = (
     ["delete", "chat"],
     ["deploy", "chat", "--model", "tiny"],
     ["deploy", "qwen3-8b"],
+    ["queue"],
+    ["queue", "explain", "chat"],
+    ["plan", "drain", "studio-1"],
+    ["plan", "add", "--accelerator", "metal", "--memory", "64Gi"],
+    ["plan", "-f", "examples/model.yaml"],
     ["hosts"],
     ["host", "list"],
     ["host", "join", "studio-1", "--server", "https://192.0.2.1"],
@@ -154,6 +159,7 @@ def test_namespace_is_that_of_the_context_unless_stated(serve: Serve, tmp_path: 
     "words",
     [
         *(["status"], ["logs"], ["chat"], ["delete"], ["list", "-n"], ["deploy", "chat", "--model"]),
+        *(["queue", "explain"], ["plan", "drain"]),
         *(["host", "cordon"], ["host", "uncordon"], ["host", "drain"], ["host", "remove"]),
     ],
     ids=" ".join,
@@ -163,7 +169,7 @@ def test_names_complete(words: list[str], serve: Serve, tmp_path: Path, monkeypa
     answer = json.dumps({"metadata": {"resourceVersion": "1"}, "items": items})
     monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "config", serve(200, answer))))
     found = ShellComplete(main, {}, "pomona", "_POMONA_COMPLETE").get_completions(words, "st")
-    assert [each.value for each in found] == ["studio-1", "studio-2"]
+    assert sorted({each.value for each in found}) == ["studio-1", "studio-2"]
 
 
 def test_status_reads_no_other_models_and_hosts(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import msgspec
 
 from controller.placement.forecast import (
-    Forecast,
+    QueueForecast,
     UnitFate,
     displace,
     drain_cell,
@@ -20,7 +20,7 @@ RULES = PlanRules(min_run_seconds=300.0)
 NOW = 10_000.0
 
 
-def foresee(cells: list[Cell], units: list[Unit], rules: PlanRules = RULES) -> Forecast:
+def foresee(cells: list[Cell], units: list[Unit], rules: PlanRules = RULES) -> QueueForecast:
     """Return the forecast for cells that are empty but for these units."""
     return forecast([subtract_units(cell, units) for cell in cells], units, rules, NOW)
 
