@@ -23,6 +23,13 @@ _NAME: Final = "new"
 _METAL: Final = "metal"
 _CPU: Final = "1000"
 _PODS: Final = "110"
+_READY: Final[Obj] = {
+    "type": "Ready",
+    "status": "True",
+    "reason": "Planned",
+    "message": "",
+    "lastTransitionTime": "2026-01-01T00:00:00Z",
+}
 
 
 @click.command("add")
@@ -162,7 +169,7 @@ def prepare_machine(obj: Obj) -> Obj:
     stated, status = obj.get("metadata") or {}, dict(obj.get("status") or {})
     metadata = {"name": _NAME, "uid": f"planned-{_NAME}", "resourceVersion": "1", "generation": 1}
     metadata["labels"] = stated.get("labels") or {}
-    status["conditions"] = [{"type": "Ready", "status": "True", "reason": "Planned", "message": ""}]
+    status["conditions"] = [dict(_READY)]
     spec = obj.get("spec") or {}
     if obj["kind"] == "Node":
         status["allocatable"] = status.get("allocatable") or status.get("capacity") or {}
