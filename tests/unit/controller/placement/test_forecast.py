@@ -56,6 +56,17 @@ def test_time_passes_until_a_young_unit_may_be_evicted() -> None:
     assert 200 <= found.fates["new"].after_seconds < 201
 
 
+def test_unit_that_has_just_started_is_young() -> None:
+    middle = runs("middle", 4, "a", evictable_since=0.0)
+    new = pod("new", 4, priority="high", selector={"zone": "x"})
+    late = pod("late", 4, priority="batch", at=5.0)
+    found = foresee([node("a", 4, labels={"zone": "x"}), node("b", 4)], [middle, new, late])
+    assert found.fates["new"].after_seconds == 0
+    assert found.fates["late"].preemptor is not None
+    assert show(found.fates["middle"]) == ("starts", ("node/b",))
+    assert 300 <= found.fates["middle"].after_seconds < 301
+
+
 def test_nothing_happens_to_units_that_fit() -> None:
     found = foresee([node("a")], [runs("r", 2, "a"), pod("new", 2)])
     assert show(found.fates["r"]) == ("runs", ("node/a",))

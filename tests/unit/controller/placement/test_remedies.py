@@ -4,7 +4,7 @@ import pytest
 
 from controller.placement.planner import PlanRules
 from controller.placement.remedies import WaitExplanation, explain_unit
-from controller.placement.units import Cell, Unit
+from controller.placement.units import Cell, NodeRequirement, Unit
 from tests.support.queue_decisions import runs, subtract_units
 from tests.support.queue_units import host, node, pod
 
@@ -43,6 +43,15 @@ def test_closed_cell_without_room_is_no_better_than_a_full_one() -> None:
     busy = [runs("a", 8, "closed", priority="critical"), runs("b", 6, "nearly", priority="critical")]
     found = explain_new(cells, busy)
     assert [each.cell for each in found.cells] == ["node/nearly", "node/closed"]
+
+
+def test_rules_that_can_be_edited_are_nearer_than_a_volume() -> None:
+    requirement = NodeRequirement("", {"nodeSelector": {"zone": "x"}}, frozenset({"b"}))
+    found = explain_new([node("a", labels={"zone": "x"}), node("b")], [], pod("new", 4, requirement=requirement))
+    assert [(each.cell, each.refusal.reason) for each in found.cells] == [
+        ("node/b", "NodeRules"),
+        ("node/a", "VolumeElsewhere"),
+    ]
 
 
 def test_unit_that_the_next_round_admits_waits_no_longer() -> None:

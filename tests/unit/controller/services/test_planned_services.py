@@ -26,11 +26,11 @@ def make_copy(*objects: tuple[Any, Obj], settings: QueueSettings = QueueSettings
     return made
 
 
-def make_node(name: str = "a", devices: int = 8) -> Obj:
+def make_node(name: str = "a", devices: int = 8, **labels: str) -> Obj:
     allocatable = {"cpu": "64", "memory": "512Gi", "pods": "110", "nvidia.com/gpu": str(devices)}
     conditions = [{"type": "Ready", "status": "True"}]
     status = {"allocatable": allocatable, "conditions": conditions}
-    metadata = {"name": name, "uid": f"uid-{name}", "resourceVersion": "1", "labels": {}}
+    metadata = {"name": name, "uid": f"uid-{name}", "resourceVersion": "1", "labels": labels}
     return {"metadata": metadata, "spec": {}, "status": status}
 
 
@@ -95,17 +95,29 @@ def test_pods_that_the_scheduler_places_are_named() -> None:
     assert planned.notes == ("Kubernetes' scheduler places its pods: the queue gives them nothing",)
 
 
-@pytest.fixture
-def served() -> ClusterCopy:
-    """A copy with the service chat, of whose two pods one runs and one waits."""
+def make_served(settings: QueueSettings) -> ClusterCopy:
+    """Return a copy with the service chat, of whose two pods one runs and one waits."""
     spec: Obj = {"hardware": {"accelerator": "nvidia", "count": 2}, "replicas": 2}
     service = queued_service("chat", **spec)
-    copy = make_copy((INFERENCE_SERVICES, service))
+    copy = make_copy((INFERENCE_SERVICES, service), settings=settings)
     objects = (INFERENCE_SERVICES, service), (MODELS, library_model())
     copy.put(DEPLOYMENTS, chat_deployment(*objects, replicas=2))
-    copy.put(PODS, queue_pod("chat-aaa-1", gated=False, node="a", devices=2, created=NOW - timedelta(hours=2)))
-    copy.put(PODS, queue_pod("chat-aaa-2", devices=2, created=NOW - timedelta(hours=1)))
+    earlier = NOW - timedelta(hours=2)
+    copy.put(PODS, queue_pod("chat-aaa-1", gated=False, node="a", devices=2, created=earlier))
+    copy.put(PODS, queue_pod("chat-aaa-2", devices=2, created=earlier + timedelta(hours=1)))
     return copy
+
+
+@pytest.fixture
+def served() -> ClusterCopy:
+    return make_served(QueueSettings(SETTINGS))
+
+
+def test_pods_stay_although_the_image_of_the_controller_is_not_known() -> None:
+    copy = make_served(QueueSettings())
+    before = list_chat(copy)
+    plan_one(copy, manifest(replicas=2))
+    assert list_chat(copy) == before
 
 
 def test_same_manifest_changes_nothing(served: ClusterCopy) -> None:
@@ -201,6 +213,8 @@ def test_running_unit_has_the_rules_of_its_pod() -> None:
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
     copy.put(PODS, {**pod, "spec": {**pod["spec"], "affinity": affinity}})
     (unit,) = list_chat(copy)
-    (cell,) = copy.list_cells()
-    assert unit.requirement.refuse(cell) == "NodeRules"
+    copy.put(NODES, make_node("b", zone="x"))
+    a, b = copy.list_cells()
+    assert unit.requirement.refuse(a) == "NodeRules"
+    assert unit.requirement.refuse(b) == "", "the pin to the first node is none of its rules"
     assert required == {"nodeSelectorTerms": [{**zone, **pinned}]}, "the pod itself stays as it was"
