@@ -127,7 +127,7 @@ def find_option(arguments: Sequence[str], name: str) -> str | None:
 
 def list_values(arguments: Sequence[str], name: str) -> list[str]:
     """Return the values of an option among the arguments of a program, as `--name=value` or `--name value`."""
-    found = []
+    found: list[str] = []
     for number, each in enumerate(arguments):
         option, equals, value = each.partition("=")
         if option == name:

@@ -222,15 +222,15 @@ def test_machine_of_a_file_is_empty_and_open(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("nvidia", None, "1Gi", ()), "--devices is missing"),
-        (("metal", 2, "1Gi", ()), "a host has none to count"),
-        (("cpu", 1, "1Gi", ()), "use one of"),
-        (("nvidia", 1, "many", ()), "is no quantity"),
+        (("nvidia", None, "1Gi"), "--devices is missing"),
+        (("metal", 2, "1Gi"), "a host has none to count"),
+        (("cpu", 1, "1Gi"), "use one of"),
+        (("nvidia", 1, "many"), "is no quantity"),
     ],
 )
-def test_machine_that_cannot_be_is_refused(arguments: tuple[Any, ...], said: str) -> None:
+def test_machine_that_cannot_be_is_refused(arguments: tuple[str, int | None, str], said: str) -> None:
     with pytest.raises(click.UsageError, match=said):
-        build_machine(*arguments, VENDORS)
+        build_machine(*arguments, (), VENDORS)
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "kind: Pod", "{", "--- \na: 1\n---\nb: 2"])

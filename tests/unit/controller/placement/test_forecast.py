@@ -14,7 +14,7 @@ from controller.placement.forecast import (
 from controller.placement.planner import PlanRules
 from controller.placement.units import Cell, Nomination, Unit
 from tests.support.queue_decisions import runs, subtract_units
-from tests.support.queue_units import GPU, gpus, host, node, pod, process
+from tests.support.queue_units import GPU, host, node, pod, process
 
 RULES = PlanRules(min_run_seconds=300.0)
 NOW = 10_000.0
@@ -131,7 +131,7 @@ def test_unit_without_hardware_has_no_place() -> None:
 
 
 def test_successor_keeps_place_and_need() -> None:
-    unit = runs("r", gpus(2), "a", at=7.0, evictable_since=9.0)
+    unit = runs("r", 2, "a", at=7.0, evictable_since=9.0)
     successor = displace(unit)
     assert (successor.enqueued_at, successor.parts, successor.state) == (7.0, unit.parts, "waiting")
     assert successor.cells == ()
