@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 import click
 
 from cli.options import Duration
-from crds.meta import CONTROLLER_NAMESPACE, SchedulingMode
+from crds.meta import CONTROLLER_NAMESPACE, DefaultSchedulingMode
 
 if TYPE_CHECKING:
     from cli.cluster_access import Cluster
@@ -24,21 +24,21 @@ class StatedSettings:
     """The options as the user states them; None: as the Deployment of the controller does."""
 
     min_run_seconds: float | None = None
-    scheduling_mode: SchedulingMode | None = None
+    scheduling_mode: DefaultSchedulingMode | None = None
 
 
 def controller_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--min-run` and `--scheduling-mode`, as the argument `stated`."""
 
     @functools.wraps(function)
-    def with_stated(*args: Any, min_run: float | None, scheduling_mode: SchedulingMode | None, **more: Any) -> Any:
+    def with_stated(*args: Any, min_run: float | None, scheduling_mode: DefaultSchedulingMode | None, **more: Any) -> Any:
         return function(*args, stated=StatedSettings(min_run, scheduling_mode), **more)
 
     decorated: Callable[..., Any] = with_stated
     for option in (
         click.option(
             "--scheduling-mode",
-            type=click.Choice(get_args(SchedulingMode)),
+            type=click.Choice(get_args(DefaultSchedulingMode)),
             help="That of the controller. Default: as its Deployment states it.",
         ),
         click.option(
@@ -110,7 +110,7 @@ def merge_settings(arguments: Sequence[str], vendors: "Vendors", stated: StatedS
         seconds = Duration().convert(min_run, None, None) if min_run else default.min_run_seconds
     # A controller of some namespaces has no queue.
     is_native = mode == "Native" or (mode is None and find_option(arguments, "--namespace") is not None)
-    known: SchedulingMode = "Native" if is_native else default.pods.scheduling_mode
+    known: DefaultSchedulingMode = "Native" if is_native else default.pods.scheduling_mode
     pods = PodSettings(
         image=find_option(arguments, "--image") or default.pods.image,
         image_pull_secrets=tuple(list_values(arguments, "--image-pull-secret")),

@@ -109,7 +109,8 @@ def _plan_service(copy: ClusterCopy, key: ObjectKey, now: datetime) -> PlannedSe
         return PlannedService(key, _explain_problem(view.blocker), notes)
     queued = _put_pods(copy, view, key, now) | _put_processes(copy, view, now)
     if view.wanted and False in queued:
-        notes += ("Kubernetes' scheduler places its pods: the queue gives them nothing",)
+        chosen = "Kueue admits" if service.spec.scheduling.mode == "Kueue" else "Kubernetes' scheduler places"
+        notes += (f"{chosen} its pods: the queue gives them nothing",)
     return PlannedService(key, None, notes)
 
 

@@ -88,6 +88,11 @@ def test_weights_that_are_not_fetched_yet_are_assumed() -> None:
     assert len(list_chat(copy)) == 1
 
 
+def test_pods_that_kueue_admits_are_named() -> None:
+    planned = plan_one(make_copy(), manifest(scheduling={"mode": "Kueue", "queueName": "gpus"}))
+    assert planned.notes == ("Kueue admits its pods: the queue gives them nothing",)
+
+
 def test_pods_that_the_scheduler_places_are_named() -> None:
     copy = make_copy(settings=QueueSettings(PodSettings("pomona:test", scheduling_mode="Native")))
     planned = plan_one(copy, manifest())
