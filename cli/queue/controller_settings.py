@@ -31,7 +31,9 @@ def controller_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--min-run` and `--scheduling-mode`, as the argument `stated`."""
 
     @functools.wraps(function)
-    def with_stated(*args: Any, min_run: float | None, scheduling_mode: DefaultSchedulingMode | None, **more: Any) -> Any:
+    def with_stated(
+        *args: Any, min_run: float | None, scheduling_mode: DefaultSchedulingMode | None, **more: Any
+    ) -> Any:
         return function(*args, stated=StatedSettings(min_run, scheduling_mode), **more)
 
     decorated: Callable[..., Any] = with_stated

@@ -96,7 +96,7 @@ def render_explanation(
     name, width = service["metadata"]["name"], terminal_width()
     queue = service.get("status", {}).get("queue")
     if unit is None or found is None:
-        if queue is None and not missing:
+        if not missing:
             phase, see = service.get("status", {}).get("phase", "Pending"), f"status {name}{target.render()}"
             return [f"{name} does not wait in the queue: its phase is {phase}; see `{program_name()} {see}`"]
         lines = wrap_text(describe_queue(name, queue), width)

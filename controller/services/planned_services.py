@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
+from controller.models.served import format_of
 from controller.placement.cluster_copy import ClusterCopy
 from controller.placement.pod_units import find_template
 from controller.placement.queue_places import find_place, format_place
@@ -123,7 +124,8 @@ def _explain_problem(problem: ServiceProblem) -> ServiceProblem:
 
 def _assume_weights(copy: ClusterCopy, model: Model | None) -> tuple[str, ...]:
     """Assume the weights of a Model that has been inspected to be on its volume; return a note that says so."""
-    if model is None or model.spec.cache.scope == "node":
+    # The Ollama of each pod pulls its model by itself.
+    if model is None or model.spec.cache.scope == "node" or format_of(model) == "ollama":
         return ()
     ready, cached = (find(model.status.conditions, kind) for kind in ("Ready", "Cached"))
     if ready is None or ready.status != "True" or cached is None or cached.status == "True":
