@@ -29,7 +29,10 @@ class PlannedChange(NamedTuple):
             case "starts":
                 return "moves" if self.origin else "starts"
             case "waits":
-                return "evicted" if self.origin else "waits"
+                if self.fate.preemptor is not None:
+                    return "evicted"
+                # A host that is drained lets a process serve on until it has a place elsewhere.
+                return "stays" if self.origin and self.fate.unit.key.kind == "process" else "waits"
             case "runs":
                 return "stays"
             case "ends":
@@ -72,7 +75,7 @@ def render_changes(changes: Sequence[PlannedChange], width: int | None) -> str:
 
 def _describe_outcome(change: PlannedChange) -> str:
     text = change.outcome
-    if change.wait is not None:
+    if change.wait is not None and text != "stays":
         place = f"{change.wait.position}/{change.wait.length}" if change.wait.position else "without a place"
         return f"{text}, waits {place}" if text == "evicted" else f"{text} {place}"
     if change.fate.after_seconds:

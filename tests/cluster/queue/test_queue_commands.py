@@ -189,7 +189,7 @@ async def test_plan_of_a_drain_tells_where_replicas_go(
     await simulated.add("sim-2", devices=2)
     rows = await plan(reader, "drain", "sim-1")
     (row,) = (each for each in rows.values() if each["outcome"] == "moves")
-    (waiting,) = (each for each in rows.values() if each["outcome"] == "evicted")
+    (waiting,) = (each for each in rows.values() if each["outcome"] == "waits")
     assert (row["from"], row["to"]) == (["node/sim-1"], ["node/sim-2"])
     assert (waiting["from"], waiting["reason"]) == (["node/sim-1"], "InsufficientDevices")
     await client.patch_merge(NODES, "sim-1", None, {"spec": {"unschedulable": True}}, field_manager="admin")

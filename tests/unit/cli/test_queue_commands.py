@@ -17,7 +17,7 @@ from cli.queue.fate_table import build_changes, list_changes, render_changes
 from cli.queue.plan_add import build_machine, load_machine, plan_addition
 from cli.queue.plan_drain import find_cell
 from controller.placement.cluster_copy import ClusterCopy
-from controller.placement.forecast import QueueForecast, forecast
+from controller.placement.forecast import QueueForecast, drain_cell, forecast
 from controller.placement.planner import PlanRules
 from controller.placement.remedies import WaitExplanation, explain_unit
 from controller.placement.units import Cell, Unit
@@ -174,6 +174,17 @@ def test_plan_names_outcome_place_and_cause_of_each_replica() -> None:
     assert facts["low"]["place"] == {"position": 1, "length": 2}
     assert facts["later"]["afterSeconds"] == 240
     assert len(render_changes(changes, 60).splitlines()[0]) <= 60
+
+
+def test_process_of_a_drained_host_stays_if_it_fits_nowhere_else_and_a_pod_waits() -> None:
+    cells = [host("h"), node("a")]
+    units = [process("p", 8, cells=("host/h",)), runs("r", 8, "a")]
+    before = foresee(cells, units)
+    free = [subtract_units(cell, units) for cell in cells]
+    for drained, uid, outcome in (("host/h", "p", "stays"), ("node/a", "r", "waits")):
+        after = forecast(*drain_cell(free, units, drained), PlanRules(), 10_000.0)
+        (row,) = build_changes(list_changes(before, after, [uid]))
+        assert (row["outcome"], row["from"], row["to"], row["reason"]) == (outcome, [drained], [], "CellsClosed")
 
 
 def test_cell_is_found_by_its_name_unless_host_and_node_share_it() -> None:
