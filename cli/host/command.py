@@ -10,6 +10,7 @@ SUBCOMMANDS = {
     "join": ("make a code with which a machine joins as a host", "cli.host.join"),
     "list": ("list the hosts outside of the cluster", "cli.host.list"),
     "remove": ("revoke the rights of a host, and delete its objects", "cli.host.remove"),
+    "taint": ("keep services off a host that do not tolerate its taints", "cli.host.taint"),
     "uncordon": ("place processes on a host again", "cli.host.cordon:uncordon"),
 }
 """The line in the help, and the module with the `command`, by name."""

@@ -35,8 +35,9 @@ COMMANDS = (
     ["host", "cordon", "studio-1"],
     ["host", "uncordon", "studio-1"],
     ["host", "drain", "studio-1"],
+    ["host", "taint", "studio-1", "dedicated:NoSchedule"],
 )
-GROUP = {"cordon", "drain", "join", "list", "remove", "uncordon"}
+GROUP = {"cordon", "drain", "join", "list", "remove", "taint", "uncordon"}
 IDS = [" ".join(each) for each in COMMANDS]
 NOT_FOUND = (404, "404 page not found\n")
 """The answer of an API server to a kind that it does not know: no object of the kind Status."""
@@ -160,7 +161,7 @@ def test_namespace_is_that_of_the_context_unless_stated(serve: Serve, tmp_path: 
     [
         *(["status"], ["logs"], ["chat"], ["delete"], ["list", "-n"], ["deploy", "chat", "--model"]),
         *(["queue", "explain"], ["plan", "drain"]),
-        *(["host", "cordon"], ["host", "uncordon"], ["host", "drain"], ["host", "remove"]),
+        *(["host", "cordon"], ["host", "uncordon"], ["host", "drain"], ["host", "taint"], ["host", "remove"]),
     ],
     ids=" ".join,
 )

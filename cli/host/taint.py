@@ -1,0 +1,101 @@
+"""`pomona host taint`: keep services off a host that do not tolerate its taints, as kubectl does with a node."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import click
+import msgspec
+
+from cli.api_objects import Obj
+from cli.cluster_options import ClusterOptions, cluster_options
+from cli.completion import complete_hosts
+from crds.meta import CLI_FIELD_MANAGER
+from crds.metalhost import HostTaint
+
+if TYPE_CHECKING:
+    from cli.cluster_access import Cluster
+
+_CHANGE: Final = re.compile(r"(?P<key>[^=:]+?)(=(?P<value>[^=:]*))?(:(?P<effect>[A-Za-z]+))?(?P<removes>-)?")
+_EFFECTS: Final = ("NoSchedule", "NoExecute")
+_TRIES: Final = 5
+"""Tries against others who edit the same host."""
+
+
+class TaintChange(NamedTuple):
+    """A taint that is set, or taken away: then of each effect if it names none."""
+
+    key: str
+    value: str
+    effect: str
+    removes: bool
+
+
+@click.command("taint")
+@click.argument("name", shell_complete=complete_hosts)
+@click.argument("changes", metavar="TAINT...", nargs=-1, required=True)
+@cluster_options
+def command(name: str, changes: tuple[str, ...], *, target: ClusterOptions) -> None:
+    """Set or remove taints of the host NAME: KEY=VALUE:EFFECT, KEY:EFFECT, or KEY- to remove one.
+
+    Only services run there whose spec.tolerations tolerate all of them. With effect NoSchedule, what runs there stays;
+    with NoExecute, it moves to other hosts, each process once its replacement answers.
+
+    \b
+    Examples:
+      pomona host taint studio-1 dedicated=research:NoSchedule
+      pomona host taint studio-1 dedicated-
+    """
+    from cli.cluster_access import read_object, run_in_cluster  # noqa: PLC0415 - not for --help
+    from kube.errors import Conflict  # noqa: PLC0415 - same
+    from kube.resources import METAL_HOSTS  # noqa: PLC0415 - same
+
+    wanted = [parse_change(each) for each in changes]
+
+    async def edit(cluster: "Cluster") -> list[Obj]:
+        for tries in range(_TRIES):
+            host = await read_object(cluster.client, METAL_HOSTS, name)
+            before = host.get("spec", {}).get("taints") or []
+            taints = apply_changes(before, wanted)
+            if taints == before:
+                return taints
+            # The version refuses the list if others have edited it meanwhile.
+            version = {"resourceVersion": host["metadata"]["resourceVersion"]}
+            patch = {"metadata": version, "spec": {"taints": taints}}
+            try:
+                await cluster.client.patch_merge(METAL_HOSTS, name, None, patch, field_manager=CLI_FIELD_MANAGER)
+            except Conflict:
+                if tries == _TRIES - 1:
+                    raise
+            else:
+                return taints
+        raise AssertionError
+
+    taints = run_in_cluster(target, edit)
+    texts = ", ".join(msgspec.convert(each, HostTaint).text for each in taints)
+    print(f"taints of {name}: {texts}" if texts else f"{name} has no taints")
+
+
+def parse_change(text: str) -> TaintChange:
+    """Return a change as a user writes it. Raises click.UsageError."""
+    found = _CHANGE.fullmatch(text)
+    effect = (found["effect"] or "") if found else ""
+    if found is None or (not found["removes"] and not effect) or (effect and effect not in _EFFECTS):
+        raise click.UsageError(
+            f"{text} is no taint: write KEY=VALUE:EFFECT or KEY:EFFECT with effect {' or '.join(_EFFECTS)}, or KEY- to "
+            "remove one"
+        )
+    return TaintChange(found["key"], found["value"] or "", effect, bool(found["removes"]))
+
+
+def apply_changes(taints: Sequence[Obj], changes: Iterable[TaintChange]) -> list[Obj]:
+    """Return the taints of a host after changes; one that is set again gets the new value."""
+    found = {(each["key"], each["effect"]): each for each in taints}
+    for change in changes:
+        if change.removes:
+            effects = [change.effect] if change.effect else _EFFECTS
+            found = {key: each for key, each in found.items() if not (key[0] == change.key and key[1] in effects)}
+        else:
+            value = {"value": change.value} if change.value else {}
+            found[change.key, change.effect] = {"key": change.key, "effect": change.effect, **value}
+    return list(found.values())
