@@ -134,12 +134,19 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
     ] = None
     pod: Annotated[PodOptions, described("What is added to the pods of this service.")] = PodOptions()
     node_selector: Annotated[
-        dict[str, str], described("Labels that a node must have to run a pod of this service or fetch its weights.")
+        dict[str, str],
+        described(
+            "Labels that a node must have to run a pod of this service or fetch its weights, or that a MetalHost must "
+            "have to run a process of it."
+        ),
     ] = {}
     tolerations: Annotated[
         list[Toleration],
         Meta(max_length=32),
-        described("Taints that pods of this service tolerate.", **{"x-kubernetes-list-type": "atomic"}),
+        described(
+            "Taints of nodes that pods of this service tolerate, or of MetalHosts that its processes tolerate.",
+            **{"x-kubernetes-list-type": "atomic"},
+        ),
     ] = []
 
 

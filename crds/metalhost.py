@@ -1,6 +1,6 @@
 """`MetalHost`: an off-cluster host run by a metal agent; the counterpart of a Node with a kubelet."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -8,6 +8,40 @@ from crds.meta import ApiStruct, Conditions, Features, LabelName, ObjectMeta, de
 
 HostText = Annotated[str, Meta(max_length=256)]
 """A text that a host states. Whatever it is, it fits into messages and tables of others."""
+
+
+_LABEL_PART = r"[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?"
+
+
+class HostTaint(ApiStruct, frozen=True):
+    """A taint of a host, as a Node has them."""
+
+    key: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=253,
+            extra_json_schema={"pattern": f"^([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?{_LABEL_PART}$"},
+        ),
+        described("Key of the taint, for example dedicated or example.com/owner."),
+    ]
+    effect: Annotated[
+        Literal["NoSchedule", "NoExecute"],
+        described(
+            "NoSchedule: no process is placed on the host whose service does not tolerate the taint. NoExecute: those "
+            "that run there move as well, each as soon as its replacement on another host answers."
+        ),
+    ]
+    value: Annotated[
+        str,
+        Meta(max_length=63, extra_json_schema={"pattern": f"^({_LABEL_PART})?$"}),
+        described("Value of the taint, for example research."),
+    ] = ""
+
+    @property
+    def text(self) -> str:
+        """The taint as commands and messages have it."""
+        return f"{self.key}{'=' if self.value else ''}{self.value}:{self.effect}"
 
 
 class MetalHostSpec(ApiStruct, frozen=True):
@@ -39,6 +73,16 @@ class MetalHostSpec(ApiStruct, frozen=True):
             "yet stays. The command pomona host drain sets it, pomona host uncordon removes it."
         ),
     ] = False
+
+    taints: Annotated[
+        list[HostTaint],
+        Meta(max_length=64),
+        described(
+            "Taints of the host, as a Node has them. Only services run there whose spec.tolerations tolerate all of "
+            "them. The command pomona host taint edits the list.",
+            **keyed_by("key", "effect"),
+        ),
+    ] = []
 
     @property
     def is_cordoned(self) -> bool:
@@ -151,6 +195,16 @@ class MetalHostStatus(ApiStruct, frozen=True):
     available: Annotated[HostText, described("availableBytes in readable form, for example 20.5 GiB.")] = ""
     agent_version: Annotated[HostText, described("Version of the metal agent.")] = ""
     controller_version: Annotated[HostText, described("Version of the controller, which writes this field.")] = ""
+    lease_expiries: Annotated[
+        list[Annotated[str, Meta(extra_json_schema={"format": "date-time"})]],
+        Meta(max_length=32),
+        described(
+            "When the Lease of the host has expired within the last hour. The controller writes this field. From the "
+            "second time on, the host takes new processes only after it has been alive for one minute, which doubles "
+            "with each further time up to ten minutes: see the condition Stable.",
+            **{"x-kubernetes-list-type": "atomic"},
+        ),
+    ] = []
     runtimes: Annotated[
         list[HostText],
         Meta(max_length=64),

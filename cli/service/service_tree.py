@@ -174,6 +174,7 @@ def describe_host_state(host: Obj) -> str:
         words.append("Drained" if has_condition(host, "Drained") else "Draining")
     elif spec.get("unschedulable"):
         words.append("Cordoned")
+    words += ["Flapping"] if find_condition(host, "Stable").get("status") == "False" else []
     words += [kind for kind in ("Paused", "MemoryPressure") if has_condition(host, kind)]
     return ",".join(words)
 

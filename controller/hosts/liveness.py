@@ -2,13 +2,19 @@
 
 A host expires only when this process has itself seen the duration of its Lease pass without a renewal, on its own
 monotonic clock, while the API server answered: an outage of the API server expires no host.
+
+A host that expires again and again is trusted late: after each further expiry it must live for longer before it gets
+new processes. Its expiries are in the status of its MetalHost, where the next leader finds them.
 """
 
-from collections.abc import Iterable
-from datetime import datetime
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timedelta
 from typing import Final, Literal, NamedTuple
 
+from controller.placement.queue_places import parse_time
+from kube.backoff import EXACT, backoff_seconds
 from kube.client import Obj
+from kube.time import rfc3339
 
 DURATION_SECONDS: Final = 40.0
 """Duration of a Lease that states none."""
@@ -18,6 +24,15 @@ OUTAGE_SECONDS: Final = 10.0
 """After a longer time without an answer of the API server, each host gets its Lease duration anew: none could renew."""
 SKEW_SECONDS: Final = 5.0
 """The most that a host's wall clock may be ahead of ours; a renewTime further in the future is ignored."""
+
+
+FLAPPING_EXPIRIES: Final = 2
+"""Expiries within `EXPIRIES_SECONDS` from which on a host is trusted late; a single one may be a restart."""
+EXPIRIES_SECONDS: Final = 3600.0
+FIRST_TRUST_SECONDS: Final = 60.0
+LONGEST_TRUST_SECONDS: Final = 600.0
+MOST_EXPIRIES: Final = 8
+"""Expiries that are kept of a host; with fewer it reaches the longest time already."""
 
 
 class Lease(NamedTuple):
@@ -33,14 +48,28 @@ Liveness = Literal["Alive", "Unproven", "Expired"]
 """Alive: processes may be bound to the host. Unproven: no renewal seen yet. Expired: lost, until it renews."""
 
 
+class HostDistrust(NamedTuple):
+    """The reason why a host that is alive, or will be, gets no new process yet."""
+
+    expiries: int
+    """Number within the last hour."""
+    seconds: float
+    """Time for which it must be alive."""
+    left_seconds: float | None
+    """The part of it that is left; None: it is not alive."""
+
+
 class _Host:
     """Observations of one host."""
 
-    def __init__(self, lease: Lease | None, now: float, *, fresh: bool) -> None:
+    def __init__(self, lease: Lease | None, now: float, *, fresh: bool, expiries: Sequence[datetime] = ()) -> None:
         self.lease = lease
         self.since = now
+        self.alive_since = now
         self.proven = fresh
         self.expired_at: float | None = None
+        self.expiries = tuple(expiries)
+        """Wall clock times, the latest last."""
 
     @property
     def duration_seconds(self) -> float:
@@ -77,7 +106,33 @@ class HostLiveness:
             return None
         return max(0.0, known.expired_at + known.duration_seconds - now)
 
-    def observe(self, registered: Iterable[str], leases: Iterable[Lease], now: float, today: datetime) -> set[str]:
+    def list_expiries(self, host: str, today: datetime) -> tuple[str, ...] | None:
+        """Return the times at which a host has expired lately, for its status; None: it was not observed yet."""
+        known = self._hosts.get(host)
+        return None if known is None else tuple(rfc3339(each) for each in _list_recent(known.expiries, today))
+
+    def distrust(self, host: str, now: float, today: datetime) -> HostDistrust | None:
+        """Return why a host that flaps gets nothing new yet; None if it does not flap, or has lived for long enough."""
+        known = self._hosts.get(host)
+        if known is None:
+            return None
+        count = len(_list_recent(known.expiries, today))
+        if count < FLAPPING_EXPIRIES:
+            return None
+        seconds = trust_seconds(count)
+        if known.liveness != "Alive":
+            return HostDistrust(count, seconds, None)
+        left_seconds = known.alive_since + seconds - now
+        return HostDistrust(count, seconds, left_seconds) if left_seconds > 0 else None
+
+    def observe(
+        self,
+        registered: Iterable[str],
+        leases: Iterable[Lease],
+        now: float,
+        today: datetime,
+        read_expiries: Callable[[str], Iterable[str]] = lambda _host: (),
+    ) -> set[str]:
         """Take one answer of the API server; returns the hosts whose liveness has changed.
 
         Args:
@@ -85,6 +140,7 @@ class HostLiveness:
             leases: all Leases of hosts.
             now: the time of the answer.
             today: the wall clock, which is compared with a renewTime at the first observation only.
+            read_expiries: returns the expiries in the status of a host that is observed for the first time.
         """
         if self._answered is not None and now - self._answered > OUTAGE_SECONDS:
             for host in self._hosts.values():
@@ -93,18 +149,45 @@ class HostLiveness:
         seen = {lease.host: lease for lease in leases}
         names = {*registered, *seen}
         before = {name: self.state(name) for name in {*names, *self._hosts}}
-        self._hosts = {name: self._look(name, seen.get(name), now, today) for name in names}
+        self._hosts = {name: self._look(name, seen.get(name), now, today, read_expiries) for name in names}
         return {name for name, liveness in before.items() if self.state(name) != liveness}
 
-    def _look(self, name: str, lease: Lease | None, now: float, today: datetime) -> _Host:
+    def _look(
+        self,
+        name: str,
+        lease: Lease | None,
+        now: float,
+        today: datetime,
+        read_expiries: Callable[[str], Iterable[str]],
+    ) -> _Host:
         known = self._hosts.get(name)
         if known is None:
-            return _Host(lease, now, fresh=lease is not None and _is_fresh(lease, today))
+            earlier = filter(None, map(parse_time, read_expiries(name)))
+            fresh = lease is not None and _is_fresh(lease, today)
+            return _Host(lease, now, fresh=fresh, expiries=_list_recent(earlier, today))
         if lease is not None and (known.lease is None or lease.renewed != known.lease.renewed):
-            return _Host(lease, now, fresh=True)
+            renewed = _Host(lease, now, fresh=True, expiries=known.expiries)
+            if known.liveness == "Alive":
+                renewed.alive_since = known.alive_since
+            return renewed
         if known.expired_at is None and now - known.since >= known.duration_seconds:
+            # A host that was never alive here is no more flapping than it was.
+            if known.proven:
+                known.expiries = (*_list_recent(known.expiries, today), today)[-MOST_EXPIRIES:]
             known.expired_at = now
         return known
+
+
+def trust_seconds(expiries: int) -> float:
+    """Return the time for which a host must be alive after so many expiries before it gets new processes."""
+    doublings = expiries - FLAPPING_EXPIRIES + 1
+    return backoff_seconds(doublings, first=FIRST_TRUST_SECONDS, most=LONGEST_TRUST_SECONDS, jitter=EXACT)
+
+
+def _list_recent(expiries: Iterable[datetime], today: datetime) -> list[datetime]:
+    """Return the expiries of the last hour; one in the future is of a clock that has jumped."""
+    oldest, latest = today - timedelta(seconds=EXPIRIES_SECONDS), today + timedelta(seconds=SKEW_SECONDS)
+    return [each for each in expiries if oldest < each < latest]
 
 
 def _is_fresh(lease: Lease, today: datetime) -> bool:

@@ -24,7 +24,7 @@ from controller.hosts.grants import (
     grants_name,
     judge_address,
 )
-from controller.hosts.liveness import OUTAGE_SECONDS, HostLiveness, Liveness, read_lease
+from controller.hosts.liveness import OUTAGE_SECONDS, HostDistrust, HostLiveness, Liveness, read_lease
 from controller.hosts.reachability import (
     ReachabilityAnswer,
     ReachabilityProber,
@@ -32,7 +32,9 @@ from controller.hosts.reachability import (
     reachable_condition,
 )
 from controller.hosts.secrets import HostSecrets, host_secret, keep_previous_tokens, list_needed_secrets
-from controller.placement.capacity import LargestFree, fits_largest, largest_free
+from controller.hosts.stability import stable_condition
+from controller.placement.capacity import FreeMemory
+from controller.placement.queued_service import read_host_demands, require_host
 from controller.reconcile.conditions import condition, find, transitions
 from controller.reconcile.indexes import (
     ADDRESS_INDEX,
@@ -48,8 +50,9 @@ from controller.reconcile.triggers import Trigger, all_but_status, existence, ow
 from controller.services.metal_processes import list_hosts
 from controller.services.rollout import LEASE_EXPIRED
 from controller.services.tokens import KnownTokens
-from crds.meta import HOSTS_NAMESPACE, host_secret_key
+from crds.meta import HOSTS_NAMESPACE, STABLE, host_secret_key
 from crds.metalhost import MetalHost
+from crds.metalprocess import MetalProcess
 from kube.apply import is_applied
 from kube.client import Client, Obj
 from kube.errors import ApiError, Unreachable
@@ -73,7 +76,7 @@ _VERSION: Final = version("pomona")
 """Read once: it is in a file, and each decision about a host states it."""
 
 _SILENT: Final = frozenset(
-    {"WaitingForLease", "NotReported", "NotChecked", "AddressFree", "NotAsked", "AgentAnswered", DRAINING}
+    {"WaitingForLease", "NotReported", "NotChecked", "AddressFree", "NotAsked", "AgentAnswered", DRAINING, STABLE}
 )
 """Reasons of normal progress, of which no Event is sent."""
 
@@ -124,7 +127,8 @@ class LeaseReader:
         names = {obj["metadata"]["name"] for obj in store.list(METAL_HOSTS)}
         # A host that was deleted together with its Lease cannot remove its endpoints: it expires like any other.
         names.update(store.index_values(ENDPOINT_SLICES, HOST_INDEX))
-        changed = self.liveness.observe(names, map(read_lease, found.items), self._clock(), datetime.now(UTC))
+        today = datetime.now(UTC)
+        changed = self.liveness.observe(names, map(read_lease, found.items), self._clock(), today, self._read_expiries)
         for host in sorted(changed):
             log.info("host_liveness_changed", host=host, liveness=self.liveness.state(host))
             enqueue(METAL_HOSTS, ObjectKey("", host))
@@ -134,6 +138,16 @@ class LeaseReader:
                     enqueue(METAL_PROCESSES, object_key(process))
         for listener in self._listeners if changed else ():
             listener()
+
+    def _read_expiries(self, host: str) -> list[str]:
+        """Return the expiries that an earlier leader has written into the status of a host."""
+        found = self._leading.store.get(METAL_HOSTS, host) if self._leading is not None else None
+        hosts = decode_stored(self._leading.store, METAL_HOSTS, [found], MetalHost) if self._leading and found else []
+        return [text for each in hosts for text in each.status.lease_expiries]
+
+    def find_distrust(self, host: str, today: datetime) -> HostDistrust | None:
+        """Return why a host is trusted late, or None."""
+        return self.liveness.distrust(host, self._clock(), today)
 
 
 class HostInputs(NamedTuple):
@@ -148,6 +162,10 @@ class HostInputs(NamedTuple):
     """Another use of the host's address in the cluster; None if that is not known now."""
     reachability: ReachabilityAnswer | None = None
     """The agent's answer to the controller; None: it was not asked yet."""
+    distrust: HostDistrust | None = None
+    """The reason why the host is trusted late."""
+    expiries: tuple[str, ...] | None = None
+    """Times at which its Lease has expired lately; None: they are not known, and stay as they are."""
 
 
 def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: ReachabilityProber) -> Reconciler:
@@ -159,6 +177,8 @@ def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: Reachabili
             # The host may have renewed since Leases were read: then its endpoints must not be deleted.
             await leases.read()
         liveness = leases.liveness.state(key.name)
+        distrust = leases.find_distrust(key.name, snapshot.now)
+        expiries = leases.liveness.list_expiries(key.name, snapshot.now)
         host = snapshot.get(METAL_HOSTS, key)
         if host is None:
             addresses.forget(key.name)
@@ -167,7 +187,7 @@ def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: Reachabili
             secrets.forget(key.name)
             prober.answer(key.name, None)
             # Read nothing more, so that this liveness is still current when the endpoints are deleted.
-            return HostInputs(liveness)
+            return HostInputs(liveness, distrust=distrust, expiries=expiries)
         address = host.get("status", {}).get("address", "")
         granted = address in granted_addresses(_grants_role(snapshot, key.name))
         readable_host = snapshot.read(METAL_HOSTS, key, MetalHost)
@@ -179,7 +199,7 @@ def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: Reachabili
         needs = list_needed_secrets(bound, lambda service: _token_rotation(snapshot.get(INFERENCE_SERVICES, service)))
         tokens = await secrets.read_tokens(client, key.name, needs, snapshot.now)
         own = await secrets.read_own(client, key.name, snapshot.now)
-        return HostInputs(liveness, tokens, own, use, prober.answer(key.name, place))
+        return HostInputs(liveness, tokens, own, use, prober.answer(key.name, place), distrust, expiries)
 
     def restart() -> None:
         leases.liveness.restart()
@@ -266,10 +286,15 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
     has_room = functools.partial(fits_some_host, snapshot.store)
     drained = drained_condition(host, bound, siblings, has_room, snapshot.now)
     reachable = reachable_condition(host, inputs.reachability)
-    conditions = [ready, address_condition(host, verdict), reachable, *((drained,) if drained else ())]
+    expiries = host.status.lease_expiries if inputs.expiries is None else list(inputs.expiries)
+    stable = stable_condition(host, expiries, inputs.distrust)
+    further = [each for each in (drained, stable) if each is not None]
+    conditions = [ready, address_condition(host, verdict), reachable, *further]
     again_seconds = PAUSE_SECONDS if verdict.reason == "NotChecked" else SECRETS_SECONDS
     if (recheck_seconds := find_recheck_seconds(host, bound, siblings, has_room, snapshot.now)) is not None:
         again_seconds = min(again_seconds, recheck_seconds)
+    if inputs.distrust is not None and inputs.distrust.left_seconds is not None:
+        again_seconds = min(again_seconds, inputs.distrust.left_seconds)
     secret = None
     if inputs.tokens is not None:
         keys = {host_secret_key(each["metadata"]["namespace"], each["spec"]["tokenSecret"]) for each in bound}
@@ -280,7 +305,11 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
     return Plan(
         apply=((secret,) if secret and differs else ()) + grants,
         delete=delete,
-        status={"conditions": conditions, "controllerVersion": _VERSION},
+        status={
+            "conditions": conditions,
+            "controllerVersion": _VERSION,
+            **({"leaseExpiries": expiries} if expiries else {}),
+        },
         events=transitions(host.status.conditions, conditions, action="Watch", silent=_SILENT),
         again_seconds=again_seconds,
     )
@@ -303,12 +332,17 @@ def _list_siblings(snapshot: Snapshot, bound: Iterable[Obj]) -> dict[str, list[O
 def fits_some_host(store: Store, process: Obj) -> bool:
     """Return whether any live host has room for a process that waits for one."""
 
-    def compute() -> LargestFree:
+    def compute() -> FreeMemory:
         _hosts, capacities = list_hosts(store)
-        return largest_free(capacities)
+        return FreeMemory(capacities)
 
-    largest = store.summarize((METAL_HOSTS, METAL_PROCESSES), "largest free memory", compute)
-    return fits_largest(largest, process)
+    free = store.summarize((METAL_HOSTS, METAL_PROCESSES), "free memory", compute)
+    service = store.get(INFERENCE_SERVICES, process["spec"]["serviceName"], process["metadata"]["namespace"])
+    demands = read_host_demands(service["spec"] if service is not None else {})
+    return any(
+        free.has_room(require_host(each, demands), each.spec.memory_bytes)
+        for each in decode_stored(store, METAL_PROCESSES, [process], MetalProcess)
+    )
 
 
 def _has_former_grants(snapshot: Snapshot, name: str) -> bool:

@@ -5,25 +5,20 @@ processes that are not in that report yet.
 """
 
 import functools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
+from controller.placement.units import HostRequirement
 from controller.reconcile.conditions import find
 from controller.reconcile.indexes import HOST_INDEX
 from crds.features import known_features
-from crds.meta import ADDRESS_ACCEPTED, MEMORY_PRESSURE, PAUSED
-from crds.metalhost import MetalHost
+from crds.meta import ADDRESS_ACCEPTED, MEMORY_PRESSURE, PAUSED, STABLE
+from crds.metalhost import HostTaint, MetalHost
 from kube.client import Obj
 from kube.resources import METAL_HOSTS, METAL_PROCESSES
 from kube.store import Store
 
 _HOLDS_NO_MEMORY: Final = frozenset({"Stopped", "Rejected"})
-_ANY_NAMESPACE: Final = ""
-
-MemoryPool = tuple[str, str, frozenset[str]]
-"""Runtime, namespace and features of a process, which decide about the hosts that may run it."""
-LargestFree = Mapping[tuple[str, str], Mapping[frozenset[str], int]]
-"""The most memory that one host has left: by runtime and namespace, then by the features that the agents know."""
 
 
 class HostCapacity(NamedTuple):
@@ -42,6 +37,8 @@ class HostCapacity(NamedTuple):
     """The reason why no endpoint of the host is accepted; empty if they are, or if that is not decided yet."""
     pause: str = ""
     """The reason why its owner has paused the host; empty if it is not paused."""
+    distrust: str = ""
+    """The reason why the host is trusted late, as its Lease has expired several times; empty if it is trusted."""
     is_cordoned: bool = False
     """An administrator has cordoned or drains the host."""
     features: frozenset[str] = frozenset()
@@ -49,11 +46,13 @@ class HostCapacity(NamedTuple):
     agent_version: str = ""
     bandwidth_bytes_per_second: int = 0
     """Memory bandwidth of its chip; 0 if it is unknown."""
+    labels: frozenset[tuple[str, str]] = frozenset()
+    taints: tuple[HostTaint, ...] = ()
 
     @property
     def is_open(self) -> bool:
         """True if the host takes any process at all, provided that it fits."""
-        return not (self.short_of_memory or self.address_problem or self.pause or self.is_cordoned)
+        return not (self.short_of_memory or self.address_problem or self.pause or self.distrust or self.is_cordoned)
 
     def accepts(self, namespace: str) -> bool:
         """Return whether the host is given to this namespace."""
@@ -74,8 +73,8 @@ def _host_capacity(host: MetalHost, bound: Iterable[Obj]) -> HostCapacity:
         if process["metadata"]["uid"] not in listed and process.get("status", {}).get("phase") not in _HOLDS_NO_MEMORY
     )
     free_bytes = max(0, (host.status.available_bytes or 0) - promised_bytes)
-    pressure, paused, accepted = (
-        find(host.status.conditions, kind) for kind in (MEMORY_PRESSURE, PAUSED, ADDRESS_ACCEPTED)
+    pressure, paused, accepted, stable = (
+        find(host.status.conditions, kind) for kind in (MEMORY_PRESSURE, PAUSED, ADDRESS_ACCEPTED, STABLE)
     )
     return HostCapacity(
         host=host.metadata.name,
@@ -86,10 +85,13 @@ def _host_capacity(host: MetalHost, bound: Iterable[Obj]) -> HostCapacity:
         namespaces=frozenset(host.spec.namespaces),
         address_problem=accepted.message if accepted is not None and accepted.status == "False" else "",
         pause=paused.message if paused is not None and paused.status == "True" else "",
+        distrust=stable.message if stable is not None and stable.status == "False" else "",
         is_cordoned=host.spec.is_cordoned,
         features=known_features(host.status),
         agent_version=host.status.agent_version,
         bandwidth_bytes_per_second=host.status.memory_bandwidth_bytes_per_second or 0,
+        labels=frozenset(host.metadata.labels.items()),
+        taints=tuple(host.spec.taints),
     )
 
 
@@ -115,60 +117,37 @@ def stored_capacities(store: Store, hosts: Iterable[MetalHost]) -> list[HostCapa
 
 
 def eligible_hosts(
-    runtime: str,
-    namespace: str,
-    avoid: Collection[str | None],
-    among: Iterable[HostCapacity],
-    features: frozenset[str] = frozenset(),
+    requirement: HostRequirement, avoid: Collection[str | None], among: Iterable[HostCapacity]
 ) -> list[HostCapacity]:
-    """Return the hosts that can take this engine, are given to the namespace, can be reached and are not to be avoided.
+    """Return the hosts that meet a requirement, are open and are not to be avoided.
 
-    Their agents know all of `features`.
     The host with most free memory comes first, ties are in the order of names.
     """
     found = [
         capacity
         for capacity in among
-        if runtime in capacity.runtimes
-        and capacity.is_open
-        and capacity.host not in avoid
-        and capacity.accepts(namespace)
-        and features <= capacity.features
+        if capacity.is_open and capacity.host not in avoid and not requirement.refuse_host(capacity)
     ]
     return sorted(found, key=lambda capacity: (-capacity.free_bytes, capacity.host))
 
 
-def memory_pool(process: Obj) -> MemoryPool:
-    """Return the pool of hosts that a process may use."""
-    spec = process["spec"]
-    return spec["runtime"], process["metadata"]["namespace"], frozenset(spec.get("features", ()))
+class FreeMemory:
+    """The memory that open hosts have left: of those that offer the same, only the host with most counts."""
 
+    def __init__(self, capacities: Iterable[HostCapacity]) -> None:
+        self._largest: dict[tuple[object, ...], HostCapacity] = {}
+        self._by_requirement: dict[HostRequirement, int] = {}
+        for each in capacities:
+            if each.is_open:
+                offer = each.runtimes, each.namespaces, each.features, each.labels, each.taints
+                known = self._largest.get(offer)
+                if known is None or each.free_bytes > known.free_bytes:
+                    self._largest[offer] = each
 
-def largest_free(capacities: Iterable[HostCapacity]) -> LargestFree:
-    """Return the most memory that one open host has left, in bytes."""
-    largest: dict[tuple[str, str], dict[frozenset[str], int]] = {}
-    for capacity in capacities:
-        for runtime in capacity.runtimes if capacity.is_open else ():
-            for namespace in capacity.namespaces or (_ANY_NAMESPACE,):
-                by_features = largest.setdefault((runtime, namespace), {})
-                by_features[capacity.features] = max(capacity.free_bytes, by_features.get(capacity.features, 0))
-    return largest
-
-
-def largest_for(largest: LargestFree, pool: MemoryPool) -> int:
-    """Return the most memory that one of the hosts has left which a process may use; -1 if there is no such host."""
-    runtime, namespace, features = pool
-    return max(
-        (
-            free_bytes
-            for place in ((runtime, namespace), (runtime, _ANY_NAMESPACE))
-            for known, free_bytes in largest.get(place, {}).items()
-            if features <= known
-        ),
-        default=-1,
-    )
-
-
-def fits_largest(largest: LargestFree, process: Obj) -> bool:
-    """Return whether one open host has room for a process; `largest` is what `largest_free` returned."""
-    return bool(process["spec"]["memoryBytes"] <= largest_for(largest, memory_pool(process)))
+    def has_room(self, requirement: HostRequirement, needed_bytes: int) -> bool:
+        """Return whether one open host that meets a requirement has so much left."""
+        largest = self._by_requirement.get(requirement)
+        if largest is None:
+            fitting = (each.free_bytes for each in self._largest.values() if not requirement.refuse_host(each))
+            largest = self._by_requirement[requirement] = max(fitting, default=-1)
+        return needed_bytes <= largest

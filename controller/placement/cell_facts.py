@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 from controller.placement.capacity import HostCapacity
 from controller.placement.pod_requests import count_allocatable
 from controller.placement.units import Amounts
+from crds.meta import FLAPPING
 from devices.vendors import Vendors
 from kube.client import Obj
 
@@ -81,6 +82,8 @@ def close_host(capacity: HostCapacity, *, is_alive: bool) -> Closure:
         return Closure(HOST_LOST, f"host {name} does not renew its Lease: see that its agent runs and has a network")
     if capacity.address_problem:
         return Closure(ADDRESS_REFUSED, capacity.address_problem)
+    if capacity.distrust:
+        return Closure(FLAPPING, capacity.distrust)
     if capacity.is_cordoned:
         return Closure(CORDONED, f"host {name} is cordoned: pomona host uncordon {name}")
     if capacity.pause:

@@ -224,6 +224,8 @@ class CellRegistry:
             runtimes=capacity.runtimes,
             namespaces=capacity.namespaces,
             features=capacity.features,
+            labels=capacity.labels,
+            taints=capacity.taints,
             bandwidth_bytes_per_second=capacity.bandwidth_bytes_per_second,
         )
 

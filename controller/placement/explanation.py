@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from controller.placement.node_rules import find_untolerated
 from controller.placement.place_search import RESERVED, need_key, order_parts
 from controller.placement.planner import PlanRules, Round
 from controller.placement.pool_limits import LimitReason, LimitRefusal, PoolRules
@@ -193,6 +194,15 @@ def _describe_rules(unit: Unit, cell: Cell, reason: str) -> tuple[str, str]:
             names = ", ".join(sorted(cell.namespaces))
             remedy = f"add {unit.key.namespace} to spec.namespaces of MetalHost {cell.name}"
             return f"the host is given to {names}", remedy
+        case "LabelMissing" if isinstance(requirement, HostRequirement):
+            missing = ", ".join(f"{key}={value}" for key, value in sorted(requirement.selector - cell.labels))
+            return f"the host lacks {missing} of nodeSelector", f"kubectl label metalhost {cell.name} {missing}"
+        case "Taint" if (
+            isinstance(requirement, HostRequirement)
+            and (taint := find_untolerated(cell.taints, requirement.tolerations)) is not None
+        ):
+            remedy = f"add it to spec.tolerations, or pomona host taint {cell.name} {taint.key}-"
+            return f"the service does not tolerate the taint {taint.text}", remedy
         case "AgentTooOld" if isinstance(requirement, HostRequirement):
             missing = ", ".join(sorted(requirement.features - cell.features))
             return f"the agent does not know {missing}", f"upgrade the agent of {cell.name}"

@@ -1,12 +1,14 @@
 """The rules by which Kubernetes' scheduler admits a pod to a node: its taints, and what the pod selects.
 
 They are asked of one node, that of an earlier pod. How much room it has is another question, and where pods run at all
-is decided by the scheduler alone.
+is decided by the scheduler alone. Taints of hosts are tolerated by the same rules.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
+from crds.meta import Toleration
+from crds.metalhost import HostTaint
 from kube.client import Obj
 
 _CORDONED: Final = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
@@ -44,6 +46,19 @@ def _tolerates(toleration: Obj, taint: Obj) -> bool:
     if toleration.get("operator") == "Exists":
         return key in {"", taint["key"]}
     return key == taint["key"] and (toleration.get("value") or "") == (taint.get("value") or "")
+
+
+def find_untolerated(taints: Iterable[HostTaint], tolerations: Collection[Toleration]) -> HostTaint | None:
+    """Return the first taint of a host that none of these tolerates; None if all are tolerated."""
+    return next((taint for taint in taints if not any(_tolerates_host(each, taint) for each in tolerations)), None)
+
+
+def _tolerates_host(toleration: Toleration, taint: HostTaint) -> bool:
+    if toleration.effect not in {"", taint.effect}:
+        return False
+    if toleration.operator == "Exists":
+        return toleration.key in {"", taint.key}
+    return (toleration.key, toleration.value) == (taint.key, taint.value)
 
 
 def matches_term(term: Obj, node: Obj) -> bool:

@@ -6,11 +6,11 @@ from typing import Final
 
 import msgspec
 
+from controller.placement.displacement import find_displacement, find_left_cells
 from controller.placement.queue_places import ReplicaUnit, find_own_place, find_place, parse_seconds
-from controller.placement.queued_service import QueuedService, pools_of
-from controller.placement.units import MEMORY, HostRequirement, Nomination, Unit, UnitKey, UnitState
-from controller.reconcile.conditions import find
-from crds.meta import ADMITTED_AT, DISRUPTION_TARGET, ApiStruct, without_defaults
+from controller.placement.queued_service import NO_DEMANDS, QueuedService, pools_of, require_host
+from controller.placement.units import MEMORY, Nomination, Unit, UnitKey, UnitState
+from crds.meta import ADMITTED_AT, ApiStruct, without_defaults
 from crds.metalprocess import MetalProcess
 from devices.vendors import Vendors
 from kube.client import Obj
@@ -44,7 +44,7 @@ def build_process_replica(
         enqueued_at=find_place(obj, owner.created_at if owner is not None else 0.0),
         parts=(need,),
         pools=pools_of("process", need, "", vendors),
-        requirement=HostRequirement(spec.runtime, key.namespace, frozenset(spec.features)),
+        requirement=require_host(process, owner.host_demands if owner is not None else NO_DEMANDS),
         state=state,
         cells=(f"host/{host}",) if host is not None else (),
         nomination=nomination if state == "waiting" else None,
@@ -52,7 +52,9 @@ def build_process_replica(
         evictable_since=None if host is None else parse_seconds(metadata.annotations.get(ADMITTED_AT)) or own_place,
         is_protected=owner is not None and owner.is_protected,
     )
-    return ReplicaUnit(unit, "", _find_template(process), own_place, is_displaced=is_displaced(process))
+    return ReplicaUnit(
+        unit, "", _find_template(process), own_place, is_displaced=find_displacement(process) is not None
+    )
 
 
 def _find_template(process: MetalProcess) -> str:
@@ -81,8 +83,10 @@ def avoid_hosts(replicas: Iterable[ReplicaUnit], processes: Sequence[MetalProces
     """
     unwanted: dict[tuple[str, str], set[str]] = {}
     for process in processes:
-        if (process.status.phase == "Rejected" or is_displaced(process)) and process.spec.host_name is not None:
+        if process.status.phase == "Rejected" and process.spec.host_name is not None:
             unwanted.setdefault(_spec_key(process), set()).add(f"host/{process.spec.host_name}")
+    for process, cell in find_left_cells(processes):
+        unwanted.setdefault(_spec_key(process), set()).add(cell)
     if not unwanted:
         return list(replicas)
     keys = {process.metadata.uid: _spec_key(process) for process in processes}
@@ -109,9 +113,3 @@ def find_process_place(process: MetalProcess, service_created_at: float) -> floa
         "annotations": metadata.annotations,
     }
     return find_place({"metadata": facts}, service_created_at)
-
-
-def is_displaced(process: MetalProcess) -> bool:
-    """Return whether the host displaces this process: it may still answer, and stays until its replacement answers."""
-    condition = find(process.status.conditions, DISRUPTION_TARGET)
-    return condition is not None and condition.status == "True"

@@ -4,16 +4,30 @@ import functools
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+import msgspec
+
 from controller.placement.queue_places import parse_seconds
-from controller.placement.units import Amounts, UnitKind
+from controller.placement.units import Amounts, HostRequirement, UnitKind
 from controller.reconcile.indexes import OWNER_INDEX, namespaced
-from crds.meta import PRIORITY_RANK, Priority
+from crds.meta import PRIORITY_RANK, Priority, Toleration
+from crds.metalprocess import MetalProcess
 from devices.vendors import Vendors
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, ObjectKey, object_key
 from kube.store import Store
 
 METAL: Final = "metal"
+
+
+class HostDemands(NamedTuple):
+    """The demands of a service on its hosts, of which no process is replaced when they change."""
+
+    selector: frozenset[tuple[str, str]] = frozenset()
+    """Labels that a host must have."""
+    tolerations: tuple[Toleration, ...] = ()
+
+
+NO_DEMANDS: Final = HostDemands()
 
 
 class QueuedService(NamedTuple):
@@ -32,6 +46,7 @@ class QueuedService(NamedTuple):
     replicas: int
     deployments: frozenset[str]
     """Names of its Deployments."""
+    host_demands: HostDemands = NO_DEMANDS
 
 
 def find_queued_service(store: Store, key: ObjectKey, *, is_queued_by_default: bool) -> QueuedService | None:
@@ -59,7 +74,25 @@ def _read_service(obj: Obj, deployments: Sequence[Obj], *, is_queued_by_default:
             accelerator=status.get("accelerator") or (spec.get("hardware") or {}).get("accelerator") or "",
             replicas=count_replicas(spec),
             deployments=frozenset(each["metadata"]["name"] for each in deployments),
+            host_demands=read_host_demands(spec),
         )
+    )
+
+
+def read_host_demands(spec: Obj) -> HostDemands:
+    """Return what the spec of a service demands of hosts; tolerations that only a newer version knows are none."""
+    try:
+        tolerations = msgspec.convert(spec.get("tolerations") or [], tuple[Toleration, ...])
+    except msgspec.ValidationError:
+        tolerations = ()
+    return HostDemands(frozenset((spec.get("nodeSelector") or {}).items()), tolerations)
+
+
+def require_host(process: MetalProcess, demands: HostDemands) -> HostRequirement:
+    """Return the demands of a process and its service on a host."""
+    spec = process.spec
+    return HostRequirement(
+        spec.runtime, process.metadata.namespace, frozenset(spec.features), demands.selector, demands.tolerations
     )
 
 

@@ -19,6 +19,8 @@ _WORDS: Final[Mapping[str, str]] = {
     "VolumeElsewhere": "cannot mount the volume of its weights",
     "RuntimeMissing": "lack its engine",
     "OtherNamespace": "are not given to its namespace",
+    "LabelMissing": "lack a label of its nodeSelector",
+    "Taint": "have taints that it does not tolerate",
     "AgentTooOld": "have an agent that is too old",
 }
 """Why a cell can never run a unit, in words."""

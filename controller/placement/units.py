@@ -6,12 +6,13 @@ node or a host. The planner knows nothing else, so one queue serves both.
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from controller.placement.node_rules import admits
-from crds.meta import PRIORITY_RANK, Priority
+from controller.placement.node_rules import admits, find_untolerated
+from crds.meta import PRIORITY_RANK, Priority, Toleration
+from crds.metalhost import HostTaint
 from kube.client import Obj
 from kube.resources import ObjectKey
 
@@ -45,6 +46,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """Labels and taints of a node, in the form of a Node."""
     runtimes: frozenset[str] = frozenset()
     """Engines of a host."""
+    labels: frozenset[tuple[str, str]] = frozenset()
+    """Labels of a host."""
+    taints: tuple[HostTaint, ...] = ()
+    """Taints of a host."""
     namespaces: frozenset[str] = frozenset()
     """Namespaces that a host is given to; none: all."""
     features: frozenset[str] = frozenset()
@@ -84,32 +89,66 @@ class NodeRequirement(msgspec.Struct, frozen=True):
         return "" if admits(cell.node, self.pod_spec) else "NodeRules"
 
 
+class HostOffer(Protocol):
+    """The facts of a host that a requirement reads."""
+
+    @property
+    def runtimes(self) -> frozenset[str]:
+        """Engines that it has."""
+
+    @property
+    def namespaces(self) -> frozenset[str]:
+        """Namespaces that it is given to; none: all."""
+
+    @property
+    def features(self) -> frozenset[str]:
+        """Features that its agent knows."""
+
+    @property
+    def labels(self) -> frozenset[tuple[str, str]]:
+        """Its labels."""
+
+    @property
+    def taints(self) -> tuple[HostTaint, ...]:
+        """Its taints."""
+
+
 class HostRequirement(msgspec.Struct, frozen=True):
-    """The demands of a MetalProcess on its host."""
+    """The demands of a MetalProcess and of its service on a host."""
 
     runtime: str
     namespace: str
     features: frozenset[str] = frozenset()
+    selector: frozenset[tuple[str, str]] = frozenset()
+    """Labels that the host must have."""
+    tolerations: tuple[Toleration, ...] = ()
 
     @property
     def shape(self) -> str:
         """Key that processes with the same demands have in common."""
-        return f"{self.runtime} {self.namespace} {','.join(sorted(self.features))}"
+        features = ",".join(sorted(self.features))
+        return f"{self.runtime} {self.namespace} {features} {sorted(self.selector)} {self.tolerations}"
 
     @property
     def identity(self) -> tuple[object, ...]:
         """Key that processes have in common which the same hosts admit."""
-        return "host", self.runtime, self.namespace, self.features
+        return "host", self.runtime, self.namespace, self.features, self.selector, self.tolerations
 
     def refuse(self, cell: Cell) -> str:
         """Return why a cell can never run the process, as one CamelCase word; empty if it can."""
-        if cell.kind != "host":
-            return "OtherKind"
-        if self.runtime not in cell.runtimes:
+        return self.refuse_host(cell) if cell.kind == "host" else "OtherKind"
+
+    def refuse_host(self, host: HostOffer) -> str:
+        """Return why a host can never run the process, as one CamelCase word; empty if it can."""
+        if self.runtime not in host.runtimes:
             return "RuntimeMissing"
-        if cell.namespaces and self.namespace not in cell.namespaces:
+        if host.namespaces and self.namespace not in host.namespaces:
             return "OtherNamespace"
-        return "" if self.features <= cell.features else "AgentTooOld"
+        if not self.selector <= host.labels:
+            return "LabelMissing"
+        if find_untolerated(host.taints, self.tolerations) is not None:
+            return "Taint"
+        return "" if self.features <= host.features else "AgentTooOld"
 
 
 class UnitKey(NamedTuple):

@@ -40,11 +40,16 @@ class RoomWatch:
         )
 
     def _matters(self, old: Cell | None, new: Cell) -> bool:
-        if old is None or (old.closed, old.pool, old.total, old.node) != (new.closed, new.pool, new.total, new.node):
+        if old is None or _find_rules(old) != _find_rules(new):
             return True
         least = self._least.get(new.pool)
         has_gained = any(amount > old.free.get(name, 0) for name, amount in new.free.items())
         return least is not None and has_gained and fits(least, new.free)
+
+
+def _find_rules(cell: Cell) -> tuple[object, ...]:
+    """Return what decides about a cell beside its room."""
+    return cell.closed, cell.pool, cell.total, cell.node, cell.labels, cell.taints, cell.namespaces
 
 
 def find_least(waiting: Iterable[Unit]) -> Mapping[str, Amounts]:

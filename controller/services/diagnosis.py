@@ -9,11 +9,13 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from controller.placement.capacity import HostCapacity, eligible_hosts
+from controller.placement.node_rules import find_untolerated
+from controller.placement.units import HostRequirement
 from controller.reconcile.triggers import is_gated
 from controller.services.preconditions import Phase, ServiceProblem
 from controller.services.replica_memory import MemoryAdvice
 from controller.services.rollout import SortedProcesses
-from crds.meta import HOST_PAUSED, MEMORY_PRESSURE, PROXY_CONTAINER
+from crds.meta import FLAPPING, HOST_PAUSED, MEMORY_PRESSURE, PROXY_CONTAINER
 from crds.metalprocess import MetalProcess
 from crds.size import size_text
 from kube.client import Obj
@@ -40,7 +42,7 @@ AGENT_TOO_OLD: Final = "AgentTooOld"
 _QUOTED_CHARACTERS: Final = 400
 _MOST_NAMED: Final = 3
 _NO_HOST_FITS: Final = "NoHostFits"
-WAITS_FOR_HOST: Final = frozenset({"NoHost", _NO_HOST_FITS, AGENT_TOO_OLD, MEMORY_PRESSURE, HOST_PAUSED})
+WAITS_FOR_HOST: Final = frozenset({"NoHost", _NO_HOST_FITS, AGENT_TOO_OLD, MEMORY_PRESSURE, HOST_PAUSED, FLAPPING})
 """Reasons of a replica that has no host."""
 BINDING: Final = "Binding"
 """Reason of a replica that fits on a host and has not been given to it yet."""
@@ -129,6 +131,7 @@ def diagnose_process(
     capacities: Sequence[HostCapacity],
     siblings: SortedProcesses,
     advise: Callable[[int], MemoryAdvice],
+    requirement: HostRequirement,
 ) -> ServiceProblem | None:
     """Return why a process does not serve, or None if it serves.
 
@@ -137,12 +140,13 @@ def diagnose_process(
         capacities: the capacity that each live host has left.
         siblings: the processes of the service, by their next step.
         advise: returns advice on how a replica would fit into a number of bytes.
+        requirement: its demands on a host.
     """
     status, host = process.status, process.spec.host_name
     if status.phase == "Ready":
         return None
     if host is None:
-        return _unbound(process, capacities, siblings, advise)
+        return _unbound(process, capacities, siblings, advise, requirement)
     if status.phase == "Failed":
         return ServiceProblem(status.reason or "ProcessFailed", f"host {host}: {status.message}", "Failed")
     if status.phase == "Fetching":
@@ -167,8 +171,8 @@ class _ClosedHosts(NamedTuple):
     remedy: str
 
 
-def _closed_hosts(capable: Sequence[HostCapacity], left_by: Collection[str | None]) -> list[_ClosedHosts]:
-    """Return which of the hosts take no process now, by reason; `left_by` are those that displace a replica.
+def _closed_hosts(capable: Sequence[HostCapacity], short_hosts: Collection[str | None]) -> list[_ClosedHosts]:
+    """Return which of the hosts take no process now, by reason; `short_hosts` displace a replica for memory.
 
     They are not counted: while an administrator drains one host after the other, each new number would rewrite the
     status of all that waits.
@@ -176,11 +180,12 @@ def _closed_hosts(capable: Sequence[HostCapacity], left_by: Collection[str | Non
     found = []
     cordoned = [capacity.host for capacity in capable if capacity.is_cordoned]
     paused = [capacity for capacity in capable if capacity.pause and not capacity.is_cordoned]
-    named = {*cordoned, *(capacity.host for capacity in paused)}
+    flapping = [capacity for capacity in capable if capacity.distrust]
+    named = {*cordoned, *(capacity.host for capacity in (*paused, *flapping))}
     short = [
         capacity.host
         for capacity in capable
-        if capacity.host not in named and (capacity.short_of_memory or capacity.host in left_by)
+        if capacity.host not in named and (capacity.short_of_memory or capacity.host in short_hosts)
     ]
     if short:
         state = f"host {short[0]} is short of memory and accepts nothing until it has recovered"
@@ -188,12 +193,29 @@ def _closed_hosts(capable: Sequence[HostCapacity], left_by: Collection[str | Non
     if paused:
         state = f"host {paused[0].host} is paused by its owner ({paused[0].pause})"
         found.append(_ClosedHosts(HOST_PAUSED, state, "wait for the end of the pause"))
+    if flapping:
+        state = flapping[0].distrust
+        found.append(_ClosedHosts(FLAPPING, state, "wait until it is stable"))
     if cordoned:
         more = " and more" if len(cordoned) > _MOST_NAMED else ""
         names = ", ".join(cordoned[:_MOST_NAMED]) + more
         state = f"host {names} is cordoned" if len(cordoned) == 1 else f"hosts {names} are cordoned"
         found.append(_ClosedHosts(_NO_HOST_FITS, state, f"`pomona host uncordon {cordoned[0]}`"))
     return found
+
+
+def _explain_rules(host: HostCapacity, requirement: HostRequirement) -> str:
+    """Return which taint or label keeps a replica from a host, and so from all live hosts, with the way out."""
+    if (taint := find_untolerated(host.taints, requirement.tolerations)) is not None:
+        return (
+            f"the service does not tolerate the taint {taint.text} of host {host.host}, and no other host can run it: "
+            f"add the taint to spec.tolerations, or run `pomona host taint {host.host} {taint.key}-`"
+        )
+    key, value = min(requirement.selector - host.labels)
+    return (
+        f"no live host that can run it has the labels of nodeSelector: host {host.host} lacks {key}={value}: run "
+        f"`kubectl label metalhost {host.host} {key}={value}`, or change nodeSelector"
+    )
 
 
 def _explain_outdated(features: frozenset[str], outdated: Sequence[HostCapacity]) -> str:
@@ -237,6 +259,7 @@ def _unbound(
     capacities: Sequence[HostCapacity],
     siblings: SortedProcesses,
     advise: Callable[[int], MemoryAdvice],
+    requirement: HostRequirement,
 ) -> ServiceProblem:
     runtime, namespace, needed = process.spec.runtime, process.metadata.namespace, process.spec.memory_bytes
     if not capacities:
@@ -258,14 +281,18 @@ def _unbound(
         hint = RUNTIMES[runtime].install_hint if runtime in RUNTIMES else "install it"
         message = f"none of the {len(reachable)} live hosts can run {runtime}: {hint} on one of them"
         return ServiceProblem("NoHost", message, "Pending")
-    features = frozenset(process.spec.features)
+    admitting = [each for each in capable if requirement.refuse_host(each) not in {"LabelMissing", "Taint"}]
+    if not admitting:
+        return ServiceProblem("NoHost", _explain_rules(capable[0], requirement), "Pending")
+    capable, features = admitting, requirement.features
     outdated = [capacity for capacity in capable if not features <= capacity.features]
     if len(outdated) == len(capable):
         return ServiceProblem(AGENT_TOO_OLD, _explain_outdated(features, outdated), "Pending")
     refused = {each.spec.host_name: each.status.message for each in siblings.rejected}
-    left_by = {each.spec.host_name for each in siblings.displaced}
-    closed = _closed_hosts(capable, left_by)
-    left = eligible_hosts(runtime, namespace, {*refused, *left_by}, reachable, features)
+    left_by = {each.process.spec.host_name for each in siblings.displaced}
+    short = {each.process.spec.host_name for each in siblings.displaced if each.why.cause == MEMORY_PRESSURE}
+    closed = _closed_hosts(capable, short)
+    left = eligible_hosts(requirement, {*refused, *left_by}, reachable)
     if not left and closed:
         reason, state, remedy = closed[0]
         message = f"{state}; no other host can run it: {remedy}"

@@ -10,6 +10,8 @@ import msgspec
 
 from controller.models.served import Served
 from controller.placement.capacity import HostCapacity, stored_capacities
+from controller.placement.displacement import choose_moves, is_requested
+from controller.placement.queued_service import HostDemands, require_host
 from controller.reconcile.indexes import HOST_INDEX, SERVICE_INDEX, namespaced
 from controller.reconcile.plan import Patch, Plan, Reconciler, Snapshot, decode_stored
 from controller.reconcile.triggers import Trigger, all_but_status, serving_facts
@@ -17,11 +19,18 @@ from controller.services import diagnosis, replica_memory
 from controller.services.endpoints import ready_endpoints
 from controller.services.replica_memory import MemoryAdvice
 from controller.services.replicas import Replicas
-from controller.services.rollout import host_is_lost, plan_steps, process_prefix, process_ref, sort_processes
+from controller.services.rollout import (
+    host_is_lost,
+    is_current,
+    plan_steps,
+    process_prefix,
+    process_ref,
+    sort_processes,
+)
 from controller.services.tokens import token_name
 from crds.features import find_features
 from crds.inferenceservice import InferenceService
-from crds.meta import LABEL_MANAGED_BY, MANAGED_BY, PROCESS_FINALIZER, ApiStruct, ObjectMeta
+from crds.meta import LABEL_MANAGED_BY, MANAGED_BY, PROCESS_FINALIZER, REBALANCE_AT, ApiStruct, ObjectMeta
 from crds.metalhost import MetalHost
 from crds.metalprocess import Artifact, FurtherArtifact, MetalProcess, MetalProcessSpec
 from crds.model import Model
@@ -44,15 +53,24 @@ def observe_hosts(
     if not children and not (spec and wanted):
         return Replicas(total=0)
     processes = decode_stored(snapshot.store, METAL_PROCESSES, children, MetalProcess)
-    # The hosts are looked at one by one only for a replica that waits for one of them.
-    if len(processes) < wanted or any(each.spec.host_name is None for each in processes):
+    requested_at = service.metadata.annotations.get(REBALANCE_AT)
+    is_waiting = len(processes) < wanted or any(each.spec.host_name is None for each in processes)
+    # The hosts are looked at one by one only for a replica that waits for one of them, or may move.
+    if is_waiting or is_requested(requested_at, snapshot.now):
         hosts, capacities = list_hosts(snapshot.store)
     else:
         hosts, capacities = _registered_hosts(snapshot.store, {each.spec.host_name for each in processes}), []
     name = process_prefix(service.metadata.name, spec) if spec else None
     estimated = spec if served is not None and not replica_memory.is_memory_stated(served) else None
     exposed = _exposed_hosts(snapshot, service)
-    standing = sort_processes(name, wanted, processes, hosts, exposed=exposed, estimated=estimated)
+    demands = HostDemands(frozenset(service.spec.node_selector.items()), tuple(service.spec.tolerations))
+    moved = set[str]()
+    if name is not None:
+        current = [each for each in processes if is_current(each, name, estimated)]
+        moved = choose_moves(current, requested_at, demands, capacities, snapshot.now)
+    standing = sort_processes(
+        name, wanted, processes, hosts, exposed=exposed, estimated=estimated, demands=demands, moved=moved
+    )
     taken = {obj["metadata"]["name"] for obj in children}
     steps = plan_steps(
         service, spec, wanted, standing, exposed=exposed, taken=taken, capacities=capacities, now=snapshot.now
@@ -61,9 +79,13 @@ def observe_hosts(
     def advise(free_bytes: int) -> MemoryAdvice:
         return replica_memory.advise_memory(service, served, free_bytes) if served else MemoryAdvice()
 
-    problems = [diagnosis.diagnose_process(each, capacities, standing, advise) for each in standing.kept]
+    problems = [
+        diagnosis.diagnose_process(each, capacities, standing, advise, require_host(each, demands))
+        for each in standing.kept
+    ]
     # A displaced process counts while it answers.
-    answering = [each for each in (*standing.kept, *standing.displaced) if each.status.phase == "Ready"]
+    displaced = (each.process for each in standing.displaced)
+    answering = [each for each in (*standing.kept, *displaced) if each.status.phase == "Ready"]
     if any(each is not None and each.reason == "Binding" for each in problems):
         # It is bound in a moment, or other processes take that memory, which enqueues nothing here.
         steps = steps._replace(again_seconds=BINDING_SECONDS)

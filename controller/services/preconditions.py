@@ -317,8 +317,7 @@ def _contradiction(
     of_pods = {
         "image": spec.image is not None,
         "resources": spec.resources != Resources(),
-        "nodeSelector": bool(spec.node_selector),
-        "tolerations": bool(spec.tolerations),
+        "tolerations with tolerationSeconds": any(each.toleration_seconds is not None for each in spec.tolerations),
         "container": spec.container is not None,
         "pod": spec.pod != PodOptions(),
         "hardware": spec.hardware != ServiceHardware(accelerator=spec.hardware.accelerator),

@@ -1,27 +1,30 @@
 """The rollout of a service's MetalProcesses: which to create and which to delete next.
 
 A MetalProcess is immutable, so it is only created and deleted: an edit changes the hash in the name, and a process
-whose host is lost, short of memory, paused or drained, no longer counts. A superseded process stays until its
+whose host is lost, or which is displaced, no longer counts. A superseded process stays until its
 replacement answers, and is deleted earlier only if the replacement waits for its memory.
 """
 
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final, NamedTuple
 
 import msgspec
 
 from controller.placement.capacity import HostCapacity, eligible_hosts
+from controller.placement.displacement import REBALANCE, Displacement, find_displacement, list_moved
+from controller.placement.node_rules import find_untolerated
 from controller.placement.observed_units import parse_nomination
-from controller.placement.process_units import find_process_place, is_displaced
+from controller.placement.process_units import find_process_place
 from controller.placement.queue_places import format_place, parse_seconds
+from controller.placement.queued_service import NO_DEMANDS, HostDemands, require_host
 from controller.reconcile.conditions import find
 from controller.reconcile.plan import Ref, child
 from crds.inferenceservice import InferenceService
-from crds.meta import ENQUEUED_AT, LABEL_SERVICE, PROCESS_FINALIZER, ObjectMeta, without_defaults
+from crds.meta import ENQUEUED_AT, LABEL_SERVICE, MOVES, PROCESS_FINALIZER, ObjectMeta, without_defaults
 from crds.metalhost import MetalHost, MetalHostSpec
 from crds.metalprocess import MetalProcess, MetalProcessSpec
 from kube.client import Obj
@@ -64,6 +67,13 @@ def host_is_lost(name: str, hosts: Mapping[str, MetalHost]) -> bool:
     return host is None or (ready is not None and ready.status == "False" and ready.reason == LEASE_EXPIRED)
 
 
+class DisplacedProcess(NamedTuple):
+    """A process that leaves its host."""
+
+    process: MetalProcess
+    why: Displacement
+
+
 class SortedProcesses(NamedTuple):
     """A service's processes by their next step; only those in `terminating` are being deleted."""
 
@@ -71,15 +81,15 @@ class SortedProcesses(NamedTuple):
     """Processes of the wanted spec that are not lost; never more than wanted, the best first."""
     surplus: list[MetalProcess]
     superseded: list[MetalProcess]
-    """Processes of an earlier spec, or on a host that is lost or displaces them: they may still answer."""
+    """Processes of an earlier spec, or on a host that is lost, or that they leave: they may still answer."""
     rejected: list[MetalProcess]
     """Processes of the wanted spec; while they exist, the host that rejected them is avoided."""
     finished: list[MetalProcess]
     terminating: list[MetalProcess]
     """Being deleted, with memory that their host has not freed yet."""
 
-    displaced: list[MetalProcess]
-    """Superseded processes of the wanted spec, which would be kept if their host did not displace them."""
+    displaced: list[DisplacedProcess]
+    """Superseded processes of the wanted spec, which would be kept if they were not displaced."""
 
     @property
     def ready(self) -> int:
@@ -95,6 +105,8 @@ def sort_processes(
     *,
     exposed: Collection[str | None],
     estimated: MetalProcessSpec | None = None,
+    demands: HostDemands = NO_DEMANDS,
+    moved: Container[str] = (),
 ) -> SortedProcesses:
     """Sort a service's processes.
 
@@ -106,39 +118,48 @@ def sort_processes(
         exposed: hosts whose endpoint for the service is ready; what is Ready elsewhere goes before what answers.
         estimated: the wanted spec, if its memory is an estimate: then a bound process that differs in its memory only
             is kept too. A better estimate, such as that of a later version, is no reason to load weights again.
+        demands: the demands of the service on its hosts.
+        moved: uids of processes that move to a better host.
     """
     standing = SortedProcesses([], [], [], [], [], [], [])
     usable = []
     for process in observed:
         phase, host = process.status.phase, process.spec.host_name
         administered = hosts[host].spec if host is not None and host in hosts else MetalHostSpec()
-        current = (
-            name is None
-            or process.metadata.name.rpartition("-")[0] == name
-            or (estimated is not None and phase != "Rejected" and _has_spec_but_memory(process, estimated))
-        )
+        current = name is None or is_current(process, name, estimated)
         lost = host is not None and host_is_lost(host, hosts)
         if process.metadata.deletion_timestamp is not None:
             if host is not None and phase not in {"Stopped", "Rejected"} and not lost:
                 standing.terminating.append(process)
         elif phase == "Stopped" or (not current and (phase == "Rejected" or host is None)):
             standing.finished.append(process)
-        elif phase == "Rejected" and administered.is_cordoned:
-            # The agent takes it after all once memory is free, and knows nothing of the cordon.
+        elif phase == "Rejected" and (
+            administered.is_cordoned or find_untolerated(administered.taints, demands.tolerations) is not None
+        ):
+            # The agent takes it after all once memory is free, and knows nothing of cordon and taints.
             standing.finished.append(process)
         elif phase == "Rejected":
             standing.rejected.append(process)
-        elif current and not lost and not is_displaced(process) and not administered.drain:
-            usable.append(process)
         else:
+            why = find_displacement(process, administered, demands.tolerations, moved)
+            if current and not lost and why is None:
+                usable.append(process)
+                continue
             standing.superseded.append(process)
-            if current and not lost:
-                standing.displaced.append(process)
+            if current and not lost and why is not None:
+                standing.displaced.append(DisplacedProcess(process, why))
     usable.sort(key=lambda each: _preference(each, exposed))
     standing.superseded.sort(key=lambda each: _preference(each, exposed))
     standing.kept.extend(usable[:wanted])
     standing.surplus.extend(usable[wanted:])
     return standing
+
+
+def is_current(process: MetalProcess, name: str, estimated: MetalProcessSpec | None) -> bool:
+    """Return whether a process has the wanted spec; the arguments are those of `sort_processes`."""
+    if process.metadata.name.rpartition("-")[0] == name:
+        return True
+    return estimated is not None and process.status.phase != "Rejected" and _has_spec_but_memory(process, estimated)
 
 
 def _has_spec_but_memory(process: MetalProcess, spec: MetalProcessSpec) -> bool:
@@ -195,24 +216,51 @@ def plan_steps(
     reached = sum(each.status.phase == "Ready" and each.spec.host_name in exposed for each in standing.kept)
     stay = max(0, wanted - reached)
     delete += standing.superseded[stay:]
-    delete += _blocking_processes(standing, standing.superseded[:stay], capacities)
-    complete = standing.ready == wanted
-    ages = [(process, _age_seconds(process, now)) for process in standing.rejected]
-    delete += [process for process, age in ages if complete or age >= AVOID_SECONDS]
-    waits = [AVOID_SECONDS - age for _, age in ages if not complete and age < AVOID_SECONDS]
+    demands = HostDemands(frozenset(service.spec.node_selector.items()), tuple(service.spec.tolerations))
+    delete += _blocking_processes(standing, standing.superseded[:stay], capacities, demands)
+    rejected, waits = _expire_rejections(standing, now, is_complete=standing.ready == wanted)
+    delete += rejected
     create: tuple[tuple[Resource, Obj], ...] = ()
     if spec is not None:
         names = _unused_names(process_prefix(service.metadata.name, spec), taken, wanted - len(standing.kept))
         created_at = parse_seconds(service.metadata.creation_timestamp) or 0.0
         places = itertools.chain(_inheritable_places(standing, created_at), itertools.repeat(None))
-        create = tuple(_process(service, spec, name, place) for name, place in zip(names, places, strict=False))
+        moves = itertools.chain(_list_unfollowed_moves(standing), itertools.repeat(None))
+        create = tuple(_process(service, spec, *each) for each in zip(names, places, moves, strict=False))
     return MetalProcessSteps(
         create, tuple(process_ref(process.metadata) for process in delete), min(waits, default=None)
     )
 
 
+def _expire_rejections(
+    standing: SortedProcesses, now: datetime, *, is_complete: bool
+) -> tuple[list[MetalProcess], list[float]]:
+    """Return the rejected processes whose hosts need no longer be avoided, and after how many seconds others do not.
+
+    A host that rejected a move stays avoided although the service has all its replicas, or it would be chosen again.
+    """
+    expired, waits = list[MetalProcess](), list[float]()
+    for process in standing.rejected:
+        age_seconds = _age_seconds(process, now)
+        if age_seconds >= AVOID_SECONDS or (is_complete and MOVES not in process.metadata.annotations):
+            expired.append(process)
+        else:
+            waits.append(AVOID_SECONDS - age_seconds)
+    return expired, waits
+
+
+def _list_unfollowed_moves(standing: SortedProcesses) -> list[str]:
+    """Return the uids of processes that leave for a better host, and in whose place none was created yet."""
+    followed = list_moved([*standing.kept, *standing.surplus])
+    uids = (each.process.metadata.uid for each in standing.displaced if each.why.cause == REBALANCE)
+    return [uid for uid in uids if uid not in followed]
+
+
 def _blocking_processes(
-    standing: SortedProcesses, superseded: Sequence[MetalProcess], capacities: Sequence[HostCapacity]
+    standing: SortedProcesses,
+    superseded: Sequence[MetalProcess],
+    capacities: Sequence[HostCapacity],
+    demands: HostDemands,
 ) -> list[MetalProcess]:
     """Return superseded processes whose memory a waiting successor needs.
 
@@ -227,7 +275,7 @@ def _blocking_processes(
         if named := [process for process in superseded if process.metadata.uid in victims]:
             return named
     undecided = (process for process in waiting if process.metadata.uid not in promised)
-    return _find_blocking_processes(next(undecided, None), standing, superseded, capacities)
+    return _find_blocking_processes(next(undecided, None), standing, superseded, capacities, demands)
 
 
 def _read_victims(process: MetalProcess) -> frozenset[str] | None:
@@ -250,13 +298,14 @@ def _find_blocking_processes(
     standing: SortedProcesses,
     superseded: Sequence[MetalProcess],
     capacities: Sequence[HostCapacity],
+    demands: HostDemands,
 ) -> list[MetalProcess]:
     """Return superseded processes of one host whose memory a waiting successor needs, because it fits nowhere else."""
     if waiting is None:
         return []
-    avoid = {process.spec.host_name for process in (*standing.rejected, *standing.displaced)}
-    features = frozenset(waiting.spec.features)
-    eligible = eligible_hosts(waiting.spec.runtime, waiting.metadata.namespace, avoid, capacities, features)
+    left = (each.process for each in standing.displaced)
+    avoid = {process.spec.host_name for process in (*standing.rejected, *left)}
+    eligible = eligible_hosts(require_host(waiting, demands), avoid, capacities)
     if any(capacity.free_bytes >= waiting.spec.memory_bytes for capacity in eligible):
         return []
     for capacity in eligible:
@@ -295,14 +344,14 @@ def _unused_names(name: str, taken: Collection[str], count: int) -> list[str]:
 
 
 def _process(
-    service: InferenceService, spec: MetalProcessSpec, name: str, enqueued: str | None
+    service: InferenceService, spec: MetalProcessSpec, name: str, enqueued: str | None, moves: str | None
 ) -> tuple[Resource, Obj]:
     owner = service.metadata
     labels = {LABEL_SERVICE: owner.name}
     resource, obj = child(METAL_PROCESSES, name, INFERENCE_SERVICES, owner, labels, spec=without_defaults(spec))
     obj["metadata"]["finalizers"] = [PROCESS_FINALIZER]
-    if enqueued:
-        obj["metadata"]["annotations"] = {ENQUEUED_AT: enqueued}
+    if annotations := {key: value for key, value in ((ENQUEUED_AT, enqueued), (MOVES, moves)) if value}:
+        obj["metadata"]["annotations"] = annotations
     return resource, obj
 
 

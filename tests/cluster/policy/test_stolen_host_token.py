@@ -184,6 +184,22 @@ OBJECTS: dict[str, tuple[str, Attempt]] = {
         "a host is cordoned and drained by an administrator",
         lambda hosts: hosts.own.create(METAL_HOSTS, {"metadata": {"name": "studio-1"}, "spec": {"drain": True}}),
     ),
+    "registration with a taint": (
+        "the labels and taints of a host are given by an administrator",
+        lambda hosts: hosts.own.create(
+            METAL_HOSTS,
+            {
+                "metadata": {"name": "studio-1"},
+                "spec": {"taints": [{"key": "dedicated", "effect": "NoSchedule"}]},
+            },
+        ),
+    ),
+    "registration with a label that services select": (
+        "the labels and taints of a host are given by an administrator",
+        lambda hosts: hosts.own.create(
+            METAL_HOSTS, {"metadata": {"name": "studio-1", "labels": {"team": "finance"}}, "spec": {}}
+        ),
+    ),
     "status of another host": ("not those of studio-2", lambda hosts: host_status(hosts, "studio-2")),
     "spec of its own host": (
         'cannot patch resource "metalhosts"',

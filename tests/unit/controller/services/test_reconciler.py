@@ -121,8 +121,12 @@ def test_hosts_do_not_wait_for_a_volume_nor_for_its_failures() -> None:
         (METAL, "pvc://weights/m.gguf", "use an accelerator of pods"),
         ({"resources": {"gpu": 1}}, "http://x.example/m.gguf", "resources.gpu is 1"),
         (METAL | {"resources": {"gpu": 1}}, "http://x.example/m.gguf", "resources.gpu is 1"),
-        (METAL | {"image": "a", "nodeSelector": {"a": "b"}}, "http://x.example/m.gguf", "image and nodeSelector"),
-        (METAL | {"tolerations": [{"key": "a"}]}, "http://x.example/m.gguf", "tolerations"),
+        (METAL | {"image": "a", "resources": {"cpu": "1"}}, "http://x.example/m.gguf", "image and resources"),
+        (
+            METAL | {"tolerations": [{"key": "a", "tolerationSeconds": 5}]},
+            "http://x.example/m.gguf",
+            "tolerations with tolerationSeconds",
+        ),
     ],
 )
 def test_contradicting_spec_is_reported_with_the_way_out(spec: Obj, source: str, says: str) -> None:

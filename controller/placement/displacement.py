@@ -1,0 +1,160 @@
+"""Displacement: the reason why a process should move to another host although its spec is the wanted one.
+
+There are several causes and one way: a displaced process serves until its replacement on another host answers, and is
+then stopped (`controller/services/rollout.py`). The replacement avoids the host.
+
+An upgrade of an agent is no cause: engines run on while their agent is replaced.
+"""
+
+from collections.abc import Collection, Container, Iterable, Sequence
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from controller.placement.capacity import HostCapacity, eligible_hosts
+from controller.placement.node_rules import find_untolerated
+from controller.placement.queue_places import parse_time
+from controller.placement.queued_service import HostDemands, require_host
+from controller.placement.units import HostRequirement
+from controller.reconcile.conditions import find
+from crds.meta import DISRUPTION_TARGET, MOVES, Toleration
+from crds.metalhost import MetalHostSpec
+from crds.metalprocess import MetalProcess
+
+DRAIN: Final = "Drain"
+TAINT: Final = "Taint"
+REBALANCE: Final = "Rebalance"
+"""Causes; those that an agent reports in condition DisruptionTarget have its reason, such as MemoryPressure."""
+REQUEST_SECONDS: Final = 600.0
+"""Time for which a request to rebalance holds: a host that joins days later moves nothing by surprise."""
+_NO_ORDERS: Final = MetalHostSpec()
+_GONE: Final = frozenset({"Stopped", "Rejected"})
+
+
+class Displacement(NamedTuple):
+    """The reason why a process should leave its host."""
+
+    cause: str
+    """One CamelCase word."""
+    message: str
+
+
+def find_displacement(
+    process: MetalProcess,
+    host: MetalHostSpec = _NO_ORDERS,
+    tolerations: Collection[Toleration] = (),
+    moved: Container[str] = (),
+) -> Displacement | None:
+    """Return why a process should leave its host, or None if it may stay.
+
+    Args:
+        process: a process that is bound.
+        host: the spec of its host, with the orders of an administrator.
+        tolerations: the tolerations of its service.
+        moved: uids of processes that move to a better host.
+    """
+    name = process.spec.host_name
+    if host.drain:
+        return Displacement(DRAIN, f"host {name} is drained")
+    evicting = [taint for taint in host.taints if taint.effect == "NoExecute"]
+    if (taint := find_untolerated(evicting, tolerations)) is not None:
+        return Displacement(TAINT, f"host {name} has the taint {taint.text}, which the service does not tolerate")
+    reported = find(process.status.conditions, DISRUPTION_TARGET)
+    if reported is not None and reported.status == "True":
+        return Displacement(reported.reason, f"host {name}: {reported.message}")
+    if process.metadata.uid in moved:
+        return Displacement(REBALANCE, f"host {name} is left for a better one")
+    return None
+
+
+def find_left_cells(processes: Sequence[MetalProcess]) -> list[tuple[MetalProcess, str]]:
+    """Return the processes that leave their host by its report or by request, each with the `Cell.id` of the host.
+
+    A host that is drained, or whose taints are not tolerated, takes no replacement anyway.
+    """
+    moved = list_moved(processes)
+    return [
+        (each, f"host/{each.spec.host_name}")
+        for each in processes
+        if each.spec.host_name is not None and find_displacement(each, moved=moved) is not None
+    ]
+
+
+def list_moved(processes: Iterable[MetalProcess], *, bound_only: bool = False) -> set[str]:
+    """Return the uids of the processes in whose place others were created on request, to go to a better host."""
+    return {
+        uid
+        for each in processes
+        if (uid := each.metadata.annotations.get(MOVES))
+        and each.metadata.deletion_timestamp is None
+        and each.status.phase not in _GONE
+        and (each.spec.host_name is not None or not bound_only)
+    }
+
+
+def is_requested(annotation: str | None, now: datetime) -> bool:
+    """Return whether the annotation that asks to rebalance a service, which is a time, holds now."""
+    requested = parse_time(annotation)
+    return requested is not None and abs((now - requested).total_seconds()) < REQUEST_SECONDS
+
+
+def choose_moves(
+    processes: Sequence[MetalProcess],
+    requested_at: str | None,
+    demands: HostDemands,
+    capacities: Sequence[HostCapacity],
+    now: datetime,
+) -> set[str]:
+    """Return the uids of the processes of a service that move to a better host, of new ones one at a time.
+
+    A move whose replacement has a host goes on, whatever becomes of the request. One whose replacement waits is given
+    up when no host is better any more.
+
+    Args:
+        processes: the processes of the service with the wanted spec.
+        requested_at: the annotation that asks to rebalance the service.
+        demands: the demands of the service on its hosts.
+        capacities: the capacity that each live host has left.
+        now: the wall clock.
+    """
+    moved = list_moved(processes, bound_only=True) & {each.metadata.uid for each in processes}
+    requested = parse_time(requested_at)
+    if moved or requested is None or not is_requested(requested_at, now):
+        return moved
+    waiting = list_moved(processes)
+    settled = [
+        each
+        for each in processes
+        if each.status.phase == "Ready"
+        and each.metadata.deletion_timestamp is None
+        and (created := parse_time(each.metadata.creation_timestamp)) is not None
+        and created < requested
+    ]
+    # The move that has begun is judged first, so that it goes on.
+    for process in sorted(settled, key=lambda each: (each.metadata.uid not in waiting, each.metadata.name)):
+        if _has_better_host(process, processes, require_host(process, demands), capacities):
+            return {process.metadata.uid}
+    return set()
+
+
+def _has_better_host(
+    process: MetalProcess,
+    siblings: Iterable[MetalProcess],
+    requirement: HostRequirement,
+    capacities: Sequence[HostCapacity],
+) -> bool:
+    """Return whether an open host is better than that of a process, in the order in which `CellScore` compares."""
+    own, needed = process.spec.host_name, process.spec.memory_bytes
+    others = [each for each in siblings if each is not process]
+    present = next((each for each in capacities if each.host == own), None)
+    if present is None:
+        return False
+    avoid = {own, *(each.spec.host_name for each in others if each.status.phase == "Rejected")}
+
+    def rank(capacity: HostCapacity, free_bytes: int) -> tuple[int, int, int]:
+        beside = sum(each.spec.host_name == capacity.host for each in others)
+        return beside, -free_bytes, -capacity.bandwidth_bytes_per_second
+
+    return any(
+        each.free_bytes >= needed and rank(each, each.free_bytes) < rank(present, present.free_bytes + needed)
+        for each in eligible_hosts(requirement, avoid, capacities)
+    )
