@@ -1,12 +1,20 @@
 """Liveness of hosts: alive, expired or stopped, by the renewals of the Lease and through outages of the API."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
-from controller.hosts.liveness import MOST_DURATION_SECONDS, HostLiveness, Lease, read_lease
+from controller.hosts.liveness import (
+    EXPIRIES_SECONDS,
+    MOST_DURATION_SECONDS,
+    HostDistrust,
+    HostLiveness,
+    Lease,
+    read_lease,
+)
+from controller.hosts.stability import stable_condition
 from kube.time import micro_time
-from tests.support.api_objects import NOW, lease
+from tests.support.api_objects import NOW, as_host, host, lease
 
 
 class SimulatedHosts:
@@ -17,14 +25,16 @@ class SimulatedHosts:
         self.clock = 1000.0
         self.leases: dict[str, Lease] = {}
 
+    @property
+    def today(self) -> datetime:
+        return NOW + timedelta(seconds=self.clock - 1000)
+
     def renew(self, *hosts: str) -> None:
-        for host in hosts:
-            renewed = (NOW + timedelta(seconds=self.clock - 1000)).isoformat()
-            self.leases[host] = Lease(host, renewed, 40)
+        for name in hosts:
+            self.leases[name] = Lease(name, self.today.isoformat(), 40)
 
     def read(self, *registered: str) -> set[str]:
-        today = NOW + timedelta(seconds=self.clock - 1000)
-        return self.liveness.observe(registered, self.leases.values(), self.clock, today)
+        return self.liveness.observe(registered, self.leases.values(), self.clock, self.today)
 
     def pass_seconds(self, seconds: int, *, renewing: tuple[str, ...] = (), api: bool = True) -> None:
         for _ in range(seconds):
@@ -183,3 +193,95 @@ def test_missing_renew_time_is_not_fresh() -> None:
 def test_lease_without_an_end_expires_like_any_other() -> None:
     stated = {"metadata": {"name": "studio-1"}, "spec": {"renewTime": "x", "leaseDurationSeconds": 2**31 - 1}}
     assert read_lease(stated).duration_seconds == MOST_DURATION_SECONDS
+
+
+def flap(hosts: SimulatedHosts, times: int) -> None:
+    """Let a host be silent until it expires, and come back, so many times."""
+    for _ in range(times):
+        hosts.pass_seconds(41)
+        assert hosts.liveness.state("one") == "Expired"
+        hosts.renew("one")
+        hosts.read()
+
+
+def distrust(hosts: SimulatedHosts) -> HostDistrust | None:
+    return hosts.liveness.distrust("one", hosts.clock, hosts.today)
+
+
+@pytest.mark.parametrize(("times", "seconds"), [(1, 0), (2, 60), (3, 120), (5, 480), (6, 600), (20, 600)])
+def test_host_that_flaps_is_trusted_after_a_growing_time(times: int, seconds: int) -> None:
+    hosts = SimulatedHosts()
+    hosts.renew("one")
+    hosts.read()
+    flap(hosts, times)
+    assert hosts.liveness.state("one") == "Alive"
+    for _ in range(seconds):
+        assert distrust(hosts) is not None
+        hosts.pass_seconds(1, renewing=("one",))
+    assert distrust(hosts) is None
+
+
+def test_host_is_trusted_again_when_its_expiries_are_an_hour_old() -> None:
+    hosts = SimulatedHosts()
+    hosts.renew("one")
+    hosts.read()
+    flap(hosts, 1)
+    hosts.pass_seconds(int(EXPIRIES_SECONDS), renewing=("one",))
+    assert hosts.liveness.list_expiries("one", hosts.today) == ()
+    flap(hosts, 1)
+    assert distrust(hosts) is None
+
+
+def test_new_leader_trusts_a_flapping_host_no_sooner() -> None:
+    hosts = SimulatedHosts()
+    hosts.renew("one")
+    hosts.read()
+    flap(hosts, 3)
+    written = hosts.liveness.list_expiries("one", hosts.today)
+    assert written is not None
+    assert len(written) == 3
+    hosts.liveness.restart()
+    assert hosts.liveness.list_expiries("one", hosts.today) is None, "they stay as they are in the status"
+    hosts.liveness.observe((), hosts.leases.values(), hosts.clock, hosts.today, lambda _host: written)
+    assert hosts.liveness.list_expiries("one", hosts.today) == written
+    assert distrust(hosts) == HostDistrust(3, 120.0, 120.0)
+
+
+def test_expiry_that_an_earlier_leader_counted_is_not_counted_again() -> None:
+    hosts = SimulatedHosts()
+    hosts.renew("one")
+    hosts.read()
+    hosts.pass_seconds(41)
+    written = hosts.liveness.list_expiries("one", hosts.today)
+    assert written is not None
+    hosts.liveness.restart()
+    for _ in range(41):
+        hosts.clock += 1
+        hosts.liveness.observe((), hosts.leases.values(), hosts.clock, hosts.today, lambda _host: written)
+    assert hosts.liveness.state("one") == "Expired"
+    assert hosts.liveness.list_expiries("one", hosts.today) == written
+
+
+@pytest.mark.parametrize(
+    "text", ["", "soon", (NOW + timedelta(days=1)).isoformat(), (NOW - timedelta(days=1)).isoformat()]
+)
+def test_expiry_that_cannot_be_is_ignored(text: str) -> None:
+    hosts = SimulatedHosts()
+    hosts.renew("one")
+    hosts.liveness.observe((), hosts.leases.values(), hosts.clock, hosts.today, lambda _host: [text, text])
+    assert distrust(hosts) is None
+
+
+def test_stable_condition_says_what_a_flapping_host_gets() -> None:
+    observed = as_host(host("studio-1"))
+    assert stable_condition(observed, [], None) is None
+    flapping = stable_condition(observed, ["2026-11-21T12:00:00Z"], HostDistrust(3, 120.0, 50.0))
+    assert flapping is not None
+    assert (flapping["status"], flapping["reason"]) == ("False", "Flapping")
+    assert "3 times within an hour" in flapping["message"]
+    assert "alive for 120 seconds" in flapping["message"]
+    later = stable_condition(observed, ["2026-11-21T12:00:00Z"], HostDistrust(3, 120.0, 10.0))
+    assert later == flapping, "it is not written again every second"
+    stable = stable_condition(observed, ["2026-11-21T12:00:00Z"], None)
+    assert stable is not None
+    assert stable["status"] == "True"
