@@ -3,6 +3,7 @@
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -10,7 +11,9 @@ from click.testing import CliRunner
 from artifacts import durable
 from cli.cluster_options import ClusterOptions
 from cli.host.remove import describe_removal, warn_of_bound_processes
+from cli.host.taint import apply_changes, parse_change
 from cli.main import main
+from crds.metalhost import HostTaint
 from metal_agent.cluster.host_identity import JoinedHost, write_joined_host
 from metal_agent.exit_codes import PERMANENT
 from tests.support.api_objects import process
@@ -86,3 +89,27 @@ def test_processes_of_a_host_are_named_before_it_is_removed() -> None:
     assert describe_removal("studio-1", bound[:1], ClusterOptions()).startswith(
         "host studio-1 has 1 process: team/chat-00\n"
     )
+
+
+@pytest.mark.parametrize(
+    "text", ["dedicated", "dedicated=a", "dedicated:Never", "=a:NoSchedule", ":NoSchedule", "-", ""]
+)
+def test_text_that_is_no_taint_is_refused_with_the_form(text: str) -> None:
+    assert "is no taint: write KEY=VALUE:EFFECT" in fail("host", "taint", "studio-1", "--", text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (["b=2:NoSchedule"], ["a=1:NoSchedule", "a:NoExecute", "b=2:NoSchedule"]),
+        (["a=2:NoSchedule"], ["a=2:NoSchedule", "a:NoExecute"]),
+        (["a-"], []),
+        (["a:NoExecute-"], ["a=1:NoSchedule"]),
+        (["a=1:NoSchedule-", "example.com/b:NoExecute"], ["a:NoExecute", "example.com/b:NoExecute"]),
+        (["c-"], ["a=1:NoSchedule", "a:NoExecute"]),
+    ],
+)
+def test_taints_are_set_and_removed(changes: list[str], expected: list[str]) -> None:
+    taints = [{"key": "a", "value": "1", "effect": "NoSchedule"}, {"key": "a", "effect": "NoExecute"}]
+    found = apply_changes(taints, map(parse_change, changes))
+    assert [msgspec.convert(each, HostTaint).text for each in found] == expected

@@ -108,6 +108,8 @@ class SmallWorld:
             self.processes[name] = process(
                 name, gib=REPLICA_GIB, annotations=dict(annotations), creationTimestamp=created
             )
+            # A name is used again, a uid is not.
+            self.processes[name]["metadata"]["uid"] = f"uid-{name}-{self.seconds}"
         for ref in steps.delete:
             self.processes[ref.name]["metadata"]["deletionTimestamp"] = rfc3339(snapshot.now)
         assert self.answering() >= min(before, self.replicas), "a replacement answers first"
@@ -266,3 +268,15 @@ def test_rebalancing_ends_and_never_lowers_what_answers(
     world.settle()
     assert world.answering() >= answering
     assert world.moves <= replicas + len(refuses) * replicas
+
+
+def test_move_whose_better_host_fills_up_is_given_up() -> None:
+    world = started_on("a", gib={"a": 8, "b": 16})
+    (name,) = world.processes
+    request(world)
+    world._reconcile()
+    assert len(world.processes) == 2
+    world.gib["b"] = 1
+    world._plan()
+    assert world.settle() == ["a"]
+    assert list(world.processes) == [name], "its replacement did not go to the host that it should leave"
