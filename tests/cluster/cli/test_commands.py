@@ -139,6 +139,11 @@ async def test_service_on_a_host_is_deployed_asked_and_drained(
     assert rest.decode().endswith(f"drained {host.name}: no process is left on it\n")
     await pomona.succeed("host", "uncordon", host.name)
     assert (await cluster.client.get(METAL_HOSTS, host.name))["spec"] == {"unschedulable": False, "drain": False}
+    shown = await pomona.succeed("host", "taint", host.name, "dedicated=research:NoSchedule", "spare:NoExecute")
+    assert shown == f"taints of {host.name}: dedicated=research:NoSchedule, spare:NoExecute\n"
+    assert "taints of" in await pomona.succeed("host", "taint", host.name, "dedicated-")
+    taints = (await cluster.client.get(METAL_HOSTS, host.name))["spec"]["taints"]
+    assert taints == [{"key": "spare", "effect": "NoExecute"}]
 
 
 @pytest.mark.usefixtures("host")

@@ -14,7 +14,7 @@ import pytest
 
 from controller.hosts import reconciler
 from controller.hosts.address_check import FREE, PAUSE_SECONDS, AddressUse
-from controller.hosts.liveness import Liveness
+from controller.hosts.liveness import HostDistrust, Liveness
 from controller.hosts.reachability import ReachabilityProber
 from controller.hosts.reconciler import HostInputs
 from controller.hosts.secrets import HostSecrets, NeededSecret, fit_tokens, keep_previous_tokens, list_needed_secrets
@@ -453,3 +453,22 @@ def test_huge_token_of_one_tenant_keeps_no_other_token_from_a_host() -> None:
     assert fitting == TOKENS | {"thieves_0_token": huge["thieves_0_token"]}
     kept = keep_previous_tokens({key: "B" + token[1:] for key, token in fitting.items()}, fitting.keys(), fitting, NOW)
     assert sum(len(base64.b64decode(token)) for token in kept.values()) < 1 << 20
+
+
+def test_expiries_are_kept_in_the_status_and_the_host_is_looked_at_when_it_is_trusted() -> None:
+    expiries = ("2026-11-21T11:30:00Z", "2026-11-21T11:50:00Z")
+    known = store((METAL_HOSTS, host("studio-1")))
+    inputs = HostInputs("Alive", {}, None, None, None, HostDistrust(2, 60.0, 5.0), expiries)
+    found = reconciler.decide_host(Snapshot(known, NOW, inputs), KEY)
+    assert found.status is not None
+    assert found.status["leaseExpiries"] == list(expiries)
+    assert planned_condition(found, "Stable")["reason"] == "Flapping"
+    assert found.again_seconds == 5.0
+
+
+@pytest.mark.parametrize(("expiries", "kept"), [(None, True), ((), False)])
+def test_new_leader_keeps_the_expiries_until_it_has_read_them(expiries: tuple[str, ...] | None, kept: bool) -> None:
+    known = store((METAL_HOSTS, host("studio-1", leaseExpiries=["2026-11-21T11:50:00Z"])))
+    found = reconciler.decide_host(Snapshot(known, NOW, HostInputs("Unproven", expiries=expiries)), KEY)
+    assert found.status is not None
+    assert ("leaseExpiries" in found.status) == kept

@@ -176,6 +176,17 @@ def test_node_is_closed_with_the_reason(fields: Obj, reason: str, message: str) 
     assert (cell.closed, cell.closed_message) == (reason, message)
 
 
+def test_flapping_host_takes_nothing_new_and_has_the_labels_and_taints_of_its_object() -> None:
+    flapping = host("a")
+    flapping["metadata"]["labels"] = {"room": "lab"}
+    flapping["spec"] = {"taints": [{"key": "dedicated", "effect": "NoExecute"}]}
+    flapping["status"]["conditions"].append(condition("Stable", "False", "Flapping", "it came and went"))
+    cell = registry((METAL_HOSTS, flapping)).find("host/a")
+    assert (cell.closed, cell.closed_message) == ("Flapping", "it came and went")
+    assert cell.labels == frozenset({("room", "lab")})
+    assert [each.text for each in cell.taints] == ["dedicated:NoExecute"]
+
+
 def test_closed_node_is_hardware_that_exists_and_a_lasting_taint_is_a_rule() -> None:
     cordoned = taint("node.kubernetes.io/unschedulable") | {"unschedulable": True}
     found = registry((NODES, node("a", **cordoned)), (NODES, node("b", **taint("example.com/reserved"))))

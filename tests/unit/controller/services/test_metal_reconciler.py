@@ -38,6 +38,11 @@ from tests.support.service_decisions import (
 
 SHORT = [condition("Ready", "True", "LeaseRenewed"), condition("MemoryPressure", "True", "MemoryPressure")]
 PAUSE = [condition("Ready", "True", "LeaseRenewed"), condition("Paused", "True", "OwnerActive", "typing")]
+UNSTABLE = [
+    condition("Ready", "True", "LeaseRenewed"),
+    condition("Stable", "False", "Flapping", "the Lease of host studio-1 expired 3 times"),
+]
+TAINTED: Obj = {"spec": {"taints": [{"key": "dedicated", "value": "research", "effect": "NoSchedule"}]}}
 CORDONED: Obj = {"spec": {"unschedulable": True}}
 DISPLACED = [condition("DisruptionTarget", "True", "MemoryPressure")]
 
@@ -92,6 +97,12 @@ OTHERS: Obj = {"spec": {"namespaces": ["other"]}}
             ("Pending", "NoHostFits"),
             "; 1 more live hosts are not given to namespace team",
         ),
+        (
+            [host() | TAINTED],
+            ("Pending", "NoHost"),
+            "taint dedicated=research:NoSchedule of host studio-1, and no other host can run it: add the taint to",
+        ),
+        ([host() | TAINTED, host("studio-2")], ("Pending", "Binding"), "studio-2"),
         ([host(conditions=SHORT)], ("Pending", "MemoryPressure"), "host studio-1 is short of memory"),
         (
             [host(conditions=SHORT), host("studio-2", GIB, budgetBytes=GIB)],
@@ -130,6 +141,11 @@ def test_unbound_process_reports_the_reason_of_its_wait(hosts: list[Obj], expect
             ["host studio-1 is paused by its owner (typing)", "wait for the end of the pause"],
         ),
         (
+            [host(conditions=UNSTABLE)],
+            "Flapping",
+            ["the Lease of host studio-1 expired 3 times; no other host can run it: wait until it is stable"],
+        ),
+        (
             [host(conditions=SHORT), host("studio-2", conditions=PAUSE), host("studio-3") | CORDONED],
             "MemoryPressure",
             ["studio-1 is short of memory", "; host studio-2 is paused by its owner", "; host studio-3 is cordoned"],
@@ -143,6 +159,33 @@ def test_unbound_process_names_the_hosts_that_take_nothing(hosts: list[Obj], rea
     assert ready_outcome(plan) == ("Pending", "False", reason)
     message = planned_condition(plan, "Ready")["message"]
     assert all(each in message for each in says), message
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected", "says"),
+    [
+        ({}, "NoHost", "host studio-1 lacks room=lab: run `kubectl label metalhost studio-1 room=lab`"),
+        ({"room": "attic"}, "NoHost", "lacks room=lab"),
+        ({"room": "lab"}, "Binding", "studio-1"),
+    ],
+)
+def test_unbound_process_names_the_label_that_no_host_has(labels: dict[str, str], expected: str, says: str) -> None:
+    labelled = host()
+    labelled["metadata"]["labels"] = labels
+    base = (chat_service(**METAL, nodeSelector={"room": "lab"}), (MODELS, model()), (METAL_HOSTS, labelled))
+    ((_, made),) = decide_chat(*base).create
+    plan = decide_chat(*base, (METAL_PROCESSES, process(made["metadata"]["name"], gib=2)))
+    assert ready_outcome(plan) == ("Pending", "False", expected)
+    assert says in planned_condition(plan, "Ready")["message"]
+
+
+def test_tolerations_and_selected_labels_are_not_in_the_spec_of_a_process() -> None:
+    demands = {"nodeSelector": {"room": "lab"}, "tolerations": [{"key": "dedicated", "operator": "Exists"}]}
+    made = [
+        decide_chat(chat_service(**METAL, **each), (MODELS, model()), (METAL_HOSTS, host())).create
+        for each in ({}, demands)
+    ]
+    assert made[0] == made[1]
 
 
 def test_next_cordoned_host_rewrites_no_status() -> None:

@@ -125,7 +125,7 @@ def test_hosts_do_not_wait_for_a_volume_nor_for_its_failures() -> None:
         (
             METAL | {"tolerations": [{"key": "a", "tolerationSeconds": 5}]},
             "http://x.example/m.gguf",
-            "tolerations with tolerationSeconds",
+            "tolerations with",
         ),
     ],
 )
