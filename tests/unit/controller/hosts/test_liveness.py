@@ -196,7 +196,7 @@ def test_lease_without_an_end_expires_like_any_other() -> None:
 
 
 def flap(hosts: SimulatedHosts, times: int) -> None:
-    """Let a host be silent until it expires, and come back, so many times."""
+    """Silence a host until it expires, and bring it back, so many times."""
     for _ in range(times):
         hosts.pass_seconds(41)
         assert hosts.liveness.state("one") == "Expired"

@@ -82,7 +82,7 @@ class SmallWorld:
         return sorted(each["spec"].get("hostName", "") for each in self.processes.values())
 
     def settle(self) -> list[str]:
-        """Let all parts act in turn until nothing changes, and return the hosts of all processes."""
+        """Run all parts in turn until nothing changes, and return the hosts of all processes."""
         for _ in range(MOST_ROUNDS):
             before = copy.deepcopy(self.processes)
             self._reconcile()

@@ -122,11 +122,7 @@ def test_hosts_do_not_wait_for_a_volume_nor_for_its_failures() -> None:
         ({"resources": {"gpu": 1}}, "http://x.example/m.gguf", "resources.gpu is 1"),
         (METAL | {"resources": {"gpu": 1}}, "http://x.example/m.gguf", "resources.gpu is 1"),
         (METAL | {"image": "a", "resources": {"cpu": "1"}}, "http://x.example/m.gguf", "image and resources"),
-        (
-            METAL | {"tolerations": [{"key": "a", "tolerationSeconds": 5}]},
-            "http://x.example/m.gguf",
-            "tolerations with",
-        ),
+        (METAL | {"tolerations": [{"key": "a", "tolerationSeconds": 5}]}, "http://x.example/m", "tolerations with"),
     ],
 )
 def test_contradicting_spec_is_reported_with_the_way_out(spec: Obj, source: str, says: str) -> None:
