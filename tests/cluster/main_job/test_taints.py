@@ -12,9 +12,9 @@ from tests.support.eventually import eventually
 
 async def place(cluster: Cluster, service: str) -> str | None:
     """Return the host of a service; AssertionError if it has not exactly one process, which is Ready."""
-    (process,) = [each for each in await cluster.processes() if each.spec.service_name == service]
-    assert process.status.phase == "Ready"
-    return process.spec.host_name
+    found = [each for each in await cluster.processes() if each.spec.service_name == service]
+    assert [each.status.phase for each in found] == ["Ready"]
+    return found[0].spec.host_name
 
 
 async def wait_until_on(cluster: Cluster, service: str, host: str) -> None:
