@@ -204,13 +204,16 @@ def _closed_hosts(capable: Sequence[HostCapacity], short_hosts: Collection[str |
     return found
 
 
-def _explain_rules(host: HostCapacity, requirement: HostRequirement) -> str:
-    """Return which taint or label keeps a replica from a host, and so from all live hosts, with the way out."""
-    if (taint := find_untolerated(host.taints, requirement.tolerations)) is not None:
-        return (
-            f"the service does not tolerate the taint {taint.text} of host {host.host}, and no other host can run it: "
-            f"add the taint to spec.tolerations, or run `pomona host taint {host.host} {taint.key}-`"
-        )
+def _explain_rules(capable: Sequence[HostCapacity], requirement: HostRequirement) -> str:
+    """Return which label or taint keeps a replica from all of these hosts, with the way out."""
+    labelled = [each for each in capable if requirement.selector <= each.labels]
+    for host in labelled:
+        if (taint := find_untolerated(host.taints, requirement.tolerations)) is not None:
+            return (
+                f"the service does not tolerate the taint {taint.text} of host {host.host}, and no other host can run "
+                f"it: add the taint to spec.tolerations, or run `pomona host taint {host.host} {taint.key}-`"
+            )
+    host = capable[0]
     key, value = min(requirement.selector - host.labels)
     return (
         f"no live host that can run it has the labels of nodeSelector: host {host.host} lacks {key}={value}: run "
@@ -283,7 +286,7 @@ def _unbound(
         return ServiceProblem("NoHost", message, "Pending")
     admitting = [each for each in capable if requirement.refuse_host(each) not in {"LabelMissing", "Taint"}]
     if not admitting:
-        return ServiceProblem("NoHost", _explain_rules(capable[0], requirement), "Pending")
+        return ServiceProblem("NoHost", _explain_rules(capable, requirement), "Pending")
     capable, features = admitting, requirement.features
     outdated = [capacity for capacity in capable if not features <= capacity.features]
     if len(outdated) == len(capable):

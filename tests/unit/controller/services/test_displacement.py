@@ -1,4 +1,4 @@
-"""One service on simulated hosts that are drained, paused, lost and broken in every order, also all at once.
+"""One service on simulated hosts that are drained, tainted, paused, lost and broken in every order, also all at once.
 
 Service decisions, the queue's planner, release and condition Drained are the real ones; hosts are simulated. Each part
 acts when it is its turn, from the state that it finds, so that a sequence of turns is also what a controller decides
@@ -22,7 +22,8 @@ from controller.placement.observed_units import encode_nomination, observe_units
 from controller.placement.planner import Admit, Nominate, PlanRules, WithdrawNomination, plan
 from controller.reconcile.plan import Snapshot
 from controller.services.metal_processes import decide_release, observe_hosts
-from crds.meta import NOMINATED
+from controller.services.rollout import AVOID_SECONDS
+from crds.meta import NOMINATED, REBALANCE_AT
 from devices.vendors import VENDORS
 from kube.client import Obj
 from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, ObjectKey
@@ -55,6 +56,8 @@ class SimulatedHost:
 
     gib: int = 8
     is_drained: bool = False
+    is_tainted: bool = False
+    """It has a taint with effect NoExecute, which the service does not tolerate."""
     is_paused: bool = False
     evicts: bool = False
     """The pause has lasted too long for what serves there."""
@@ -75,6 +78,8 @@ class World:
     wanted: int = 1
     context_length: int = 4096
     seconds: float = 0.0
+    requested_at: str = ""
+    """When a user has asked to rebalance the service."""
 
     def store(self) -> Store:
         """Return what the controller's watches bring."""
@@ -92,7 +97,8 @@ class World:
             )
             if simulated.is_paused:
                 observed["status"]["conditions"].append(condition("Paused", "True", "OwnerActive"))
-            found.append((METAL_HOSTS, observed | {"spec": {"drain": simulated.is_drained}}))
+            taints = [{"key": "dedicated", "effect": "NoExecute"}] if simulated.is_tainted else []
+            found.append((METAL_HOSTS, observed | {"spec": {"drain": simulated.is_drained, "taints": taints}}))
             if self.reached_at(name):
                 found.append((ENDPOINT_SLICES, slice_of("chat", name)))
         found.append((INFERENCE_SERVICES, service(replicas=self.wanted, contextLength=self.context_length)))
@@ -138,6 +144,7 @@ class World:
             if isinstance(action, Admit):
                 (host_name,) = (cell.removeprefix("host/") for cell in action.cells)
                 assert not self.hosts[host_name].is_drained, "nothing is bound to a drained host"
+                assert not self.hosts[host_name].is_tainted, "nothing is bound to a host whose taint is not tolerated"
                 self.processes[action.unit.key.name]["spec"]["hostName"] = host_name
                 self._nominate(action.unit.key.name, None)
             elif isinstance(action, Nominate):
@@ -153,7 +160,9 @@ class World:
 
     def _reconcile_service(self) -> None:
         before = self.answering()
-        chat = as_service(service(replicas=self.wanted, contextLength=self.context_length))
+        observed = service(replicas=self.wanted, contextLength=self.context_length)
+        observed["metadata"]["annotations"] = {REBALANCE_AT: self.requested_at}
+        chat = as_service(observed)
         served = Served(as_model(model()), "llama.cpp")
         found = observe_hosts(self.snapshot, chat, served, self.wanted, REPLICA_GIB * GIB)
         for _, made in found.steps.create:
@@ -166,6 +175,8 @@ class World:
                 creationTimestamp=self.snapshot.now.isoformat(),
                 contextLength=self.context_length,
             )
+            # A name is used again once it is free, a uid never.
+            self.processes[name]["metadata"]["uid"] = f"uid-{name}-{self.seconds}"
         for ref in found.steps.delete:
             self.processes[ref.name]["metadata"]["deletionTimestamp"] = self.snapshot.now.isoformat()
         lost = {name for name in before - self.answering() if self._is_current(name)}
@@ -238,11 +249,14 @@ def is_ready(observed: Obj) -> bool:
 Change = tuple[str, str, bool]
 CHANGES = st.one_of(
     st.tuples(
-        st.sampled_from(["is_drained", "is_drained", "is_paused", "evicts", "is_lost", "fails", "refuses"]),
+        st.sampled_from(
+            ["is_drained", "is_drained", "is_tainted", "is_paused", "evicts", "is_lost", "fails", "refuses"]
+        ),
         st.sampled_from(HOSTS),
         st.booleans(),
     ),
     st.tuples(st.just("edit"), st.just(""), st.booleans()),
+    st.tuples(st.just("request"), st.just(""), st.booleans()),
     st.tuples(st.just("scale"), st.sampled_from(["0", "1", "2", "4"]), st.booleans()),
 )
 TURNS = st.lists(st.sampled_from(PARTS), max_size=12)
@@ -255,6 +269,8 @@ def apply_change(world: World, change: Change) -> None:
     match what:
         case "edit":
             world.context_length = 8192 if value else 4096
+        case "request":
+            world.requested_at = world.snapshot.now.isoformat() if value else ""
         case "scale":
             world.wanted = int(which)
         case _:
@@ -291,14 +307,18 @@ def test_drain_ends_in_a_steady_state_and_says_that_it_is_blocked_if_and_only_if
 
 
 @settings(max_examples=60)
-@given(STORIES, st.sampled_from(HOSTS))
-def test_drained_host_is_empty_once_others_take_its_processes(
-    story: list[tuple[Change, list[str]]], drained: str
+@given(STORIES, st.sampled_from(HOSTS), st.booleans())
+def test_drained_or_tainted_host_is_empty_once_others_take_its_processes(
+    story: list[tuple[Change, list[str]]], left: str, is_drained: bool
 ) -> None:
-    """After whatever has happened, all hosts but the drained one work again, and there is a new one."""
+    """After whatever has happened, all hosts but one work again, and there is a new one."""
     world = live_through((16, 16, 16), story)
-    world.hosts = {name: SimulatedHost(16, is_drained=name == drained) for name in (*HOSTS, "new")}
+    world.hosts = {name: SimulatedHost(16) for name in (*HOSTS, "new")}
+    world.hosts[left] = SimulatedHost(16, is_drained=is_drained, is_tainted=not is_drained)
     world.settle()
-    assert world.bound_to(drained) == []
-    assert world.drained_reason(drained) == "Drained"
+    # A host that has rejected a move is avoided for a while.
+    world.seconds += AVOID_SECONDS
+    world.settle()
+    assert world.bound_to(left) == []
+    assert not is_drained or world.drained_reason(left) == "Drained"
     assert len(world.answering()) == len(world.processes) == world.wanted
