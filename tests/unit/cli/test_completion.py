@@ -31,7 +31,7 @@ def test_script_of_each_shell_is_printed(shell: str) -> None:
 
 def test_commands_options_and_entries_of_the_catalog_complete() -> None:
     assert complete("de") == ["delete", "deploy"]
-    assert complete("host", "") == ["cordon", "drain", "join", "list", "remove", "uncordon"]
+    assert complete("host", "") == ["cordon", "drain", "join", "list", "remove", "taint", "uncordon"]
     assert "--replicas" in complete("deploy", "--re")
     assert complete("deploy", "gemma-4-3") == ["gemma-4-31b"]
     assert complete("list", "-o", "w") == ["wide"]
