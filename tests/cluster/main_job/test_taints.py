@@ -46,7 +46,7 @@ async def test_taints_and_a_request_move_services_without_a_failed_request(
         assert await place(cluster, "stays") == large.name
 
         await cluster.apply(cluster.service("refused", "metal", nodeSelector={"room": "lab"}))
-        unlabelled = await cluster.wait_for_phase("refused", "Pending", "NoHost")
+        unlabelled = await cluster.wait_for_phase("refused", "WaitingForGPU", "NoHost")
         assert "kubectl label metalhost" in condition(unlabelled).message
         await cluster.kubectl("label", "metalhost", large.name, "room=lab")
         await cluster.edit("refused", tolerations=tolerations)
