@@ -10,7 +10,7 @@ import msgspec
 
 from controller.models.served import Served
 from controller.placement.capacity import HostCapacity, stored_capacities
-from controller.placement.displacement import choose_moves, is_requested
+from controller.placement.displacement import choose_moves, is_requested, list_moved
 from controller.placement.queued_service import HostDemands, require_host
 from controller.reconcile.indexes import HOST_INDEX, SERVICE_INDEX, namespaced
 from controller.reconcile.plan import Patch, Plan, Reconciler, Snapshot, decode_stored
@@ -65,7 +65,7 @@ def observe_hosts(
     exposed = _exposed_hosts(snapshot, service)
     demands = HostDemands(frozenset(service.spec.node_selector.items()), tuple(service.spec.tolerations))
     moved = set[str]()
-    if name is not None:
+    if name is not None and (requested_at or list_moved(processes)):
         current = [each for each in processes if is_current(each, name, estimated)]
         moved = choose_moves(current, requested_at, demands, capacities, snapshot.now)
     standing = sort_processes(

@@ -275,6 +275,8 @@ def test_hidden_parts_are_named() -> None:
         ({}, [], "Unknown"),
         ({}, [condition("Ready", "False")], "NotReady"),
         ({"unschedulable": True, "drain": True}, [condition("Ready", "True")], "Ready,Draining"),
+        ({}, [condition("Ready", "True"), condition("Stable", "False")], "Ready,Flapping"),
+        ({}, [condition("Ready", "True"), condition("Stable", "True")], "Ready"),
         (
             {},
             [condition("Ready", "True"), condition("MemoryPressure", "True")],
