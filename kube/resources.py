@@ -103,9 +103,9 @@ DEPLOYMENTS: Final = Resource("apps", "v1", "deployments", "Deployment")
 POD_DISRUPTION_BUDGETS: Final = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 NETWORK_POLICIES: Final = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
 LOCAL_QUEUES: Final = Resource("kueue.x-k8s.io", "v1beta2", "localqueues", "LocalQueue")
-"""Of Kueue, which a cluster may have or not."""
+"""A kind of Kueue, which a cluster may have or not."""
 VISIBLE_QUEUES: Final = Resource("visibility.kueue.x-k8s.io", "v1beta2", "localqueues", "LocalQueue")
-"""Of Kueue's API server beside the one of the cluster: only subresources can be read."""
+"""A kind of Kueue's own API server: only its subresources can be read."""
 POD_MONITORS: Final = Resource("monitoring.coreos.com", "v1", "podmonitors", "PodMonitor")
 ENDPOINT_SLICES: Final = Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
 ROLES: Final = Resource("rbac.authorization.k8s.io", "v1", "roles", "Role")

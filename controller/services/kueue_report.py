@@ -28,7 +28,7 @@ _MISSING: Final = (
 
 
 class KueueReport(NamedTuple):
-    """What a decision about a service reads of Kueue."""
+    """Facts about Kueue that a decision about a service reads."""
 
     problem: ServiceProblem | None = None
     """Why its pods cannot be given to Kueue."""

@@ -124,7 +124,7 @@ class ServiceInputs(NamedTuple):
     standing: ServiceStanding | None = None
     """Place in the queue of the first replica that waits; None: none waits."""
     kueue: KueueReport = NO_REPORT
-    """What is read of Kueue."""
+    """Facts about Kueue."""
 
 
 def service_reconciler(

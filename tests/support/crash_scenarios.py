@@ -278,7 +278,7 @@ def _is_inspected_by(state: State, host: str) -> bool:
 
 def _is_pending(state: State, name: str) -> bool:
     status: dict[str, Any] = state["inferenceservices"][name]["status"]
-    return status.get("phase") == "Pending" and "NoHostFits" in str(status["conditions"])
+    return status.get("phase") == "WaitingForGPU" and "NoHostFits" in str(status["conditions"])
 
 
 SCENARIOS: Final[Mapping[str, Scenario]] = {

@@ -29,7 +29,7 @@ MANAGER = "pomona-test"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a reflection try again at once, and read lists in many pages."""
+    """Make a reflection try again at once, and read lists in many pages."""
     monkeypatch.setattr(reflection, "FIRST_RETRY_SECONDS", 0.01)
     monkeypatch.setattr(reflection, "LAST_RETRY_SECONDS", 0.1)
     monkeypatch.setattr(api, "PAGE", 1)

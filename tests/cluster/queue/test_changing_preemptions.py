@@ -1,4 +1,4 @@
-"""What people change while victims still answer their last requests: one victim is enough, and nobody loses a place."""
+"""Changes by people while victims still answer their last requests: one victim is enough, and nobody loses a place."""
 
 from crds.meta import NOMINATED
 from kube.resources import INFERENCE_SERVICES

@@ -1,4 +1,4 @@
-"""What a user sees of the queue on a real API server: places that move, and hardware that does not exist."""
+"""The queue as a user sees it on a real API server: places that move, and hardware that does not exist."""
 
 from typing import Any
 

@@ -114,11 +114,11 @@ class Kueue:
                 await self.process.kill()
 
     def suspend(self) -> None:
-        """Let the manager hang: what it listens on accepts connections and answers nothing."""
+        """Stop the manager: its ports accept connections and answer nothing."""
         os.kill(self.process.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let the manager go on."""
+        """Continue the manager."""
         os.kill(self.process.pid, signal.SIGCONT)
 
     async def _answers(self) -> bool:
