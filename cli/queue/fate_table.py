@@ -7,9 +7,9 @@ from cli.api_objects import Obj
 from cli.output import duration_text, render_table
 from controller.placement.forecast import QueueForecast, UnitFate, Wait, explain_wait, first_uid, list_differences
 
-_TITLES: Final = ("SERVICE", "OUTCOME", "WHERE", "WHY", "REPLICA", "PRIORITY", "POOL")
-_NARROW: Final = 4
-"""Number of columns of a table that fits the terminal."""
+_TITLES: Final = ("SERVICE", "REPLICA", "PRIORITY", "POOL", "OUTCOME", "WHERE", "WHY")
+_NARROW: Final = (0, 4, 5, 6)
+"""Columns of a table that fits the terminal."""
 INCOMPLETE: Final = "the plan was ended early: more would change after this"
 
 
@@ -60,17 +60,19 @@ def render_changes(changes: Sequence[PlannedChange], width: int | None) -> str:
     rows = [
         (
             str(each.fate.unit.service),
-            _describe_outcome(each),
-            _describe_place(each),
-            describe_cause(each),
             each.fate.unit.key.name,
             each.fate.unit.priority,
             ",".join(each.fate.unit.pools),
+            _describe_outcome(each),
+            _describe_place(each),
+            describe_cause(each),
         )
         for each in changes
     ]
-    shown = len(_TITLES) if width is None else _NARROW
-    return render_table(_TITLES[:shown], [row[:shown] for row in rows], width, {0, 1})
+    shown = range(len(_TITLES)) if width is None else _NARROW
+    return render_table(
+        [_TITLES[column] for column in shown], [[row[column] for column in shown] for row in rows], width, {0, 1}
+    )
 
 
 def _describe_outcome(change: PlannedChange) -> str:
