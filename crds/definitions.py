@@ -4,7 +4,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from crds import inferenceservice, metalhost, model
+from crds import acceleratorpool, inferenceservice, metalhost, model
+from crds.acceleratorpool import AcceleratorPool
 from crds.inferenceservice import InferenceService
 from crds.meta import GROUP, VERSION
 from crds.metalhost import MetalHost
@@ -41,6 +42,8 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     struct: type[msgspec.Struct]
     plural: str
     short: str
+    aliases: tuple[str, ...] = ()
+    """Further short names."""
     columns: tuple[Column, ...]
     cluster_scoped: bool = False
     scalable: bool = False
@@ -76,7 +79,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
                     "listKind": f"{self.kind}List",
                     "plural": self.plural,
                     "singular": self.kind.lower(),
-                    "shortNames": [self.short],
+                    "shortNames": [self.short, *self.aliases],
                     "categories": ["pomona"],
                 },
                 "scope": "Cluster" if self.cluster_scoped else "Namespaced",
@@ -196,6 +199,29 @@ DEFINITIONS = (
             Column("Message", ".status.message", wide=True),
         ),
         selectable=(".spec.hostName",),
+    ),
+    Definition(
+        struct=AcceleratorPool,
+        plural="acceleratorpools",
+        short="pool",
+        aliases=("pools",),
+        columns=(
+            Column("Accelerator", ".spec.accelerator"),
+            Column("Cells", ".status.cells", "integer"),
+            Column("Used", ".status.used"),
+            Column("Waiting", ".status.waiting", "integer"),
+            Column("Borrowed", ".status.borrowed"),
+            Column("Lent", ".status.lent"),
+            Column("Ready", condition("Ready", "status")),
+            Column("Reason", condition("Ready", "reason")),
+            Column("Nominal", ".spec.nominal", wide=True),
+            Column("Borrowing limit", ".spec.borrowingLimit", wide=True),
+            Column("Lending limit", ".spec.lendingLimit", wide=True),
+            Column("Max waiting", ".spec.elastic.maxWaiting", "integer", wide=True),
+            Column("Message", condition("Ready", "message"), wide=True),
+        ),
+        cluster_scoped=True,
+        rules=acceleratorpool.OBJECT_RULES,
     ),
 )
 """All kinds, in the order in which a user encounters them."""

@@ -45,6 +45,18 @@ class Scheduling(ApiStruct, frozen=True):
             "which then wait in that queue."
         ),
     ] = None
+    pools: Annotated[
+        list[LabelName],
+        Meta(max_length=8),
+        described(
+            "Pools that replicas may use, in this order: names of AcceleratorPools of the accelerator, or the name of "
+            "the accelerator for the nodes that no AcceleratorPool selects. The first is the home of the replicas: "
+            "what they use of the others is borrowed. Default: the pool with the name of the accelerator, then all "
+            "other pools of the accelerator by name, as far as these lend and have quota for the namespace. An edit "
+            "moves no replica that has a node.",
+            **{"x-kubernetes-list-type": "atomic"},
+        ),
+    ] = []
 
 
 class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
@@ -252,6 +264,11 @@ SPEC_RULES = (
         "!has(self.scheduling) || (has(self.scheduling.mode) && self.scheduling.mode == 'Kueue') == "
         "has(self.scheduling.queueName)",
         "spec.scheduling.queueName names the LocalQueue of mode Kueue: set both, or remove queueName",
+    ),
+    rule(
+        "!has(self.scheduling) || !has(self.scheduling.pools) || size(self.scheduling.pools) == 0 || "
+        "!has(self.scheduling.mode) || self.scheduling.mode == 'Queue'",
+        "only the controller's queue knows pools: set spec.scheduling.mode to Queue, or remove spec.scheduling.pools",
     ),
 )
 

@@ -13,7 +13,16 @@ from pathlib import Path
 
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE, networks_text
 from crds.meta import GROUP, HOSTS_NAMESPACE
-from kube.resources import INFERENCE_SERVICES, LEASES, METAL_HOSTS, METAL_PROCESSES, MODELS, SERVICE_ACCOUNTS, Resource
+from kube.resources import (
+    ACCELERATOR_POOLS,
+    INFERENCE_SERVICES,
+    LEASES,
+    METAL_HOSTS,
+    METAL_PROCESSES,
+    MODELS,
+    SERVICE_ACCOUNTS,
+    Resource,
+)
 from metal_agent.join.host_account import host_account, host_rights
 from tests.controlplane.network import Host, Network
 from tests.controlplane.plane import NODES, SERVICE_ACCOUNT_ISSUER, ControlPlane, PlaneError
@@ -25,7 +34,7 @@ CONTROLLER_NAMESPACE = "pomona-system"
 CONTROLLER_ACCOUNT = "pomona-controller"
 INSTALLED = CHECKOUT / "deploy" / "install"
 """Folder of the manifests that are rendered from the chart with its default values."""
-KINDS = (MODELS, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES)
+KINDS = (MODELS, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, ACCELERATOR_POOLS)
 SOURCES = {NETWORKS_VARIABLE: networks_text(ALLOWED_NETWORKS)}
 """Variables with which controller, Jobs and agents may fetch weights from the servers of tests and demo."""
 

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from crds.meta import API_VERSION
 from kube.client import Obj
-from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS, Resource
+from kube.resources import ACCELERATOR_POOLS, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS, Resource
 
 MODEL = {"source": "https://models.example/tiny.gguf"}
 SERVICE = {"modelRef": "tiny"}
@@ -21,6 +21,7 @@ SPECS: dict[Resource, dict[str, Any]] = {
     INFERENCE_SERVICES: SERVICE,
     METAL_PROCESSES: PROCESS,
     METAL_HOSTS: {},
+    ACCELERATOR_POOLS: {"accelerator": "nvidia", "nodeSelector": {"team": "a"}},
 }
 _SERVING = {"contextLength": 4096, "parallel": 1, "priority": "normal", "mode": "chat"} | {
     "cacheTypeK": "f16",
@@ -316,6 +317,48 @@ REFUSED_MANIFESTS = {
     ),
     "host name that nothing can be bound to": RefusedManifest(
         METAL_HOSTS, {}, "use a name of at most 63 characters", "h" * 64
+    ),
+    "pool of all nodes with a selector": RefusedManifest(
+        ACCELERATOR_POOLS, {}, "has all nodes that no other pool selects: remove nodeSelector", "nvidia"
+    ),
+    "pool of some nodes without a selector": RefusedManifest(
+        ACCELERATOR_POOLS, {"nodeSelector": None}, "state in nodeSelector the labels of the pool's nodes"
+    ),
+    "pool with a dot in its name": RefusedManifest(
+        ACCELERATOR_POOLS, {}, "use a name of at most 63 lower-case letters", "team.a"
+    ),
+    "bytes of devices": RefusedManifest(
+        ACCELERATOR_POOLS, {"nominal": "4Gi"}, "nominal counts devices: use a whole number"
+    ),
+    "part of a device": RefusedManifest(
+        ACCELERATOR_POOLS, {"lendingLimit": "0.5"}, "lendingLimit counts devices: use a whole number"
+    ),
+    "thousands of devices": RefusedManifest(
+        ACCELERATOR_POOLS, {"borrowingLimit": "1k"}, "borrowingLimit counts devices: use a whole number"
+    ),
+    "elastic pool for nothing": RefusedManifest(
+        ACCELERATOR_POOLS, {"elastic": {"maxWaiting": 0}}, "maxWaiting: .*greater than or equal to 1"
+    ),
+    "elastic pool of hosts": RefusedManifest(
+        ACCELERATOR_POOLS,
+        {"accelerator": "metal", "elastic": {"maxWaiting": 1}},
+        "no autoscaler adds hosts to a pool of accelerator metal: remove elastic",
+    ),
+    "devices of hosts": RefusedManifest(
+        ACCELERATOR_POOLS,
+        {"accelerator": "metal", "quotas": [{"namespace": "a", "devices": 1}]},
+        "hosts have memory and no devices: state memory in quotas",
+    ),
+    "quota of no namespace": RefusedManifest(
+        ACCELERATOR_POOLS, {"quotas": [{"namespace": "team-*"}]}, "namespace: .*should match"
+    ),
+    "two quotas of a namespace": RefusedManifest(
+        ACCELERATOR_POOLS, {"quotas": [{"namespace": "a"}, {"namespace": "a"}]}, "quotas.*: Duplicate value"
+    ),
+    "pools without the queue": RefusedManifest(
+        INFERENCE_SERVICES,
+        {"scheduling": {"mode": "Native", "pools": ["nvidia"]}},
+        "only the controller's queue knows pools: set spec.scheduling.mode to Queue",
     ),
     "service of a process in another namespace": RefusedManifest(
         METAL_PROCESSES,

@@ -24,6 +24,7 @@ async def test_pomonas_kinds_are_served_and_explained(plane: ControlPlane) -> No
     kinds = (await plane.kubectl("api-resources", "--categories=pomona", "--output=name")).split()
 
     assert sorted(kind.partition(".")[0] for kind in kinds) == [
+        "acceleratorpools",
         "inferenceservices",
         "metalhosts",
         "metalprocesses",

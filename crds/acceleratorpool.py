@@ -1,0 +1,192 @@
+"""`AcceleratorPool`: nodes or hosts of one accelerator, and an administrator's limits for those who use them."""
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from crds.meta import (
+    LABEL_PATTERN,
+    Accelerator,
+    ApiStruct,
+    Conditions,
+    ObjectMeta,
+    Quantity,
+    described,
+    keyed_by,
+    rule,
+)
+
+EACH_NAMESPACE: Final = "*"
+"""Namespace of the quota that each namespace without one of its own has."""
+_Count = Annotated[int, Meta(ge=0)]
+_QuotaNamespace = Annotated[
+    str, Meta(min_length=1, max_length=63, extra_json_schema={"pattern": rf"^\*$|{LABEL_PATTERN}"})
+]
+
+
+class PoolElasticity(ApiStruct, frozen=True):
+    """The growth of a pool whose nodes an autoscaler adds."""
+
+    max_waiting: Annotated[
+        Annotated[int, Meta(ge=1, le=100)],
+        described(
+            "Replicas that may be Pending at once without a node, so that the autoscaler adds one. All others wait in "
+            "the queue.",
+            format="int32",
+        ),
+    ]
+
+
+class NamespaceQuota(ApiStruct, frozen=True):
+    """The most that services of a namespace use of the pool at once."""
+
+    namespace: Annotated[
+        _QuotaNamespace,
+        described(
+            'The namespace. "*" stands for each namespace that has no quota of its own here: each of them may use as '
+            "much."
+        ),
+    ]
+    devices: Annotated[
+        _Count | None,
+        described("Devices. 0: the namespace may not use the pool. Default: no limit.", format="int64"),
+    ] = None
+    memory: Annotated[
+        Quantity | None,
+        described(
+            "Memory that the replicas request of their nodes, or take of their hosts, for example 256Gi. Default: no "
+            "limit."
+        ),
+    ] = None
+
+
+class AcceleratorPoolSpec(ApiStruct, frozen=True):
+    """Nodes or hosts of the pool, and its limits. A limit below what runs ends nothing: it admits nothing more."""
+
+    accelerator: Annotated[
+        Accelerator,
+        described(
+            "Accelerator of the nodes, such as nvidia or amd, or metal for hosts. Each accelerator has a pool of its "
+            "own name, also without an AcceleratorPool: one of that name limits it."
+        ),
+    ]
+    node_selector: Annotated[
+        dict[str, str],
+        described(
+            "Labels of the nodes of the pool, or with accelerator metal of the MetalHosts. A node that several pools "
+            "select belongs to the first by name; one that none selects belongs to the pool with the name of its "
+            "accelerator, which therefore has no selector."
+        ),
+    ] = {}
+    nominal: Annotated[
+        Quantity | None,
+        described(
+            "The most that replicas at home in this pool use of it: devices, or with accelerator metal memory such as "
+            "256Gi. The home of a replica is the first of its pools: see scheduling.pools of an InferenceService. "
+            "Default: no limit."
+        ),
+    ] = None
+    borrowing_limit: Annotated[
+        Quantity | None,
+        described(
+            "The most that replicas at home in this pool use of all other pools together, in the unit of nominal. 0: "
+            "they borrow nothing. Default: no limit."
+        ),
+    ] = None
+    lending_limit: Annotated[
+        Quantity | None,
+        described(
+            "The most that replicas at home in other pools use of this one, in the unit of nominal. 0: the pool lends "
+            "nothing. Replicas that borrow are the first to be evicted for a replica of higher priority that is at "
+            "home here. Default: no limit."
+        ),
+    ] = None
+    elastic: Annotated[
+        PoolElasticity | None,
+        described("The growth of the pool by an autoscaler. Default: the pool has the nodes that it has."),
+    ] = None
+    quotas: Annotated[
+        list[NamespaceQuota],
+        Meta(max_length=256),
+        described("The most that each namespace uses of the pool.", **keyed_by("namespace")),
+    ] = []
+
+
+class PoolAmounts(ApiStruct, frozen=True):
+    """Amounts as numbers: devices, or with accelerator metal bytes."""
+
+    total: Annotated[int, described("What the nodes or hosts of the pool have in all.", format="int64")] = 0
+    used: Annotated[
+        int, described("What is not free of it, whoever uses it, pods without Pomona included.", format="int64")
+    ] = 0
+    borrowed: Annotated[int, described("What replicas at home in this pool use of other pools.", format="int64")] = 0
+    lent: Annotated[int, described("What replicas at home in other pools use of this one.", format="int64")] = 0
+
+
+class AcceleratorPoolStatus(ApiStruct, frozen=True):
+    """Observed state of a pool."""
+
+    cells: Annotated[int | None, described("Number of nodes or hosts in the pool.", format="int32")] = None
+    waiting: Annotated[int | None, described("Replicas at home in this pool that wait.", format="int32")] = None
+    used: Annotated[
+        str, described("What is used of all that the pool has, such as 12/16 devices, or 96.0 GiB/256.0 GiB of memory.")
+    ] = ""
+    borrowed: Annotated[str, described("What replicas at home in this pool use of other pools.")] = ""
+    lent: Annotated[str, described("What replicas at home in other pools use of this one.")] = ""
+    amounts: Annotated[
+        PoolAmounts | None, described("The same as numbers: devices, or with accelerator metal bytes.")
+    ] = None
+    conditions: Conditions = []
+
+
+def _counts_devices(field: str) -> dict[str, str]:
+    return rule(
+        f"self.accelerator == 'metal' || !has(self.{field}) || string(self.{field}).matches('^[0-9]+$')",
+        f"{field} counts devices: use a whole number",
+    )
+
+
+SPEC_RULES = (
+    _counts_devices("nominal"),
+    _counts_devices("borrowingLimit"),
+    _counts_devices("lendingLimit"),
+    rule(
+        "self.accelerator != 'metal' || !has(self.elastic)",
+        "no autoscaler adds hosts to a pool of accelerator metal: remove elastic",
+    ),
+    rule(
+        "self.accelerator != 'metal' || !has(self.quotas) || self.quotas.all(each, !has(each.devices))",
+        "hosts have memory and no devices: state memory in quotas of a pool of accelerator metal",
+    ),
+)
+
+
+class AcceleratorPool(ApiStruct, frozen=True):
+    """Nodes or hosts of one accelerator that share limits and quotas."""
+
+    metadata: ObjectMeta
+    spec: Annotated[AcceleratorPoolSpec, described("Nodes or hosts of the pool, and its limits.", *SPEC_RULES)]
+    status: Annotated[AcceleratorPoolStatus, described("Use of the pool, as the controller reports it.")] = (
+        AcceleratorPoolStatus()
+    )
+    api_version: str = ""
+    kind: str = ""
+
+
+_IS_SELECTED = "has(self.spec.nodeSelector) && size(self.spec.nodeSelector) > 0"
+OBJECT_RULES = (
+    rule(
+        "size(self.metadata.name) <= 63 && !self.metadata.name.contains('.')",
+        "use a name of at most 63 lower-case letters, digits and '-', as services name the pool in scheduling.pools",
+    ),
+    rule(
+        f"self.metadata.name != self.spec.accelerator || !({_IS_SELECTED})",
+        "the pool with the name of its accelerator has all nodes that no other pool selects: remove nodeSelector, or "
+        "choose another name",
+    ),
+    rule(
+        f"self.metadata.name == self.spec.accelerator || ({_IS_SELECTED})",
+        "state in nodeSelector the labels of the pool's nodes, or give the pool the name of its accelerator",
+    ),
+)
+"""Rules on the whole object."""
