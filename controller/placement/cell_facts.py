@@ -1,4 +1,4 @@
-"""The facts that a cell takes over from its node or host: its pool, its resources, and why it takes no new unit."""
+"""The facts that a cell takes over from its node or host: its accelerator, resources, and why it takes no new unit."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -9,9 +9,6 @@ from controller.placement.units import Amounts
 from crds.meta import FLAPPING
 from devices.vendors import Vendors
 from kube.client import Obj
-
-METAL_POOL: Final = "metal"
-"""The pool of all hosts."""
 
 NODE_NOT_READY: Final = "NodeNotReady"
 CORDONED: Final = "Cordoned"
@@ -41,16 +38,16 @@ OPEN: Final = Closure()
 class NodeFacts(NamedTuple):
     """The parts of a node that its cell takes over."""
 
-    pool: str
+    accelerator: str
     total: Amounts
     closure: Closure
     node: Obj
 
 
-def pool_of_node(node: Obj, vendors: Vendors) -> str:
-    """Return the pool of a node, which is the name of its accelerator; empty if it has none.
+def find_accelerator(node: Obj, vendors: Vendors) -> str:
+    """Return the accelerator of a node; empty if it has none.
 
-    One whose devices are all sick, so that it offers none of a resource, is still a node of their pool.
+    One whose devices are all sick, so that it offers none of a resource, still has it.
     """
     allocatable: Mapping[str, str] = node["status"]["allocatable"]
     offered = [
@@ -95,14 +92,14 @@ def close_host(capacity: HostCapacity, *, is_alive: bool) -> Closure:
 
 def read_node(node: Obj, vendors: Vendors) -> NodeFacts | None:
     """Return what the cell of a node takes over from it, or None if the node has no accelerator."""
-    pool = pool_of_node(node, vendors)
-    if not pool:
+    accelerator = find_accelerator(node, vendors)
+    if not accelerator:
         return None
     # A pod must not be refused for ever by a taint that closes the cell only for some time.
     taints = [each for each in node["spec"]["taints"] if not each["key"].startswith(_CONDITION_TAINT)]
     metadata = {"name": node["metadata"]["name"], "labels": node["metadata"]["labels"]}
     part = {"metadata": metadata, "spec": {"taints": taints}}
-    return NodeFacts(pool, count_allocatable(node["status"]["allocatable"]), close_node(node), part)
+    return NodeFacts(accelerator, count_allocatable(node["status"]["allocatable"]), close_node(node), part)
 
 
 def _list_condition_taints(node: Obj) -> list[str]:

@@ -9,16 +9,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from controller.placement.capacity import stored_capacities
-from controller.placement.cell_facts import METAL_POOL, Closure, NodeFacts, close_host, read_node
+from controller.placement.cell_facts import Closure, NodeFacts, close_host, read_node
 from controller.placement.foreign_pods import ForeignPods
 from controller.placement.pod_requests import count_requests, find_taken_node
+from controller.placement.pool_table import METAL, labels_of, read_pools
 from controller.placement.taken_room import TakenRoom
 from controller.placement.units import MEMORY, Cell
 from controller.reconcile.plan import decode_stored
 from crds.metalhost import MetalHost
 from devices.vendors import Vendors
 from kube.client import Obj
-from kube.resources import METAL_HOSTS, METAL_PROCESSES, NODES, PODS, ObjectKey, Resource, object_key
+from kube.resources import ACCELERATOR_POOLS, METAL_HOSTS, METAL_PROCESSES, NODES, PODS, ObjectKey, Resource, object_key
 from kube.store import Store
 
 
@@ -52,6 +53,7 @@ class CellRegistry:
         self._bindable = bindable
         self._clock = clock
         self.foreign = foreign if foreign is not None else ForeignPods()
+        self._pools = read_pools(store, vendors)
         self._ours: TakenRoom[ObjectKey] = TakenRoom()
         self._nodes: dict[str, NodeFacts] = {}
         self._hosts: dict[str, bool] = {}
@@ -117,6 +119,8 @@ class CellRegistry:
             self._take_pod(old, new)
         elif resource == NODES:
             self._take_node(old, new)
+        elif resource == ACCELERATOR_POOLS:
+            self._take_pools()
         elif resource == METAL_HOSTS:
             for obj in (old, new):
                 if obj is not None:
@@ -144,6 +148,14 @@ class CellRegistry:
         elif self._nodes.pop(name, None) is None:
             return
         self._mark(f"node/{name}")
+
+    def _take_pools(self) -> None:
+        """Move cells to the pools that have them now; the status of a pool moves none."""
+        pools = read_pools(self._store, self._vendors)
+        if pools is not self._pools:
+            self._pools = pools
+            for cell_id in self._cells:
+                self._mark(cell_id)
 
     def _mark_nodes(self, names: Iterable[str]) -> None:
         for name in names:
@@ -195,7 +207,7 @@ class CellRegistry:
         return Cell(
             name=name,
             kind="node",
-            pool=facts.pool,
+            pool=self._pools.find_pool(facts.accelerator, labels_of(facts.node)),
             total=facts.total,
             free=free,
             closed=reason,
@@ -216,7 +228,7 @@ class CellRegistry:
         return Cell(
             name=name,
             kind="host",
-            pool=METAL_POOL,
+            pool=self._pools.find_pool(METAL, hosts[0].metadata.labels),
             total={MEMORY: capacity.budget_bytes},
             free={MEMORY: capacity.free_bytes},
             closed=reason,

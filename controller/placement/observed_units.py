@@ -123,7 +123,7 @@ def observe_units_in_steps(
     open_places: dict[str, tuple[str, ...]] = {}
     unseen = dict(freed_places)
     for key, objects in _group_by_service(store).items():
-        service = find_queued_service(store, key, is_queued_by_default=is_queued_by_default)
+        service = find_queued_service(store, key, vendors, is_queued_by_default=is_queued_by_default)
         freed = _share(tuple(unseen.pop(service.uid, ()))) if service is not None else ()
         placed = objects._replace(volume_nodes=_find_volume_nodes(store, key, find_volume_nodes))
         found = _derive_service_units(store, service, placed, vendors, freed)

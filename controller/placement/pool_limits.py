@@ -10,8 +10,11 @@ from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 from controller.placement.units import MEMORY, Amounts, Cell, HostRequirement, Unit
+from crds.acceleratorpool import EACH_NAMESPACE
 
 LimitReason = Literal["Quota", "Nominal", "Lending", "Borrowing"]
+PoolReason = Literal["InvalidSpec", "NoCell", "Overlap", "LimitTooHigh", "LimitExceeded"]
+"""Kind of a contradiction. LimitExceeded: more runs than a limit allows, which admits nothing more."""
 Measure = Literal["devices", "memory"]
 DEVICES: Final[Measure] = "devices"
 
@@ -27,6 +30,8 @@ class PoolRules(NamedTuple):
     """Amount that units of other homes use of this pool at most."""
     elastic: int = 0
     """Number of units that may wait at once for a node which an autoscaler adds; 0: the pool has a fixed size."""
+    node_labels: tuple[tuple[str, str], ...] = ()
+    """Labels that a node of this pool has."""
 
 
 class PoolQuota(NamedTuple):
@@ -37,7 +42,7 @@ class PoolQuota(NamedTuple):
 
 
 Quotas = Mapping[tuple[str, str], PoolQuota]
-"""Quotas by namespace and pool."""
+"""Quotas by namespace and pool; `EACH_NAMESPACE` stands for each namespace without one of its own there."""
 
 
 class LimitKey(NamedTuple):
@@ -117,7 +122,7 @@ class PoolLimits:
         if not self._pools and not self._quotas:
             return
         namespace = unit.key.namespace
-        quota = self._quotas.get((namespace, pool))
+        quota = self._quotas.get((namespace, pool)) or self._quotas.get((EACH_NAMESPACE, pool))
         if quota is not None:
             owner = f"{namespace}/{pool}"
             if quota.devices is not None:
@@ -149,13 +154,18 @@ def sum_amounts(parts: Iterable[Amounts], measure: Measure) -> int:
     return sum(amount for part in parts for name, amount in part.items() if "/" in name)
 
 
-def find_pool_problems(pools: Mapping[str, PoolRules], quotas: Quotas, cells: Iterable[Cell]) -> list[str]:
-    """Return the contradictions between rules and cells, one sentence for each."""
-    there: dict[str, int] = {}
-    for cell in cells:
-        measure: Measure = MEMORY if cell.kind == "host" else DEVICES
-        there[cell.pool] = there.get(cell.pool, 0) + sum_amounts([cell.total], measure)
-    problems: list[str] = []
+class PoolProblem(NamedTuple):
+    """A contradiction of a pool."""
+
+    pool: str
+    reason: PoolReason
+    message: str
+
+
+def find_pool_problems(pools: Mapping[str, PoolRules], quotas: Quotas, cells: Iterable[Cell]) -> list[PoolProblem]:
+    """Return the contradictions between rules and cells."""
+    there = count_cells(cells)
+    problems: list[PoolProblem] = []
     for name, rules in sorted(pools.items()):
         limits = {
             "nominal": rules.nominal,
@@ -164,30 +174,53 @@ def find_pool_problems(pools: Mapping[str, PoolRules], quotas: Quotas, cells: It
             "elastic": rules.elastic,
         }
         problems += [
-            f"{field} of pool {name} is {value}: set it to 0 or more"
+            PoolProblem(name, "InvalidSpec", f"{field} of pool {name} is {value}: set it to 0 or more")
             for field, value in limits.items()
             if value is not None and value < 0
         ]
-        if name not in there:
-            if rules.elastic <= 0:
-                problems.append(f"pool {name} has no node and no host: correct its name, or add one")
-            continue
         # An autoscaler may add what is not there yet.
-        if rules.nominal is not None and rules.nominal > there[name] and rules.elastic <= 0:
-            problems.append(f"nominal of pool {name} is {rules.nominal}, but the pool has {there[name]}: lower it")
-        if rules.lending_limit is not None and rules.nominal is not None and rules.lending_limit > rules.nominal:
-            problems.append(
-                f"lendingLimit of pool {name} is {rules.lending_limit}, above its nominal {rules.nominal}: lower it"
-            )
+        problems += _compare_size(name, rules, there.get(name)) if rules.elastic <= 0 else ()
     for (namespace, name), quota in sorted(quotas.items()):
         if name not in there and name not in pools:
-            problems.append(f"the quota of namespace {namespace} names pool {name}, which does not exist: correct it")
+            message = f"the quota of namespace {namespace} names pool {name}, which does not exist: correct it"
+            problems.append(PoolProblem(name, "InvalidSpec", message))
         problems += [
-            f"the quota of namespace {namespace} in pool {name} allows {value} {what}: set it to 0 or more"
+            PoolProblem(
+                name,
+                "InvalidSpec",
+                f"the quota of namespace {namespace} in pool {name} allows {value} {what}: set it to 0 or more",
+            )
             for what, value in (("devices", quota.devices), ("bytes", quota.memory_bytes))
             if value is not None and value < 0
         ]
     return problems
+
+
+def count_cells(cells: Iterable[Cell]) -> Mapping[str, int]:
+    """Return the devices of each pool, or the memory if it has hosts; a pool without any cell is absent."""
+    there: dict[str, int] = {}
+    for cell in cells:
+        there[cell.pool] = there.get(cell.pool, 0) + sum_amounts([cell.total], measure_of(cell))
+    return there
+
+
+def measure_of(cell: Cell) -> Measure:
+    """Return what limits count of the pool of a cell."""
+    return MEMORY if cell.kind == "host" else DEVICES
+
+
+def _compare_size(name: str, rules: PoolRules, there: int | None) -> Iterator[PoolProblem]:
+    """Yield the contradictions between the limits of a pool of fixed size and what it has."""
+    if there is None:
+        message = f"pool {name} has no node and no host: correct its accelerator and nodeSelector, or add one"
+        yield PoolProblem(name, "NoCell", message)
+        return
+    if rules.nominal is not None and rules.nominal > there:
+        message = f"nominal of pool {name} is {rules.nominal}, but the pool has {there}: lower it"
+        yield PoolProblem(name, "LimitTooHigh", message)
+    if rules.lending_limit is not None and rules.nominal is not None and rules.lending_limit > rules.nominal:
+        message = f"lendingLimit of pool {name} is {rules.lending_limit}, above its nominal {rules.nominal}: lower it"
+        yield PoolProblem(name, "LimitTooHigh", message)
 
 
 _UNLIMITED: Final = PoolRules()

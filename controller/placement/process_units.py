@@ -43,7 +43,7 @@ def build_process_replica(
         priority=owner.priority if owner is not None else spec.priority,
         enqueued_at=find_place(obj, owner.created_at if owner is not None else 0.0),
         parts=(need,),
-        pools=pools_of("process", need, "", vendors),
+        pools=pools_of("process", need, owner, vendors),
         requirement=require_host(process, owner.host_demands if owner is not None else NO_DEMANDS),
         state=state,
         cells=(f"host/{host}",) if host is not None else (),

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from controller.placement.pool_table import METAL, NO_POOLS, PoolTable, read_pools
 from controller.placement.queue_places import parse_seconds
 from controller.placement.units import Amounts, HostRequirement, UnitKind
 from controller.reconcile.indexes import OWNER_INDEX, namespaced
@@ -15,8 +16,6 @@ from devices.vendors import Vendors
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, ObjectKey, object_key
 from kube.store import Store
-
-METAL: Final = "metal"
 
 
 class HostDemands(NamedTuple):
@@ -47,21 +46,35 @@ class QueuedService(NamedTuple):
     deployments: frozenset[str]
     """Names of its Deployments."""
     host_demands: HostDemands = NO_DEMANDS
+    pools: tuple[str, ...] = ()
+    """Pools that it names, in its order; none: all of its accelerator."""
+    table: PoolTable = NO_POOLS
+    """All pools."""
+
+    def list_pools(self, accelerator: str) -> tuple[str, ...]:
+        """Return the pools that a replica on this accelerator may use, its home first."""
+        return self.pools or self.table.list_pools(accelerator)
 
 
-def find_queued_service(store: Store, key: ObjectKey, *, is_queued_by_default: bool) -> QueuedService | None:
+def find_queued_service(
+    store: Store, key: ObjectKey, vendors: Vendors, *, is_queued_by_default: bool
+) -> QueuedService | None:
     """Return a service of the store: the same object while nothing of it has changed that the queue reads."""
     obj = store.get(INFERENCE_SERVICES, key.name, key.namespace)
     if obj is None:
         return None
     deployments = store.by_index(DEPLOYMENTS, OWNER_INDEX, namespaced(key.namespace, obj["metadata"]["uid"]))
-    compute = functools.partial(_read_service, obj, deployments, is_queued_by_default=is_queued_by_default)
-    return store.derive(INFERENCE_SERVICES, obj, "queued-service", compute, deployments, is_queued_by_default)
+    table = read_pools(store, vendors)
+    compute = functools.partial(_read_service, obj, deployments, table, is_queued_by_default=is_queued_by_default)
+    return store.derive(INFERENCE_SERVICES, obj, "queued-service", compute, deployments, table, is_queued_by_default)
 
 
-def _read_service(obj: Obj, deployments: Sequence[Obj], *, is_queued_by_default: bool) -> QueuedService:
+def _read_service(
+    obj: Obj, deployments: Sequence[Obj], table: PoolTable, *, is_queued_by_default: bool
+) -> QueuedService:
     spec, status = obj["spec"], obj.get("status") or {}
-    mode = (spec.get("scheduling") or {}).get("mode")
+    scheduling = spec.get("scheduling") or {}
+    mode = scheduling.get("mode")
     priority = spec.get("priority", "normal")
     return _share(
         QueuedService(
@@ -75,6 +88,8 @@ def _read_service(obj: Obj, deployments: Sequence[Obj], *, is_queued_by_default:
             replicas=count_replicas(spec),
             deployments=frozenset(each["metadata"]["name"] for each in deployments),
             host_demands=read_host_demands(spec),
+            pools=tuple(dict.fromkeys(scheduling.get("pools") or ())),
+            table=table,
         )
     )
 
@@ -113,22 +128,29 @@ def has_device(need: Amounts, vendors: Vendors) -> bool:
     return any(_find_accelerator(name, vendors) for name, amount in need.items() if amount > 0)
 
 
-def pools_of(kind: UnitKind, need: Amounts, accelerator: str, vendors: Vendors) -> tuple[str, ...]:
-    """Return the pools that a unit may use, the preferred one first.
+def pools_of(kind: UnitKind, need: Amounts, service: QueuedService | None, vendors: Vendors) -> tuple[str, ...]:
+    """Return the pools that a unit may use, its home first.
 
     Args:
         kind: its kind.
         need: what one part of it needs.
-        accelerator: the accelerator that its service states, or empty.
+        service: its service; None: it has none any more, and waits for nothing.
         vendors: the table of accelerators.
     """
-    if kind == "process":
-        return (METAL,)
+    accelerator = METAL if kind == "process" else _accelerator_of(need, service, vendors)
+    if service is not None:
+        return service.list_pools(accelerator) if accelerator else service.pools
+    return (accelerator,) if accelerator else ()
+
+
+def _accelerator_of(need: Amounts, service: QueuedService | None, vendors: Vendors) -> str:
+    """Return the accelerator of a pod: that which its service states, unless the pod requests devices of another."""
+    accelerator = service.accelerator if service is not None else ""
     for name, amount in need.items():
         if amount > 0 and (found := _find_accelerator(name, vendors)):
             stated = vendors.get(accelerator)
-            return (accelerator,) if stated is not None and stated.offers(name) else (found,)
-    return (accelerator,) if accelerator else ()
+            return accelerator if stated is not None and stated.offers(name) else found
+    return accelerator
 
 
 def _find_accelerator(resource: str, vendors: Vendors) -> str:

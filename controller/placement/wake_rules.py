@@ -11,9 +11,9 @@ from controller.placement.effects import find_gate
 from controller.placement.units import Amounts, Cell, Unit, fits
 from crds.meta import DISRUPTION_TARGET, ENQUEUED_AT, NOMINATED
 from kube.client import Obj
-from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, METAL_PROCESSES, PODS, Resource
+from kube.resources import ACCELERATOR_POOLS, DEPLOYMENTS, INFERENCE_SERVICES, METAL_PROCESSES, PODS, Resource
 
-READ: Final = frozenset({PODS, METAL_PROCESSES, INFERENCE_SERVICES, DEPLOYMENTS})
+READ: Final = frozenset({ACCELERATOR_POOLS, PODS, METAL_PROCESSES, INFERENCE_SERVICES, DEPLOYMENTS})
 """Resources of which `decisive_facts` are compared."""
 _FINAL_PHASES: Final = frozenset({"Succeeded", "Failed", "Stopped", "Rejected"})
 
@@ -71,6 +71,8 @@ def decisive_facts(resource: Resource, obj: Obj) -> object:
     metadata, status = obj["metadata"], obj.get("status") or {}
     if resource == INFERENCE_SERVICES:
         return metadata.get("generation"), status.get("accelerator")
+    if resource == ACCELERATOR_POOLS:
+        return metadata["uid"], metadata.get("generation")
     if resource == DEPLOYMENTS:
         # Its pods are units of the service once it exists, and may be seen before it is.
         return metadata["uid"]

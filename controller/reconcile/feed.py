@@ -17,6 +17,7 @@ from kube.client import Client
 from kube.credentials import Credentials
 from kube.errors import ApiError, Forbidden, Unreachable
 from kube.resources import (
+    ACCELERATOR_POOLS,
     DEPLOYMENTS,
     ENDPOINT_SLICES,
     INFERENCE_SERVICES,
@@ -49,7 +50,7 @@ REPORTED_IN_NAMESPACES: Final = (
     *(Watched(resource, OURS) for resource in (POD_DISRUPTION_BUDGETS, NETWORK_POLICIES)),
 )
 REPORTED: Final = (
-    *(Watched(resource) for resource in (METAL_HOSTS, METAL_PROCESSES, NODES)),
+    *(Watched(resource) for resource in (METAL_HOSTS, METAL_PROCESSES, NODES, ACCELERATOR_POOLS)),
     *REPORTED_IN_NAMESPACES,
 )
 """Followed by `kube.watch`: agents and the cluster report them again and again, and an event costs kopf 1 ms of CPU."""

@@ -64,6 +64,8 @@ GATE_INDEX: Final = "gate"
 """From namespace/name of an InferenceService to its pods that wait in the queue and mount a claim."""
 REASON_INDEX: Final = "reason"
 """From the reason of the condition Ready to the InferenceServices and Models that have it."""
+POOL_INDEX: Final = "pool"
+"""From the name of an AcceleratorPool to the InferenceServices that name it."""
 ADDRESS_INDEX: Final = "address"
 """From an address to the MetalHosts that state it."""
 
@@ -200,6 +202,12 @@ def _stated_nodes(field: str) -> IndexKeys:
     return keys
 
 
+def stated_pools(service: Obj) -> list[str]:
+    """Return the pools that an InferenceService names."""
+    names: list[str] = (service["spec"].get("scheduling") or {}).get("pools") or []
+    return names
+
+
 def stated_addresses(host: Obj) -> list[str]:
     """Return the address that a MetalHost states, if any."""
     address = host.get("status", {}).get("address")
@@ -225,7 +233,12 @@ INDEXES: Final[Mapping[Resource, Mapping[str, IndexKeys]]] = {
     METAL_HOSTS: {ADDRESS_INDEX: stated_addresses},
     METAL_PROCESSES: {OWNER_INDEX: _owners, HOST_INDEX: _host_of_process, INSPECTOR_INDEX: _inspector},
     ENDPOINT_SLICES: {SERVICE_INDEX: _labelled(LABEL_SERVICE_NAME), HOST_INDEX: _host_of_slice},
-    INFERENCE_SERVICES: {MODEL_INDEX: _models, REASON_INDEX: _reasons, KUEUE_INDEX: _kueue_queue_of_service},
+    INFERENCE_SERVICES: {
+        MODEL_INDEX: _models,
+        REASON_INDEX: _reasons,
+        KUEUE_INDEX: _kueue_queue_of_service,
+        POOL_INDEX: stated_pools,
+    },
     MODELS: {
         REASON_INDEX: _reasons,
         NODE_INDEX: _stated_nodes("copies"),

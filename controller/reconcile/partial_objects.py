@@ -26,6 +26,7 @@ from controller.reconcile.stamp import (
 from crds.meta import ENQUEUED_AT, NOMINATED
 from kube.client import Obj
 from kube.resources import (
+    ACCELERATOR_POOLS,
     DEPLOYMENTS,
     ENDPOINT_SLICES,
     INFERENCE_SERVICES,
@@ -259,5 +260,5 @@ _PARTS: Final[Mapping[Resource, Callable[[Obj], Obj]]] = {
     METAL_PROCESSES: _of_process,
     JOBS: _of_job,
     **dict.fromkeys((PVCS, ENDPOINT_SLICES), _unmanaged),
-    **dict.fromkeys((INFERENCE_SERVICES, MODELS, METAL_HOSTS, ROLES, ROLE_BINDINGS), _managed_by_us),
+    **dict.fromkeys((INFERENCE_SERVICES, MODELS, METAL_HOSTS, ACCELERATOR_POOLS, ROLES, ROLE_BINDINGS), _managed_by_us),
 }

@@ -126,6 +126,12 @@ def host(name: str = "studio-1", free_bytes: int | None = 64 * GIB, *, ready: st
 _METADATA = frozenset({"deletionTimestamp", "creationTimestamp", "namespace", "finalizers", "annotations"})
 
 
+def pool(name: str, accelerator: str = "nvidia", *, version: int = 1, status: Obj | None = None, **spec: Any) -> Obj:
+    """Return an AcceleratorPool; a change of its spec has another `version`, which is also its generation."""
+    metadata = {"name": name, "uid": f"uid-{name}", "resourceVersion": str(version), "generation": version}
+    return {"metadata": metadata, "spec": {"accelerator": accelerator, **spec}, "status": status or {}}
+
+
 def process(name: str, *, host: str | None = None, phase: str = "Pending", gib: int = 1, **fields: Any) -> Obj:
     """Return a MetalProcess of service `chat`; `fields` are put into its metadata, status or spec, by name."""
     obj: Obj = {

@@ -14,11 +14,15 @@ import msgspec
 from controller.placement.ledger import LEDGER
 from crds.meta import CONTROLLER_NAMESPACE, HOSTS_NAMESPACE
 from kube.client import Obj
-from kube.resources import CONFIG_MAPS, LEASES, METAL_HOSTS, NODES, ROLE_BINDINGS, ROLES
+from kube.resources import ACCELERATOR_POOLS, CONFIG_MAPS, LEASES, METAL_HOSTS, NODES, ROLE_BINDINGS, ROLES
 from kube.transport import Request, Response, Stream, Transport
 
-_OF_HOSTS: Final = frozenset(
-    {METAL_HOSTS.path(None), *(each.path(HOSTS_NAMESPACE) for each in (LEASES, ROLES, ROLE_BINDINGS))}
+_OF_CLUSTER: Final = frozenset(
+    {
+        METAL_HOSTS.path(None),
+        ACCELERATOR_POOLS.path(None),
+        *(each.path(HOSTS_NAMESPACE) for each in (LEASES, ROLES, ROLE_BINDINGS)),
+    }
 )
 _CONFIG_MAPS: Final = CONFIG_MAPS.path(CONTROLLER_NAMESPACE)
 _LEDGER: Final = CONFIG_MAPS.path(CONTROLLER_NAMESPACE, LEDGER)
@@ -27,7 +31,7 @@ _PARTS_OF_ALL: Final = {"api": 3, "apis": 4}
 
 
 class ScopedTransport:
-    """The transport `inner`, limited to `namespace` and to hosts that are named after it.
+    """The transport `inner`, limited to `namespace` and to hosts and pools that are named after it.
 
     `ledgers` writes the ledger: a policy keeps the controller's own account to the one of the installation.
     """
@@ -41,7 +45,7 @@ class ScopedTransport:
         if request.path == _LEDGER or (request.path == _CONFIG_MAPS and request.method == "POST"):
             return await self._ledgers.request(self._move_ledger(request))
         response = await self._inner.request(self._narrow(request))
-        if request.method == "GET" and request.path in _OF_HOSTS and response.status == 200:
+        if request.method == "GET" and request.path in _OF_CLUSTER and response.status == 200:
             found = msgspec.json.decode(response.body)
             found["items"] = [each for each in found["items"] if self._is_ours(each)]
             return replace(response, body=msgspec.json.encode(found))
@@ -50,7 +54,7 @@ class ScopedTransport:
     @contextlib.asynccontextmanager
     async def stream(self, request: Request, *, idle_seconds: float) -> AsyncIterator[Stream]:
         async with self._inner.stream(self._narrow(request), idle_seconds=idle_seconds) as stream:
-            chunks = self._select(stream.chunks) if request.path in _OF_HOSTS else stream.chunks
+            chunks = self._select(stream.chunks) if request.path in _OF_CLUSTER else stream.chunks
             yield replace(stream, chunks=chunks)
 
     async def reconnect(self) -> None:
@@ -73,7 +77,7 @@ class ScopedTransport:
         parts = request.path.strip("/").split("/")
         if request.method != "GET" or len(parts) != _PARTS_OF_ALL[parts[0]]:
             return request
-        if request.path in _OF_HOSTS or request.path == NODES.path():
+        if request.path in _OF_CLUSTER or request.path == NODES.path():
             return request
         return replace(request, path="/".join(["", *parts[:-1], "namespaces", self._namespace, parts[-1]]))
 

@@ -14,9 +14,9 @@ from controller.placement.units import Cell
 from crds.meta import QUEUE_GATE
 from devices.vendors import VENDORS
 from kube.client import Obj
-from kube.resources import METAL_HOSTS, METAL_PROCESSES, NODES, PODS
+from kube.resources import ACCELERATOR_POOLS, METAL_HOSTS, METAL_PROCESSES, NODES, PODS
 from kube.store import Store
-from tests.support.api_objects import GIB, condition, host, process, store
+from tests.support.api_objects import GIB, condition, host, pool, process, store
 
 DELETED = {"deletionTimestamp": "2026-11-21T12:00:00Z"}
 READY = ({"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "posting"},)
@@ -408,3 +408,38 @@ def test_sums_are_right_after_any_events(seed: int) -> None:
     events.foreign.replace(PODS, [])
     events.registry.store.replace(PODS, [])
     assert {each.name: each.free["nvidia.com/gpu"] for each in cells.list_cells()} == events.gpus
+
+
+def test_cells_move_as_pools_come_change_and_go() -> None:
+    labelled = host("h")
+    labelled["metadata"]["labels"] = {"team": "a"}
+    found = registry((NODES, node("a", labels={"team": "a"})), (NODES, node("b")), (METAL_HOSTS, labelled))
+    calls: list[int] = []
+    found.cells.subscribe(lambda: calls.append(1))
+
+    def pools() -> dict[str, str]:
+        return {cell.name: cell.pool for cell in found.cells.list_cells()}
+
+    assert pools() == {"a": "nvidia", "b": "nvidia", "h": "metal"}
+    team_a, macs = pool("team-a", nodeSelector={"team": "a"}), pool("macs", "metal", nodeSelector={"team": "a"})
+    assert changes(found, lambda: [found.store.put(ACCELERATOR_POOLS, each) for each in (team_a, macs)])
+    assert pools() == {"a": "team-a", "b": "nvidia", "h": "macs"}
+    assert len(calls) == 1
+    reported = pool("team-a", nodeSelector={"team": "a"}, status={"cells": 1})
+    reported["metadata"]["resourceVersion"] = "2"
+    assert not changes(found, lambda: found.store.put(ACCELERATOR_POOLS, reported))
+    assert len(calls) == 1, "a status moves nothing"
+    wider = pool("team-a", version=3, nodeSelector={"kubernetes.io/hostname": "b"})
+    assert changes(found, lambda: found.store.put(ACCELERATOR_POOLS, wider))
+    assert pools() == {"a": "nvidia", "b": "team-a", "h": "macs"}
+    assert changes(found, lambda: found.store.put(NODES, node("b", 2, labels={"kubernetes.io/hostname": "c"})))
+    assert pools()["b"] == "nvidia"
+    assert changes(found, lambda: found.store.remove(ACCELERATOR_POOLS, None, "macs"))
+    assert pools()["h"] == "metal"
+
+
+def test_registry_that_begins_with_pools_has_cells_in_them() -> None:
+    found = registry(
+        (ACCELERATOR_POOLS, pool("all", nodeSelector={"team": "a"})), (NODES, node("a", labels={"team": "a"}))
+    )
+    assert found.find("node/a").pool == "all"

@@ -3,7 +3,7 @@
 import pytest
 
 from controller.placement.planner import PlanRules
-from controller.placement.pool_limits import PoolQuota, PoolRules, find_pool_problems
+from controller.placement.pool_limits import PoolQuota, PoolRules, Quotas, find_pool_problems
 from controller.placement.units import Unit
 from tests.support.queue_decisions import decide, nominated, runs, say
 from tests.support.queue_units import gpus, host, node, pod, process
@@ -33,6 +33,13 @@ def test_quota_of_devices_holds_a_unit_back() -> None:
     made = decide([node("n")], units, quota(devices=4))
     assert say(made) == ["a gets n"]
     assert str(made.blocked["b"].limits[0].reason) == "Quota"
+
+
+def test_quota_of_each_namespace_counts_each_apart_and_yields_to_its_own() -> None:
+    quotas = {("*", "nvidia"): PoolQuota(2), ("rich", "nvidia"): PoolQuota()}
+    units = [pod(f"{name}-{number}", 2, namespace=name) for name in ("a", "b", "rich") for number in range(2)]
+    made = decide([node("n", 16)], units, PlanRules(quotas=quotas))
+    assert say(made) == [f"{name} gets n" for name in ("a-0", "b-0", "rich-0", "rich-1")]
 
 
 def test_quota_of_memory_holds_a_unit_back() -> None:
@@ -141,18 +148,22 @@ def test_owner_spares_its_own_unit_rather_than_a_borrowed_one() -> None:
     ],
 )
 def test_contradiction_in_a_pool_is_found(rules: PoolRules, problem: str) -> None:
-    assert find_pool_problems({"nvidia": rules}, {}, CELLS) == [problem]
+    assert list_messages({"nvidia": rules}, {}) == [problem]
+
+
+def list_messages(rules: dict[str, PoolRules], quotas: Quotas) -> list[str]:
+    return [each.message for each in find_pool_problems(rules, quotas, CELLS)]
 
 
 def test_unknown_pool_is_found() -> None:
-    assert find_pool_problems({"gone": PoolRules()}, {("team", "away"): PoolQuota(1)}, CELLS) == [
-        "pool gone has no node and no host: correct its name, or add one",
+    assert list_messages({"gone": PoolRules()}, {("team", "away"): PoolQuota(1)}) == [
+        "pool gone has no node and no host: correct its accelerator and nodeSelector, or add one",
         "the quota of namespace team names pool away, which does not exist: correct it",
     ]
 
 
 def test_negative_quota_is_found() -> None:
-    assert find_pool_problems({}, {("team", "nvidia"): PoolQuota(memory_bytes=-1)}, CELLS) == [
+    assert list_messages({}, {("team", "nvidia"): PoolQuota(memory_bytes=-1)}) == [
         "the quota of namespace team in pool nvidia allows -1 bytes: set it to 0 or more"
     ]
 

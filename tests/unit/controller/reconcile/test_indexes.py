@@ -16,6 +16,7 @@ from controller.reconcile.indexes import (
     MODEL_INDEX,
     NODE_INDEX,
     OWNER_INDEX,
+    POOL_INDEX,
     REASON_INDEX,
     SERVICE_INDEX,
     SHORTAGE_INDEX,
@@ -44,8 +45,10 @@ def pod(name: str, owner: str, served: str) -> Obj:
 
 def chat(name: str, model: str, adapter: str) -> Obj:
     reasons = {"conditions": [condition("ModelReady", "True", adapter), condition("Ready", "False", model)]}
-    scheduling: Obj = {"scheduling": {"mode": "Kueue", "queueName": model}} if adapter != "two" else {}
-    return service(name, modelRef=model, adapters=[{"modelRef": adapter}], **scheduling) | {"status": reasons}
+    mode: dict[str, Any] = {"mode": "Kueue", "queueName": model} if adapter != "two" else {}
+    scheduling = {**mode, "pools": [adapter]}
+    spec: dict[str, Any] = {"modelRef": model, "adapters": [{"modelRef": adapter}], "scheduling": scheduling}
+    return service(name, **spec) | {"status": reasons}
 
 
 def inspected(name: str, reason: str, node: str) -> Obj:
@@ -94,8 +97,10 @@ def search(store: Store, resource: Resource, index: str, value: str) -> list[Obj
             queue = labels.get(KUEUE_QUEUE_NAME)
             is_given = {"name": KUEUE_GATE} in spec.get("schedulingGates", ())
             return is_given and queue is not None and f"{namespace}/{queue}" == value
-        if index == KUEUE_INDEX:
-            return "scheduling" in spec and f"{namespace}/{spec['scheduling']['queueName']}" == value
+        if index in {KUEUE_INDEX, POOL_INDEX}:
+            scheduling = spec["scheduling"]
+            queues = [f"{namespace}/{scheduling['queueName']}"] if "mode" in scheduling else []
+            return value in (queues if index == KUEUE_INDEX else scheduling["pools"])
         if index == MODEL_INDEX:
             named = [spec["modelRef"], *(each["modelRef"] for each in spec["adapters"])]
             return any(f"{namespace}/{name}" == value for name in named)

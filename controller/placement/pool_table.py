@@ -1,0 +1,152 @@
+"""The pools that administrators define: which node or host belongs to which pool, and the limits of each.
+
+Each accelerator has a pool with its own name, also if nobody defines one. An AcceleratorPool of that name limits it;
+all others take the nodes or hosts that they select.
+"""
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from controller.placement.pool_limits import PoolQuota, PoolRules, Quotas
+from controller.reconcile.plan import decode_stored
+from crds.acceleratorpool import AcceleratorPool
+from crds.quantity import parse_quantity
+from crds.text import shorten_text
+from devices.vendors import Vendors
+from kube.client import Obj
+from kube.resources import ACCELERATOR_POOLS
+from kube.store import Store
+
+METAL: Final = "metal"
+"""The accelerator of all hosts."""
+
+
+class DefinedPool(NamedTuple):
+    """An AcceleratorPool without contradiction."""
+
+    name: str
+    accelerator: str
+    rules: PoolRules
+    quotas: tuple[tuple[str, PoolQuota], ...] = ()
+    """By namespace."""
+
+    def selects(self, labels: Mapping[str, str]) -> bool:
+        """Return whether a node or host with these labels belongs to it, unless another pool comes first."""
+        return all(labels.get(name) == value for name, value in self.rules.node_labels)
+
+
+class RefusedPool(NamedTuple):
+    """An AcceleratorPool that is as good as absent."""
+
+    name: str
+    message: str
+
+
+class PoolTable(NamedTuple):
+    """All pools; equal while nothing of any AcceleratorPool has changed but its status."""
+
+    accelerators: tuple[str, ...] = ()
+    """Accelerators that have a pool of their own name."""
+    defined: tuple[DefinedPool, ...] = ()
+    """By name."""
+    refused: tuple[RefusedPool, ...] = ()
+
+    def list_selecting(self, accelerator: str, labels: Mapping[str, str]) -> list[str]:
+        """Return the pools that select a node or host; it belongs to the first."""
+        return [
+            each.name
+            for each in self.defined
+            if each.accelerator == accelerator and each.name != accelerator and each.selects(labels)
+        ]
+
+    def find_pool(self, accelerator: str, labels: Mapping[str, str]) -> str:
+        """Return the pool of a node or host."""
+        return next(iter(self.list_selecting(accelerator, labels)), accelerator)
+
+    def list_pools(self, accelerator: str) -> tuple[str, ...]:
+        """Return all pools of an accelerator: first that of its own name, then the others by name."""
+        others = (each.name for each in self.defined if each.accelerator == accelerator and each.name != accelerator)
+        return (accelerator, *others)
+
+    def find_accelerator(self, pool: str) -> str:
+        """Return the accelerator of a pool; empty if there is no such pool."""
+        found = next((each.accelerator for each in self.defined if each.name == pool), "")
+        return found or (pool if pool in self.accelerators else "")
+
+    @property
+    def rules(self) -> Mapping[str, PoolRules]:
+        """The rules of each pool that is defined."""
+        return {each.name: each.rules for each in self.defined}
+
+    @property
+    def quotas(self) -> Quotas:
+        """The quotas by namespace and pool."""
+        return {(namespace, each.name): quota for each in self.defined for namespace, quota in each.quotas}
+
+
+NO_POOLS: Final = PoolTable()
+
+
+def read_pools(store: Store, vendors: Vendors) -> PoolTable:
+    """Return the pools of the store: the same object until one of them changes, its status aside."""
+
+    def compute() -> PoolTable:
+        pools = decode_stored(store, ACCELERATOR_POOLS, store.list(ACCELERATOR_POOLS), AcceleratorPool)
+        return _share(build_table((each for each in pools if each.metadata.deletion_timestamp is None), vendors))
+
+    return store.summarize((ACCELERATOR_POOLS,), "pool table", compute)
+
+
+@functools.lru_cache(maxsize=64)
+def _share(table: PoolTable) -> PoolTable:
+    """Return the object that equal tables share: a pool's status changes all the time."""
+    return table
+
+
+def build_table(pools: Iterable[AcceleratorPool], vendors: Vendors) -> PoolTable:
+    """Return the table of these pools."""
+    found = [_read_pool(each, vendors) for each in sorted(pools, key=lambda pool: pool.metadata.name)]
+    return PoolTable(
+        tuple(name for name, vendor in vendors.items() if vendor.has_devices),
+        tuple(each for each in found if isinstance(each, DefinedPool)),
+        tuple(each for each in found if isinstance(each, RefusedPool)),
+    )
+
+
+def _read_pool(pool: AcceleratorPool, vendors: Vendors) -> DefinedPool | RefusedPool:
+    name, spec = pool.metadata.name, pool.spec
+    vendor = vendors.get(spec.accelerator)
+    if vendor is None or not vendor.has_devices:
+        known = ", ".join(sorted(each for each, found in vendors.items() if found.has_devices))
+        state = "does not exist" if vendor is None else "has no devices"
+        return RefusedPool(name, f"accelerator {spec.accelerator} {state}: use one of {known}")
+    if name in vendors and name != spec.accelerator:
+        message = f"{name} is the name of another accelerator, whose pool has it: choose another name for this pool"
+        return RefusedPool(name, message)
+    quantities = {"nominal": spec.nominal, "borrowingLimit": spec.borrowing_limit, "lendingLimit": spec.lending_limit}
+    quantities |= {f"quotas[{each.namespace}].memory": each.memory for each in spec.quotas}
+    for field, quantity in quantities.items():
+        if quantity is not None and parse_quantity(quantity) is None:
+            stated = shorten_text(str(quantity))
+            return RefusedPool(name, f"{field} is {stated}, which is no quantity: state one such as 4 or 256Gi")
+    rules = PoolRules(
+        nominal=_read_quantity(spec.nominal),
+        borrowing_limit=_read_quantity(spec.borrowing_limit),
+        lending_limit=_read_quantity(spec.lending_limit),
+        elastic=spec.elastic.max_waiting if spec.elastic is not None else 0,
+        node_labels=tuple(sorted(spec.node_selector.items())) if name != spec.accelerator else (),
+    )
+    quotas = tuple((each.namespace, PoolQuota(each.devices, _read_quantity(each.memory))) for each in spec.quotas)
+    return DefinedPool(name, spec.accelerator, rules, quotas)
+
+
+def _read_quantity(quantity: int | str | None) -> int | None:
+    amount = parse_quantity(quantity) if quantity is not None else None
+    return int(amount) if amount is not None else None
+
+
+def labels_of(obj: Obj) -> Mapping[str, str]:
+    """Return the labels of a node or host."""
+    labels: Mapping[str, str] = obj["metadata"].get("labels") or {}
+    return labels
