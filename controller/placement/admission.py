@@ -215,7 +215,7 @@ class _Term:
     async def _settle(self, uid: str, claim: Claim) -> AdmissionOutcome:
         """Carry a claim out; it stays until its outcome is known."""
         try:
-            await self._writer.admit(uid, claim.kind, claim.objects, claim.cells)
+            await self._writer.admit(uid, claim.kind, claim.objects, claim.cells, claim.node_labels)
         except StaleUnit as stale:
             log.info("admission_stale", unit=uid, cause=str(stale))
             outcome: AdmissionOutcome = "stale"
@@ -342,6 +342,7 @@ class _Term:
                 names=tuple(name.name for name in each.unit.objects),
                 cells=each.cells,
                 service=each.unit.service.name,
+                node_labels=each.node_labels,
             )
             for each in actions
             if isinstance(each, Admit)

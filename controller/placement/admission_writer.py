@@ -12,7 +12,15 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from controller.placement.effects import Operations, admit_pod, annotate, bind_process, build_eviction, find_gate
+from controller.placement.effects import (
+    Labels,
+    Operations,
+    admit_pod,
+    annotate,
+    bind_process,
+    build_eviction,
+    find_gate,
+)
 from controller.placement.observed_units import encode_nomination
 from controller.placement.units import Nomination, Unit, UnitKind
 from controller.reconcile.plan import Leading
@@ -53,8 +61,15 @@ class AdmissionWriter:
         self._refusals: dict[str, _EvictionRefusals] = {}
         """Refusals of evictions, by uid of the pod."""
 
-    async def admit(self, uid: str, kind: UnitKind, names: Sequence[ObjectKey], cells: Sequence[str]) -> None:
-        """Give each object of a unit its cell; without cells a pod goes to any node.
+    async def admit(
+        self,
+        uid: str,
+        kind: UnitKind,
+        names: Sequence[ObjectKey],
+        cells: Sequence[str],
+        node_labels: Labels = (),
+    ) -> None:
+        """Give each object of a unit its cell; without cells a pod goes to any node with these labels.
 
         An object that has its cell already is left as it is.
 
@@ -65,7 +80,7 @@ class AdmissionWriter:
             obj = self._find(_resource_of(kind), name)
             if kind != "gang" and obj["metadata"]["uid"] != uid:
                 raise StaleUnit(f"{name} is the name of a successor")
-            await (self._bind(name, obj, place) if kind == "process" else self._ungate(name, obj, place))
+            await (self._bind(name, obj, place) if kind == "process" else self._ungate(name, obj, place, node_labels))
 
     async def _bind(self, name: ObjectKey, process: Obj, host: str) -> None:
         bound = process["spec"].get("hostName")
@@ -76,10 +91,10 @@ class AdmissionWriter:
         await self._patch(METAL_PROCESSES, name, bind_process(process, host, datetime.now(UTC)))
         log.info("process_bound", process=str(name), host=host, memory_bytes=process["spec"]["memoryBytes"])
 
-    async def _ungate(self, name: ObjectKey, pod: Obj, node: str) -> None:
+    async def _ungate(self, name: ObjectKey, pod: Obj, node: str, node_labels: Labels) -> None:
         if find_gate(pod) is None:
             return
-        await self._patch(PODS, name, admit_pod(pod, node))
+        await self._patch(PODS, name, admit_pod(pod, node, node_labels))
         log.info("pod_admitted", pod=str(name), node=node)
 
     async def nominate(self, unit: Unit, nomination: Nomination | None) -> None:

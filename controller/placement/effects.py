@@ -16,6 +16,7 @@ from kube.time import rfc3339
 _AFFINITY: Final = "/spec/affinity"
 _REQUIRED: Final = f"{_AFFINITY}/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution"
 Operations = Sequence[Mapping[str, Any]]
+Labels = Sequence[tuple[str, str]]
 
 
 def find_gate(pod: Obj) -> int | None:
@@ -24,8 +25,8 @@ def find_gate(pod: Obj) -> int | None:
     return next((index for index, gate in enumerate(gates) if gate.get("name") == QUEUE_GATE), None)
 
 
-def admit_pod(pod: Obj, node: str) -> Operations:
-    """Return the patch that gives a pod its node; without a node the scheduler chooses one.
+def admit_pod(pod: Obj, node: str, node_labels: Labels = ()) -> Operations:
+    """Return the patch that gives a pod its node; without a node the scheduler chooses one with these labels.
 
     Raises ValueError: the pod does not wait in the queue.
     """
@@ -33,22 +34,28 @@ def admit_pod(pod: Obj, node: str) -> Operations:
     if index is None:
         raise ValueError(f"pod {pod['metadata']['namespace']}/{pod['metadata']['name']} has no gate of the queue")
     gate = f"/spec/schedulingGates/{index}"
+    expressions = [{"key": name, "operator": "In", "values": [value]} for name, value in node_labels]
     return [
         _test("/metadata/uid", pod["metadata"]["uid"]),
         _test(f"{gate}/name", QUEUE_GATE),
         *(_pin(pod, node) if node else ()),
+        *(_restrict(pod, "matchExpressions", expressions) if expressions and not node else ()),
         *_remove_annotation(pod, NOMINATED),
         {"op": "remove", "path": gate},
     ]
 
 
 def _pin(pod: Obj, node: str) -> Operations:
-    """Return the operations that let a pod run on one node only: terms of a gated pod may be extended, not replaced."""
-    pinned = {"key": "metadata.name", "operator": "In", "values": [node]}
+    """Return the operations that let a pod run on one node only."""
+    return _restrict(pod, "matchFields", [{"key": "metadata.name", "operator": "In", "values": [node]}])
+
+
+def _restrict(pod: Obj, field: str, added: Sequence[Obj]) -> Operations:
+    """Return the operations that add requirements to each term: those of a gated pod may be extended, not replaced."""
     affinity = pod["spec"].get("affinity")
     node_affinity = (affinity or {}).get("nodeAffinity")
     required = (node_affinity or {}).get("requiredDuringSchedulingIgnoredDuringExecution")
-    only: Obj = {"nodeSelectorTerms": [{"matchFields": [pinned]}]}
+    only: Obj = {"nodeSelectorTerms": [{field: [*added]}]}
     if affinity is None:
         value: Obj = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": only}}
         return [{"op": "add", "path": _AFFINITY, "value": value}]
@@ -59,11 +66,11 @@ def _pin(pod: Obj, node: str) -> Operations:
         return [{"op": "add", "path": _REQUIRED, "value": only}]
     operations: list[Mapping[str, Any]] = []
     for index, term in enumerate(required["nodeSelectorTerms"]):
-        fields = f"{_REQUIRED}/nodeSelectorTerms/{index}/matchFields"
-        if term.get("matchFields"):
-            operations.append({"op": "add", "path": f"{fields}/-", "value": pinned})
+        path = f"{_REQUIRED}/nodeSelectorTerms/{index}/{field}"
+        if term.get(field):
+            operations += [{"op": "add", "path": f"{path}/-", "value": each} for each in added]
         else:
-            operations.append({"op": "add", "path": fields, "value": [pinned]})
+            operations.append({"op": "add", "path": path, "value": [*added]})
     return operations
 
 

@@ -40,6 +40,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     cells: tuple[str, ...] = ()
     service: str = ""
     """Name of its InferenceService."""
+    node_labels: tuple[tuple[str, str], ...] = ()
+    """Labels of the nodes on which it may be if it has no cells."""
 
     @property
     def objects(self) -> tuple[ObjectKey, ...]:

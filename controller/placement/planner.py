@@ -14,6 +14,7 @@ The plan is a pure function of its inputs: two controllers with the same inputs 
 written down in part is taken again in the same way.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -22,7 +23,16 @@ from controller.placement.place_search import RESERVED, FoundPlace, HeadOfLine, 
 from controller.placement.pool_limits import LimitRefusal, PoolLimits, PoolRules, Quotas
 from controller.placement.preemption import Candidates
 from controller.placement.score import CellScore
-from controller.placement.units import Amounts, Cell, HostRequirement, Nomination, Unit, add_by_cell, fits
+from controller.placement.units import (
+    Amounts,
+    Cell,
+    HostRequirement,
+    NodeRequirement,
+    Nomination,
+    Unit,
+    add_by_cell,
+    fits,
+)
 
 CONSIDERED: Final = 256
 """Waiting units of each home pool for which one round looks for a place; the rest are only sorted. A unit like one that
@@ -45,6 +55,8 @@ class Admit(NamedTuple):
     unit: Unit
     cells: tuple[str, ...]
     scores: tuple[CellScore, ...] = ()
+    node_labels: tuple[tuple[str, str], ...] = ()
+    """Labels of the nodes on which an unpinned pod may be: those of the pool to which a node is added."""
 
 
 class Nominate(NamedTuple):
@@ -131,12 +143,20 @@ class Planning:
             self._limits.add(unit, pool)
             if not unit.cells and pool in self._elastic:
                 self._elastic[pool] -= 1
+                self._leave_room(unit, pool)
         self._considered: dict[str, int] = {}
         self._hopeless: dict[Shape, Blockage] = {}
         """Units of this shape were blocked in this round, and nothing gets better in a round."""
         self._actions: list[Action] = []
         self._blocked: dict[str, Blockage] = {}
         self._again_seconds: float | None = None
+
+    def _leave_room(self, unit: Unit, pool: str) -> None:
+        """Leave room wherever the scheduler may put a unit that was admitted unpinned, such as on a new node."""
+        for part in unit.parts:
+            for name in self._search.list_feasible(unit, part, pool):
+                if self._search.takes({name: part}):
+                    self._search.take({name: part})
 
     def build_search(self, cells: Iterable[Cell]) -> PlaceSearch:
         """Return the search for places among the cells."""
@@ -247,7 +267,7 @@ class Planning:
     def _admit_unpinned(self, unit: Unit, pool: str) -> None:
         self._elastic[pool] -= 1
         self._limits.add(unit, pool)
-        self._actions.append(Admit(unit, ()))
+        self._actions.append(Admit(unit, (), node_labels=self._rules.pools[pool].node_labels))
 
     def _nominate(self, unit: Unit, found: FoundPlace) -> None:
         """Nominate a unit for cells. Its victims make way for it; the rollout ends those that it replaces."""
@@ -330,7 +350,8 @@ class Planning:
             return ""
         for pool in unit.pools:
             is_open = self._elastic.get(pool, 0) > 0 and pool not in self._search.exhausted
-            if is_open and self._limits.find_refusal(unit, pool) is None:
+            takes = is_open and unit.requirement.allows(self._rules.pools[pool].node_labels)
+            if takes and self._limits.find_refusal(unit, pool) is None:
                 return pool
         return ""
 
@@ -339,5 +360,14 @@ class Planning:
         for name in unit.cells:
             if (cell := self._search.cells.get(name)) is not None:
                 return cell.pool
-        elastic = (pool for pool in unit.pools if self._rules.pools.get(pool, PoolRules()).elastic > 0)
-        return next(elastic, unit.pools[0] if unit.pools else "")
+        elastic = [pool for pool in unit.pools if self._rules.pools.get(pool, PoolRules()).elastic > 0]
+        # It was admitted with the labels of its pool; those of a pool that has none say nothing.
+        labels = {pool: self._rules.pools[pool].node_labels for pool in elastic}
+        requirement = unit.requirement
+        own = (
+            pool
+            for pool in elastic
+            if labels[pool] and isinstance(requirement, NodeRequirement) and requirement.demands(labels[pool])
+        )
+        open_pools = (pool for pool in elastic if not labels[pool])
+        return next(itertools.chain(own, open_pools, elastic, unit.pools), "")

@@ -4,7 +4,7 @@ A unit is what is placed as a whole: one pod, one MetalProcess, or a gang of pod
 node or a host. The planner knows nothing else, so one queue serves both.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, Protocol
 
@@ -79,6 +79,19 @@ class NodeRequirement(msgspec.Struct, frozen=True):
     def identity(self) -> tuple[object, ...]:
         """Key that pods have in common whose rules admit the same nodes."""
         return "node", self.shape, self.volume_nodes
+
+    def allows(self, labels: Iterable[tuple[str, str]]) -> bool:
+        """Return whether the nodeSelector of the pod contradicts none of these labels of a node."""
+        selector: Mapping[str, str] = self.pod_spec.get("nodeSelector") or {}
+        return all(selector.get(name, value) == value for name, value in labels)
+
+    def demands(self, labels: Iterable[tuple[str, str]]) -> bool:
+        """Return whether the node affinity of the pod requires each of these labels by an expression."""
+        affinity: Obj = (self.pod_spec.get("affinity") or {}).get("nodeAffinity") or {}
+        required: Obj = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+        terms: list[Obj] = required.get("nodeSelectorTerms") or []
+        wanted = [{"key": name, "operator": "In", "values": [value]} for name, value in labels]
+        return bool(terms) and all(each in (term.get("matchExpressions") or ()) for term in terms for each in wanted)
 
     def refuse(self, cell: Cell) -> str:
         """Return why a cell can never run the pod, as one CamelCase word; empty if it can."""

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from controller.placement.effects import admit_pod, annotate, bind_process, build_eviction, find_gate
+from controller.placement.units import NodeRequirement
 from crds.meta import ADMITTED_AT, NOMINATED, QUEUE_GATE
 from kube.client import Obj
 from tests.support.api_objects import process
@@ -53,6 +54,38 @@ def test_a_pod_is_pinned_beside_the_rules_that_it_has(affinity: Any, terms: Any)
 def test_a_pod_for_an_autoscaler_is_free_to_go_anywhere() -> None:
     admitted = apply_patch(gated(), admit_pod(gated(), ""))
     assert admitted["spec"] == {"schedulingGates": [{"name": "other"}]}
+
+
+IN_POOL = [{"key": "team/pool", "operator": "In", "values": ["a"]}, {"key": "x", "operator": "In", "values": ["1"]}]
+
+
+@pytest.mark.parametrize(
+    ("affinity", "terms"),
+    [
+        (None, [{"matchExpressions": IN_POOL}]),
+        (
+            [{"matchExpressions": [SELECTED]}, {"matchFields": [SELECTED]}],
+            [{"matchExpressions": [SELECTED, *IN_POOL]}, {"matchFields": [SELECTED], "matchExpressions": IN_POOL}],
+        ),
+    ],
+)
+def test_a_pod_for_an_autoscaler_of_a_pool_keeps_to_nodes_of_the_pool(affinity: Any, terms: Any) -> None:
+    if affinity is not None:
+        affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": affinity}}}
+    pod = gated(**({} if affinity is None else {"affinity": affinity}))
+    labels = (("team/pool", "a"), ("x", "1"))
+    admitted = apply_patch(pod, admit_pod(pod, "", labels))
+    assert read_terms(admitted) == terms
+    requirement = NodeRequirement("", {"affinity": admitted["spec"]["affinity"]})
+    assert [requirement.demands(each) for each in (labels, labels[:1], (("x", "2"),))] == [True, True, False]
+    assert not NodeRequirement("", {}).demands(labels)
+
+
+def test_a_pod_demands_labels_only_if_each_of_its_terms_does() -> None:
+    terms = [{"matchExpressions": IN_POOL}, {"matchExpressions": [SELECTED]}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    requirement = NodeRequirement("", {"affinity": {"nodeAffinity": required}})
+    assert not requirement.demands((("team/pool", "a"),))
 
 
 @pytest.mark.parametrize(
