@@ -71,10 +71,12 @@ def refuse_hosts(accelerator: str, vendors: Vendors, limits: TenantLimits) -> Ex
 
 def refuse_queue(service: InferenceService, limits: TenantLimits) -> ExceededLimit | None:
     """Return why the pods of a service may not wait for the queue, with the way out, or None."""
-    if limits.hosts or service.spec.scheduling.mode != "Queue":
+    scheduling = service.spec.scheduling
+    if limits.hosts or not (scheduling.mode == "Queue" or scheduling.pools):
         return None
+    stated = "spec.scheduling.mode is Queue" if scheduling.mode == "Queue" else "spec.scheduling.pools is stated"
     message = (
-        "spec.scheduling.mode is Queue, and the queue belongs to the whole cluster, but this controller serves only "
+        f"{stated}, and the queue belongs to the whole cluster, but this controller serves only "
         "the namespaces of its options --namespace: remove it, or have an administrator install the controller for "
         "the whole cluster"
     )

@@ -22,6 +22,7 @@ from controller.reconcile.indexes import (
     HOST_INDEX,
     KUEUE_INDEX,
     MODEL_INDEX,
+    POOL_INDEX,
     REASON_INDEX,
     SERVICE_INDEX,
     UNBOUND,
@@ -32,6 +33,7 @@ from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.plan import Plan, Reconciler, Snapshot, prune
 from controller.reconcile.triggers import (
     Trigger,
+    all_but_status,
     everything,
     offered_endpoints,
     owned,
@@ -58,6 +60,7 @@ from controller.services.pods.pod_monitor import build_pod_monitor
 from controller.services.pods.pod_replicas import observe_pods
 from controller.services.pods.pod_template import EngineChoice
 from controller.services.pods.update_pacer import UpdatePacer
+from controller.services.pool_preconditions import check_pools
 from controller.services.preconditions import DEVICE_TOO_SMALL, CheckedService, ServiceProblem
 from controller.services.probe_policy import Question
 from controller.services.queue_report import recall_standing
@@ -74,6 +77,7 @@ from crds.meta import LABEL_MODEL, LABEL_SERVICE, LABEL_SERVICE_NAME
 from crds.model import Model
 from kube.client import Client, Obj
 from kube.resources import (
+    ACCELERATOR_POOLS,
     DEPLOYMENTS,
     ENDPOINT_SLICES,
     INFERENCE_SERVICES,
@@ -199,6 +203,7 @@ def _list_triggers() -> tuple[Trigger, ...]:
         *(owned(resource, INFERENCE_SERVICES) for resource in (SERVICES, METAL_PROCESSES, *_OF_PODS)),
         Trigger(MODELS, _services_of_model, everything),
         Trigger(METAL_HOSTS, _services_of_host, serving_facts),
+        Trigger(ACCELERATOR_POOLS, _services_of_pool, all_but_status),
         Trigger(NODES, _services_without_device, everything, finds_by_status=True),
         Trigger(PODS, _service_by_label(LABEL_SERVICE), scheduled_pod),
         Trigger(PODS, _services_of_fetch, refused_pod),
@@ -324,6 +329,7 @@ def build_view(
         checked = CheckedService(None, ServiceProblem(*exceeded, "Failed"), checked.model_problem)
     elif kueue.problem is not None:
         checked = CheckedService(None, checked.problem or kueue.problem, checked.model_problem)
+    checked = check_pools(checked, service, accelerator, snapshot.store, settings)
     choice = choose_engine(service, accelerator, checked, settings)
     if refused := find_pod_problem(service, checked.served, choice, settings):
         checked, choice = CheckedService(None, refused, checked.model_problem), None
@@ -406,6 +412,11 @@ def _services_of_fetch(store: Store, pod: Obj) -> list[ObjectKey]:
 def _services_without_device(store: Store, _node: Obj) -> list[ObjectKey]:
     """Return the services that no device is large enough for, which another node may change."""
     return [object_key(obj) for obj in store.by_index(INFERENCE_SERVICES, REASON_INDEX, DEVICE_TOO_SMALL)]
+
+
+def _services_of_pool(store: Store, pool: Obj) -> list[ObjectKey]:
+    """Return the services that name a pool."""
+    return [object_key(obj) for obj in store.by_index(INFERENCE_SERVICES, POOL_INDEX, pool["metadata"]["name"])]
 
 
 def _place_of_pod(pod: Obj) -> object:
