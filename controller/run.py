@@ -31,7 +31,10 @@ from controller.placement.cell_registry import CellRegistry
 from controller.placement.kueue import KueueQueues
 from controller.placement.nodes import declare_nodes
 from controller.placement.planner import MIN_RUN_SECONDS, PlanRules
+from controller.placement.pool_table import read_pools
 from controller.pod_settings import PodSettings
+from controller.pools.pool_board import PoolBoard
+from controller.pools.reconciler import pool_reconciler
 from controller.reconcile.executor import Executor
 from controller.reconcile.feed import OURS, Feed
 from controller.reconcile.indexes import declare_indexes
@@ -55,7 +58,7 @@ from kube.errors import ApiError, Forbidden, LeadershipLost, Unreachable
 from kube.events import EventRecorder
 from kube.lease import Elector
 from kube.queue import WorkQueue, run_workers
-from kube.resources import INFERENCE_SERVICES, NODES, POD_MONITORS, ObjectKey, Resource, object_key
+from kube.resources import ACCELERATOR_POOLS, INFERENCE_SERVICES, NODES, POD_MONITORS, ObjectKey, Resource, object_key
 from kube.store import Store
 from kube.transport import CONNECTIONS
 
@@ -102,6 +105,7 @@ class LeaderQueue(NamedTuple):
 
     admission: Admission
     board: Board
+    pools: PoolBoard
     volumes: BoundVolumes
 
 
@@ -138,12 +142,15 @@ def registrations(
     if options.namespaces:
         return in_pods, (prober.run, meter.run, pacer.run, kueue.run)
     queue_tasks: tuple[LeaderTask, ...] = ()
+    pools: tuple[Reconciler, ...] = ()
     if queue is not None:
         leases.subscribe(queue.admission.wake)
-        queue_tasks = (queue.board.run, queue.volumes.run, queue.admission.run)
+        queue_tasks = (queue.board.run, queue.pools.run, queue.volumes.run, queue.admission.run)
+        pools = (pool_reconciler(queue.pools.standing),)
     hosts = ReachabilityProber()
     on_hosts = (release_reconciler(leases.wait_seconds), host_reconciler(leases, tokens, hosts))
-    return (*in_pods, *on_hosts), (leases.run, *queue_tasks, prober.run, hosts.run, meter.run, pacer.run, kueue.run)
+    tasks = (leases.run, *queue_tasks, prober.run, hosts.run, meter.run, pacer.run, kueue.run)
+    return (*in_pods, *on_hosts, *pools), tasks
 
 
 class Controller:
@@ -201,21 +208,31 @@ class Controller:
 
     def _make_queue(self, registry: CellRegistry, options: ControllerOptions) -> LeaderQueue:
         volumes = BoundVolumes(self.store, registry)
-        rules = PlanRules(min_run_seconds=options.min_run_seconds)
+        vendors = options.pods.vendors
+        pools = PoolBoard(self.store, vendors, registry, functools.partial(self._enqueue, ACCELERATOR_POOLS))
+
+        def read_rules() -> PlanRules:
+            table = read_pools(self.store, vendors)
+            return PlanRules(options.min_run_seconds, table.rules, table.quotas)
+
+        def show_round(report: RoundReport) -> None:
+            self._show_round(report)
+            pools.update(report)
+
         parts = AdmissionParts(
             registry,
-            options.pods.vendors,
+            vendors,
             self._identity,
             is_queued_by_default=options.pods.scheduling_mode == "Queue",
             find_volume_nodes=volumes.find_nodes,
-            rules=lambda: rules,
-            on_round=self._show_round,
+            rules=read_rules,
+            on_round=show_round,
             on_outcome=self._metrics.count_admission,
             on_preemption=lambda _eviction: self._metrics.queue.count_preemption("Priority"),
         )
         admission = Admission(parts)
         volumes.subscribe(admission.wake)
-        return LeaderQueue(admission, self._board, volumes)
+        return LeaderQueue(admission, self._board, pools, volumes)
 
     def _show_round(self, report: RoundReport) -> None:
         """Set what users see of the queue."""

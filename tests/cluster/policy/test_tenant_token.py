@@ -10,6 +10,7 @@ from kube import credentials
 from kube.client import Client, Obj, connect
 from kube.errors import Forbidden, NotFound
 from kube.resources import (
+    ACCELERATOR_POOLS,
     ENDPOINT_SLICES,
     INFERENCE_SERVICES,
     METAL_HOSTS,
@@ -96,6 +97,8 @@ async def test_tenant_token_opens_nothing_else(tenant: Client, client: Client, n
         "status of a service": lambda: status(INFERENCE_SERVICES, "one"),
         "registration of a host": lambda: tenant.create(METAL_HOSTS, {"metadata": {"name": "mine"}, "spec": {}}),
         "hosts": lambda: tenant.list(METAL_HOSTS),
+        "a pool": lambda: tenant.create(ACCELERATOR_POOLS, make_manifest(ACCELERATOR_POOLS, name="mine")),
+        "pools": lambda: tenant.list(ACCELERATOR_POOLS),
         "slices": lambda: tenant.create(
             ENDPOINT_SLICES, {"metadata": {"namespace": namespace, "name": "a"}, "addressType": "IPv4", "endpoints": []}
         ),

@@ -1,0 +1,162 @@
+"""The standing of each pool: what it has, who uses it, and what contradicts its limits."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from controller.placement.pool_limits import (
+    DEVICES,
+    Measure,
+    PoolProblem,
+    PoolQuota,
+    PoolRules,
+    find_pool_problems,
+    measure_of,
+    sum_amounts,
+)
+from controller.placement.pool_table import METAL, PoolTable
+from controller.placement.units import MEMORY, Amounts, Cell, Unit
+from crds.acceleratorpool import EACH_NAMESPACE
+from crds.size import size_text
+
+_MOST_NAMED: Final = 3
+FindLabels = Callable[[Cell], Mapping[str, str]]
+
+
+class PoolStanding(NamedTuple):
+    """The standing of one pool; amounts are devices, or bytes if it has hosts."""
+
+    measure: Measure
+    cells: int = 0
+    total: int = 0
+    used: int = 0
+    """All that is not free, whoever uses it."""
+    borrowed: int = 0
+    lent: int = 0
+    waiting: int = 0
+    problems: tuple[PoolProblem, ...] = ()
+
+
+class _PoolUse(NamedTuple):
+    """The use of all pools by units."""
+
+    home: Counter[str]
+    """Amount that units at home in a pool use of it."""
+    borrowed: Counter[str]
+    lent: Counter[str]
+    waiting: Counter[str]
+    by_namespace: Counter[tuple[str, str, Measure]]
+    """Amount by namespace and pool."""
+
+
+def measure_pools(
+    table: PoolTable, cells: Sequence[Cell], units: Iterable[Unit], find_labels: FindLabels
+) -> Mapping[str, PoolStanding]:
+    """Return the standing of each AcceleratorPool.
+
+    Args:
+        table: the pools.
+        cells: all cells.
+        units: all units.
+        find_labels: returns the labels of the node or host of a cell.
+    """
+    use = _count_use(cells, units)
+    numbers, totals, free = Counter[str](), Counter[str](), Counter[str]()
+    for cell in cells:
+        numbers[cell.pool] += 1
+        totals[cell.pool] += sum_amounts([cell.total], measure_of(cell))
+        free[cell.pool] += sum_amounts([cell.free], measure_of(cell))
+    problems = [
+        *find_pool_problems(table.rules, table.quotas, cells),
+        *_find_overlaps(table, cells, find_labels),
+        *_find_overuse(table, use),
+    ]
+    standings = {
+        each.name: PoolStanding(DEVICES, problems=(PoolProblem(each.name, "InvalidSpec", each.message),))
+        for each in table.refused
+    }
+    for pool in table.defined:
+        name = pool.name
+        standings[name] = PoolStanding(
+            measure=MEMORY if pool.accelerator == METAL else DEVICES,
+            cells=numbers[name],
+            total=totals[name],
+            used=totals[name] - free[name],
+            borrowed=use.borrowed[name],
+            lent=use.lent[name],
+            waiting=use.waiting[name],
+            problems=tuple(each for each in problems if each.pool == name),
+        )
+    return standings
+
+
+def _count_use(cells: Iterable[Cell], units: Iterable[Unit]) -> _PoolUse:
+    known = {cell.id: cell for cell in cells}
+    use = _PoolUse(Counter(), Counter(), Counter(), Counter(), Counter())
+    for unit in units:
+        home = unit.pools[0] if unit.pools else ""
+        if unit.state == "waiting":
+            use.waiting[home] += 1
+            continue
+        for part, cell_id in zip(unit.parts, unit.cells, strict=False):
+            if (cell := known.get(cell_id)) is not None:
+                _add_part(use, part, cell, home, unit.key.namespace)
+    return use
+
+
+def _add_part(use: _PoolUse, part: Amounts, cell: Cell, home: str, namespace: str) -> None:
+    amount = sum_amounts([part], measure_of(cell))
+    if cell.pool == home:
+        use.home[home] += amount
+    else:
+        use.borrowed[home] += amount
+        use.lent[cell.pool] += amount
+    use.by_namespace[namespace, cell.pool, MEMORY] += sum_amounts([part], MEMORY)
+    use.by_namespace[namespace, cell.pool, DEVICES] += sum_amounts([part], DEVICES)
+
+
+def _find_overlaps(table: PoolTable, cells: Iterable[Cell], find_labels: FindLabels) -> Iterable[PoolProblem]:
+    """Yield a problem for each pool that selects what a pool before it has."""
+    lost: dict[tuple[str, str], list[str]] = {}
+    for cell in cells:
+        first, *later = table.list_selecting(table.find_accelerator(cell.pool), find_labels(cell)) or [""]
+        for name in later:
+            lost.setdefault((name, first), []).append(cell.name)
+    for (name, first), names in sorted(lost.items()):
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        named = ", ".join(sorted(names)[:_MOST_NAMED]) + more
+        message = f"pool {first} selects {named}, too, and comes first by name: change one nodeSelector"
+        yield PoolProblem(name, "Overlap", message)
+
+
+def _find_overuse(table: PoolTable, use: _PoolUse) -> Iterable[PoolProblem]:
+    """Yield a problem for each limit below what runs."""
+    for pool in table.defined:
+        rules: PoolRules = pool.rules
+        measure: Measure = MEMORY if pool.accelerator == METAL else DEVICES
+        for field, allowed, used in (
+            ("nominal", rules.nominal, use.home[pool.name]),
+            ("borrowingLimit", rules.borrowing_limit, use.borrowed[pool.name]),
+            ("lendingLimit", rules.lending_limit, use.lent[pool.name]),
+        ):
+            if allowed is not None and used > allowed:
+                yield _describe_overuse(pool.name, f"{field} is", measure, allowed, used)
+    quotas = table.quotas
+    for (namespace, name, counted), used in sorted(use.by_namespace.items()) if quotas else ():
+        quota = quotas.get((namespace, name)) or quotas.get((EACH_NAMESPACE, name)) or PoolQuota()
+        allowed = quota.devices if counted == DEVICES else quota.memory_bytes
+        if allowed is not None and used > allowed:
+            yield _describe_overuse(name, f"the quota of namespace {namespace} is", counted, allowed, used)
+
+
+def _describe_overuse(pool: str, limit: str, measure: Measure, allowed: int, used: int) -> PoolProblem:
+    message = (
+        f"{limit} {amount_text(measure, allowed)} {measure}, but {amount_text(measure, used)} are in use: nothing more "
+        "is admitted until less is; end services, or raise it"
+    )
+    return PoolProblem(pool, "LimitExceeded", message)
+
+
+def amount_text(measure: Measure, amount: int) -> str:
+    """Return devices as a number, and memory as a size."""
+    return size_text(amount) if measure == MEMORY else f"{amount}"

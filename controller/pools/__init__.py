@@ -1,0 +1,1 @@
+"""AcceleratorPools: what users see of them."""

@@ -1,0 +1,85 @@
+"""The board of pools: what each AcceleratorPool's status says, measured when something has changed."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from controller.placement.admission import RoundReport
+from controller.placement.cell_registry import CellRegistry
+from controller.placement.pool_standing import PoolStanding, measure_pools
+from controller.placement.pool_table import PoolTable, labels_of, read_pools
+from controller.placement.units import Cell, Unit
+from devices.vendors import Vendors
+from kube.client import Obj
+from kube.resources import ACCELERATOR_POOLS, METAL_HOSTS, ObjectKey, Resource
+from kube.store import Store
+
+MEASURE_SECONDS: Final = 1.0
+"""Least time between two measurements: a status is written at most this often."""
+
+IDLE_SHARE: Final = 100.0
+"""After a measurement the next one waits for this many times its duration: all take at most a hundredth of a core."""
+
+
+class PoolBoard:
+    """The standings of all AcceleratorPools. All methods run in the event loop.
+
+    Args:
+        store: the store.
+        vendors: the table of accelerators.
+        registry: all cells.
+        on_change: gets each pool whose standing has changed.
+    """
+
+    def __init__(
+        self, store: Store, vendors: Vendors, registry: CellRegistry, on_change: Callable[[ObjectKey], None]
+    ) -> None:
+        self._store, self._vendors, self._registry, self._on_change = store, vendors, registry, on_change
+        self._units: Sequence[Unit] = ()
+        self._standings: Mapping[str, PoolStanding] = {}
+        self._measured_of: PoolTable | None = None
+        self._changed = asyncio.Event()
+        self._has_units = False
+        registry.subscribe(self._changed.set)
+        store.subscribe(self._take_change)
+
+    def update(self, report: RoundReport) -> None:
+        """Take the units of a round: there is one after each change of a unit."""
+        self._units, self._has_units = report.units, True
+        self._changed.set()
+
+    def standing(self, pool: str) -> PoolStanding | None:
+        """Return the standing of a pool; None: it is not known yet."""
+        if self._measured_of is not None and read_pools(self._store, self._vendors) is not self._measured_of:
+            self._measure()
+        return self._standings.get(pool)
+
+    async def run(self, _leading: object) -> None:
+        """Measure for ever."""
+        loop = asyncio.get_running_loop()
+        self._units, self._has_units, self._measured_of, self._standings = (), False, None, {}
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            started = loop.time()
+            if self._has_units:
+                before = self._standings
+                self._measure()
+                for name, standing in self._standings.items():
+                    if standing != before.get(name):
+                        self._on_change(ObjectKey("", name))
+            await asyncio.sleep(max(MEASURE_SECONDS, (loop.time() - started) * IDLE_SHARE))
+
+    def _measure(self) -> None:
+        self._measured_of = table = read_pools(self._store, self._vendors)
+        is_needed = table.defined or table.refused
+        cells = self._registry.list_cells() if is_needed else ()
+        self._standings = measure_pools(table, cells, self._units, self._find_labels) if is_needed else {}
+
+    def _find_labels(self, cell: Cell) -> Mapping[str, str]:
+        found: Obj | None = cell.node if cell.kind == "node" else self._store.get(METAL_HOSTS, cell.name)
+        return labels_of(found) if found is not None else {}
+
+    def _take_change(self, resource: Resource, _old: Obj | None, _new: Obj | None) -> None:
+        if resource == ACCELERATOR_POOLS and read_pools(self._store, self._vendors) is not self._measured_of:
+            self._changed.set()
