@@ -41,6 +41,7 @@ EVERYTHING: dict[str, Any] = {
         "allowedImagePrefixes": ["registry.example/llm/"],
         "allowControlPlaneTolerations": True,
         "maxPriority": "normal",
+        "allowEvictionProtection": False,
         "networkPolicies": True,
         "monitoringNamespace": "prometheus",
         "monitorLabels": {"release": "prometheus"},
@@ -189,6 +190,8 @@ async def test_every_value_reaches_the_objects_beside_the_controller(tmp_path: P
     assert yaml.safe_load(vendors) == EVERYTHING["vendors"]
     limit = rendered["ValidatingAdmissionPolicy", "", "pomona-priorities"]["spec"]["variables"][-1]["expression"]
     assert limit.endswith("max-priority'].orValue('normal')")
+    (protection,) = rendered["ValidatingAdmissionPolicy", "", "pomona-eviction-protection"]["spec"]["validations"]
+    assert "allow-eviction-protection'].orValue('false')" in protection["expression"]
     ports = rendered["ConfigMap", "pomona-system", "pomona-host-ports"]["data"]
     assert ports == {"firstPort": "19000", "lastPort": "19099"}
     policy = rendered["NetworkPolicy", "pomona-system", "pomona-controller"]["spec"]
@@ -256,7 +259,7 @@ async def test_controller_of_some_namespaces_has_no_right_of_the_queue() -> None
     }
     gone = {name[2] for name in everything.keys() - scoped.keys()}
     assert {"pomona-controller-queue", "pomona-controller-evicted-pods", "pomona-queued-pods"} <= gone
-    assert "pomona-priorities" not in gone
+    assert not {"pomona-priorities", "pomona-eviction-protection"} & {*gone}
 
 
 def list_rights(objects: dict[Identity, Any]) -> set[str]:
