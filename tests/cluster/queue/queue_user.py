@@ -142,6 +142,32 @@ class QueueUser:
 
         await eventually(gated, RUN_SECONDS)
 
+    async def gates(self, service: str) -> list[Obj]:
+        """Return the scheduling gates of all pods of a service."""
+        return [gate for pod in await self.pods(service) for gate in pod["spec"].get("schedulingGates", ())]
+
+    async def wait_until_made(self, *services: str) -> None:
+        """Wait until each of these services has a pod."""
+
+        async def is_made() -> bool:
+            for service in services:
+                assert await self.pods(service), f"{service} has no pod yet"
+            return True
+
+        await eventually(is_made, RUN_SECONDS)
+
+    async def wait_until_unschedulable(self, *services: str) -> None:
+        """Wait until the scheduler has found no node for the pods of these services."""
+
+        async def is_refused() -> bool:
+            for service in services:
+                (pod,) = await self.pods(service)
+                conditions = pod.get("status", {}).get("conditions", ())
+                assert any(each.get("reason") == "Unschedulable" for each in conditions), f"{service} is not refused"
+            return True
+
+        await eventually(is_refused, RUN_SECONDS)
+
     async def wait_for_status(self, service: str, **queue: Any) -> Obj:
         """Wait until status.queue of a service has these values; return it."""
 
