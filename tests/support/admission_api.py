@@ -151,7 +151,8 @@ def _place_of(operations: Sequence[Mapping[str, Any]]) -> str:
             return str(each["value"])
         if each["op"] == "add" and "affinity" in each["path"]:
             terms = each["value"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-            return str(terms[0]["matchFields"][0]["values"][0])
+            # One that goes to any node of a pool has labels instead of a name.
+            return str(terms[0]["matchFields"][0]["values"][0]) if "matchFields" in terms[0] else ""
     return ""
 
 

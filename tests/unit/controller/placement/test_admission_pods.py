@@ -90,6 +90,26 @@ def test_pod_is_pinned_and_loses_its_gate() -> None:
     assert ledger_of(found)["claims"]["uid-a"]["cells"] == ["node/n1"], "the ledger comes first"
 
 
+IN_POOL = [{"key": "team", "operator": "In", "values": ["a"]}]
+
+
+def expressions_of(found: AdmissionBench, name: str) -> Any:
+    affinity = found.api.find(PODS, name)["spec"]["affinity"]["nodeAffinity"]
+    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    return term["matchExpressions"]
+
+
+def test_pod_for_an_autoscaler_keeps_to_its_pool_also_by_the_ledger() -> None:
+    rules = PlanRules(pools={"nvidia": PoolRules(elastic=1, node_labels=(("team", "a"),))})
+    found = play(bench(queue_pod("a"), nodes=(node("n1", 0),), rules=rules))
+    assert (found.api.tries, is_gated(found, "a"), expressions_of(found, "a")) == ([("a", "")], False, IN_POOL)
+    claim = ledger_of(found)["claims"]["uid-a"]
+    assert (claim.get("cells", []), claim["node_labels"]) == ([], [["team", "a"]])
+    content = msgspec.convert({"leader": "other", "claims": {"uid-a": claim}}, LedgerContent)
+    successor = play(bench(queue_pod("a"), nodes=(node("n1", 0),), ledger=content))
+    assert (is_gated(successor, "a"), expressions_of(successor, "a")) == (False, IN_POOL)
+
+
 def test_pod_that_was_seen_before_its_deployment_is_admitted_when_that_is_seen() -> None:
     found = bench(queue_pod("a"))
     found.known.remove(DEPLOYMENTS, "team", "chat", uid="uid-deployment-chat")
