@@ -18,6 +18,7 @@ from controller.placement.nodes import declare_nodes
 from controller.placement.observed_units import observe_units
 from controller.placement.planner import MIN_RUN_SECONDS, PlanRules
 from controller.placement.pod_units import build_requirement
+from controller.placement.pool_table import read_pools
 from controller.placement.units import Cell, NodeRequirement, Unit
 from controller.pod_settings import PodSettings
 from controller.reconcile.indexes import declare_indexes
@@ -26,6 +27,7 @@ from crds.meta import LABEL_MANAGED_BY, MANAGED_BY
 from kube.client import Client, Obj
 from kube.errors import Forbidden
 from kube.resources import (
+    ACCELERATOR_POOLS,
     DEPLOYMENTS,
     ENDPOINT_SLICES,
     INFERENCE_SERVICES,
@@ -44,7 +46,7 @@ from kube.store import Store
 
 _OURS: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 _READ: Final[Sequence[tuple[Resource, str]]] = (
-    *((resource, "") for resource in (INFERENCE_SERVICES, MODELS, METAL_HOSTS, METAL_PROCESSES, NODES)),
+    *((each, "") for each in (INFERENCE_SERVICES, MODELS, METAL_HOSTS, METAL_PROCESSES, NODES, ACCELERATOR_POOLS)),
     *((resource, _OURS) for resource in (DEPLOYMENTS, PODS, PVCS, JOBS, ENDPOINT_SLICES)),
 )
 """All kinds, with the label of the objects that are read."""
@@ -93,7 +95,8 @@ class ClusterCopy:
     @property
     def rules(self) -> PlanRules:
         """The rules of the plan."""
-        return PlanRules(min_run_seconds=self.settings.min_run_seconds)
+        table = read_pools(self.store, self.settings.pods.vendors)
+        return PlanRules(self.settings.min_run_seconds, table.rules, table.quotas)
 
     def put(self, resource: Resource, obj: Obj) -> None:
         """Add an object to the copy, or replace it there."""
