@@ -7,6 +7,8 @@ or that makes room for none that waits, plans nothing.
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+import msgspec
+
 from controller.placement.effects import find_gate
 from controller.placement.units import Amounts, Cell, Unit, fits
 from crds.meta import DISRUPTION_TARGET, ENQUEUED_AT, NOMINATED
@@ -40,16 +42,11 @@ class RoomWatch:
         )
 
     def _matters(self, old: Cell | None, new: Cell) -> bool:
-        if old is None or _find_rules(old) != _find_rules(new):
+        if old is None or msgspec.structs.replace(old, free=new.free) != new:
             return True
         least = self._least.get(new.pool)
         has_gained = any(amount > old.free.get(name, 0) for name, amount in new.free.items())
         return least is not None and has_gained and fits(least, new.free)
-
-
-def _find_rules(cell: Cell) -> tuple[object, ...]:
-    """Return what decides about a cell beside its room."""
-    return cell.closed, cell.pool, cell.total, cell.node, cell.labels, cell.taints, cell.namespaces
 
 
 def find_least(waiting: Iterable[Unit]) -> Mapping[str, Amounts]:

@@ -171,13 +171,13 @@ async def test_contradicting_spec_is_reported_until_it_is_edited(cluster: Servic
     failed = await cluster.reaches("Failed", reason="InvalidSpec")
     assert "hardware.accelerator to metal" in ready(failed).message
     await cluster.edit("chat", hardware=METAL)
-    await cluster.reaches("Pending", reason="NoHost")
+    await cluster.reaches("WaitingForGPU", reason="NoHost")
 
 
 async def test_a_host_serves_from_apply_to_token_until_deletion(cluster: ServiceNamespace) -> None:
     await cluster.make_host_model()
     await cluster.make_service(hardware=METAL, replicas=1)
-    await cluster.reaches("Pending", reason="NoHost")
+    await cluster.reaches("WaitingForGPU", reason="NoHost")
     async with FakeMetalAgent(cluster.client, "studio-1", 4 * GIB).running():
         service = await cluster.reaches("Ready")
         assert service.status.accelerator == "metal"

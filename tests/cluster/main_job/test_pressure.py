@@ -96,7 +96,7 @@ async def test_evicted_process_waits_and_returns_even_after_an_agents_death(clus
 
     async def evicted() -> bool:
         status = (await at_home(cluster, before)).status
-        return (status.phase, status.reason) == ("WaitingForGPU", "MemoryPressure")
+        return (status.phase, status.reason) == ("Pending", "MemoryPressure")
 
     await eventually(evicted)
     assert await cluster.engines("chat") == []

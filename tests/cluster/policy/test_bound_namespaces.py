@@ -68,7 +68,7 @@ async def test_controller_serves_where_it_is_bound_and_reads_no_secret_elsewhere
     source = {"source": "http://models.example/tiny.gguf", "sourceSecretRef": {"name": "bank"}}
     await there.make(MODELS, "gated", **source)
 
-    await here.reaches("Pending", reason="NoHost")
+    await here.reaches("WaitingForGPU", reason="NoHost")
     assert await here.exists(SECRETS, "chat-token")
     refused = await there.reaches("Failed", reason="Forbidden")
     assert f'cannot create resource "secrets" in API group "" in the namespace "{unbound}"' in str(refused.status)
@@ -83,7 +83,7 @@ async def test_controller_serves_where_it_is_bound_and_reads_no_secret_elsewhere
 
     # It notices by itself that it is bound to another namespace.
     await plane.kubectl(*COMMANDS[1].replace("NAMESPACE", unbound).split()[1:])
-    await there.reaches("Pending", reason="NoHost")
+    await there.reaches("WaitingForGPU", reason="NoHost")
 
 
 async def writes_only_in(plane: ControlPlane, namespace: str) -> bool:

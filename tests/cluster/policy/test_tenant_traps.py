@@ -74,7 +74,7 @@ async def test_object_that_was_there_before_is_not_adopted(
     await reports(cluster, f"{kind} {cluster.namespace}/{name} exists and was not made by Pomona: delete it")
     assert await cluster.client.get(resource, name, cluster.namespace) == made
     await tenant.client.delete(resource, name, tenant.namespace)
-    await cluster.reaches("Pending", reason="NoHost")
+    await cluster.reaches("WaitingForGPU", reason="NoHost")
 
 
 @pytest.mark.parametrize("kind", FORGED)
@@ -85,7 +85,7 @@ async def test_object_with_a_forged_owner_makes_the_controller_write_nothing_tha
     resource, name, body, says = FORGED[kind]
     await tenant.make_host_model()
     await tenant.make_service(hardware=METAL)
-    await cluster.reaches("Pending", reason="NoHost")
+    await cluster.reaches("WaitingForGPU", reason="NoHost")
     owned = await cluster.client.get(resource, name, cluster.namespace)
     await controller.stop()
     await tenant.client.delete(resource, name, tenant.namespace)
@@ -95,7 +95,7 @@ async def test_object_with_a_forged_owner_makes_the_controller_write_nothing_tha
     await reports(cluster, says)
     assert await cluster.client.get(resource, name, cluster.namespace) == made
     await tenant.client.delete(resource, name, tenant.namespace)
-    await cluster.reaches("Pending", reason="NoHost")
+    await cluster.reaches("WaitingForGPU", reason="NoHost")
 
 
 async def cascade(plane: ControlPlane, namespace: str, how: str) -> None:

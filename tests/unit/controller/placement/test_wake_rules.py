@@ -52,11 +52,13 @@ def test_report_of_a_host_wakes_only_if_something_fits() -> None:
     [
         (host("one", GIB, conditions=[condition("Paused", "True")]), True),
         (None, True),
+        (host("one", GIB, runtimes=["llama.cpp", "ollama"]), True),
+        (host("one", GIB, features=["Tomorrow"]), True),
         (host("one", GIB, temperature=9), False),
     ],
-    ids=["closed", "gone", "nothing that matters"],
+    ids=["closed", "gone", "another engine", "a newer agent", "nothing that matters"],
 )
-def test_cell_that_is_lost_wakes_for_what_was_promised_there(changed: Obj | None, *, is_due: bool) -> None:
+def test_cell_of_which_more_than_its_room_changes_wakes(changed: Obj | None, *, is_due: bool) -> None:
     known = store((METAL_HOSTS, host("one", GIB)), (METAL_PROCESSES, process("a-b-0", gib=3)))
     watched = Watched(known)
     if changed is None:
