@@ -46,13 +46,13 @@ async def test_new_service_costs_six_calls_and_no_read(
     async with running(controller.run()), FileServer(tmp_path, address=ADDRESS) as files:
         await cluster.make(MODELS, "tiny", source=f"{files.url}/tiny.gguf")
         await cluster.make_service("first", **gpu)
-        await cluster.reaches("Pending", "first", reason="Unschedulable")
+        await cluster.reaches("WaitingForGPU", "first", reason="NoSuchHardware")
         await wait_for_silence(transport)
         first = len(transport.sent)
         names = [f"chat-{number}" for number in range(SERVICES)]
         await asyncio.gather(*(cluster.make_service(name, **gpu) for name in names))
         for name in names:
-            await cluster.reaches("Pending", name, reason="Unschedulable")
+            await cluster.reaches("WaitingForGPU", name, reason="NoSuchHardware")
         await wait_for_silence(transport)
     await transport.close()
     calls = Counter(describe(each) for each in transport.sent[first:] if is_counted(each, namespace))

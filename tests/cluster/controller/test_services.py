@@ -233,11 +233,11 @@ async def test_services_created_at_once_never_exceed_the_memory_of_a_host(cluste
         async def settled() -> list[InferenceService]:
             services = [await cluster.service(name) for name in names]
             states = sorted((each.status.phase, ready(each).reason) for each in services)
-            assert states == [("WaitingForGPU", "NoHostFits")] * 5 + [("Ready", "Serving")] * 3
+            assert states == [("Ready", "Serving")] * 3 + [("WaitingForGPU", "NoHostFits")] * 5
             return services
 
         services = await eventually(settled)
-        waits = [ready(each) for each in services if each.status.phase == "Pending"]
+        waits = [ready(each) for each in services if each.status.phase == "WaitingForGPU"]
         assert "needs 1.0 GiB" in waits[0].message
         assert "studio-1, has 3.5 GiB for models, of which too little is free now" in waits[0].message
         assert agent.most_reserved_bytes == 3 * GIB
@@ -284,7 +284,7 @@ async def test_a_host_that_falls_silent_is_replaced_and_its_endpoint_withdrawn(c
         await eventually(lambda: _is_gone(cluster, ENDPOINT_SLICES, "chat.studio-1"))
         host = await eventually(lambda: _host_is_given_up(cluster, "studio-1"))
         assert host["status"]["budgetBytes"] == 9 * GIB, "the rest stays the agent's"
-        waits = await cluster.reaches("Pending")
+        waits = await cluster.reaches("WaitingForGPU")
         assert ready(waits).status == "False"
 
         await hosts.enter_async_context(FakeMetalAgent(cluster.client, "studio-2", 2 * GIB).running())
@@ -313,7 +313,7 @@ async def test_a_host_that_comes_back_continues_to_serve(cluster: ServiceNamespa
         await cluster.reaches("Ready")
         before = await cluster.hosts_of()
         agent.silent = True
-        await cluster.reaches("Pending")
+        await cluster.reaches("WaitingForGPU")
         agent.silent = False
         await cluster.reaches("Ready")
         assert await eventually(lambda: _settled_hosts(cluster)) == before
