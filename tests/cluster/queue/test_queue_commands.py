@@ -19,7 +19,7 @@ from tests.support.simulated_nodes import GPU, SimulatedNodes
 
 OPTIONS = ("--min-run=1s", "--scheduling-mode=Queue")
 """The options of the controller of these tests, which is no Deployment."""
-OWN_KINDS = ("inferenceservices", "models", "metalhosts", "metalprocesses")
+OWN_KINDS = ("inferenceservices", "models", "metalhosts", "metalprocesses", "acceleratorpools")
 
 
 @pytest.fixture
@@ -57,9 +57,11 @@ async def reader(plane: ControlPlane, namespace: str) -> AsyncIterator[Pomona]:
         # The API server learns of a new binding from a watch, a bit later.
         return "may not" not in (await reader.run("plan", "drain", "absent", *OPTIONS)).errors
 
-    await eventually(is_granted)
-    yield reader
-    await plane.kubectl("delete", "clusterrolebinding,clusterrole", "queue-reader")
+    try:
+        await eventually(is_granted)
+        yield reader
+    finally:
+        await plane.kubectl("delete", "clusterrolebinding,clusterrole", "queue-reader")
 
 
 async def test_queue_lists_services_in_their_order(simulated: SimulatedNodes, user: QueueUser, pomona: Pomona) -> None:
@@ -70,6 +72,7 @@ async def test_queue_lists_services_in_their_order(simulated: SimulatedNodes, us
     for name, priority, gpus in (("batch", "batch", 1), ("large", "high", 8), ("high", "high", 1)):
         await user.serve(name, gpus, priority)
         await user.wait_until_queued(name)
+    await user.wait_for_status("high", place="1/2")
     await user.wait_for_status("batch", place="2/2")
     await user.wait_for_status("large", reason="NoSuchHardware")
     listed = (await pomona.succeed("queue", "-o", "wide")).splitlines()
