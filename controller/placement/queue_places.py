@@ -6,7 +6,7 @@ inherited by one successor, however many pods of the replica still end.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
@@ -92,19 +92,26 @@ def assign_places(replicas: Sequence[ReplicaUnit], freed: Iterable[float]) -> di
     taken, staying = _places_of(current), _places_of(earlier)
     leaving = _places_of(ending).union(freed)
     # Units that end are soon gone, and their places with them; earlier ones keep theirs for later successors.
-    found = _inherit(current, [*sorted(leaving - taken), *sorted(staying - leaving - taken)])
+    found = _inherit(current, leaving, staying, taken)
     # What is evicted during a change comes back with the earlier template first.
-    return found | _inherit(earlier, sorted(leaving - taken - staying - set(found.values())))
+    return found | _inherit(earlier, leaving, set(), taken | staying | set(found.values()))
 
 
-def _inherit(replicas: Iterable[ReplicaUnit], places: Sequence[float]) -> dict[str, float]:
-    left, found = list(places), dict[str, float]()
+def _inherit(
+    replicas: Iterable[ReplicaUnit], leaving: Collection[float], staying: Collection[float], taken: Collection[float]
+) -> dict[str, float]:
+    """Return the places that replicas inherit: of those that are leaving first, then of those that stay for now."""
+    left, found = {*leaving, *staying} - set(taken), dict[str, float]()
     heirs = [each for each in replicas if each.unit.state == "waiting" and not each.has_inherited]
     for heir in sorted(heirs, key=lambda each: (each.own_place, each.unit.uid)):
-        place = next((place for place in left if place < heir.own_place), None)
+        earlier = (place for place in left if place < heir.own_place)
+        place = min(earlier, key=lambda each: (each not in leaving, each), default=None)
         if place is not None and heir.unit.key.kind != "process":
-            left.remove(place)
+            left.discard(place)
             found[heir.unit.uid] = place
+            if heir.unit.enqueued_at in leaving:
+                # The place that it leaves is that of another unit, too, whose successor comes next.
+                left.add(heir.unit.enqueued_at)
     return found
 
 
@@ -117,7 +124,8 @@ def list_open_places(
     other ones: a replica that is added later must not go before those that wait by then.
     """
     current, earlier, _ending = split_replicas(replicas)
-    left = set(freed) - _places_of(current) - _places_of(earlier)
+    # One that inherits another place leaves its own to the next.
+    left = set(freed) - _places_of(each for each in (*current, *earlier) if each.unit.uid not in assigned)
     return sorted(left if len(current) < wanted else left.intersection(assigned.values()))
 
 

@@ -149,6 +149,21 @@ def test_process_is_made_with_its_place() -> None:
     assert observe_units(known, VENDORS, NOW).places == {}
 
 
+def test_place_that_an_heir_leaves_goes_to_the_next() -> None:
+    """After a rollback, pods of the earlier template share their places with successors that end."""
+    first, second = (queue_pod(name, created=NOW - timedelta(hours=age)) for name, age in (("first", 3), ("second", 2)))
+    third = queue_pod("third", created=NOW - timedelta(hours=1))
+    heirs = [
+        queue_pod(f"heir-{name}", template="bbb", annotations={ENQUEUED_AT: own(pod)}, deleted=SOON)
+        for name, pod in (("1", first), ("2", second))
+    ]
+    first["metadata"]["deletionTimestamp"] = timestamp(SOON)
+    assert places([first, second, third, *heirs]) == {"second": own(first), "third": own(second)}
+    found = observe([second], [own(first), own(second)], replicas=2)
+    assert found.places == {ObjectKey(NAMESPACE, "second"): own(first)}
+    assert found.open_places == {"uid-chat": (own(first), own(second))}
+
+
 class QueueOfOneService(RuleBasedStateMachine):
     """Pods of a service come, end and vanish, at any moment before or after their places are stamped."""
 
