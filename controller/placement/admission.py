@@ -177,10 +177,10 @@ class _Term:
 
     async def _resume(self) -> None:
         """Take the ledger over again, after a write of it failed."""
-        content = await self._take_over()
         self._losses += 1
-        # Of two leaders, one must not undo each step of the other by the same rhythm.
+        # Of two that believe to lead, one that took over at once, and waited then, would undo each step of the other.
         await asyncio.sleep(backoff_seconds(self._losses, first=FIRST_RETRY_SECONDS, most=LONGEST_PAUSE_SECONDS))
+        content = await self._take_over()
         if content.leader == self._parts.identity:
             # It has no claim but our own, and of these this leader knows better which are still open.
             return

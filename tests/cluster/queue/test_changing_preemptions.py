@@ -25,6 +25,7 @@ async def test_an_edit_of_the_preemptor_costs_no_second_victim(simulated: Simula
     await start_preemption(simulated, user)
     kept = await user.uids("kept")
     (before,) = await user.uids("critical")
+    await user.wait_for_a_later_second()
     await user.edit("critical", contextLength=4096)
 
     async def is_promised() -> bool:
