@@ -46,6 +46,8 @@ PROCESS_FINALIZER: Final = f"{GROUP}/metal-process"
 ENQUEUED_AT: Final = f"{GROUP}/enqueued-at"
 """Annotation of a pod or MetalProcess that replaces another one: since when its replica has a place in the queue."""
 
+POD_TEMPLATE: Final = f"{GROUP}/template"
+"""Annotation of the template of a Deployment, and so of its pods: a digest by which a pod is known to have it."""
 QUEUE_GATE: Final = f"{GROUP}/queue"
 """Scheduling gate of a pod that waits for the queue to give it a node."""
 NOMINATED: Final = f"{GROUP}/nominated"

@@ -9,7 +9,7 @@ import structlog
 
 from controller.placement.pod_requests import count_requests, find_taken_node
 from controller.placement.queue_places import ReplicaUnit, find_own_place, find_place, parse_seconds
-from controller.placement.queued_service import QueuedService, has_device, pools_of
+from controller.placement.queued_service import QueuedService, has_device, pools_of, read_template_mark
 from controller.placement.units import NodeRequirement, Nomination, Unit, UnitKey, UnitState
 from controller.reconcile.indexes import controller_of
 from controller.reconcile.triggers import ENDED, is_gated
@@ -50,10 +50,10 @@ def build_pod_replica(
     metadata, spec = pod["metadata"], pod.get("spec") or {}
     deployment, template = find_template(pod)
     is_ending = "deletionTimestamp" in metadata
-    is_owned = service is not None and deployment in service.deployments
+    own = service.find_deployment(deployment) if service is not None else None
     has_ended = (pod.get("status") or {}).get("phase") in ENDED
     # One that has ended and is about to vanish takes nothing any more, but still has its place in the queue.
-    if not deployment or not (is_owned or is_ending) or (has_ended and not is_ending):
+    if not deployment or not (own or is_ending) or (has_ended and not is_ending):
         return None
     need = count_requests(spec)
     state: UnitState = "ending" if is_ending else "waiting" if is_gated(pod) else "running"
@@ -66,7 +66,7 @@ def build_pod_replica(
         key=UnitKey("pod", key.namespace, key.name),
         uid=metadata["uid"],
         service=ObjectKey(key.namespace, metadata["labels"][LABEL_SERVICE]),
-        service_uid=service.uid if service is not None and is_owned else "",
+        service_uid=service.uid if service is not None and own else "",
         priority=service.priority if service is not None else "normal",
         enqueued_at=find_place(pod, service.created_at) if service is not None else own_place,
         parts=(need,),
@@ -79,7 +79,8 @@ def build_pod_replica(
         is_protected=service is not None and (service.is_protected or (state != "waiting" and not service.is_queued)),
     )
     ends_by = parse_seconds(metadata["deletionTimestamp"]) if is_ending else None
-    replica = ReplicaUnit(unit, deployment, template, own_place, ends_by=ends_by)
+    is_present = own.template == read_template_mark(pod) if own is not None and own.template else None
+    replica = ReplicaUnit(unit, deployment, template, own_place, is_present, ends_by=ends_by)
     return PodReplica(replica, *_read_gang(pod))
 
 

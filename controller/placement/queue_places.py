@@ -27,6 +27,8 @@ class ReplicaUnit(NamedTuple):
     """Identity of the spec that it was made from."""
     own_place: float
     """Place that it has if it inherits none."""
+    is_present: bool | None = None
+    """True if its template is the present one of its rollout; None: that is judged by time."""
     is_displaced: bool = False
     """Its host displaces it: it is replaced as one of an earlier template."""
     ends_by: float | None = None
@@ -173,8 +175,9 @@ class SplitReplicas(NamedTuple):
 def split_replicas(replicas: Iterable[ReplicaUnit]) -> SplitReplicas:
     """Return the units that stay, those that are replaced, and those that end.
 
-    The present template of a rollout is that of which the first unit is the latest: a pod of an earlier one that is
-    evicted during the rollout comes back with the earlier template, later than the pods of the present one.
+    Where nothing else says so, the present template of a rollout is that of which the first unit is the latest: a pod
+    of an earlier one that is evicted during the rollout comes back with the earlier template, later than those of the
+    present one.
     """
     everything = list(replicas)
     split = SplitReplicas([], [], [each for each in everything if each.unit.state == "ending"])
@@ -188,6 +191,6 @@ def split_replicas(replicas: Iterable[ReplicaUnit]) -> SplitReplicas:
         began = first[each.rollout, each.template], each.template
         present[each.rollout] = max(began, present.get(each.rollout, began))
     for each in living:
-        is_current = present[each.rollout][1] == each.template and not each.is_displaced
-        (split.current if is_current else split.earlier).append(each)
+        is_present = present[each.rollout][1] == each.template if each.is_present is None else each.is_present
+        (split.current if is_present and not each.is_displaced else split.earlier).append(each)
     return split

@@ -10,7 +10,7 @@ from controller.placement.pool_table import METAL, NO_POOLS, PoolTable, read_poo
 from controller.placement.queue_places import parse_seconds
 from controller.placement.units import Amounts, HostRequirement, UnitKind
 from controller.reconcile.indexes import OWNER_INDEX, namespaced
-from crds.meta import PRIORITY_RANK, Priority, Toleration
+from crds.meta import POD_TEMPLATE, PRIORITY_RANK, Priority, Toleration
 from crds.metalprocess import MetalProcess
 from devices.vendors import Vendors
 from kube.client import Obj
@@ -29,6 +29,14 @@ class HostDemands(NamedTuple):
 NO_DEMANDS: Final = HostDemands()
 
 
+class OwnDeployment(NamedTuple):
+    """A Deployment of a service."""
+
+    name: str
+    template: str
+    """Mark of its present template; empty if an earlier version of Pomona has made it."""
+
+
 class QueuedService(NamedTuple):
     """An InferenceService as the queue sees it; its other changes change no unit."""
 
@@ -43,13 +51,17 @@ class QueuedService(NamedTuple):
     accelerator: str
     """Accelerator of its replicas; empty if the service does not say."""
     replicas: int
-    deployments: frozenset[str]
-    """Names of its Deployments."""
+    deployments: tuple[OwnDeployment, ...]
+    """Its Deployments, by name."""
     host_demands: HostDemands = NO_DEMANDS
     pools: tuple[str, ...] = ()
     """Pools that it names, in its order; none: all of its accelerator."""
     table: PoolTable = NO_POOLS
     """All pools."""
+
+    def find_deployment(self, name: str) -> OwnDeployment | None:
+        """Return its Deployment of this name, or None."""
+        return next((each for each in self.deployments if each.name == name), None)
 
     def list_pools(self, accelerator: str) -> tuple[str, ...]:
         """Return the pools that a replica on this accelerator may use, its home first."""
@@ -86,12 +98,22 @@ def _read_service(
             is_protected=bool(spec.get("evictionProtection", False)),
             accelerator=status.get("accelerator") or (spec.get("hardware") or {}).get("accelerator") or "",
             replicas=count_replicas(spec),
-            deployments=frozenset(each["metadata"]["name"] for each in deployments),
+            deployments=tuple(sorted(map(_read_deployment, deployments))),
             host_demands=read_host_demands(spec),
             pools=tuple(dict.fromkeys(scheduling.get("pools") or ())),
             table=table,
         )
     )
+
+
+def _read_deployment(obj: Obj) -> OwnDeployment:
+    return OwnDeployment(obj["metadata"]["name"], read_template_mark(obj["spec"]["template"]))
+
+
+def read_template_mark(obj: Obj) -> str:
+    """Return the mark of a template, or of a pod that was made from one; empty if it has none."""
+    mark: str = ((obj.get("metadata") or {}).get("annotations") or {}).get(POD_TEMPLATE, "")
+    return mark
 
 
 def read_host_demands(spec: Obj) -> HostDemands:

@@ -23,7 +23,7 @@ from controller.reconcile.stamp import (
     ANNOTATION_UPDATE,
     is_stamped,
 )
-from crds.meta import ENQUEUED_AT, NOMINATED
+from crds.meta import ENQUEUED_AT, NOMINATED, POD_TEMPLATE
 from kube.client import Obj
 from kube.resources import (
     ACCELERATOR_POOLS,
@@ -53,7 +53,7 @@ _LONGEST_SHARED: Final = 64
 """Characters; longer strings are messages, each of its own."""
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 _POD_CONDITIONS: Final = frozenset({"Ready", "PodScheduled"})
-_POD_ANNOTATIONS: Final = frozenset({ENQUEUED_AT, NOMINATED})
+_POD_ANNOTATIONS: Final = frozenset({ENQUEUED_AT, NOMINATED, POD_TEMPLATE})
 _POD_SPEC: Final = ("nodeName", "schedulingGates", "overhead", "priorityClassName")
 _REPLICA_COUNTS: Final = ("observedGeneration", "replicas", "updatedReplicas", "readyReplicas")
 _READ_OF_TEMPLATE: Final = ("priorityClassName", "schedulingGates")
@@ -211,6 +211,8 @@ def _of_deployment(obj: Obj) -> Obj:
     read = (ANNOTATION_STAMP, ANNOTATION_INPUTS, ANNOTATION_UPDATE, ANNOTATION_SERVED)
     metadata["annotations"] = _pick(metadata["annotations"], read)
     pod = obj["spec"]["template"]["spec"]
+    named: Obj = obj["spec"]["template"].get("metadata") or {}
+    mark = _pick(named.get("annotations") or {}, (POD_TEMPLATE,))
     containers = {
         kind: [_of_container(each) for each in pod[kind]] for kind in ("initContainers", "containers") if kind in pod
     }
@@ -219,7 +221,7 @@ def _of_deployment(obj: Obj) -> Obj:
         "spec": {
             **_pick(obj["spec"], ("replicas", "strategy")),
             "template": {
-                "metadata": _pick(obj["spec"]["template"].get("metadata") or {}, ("labels",)),
+                "metadata": _pick(named, ("labels",)) | ({"annotations": mark} if mark else {}),
                 "spec": {**containers, **_claim_volumes(pod), **_pick(pod, _READ_OF_TEMPLATE)},
             },
         },

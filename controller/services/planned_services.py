@@ -12,6 +12,7 @@ from controller.models.served import format_of
 from controller.placement.cluster_copy import ClusterCopy
 from controller.placement.pod_units import find_template
 from controller.placement.queue_places import find_place, format_place
+from controller.placement.queued_service import read_template_mark
 from controller.reconcile.conditions import find
 from controller.reconcile.indexes import SERVICE_INDEX, namespaced
 from controller.reconcile.plan import Snapshot
@@ -21,7 +22,7 @@ from controller.services.preconditions import ServiceProblem
 from controller.services.reconciler import build_view
 from controller.services.status import ServiceView
 from crds.inferenceservice import InferenceService
-from crds.meta import ENQUEUED_AT
+from crds.meta import ENQUEUED_AT, POD_TEMPLATE
 from crds.model import Model
 from kube.client import Obj
 from kube.resources import (
@@ -162,9 +163,10 @@ def _roll_out(copy: ClusterCopy, desired: Obj, there: Sequence[Obj], now: dateti
     observed = copy.store.get(DEPLOYMENTS, name, namespace)
     wanted: int = desired["spec"]["replicas"]
     inherited: list[str] = []
-    template = _TEMPLATE
+    template, mark = _TEMPLATE, read_template_mark(desired["spec"]["template"])
     if observed is not None and _has_template(observed, desired):
         template = find_template(there[0])[1] if there else _TEMPLATE
+        mark = read_template_mark(observed["spec"]["template"])
         missing = max(0, wanted - len(there))
         _remove_pods(copy, _sort_by_removal(there)[: max(0, len(there) - wanted)])
     else:
@@ -173,12 +175,14 @@ def _roll_out(copy: ClusterCopy, desired: Obj, there: Sequence[Obj], now: dateti
         inherited = [format_place(find_place(pod, 0.0)) for pod in waiting]
         _remove_pods(copy, [*waiting, *placed[: max(0, len(placed) - wanted)]])
         missing = wanted
+        if observed is not None:
+            copy.put(DEPLOYMENTS, _revise({**observed, "spec": desired["spec"]}))
     if observed is None:
         identity = _identify(DEPLOYMENTS, ObjectKey(namespace, name), now)
         copy.put(DEPLOYMENTS, {**desired, "metadata": {**desired["metadata"], **identity, "generation": 1}})
     made = []
     for number in range(missing):
-        annotations = {ENQUEUED_AT: inherited[number]} if number < len(inherited) else {}
+        annotations = {POD_TEMPLATE: mark} | ({ENQUEUED_AT: inherited[number]} if number < len(inherited) else {})
         pod = _build_pod(desired, f"{name}-{template}", number, annotations, now)
         copy.put(PODS, pod)
         made.append(pod)

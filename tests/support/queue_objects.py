@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from crds.meta import LABEL_SERVICE, QUEUE_GATE
+from crds.meta import LABEL_SERVICE, POD_TEMPLATE, QUEUE_GATE
 from kube.client import Obj
 from tests.support.api_objects import NAMESPACE, NOW, service
 
@@ -23,7 +23,8 @@ def queued_service(name: str = "chat", created: datetime = BORN, **spec: Any) ->
     return found
 
 
-def deployment_of(service: str = "chat", name: str = "") -> Obj:
+def deployment_of(service: str = "chat", name: str = "", mark: str = "") -> Obj:
+    """Return a Deployment of a service, with the mark of its template if it has one."""
     owner = {"kind": "InferenceService", "name": service, "uid": f"uid-{service}", "controller": True}
     name = name or service
     return {
@@ -35,7 +36,10 @@ def deployment_of(service: str = "chat", name: str = "") -> Obj:
             "generation": 1,
             "ownerReferences": [owner],
         },
-        "spec": {"replicas": 1, "template": {"metadata": {}, "spec": {"containers": []}}},
+        "spec": {
+            "replicas": 1,
+            "template": {"metadata": {"annotations": {POD_TEMPLATE: mark} if mark else {}}, "spec": {"containers": []}},
+        },
     }
 
 

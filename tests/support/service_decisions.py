@@ -5,6 +5,7 @@ from typing import Any
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import FIELD_MANAGER, Plan, Snapshot
 from controller.services.reconciler import ServiceInputs, build_view, decide_service
+from crds.meta import POD_TEMPLATE
 from kube.client import Obj
 from kube.resources import (
     DEPLOYMENTS,
@@ -116,6 +117,15 @@ def manage(desired: Obj, generation: int = 1) -> Obj:
         "managedFields": [{"manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": {"f:spec": owned}}],
     }
     return desired | {"metadata": metadata}
+
+
+def forget_mark(deployment: Obj) -> Obj:
+    """Return a Deployment as versions without marks of templates made it."""
+    template = deployment["spec"]["template"]
+    metadata = {name: value for name, value in template["metadata"].items() if name != "annotations"}
+    annotations = {name: value for name, value in template["metadata"]["annotations"].items() if name != POD_TEMPLATE}
+    metadata |= {"annotations": annotations} if annotations else {}
+    return {**deployment, "spec": {**deployment["spec"], "template": {**template, "metadata": metadata}}}
 
 
 def kept_part(deployment: Obj) -> Obj:

@@ -41,6 +41,7 @@ from controller.services.pods.template_rollout import (
     compare_template,
     digest_inputs,
     is_changing,
+    mark_template,
     select_changes,
 )
 from controller.services.pods.volume_mark import VolumeMark, choose_mark
@@ -210,7 +211,9 @@ def _list_wanted(
         _, made = build_deployment(service, choice, weights, companions, replicas=replicas, settings=settings)
         inputs = digest_inputs(service, served, copy)
         if observed is None:
-            return _WantedDeployment(TemplateChange(annotate(made, inputs)), replicas, None, weights.node)
+            return _WantedDeployment(
+                TemplateChange(annotate(mark_template(made), inputs)), replicas, None, weights.node
+            )
         # Earlier versions requested stated memory of the node beside devices. A pod that no node takes loses nothing.
         found = observed.count_pods()
         is_estimate = choice.is_estimate and not (is_stated and found.refused and not found.placed)

@@ -18,13 +18,14 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from controller.models.served import Served, cache_path, cached_claim
+from controller.placement.queued_service import read_template_mark
 from controller.reconcile.partial_objects import LOADING_OPTION
 from controller.reconcile.stamp import ANNOTATION_INPUTS, ANNOTATION_SERVED, ANNOTATION_UPDATE, is_desired, stamp
 from controller.services.pods.one_node import forget_claims
 from controller.services.pods.queue_gate import has_gate, set_gate
 from crds.cache import NodeCopy
 from crds.inferenceservice import InferenceService, InferenceServiceSpec
-from crds.meta import LABEL_COPY, PROXY_CONTAINER
+from crds.meta import LABEL_COPY, POD_TEMPLATE, PROXY_CONTAINER
 from crds.model import Model
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS
@@ -80,6 +81,8 @@ def compare_template(
         is_stated: True if a Model states its memory, which counts for devices, and which an edit may change.
         has_places: True if a pod of it has a node, and is not replaced for the gate of the queue.
     """
+    # Templates of earlier versions have no mark, and get none before another change.
+    made = _set_mark(made, read_template_mark(observed["spec"]["template"]))
     # A change of the number of pods applies the annotations anew.
     marked = {ANNOTATION_SERVED: "true"} if _is_marked(observed) else {}
     desired = annotate(made, inputs, marked)
@@ -91,6 +94,7 @@ def compare_template(
     for wanted in (made, _keep_place(made, observed)) if has_places else (made,):
         if (kept := _keep_pods(wanted, observed, keeps_request=keeps_request, is_edited=is_edited)) is not None:
             return TemplateChange(annotate(kept, inputs, marked))
+    made = mark_template(made)
     served = {ANNOTATION_SERVED: "true"} if _has_served(observed) else marked
     if is_edited:
         return TemplateChange(annotate(made, inputs, served), "edit")
@@ -157,6 +161,24 @@ def annotate(desired: Obj, inputs: str, annotations: Obj | None = None) -> Obj:
     """Return a Deployment with its stamp and the digest of the user's inputs."""
     metadata = {**desired["metadata"], "annotations": {ANNOTATION_INPUTS: inputs, **(annotations or {})}}
     return stamp({**desired, "metadata": metadata})
+
+
+def mark_template(deployment: Obj) -> Obj:
+    """Return a Deployment whose pods tell by their template that they have it: times of one second do not."""
+    template = _set_mark(deployment, "")["spec"]["template"]
+    digest = hashlib.sha256(msgspec.json.encode(template, order="deterministic")).hexdigest()[:16]
+    return _set_mark(deployment, digest)
+
+
+def _set_mark(deployment: Obj, mark: str) -> Obj:
+    """Return a Deployment with this mark of its template, or without one if it is empty."""
+    template = deployment["spec"]["template"]
+    metadata: Obj = template.get("metadata") or {}
+    annotations = {name: value for name, value in metadata.get("annotations", {}).items() if name != POD_TEMPLATE}
+    annotations |= {POD_TEMPLATE: mark} if mark else {}
+    metadata = {name: value for name, value in metadata.items() if name != "annotations"}
+    marked = {**template, "metadata": metadata | ({"annotations": annotations} if annotations else {})}
+    return {**deployment, "spec": {**deployment["spec"], "template": marked}}
 
 
 def is_rolled_out(deployment: Obj) -> bool:

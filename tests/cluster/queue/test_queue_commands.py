@@ -187,6 +187,7 @@ async def test_plan_of_a_drain_tells_where_replicas_go(
 ) -> None:
     await simulated.add("sim-1", devices=4)
     await user.serve("two", 2)
+    await user.wait_for_a_later_second()
     await user.serve("one", 1)
     await user.wait_until_run("two", "one")
     await simulated.add("sim-2", devices=2)
@@ -199,6 +200,8 @@ async def test_plan_of_a_drain_tells_where_replicas_go(
     for name in ("two", "one"):
         (pod,) = await user.pods(name)
         await client.delete(PODS, pod["metadata"]["name"], user.namespace)
+        await user.wait_until_queued(name)
+        await user.wait_for_a_later_second()
     await user.wait_until_on(row["service"], "sim-2")
     await user.wait_until_on(waiting["service"], "")
     unknown = await reader.run("plan", "drain", "absent", *OPTIONS)
@@ -215,6 +218,7 @@ async def test_plan_of_a_node_tells_who_starts_on_it(
     for name in ("first", "second", "third"):
         await user.serve(name, 4)
         await user.wait_until_queued(name)
+        await user.wait_for_a_later_second()
     rows = await plan(reader, "add", "--accelerator", "nvidia", "--devices", "8", "--memory", "512Gi")
     assert {name: (row["outcome"], row["to"]) for name, row in rows.items()} == {
         "first": ("starts", ["node/new"]),

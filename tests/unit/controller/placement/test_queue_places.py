@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from controller.placement.observed_units import ObservedUnits, observe_units
 from controller.placement.queue_places import find_own_place, format_place, parse_seconds
-from crds.meta import ENQUEUED_AT
+from crds.meta import ENQUEUED_AT, POD_TEMPLATE
 from devices.vendors import VENDORS
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, METAL_PROCESSES, PODS, ObjectKey
@@ -162,6 +163,33 @@ def test_place_that_an_heir_leaves_goes_to_the_next() -> None:
     found = observe([second], [own(first), own(second)], replicas=2)
     assert found.places == {ObjectKey(NAMESPACE, "second"): own(first)}
     assert found.open_places == {"uid-chat": (own(first), own(second))}
+
+
+@pytest.mark.parametrize("present", ["one", "two"])
+def test_deployment_tells_which_of_two_templates_of_one_second_is_present(present: str) -> None:
+    """A rollback in the midst of a rollout makes the first template the present one again."""
+    deployment = deployment_of(mark=present)
+    pods = [
+        queue_pod(f"{mark}-{state}", template=mark, gated=not node, node=node, annotations={POD_TEMPLATE: mark})
+        for mark in ("one", "two")
+        for state, node in (("waits", ""), ("runs", "n1"))
+    ]
+    known = store((INFERENCE_SERVICES, queued_service()), (DEPLOYMENTS, deployment), *((PODS, pod) for pod in pods))
+    found = {unit.key.name: unit for unit in observe_units(known, VENDORS, NOW).units}
+    other = "two" if present == "one" else "one"
+    assert found[f"{present}-waits"].replaces == {f"uid-{other}-runs"}
+    assert found[f"{other}-waits"].replaces == frozenset()
+    assert [name for name, unit in found.items() if unit.is_superseded] == [f"{other}-waits"]
+
+
+def test_pod_without_a_mark_is_of_an_earlier_template_once_the_deployment_has_one() -> None:
+    old, new = queue_pod("old", template="one", gated=False, node="n1"), queue_pod("new", template="two")
+    new["metadata"]["annotations"][POD_TEMPLATE] = "two"
+    known = store(
+        (INFERENCE_SERVICES, queued_service()), (DEPLOYMENTS, deployment_of(mark="two")), (PODS, old), (PODS, new)
+    )
+    found = {unit.key.name: unit for unit in observe_units(known, VENDORS, NOW).units}
+    assert found["new"].replaces == {"uid-old"}
 
 
 class QueueOfOneService(RuleBasedStateMachine):

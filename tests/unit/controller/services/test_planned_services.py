@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from controller.placement.cluster_copy import ClusterCopy, QueueSettings
+from controller.placement.queued_service import read_template_mark
 from controller.placement.units import Unit
 from controller.pod_settings import PodSettings
 from controller.services.planned_services import PlannedService, plan_services
-from crds.meta import API_VERSION, ENQUEUED_AT
+from crds.meta import API_VERSION, ENQUEUED_AT, POD_TEMPLATE
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS, NODES, PODS, ObjectKey
 from tests.support.api_objects import GIB, NAMESPACE, NOW, host, library_model, model, process
@@ -106,10 +107,12 @@ def make_served(settings: QueueSettings) -> ClusterCopy:
     service = queued_service("chat", **spec)
     copy = make_copy((INFERENCE_SERVICES, service), settings=settings)
     objects = (INFERENCE_SERVICES, service), (MODELS, library_model())
-    copy.put(DEPLOYMENTS, chat_deployment(*objects, replicas=2))
+    deployment = chat_deployment(*objects, replicas=2)
+    copy.put(DEPLOYMENTS, deployment)
+    mark = {POD_TEMPLATE: read_template_mark(deployment["spec"]["template"])}
     earlier = NOW - timedelta(hours=2)
-    copy.put(PODS, queue_pod("chat-aaa-1", gated=False, node="a", devices=2, created=earlier))
-    copy.put(PODS, queue_pod("chat-aaa-2", devices=2, created=earlier + timedelta(hours=1)))
+    copy.put(PODS, queue_pod("chat-aaa-1", gated=False, node="a", devices=2, created=earlier, annotations=mark))
+    copy.put(PODS, queue_pod("chat-aaa-2", devices=2, created=earlier + timedelta(hours=1), annotations=mark))
     return copy
 
 

@@ -24,6 +24,7 @@ from tests.support.service_decisions import (
     chat_pod,
     chat_service,
     decide_chat,
+    forget_mark,
     list_applied,
 )
 
@@ -129,7 +130,7 @@ def test_mirrors_reach_processes_but_not_their_names() -> None:
 @pytest.mark.parametrize("case", SERVICES)
 def test_pod_templates_stay_the_same(case: str, accelerator: str) -> None:
     spec: dict[str, Any] = {**SERVICES[case], "hardware": {"accelerator": accelerator}, "resources": {"cpu": "2"}}
-    earlier = set_gate(deepcopy(chat_deployment(chat_service(**spec), *models())), is_gated=False)
+    earlier = set_gate(deepcopy(forget_mark(chat_deployment(chat_service(**spec), *models()))), is_gated=False)
     # Earlier versions had none of these, and requested the memory of devices of the node as well: what they made keeps
     # its template until something else changes.
     pod = earlier["spec"]["template"]["spec"]
@@ -150,7 +151,7 @@ def test_pod_templates_stay_the_same(case: str, accelerator: str) -> None:
 
 def test_pod_template_behind_a_proxy_stays_the_same() -> None:
     spec: Obj = {"runtime": "ollama", "hardware": {"accelerator": "cpu"}, "resources": {"memory": "2Gi"}}
-    earlier = chat_deployment(chat_service(**spec), *models())
+    earlier = forget_mark(chat_deployment(chat_service(**spec), *models()))
     # Earlier versions told the proxy no time to load.
     (proxy,) = earlier["spec"]["template"]["spec"]["containers"]
     place = proxy["args"].index("--loading-seconds")

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from controller.placement.queued_service import read_template_mark
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.plan import Plan
 from controller.reconcile.stamp import (
@@ -30,6 +31,7 @@ from tests.support.service_decisions import (
     chat_pod,
     chat_service,
     decide_chat,
+    forget_mark,
     kept_part,
     list_applied,
 )
@@ -249,9 +251,28 @@ def test_service_that_is_suspended_is_not_kept_for_its_turn() -> None:
 def test_template_stays_after_its_turn() -> None:
     there = running()
     (applied,) = list_applied(decide(there, may_roll_out=True), DEPLOYMENTS)
-    after = {**there, "metadata": {**there["metadata"], "annotations": applied["metadata"]["annotations"]}}
-    (again,) = list_applied(decide(after), DEPLOYMENTS)
+    spec = {
+        **there["spec"],
+        "template": {**there["spec"]["template"], "metadata": applied["spec"]["template"]["metadata"]},
+    }
+    after = {"metadata": {**there["metadata"], "annotations": applied["metadata"]["annotations"]}, "spec": spec}
+    (again,) = list_applied(decide({**there, **after}), DEPLOYMENTS)
     assert not needs_apply(DEPLOYMENTS, again, after)
+
+
+def test_mark_of_a_template_is_another_after_an_edit_and_the_first_one_after_a_rollback() -> None:
+    def mark(there: Obj, **spec: Any) -> str:
+        (applied,) = list_applied(decide(there, DEFAULT_SETTINGS, **spec), DEPLOYMENTS)
+        return read_template_mark(applied["spec"]["template"])
+
+    first = running()
+    assert mark(first, replicas=2) == mark(first)
+    edited = running(contextLength=8192)
+    assert mark(first, contextLength=8192) == mark(edited, contextLength=8192) != mark(first)
+    assert mark(edited) == mark(first)
+    unmarked = kept_part(stamp(forget_mark(chat_deployment(chat_service(), (MODELS, model())))))
+    assert mark(unmarked) == ""
+    assert mark(unmarked, contextLength=8192) == mark(edited, contextLength=8192)
 
 
 def test_deployment_of_an_earlier_version_keeps_its_pods_and_learns_the_inputs() -> None:

@@ -372,25 +372,25 @@ def decided(obj: Obj, rotation: TokenRotation) -> Plan:
     return decide_service(Snapshot(known, NOW, ServiceInputs(None, None, None, rotation=rotation)), KEY)
 
 
-def template_annotations(plan: Plan) -> Obj | None:
+def rotation_of_pods(plan: Plan) -> str | None:
     ((deployment),) = list_applied(plan, DEPLOYMENTS)
-    found: Obj | None = deployment["spec"]["template"]["metadata"].get("annotations")
+    found: str | None = deployment["spec"]["template"]["metadata"]["annotations"].get(TOKEN_ROTATION)
     return found
 
 
 def test_pods_are_replaced_after_the_secret() -> None:
     done = decided(annotated("monday"), TokenRotation("abc"))
     assert done.status is not None
-    assert (done.status["tokenRotation"], template_annotations(done)) == ("abc", None)
+    assert (done.status["tokenRotation"], rotation_of_pods(done)) == ("abc", None)
     assert done.again_seconds == 1
     rolled = decided(annotated("monday", "abc"), TokenRotation())
-    assert template_annotations(rolled) == {TOKEN_ROTATION: "abc"}
+    assert rotation_of_pods(rolled) == "abc"
     assert rolled.status is not None
     assert rolled.status["tokenRotation"] == "abc"
 
 
 def test_service_whose_token_was_never_replaced_is_not_rolled() -> None:
     plan = decided(annotated(None), TokenRotation())
-    assert template_annotations(plan) is None
+    assert rotation_of_pods(plan) is None
     assert plan.status is not None
     assert "tokenRotation" not in plan.status
