@@ -196,7 +196,8 @@ def _build_service_units(
     texts = _parse_freed(service, freed)
     # An earlier service of the same name may still have pods that end: their places are its own.
     own = [each for each in replicas if service is not None and each.unit.enqueued_at >= service.created_at]
-    assigned, replaces, superseded = assign_places(own, texts), assign_predecessors(own), find_superseded(own)
+    wanted = service.replicas if service is not None else 0
+    assigned, replaces, superseded = assign_places(own, texts), assign_predecessors(own), find_superseded(own, wanted)
     units = [
         msgspec.structs.replace(
             each.unit,
@@ -210,7 +211,6 @@ def _build_service_units(
         if each.unit.state != "ending"
     ]
     places = {key: format_place(unit.enqueued_at) for unit in units if unit.uid in assigned for key in unit.objects}
-    wanted = service.replicas if service is not None else 0
     still_open = list_open_places(own, texts, assigned, wanted)
     ending = tuple(each for each in replicas if each.unit.state == "ending")
     return _ServiceUnits(tuple(units), ending, places, tuple(texts[place] for place in still_open))

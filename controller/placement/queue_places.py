@@ -156,11 +156,17 @@ def assign_predecessors(replicas: Sequence[ReplicaUnit]) -> dict[str, frozenset[
     return {uid: frozenset(replaced) for uid, replaced in found.items() if replaced}
 
 
-def find_superseded(replicas: Sequence[ReplicaUnit]) -> frozenset[str]:
-    """Return the uids of waiting units in whose stead one of a later template waits."""
+def find_superseded(replicas: Sequence[ReplicaUnit], wanted: int) -> frozenset[str]:
+    """Return the uids of waiting units of an earlier template that are not wanted any more.
+
+    In their stead one of a later template waits, or as many replicas as are wanted have a place.
+    """
     current, earlier, _ending = split_replicas(replicas)
+    waiting = [each for each in earlier if each.unit.state == "waiting"]
+    if waiting and sum(each.unit.state == "running" for each in (*current, *earlier)) >= wanted:
+        return frozenset(each.unit.uid for each in waiting)
     rollouts = {each.rollout for each in current if each.unit.state == "waiting"}
-    return frozenset(each.unit.uid for each in earlier if each.unit.state == "waiting" and each.rollout in rollouts)
+    return frozenset(each.unit.uid for each in waiting if each.rollout in rollouts)
 
 
 class SplitReplicas(NamedTuple):

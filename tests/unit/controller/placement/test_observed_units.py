@@ -357,4 +357,11 @@ def test_pod_of_an_earlier_template_gets_nothing_while_one_of_the_present_templa
     found = observe(queue(earlier, later))
     assert (found["earlier"].is_superseded, found["later"].is_superseded) == (True, False)
     running = queue_pod("later", template="bbb", created=LATER, gated=False, node="n1")
-    assert not observe(queue(earlier, running))["earlier"].is_superseded, "it serves until the rollout reaches it"
+    found = observe(queue(earlier, running, replicas=2))
+    assert not found["earlier"].is_superseded, "it serves until the rollout reaches it"
+
+
+def test_pod_of_an_earlier_template_gets_nothing_once_all_replicas_have_a_place() -> None:
+    """A preemptor that was edited cost another service its place after the pod of its later spec had got one."""
+    later = queue_pod("later", template="bbb", created=LATER, gated=False, node="n1")
+    assert observe(queue(queue_pod("earlier"), later, replicas=1))["earlier"].is_superseded
