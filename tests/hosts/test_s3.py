@@ -103,7 +103,8 @@ async def test_folder_is_listed_and_inspected(bucket: Bucket) -> None:
 
 async def test_more_objects_than_a_page_are_listed(bucket: Bucket) -> None:
     wanted = [f"many/{number:04}.json" for number in range(1001)]
-    await asyncio.gather(*(bucket.server.put(BUCKET, key, b"{}") for key in wanted))
+    for key in wanted:
+        await bucket.server.put(BUCKET, key, b"{}")
     access = SourceAccess(allowed_networks=ALLOWED_NETWORKS, s3=bucket.server.access())
     listing = await open_repository(parse("s3://models/many/"), access).list_files(None)
     assert [f"many/{file.path}" for file in listing.files] == wanted

@@ -23,7 +23,7 @@ async def test_stopped_host_withdraws_drains_and_reports_and_serves_after_its_ne
 ) -> None:
     await bound_process.bind(contextLength=4096)
     url = await bound_process.ready()
-    async with http.post(f"{url}/v1/chat/completions", json=LONG | {"max_tokens": 3000}) as stream:
+    async with http.post(f"{url}/v1/chat/completions", json=LONG | {"max_tokens": 600}) as stream:
         await stream.content.readline()
         pid = await bound_process.pid()
         os.kill(pid, signal.SIGSTOP)  # the request lasts until the slice is read, however long that takes
