@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from controller.placement.explanation import RefusalCounter
 from controller.placement.notice_pacer import NoticePacer
 from controller.placement.planner import Admit, EvictUnit, Nominate, Round, WithdrawNomination
+from controller.placement.pool_limits import LimitRefusal
 from controller.placement.standing import (
     ServiceStanding,
     WaitFacts,
@@ -54,6 +55,8 @@ class _Entry(NamedTuple):
     reason: QueueReason | None
     """None: too little is free, or all cells that could run it are closed."""
     start: StartRange | NoEstimate
+    limit: LimitRefusal | None = None
+    """The limit for which it waits."""
 
     @property
     def news(self) -> tuple[object, ...]:
@@ -211,7 +214,7 @@ class Board:
             cells=entry.nomination.cells if entry.nomination is not None else (),
             victims=victims,
             reason=reason,
-            message=describe_wait(unit, reason, WaitFacts(counts, largest, victims, sum(entry.ahead))),
+            message=describe_wait(unit, reason, WaitFacts(counts, largest, victims, sum(entry.ahead), entry.limit)),
             start=entry.start,
         )
 
@@ -237,7 +240,15 @@ class Board:
             if unit.service not in entries:
                 position = None if reason == "NoSuchHardware" else queue.length + 1
                 entry = _Entry(
-                    unit, lane.pool, position, tuple(queue.ahead), needed, nomination, reason, _unestimated(reason)
+                    unit,
+                    lane.pool,
+                    position,
+                    tuple(queue.ahead),
+                    needed,
+                    nomination,
+                    reason,
+                    _unestimated(reason),
+                    find_limit(decided, uid),
                 )
                 entries[unit.service] = self._estimate(entry, lane)
             if reason != "NoSuchHardware":
@@ -270,8 +281,8 @@ class Board:
             if last is None or last.news != entry.news:
                 self._pacer.add(service, is_urgent=True)
             elif is_everyone_told or (
-                (last.position, last.ahead, last.reason, last.start, self._lengths.get(last.pool))
-                != (entry.position, entry.ahead, entry.reason, entry.start, lengths.get(entry.pool))
+                (last.position, last.ahead, last.reason, last.limit, last.start, self._lengths.get(last.pool))
+                != (entry.position, entry.ahead, entry.reason, entry.limit, entry.start, lengths.get(entry.pool))
             ):
                 self._pacer.add(service, is_urgent=False)
         for service in (self._entries.keys() | self._recalled) - entries.keys():
@@ -290,7 +301,13 @@ def find_reason(decided: Round, uid: str, nomination: Nomination | None) -> Queu
         return "NoSuchHardware"
     if blockage.is_shadowed:
         return "HeadOfLine"
-    return "Quota" if blockage.limits else None
+    return "Quota" if blockage.limit is not None else None
+
+
+def find_limit(decided: Round, uid: str) -> LimitRefusal | None:
+    """Return the limit for which a unit waits, or None."""
+    blockage = decided.blocked.get(uid)
+    return blockage.limit if blockage is not None else None
 
 
 def _unestimated(reason: QueueReason | None) -> NoEstimate:

@@ -7,7 +7,14 @@ from typing import Final, NamedTuple
 from controller.placement.node_rules import find_untolerated
 from controller.placement.place_search import RESERVED, need_key, order_parts
 from controller.placement.planner import PlanRules, Round
-from controller.placement.pool_limits import LimitReason, LimitRefusal, PoolRules
+from controller.placement.pool_limits import (
+    DEVICES,
+    LimitReason,
+    LimitRefusal,
+    PoolRules,
+    amount_text,
+    limit_text,
+)
 from controller.placement.units import MEMORY, Amounts, Cell, HostRequirement, NodeRequirement, Unit, find_shortage
 from crds.size import size_text
 
@@ -169,11 +176,12 @@ def _describe(unit: Unit, cell: Cell, refusal: CellRefusal, made: Round, rules: 
         waiting = f"{head.key} of priority {head.priority} is ahead and waits for this {cell.kind}"
         if closure.rank == RESERVED:
             return f"{waiting}, where it may soon evict others", "wait"
-        return waiting, "wait, or give the service a higher priority"
+        return waiting, f"wait{or_raise_priority(unit)}"
     if (limit := made.limits.find_refusal(unit, cell.pool)) is not None and refusal.reason == limit.reason:
-        return _describe_limit(limit)
+        return describe_limit(limit, unit)
     if refusal.reason == NOMINATED and unit.nomination is not None:
-        return f"held for it until {len(unit.nomination.victims)} units have ended", ""
+        number = len(unit.nomination.victims)
+        return f"held for it until {number} replica{' has' if number == 1 else 's have'} ended", ""
     return _describe_rules(unit, cell, refusal.reason)
 
 
@@ -213,9 +221,9 @@ def _describe_rules(unit: Unit, cell: Cell, reason: str) -> tuple[str, str]:
             names = ", ".join(sorted(requirement.volume_nodes or ())) or "no node"
             return f"a volume of the pod is bound to {names}", "use a volume that is reachable from more nodes"
         case "Avoided":
-            return f"the {cell.kind} has rejected or displaced the unit before", "wait, or solve the cause there"
+            return f"the {cell.kind} has rejected or displaced the replica before", "wait, or solve the cause there"
         case _:
-            return cell.closed_message or f"the {cell.kind} takes no new unit", f"open the {cell.kind}"
+            return cell.closed_message or f"the {cell.kind} takes no new replica", f"open the {cell.kind}"
 
 
 def _describe_shortage(unit: Unit, cell: Cell, refusal: CellRefusal, made: Round, rules: PlanRules) -> tuple[str, str]:
@@ -227,29 +235,40 @@ def _describe_shortage(unit: Unit, cell: Cell, refusal: CellRefusal, made: Round
     else:
         has, place = max(0, made.left[cell.id].get(name, 0)), "left"
         lacking = _amount_text(name, needed - has)
-        remedy = f"end units that hold {lacking} of {name} there, or give the service a higher priority"
+        remedy = f"end replicas that hold {lacking} of {name} there{or_raise_priority(unit)}"
     elastic = rules.pools.get(cell.pool, PoolRules()).elastic
     if elastic > 0:
-        remedy += f"; an autoscaler adds nodes for up to {elastic} units at once"
+        remedy += f"; an autoscaler adds nodes for up to {elastic} replica{'' if elastic == 1 else 's'} at once"
     return f"{_amount_text(name, needed)} of {name} needed, {_amount_text(name, has)} {place}", remedy
 
 
 _LIMIT_TEXTS: Final[Mapping[LimitReason, tuple[str, str]]] = {
-    "Quota": ("the quota of {0}", "raise the quota, or end units of the namespace"),
-    "Nominal": ("the nominal amount of pool {0}", "raise nominal, or end units of the pool"),
-    "Lending": ("lendingLimit of pool {0}", "raise lendingLimit, or end units that borrow from the pool"),
-    "Borrowing": ("borrowingLimit of pool {0}", "raise borrowingLimit, or end units that borrow from other pools"),
+    "Quota": ("the quota", "end services of the namespace"),
+    "Nominal": ("nominal", "end services at home in the pool"),
+    "Lending": ("lendingLimit", "end services that borrow from the pool"),
+    "Borrowing": ("borrowingLimit", "end services of the pool that borrow from others"),
 }
 
 
-def _describe_limit(limit: LimitRefusal) -> tuple[str, str]:
-    name, remedy = _LIMIT_TEXTS[limit.reason]
-    measure = limit.key.measure
-    allowed, used, needed = (_amount_text(measure, each) for each in (limit.allowed, limit.used, limit.needed))
-    if limit.used + limit.needed <= limit.allowed:
-        message = f"{name.format(limit.key.owner)} has room, but an earlier unit waits for it"
-        return message, "wait, or give the service a higher priority"
-    return f"{name.format(limit.key.owner)} allows {allowed} {measure}: {used} used, {needed} needed", remedy
+def describe_limit(refusal: LimitRefusal, unit: Unit) -> tuple[str, str]:
+    """Return what a limit allows, and what would help a unit that it refuses."""
+    field, ending = _LIMIT_TEXTS[refusal.reason]
+    namespace, _, pool = refusal.key.owner.rpartition("/")
+    limit = f"{field}{f' of namespace {namespace} in' if namespace else ' of'} pool {pool}"
+    measure = refusal.key.measure
+    message = f"{limit} allows {limit_text(measure, refusal.allowed)}"
+    if not refusal.could_ever_fit:
+        return message, f"{'ask for less, or ' if refusal.allowed else ''}raise {field}"
+    if refusal.used + refusal.needed <= refusal.allowed:
+        return f"{limit} has room, but a replica ahead waits for it", f"wait{or_raise_priority(unit)}"
+    is_one = measure == DEVICES and refusal.used == 1
+    used = f"{amount_text(measure, refusal.used)} {'is' if is_one else 'are'} used"
+    return f"{message}, of which {used}", f"raise {field}, or {ending}"
+
+
+def or_raise_priority(unit: Unit) -> str:
+    """Return the further remedy of a higher priority; empty if there is none above that of the unit."""
+    return ", or raise spec.priority" if unit.rank else ""
 
 
 def _amount_text(name: str, amount: int) -> str:

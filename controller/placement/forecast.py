@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from controller.placement.board import find_reason
+from controller.placement.board import find_limit, find_reason
 from controller.placement.explanation import RefusalCounter
 from controller.placement.planner import Admit, EvictUnit, Nominate, PlanRules, Round, WithdrawNomination, plan
 from controller.placement.score import CellScore
@@ -245,7 +245,7 @@ def explain_wait(end: QueueForecast, fate: UnitFate) -> Wait:
     counts = sort_refusals(RefusalCounter(end.cells, made).count(unit))
     reason = find_reason(made, unit.uid, unit.nomination) or find_lack(unit, counts)
     largest = find_largest(unit, end.cells) if reason == "NoSuchHardware" else None
-    facts = WaitFacts(counts, largest, (), max(0, position - 1))
+    facts = WaitFacts(counts, largest, (), max(0, position - 1), find_limit(made, unit.uid))
     return Wait(position, len(queue), reason, describe_wait(unit, reason, facts))
 
 

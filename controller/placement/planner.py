@@ -91,6 +91,8 @@ class Blockage(NamedTuple):
     """A unit ahead of it waits for the only cells on which it would fit."""
     limits: tuple[LimitRefusal, ...] = ()
     """The limits that keep it out of some of its pools."""
+    limit: LimitRefusal | None = None
+    """That of them for which it waits; None: room would not be there without them either."""
 
 
 class Round(NamedTuple):
@@ -299,7 +301,9 @@ class Planning:
             self._search.is_closed_to(unit, name) and fits(unit.parts[0], self._search.left[name])
             for name in waited_for
         )
-        self._blocked[unit.uid] = self._hopeless[shape] = Blockage(len(feasible), is_shadowed, tuple(refusals.values()))
+        limit = self._find_limit(unit, feasible, refusals)
+        blockage = Blockage(len(feasible), is_shadowed, tuple(refusals.values()), limit)
+        self._blocked[unit.uid] = self._hopeless[shape] = blockage
         for refusal in refusals.values():
             if feasible:
                 self._limits.hold(refusal)
@@ -312,6 +316,24 @@ class Planning:
         if place is not None:
             self._again_seconds = min(place.wait_seconds, self._again_seconds or place.wait_seconds)
             closed.update(dict.fromkeys(place.cells, HeadOfLine(RESERVED, unit)))
+
+    def _find_limit(
+        self, unit: Unit, feasible: Mapping[str, Cell], refusals: Mapping[str, LimitRefusal]
+    ) -> LimitRefusal | None:
+        """Return the limit for which a unit waits: one that keeps it out of all cells, or of one that has room.
+
+        What another pool does not lend is not waited for, unless no other cell could run the unit.
+        """
+        is_everywhere = all(cell.pool in refusals for cell in feasible.values())
+        for pool, refusal in refusals.items():
+            cells = ((name, cell) for name, cell in feasible.items() if cell.pool == pool)
+            if any(
+                is_everywhere
+                or (refusal.reason != "Lending" and not cell.closed and fits(unit.parts[0], self._search.left[name]))
+                for name, cell in cells
+            ):
+                return refusal
+        return None
 
     def _list_feasible(self, unit: Unit) -> dict[str, Cell]:
         """Return the cells of all its pools that could ever run a part of a unit."""

@@ -11,6 +11,7 @@ from typing import Final, Literal, NamedTuple
 
 from controller.placement.units import MEMORY, Amounts, Cell, HostRequirement, Unit
 from crds.acceleratorpool import EACH_NAMESPACE
+from crds.size import size_text
 
 LimitReason = Literal["Quota", "Nominal", "Lending", "Borrowing"]
 PoolReason = Literal["InvalidSpec", "NoCell", "Overlap", "LimitTooHigh", "LimitExceeded"]
@@ -145,6 +146,16 @@ class PoolLimits:
 def is_borrowed(unit: Unit, pool: str) -> bool:
     """Return whether a unit that uses a pool is at home in another one."""
     return bool(unit.pools) and unit.pools[0] != pool
+
+
+def limit_text(measure: Measure, amount: int) -> str:
+    """Return an amount that a limit counts, such as `4 devices` or `96.0 GiB of memory`."""
+    return f"{size_text(amount)} of memory" if measure == MEMORY else f"{amount} device{'' if amount == 1 else 's'}"
+
+
+def amount_text(measure: Measure, amount: int) -> str:
+    """Return devices as a number, and memory as a size."""
+    return size_text(amount) if measure == MEMORY else f"{amount}"
 
 
 def sum_amounts(parts: Iterable[Amounts], measure: Measure) -> int:

@@ -10,14 +10,15 @@ from controller.placement.pool_limits import (
     PoolProblem,
     PoolQuota,
     PoolRules,
+    amount_text,
     find_pool_problems,
+    limit_text,
     measure_of,
     sum_amounts,
 )
 from controller.placement.pool_table import METAL, PoolTable
 from controller.placement.units import MEMORY, Amounts, Cell, Unit
 from crds.acceleratorpool import EACH_NAMESPACE
-from crds.size import size_text
 
 _MOST_NAMED: Final = 3
 FindLabels = Callable[[Cell], Mapping[str, str]]
@@ -151,12 +152,7 @@ def _find_overuse(table: PoolTable, use: _PoolUse) -> Iterable[PoolProblem]:
 
 def _describe_overuse(pool: str, limit: str, measure: Measure, allowed: int, used: int) -> PoolProblem:
     message = (
-        f"{limit} {amount_text(measure, allowed)} {measure}, but {amount_text(measure, used)} are in use: nothing more "
-        "is admitted until less is; end services, or raise it"
+        f"{limit} {limit_text(measure, allowed)}, but {amount_text(measure, used)} {'is' if used == 1 else 'are'} in "
+        "use: nothing more is admitted until less is; end services, or raise it"
     )
     return PoolProblem(pool, "LimitExceeded", message)
-
-
-def amount_text(measure: Measure, amount: int) -> str:
-    """Return devices as a number, and memory as a size."""
-    return size_text(amount) if measure == MEMORY else f"{amount}"

@@ -1,12 +1,13 @@
 """The standing of a service in the queue: its place, and why it waits there, in words with the way out."""
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple, get_args
 
 import msgspec
 
-from controller.placement.explanation import FITS, NOMINATED
-from controller.placement.pool_limits import LimitReason
+from controller.placement.explanation import FITS, NOMINATED, describe_limit, or_raise_priority
+from controller.placement.pool_limits import LimitReason, LimitRefusal
 from controller.placement.start_estimate import StartRange, measure_need
 from controller.placement.units import CPU, MEMORY, Cell, NodeRequirement, Unit, find_shortage
 from crds.meta import Priority
@@ -24,8 +25,10 @@ _WORDS: Final[Mapping[str, str]] = {
     "AgentTooOld": "have an agent that is too old",
 }
 """Why a cell can never run a unit, in words."""
-_OPEN: Final = frozenset({"Avoided", "HeadOfLine", FITS, NOMINATED, *get_args(LimitReason)})
+_OPEN: Final = frozenset({"Avoided", "HeadOfLine", FITS, NOMINATED})
 """Reasons of cells that could run a unit and take others."""
+_LIMITS: Final = frozenset(get_args(LimitReason))
+"""Reasons of cells that could run a unit, and out of which a limit keeps it."""
 _ELSEWHERE: Final = frozenset({"OtherPool", "OtherKind", "TooSmall"})
 """Reasons of cells that are counted nowhere."""
 
@@ -66,21 +69,23 @@ class CellCounts(NamedTuple):
     """Number of the cells that have too little free, by the first resource that lacks."""
     others: int
     """Cells that have enough free or are to be avoided."""
+    limited: Mapping[str, int] = MappingProxyType({})
+    """Number of the cells that could run it, and out of which a limit keeps it, by reason."""
 
     @property
     def feasible(self) -> int:
         """Number of the cells that could run it."""
-        return sum(self.closed.values()) + self.open
+        return sum(self.closed.values()) + sum(self.limited.values()) + self.open
 
     @property
     def open(self) -> int:
-        """Number of the cells that could run it and take units."""
+        """Number of the cells that could run it and take units, apart from those out of which a limit keeps it."""
         return sum(self.short.values()) + self.others
 
 
 def sort_refusals(refusals: Mapping[str, int]) -> CellCounts:
     """Sort the counts of a `RefusalCounter` by what they mean."""
-    never, closed, short = dict[str, int](), dict[str, int](), dict[str, int]()
+    never, closed, short, limited = dict[str, int](), dict[str, int](), dict[str, int](), dict[str, int]()
     others = 0
     for text, number in refusals.items():
         reason, _, resource = text.partition(" ")
@@ -90,9 +95,11 @@ def sort_refusals(refusals: Mapping[str, int]) -> CellCounts:
             short[resource] = number
         elif reason in _OPEN:
             others += number
+        elif reason in _LIMITS:
+            limited[reason] = number
         elif reason not in _ELSEWHERE:
             closed[reason] = number
-    return CellCounts(never, closed, short, others)
+    return CellCounts(never, closed, short, others, limited)
 
 
 def find_largest(unit: Unit, cells: Iterable[Cell]) -> Cell | None:
@@ -134,6 +141,8 @@ class WaitFacts(NamedTuple):
     """The services whose units end for it."""
     ahead: int = 0
     """Number of units ahead."""
+    limit: LimitRefusal | None = None
+    """The limit for which the unit waits."""
 
 
 def describe_wait(unit: Unit, reason: QueueReason, facts: WaitFacts) -> str:
@@ -144,20 +153,18 @@ def describe_wait(unit: Unit, reason: QueueReason, facts: WaitFacts) -> str:
         ending = ", ".join(facts.victims[:_MOST_NAMED]) or "others"
         return f"room is kept for it, and it starts as soon as replicas of {ending} have ended there"
     if reason == "NotConsidered":
-        return f"{ahead} replicas are ahead, so many that its turn is not near: raise spec.priority, or add {noun}s"
+        return f"{ahead} replicas are ahead, so many that its turn is not near: add {noun}s{or_raise_priority(unit)}"
     if reason == "NoSuchHardware":
         return _describe_missing(unit, facts, need, noun)
     if reason == "CellsClosed":
         return f"needs {need}, and {_describe_closed(counts, noun)}: wait until one opens, or add a {noun}"
     if reason == "HeadOfLine":
         return (
-            f"needs {need}; the {noun}s with that much free are kept for a replica ahead, which waits for more: wait, "
-            "or raise spec.priority"
+            f"needs {need}; the {noun}s with that much free are kept for a replica ahead, which waits for more: wait"
+            f"{or_raise_priority(unit)}"
         )
-    if reason == "Quota":
-        return (
-            f"needs {need}, more than a limit of its pool or namespace leaves: end another service, or raise the limit"
-        )
+    if reason == "Quota" and facts.limit is not None:
+        return f"needs {need}, but {': '.join(describe_limit(facts.limit, unit))}"
     found = f"the only open {noun}" if counts.open == 1 else f"each of the {counts.open} {noun}s"
     parts = [f"needs {need}; {found} that could run it has less free"]
     lacking = find_lacking(unit, counts)
@@ -165,8 +172,12 @@ def describe_wait(unit: Unit, reason: QueueReason, facts: WaitFacts) -> str:
         parts.append(f"most of them lack {lacking}")
     if counts.closed:
         parts.append(_describe_closed(counts, noun))
+    if counts.limited:
+        refused = ", ".join(f"{number} {word}" for word, number in sorted(counts.limited.items()))
+        parts.append(f"limits keep it out of {_count(sum(counts.limited.values()), noun)} ({refused})")
     way_out = "it starts once others end" + (" that are ahead or run" if ahead else "")
-    return f"{'; '.join(parts)}: {way_out}; add a {noun}, or raise spec.priority so that others make room"
+    more = f"; add a {noun}, or raise spec.priority so that others make room" if unit.rank else f", or add a {noun}"
+    return f"{'; '.join(parts)}: {way_out}{more}"
 
 
 def _describe_missing(unit: Unit, facts: WaitFacts, need: str, noun: str) -> str:

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Final
 
-from controller.placement.pool_limits import PoolProblem
-from controller.placement.pool_standing import PoolStanding, amount_text
+from controller.placement.pool_limits import PoolProblem, amount_text, limit_text
+from controller.placement.pool_standing import PoolStanding
 from controller.placement.units import MEMORY
 from controller.reconcile.conditions import condition, transitions
 from controller.reconcile.plan import Plan, Reconciler, Snapshot
@@ -61,5 +61,5 @@ def _build_ready(standing: PoolStanding, generation: int) -> Obj:
         return condition(READY, true=False, reason=first.reason, message=message, generation=generation)
     noun = "host" if standing.measure == MEMORY else "node"
     number = f"{standing.cells} {noun}{'' if standing.cells == 1 else 's'}"
-    message = f"{number} with {amount_text(standing.measure, standing.total)} {standing.measure}"
+    message = f"{number} with {limit_text(standing.measure, standing.total)}"
     return condition(READY, true=True, reason=READY, message=message, generation=generation)

@@ -100,7 +100,7 @@ async def test_quota_holds_the_third_service_of_a_namespace_and_no_other(
     await admin.wait_for_status("nvidia", used="6/8", waiting=1)
     await admin.edit("nvidia", quotas=[{"namespace": user.namespace, "devices": 1}])
     message = await admin.wait_for_status("nvidia", "LimitExceeded")
-    assert f"quota of namespace {user.namespace} is 1 devices, but 2 are in use" in message
+    assert f"quota of namespace {user.namespace} is 1 device, but 2 are in use" in message
     assert await user.nodes("chat-1") == ["sim-1"], "a quota below what runs ends nothing"
     await admin.edit("nvidia", quotas=[{"namespace": user.namespace, "devices": 3}])
     await user.wait_until_on("chat-3", "sim-1")

@@ -129,7 +129,7 @@ def test_explanation_has_the_best_remedy_before_the_table() -> None:
         "reason": "Insufficient",
         "resource": GPU,
         "message": f"4 of {GPU} needed, 0 left",
-        "remedy": f"end units that hold 4 of {GPU} there, or give the service a higher priority",
+        "remedy": f"end replicas that hold 4 of {GPU} there, or raise spec.priority",
     }
 
 

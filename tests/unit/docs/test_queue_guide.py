@@ -5,6 +5,7 @@ from typing import get_args
 
 import pytest
 
+from controller.placement.pool_limits import DEVICES, LimitKey, LimitRefusal
 from controller.placement.standing import CellCounts, WaitFacts, describe_wait
 from controller.placement.units import Unit
 from crds.queue_status import NoEstimate, QueueReason
@@ -13,12 +14,13 @@ from tests.support.waiting_units import GPU, gpu_cell, waiting_process, waiting_
 
 GUIDE = (CHECKOUT / "docs" / "queue.md").read_text()
 NONE = CellCounts({}, {}, {}, 0)
+QUOTA = LimitRefusal(LimitKey("Quota", "team/nvidia", DEVICES), 4, 3, 2)
 EXAMPLES: dict[QueueReason, tuple[Unit, WaitFacts]] = {
     "InsufficientDevices": (waiting_unit("chat", 2), WaitFacts(NONE._replace(short={GPU: 3}))),
     "InsufficientMemory": (waiting_process("chat", 24), WaitFacts(NONE._replace(short={"memory": 1}))),
     "HeadOfLine": (waiting_unit("chat"), WaitFacts(NONE._replace(others=1))),
     "Draining": (waiting_unit("chat"), WaitFacts(NONE, victims=("team/reports",))),
-    "Quota": (waiting_unit("chat", 2), WaitFacts(NONE)),
+    "Quota": (waiting_unit("chat", 2), WaitFacts(NONE, limit=QUOTA)),
     "CellsClosed": (waiting_unit("chat"), WaitFacts(NONE._replace(closed={"Cordoned": 1}))),
     "NotConsidered": (waiting_unit("chat"), WaitFacts(NONE, ahead=299)),
     "NoSuchHardware": (waiting_unit("chat", 16), WaitFacts(NONE, largest=gpu_cell("gpu-1", 8))),

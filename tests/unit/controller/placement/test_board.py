@@ -10,7 +10,7 @@ import pytest
 
 from controller.placement.board import Board
 from controller.placement.planner import PlanRules, plan
-from controller.placement.pool_limits import PoolQuota
+from controller.placement.pool_limits import PoolQuota, PoolRules
 from controller.placement.standing import ServiceStanding
 from controller.placement.units import Cell, NodeRequirement, Nomination, Unit
 from kube.resources import ObjectKey
@@ -18,6 +18,7 @@ from tests.support import virtual_time
 from tests.support.waiting_units import GPU, gpu_cell, host_cell, running_unit, waiting_process, waiting_unit
 
 NOW = 10_000.0
+NO_RULES = PlanRules()
 
 
 class Told:
@@ -30,8 +31,10 @@ class Told:
     def _note(self, service: ObjectKey) -> None:
         self.notices.append((asyncio.get_running_loop().time(), service.name))
 
-    def update(self, cells: Sequence[Cell], units: Sequence[Unit], now: float = NOW) -> None:
-        self.board.update(plan(cells, units, PlanRules(), now), cells, now, units=units)
+    def update(
+        self, cells: Sequence[Cell], units: Sequence[Unit], now: float = NOW, rules: PlanRules = NO_RULES
+    ) -> None:
+        self.board.update(plan(cells, units, rules, now), cells, now, units=units)
 
     def take(self) -> list[str]:
         names = [name for _, name in self.notices]
@@ -39,12 +42,12 @@ class Told:
         return names
 
 
-def standings(cells: Sequence[Cell], units: Sequence[Unit]) -> dict[str, ServiceStanding]:
+def standings(cells: Sequence[Cell], units: Sequence[Unit], rules: PlanRules = NO_RULES) -> dict[str, ServiceStanding]:
     """Return the standings after one round, by the name of the service."""
 
     async def main() -> dict[str, ServiceStanding]:
         told = Told()
-        told.update(cells, units)
+        told.update(cells, units, rules=rules)
         names = {unit.service for unit in units}
         return {key.name: found for key in names if (found := told.board.standing(key)) is not None}
 
@@ -189,17 +192,99 @@ def test_gang_that_no_cluster_holds_is_told_so() -> None:
     assert found.message == "its 2 pods do not fit on 1 node together: ask for less, or add nodes"
 
 
-def test_limit_of_a_namespace_is_told() -> None:
+ELSEWHERE = waiting_unit("chat", 2, pools=("nvidia", "team-b"))
+"""A unit that may borrow from another pool."""
+LIMITS: dict[str, tuple[Sequence[Cell], Unit, PlanRules, str, str]] = {
+    "its namespace has used its quota": (
+        [gpu_cell("n1")],
+        waiting_unit("chat", 2),
+        PlanRules(quotas={("team", "nvidia"): PoolQuota(devices=4)}),
+        "Quota",
+        (
+            "needs nvidia.com/gpu: 2, but the quota of namespace team in pool nvidia allows 4 devices, of which 3 are "
+            "used: raise the quota, or end services of the namespace"
+        ),
+    ),
+    "it needs more than its quota": (
+        [gpu_cell("n1")],
+        waiting_unit("chat", 2),
+        PlanRules(quotas={("team", "nvidia"): PoolQuota(devices=1)}),
+        "Quota",
+        (
+            "needs nvidia.com/gpu: 2, but the quota of namespace team in pool nvidia allows 1 device: ask for less, or "
+            "raise the quota"
+        ),
+    ),
+    "all is closed to it, by a limit and by a cordon": (
+        [gpu_cell("n1", closed="Cordoned"), gpu_cell("n2", pool="team-b")],
+        ELSEWHERE,
+        PlanRules(pools={"team-b": PoolRules(lending_limit=0)}),
+        "CellsClosed",
+        "1 node that could run it is closed (1 Cordoned): wait until one opens, or add a node",
+    ),
+    "its home is full, and another pool lends nothing": (
+        [gpu_cell("n1", free=0), gpu_cell("n2", pool="team-b")],
+        ELSEWHERE,
+        PlanRules(pools={"team-b": PoolRules(lending_limit=0)}),
+        "InsufficientDevices",
+        "the only open node that could run it has less free; limits keep it out of 1 node (1 Lending): it starts once",
+    ),
+    "its home is full, and so is another pool whose quota is used": (
+        [gpu_cell("n1", free=0), gpu_cell("n2", free=0, pool="team-b")],
+        ELSEWHERE,
+        PlanRules(quotas={("team", "team-b"): PoolQuota(devices=1)}),
+        "InsufficientDevices",
+        "the only open node that could run it has less free; limits keep it out of 1 node (1 Quota): it starts once",
+    ),
+    "its home is full, and the node of another pool whose quota is used is cordoned": (
+        [gpu_cell("n1", free=0), gpu_cell("n2", pool="team-b", closed="Cordoned")],
+        ELSEWHERE,
+        PlanRules(quotas={("team", "team-b"): PoolQuota(devices=1)}),
+        "InsufficientDevices",
+        "has less free; 1 node that could run it is closed (1 Cordoned): it starts once",
+    ),
+    "its home has no node, and another pool lends nothing": (
+        [gpu_cell("n2", pool="team-b")],
+        ELSEWHERE,
+        PlanRules(pools={"team-b": PoolRules(lending_limit=0)}),
+        "Quota",
+        "needs nvidia.com/gpu: 2, but lendingLimit of pool team-b allows 0 devices: raise lendingLimit",
+    ),
+    "its home is full, and only a quota keeps it from another pool": (
+        [gpu_cell("n1", free=0), gpu_cell("n2", pool="team-b")],
+        ELSEWHERE,
+        PlanRules(quotas={("team", "team-b"): PoolQuota(devices=1)}),
+        "Quota",
+        "the quota of namespace team in pool team-b allows 1 device: ask for less, or raise the quota",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LIMITS)
+def test_limit_is_told_only_where_it_is_what_the_service_waits_for(case: str) -> None:
+    cells, unit, rules, reason, message = LIMITS[case]
+    running = [running_unit(waiting_unit("other", 3), "node/n1")] if "used its quota" in case else []
+    found = standings(cells, [unit, *running], rules)["chat"]
+    assert (found.reason, found.place) == (reason, "1/1")
+    assert message in found.message
+
+
+def test_change_of_a_limit_is_told() -> None:
     async def main() -> None:
-        told, cells, units = Told(), [gpu_cell("n1")], [waiting_unit("chat", 2)]
-        rules = PlanRules(quotas={("team", "nvidia"): PoolQuota(devices=1)})
-        told.board.update(plan(cells, units, rules, NOW), cells, NOW, units=units)
-        found = told.board.standing(ObjectKey("team", "chat"))
-        assert found is not None
-        assert (found.reason, found.place) == ("Quota", "1/1")
-        assert "more than a limit of its pool or namespace leaves" in found.message
+        told, cells, units = Told(), [gpu_cell("n1")], [waiting_unit("chat", 4)]
+        for devices in (1, 2):
+            told.update(cells, units, rules=PlanRules(quotas={("team", "nvidia"): PoolQuota(devices=devices)}))
+            await asyncio.sleep(60.0)
+            assert told.take() == ["chat"]
 
     virtual_time.run(main())
+
+
+def test_critical_service_is_not_told_to_raise_its_priority() -> None:
+    found = standings(full(), [waiting_unit("chat", priority="critical"), waiting_unit("next")])
+    assert "raise spec.priority" not in found["chat"].message
+    assert found["chat"].message.endswith("it starts once others end, or add a node")
+    assert "or raise spec.priority" in found["next"].message
 
 
 def test_hardware_that_does_not_exist_has_no_position_and_holds_up_no_other() -> None:

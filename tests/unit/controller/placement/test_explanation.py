@@ -61,20 +61,20 @@ CASES = {
         PlanRules(),
         "pod team/ahead of priority normal is ahead and waits for this node",
     ),
-    "Quota": (UNIT, node("c"), (), QUOTA, "the quota of team/nvidia allows 1 devices: 0 used, 2 needed"),
+    "Quota": (UNIT, node("c"), (), QUOTA, "the quota of namespace team in pool nvidia allows 1 device"),
     "Lending": (
         pod("a", 2, pools=("amd", "nvidia")),
         node("c"),
         (),
         LENDING,
-        "lendingLimit of pool nvidia allows 1 devices: 0 used, 2 needed",
+        "lendingLimit of pool nvidia allows 1 device",
     ),
     "Nominated": (
         pod("a", 2, priority="high"),
         node("c", 2),
         (runs("r", 2, "c"),),
         PlanRules(),
-        "held for it until 1 units have ended",
+        "held for it until 1 replica has ended",
     ),
 }
 
@@ -99,14 +99,14 @@ def test_unit_that_waits_for_a_limit_behind_another_is_explained() -> None:
     units = [runs("r", 2, "c"), pod("large", 4), pod("small", 1, at=1)]
     rules = PlanRules(quotas={("team", "nvidia"): PoolQuota(devices=4)})
     (found,) = explain(units[-1], [node("c")], decide([node("c")], units, rules), rules)
-    assert found.message == "the quota of team/nvidia has room, but an earlier unit waits for it"
+    assert found.message == "the quota of namespace team in pool nvidia has room, but a replica ahead waits for it"
 
 
 def test_elastic_pool_is_named_in_the_remedy() -> None:
     rules = PlanRules(pools={"nvidia": PoolRules(elastic=1)})
     units = [pod("first", 8, at=-1, state="running"), pod("a", 8)]
     (found,) = explain(units[1], [node("c", 1)], decide([node("c", 1)], units, rules), rules)
-    assert found.remedy.endswith("an autoscaler adds nodes for up to 1 units at once")
+    assert found.remedy.endswith("an autoscaler adds nodes for up to 1 replica at once")
 
 
 def test_counts_are_those_of_the_explanations() -> None:

@@ -110,15 +110,18 @@ def test_overlap_of_hosts_is_found_by_their_labels() -> None:
 @pytest.mark.parametrize(
     ("spec", "limit"),
     [
-        ({"nominal": 1}, "nominal is 1 devices, but 2 are in use"),
-        ({"borrowingLimit": 0}, "borrowingLimit is 0 devices, but 1 are in use"),
+        ({"nominal": 1}, "nominal is 1 device, but 2 are in use"),
+        ({"borrowingLimit": 0}, "borrowingLimit is 0 devices, but 1 is in use"),
         ({"lendingLimit": 2}, "lendingLimit is 2 devices, but 3 are in use"),
         (
             {"quotas": [{"namespace": "team", "devices": 4}]},
             "the quota of namespace team is 4 devices, but 5 are in use",
         ),
         ({"quotas": [{"namespace": "*", "devices": 4}]}, "the quota of namespace team is 4 devices, but 5 are in use"),
-        ({"quotas": [{"namespace": "team", "memory": 1}]}, "the quota of namespace team is 1 B memory, but 2 B are in"),
+        (
+            {"quotas": [{"namespace": "team", "memory": 1}]},
+            "the quota of namespace team is 1 B of memory, but 2 B are in",
+        ),
     ],
 )
 def test_limit_below_what_runs_is_found(spec: Obj, limit: str) -> None:

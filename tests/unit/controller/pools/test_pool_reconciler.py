@@ -60,7 +60,7 @@ def test_status_of_hosts_has_memory() -> None:
     status = decide(PoolStanding("memory", 1, 64 * GIB, 16 * GIB)).status
     assert status is not None
     assert (status["used"], status["lent"]) == ("16.0 GiB/64.0 GiB", "0 B")
-    assert status["conditions"][0]["message"] == "1 host with 64.0 GiB memory"
+    assert status["conditions"][0]["message"] == "1 host with 64.0 GiB of memory"
 
 
 def test_problems_are_in_the_condition_and_in_an_event() -> None:
