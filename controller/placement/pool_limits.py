@@ -173,65 +173,34 @@ class PoolProblem(NamedTuple):
     message: str
 
 
-def find_pool_problems(pools: Mapping[str, PoolRules], quotas: Quotas, cells: Iterable[Cell]) -> list[PoolProblem]:
+def find_pool_problems(pools: Mapping[str, PoolRules], cells: Iterable[Cell]) -> list[PoolProblem]:
     """Return the contradictions between rules and cells."""
-    there = count_cells(cells)
+    there: dict[str, int] = {}
+    measures: dict[str, Measure] = {}
+    for cell in cells:
+        measures[cell.pool] = measure = measure_of(cell)
+        there[cell.pool] = there.get(cell.pool, 0) + sum_amounts([cell.total], measure)
     problems: list[PoolProblem] = []
     for name, rules in sorted(pools.items()):
-        limits = {
-            "nominal": rules.nominal,
-            "borrowingLimit": rules.borrowing_limit,
-            "lendingLimit": rules.lending_limit,
-            "elastic": rules.elastic,
-        }
-        problems += [
-            PoolProblem(name, "InvalidSpec", f"{field} of pool {name} is {value}: set it to 0 or more")
-            for field, value in limits.items()
-            if value is not None and value < 0
-        ]
-        # An autoscaler may add what is not there yet.
-        problems += _compare_size(name, rules, there.get(name)) if rules.elastic <= 0 else ()
-    for (namespace, name), quota in sorted(quotas.items()):
-        if name not in there and name not in pools:
-            message = f"the quota of namespace {namespace} names pool {name}, which does not exist: correct it"
-            problems.append(PoolProblem(name, "InvalidSpec", message))
-        problems += [
-            PoolProblem(
-                name,
-                "InvalidSpec",
-                f"the quota of namespace {namespace} in pool {name} allows {value} {what}: set it to 0 or more",
-            )
-            for what, value in (("devices", quota.devices), ("bytes", quota.memory_bytes))
-            if value is not None and value < 0
-        ]
+        if rules.elastic > 0:
+            # An autoscaler may add what is not there yet.
+            continue
+        if name not in there:
+            message = f"pool {name} has no node and no host: correct its accelerator and nodeSelector, or add one"
+            problems.append(PoolProblem(name, "NoCell", message))
+            continue
+        measure, most = measures[name], there[name]
+        for field, value in (("nominal", rules.nominal), ("lendingLimit", rules.lending_limit)):
+            if value is not None and value > most:
+                has, noun = amount_text(measure, most), "host" if measure == MEMORY else "node"
+                message = f"{field} is {limit_text(measure, value)}, but the pool has {has}: lower it, or add {noun}s"
+                problems.append(PoolProblem(name, "LimitTooHigh", message))
     return problems
-
-
-def count_cells(cells: Iterable[Cell]) -> Mapping[str, int]:
-    """Return the devices of each pool, or the memory if it has hosts; a pool without any cell is absent."""
-    there: dict[str, int] = {}
-    for cell in cells:
-        there[cell.pool] = there.get(cell.pool, 0) + sum_amounts([cell.total], measure_of(cell))
-    return there
 
 
 def measure_of(cell: Cell) -> Measure:
     """Return what limits count of the pool of a cell."""
     return MEMORY if cell.kind == "host" else DEVICES
-
-
-def _compare_size(name: str, rules: PoolRules, there: int | None) -> Iterator[PoolProblem]:
-    """Yield the contradictions between the limits of a pool of fixed size and what it has."""
-    if there is None:
-        message = f"pool {name} has no node and no host: correct its accelerator and nodeSelector, or add one"
-        yield PoolProblem(name, "NoCell", message)
-        return
-    if rules.nominal is not None and rules.nominal > there:
-        message = f"nominal of pool {name} is {rules.nominal}, but the pool has {there}: lower it"
-        yield PoolProblem(name, "LimitTooHigh", message)
-    if rules.lending_limit is not None and rules.nominal is not None and rules.lending_limit > rules.nominal:
-        message = f"lendingLimit of pool {name} is {rules.lending_limit}, above its nominal {rules.nominal}: lower it"
-        yield PoolProblem(name, "LimitTooHigh", message)
 
 
 _UNLIMITED: Final = PoolRules()

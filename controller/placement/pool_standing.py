@@ -68,7 +68,7 @@ def measure_pools(
         totals[cell.pool] += sum_amounts([cell.total], measure_of(cell))
         free[cell.pool] += sum_amounts([cell.free], measure_of(cell))
     problems = [
-        *find_pool_problems(table.rules, table.quotas, cells),
+        *find_pool_problems(table.rules, cells),
         *_find_overlaps(table, cells, find_labels),
         *_find_overuse(table, use),
     ]

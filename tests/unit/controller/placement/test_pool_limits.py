@@ -3,8 +3,9 @@
 import pytest
 
 from controller.placement.planner import PlanRules
-from controller.placement.pool_limits import PoolQuota, PoolRules, Quotas, find_pool_problems
+from controller.placement.pool_limits import PoolQuota, PoolRules, find_pool_problems
 from controller.placement.units import Unit
+from crds.size import GIB
 from tests.support.queue_decisions import decide, nominated, runs, say
 from tests.support.queue_units import gpus, host, node, pod, process
 
@@ -142,32 +143,32 @@ def test_owner_spares_its_own_unit_rather_than_a_borrowed_one() -> None:
 @pytest.mark.parametrize(
     ("rules", "problem"),
     [
-        (PoolRules(nominal=9), "nominal of pool nvidia is 9, but the pool has 8: lower it"),
-        (PoolRules(nominal=4, lending_limit=5), "lendingLimit of pool nvidia is 5, above its nominal 4: lower it"),
-        (PoolRules(borrowing_limit=-1), "borrowingLimit of pool nvidia is -1: set it to 0 or more"),
+        (PoolRules(nominal=9), "nominal is 9 devices, but the pool has 8: lower it, or add nodes"),
+        (PoolRules(lending_limit=9), "lendingLimit is 9 devices, but the pool has 8: lower it, or add nodes"),
     ],
 )
-def test_contradiction_in_a_pool_is_found(rules: PoolRules, problem: str) -> None:
-    assert list_messages({"nvidia": rules}, {}) == [problem]
+def test_limit_above_what_a_pool_has_is_found(rules: PoolRules, problem: str) -> None:
+    assert list_messages({"nvidia": rules}) == [problem]
 
 
-def list_messages(rules: dict[str, PoolRules], quotas: Quotas) -> list[str]:
-    return [each.message for each in find_pool_problems(rules, quotas, CELLS)]
-
-
-def test_unknown_pool_is_found() -> None:
-    assert list_messages({"gone": PoolRules()}, {("team", "away"): PoolQuota(1)}) == [
-        "pool gone has no node and no host: correct its accelerator and nodeSelector, or add one",
-        "the quota of namespace team names pool away, which does not exist: correct it",
+def test_limit_above_the_memory_of_hosts_is_found() -> None:
+    found = find_pool_problems({"metal": PoolRules(nominal=128 * GIB)}, [host("h", 64 * GIB)])
+    assert [each.message for each in found] == [
+        "nominal is 128.0 GiB of memory, but the pool has 64.0 GiB: lower it, or add hosts"
     ]
 
 
-def test_negative_quota_is_found() -> None:
-    assert list_messages({}, {("team", "nvidia"): PoolQuota(memory_bytes=-1)}) == [
-        "the quota of namespace team in pool nvidia allows -1 bytes: set it to 0 or more"
+def list_messages(rules: dict[str, PoolRules]) -> list[str]:
+    return [each.message for each in find_pool_problems(rules, CELLS)]
+
+
+def test_pool_without_a_cell_is_found() -> None:
+    assert list_messages({"gone": PoolRules()}) == [
+        "pool gone has no node and no host: correct its accelerator and nodeSelector, or add one"
     ]
 
 
 def test_sound_rules_have_no_problem() -> None:
-    rules = {"nvidia": PoolRules(8, 4, 8), "metal": PoolRules(64), "later": PoolRules(nominal=99, elastic=2)}
-    assert find_pool_problems(rules, {("team", "nvidia"): PoolQuota(99)}, [*CELLS, host("h")]) == []
+    # Nominal is for units at home and lendingLimit for all others: together they may be more than the pool has.
+    rules = {"nvidia": PoolRules(2, 99, 8), "metal": PoolRules(64), "later": PoolRules(nominal=99, elastic=2)}
+    assert find_pool_problems(rules, [*CELLS, host("h")]) == []
