@@ -211,9 +211,8 @@ def _list_wanted(
         _, made = build_deployment(service, choice, weights, companions, replicas=replicas, settings=settings)
         inputs = digest_inputs(service, served, copy)
         if observed is None:
-            return _WantedDeployment(
-                TemplateChange(annotate(mark_template(made), inputs)), replicas, None, weights.node
-            )
+            change = TemplateChange(annotate(mark_template(made), inputs))
+            return _WantedDeployment(change, replicas, None, weights.node)
         # Earlier versions requested stated memory of the node beside devices. A pod that no node takes loses nothing.
         found = observed.count_pods()
         is_estimate = choice.is_estimate and not (is_stated and found.refused and not found.placed)
@@ -239,9 +238,8 @@ def _list_wanted(
         if replacement.strategy != made["spec"]["strategy"]:
             made["spec"]["strategy"] = replacement.strategy
             change = compared()
-        waits = [each for each in (mark.again_seconds, replacement.again_seconds) if each is not None]
-        again_seconds = min(waits, default=None)
-        return _WantedDeployment(change, replicas, observed, weights.node, replacement.lacks_room, again_seconds)
+        again = min((it for it in (mark.again_seconds, replacement.again_seconds) if it is not None), default=None)
+        return _WantedDeployment(change, replicas, observed, weights.node, replacement.lacks_room, again)
 
     found = []
     for copy, replicas in plan.replicas:
