@@ -98,7 +98,7 @@ class AcceleratorPoolSpec(ApiStruct, frozen=True):
         described(
             "The most that replicas at home in other pools use of this one, in the unit of nominal. 0: the pool lends "
             "nothing. Replicas that borrow are the first to be evicted for a replica of higher priority that is at "
-            "home here. Default: no limit."
+            "home here. Any service may name the pool as its home: quotas keep it for namespaces. Default: no limit."
         ),
     ] = None
     elastic: Annotated[
@@ -129,7 +129,10 @@ class AcceleratorPoolStatus(ApiStruct, frozen=True):
     cells: Annotated[int | None, described("Number of nodes or hosts in the pool.", format="int32")] = None
     waiting: Annotated[int | None, described("Replicas at home in this pool that wait.", format="int32")] = None
     used: Annotated[
-        str, described("What is used of all that the pool has, such as 12/16 devices, or 96.0 GiB/256.0 GiB of memory.")
+        str,
+        described(
+            "What is used of all that the pool has: devices such as 12/16, or memory such as 96.0 GiB/256.0 GiB."
+        ),
     ] = ""
     borrowed: Annotated[str, described("What replicas at home in this pool use of other pools.")] = ""
     lent: Annotated[str, described("What replicas at home in other pools use of this one.")] = ""

@@ -53,7 +53,12 @@ class QueueNomination(ApiStruct, frozen=True):
 class QueueStatus(ApiStruct, frozen=True):
     """The place of a service in the queue: that of its first replica that waits."""
 
-    pool: Annotated[str, described("Pool in which the replica waits: the first one that it may use.")] = ""
+    pool: Annotated[
+        str,
+        described(
+            "Pool in which the replica waits: the first one that it may use. In mode Kueue, kueue/ and the LocalQueue."
+        ),
+    ] = ""
     position: Annotated[
         int | None,
         described(
@@ -79,7 +84,7 @@ class QueueStatus(ApiStruct, frozen=True):
             "InsufficientDevices, InsufficientMemory: too little is free. HeadOfLine: what is free is kept for a "
             "replica ahead that waits for the same nodes or hosts. Draining: others end to make room. Quota: a limit "
             "of the pool or namespace is reached. CellsClosed: all nodes or hosts that could run it take nothing new. "
-            "NotConsidered: too many are ahead. NoSuchHardware: no node or host could ever run it."
+            "NotConsidered: too many are ahead. NoSuchHardware: no node or host could ever run it. None in mode Kueue."
         ),
     ] = None
     message: Annotated[

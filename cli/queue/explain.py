@@ -96,7 +96,7 @@ def render_explanation(
     name, width = service["metadata"]["name"], terminal_width()
     queue = service.get("status", {}).get("queue")
     if unit is None or found is None:
-        if not missing:
+        if not missing and not is_in_kueue(queue):
             phase, see = service.get("status", {}).get("phase", "Pending"), f"status {name}{target.render()}"
             return [f"{name} does not wait in the queue: its phase is {phase}; see `{program_name()} {see}`"]
         lines = wrap_text(describe_queue(name, queue), width)
@@ -123,7 +123,13 @@ def describe_queue(name: str, queue: Obj | None) -> str:
     if not queue:
         return f"{name} has no place in status.queue: the controller has not seen that it waits"
     place = f"{queue['place']} in pool {queue.get('pool', '')}" if queue.get("place") else "without a place"
-    return f"{name} waits, {place} ({queue.get('reason', '')}): {queue.get('message', '')}"
+    reason = f" ({queue['reason']})" if queue.get("reason") else ""
+    return f"{name} waits, {place}{reason}: {queue.get('message', '')}"
+
+
+def is_in_kueue(queue: Obj | None) -> bool:
+    """Return whether a service waits for Kueue, which knows no cells."""
+    return queue is not None and str(queue.get("pool", "")).startswith("kueue/")
 
 
 def describe_best(found: "WaitExplanation") -> str:

@@ -1,7 +1,7 @@
 """The rules by which Kubernetes' scheduler admits a pod to a node: its taints, and what the pod selects.
 
-They are asked of one node, that of an earlier pod. How much room it has is another question, and where pods run at all
-is decided by the scheduler alone. Taints of hosts are tolerated by the same rules.
+The queue gives a pod only a node whose rules it meets, or the scheduler would refuse the pod there for ever. How much
+room the node has is another question. Taints of hosts are tolerated by the same rules.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping

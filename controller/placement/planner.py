@@ -168,7 +168,7 @@ class Planning:
         """Decide about each waiting unit, in order."""
         for unit in self._waiting:
             # A nominated unit is always considered: cells are held for it.
-            if unit.nomination is None and self._limits_considered(unit):
+            if unit.nomination is None and self._has_considered_enough(unit):
                 continue
             self._decide(unit)
         return Round(
@@ -181,7 +181,7 @@ class Planning:
             self._limits,
         )
 
-    def _limits_considered(self, unit: Unit) -> bool:
+    def _has_considered_enough(self, unit: Unit) -> bool:
         """Return whether the round has considered enough units; then nothing that comes later may use their pools."""
         if not unit.replaces and self._shape_of(unit) in self._hopeless:
             return False

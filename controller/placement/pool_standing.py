@@ -97,7 +97,7 @@ def _count_use(cells: Iterable[Cell], units: Iterable[Unit]) -> _PoolUse:
     for unit in units:
         home = unit.pools[0] if unit.pools else ""
         if unit.state == "waiting":
-            use.waiting[home] += 1
+            use.waiting[home] += not unit.is_superseded
             continue
         for part, cell_id in zip(unit.parts, unit.cells, strict=False):
             if (cell := known.get(cell_id)) is not None:

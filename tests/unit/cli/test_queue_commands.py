@@ -134,10 +134,16 @@ def test_explanation_has_the_best_remedy_before_the_table() -> None:
 
 
 def test_explanation_without_rights_has_the_status_and_the_rights() -> None:
-    lines = render_explanation(waiting_service("chat"), None, None, ["u may not list nodes"], NO_TARGET)
-    assert lines == ["chat waits, 1/9 in pool nvidia (Quota): ", "not shown: u may not list nodes"] or [
-        line.rstrip() for line in lines
-    ] == ["chat waits, 1/9 in pool nvidia (Quota):", "not shown: u may not list nodes"]
+    service = waiting_service("chat", message="a wait")
+    lines = render_explanation(service, None, None, ["u may not list nodes"], NO_TARGET)
+    assert lines == ["chat waits, 1/9 in pool nvidia (Quota): a wait", "not shown: u may not list nodes"]
+
+
+def test_service_that_waits_for_kueue_is_explained_by_its_status() -> None:
+    service = waiting_service("chat", "kueue/models", message="waiting in LocalQueue models of Kueue")
+    del service["status"]["queue"]["reason"]
+    lines = render_explanation(service, None, None, [], NO_TARGET)
+    assert lines == ["chat waits, 1/9 in pool kueue/models: waiting in LocalQueue models of Kueue"]
 
 
 def test_service_that_does_not_wait_is_said_to() -> None:

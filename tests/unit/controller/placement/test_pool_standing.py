@@ -57,6 +57,11 @@ def test_use_is_counted_by_home_and_by_whoever_holds_a_device() -> None:
     assert found["nvidia"] == PoolStanding("devices", 1, 8, 1, borrowed=3, lent=1, waiting=1)
 
 
+def test_replica_of_an_earlier_spec_that_waits_no_longer_is_not_counted() -> None:
+    units = [pod("new"), pod("old", is_superseded=True)]
+    assert measure(pool("nvidia"), units=units)["nvidia"].waiting == 1
+
+
 def test_devices_of_other_pods_are_used_too() -> None:
     taken = node("n", free=gpus(3))
     assert measure(pool("nvidia"), cells=[taken])["nvidia"].used == 5
