@@ -21,7 +21,7 @@ from controller.placement.ledger import Claim, FreedPlace, LedgerContent, Ledger
 from controller.placement.observed_units import FindVolumeNodes, ObservedUnits, observe_units_in_steps
 from controller.placement.planner import Action, Admit, EvictUnit, Nominate, PlanRules, Round, WithdrawNomination, plan
 from controller.placement.pool_limits import PoolRules
-from controller.placement.queue_events import describe_preemption
+from controller.placement.queue_events import describe_admission, describe_preemption
 from controller.placement.units import NOTHING, Amounts, Cell, Unit, add_amounts, fits, subtract_amounts
 from controller.placement.unscheduled_pods import PINNED_SECONDS, OverduePod, UnscheduledPods
 from controller.placement.vanished_pods import VanishedPods, free_place, is_gone
@@ -162,6 +162,8 @@ class _Term:
         self._retries = WriteRetries(wake)
         self._unscheduled = UnscheduledPods()
         self._gate = asyncio.Semaphore(WRITES_AT_ONCE)
+        self._events = asyncio.Lock()
+        """Events are sent one by one: many admissions at once are not slowed down by as many Events."""
         self._losses = 0
         """Writes of the ledger in a row that failed."""
 
@@ -395,6 +397,8 @@ class _Term:
                 self._release(unit.uid)
             if outcome == "stale":
                 self._wake()
+            elif outcome == "admitted":
+                self._tasks.create_task(self._report(unit.service, describe_admission(unit, action.cells)))
             self._parts.on_outcome(outcome)
 
     def _has_room(self, unit: Unit, names: Sequence[str]) -> bool:
@@ -455,10 +459,11 @@ class _Term:
         self._unwritten.intersection_update(each.unit for each in self._freed)
 
     async def _report(self, service: ObjectKey, event: Event) -> None:
-        """Send an Event about a service."""
-        found = self._leading.store.get(INFERENCE_SERVICES, service.name, service.namespace)
-        if found is not None:
-            await self._leading.recorder.event(found, event.type, event.reason, event.note, event.action)
+        """Send an Event about a service, after those before it."""
+        async with self._events:
+            found = self._leading.store.get(INFERENCE_SERVICES, service.name, service.namespace)
+            if found is not None:
+                await self._leading.recorder.event(found, event.type, event.reason, event.note, event.action)
 
 
 def reserve(cells: Iterable[Cell], claims: Mapping[str, Claim], units: Iterable[Unit]) -> list[Cell]:

@@ -107,21 +107,46 @@ def test_a_refused_unit_is_retried_ever_more_rarely() -> None:
     assert 40 < virtual_time.run(main()) < 100, "an hour, with a change of the host every 36 s"
 
 
+class NotedEvents:
+    """A recorder that keeps its Events: the kind of the object, the reason and the note of each."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[str, str, str]] = []
+
+    async def event(self, regarding: Obj, _type: str, reason: str, note: str, _action: str) -> None:
+        self.noted.append((regarding["kind"], reason, note))
+
+
+def bench_of_service(events: NotedEvents) -> AdmissionBench:
+    found = bench(process("chat-1-0"), recorder=events)
+    found.known.put(INFERENCE_SERVICES, service("chat") | {"kind": "InferenceService"})
+    return found
+
+
+def test_owner_is_told_of_an_admission_once() -> None:
+    events = NotedEvents()
+
+    async def main() -> None:
+        found = bench_of_service(events)
+        async with found.running():
+            for _ in range(10):
+                await asyncio.sleep(60)
+                found.loop.wake()
+
+    virtual_time.run(main())
+    assert events.noted == [("InferenceService", "Admitted", "process team/chat-1-0 gets host/one")]
+
+
 async def test_owner_is_told_of_an_admission_that_fails_again_and_again() -> None:
-    notes: list[tuple[str, str]] = []
-
-    class Recorder:
-        async def event(self, regarding: Obj, _type: str, _reason: str, note: str, _action: str) -> None:
-            notes.append((regarding["kind"], note))
-
-    owner = service("chat") | {"kind": "InferenceService"}
-    found = bench(process("chat-1-0"), recorder=Recorder())
-    found.known.put(INFERENCE_SERVICES, owner)
+    events = NotedEvents()
+    found = bench_of_service(events)
     found.api.refuse = lambda _name, _host: ApiError("patch", status=400, message="a webhook denied it")
     async with found.running():
         await eventually(lambda: len(found.api.tries) == REPORTED_TRIES + 1)
-    ((kind, note),) = notes
-    assert (kind, "chat-1-0" in note, "host/one" in note) == ("InferenceService", True, True)
+    ((kind, reason, note),) = events.noted
+    assert (kind, reason) == ("InferenceService", "AdmissionFailed")
+    assert "chat-1-0" in note
+    assert "host/one" in note
     assert "a webhook denied it" in note
 
 

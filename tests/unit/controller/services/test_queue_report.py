@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.placement.queue_events import describe_admission, describe_preemption, format_wait
+from controller.placement.queue_events import describe_admission, describe_preemption
 from controller.placement.standing import ServiceStanding
 from controller.placement.start_estimate import StartRange
 from controller.reconcile.plan import Event
@@ -212,19 +212,10 @@ def test_preemption_names_who_needed_the_room() -> None:
     assert found == Event("Warning", "Preempted", note, "Queue")
 
 
-def test_admission_names_the_place_and_the_wait() -> None:
-    found = describe_admission(waiting_process("chat-0", 8), ("host/studio",), 125.0)
-    assert found == Event(
-        "Normal", "Admitted", "process team/chat-0 gets host/studio after 2 min in the queue", "Queue"
-    )
-    assert "a node that an autoscaler adds" in describe_admission(waiting_unit("a"), (), 0.0).note
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(-5.0, "0 s"), (59.4, "59 s"), (60.0, "1 min"), (3599.0, "59 min"), (7_500.0, "2 h 5 min")]
-)
-def test_wait_is_told_in_words(seconds: float, text: str) -> None:
-    assert format_wait(seconds) == text
+def test_admission_names_the_place() -> None:
+    found = describe_admission(waiting_process("chat-0", 8), ("host/studio",))
+    assert found == Event("Normal", "Admitted", "process team/chat-0 gets host/studio", "Queue")
+    assert "a node that an autoscaler adds" in describe_admission(waiting_unit("a"), ()).note
 
 
 def test_service_that_serves_with_some_replicas_is_degraded_and_has_its_place() -> None:
