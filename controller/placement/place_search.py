@@ -169,21 +169,18 @@ class PlaceSearch:
                 return found
         return None
 
-    def could_ever_run(self, unit: Unit) -> bool:
-        """Return whether all parts of a unit would fit at once if nothing else ran."""
-        for pool in unit.pools:
-            left: dict[str, Amounts] = {}
-            for number in order_parts(unit):
-                need = unit.parts[number]
-                for name, cell in self.list_feasible(unit, need, pool).items():
-                    if fits(need, free := left.get(name, cell.total)):
-                        left[name] = subtract_amounts(free, need)
-                        break
-                else:
+    def could_ever_run(self, unit: Unit, pool: str) -> bool:
+        """Return whether all parts of a unit would fit into a pool at once if nothing else ran there."""
+        left: dict[str, Amounts] = {}
+        for number in order_parts(unit):
+            need = unit.parts[number]
+            for name, cell in self.list_feasible(unit, need, pool).items():
+                if fits(need, free := left.get(name, cell.total)):
+                    left[name] = subtract_amounts(free, need)
                     break
             else:
-                return True
-        return False
+                return False
+        return True
 
     def _place_parts(self, unit: Unit, pool: str, means: Means) -> FoundPlace | None:
         """Place all parts of a unit or none; the largest first, for which there are the fewest places."""

@@ -290,7 +290,7 @@ class Planning:
         if (known := self._hopeless.get(shape)) is not None:
             self._blocked[unit.uid] = known
             return
-        feasible = {} if len(unit.parts) > 1 and not self._search.could_ever_run(unit) else self._list_feasible(unit)
+        feasible = self._list_feasible(unit)
         refusals = {pool: found for pool in unit.pools if (found := self._limits.find_refusal(unit, pool)) is not None}
         waited_for = {
             name: cell
@@ -336,10 +336,11 @@ class Planning:
         return None
 
     def _list_feasible(self, unit: Unit) -> dict[str, Cell]:
-        """Return the cells of all its pools that could ever run a part of a unit."""
+        """Return the cells that could ever run a part of a unit, in those of its pools that could run all parts."""
         return {
             name: cell
             for pool in unit.pools
+            if self._search.could_ever_run(unit, pool)
             for need in unit.parts
             for name, cell in self._search.list_feasible(unit, need, pool).items()
         }

@@ -217,6 +217,19 @@ def test_largest_part_of_a_gang_is_placed_first() -> None:
     assert say(decide(cells, [gang("g", 1, 2, weights="w")])) == ["g gets b a"]
 
 
+def test_gang_closes_no_pool_in_which_it_could_never_run_whole() -> None:
+    # One cell has room for one of its two parts; the other pool, in which both fit, is taken.
+    cells = [node("small", 4, pool="amd"), node("large", 8)]
+    units = [
+        gang("g", 4, 4, at=1.0, pools=("amd", "nvidia")),
+        runs("r", 8, "large"),
+        pod("single", 4, at=2.0, pools=("amd",)),
+    ]
+    made = decide(cells, units)
+    assert say(made) == ["single gets small"]
+    assert made.closed.keys() == {"node/large"}
+
+
 def test_gang_has_units_evicted_on_several_cells() -> None:
     units = [runs("a", 4, "m"), runs("b", 4, "n"), gang("g", 4, 4, priority="high")]
     made = decide([node("m", 4), node("n", 4)], units)
