@@ -23,11 +23,19 @@ from controller.placement.effects import (
 )
 from controller.placement.observed_units import encode_nomination
 from controller.placement.units import Nomination, Unit, UnitKind
+from controller.reconcile.indexes import controller_of
 from controller.reconcile.plan import Leading
-from crds.meta import ENQUEUED_AT, NOMINATED
+from crds.meta import ENQUEUED_AT, LABEL_SERVICE, NOMINATED
 from kube.client import Obj
 from kube.errors import ApiError, Conflict, NotFound, Unreachable
-from kube.resources import METAL_PROCESSES, PODS, ObjectKey, Resource
+from kube.resources import (
+    INFERENCE_SERVICES,
+    METAL_PROCESSES,
+    POD_DISRUPTION_BUDGETS,
+    PODS,
+    ObjectKey,
+    Resource,
+)
 
 READ_AGAIN_SECONDS: Final = 1.0
 EVICTION_PATIENCE_SECONDS: Final = 60.0
@@ -131,11 +139,29 @@ class AdmissionWriter:
         except (NotFound, Conflict):
             log.info("unit_gone", object=str(name))
         except ApiError as error:
-            if error.status not in _REFUSED_BY_BUDGET or not self._is_out_of_patience(uid, now):
+            if self._is_refused_by_own_budget(pod, error):
+                log.info("own_budget_overruled", pod=str(name))
+            elif error.status not in _REFUSED_BY_BUDGET or not self._is_out_of_patience(uid, now):
                 raise
-            log.warning("eviction_overruled", pod=str(name), error=str(error))
+            else:
+                log.warning("eviction_overruled", pod=str(name), error=str(error))
             await self._client.delete(PODS, name.name, name.namespace, uid=uid)
         self._refusals.pop(uid, None)
+
+    def _is_refused_by_own_budget(self, pod: Obj, error: ApiError) -> bool:
+        """Return whether only the budget that Pomona has made for a service refuses the eviction of its pod.
+
+        That budget is for drains of nodes. The queue evicts several replicas of a service at once where it must.
+        """
+        metadata = pod["metadata"]
+        service = (metadata.get("labels") or {}).get(LABEL_SERVICE, "")
+        budget = self._store.get(POD_DISRUPTION_BUDGETS, service, metadata["namespace"])
+        owner = controller_of(budget) if budget is not None else None
+        if owner is None or (owner["kind"], owner["name"]) != (INFERENCE_SERVICES.kind, service):
+            return False
+        # The cause names the one budget that refuses; a pod with two of them gets another answer.
+        named = any(service in message.split() for _, message in error.causes)
+        return error.status == HTTPStatus.TOO_MANY_REQUESTS and named
 
     def _is_out_of_patience(self, uid: str, now: float) -> bool:
         """Note that an eviction was refused, and return whether it has been for too long."""

@@ -1,5 +1,6 @@
 """Changes by people while victims still answer their last requests: one victim is enough, and nobody loses a place."""
 
+from controller.placement.admission_writer import EVICTION_PATIENCE_SECONDS
 from crds.meta import NOMINATED
 from kube.resources import INFERENCE_SERVICES
 from tests.cluster.queue.queue_user import RUN_SECONDS, QueueUser
@@ -101,6 +102,12 @@ async def test_one_of_several_replicas_makes_room_and_the_others_serve(
         return True
 
     await eventually(is_degraded, RUN_SECONDS)
+    # The budget of the service, which is for drains, does not hold up a second eviction.
+    await user.wait_until_evictable("wide")
+    await user.serve("other", priority="critical")
+    await user.wait_until_on("other", "sim-1", limit_seconds=EVICTION_PATIENCE_SECONDS - 5)
+    await user.delete("other")
+    await user.wait_until_on("wide", "", "sim-1", "sim-1")
     # The replica that waits is given up first.
     await user.edit("wide", replicas=2)
     await user.wait_until_on("wide", "sim-1", "sim-1")

@@ -18,7 +18,15 @@ from controller.placement.unscheduled_pods import PINNED_SECONDS, UNPINNED_SECON
 from crds.meta import CONTROLLER_NAMESPACE, ENQUEUED_AT, NOMINATED
 from kube.client import Obj
 from kube.errors import ApiError, Invalid, Unreachable
-from kube.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_SERVICES, NODES, PODS, ObjectKey
+from kube.resources import (
+    CONFIG_MAPS,
+    DEPLOYMENTS,
+    INFERENCE_SERVICES,
+    NODES,
+    POD_DISRUPTION_BUDGETS,
+    PODS,
+    ObjectKey,
+)
 from tests.support import virtual_time
 from tests.support.admission_api import AdmissionBench
 from tests.support.api_objects import store
@@ -175,6 +183,36 @@ def test_eviction_that_a_budget_refuses_is_retried_and_then_overruled_without_an
     virtual_time.run(main())
     assert found.api.deleted[:1] == found.api.evictions[:1]
     assert NOMINATED in found.api.find(PODS, "p")["metadata"]["annotations"]
+
+
+def budget(owner: str) -> Obj:
+    """Return a PodDisruptionBudget of service `low`, which an object of kind `owner` controls."""
+    reference = {"kind": owner, "name": "low", "uid": "uid-low", "controller": True}
+    metadata = {"name": "low", "namespace": "team", "uid": "uid-budget", "resourceVersion": "1"}
+    return {"metadata": {**metadata, "ownerReferences": [reference]}, "spec": {"maxUnavailable": 1}}
+
+
+@pytest.mark.parametrize(
+    ("owner", "status", "named", "is_overruled"),
+    [
+        ("InferenceService", 429, "low", True),
+        ("Deployment", 429, "low", False),
+        ("InferenceService", 429, "other", False),
+        ("InferenceService", 500, "low", False),
+    ],
+    ids=["ours", "of another controller", "a person's", "two budgets"],
+)
+def test_own_budget_that_refuses_the_second_eviction_of_a_service_is_overruled_at_once(
+    owner: str, status: int, named: str, *, is_overruled: bool
+) -> None:
+    pods = (victim("v1", "low"), victim("v2", "low"), queue_pod("p", service="vip", devices=2))
+    found = bench(*pods, nodes=(node("n1", 2),))
+    found.known.put(POD_DISRUPTION_BUDGETS, budget(owner))
+    cause = ("", f"The disruption budget {named} needs 1 healthy pods and has 1 currently")
+    refusal = ApiError("create", status=status, causes=(cause,))
+    found.api.refuse_eviction = lambda name: refusal if name == "v2" else None
+    play(found)
+    assert (set(found.api.evictions), found.api.deleted) == ({"v1", "v2"}, ["v2"] if is_overruled else [])
 
 
 @pytest.mark.parametrize("status", [429, 500], ids=["a budget", "two budgets"])
