@@ -85,8 +85,9 @@ class RefusalCounter:
     def count(self, unit: Unit) -> Mapping[str, int]:
         """Return the number of cells by the reason for which they refuse a unit."""
         kind = (unit.requirement.identity, need_key(largest_part(unit)), unit.pools, unit.avoid)
-        namespace = unit.key.namespace if self._made.limits.by_namespace else ""
-        key = (*kind, unit.nomination, unit.rank, unit.is_protected, namespace, len(unit.parts))
+        # What a limit keeps for others depends on the place of the unit.
+        limits = tuple(self._made.limits.find_refusal(unit, pool) for pool in unit.pools)
+        key = (*kind, unit.nomination, unit.rank, unit.is_protected, limits, len(unit.parts))
         found = self._counts.get(key)
         if found is None:
             found = self._counts[key] = self._count(unit, kind)

@@ -8,7 +8,9 @@ pass, because they can be evicted as soon as that makes enough room; but not on 
 each one that passes would begin a new minimum run time. There is no aging: within a priority, the time in the queue
 decides.
 
-A unit that only a limit of a pool or a quota holds back closes no cell. It closes the limit to all later units.
+A unit that only a limit of a pool or a quota holds back closes no cell. It closes the limit to all later units. What a
+unit that waits for room needs of a limit is kept for it: those that pass could be evicted for their room, but not for
+the limit.
 
 The plan is a pure function of its inputs: two controllers with the same inputs decide alike, and a decision that was
 written down in part is taken again in the same way.
@@ -147,8 +149,9 @@ class Planning:
                 self._elastic[pool] -= 1
                 self._leave_room(unit, pool)
         self._considered: dict[str, int] = {}
-        self._hopeless: dict[Shape, Blockage] = {}
-        """Units of this shape were blocked in this round, and nothing gets better in a round."""
+        self._hopeless: dict[Shape, tuple[Blockage, frozenset[str]]] = {}
+        """Units of this shape were blocked in this round, and nothing gets better in a round; with the pools in which
+        they wait for room."""
         self._actions: list[Action] = []
         self._blocked: dict[str, Blockage] = {}
         self._again_seconds: float | None = None
@@ -198,7 +201,7 @@ class Planning:
             return
         shape = self._shape_of(unit)
         if nomination is None and not unit.replaces and self.is_hopeless(unit, shape):
-            self._blocked[unit.uid] = self._hopeless[shape]
+            self._block(unit, shape)
             return
         if (found := self._search.find_place(unit, "free")) is not None:
             self._admit(unit, found.cells, found.scores)
@@ -287,9 +290,14 @@ class Planning:
         self._actions += [EvictUnit(victim, unit) for victim in running]
 
     def _block(self, unit: Unit, shape: Shape) -> None:
-        if (known := self._hopeless.get(shape)) is not None:
-            self._blocked[unit.uid] = known
-            return
+        if shape not in self._hopeless:
+            self._hopeless[shape] = self._find_blockage(unit)
+        self._blocked[unit.uid], pools = self._hopeless[shape]
+        for pool in pools:
+            self._limits.keep(unit, pool)
+
+    def _find_blockage(self, unit: Unit) -> tuple[Blockage, frozenset[str]]:
+        """Close the cells that a unit waits for; return why it waits, and in which pools for room."""
         feasible = self._list_feasible(unit)
         refusals = {pool: found for pool in unit.pools if (found := self._limits.find_refusal(unit, pool)) is not None}
         waited_for = {
@@ -302,11 +310,9 @@ class Planning:
             for name in waited_for
         )
         limit = self._find_limit(unit, feasible, refusals)
-        blockage = Blockage(len(feasible), is_shadowed, tuple(refusals.values()), limit)
-        self._blocked[unit.uid] = self._hopeless[shape] = blockage
         for refusal in refusals.values():
             if feasible:
-                self._limits.hold(refusal)
+                self._limits.hold(unit, refusal)
         # Where the youngest unit keeps it waiting, none that is younger may come.
         place = self._search.find_place(unit, "wait") if waited_for and self._candidates.has_young else None
         closure, closed = HeadOfLine(unit.rank, unit), self._search.closed
@@ -316,6 +322,8 @@ class Planning:
         if place is not None:
             self._again_seconds = min(place.wait_seconds, self._again_seconds or place.wait_seconds)
             closed.update(dict.fromkeys(place.cells, HeadOfLine(RESERVED, unit)))
+        blockage = Blockage(len(feasible), is_shadowed, tuple(refusals.values()), limit)
+        return blockage, frozenset(cell.pool for cell in waited_for.values())
 
     def _find_limit(
         self, unit: Unit, feasible: Mapping[str, Cell], refusals: Mapping[str, LimitRefusal]

@@ -5,6 +5,7 @@ memory on hosts. A limit counts what runs and what is promised. It evicts nothin
 nothing more.
 """
 
+import bisect
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
@@ -74,6 +75,25 @@ class LimitRefusal(NamedTuple):
         return self.needed <= self.allowed
 
 
+class _KeptAmounts:
+    """The amounts of a limit that are kept for waiting units, in the order of the queue."""
+
+    def __init__(self) -> None:
+        self._orders: list[tuple[int, float, str]] = []
+        self._sums: list[int] = []
+        """Sum up to each of them."""
+
+    def add(self, unit: Unit, amount: int) -> None:
+        """Keep an amount for a unit that is behind all others."""
+        self._orders.append(unit.order)
+        self._sums.append(amount + (self._sums[-1] if self._sums else 0))
+
+    def sum_ahead(self, unit: Unit) -> int:
+        """Return what is kept for units that are ahead of this one."""
+        count = bisect.bisect_left(self._orders, unit.order)
+        return self._sums[count - 1] if count else 0
+
+
 class PoolLimits:
     """The use of each limit in one round."""
 
@@ -82,8 +102,10 @@ class PoolLimits:
     ) -> None:
         self._pools, self._quotas = pools, quotas
         self._used: dict[LimitKey, int] = {}
-        self._held: set[LimitKey] = set()
-        """Limits for which a unit waits: a later one that is smaller may not pass, or it would wait for ever."""
+        self._held: dict[LimitKey, tuple[int, float, str]] = {}
+        """Limits for which a unit waits, with its order: a later one that is smaller may not pass, or it would wait for
+        ever."""
+        self._kept: dict[LimitKey, _KeptAmounts] = {}
 
     @property
     def by_namespace(self) -> bool:
@@ -108,15 +130,28 @@ class PoolLimits:
             for key, _, amount in self._list_limits(each, place):
                 freed[key] = freed.get(key, 0) + amount
         for key, allowed, amount in self._list_limits(unit, pool):
-            used = self._used.get(key, 0) - freed.get(key, 0)
-            if amount > 0 and (used + amount > allowed or (key in self._held and amount > freed.get(key, 0))):
+            back = freed.get(key, 0)
+            used = self._used.get(key, 0) - back
+            kept = self._kept[key].sum_ahead(unit) if key in self._kept else 0
+            # What takes no more than those that it replaces passes nobody.
+            is_held = key in self._held and self._held[key] < unit.order
+            is_kept = amount > back and (is_held or used + kept + amount > allowed)
+            if amount > 0 and (used + amount > allowed or is_kept):
                 return LimitRefusal(key, allowed, used, amount)
         return None
 
-    def hold(self, refusal: LimitRefusal) -> None:
+    def keep(self, unit: Unit, pool: str) -> None:
+        """Keep for a unit that waits for room in a pool what it needs of each limit; units are kept for in order.
+
+        What passes it may be evicted for its room, but not for a limit: without this, it would then wait for ever.
+        """
+        for key, _, amount in self._list_limits(unit, pool):
+            self._kept.setdefault(key, _KeptAmounts()).add(unit, amount)
+
+    def hold(self, unit: Unit, refusal: LimitRefusal) -> None:
         """Keep what a limit still allows for the unit that it refused."""
         if refusal.could_ever_fit:
-            self._held.add(refusal.key)
+            self._held.setdefault(refusal.key, unit.order)
 
     def _list_limits(self, unit: Unit, pool: str) -> Iterator[tuple[LimitKey, int, int]]:
         """Yield each limit that counts a unit in a pool, with what it allows and what the unit needs."""

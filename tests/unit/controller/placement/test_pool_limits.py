@@ -2,6 +2,7 @@
 
 import pytest
 
+from controller.placement.explanation import RefusalCounter
 from controller.placement.planner import PlanRules
 from controller.placement.pool_limits import PoolQuota, PoolRules, find_pool_problems
 from controller.placement.units import Unit
@@ -69,6 +70,57 @@ def test_small_unit_does_not_pass_a_large_one_that_waits_for_the_quota() -> None
     assert say(decide([node("n")], units, quota(devices=4))) == []
     larger_than_quota = [runs("r", 2, "n"), pod("large", 5, at=1), pod("small", 1, at=2)]
     assert say(decide([node("n")], larger_than_quota, quota(devices=4))) == ["small gets n"]
+
+
+def test_quota_is_kept_for_a_unit_that_waits_for_room() -> None:
+    # The small one could be evicted for its device, but nothing is evicted for a quota.
+    cells = [node("n", 4), node("m", 1)]
+    units = [
+        runs("full", 4, "n", namespace="other", priority="critical"),
+        pod("large", 4, at=1, priority="high"),
+        pod("small", 1, at=2, priority="batch"),
+    ]
+    made = decide(cells, units, quota(devices=4))
+    assert say(made) == []
+    assert (made.blocked["large"].limits, made.limits.find_refusal(units[1], "nvidia")) == ((), None)
+    assert str(made.blocked["small"].limits[0].reason) == "Quota"
+    assert say(decide(cells, units, quota(devices=5))) == ["small gets m"]
+    # One that can never run, or waits for a closed node, keeps nothing.
+    assert say(decide([node("n", 4, closed="Cordoned"), node("m", 1)], units, quota(devices=4))) == ["small gets m"]
+
+
+def test_quota_is_kept_for_each_unit_that_waits_for_room() -> None:
+    cells = [node("n", 2), node("m", 1)]
+    heads = [pod(f"large-{number}", 2, at=number, priority="high") for number in range(2)]
+    full = runs("full", 2, "n", namespace="other", priority="critical")
+    units = [full, *heads, pod("small", 1, at=9)]
+    assert say(decide(cells, units, quota(devices=4))) == []
+    assert say(decide(cells, units, quota(devices=5))) == ["small gets m"]
+    # The first lacks room alone, in whatever order one asks.
+    counter = RefusalCounter(cells, decide(cells, [full, *heads], quota(devices=3)))
+    assert ["Quota" in counter.count(each) for each in reversed(heads)] == [True, False]
+
+
+def test_successor_takes_the_quota_of_its_predecessor_though_it_is_kept_for_others() -> None:
+    units = [
+        runs("full", 2, "n", namespace="other", priority="critical"),
+        *(pod(f"large-{number}", 2, at=number, priority="high") for number in range(3)),
+        runs("old", 1, "m", at=9, priority="low"),
+        pod("new", 1, at=9, priority="low", replaces=frozenset({"old"})),
+    ]
+    assert say(decide([node("n", 2), node("m", 1)], units, quota(devices=5))) == ["new waits on m for old"]
+
+
+def test_borrowing_limit_is_kept_for_a_unit_that_waits_for_room() -> None:
+    # What "small" would borrow, "large" would lack in the next round: it would close no cell, and "late" would pass.
+    units = [
+        runs("full", 2, "n", priority="critical"),
+        borrower("large", 4, at=1, priority="critical"),
+        borrower("small", 1, at=2),
+        pod("late", 2, at=3, priority="critical"),
+    ]
+    rules = pools(amd=PoolRules(nominal=0, borrowing_limit=4))
+    assert say(decide([node("n", 4)], units, rules)) == []
 
 
 def test_nominated_units_count_in_the_quota() -> None:
