@@ -205,13 +205,14 @@ class _Term:
                 await asyncio.sleep(backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS))
 
     async def _finish(self, uid: str, claim: Claim) -> None:
-        """Carry out a claim of another leader, which may still send its write: both give the unit the same cell."""
-        if any(self._parts.registry.find_cell(name) is None for name in claim.cells):
-            log.info("claim_dropped", unit=uid, cells=claim.cells)
-            self._claims.pop(uid, None)
-        else:
-            async with self._gate:
-                await self._settle(uid, claim)
+        """Carry out a claim of another leader, which may still send its write: both give the unit the same cell.
+
+        That holds for a cell that is gone, too. One of its name may come back and be given to another unit before the
+        late write arrives. A pod that no scheduler places goes back to the queue, and the process of a lost host is
+        replaced.
+        """
+        async with self._gate:
+            await self._settle(uid, claim)
         self._wake()
 
     async def _settle(self, uid: str, claim: Claim) -> AdmissionOutcome:
