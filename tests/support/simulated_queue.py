@@ -115,7 +115,8 @@ class SimulatedQueue:
                 parts = (need,) * chance.randint(2, 3)
                 if chance.random() < 0.3:
                     parts = (*parts, {**need, GPU: 1})
-                added = msgspec.structs.replace(added, parts=parts)
+                # A gang is of pods, and only processes avoid cells, for some time.
+                added = msgspec.structs.replace(added, parts=parts, avoid=frozenset())
         running = [each.uid for each in self.units.values() if each.state == "running"]
         if running and chance.random() < 0.15:
             earlier = self.units[chance.choice(running)]
