@@ -1,4 +1,7 @@
-"""The facts about a service that decide how its replicas wait in the queue."""
+"""The facts about a service that decide how its replicas wait in the queue.
+
+Units are built anew only when one of these facts changes, so that a change of a status costs no round anything.
+"""
 
 import functools
 from collections.abc import Sequence

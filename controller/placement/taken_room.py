@@ -1,4 +1,4 @@
-"""The resources that pods take, summed up by node."""
+"""The resources that pods take, summed up by node: to look at all pods for each event would take too long."""
 
 from collections.abc import Hashable
 from typing import Generic, TypeVar
