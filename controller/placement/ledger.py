@@ -44,6 +44,15 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """Labels of the nodes on which it may be if it has no cells."""
 
     @property
+    def is_sound(self) -> bool:
+        """False if people have edited it so that it says no cell for each object."""
+        prefix = "host/" if self.kind == "process" else "node/"
+        return bool(self.names) and (
+            (not self.cells and self.kind != "process")
+            or (len(self.cells) == len(self.names) and all(cell.startswith(prefix) for cell in self.cells))
+        )
+
+    @property
     def objects(self) -> tuple[ObjectKey, ...]:
         """Its pods, or the process."""
         return tuple(ObjectKey(self.namespace, name) for name in self.names)
@@ -88,6 +97,8 @@ class QueueLedger:
     def __init__(self, client: Client, leader: str) -> None:
         self._client, self._leader = client, leader
         self._written: _WrittenLedger | None = None
+        self._left: LedgerContent | None = None
+        """Content of another leader that is being taken over: the write may be made, and its answer lost."""
 
     @property
     def content(self) -> LedgerContent:
@@ -97,7 +108,10 @@ class QueueLedger:
         return self._written.content
 
     async def take_over(self) -> LedgerContent:
-        """Make this leader the one writer, and return what the last one left. Raises as `Client`, and LedgerLost."""
+        """Make this leader the one writer, and return what the last one left.
+
+        Raises as `Client`, and LedgerLost; called again, it still returns what the other leader has left.
+        """
         try:
             found = await self._client.get(CONFIG_MAPS, LEDGER, CONTROLLER_NAMESPACE)
         except NotFound:
@@ -106,8 +120,11 @@ class QueueLedger:
             return LedgerContent()
         content = _decode(found)
         self._written = _WrittenLedger(_version(found), content)
+        if content.leader != self._leader or self._left is None:
+            self._left = content
         await self.write(content.claims, content.freed)
-        return content
+        left, self._left = self._left, None
+        return left
 
     async def write(self, claims: Mapping[str, Claim], freed: tuple[FreedPlace, ...]) -> None:
         """Replace the content, if this leader was the last to write it.
@@ -154,7 +171,13 @@ def _decode(obj: Obj) -> LedgerContent:
     """Return the content of the object; a damaged one counts as empty: the units say what they have."""
     text = (obj.get("data") or {}).get(_KEY, "")
     try:
-        return msgspec.json.decode(text, type=LedgerContent)
-    except (msgspec.DecodeError, UnicodeError) as error:
+        content = msgspec.json.decode(text, type=LedgerContent)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         log.warning("ledger_unreadable", name=LEDGER, error=str(error))
         return LedgerContent()
+    damaged = [uid for uid, claim in content.claims.items() if not claim.is_sound]
+    if not damaged:
+        return content
+    log.warning("claims_unreadable", name=LEDGER, units=damaged)
+    sound = {uid: claim for uid, claim in content.claims.items() if claim.is_sound}
+    return msgspec.structs.replace(content, claims=sound)
