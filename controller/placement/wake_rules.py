@@ -81,6 +81,8 @@ def decisive_facts(resource: Resource, obj: Obj) -> object:
         annotations.get(ENQUEUED_AT),
         annotations.get(NOMINATED),
         obj["spec"].get("hostName") or obj["spec"].get("nodeName"),
+        # A better estimate changes it while a process waits.
+        obj["spec"].get("memoryBytes"),
         find_gate(obj) is None,
         status.get("phase") in _FINAL_PHASES,
         conditions.get("PodScheduled"),
