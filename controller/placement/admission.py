@@ -324,9 +324,7 @@ class _Term:
 
     def _list_plannable(self, units: Iterable[Unit], now: float) -> Iterable[Unit]:
         """Return all units but those whose admission is under way, or is tried again later."""
-        known: set[str] = set()
         for unit in units:
-            known.add(unit.uid)
             if unit.state != "waiting":
                 yield unit
                 continue
@@ -334,7 +332,6 @@ class _Term:
                 continue
             refused_by = self._retries.refused_by(unit.uid)
             yield msgspec.structs.replace(unit, refused_by=refused_by) if refused_by else unit
-        self._retries.keep_only(known)
 
     async def _write_ledger(self, actions: Sequence[Action], overdue: Iterable[OverduePod]) -> bool:
         """Write what is about to be done; False: nothing of it may be done."""
@@ -353,7 +350,7 @@ class _Term:
         # The service itself makes the successor of a process, with its place.
         ended = [each.victim for each in actions if isinstance(each, EvictUnit)] + [each.unit for each in overdue]
         freed = [free_place(unit) for unit in ended if unit.key.kind != "process"]
-        if not claims and not freed and not self._unwritten:
+        if not claims and not ended and not self._unwritten:
             return True
         known = {place.unit for place in self._freed}
         freed_places = (*self._freed, *(place for place in freed if place.unit not in known))
@@ -453,8 +450,10 @@ class _Term:
 
         Only places of which the round knew that their pods were gone are forgotten.
         """
+        self._retries.keep_only({*(unit.uid for unit in observed.units), *map(str, observed.places)})
         for name, place in observed.places.items():
-            await self._try(str(name), self._writer.keep_place("pod", name, place))
+            if not self._retries.is_paused(str(name), asyncio.get_running_loop().time()):
+                await self._try(str(name), self._writer.keep_place("pod", name, place))
         spent = {each for each in gone if each.enqueued_at not in observed.open_places.get(each.service, ())}
         self._freed = tuple(each for each in self._freed if each not in spent)
         self._unwritten.intersection_update(each.unit for each in self._freed)

@@ -23,6 +23,7 @@ from controller.placement.effects import (
 )
 from controller.placement.observed_units import encode_nomination
 from controller.placement.units import Nomination, Unit, UnitKind
+from controller.placement.unscheduled_pods import find_refusal
 from controller.reconcile.indexes import controller_of
 from controller.reconcile.plan import Leading
 from crds.meta import ENQUEUED_AT, LABEL_SERVICE, NOMINATED
@@ -109,6 +110,7 @@ class AdmissionWriter:
         """Promise cells to a unit, or take the promise back. Raises as `admit`."""
         value = encode_nomination(nomination) if nomination is not None else None
         for name in unit.objects:
+            self._find_object(unit, name)
             await self._annotate(_resource_of(unit.key.kind), name, NOMINATED, value)
 
     async def keep_place(self, kind: UnitKind, name: ObjectKey, enqueued_at: str) -> None:
@@ -119,7 +121,7 @@ class AdmissionWriter:
         """End a unit; nothing is raised if it ends already. Raises ApiError and Unreachable."""
         for name in victim.objects:
             try:
-                obj = self._find(_resource_of(victim.key.kind), name)
+                obj = self._find_object(victim, name)
             except StaleUnit:
                 continue
             if victim.key.kind != "process":
@@ -175,10 +177,10 @@ class AdmissionWriter:
 
     async def requeue(self, unit: Unit) -> None:
         """Delete pods that no scheduler places, so that their successors wait in the queue. Raises as `admit`."""
+        if find_refusal(self._store, unit) is None:
+            raise StaleUnit(f"the scheduler places {unit.key} now")
         for name in unit.objects:
-            pod = self._find(PODS, name)
-            if unit.key.kind != "gang" and pod["metadata"]["uid"] != unit.uid:
-                raise StaleUnit(f"{name} is the name of a successor")
+            pod = self._find_object(unit, name)
             self._require_leadership()
             try:
                 await self._client.delete(PODS, name.name, name.namespace, uid=pod["metadata"]["uid"])
@@ -210,6 +212,13 @@ class AdmissionWriter:
         found = self._store.get(resource, name.name, name.namespace)
         if found is None or "deletionTimestamp" in found["metadata"]:
             raise StaleUnit(f"{resource.kind} {name} is gone")
+        return found
+
+    def _find_object(self, unit: Unit, name: ObjectKey) -> Obj:
+        """Return an object of a unit. Raises StaleUnit if it is gone, also if another one has its name."""
+        found = self._find(_resource_of(unit.key.kind), name)
+        if unit.key.kind != "gang" and found["metadata"]["uid"] != unit.uid:
+            raise StaleUnit(f"{name} is the name of a successor")
         return found
 
     async def _patch(self, resource: Resource, name: ObjectKey, operations: Operations) -> None:

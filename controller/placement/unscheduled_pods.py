@@ -56,7 +56,7 @@ class UnscheduledPods:
             is_elastic: returns whether the queue gives a unit no node; another one without a pin was made without a
                 gate, and so would its successor be.
         """
-        refused = [OverduePod(unit, found) for unit in units if (found := _find_refusal(store, unit)) is not None]
+        refused = [OverduePod(unit, found) for unit in units if (found := find_refusal(store, unit)) is not None]
         self._since = {each.unit.uid: self._since.get(each.unit.uid, now) for each in refused}
         overdue, waits = [], []
         for each in refused:
@@ -71,7 +71,7 @@ class UnscheduledPods:
         return OverduePods(tuple(overdue), min(waits, default=None))
 
 
-def _find_refusal(store: Store, unit: Unit) -> str | None:
+def find_refusal(store: Store, unit: Unit) -> str | None:
     """Return why the scheduler places no pod of an admitted unit; None: it places it, or has not tried."""
     is_placed = unit.key.kind == "pod" and unit.evictable_since is not None
     if unit.state != "running" or unit.key.kind == "process" or is_placed:

@@ -43,6 +43,8 @@ class AdmissionApi(Client):
         self.before_ledger: Callable[[], object] = lambda: None
         """Called at each write of the ledger, which is between a decision and its effects."""
         self.refuse_ledger: Callable[[], ApiError | Unreachable | None] = lambda: None
+        self.lost_ledger_answers = 0
+        """Writes of the ledger that are made from now on, and not answered."""
 
     def find(self, resource: Resource, name: str, namespace: str | None = "team") -> Obj:
         """Return an object. Raises NotFound."""
@@ -97,6 +99,9 @@ class AdmissionApi(Client):
             patched = self.put(resource, apply_patch(self.find(resource, name, namespace), operations))
         except LookupError as error:
             raise Conflict("patch", status=409, message=str(error)) from error
+        if is_ledger and self.lost_ledger_answers > 0:
+            self.lost_ledger_answers -= 1
+            raise Unreachable("patch: cut")
         if not is_ledger:
             self.before_answer(name)
             if self.loses_answers:

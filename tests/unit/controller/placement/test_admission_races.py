@@ -1,0 +1,167 @@
+"""Admission in races: claims that are out of date, answers that are lost, objects that change after the decision."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from controller.placement.ledger import LEDGER, Claim, FreedPlace, LedgerContent
+from controller.placement.unscheduled_pods import PINNED_SECONDS
+from crds.meta import CONTROLLER_NAMESPACE
+from kube.client import Obj
+from kube.errors import ApiError, Conflict
+from kube.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, NODES, PODS
+from tests.support import virtual_time
+from tests.support.admission_api import AdmissionBench
+from tests.support.api_objects import GIB, host, process, store
+from tests.support.queue_objects import deployment_of, queue_pod, queued_service
+from tests.unit.controller.placement.test_admission_pods import (
+    CLAIM,
+    LONG_AGO,
+    admitted,
+    bench,
+    node,
+    play,
+    unschedulable,
+    written,
+)
+
+OF_OTHER = LedgerContent(leader="other", claims={"uid-a": CLAIM})
+
+
+@pytest.mark.parametrize(
+    ("names", "cells"),
+    [
+        pytest.param(("a",), ("node/n1", "node/n1"), id="two cells"),
+        pytest.param(("a",), ("host/one",), id="a host"),
+        pytest.param((), (), id="no object"),
+    ],
+)
+def test_claim_that_people_have_damaged_stops_nothing(names: tuple[str, ...], cells: tuple[str, ...]) -> None:
+    claim = Claim(kind="pod", namespace="team", names=names, cells=cells)
+    found = bench(queue_pod("a"), ledger=LedgerContent(leader="other", claims={"uid-a": claim}))
+    found.known.put(METAL_HOSTS, host("one"))
+    assert play(found).api.tries == [("a", "n1")]
+
+
+def test_ledger_that_nests_without_end_counts_as_empty() -> None:
+    found = bench(queue_pod("a"))
+    found.api.put(CONFIG_MAPS, {**written(OF_OTHER), "data": {"ledger.json": '{"x":' * 100_000}})
+    assert play(found).api.tries == [("a", "n1")]
+
+
+def test_claims_of_another_leader_survive_a_lost_answer_while_the_ledger_is_taken_over() -> None:
+    found = bench(queue_pod("first", service="mail"), nodes=(node("n0"),))
+    freed = FreedPlace(
+        service="uid-chat", unit="uid-gone", namespace="team", name="gone", enqueued_at="2026-01-01T00:00:01.000000Z"
+    )
+
+    def lead_elsewhere() -> None:
+        content = LedgerContent(leader="other", claims={"uid-a": CLAIM}, freed=(freed,))
+        metadata = {"name": LEDGER, "namespace": CONTROLLER_NAMESPACE, "resourceVersion": "9000"}
+        found.api.put(CONFIG_MAPS, {**written(content), "metadata": metadata})
+
+    async def main() -> None:
+        async with found.running():
+            await asyncio.sleep(5)
+            lead_elsewhere()
+            found.api.lost_ledger_answers = 1
+            for name, priority in (("vip", "critical"), ("chat", "normal")):
+                found.known.put(INFERENCE_SERVICES, queued_service(name, created=LONG_AGO, priority=priority))
+                found.known.put(DEPLOYMENTS, deployment_of(name))
+            found.change(PODS, queue_pod("b", service="vip"))
+            found.change(PODS, queue_pod("a"))
+            found.change(NODES, node("n1"))
+            await asyncio.sleep(20)
+
+    virtual_time.run(main())
+    assert found.api.tries == [("first", "n0"), ("a", "n1")], "the other leader may still send its write"
+    assert found.api.lost_ledger_answers == 0
+
+
+def preemption_on_a_host() -> AdmissionBench:
+    """Return the loop with a process that another one, of higher priority, is about to replace."""
+    old = process("low-1-0", host="one", gib=8, priority="low", creationTimestamp="2026-01-01T00:00:00Z")
+    first = process("vip-1-0", gib=8, serviceName="vip", priority="critical")
+    machine = host("one", 8 * GIB)
+    return AdmissionBench(store(), (METAL_HOSTS, machine), (METAL_PROCESSES, old), (METAL_PROCESSES, first))
+
+
+def call_before_nomination(found: AdmissionBench, change: Callable[[], None]) -> None:
+    """Change something between a decision and its effects."""
+    patch = found.api.patch_merge
+
+    async def patch_merge(*arguments: Any, **options: Any) -> Obj:
+        change()
+        return await patch(*arguments, **options)
+
+    found.api.patch_merge = patch_merge  # type: ignore[method-assign]
+
+
+def test_victim_on_a_host_is_ended() -> None:
+    assert play(preemption_on_a_host(), 1).api.deleted == ["low-1-0"]
+
+
+def test_successor_with_the_name_of_a_victim_is_not_ended() -> None:
+    found = preemption_on_a_host()
+    successor = process("low-1-0", gib=8, priority="low")
+    successor["metadata"] |= {"uid": "uid-successor", "resourceVersion": "900"}
+    call_before_nomination(found, lambda: found.change(METAL_PROCESSES, successor))
+    assert play(found).api.deleted == []
+
+
+def test_leader_that_was_overtaken_ends_no_process() -> None:
+    found = preemption_on_a_host()
+    found.api.put(CONFIG_MAPS, written(LedgerContent(leader="other")))
+    # The first write takes the ledger over.
+    answers = iter([None])
+    found.api.refuse_ledger = lambda: next(answers, Conflict("patch", status=409))
+    play(found)
+    assert found.api.deleted == []
+
+
+def test_pod_that_the_scheduler_takes_at_the_last_moment_stays() -> None:
+    found = bench(unschedulable(admitted("a", "n1")))
+
+    async def main() -> None:
+        async with found.running():
+            await asyncio.sleep(1)
+            found.api.before_ledger = lambda: found.change(PODS, queue_pod("a", gated=False, node="n1"))
+            await asyncio.sleep(PINNED_SECONDS + 20)
+
+    virtual_time.run(main())
+    assert found.api.find(PODS, "a")["spec"]["nodeName"] == "n1", "the pod was about to go back"
+    assert found.api.deleted == []
+
+
+def test_place_that_cannot_be_written_is_retried_ever_more_rarely() -> None:
+    freed = FreedPlace(
+        service="uid-chat", unit="uid-gone", namespace="team", name="gone", enqueued_at="2026-01-01T00:00:01.000000Z"
+    )
+    running = queue_pod("old", gated=False, node="n1", created=LONG_AGO + timedelta(days=1))
+    found = bench(queue_pod("a", devices=9), running, ledger=LedgerContent(leader="other", freed=(freed,)))
+    tries: list[str] = []
+
+    async def refuse(_resource: object, name: str, *_arguments: object, **_options: object) -> Obj:
+        tries.append(name)
+        raise ApiError("patch", status=403)
+
+    found.api.patch_merge = refuse  # type: ignore[method-assign,assignment]
+    play(found, 60)
+    assert 3 < len(tries) < 30
+
+
+def test_waiting_process_whose_estimate_shrinks_is_bound() -> None:
+    found = AdmissionBench(store(), (METAL_HOSTS, host("one", 8 * GIB)), (METAL_PROCESSES, process("a-1-0", gib=10)))
+
+    async def main() -> None:
+        async with found.running():
+            await asyncio.sleep(5)
+            large = found.api.find(METAL_PROCESSES, "a-1-0")
+            found.change(METAL_PROCESSES, {**large, "spec": {**large["spec"], "memoryBytes": 6 * GIB}})
+            await asyncio.sleep(30)
+
+    virtual_time.run(main())
+    assert found.api.host_of("a-1-0") == "one"
