@@ -236,7 +236,7 @@ class Controller:
 
     def _show_round(self, report: RoundReport) -> None:
         """Set what users see of the queue."""
-        self._board.update(report.round, report.cells, report.now, units=report.units)
+        self._board.update(report.round, report.cells, report.now, units=report.units, failures=report.failures)
         self._metrics.queue.observe_plan(report.plan_seconds)
         self._metrics.queue.set_depths(self._board.depths)
 

@@ -14,6 +14,7 @@ QueueReason = Literal[
     "Quota",
     "CellsClosed",
     "NotConsidered",
+    "AdmissionFailed",
     "NoSuchHardware",
 ]
 NoEstimate = Literal["TooFewSeen", "TooFewAhead", "Overtaken", "Draining", "NoPosition"]
@@ -84,7 +85,8 @@ class QueueStatus(ApiStruct, frozen=True):
             "InsufficientDevices, InsufficientMemory: too little is free. HeadOfLine: what is free is kept for a "
             "replica ahead that waits for the same nodes or hosts. Draining: others end to make room. Quota: a limit "
             "of the pool or namespace is reached. CellsClosed: all nodes or hosts that could run it take nothing new. "
-            "NotConsidered: too many are ahead. NoSuchHardware: no node or host could ever run it. None in mode Kueue."
+            "NotConsidered: too many are ahead. AdmissionFailed: its turn could not be written, and is tried again. "
+            "NoSuchHardware: no node or host could ever run it. None in mode Kueue."
         ),
     ] = None
     message: Annotated[

@@ -9,6 +9,7 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -66,6 +67,8 @@ class RoundReport(NamedTuple):
     now: float
     """The wall clock, in seconds since 1970."""
     plan_seconds: float
+    failures: Mapping[str, str] = MappingProxyType({})
+    """The error by uid of each unit whose last write failed: it waits, though the round may leave it out."""
 
 
 class AdmissionParts(NamedTuple):
@@ -257,7 +260,8 @@ class _Term:
         self._vanished.expect(observed.units)
         units = list(self._list_plannable(observed.units, started))
         found = await asyncio.to_thread(plan, cells, units, self._parts.rules(), now)
-        self._parts.on_round(RoundReport(found, cells, observed.units, now, loop.time() - started))
+        took, failures = loop.time() - started, self._retries.list_errors()
+        self._parts.on_round(RoundReport(found, cells, observed.units, now, took, failures))
         if found.again_seconds is not None:
             loop.call_later(found.again_seconds, self._wake)
         await self._keep_places(observed, gone)

@@ -6,7 +6,8 @@ made when a service is told, which happens at the pace of `NoticePacer`.
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from controller.placement.explanation import RefusalCounter
@@ -73,6 +74,16 @@ class _ShownRound(NamedTuple):
     cells: tuple[Cell, ...]
     now: float
     units: Sequence[Unit]
+    failures: Mapping[str, str]
+
+    def list_waiting(self) -> Sequence[Unit]:
+        """Return the units that wait, in their order: also those that the round left out, as their write failed."""
+        if not self.failures:
+            return self.round.queue
+        planned = {unit.uid for unit in self.round.queue}
+        waiting = (unit for unit in self.units if unit.state == "waiting" and not unit.is_superseded)
+        missing = [unit for unit in waiting if unit.uid in self.failures and unit.uid not in planned]
+        return sorted((*self.round.queue, *missing), key=lambda unit: unit.order)
 
 
 class _PoolQueue:
@@ -134,7 +145,15 @@ class Board:
         self._recalled.clear()
         self._entries, self._lengths, self.depths = {}, {}, {}
 
-    def update(self, decided: Round, cells: Iterable[Cell], now: float, *, units: Sequence[Unit]) -> None:
+    def update(
+        self,
+        decided: Round,
+        cells: Iterable[Cell],
+        now: float,
+        *,
+        units: Sequence[Unit],
+        failures: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Set the standings after a round: at once, or with the latest one in a second since the last time.
 
         Args:
@@ -142,9 +161,10 @@ class Board:
             cells: all cells, as the round had them.
             now: the wall clock, in seconds since 1970.
             units: all units, as the round had them.
+            failures: the error by uid of each unit whose last write failed, and is tried again.
         """
         self._evicted.update(action.victim.uid for action in decided.actions if isinstance(action, EvictUnit))
-        self._latest = _ShownRound(decided, tuple(cells), now, units)
+        self._latest = _ShownRound(decided, tuple(cells), now, units, failures)
         loop = asyncio.get_running_loop()
         wait_seconds = self._updated_at + UPDATE_SECONDS - loop.time()
         if wait_seconds <= 0:
@@ -160,11 +180,11 @@ class Board:
         shown = self._shown = self._latest
         if shown is None:
             return
-        decided, self._cells, self._now, units = shown
+        self._cells, self._now, units = shown.cells, shown.now, shown.units
         self._counter, self._updated_at = None, asyncio.get_running_loop().time()
         self._estimator.observe(units, self._evicted, {cell.id: cell.pool for cell in self._cells}, self._now)
         self._evicted.clear()
-        entries, lengths = self._list_entries(decided)
+        entries, lengths = self._list_entries(shown)
         self._find_victims(entries.values(), units)
         closed = frozenset(cell.id for cell in self._cells if cell.closed)
         self._tell_changes(entries, lengths, is_everyone_told=closed != self._closed)
@@ -204,6 +224,7 @@ class Board:
         if reason is None:
             reason = find_lack(unit, counts)
         largest = find_largest(unit, self._cells) if reason == "NoSuchHardware" else None
+        error = self._shown.failures.get(unit.uid, "")
         return ServiceStanding(
             pool=entry.pool,
             position=entry.position,
@@ -214,27 +235,31 @@ class Board:
             cells=entry.nomination.cells if entry.nomination is not None else (),
             victims=victims,
             reason=reason,
-            message=describe_wait(unit, reason, WaitFacts(counts, largest, victims, sum(entry.ahead), entry.limit)),
+            message=describe_wait(
+                unit, reason, WaitFacts(counts, largest, victims, sum(entry.ahead), entry.limit, error)
+            ),
             start=entry.start,
         )
 
-    def _list_entries(self, decided: Round) -> tuple[dict[ObjectKey, _Entry], dict[str, int]]:
+    def _list_entries(self, shown: _ShownRound) -> tuple[dict[ObjectKey, _Entry], dict[str, int]]:
         """Return the first waiting unit of each service, and the length of the queue of each pool."""
+        decided, failures = shown.round, shown.failures
         nominated = {each.unit.uid: each.nomination for each in decided.actions if isinstance(each, Nominate)}
-        gone = {each.unit.uid for each in decided.actions if isinstance(each, Admit)}
+        # One that failed before may fail again: it is not taken out of the queue for each try.
+        gone = {each.unit.uid for each in decided.actions if isinstance(each, Admit)} - shown.failures.keys()
         withdrawn = {each.unit.uid for each in decided.actions if isinstance(each, WithdrawNomination)}
         queues: dict[str, _PoolQueue] = {}
         entries: dict[ObjectKey, _Entry] = {}
         needs: dict[str, tuple[Lane, int]] = {}
         depths: dict[tuple[str, Priority], int] = {}
-        for unit in decided.queue:
+        for unit in shown.list_waiting():
             uid = unit.uid
             if uid in gone:
                 continue
             needs[uid] = lane, amount = self._needs.get(uid) or measure_need(unit)
             queue = queues.get(lane.pool) or queues.setdefault(lane.pool, _PoolQueue())
             nomination = nominated.get(uid, None if uid in withdrawn else unit.nomination)
-            reason = find_reason(decided, uid, nomination)
+            reason = find_reason(decided, uid, nomination, failures)
             depths[lane.pool, unit.priority] = depths.get((lane.pool, unit.priority), 0) + 1
             needed = queue.needed.get(lane, 0) + amount
             if unit.service not in entries:
@@ -290,13 +315,22 @@ class Board:
         self._recalled.clear()
 
 
-def find_reason(decided: Round, uid: str, nomination: Nomination | None) -> QueueReason | None:
-    """Return why a unit waits, as far as the round tells; None: no room."""
+def find_reason(
+    decided: Round, uid: str, nomination: Nomination | None, failures: Container[str] = ()
+) -> QueueReason | None:
+    """Return why a unit waits, as far as the round tells; None: no room.
+
+    Args:
+        decided: the round.
+        uid: the unit.
+        nomination: its nomination after the round.
+        failures: `uid` of units whose last write failed.
+    """
     if nomination is not None:
         return "Draining"
     blockage = decided.blocked.get(uid)
     if blockage is None:
-        return "NotConsidered"
+        return "AdmissionFailed" if uid in failures else "NotConsidered"
     if not blockage.feasible:
         return "NoSuchHardware"
     if blockage.is_shadowed:

@@ -143,6 +143,8 @@ class WaitFacts(NamedTuple):
     """Number of units ahead."""
     limit: LimitRefusal | None = None
     """The limit for which the unit waits."""
+    error: str = ""
+    """The reason why its admission failed."""
 
 
 def describe_wait(unit: Unit, reason: QueueReason, facts: WaitFacts) -> str:
@@ -154,6 +156,8 @@ def describe_wait(unit: Unit, reason: QueueReason, facts: WaitFacts) -> str:
         return f"room is kept for it, and it starts as soon as replicas of {ending} have ended there"
     if reason == "NotConsidered":
         return f"{ahead} replicas are ahead, so many that its turn is not near: add {noun}s{or_raise_priority(unit)}"
+    if reason == "AdmissionFailed":
+        return f"it has its turn, which could not be written, and is tried again: {facts.error}"
     if reason == "NoSuchHardware":
         return _describe_missing(unit, facts, need, noun)
     if reason == "CellsClosed":

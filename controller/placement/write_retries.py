@@ -28,6 +28,8 @@ class WriteFailures(NamedTuple):
     """When to try again, on the clock of the event loop."""
     refused_by: frozenset[str] = frozenset()
     """Cells that the API server refused since all of them had refused."""
+    error: str = ""
+    """The last failure."""
 
 
 _NO_FAILURE: Final = WriteFailures()
@@ -47,6 +49,10 @@ class WriteRetries:
     def refused_by(self, uid: str) -> frozenset[str]:
         """Return the cells that are to be tried last for a unit."""
         return self._failures.get(uid, _NO_FAILURE).refused_by
+
+    def list_errors(self) -> dict[str, str]:
+        """Return the last failure of each unit that has one, by uid."""
+        return {uid: failed.error for uid, failed in self._failures.items() if failed.error}
 
     def pause(self, uid: str, seconds: float) -> None:
         """Leave a unit alone for some time, and wake then."""
@@ -71,7 +77,7 @@ class WriteRetries:
         if cell:
             # If every cell that fits has refused, a new round of all of them begins.
             refused = frozenset({cell}) if cell in refused else refused | {cell}
-        self._failures[uid] = WriteFailures(last.tries + 1, loop.time() + seconds, refused)
+        self._failures[uid] = WriteFailures(last.tries + 1, loop.time() + seconds, refused, str(error))
         loop.call_later(seconds, self._wake)
         log.log(
             logging.INFO if isinstance(error, Conflict | NotFound) else logging.WARNING,

@@ -23,9 +23,10 @@ SILENT_QUEUE_REASONS: Final = (
     "Draining",
     "CellsClosed",
     "NotConsidered",
+    "AdmissionFailed",
 )
 """Reasons for which Ready changes while a service waits, for which no Event is sent: those of the queue are."""
-_OF_OTHERS: Final = frozenset({"HeadOfLine", "Draining", "Quota", "NotConsidered"})
+_OF_OTHERS: Final = frozenset({"HeadOfLine", "Draining", "Quota", "NotConsidered", "AdmissionFailed"})
 """Reasons that lie in other replicas, of which a diagnosis of one replica knows nothing."""
 _MOST_LISTED: Final = 32
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from copy import deepcopy
 from typing import Any
 
-from controller.placement.admission import Admission, AdmissionParts
+from controller.placement.admission import Admission, AdmissionParts, RoundReport
 from controller.placement.cell_registry import CellRegistry
 from controller.placement.planner import PlanRules
 from controller.reconcile.plan import Leading
@@ -193,6 +193,7 @@ class AdmissionBench:
         """Called between the moment at which the units are read and the decision."""
         self.api = AdmissionApi(*((resource, obj) for resource, obj in objects if resource not in {METAL_HOSTS, NODES}))
         self.outcomes: list[str] = []
+        self.reports: list[RoundReport] = []
         for resource, obj in objects:
             known.put(resource, obj)
         self.registry = CellRegistry(known, VENDORS, lambda name: alive is None or name in alive, clock=_loop_time)
@@ -203,6 +204,7 @@ class AdmissionBench:
                 VENDORS,
                 identity,
                 rules=self._read_rules,
+                on_round=self.reports.append,
                 on_outcome=self.outcomes.append,
             )
         )

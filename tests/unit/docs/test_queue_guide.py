@@ -15,6 +15,7 @@ from tests.support.waiting_units import GPU, gpu_cell, waiting_process, waiting_
 GUIDE = (CHECKOUT / "docs" / "queue.md").read_text()
 NONE = CellCounts({}, {}, {}, 0)
 QUOTA = LimitRefusal(LimitKey("Quota", "team/nvidia", DEVICES), 4, 3, 2)
+DENIED = "patch pods team/chat-1: 403 Forbidden: denied by policy"
 EXAMPLES: dict[QueueReason, tuple[Unit, WaitFacts]] = {
     "InsufficientDevices": (waiting_unit("chat", 2), WaitFacts(NONE._replace(short={GPU: 3}))),
     "InsufficientMemory": (waiting_process("chat", 24), WaitFacts(NONE._replace(short={"memory": 1}))),
@@ -23,6 +24,7 @@ EXAMPLES: dict[QueueReason, tuple[Unit, WaitFacts]] = {
     "Quota": (waiting_unit("chat", 2), WaitFacts(NONE, limit=QUOTA)),
     "CellsClosed": (waiting_unit("chat"), WaitFacts(NONE._replace(closed={"Cordoned": 1}))),
     "NotConsidered": (waiting_unit("chat"), WaitFacts(NONE, ahead=299)),
+    "AdmissionFailed": (waiting_unit("chat"), WaitFacts(NONE, error=DENIED)),
     "NoSuchHardware": (waiting_unit("chat", 16), WaitFacts(NONE, largest=gpu_cell("gpu-1", 8))),
 }
 

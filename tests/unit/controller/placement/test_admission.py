@@ -148,6 +148,7 @@ async def test_owner_is_told_of_an_admission_that_fails_again_and_again() -> Non
     assert "chat-1-0" in note
     assert "host/one" in note
     assert "a webhook denied it" in note
+    assert "a webhook denied it" in found.reports[-1].failures["uid-chat-1-0"], "and it is said in its place"
 
 
 async def test_unit_that_one_host_refuses_goes_to_another() -> None:

@@ -330,6 +330,32 @@ def test_service_is_told_only_of_what_changes() -> None:
     virtual_time.run(main())
 
 
+def test_service_whose_admission_fails_stays_in_the_queue_and_is_told_why() -> None:
+    async def main() -> None:
+        told = Told()
+        failing, later = waiting_unit("chat"), waiting_unit("later", 2, enqueued_at=1_001.0)
+        running = running_unit(waiting_unit("other"), "node/n1")
+        failures = {failing.uid: "a webhook denied it", running.uid: "a budget"}
+        # Rounds that leave it out, and in between one that admits it once more.
+        for planned in ([later], [failing, later], [later]):
+            cells = [gpu_cell("n1", free=1)]
+            made = plan(cells, [*planned, running], PlanRules(), NOW)
+            told.board.update(made, cells, NOW, units=[later, running, failing], failures=failures)
+            await asyncio.sleep(5)
+            standing = told.board.standing(ObjectKey("team", "chat"))
+            assert standing is not None
+            assert (standing.place, standing.reason) == ("1/2", "AdmissionFailed")
+            assert standing.message.endswith("is tried again: a webhook denied it")
+            assert told.board.standing(ObjectKey("team", "other")) is None
+        assert [name for name in told.take() if name == "chat"] == ["chat"], "it is told once"
+        told.board.update(plan(full(), [failing, later], PlanRules(), NOW), full(), NOW, units=[failing, later])
+        standing = told.board.standing(ObjectKey("team", "chat"))
+        assert standing is not None
+        assert standing.reason == "InsufficientDevices"
+
+    virtual_time.run(main())
+
+
 def test_closed_nodes_are_told_as_reasons_depend_on_them() -> None:
     async def main() -> None:
         told = Told()
