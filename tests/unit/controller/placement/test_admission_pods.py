@@ -182,6 +182,7 @@ def test_eviction_that_a_budget_refuses_is_retried_and_then_overruled_without_an
 
     virtual_time.run(main())
     assert found.api.deleted[:1] == found.api.evictions[:1]
+    assert [each["name"] for each in ledger_of(found)["freed"]] == found.api.evictions[:1], "it keeps its place"
     assert NOMINATED in found.api.find(PODS, "p")["metadata"]["annotations"]
 
 
