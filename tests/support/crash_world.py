@@ -201,6 +201,8 @@ class CrashWorld:
 
     async def delete(self, resource: Resource, name: str) -> None:
         """Delete an object."""
+        found = await self.client.get(resource, name, self.namespace)
+        self.transport.deleted_owners.add(found["metadata"]["uid"])
         await self.client.delete(resource, name, self.namespace)
 
     async def checkpoint(self, name: str, condition: Callable[[State], bool]) -> None:

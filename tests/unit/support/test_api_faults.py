@@ -94,6 +94,20 @@ async def test_creation_that_its_caller_did_not_wait_for_is_counted() -> None:
     assert transport.created == {("/services", "a"): 1}
 
 
+async def test_what_is_made_for_an_object_that_was_deleted_does_not_count() -> None:
+    class Creating(Recording):
+        async def request(self, request: Request) -> Response:
+            await super().request(request)
+            return Response(201, b"")
+
+    transport = FaultyTransport(Creating())
+    transport.deleted_owners.add("gone")
+    for name, owner in (("a", "gone"), ("b", "alive")):
+        body = f'{{"metadata": {{"name": "{name}", "ownerReferences": [{{"uid": "{owner}"}}]}}}}'.encode()
+        await transport.request(Request("PATCH", f"/services/{name}", body=body))
+    assert transport.created == {("/services", "b"): 1}
+
+
 async def test_a_stream_is_cut_after_its_first_chunk() -> None:
     transport = FaultyTransport(Recording(), lambda _: Fault.CUT)
     read = []
