@@ -148,6 +148,8 @@ class Planning:
             if not unit.cells and pool in self._elastic:
                 self._elastic[pool] -= 1
                 self._leave_room(unit, pool)
+        self._given: set[str] = set()
+        """Cells of which this round gives or keeps room: to the scheduler it is free for now."""
         self._considered: dict[str, int] = {}
         self._hopeless: dict[Shape, tuple[Blockage, frozenset[str]]] = {}
         """Units of this shape were blocked in this round, and nothing gets better in a round; with the pools in which
@@ -246,6 +248,7 @@ class Planning:
             return True
         if not self._search.hold(unit, nomination.cells, staying):
             return False
+        self._given.update(nomination.cells)
         self._limits.add(unit, cells[0].pool)
         # The eviction of some may have failed, or the controller may have ended before it.
         self._actions += [EvictUnit(each, unit) for each in running]
@@ -266,6 +269,7 @@ class Planning:
     def _admit(self, unit: Unit, cells: tuple[str, ...], scores: tuple[CellScore, ...] = ()) -> None:
         self._search.take(add_by_cell(unit.parts, cells))
         self._search.count_beside(unit.service, cells)
+        self._given.update(cells)
         self._limits.add(unit, self._search.cells[cells[0]].pool)
         self._actions.append(Admit(unit, cells, scores))
 
@@ -283,6 +287,7 @@ class Planning:
         ]
         if not self._search.hold(unit, found.cells, found.victims):
             raise AssertionError(f"{unit.key} does not fit in the place of its victims on {found.cells}")
+        self._given.update(found.cells)
         self._limits.add(unit, self._search.cells[found.cells[0]].pool)
         nomination = Nomination(found.cells, frozenset(victim.uid for victim in found.victims))
         if nomination != unit.nomination:
@@ -382,9 +387,18 @@ class Planning:
         for pool in unit.pools:
             is_open = self._elastic.get(pool, 0) > 0 and pool not in self._search.exhausted
             takes = is_open and unit.requirement.allows(self._rules.pools[pool].node_labels)
-            if takes and self._limits.find_refusal(unit, pool) is None:
+            if takes and self._limits.find_refusal(unit, pool) is None and not self._may_take_from_others(unit, pool):
                 return pool
         return ""
+
+    def _may_take_from_others(self, unit: Unit, pool: str) -> bool:
+        """Return whether the scheduler could put an unpinned unit where free room is for others."""
+        closed = [name for name in self._search.closed if self._search.is_closed_to(unit, name)]
+        for part in unit.parts:
+            cells = self._search.list_feasible(unit, part, pool)
+            if any(name in cells and fits(part, cells[name].free) for name in (*self._given, *closed)):
+                return True
+        return False
 
     def _find_pool(self, unit: Unit) -> str:
         """Return the pool of a unit; if its node is not known, the first that is elastic, or its home."""

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from controller.placement.planner import Admit, PlanRules
 from controller.placement.pool_limits import PoolQuota, PoolRules
 from controller.placement.units import NodeRequirement, Unit
-from tests.support.queue_decisions import decide, say
+from tests.support.queue_decisions import decide, nominated, say
 from tests.support.queue_units import node, pod, process
 
 TEAM_A = (("team", "a"),)
@@ -45,6 +47,34 @@ def test_room_of_a_new_node_is_left_to_what_waits_for_it_unpinned() -> None:
     assert say(decide([node("n", 3, **of_pool)], units, RULES)) == ["u0 gets n"]
     closed = node("n", 2, closed="NotReady", **of_pool)
     assert say(decide([closed, node("m", 8, pool="nvidia")], units, RULES)) == []
+
+
+def test_nothing_goes_unpinned_while_the_scheduler_would_put_it_on_room_for_others() -> None:
+    of_pool: dict[str, Any] = {"pools": ("team-a",)}
+    # One of the two devices is free, and kept for "large" until "old" has ended.
+    old = pod("old", cells=("node/n",), **of_pool, priority="batch")
+    kept = [nominated(pod("large", 2, priority="high", **of_pool), "n", "old"), replace(old, state="ending")]
+    small = pod("small", at=2, **of_pool)
+    cells = [node("n", 2, pool="team-a")]
+    assert say(decide(cells, [*kept, small], RULES)) == []
+    assert say(decide(cells, [*kept, pod("wide", 2, at=2, **of_pool)], RULES)) == ["wide gets a new node"]
+    assert say(decide([*cells, node("m", 1, pool="team-a")], [*kept, small], RULES)) == ["small gets m"]
+    # What this round gives is as free to the scheduler.
+    assert say(decide([node("n", 1, pool="team-a")], [pod("first", **of_pool), small], RULES)) == ["first gets n"]
+    cordoned = node("n", 2, pool="team-a", closed="Cordoned")
+    assert say(decide([cordoned], [*kept, small], RULES))[-1] == "small gets a new node"
+
+
+def test_nothing_goes_unpinned_while_the_scheduler_would_put_it_on_a_node_closed_to_it() -> None:
+    # The volume of "bound" is on this node: no new one helps it.
+    bound = pod("bound", 2, pools=("team-a",))
+    bound = replace(bound, requirement=replace(bound.requirement, volume_nodes=frozenset({"n"})))
+    holder = pod("r", cells=("node/n",), pools=("team-a",), priority="critical")
+    cells = [node("n", 2, pool="team-a")]
+    assert say(decide(cells, [holder, bound, pod("small", at=2, pools=("team-a",))], RULES)) == []
+    assert say(decide(cells, [holder, bound, pod("wide", 2, at=2, pools=("team-a",))], RULES)) == [
+        "wide gets a new node"
+    ]
 
 
 def test_node_that_is_too_small_for_what_waits_unpinned_is_left_to_others() -> None:
