@@ -148,8 +148,8 @@ class Planning:
             if not unit.cells and pool in self._elastic:
                 self._elastic[pool] -= 1
                 self._leave_room(unit, pool)
-        self._given: set[str] = set()
-        """Cells of which this round gives or keeps room: to the scheduler it is free for now."""
+        self._kept: set[str] = set()
+        """Cells of which this round keeps room for nominated units: to the scheduler it is free."""
         self._considered: dict[str, int] = {}
         self._hopeless: dict[Shape, tuple[Blockage, frozenset[str]]] = {}
         """Units of this shape were blocked in this round, and nothing gets better in a round; with the pools in which
@@ -248,7 +248,7 @@ class Planning:
             return True
         if not self._search.hold(unit, nomination.cells, staying):
             return False
-        self._given.update(nomination.cells)
+        self._kept.update(nomination.cells)
         self._limits.add(unit, cells[0].pool)
         # The eviction of some may have failed, or the controller may have ended before it.
         self._actions += [EvictUnit(each, unit) for each in running]
@@ -269,7 +269,6 @@ class Planning:
     def _admit(self, unit: Unit, cells: tuple[str, ...], scores: tuple[CellScore, ...] = ()) -> None:
         self._search.take(add_by_cell(unit.parts, cells))
         self._search.count_beside(unit.service, cells)
-        self._given.update(cells)
         self._limits.add(unit, self._search.cells[cells[0]].pool)
         self._actions.append(Admit(unit, cells, scores))
 
@@ -287,7 +286,7 @@ class Planning:
         ]
         if not self._search.hold(unit, found.cells, found.victims):
             raise AssertionError(f"{unit.key} does not fit in the place of its victims on {found.cells}")
-        self._given.update(found.cells)
+        self._kept.update(found.cells)
         self._limits.add(unit, self._search.cells[found.cells[0]].pool)
         nomination = Nomination(found.cells, frozenset(victim.uid for victim in found.victims))
         if nomination != unit.nomination:
@@ -396,7 +395,7 @@ class Planning:
         closed = [name for name in self._search.closed if self._search.is_closed_to(unit, name)]
         for part in unit.parts:
             cells = self._search.list_feasible(unit, part, pool)
-            if any(name in cells and fits(part, cells[name].free) for name in (*self._given, *closed)):
+            if any(name in cells and fits(part, cells[name].free) for name in (*self._kept, *closed)):
                 return True
         return False
 

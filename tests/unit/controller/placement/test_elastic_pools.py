@@ -59,8 +59,9 @@ def test_nothing_goes_unpinned_while_the_scheduler_would_put_it_on_room_for_othe
     assert say(decide(cells, [*kept, small], RULES)) == []
     assert say(decide(cells, [*kept, pod("wide", 2, at=2, **of_pool)], RULES)) == ["wide gets a new node"]
     assert say(decide([*cells, node("m", 1, pool="team-a")], [*kept, small], RULES)) == ["small gets m"]
-    # What this round gives is as free to the scheduler.
-    assert say(decide([node("n", 1, pool="team-a")], [pod("first", **of_pool), small], RULES)) == ["first gets n"]
+    # One that would wait a round for what this round gives would close the node to others of its priority meanwhile.
+    made = decide([node("n", 1, pool="team-a")], [pod("first", **of_pool), small], RULES)
+    assert say(made) == ["first gets n", "small gets a new node"]
 
 
 def test_nothing_goes_unpinned_while_the_scheduler_would_put_it_on_a_node_closed_to_it() -> None:
