@@ -22,6 +22,7 @@ from controller.placement.effects import (
     find_gate,
 )
 from controller.placement.observed_units import encode_nomination
+from controller.placement.queue_places import find_own_place, format_place
 from controller.placement.units import Nomination, Unit, UnitKind
 from controller.placement.unscheduled_pods import find_refusal
 from controller.reconcile.indexes import controller_of
@@ -103,6 +104,10 @@ class AdmissionWriter:
     async def _ungate(self, name: ObjectKey, pod: Obj, node: str, node_labels: Labels) -> None:
         if find_gate(pod) is None:
             return
+        if node and not pod["metadata"].get("annotations"):
+            # A JSON patch cannot add one to those that the store does not keep.
+            await self.keep_place("pod", name, format_place(find_own_place(pod)))
+            pod = self._find(PODS, name)
         await self._patch(PODS, name, admit_pod(pod, node, node_labels))
         log.info("pod_admitted", pod=str(name), node=node)
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from crds.meta import ADMITTED_AT, LABEL_MANAGED_BY, MANAGED_BY, NOMINATED, QUEUE_GATE
+from controller.placement.queue_places import find_own_place, format_place
+from crds.meta import ADMITTED_AT, ENQUEUED_AT, LABEL_MANAGED_BY, MANAGED_BY, NOMINATED, QUEUE_GATE
 from kube.client import Obj
 from kube.time import rfc3339
 
@@ -28,6 +29,8 @@ def find_gate(pod: Obj) -> int | None:
 def admit_pod(pod: Obj, node: str, node_labels: Labels = ()) -> Operations:
     """Return the patch that gives a pod its node; without a node the scheduler chooses one with these labels.
 
+    A pod that is known to have annotations gets that of its place with its node, unless it has that already.
+
     Raises ValueError: the pod does not wait in the queue.
     """
     index = find_gate(pod)
@@ -40,9 +43,18 @@ def admit_pod(pod: Obj, node: str, node_labels: Labels = ()) -> Operations:
         _test(f"{gate}/name", QUEUE_GATE),
         *(_pin(pod, node) if node else ()),
         *(_restrict(pod, "matchExpressions", expressions) if expressions and not node else ()),
+        *(_note_place(pod) if node else ()),
         *_remove_annotation(pod, NOMINATED),
         {"op": "remove", "path": gate},
     ]
+
+
+def _note_place(pod: Obj) -> Operations:
+    """Return the operation that marks a pod as pinned by the queue, by the place that it has."""
+    annotations = pod["metadata"].get("annotations")
+    if not annotations or ENQUEUED_AT in annotations:
+        return []
+    return _add_annotation(pod, ENQUEUED_AT, format_place(find_own_place(pod)))
 
 
 def _pin(pod: Obj, node: str) -> Operations:

@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import Final
 
 from controller.placement.units import CPU, MEMORY, PODS, Amounts
-from crds.meta import QUEUE_GATE
+from crds.meta import ENQUEUED_AT, QUEUE_GATE
 from crds.quantity import parse_quantity
 from kube.client import Obj
 
@@ -67,14 +67,16 @@ def find_taken_node(pod: Obj) -> str:
     """Return the node on which a pod takes room; empty if it takes none, or if it is not known where.
 
     A pod that is bound takes room until it has ended, also while it is being deleted. One that the queue has pinned to
-    a node takes it there before it is bound, but not if it is being deleted: then it can be bound no more.
+    a node takes it there before it is bound, but not if it is being deleted: then it can be bound no more. The queue
+    notes the place of each pod that it pins: a tenant may pin pods, too, but no note of the queue is its own.
     """
     spec = pod.get("spec") or {}
     if (pod.get("status") or {}).get("phase") in _ENDED:
         return ""
     if node := spec.get("nodeName"):
         return str(node)
-    if "deletionTimestamp" in pod["metadata"] or is_gated(spec):
+    metadata = pod["metadata"]
+    if "deletionTimestamp" in metadata or is_gated(spec) or ENQUEUED_AT not in (metadata.get("annotations") or {}):
         return ""
     return find_pinned_node(spec)
 

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from crds.meta import LABEL_SERVICE, POD_TEMPLATE, QUEUE_GATE
+from controller.placement.queue_places import find_own_place, format_place
+from crds.meta import ENQUEUED_AT, LABEL_SERVICE, POD_TEMPLATE, QUEUE_GATE
 from kube.client import Obj
 from tests.support.api_objects import NAMESPACE, NOW, service
 
@@ -83,7 +84,9 @@ def queue_pod(
 
 
 def pinned(pod: Obj, *nodes: str) -> Obj:
-    """Return an admitted pod that is pinned to a node by each term of its affinity."""
+    """Return an admitted pod that the queue has pinned to a node by each term of its affinity."""
     terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]} for node in nodes]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
-    return {**pod, "spec": {**pod["spec"], "affinity": {"nodeAffinity": required}}}
+    annotations = {ENQUEUED_AT: format_place(find_own_place(pod)), **pod["metadata"]["annotations"]}
+    metadata = {**pod["metadata"], "annotations": annotations}
+    return {**pod, "metadata": metadata, "spec": {**pod["spec"], "affinity": {"nodeAffinity": required}}}

@@ -6,6 +6,7 @@ import pytest
 
 from controller.placement.bound_volumes import BoundVolumes, NodeSelection, list_nodes_of_sharing
 from controller.placement.cell_registry import CellRegistry
+from crds.meta import ENQUEUED_AT
 from devices.vendors import VENDORS
 from kube.client import Obj
 from kube.resources import NODES, PODS, PVCS
@@ -93,7 +94,7 @@ ONE = ("ReadWriteOnce",)
         (pod("w"), ("ReadWriteOnce", "ReadWriteMany"), [pod("x", "a")], None),
         (pod("w"), (), [pod("x", "a")], None),
         (pod("w"), ONE, [pod("x")], None),
-        (pod("w"), ONE, [pod("x", spec=PINNED)], {"b"}),
+        (pod("w"), ONE, [pod("x", spec=PINNED, annotations={ENQUEUED_AT: "2026-11-21T12:00:00Z"})], {"b"}),
         (pod("w"), ONE, [pod("x", "a", **ENDING)], None),
         # The scheduler counts a pod that ends, and no pod with another mark.
         (pod("w", spec=beside(MARK)), ONE, [pod("x", "a", labels=MARK, **ENDING)], {"a"}),

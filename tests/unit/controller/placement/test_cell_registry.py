@@ -11,7 +11,7 @@ from controller.placement.cell_registry import CellRegistry
 from controller.placement.foreign_pods import ForeignPods
 from controller.placement.node_rules import admits
 from controller.placement.units import Cell
-from crds.meta import QUEUE_GATE
+from crds.meta import ENQUEUED_AT, QUEUE_GATE
 from devices.vendors import VENDORS
 from kube.client import Obj
 from kube.resources import ACCELERATOR_POOLS, METAL_HOSTS, METAL_PROCESSES, NODES, PODS
@@ -32,7 +32,7 @@ def node(name: str, version: int = 1, **fields: Any) -> Obj:
 
 def pod(name: str, gpus: int = 1, *, version: int = 1, phase: str = "Pending", **spec: Any) -> Obj:
     metadata = {"name": name, "namespace": "team", "uid": f"uid-{name}", "resourceVersion": str(version)}
-    metadata |= spec.pop("metadata", {})
+    metadata |= {"annotations": {ENQUEUED_AT: "2026-11-21T12:00:00Z"}} | spec.pop("metadata", {})
     requests = {"nvidia.com/gpu": str(gpus), "cpu": "500m"}
     return {
         "metadata": metadata,

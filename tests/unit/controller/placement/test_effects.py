@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from controller.placement.effects import admit_pod, annotate, bind_process, build_eviction, find_gate
+from controller.placement.queue_places import find_own_place, format_place
 from controller.placement.units import NodeRequirement
-from crds.meta import ADMITTED_AT, NOMINATED, QUEUE_GATE
+from crds.meta import ADMITTED_AT, ENQUEUED_AT, NOMINATED, QUEUE_GATE
 from kube.client import Obj
 from tests.support.api_objects import process
 from tests.support.json_patches import apply_patch
@@ -110,7 +111,18 @@ def test_a_pod_without_the_gate_is_not_admitted() -> None:
 def test_an_admitted_pod_is_not_nominated_any_more() -> None:
     pod = gated()
     pod["metadata"]["annotations"] = {NOMINATED: "{}", "mine": "kept"}
-    assert apply_patch(pod, admit_pod(pod, "n7"))["metadata"]["annotations"] == {"mine": "kept"}
+    assert apply_patch(pod, admit_pod(pod, ""))["metadata"]["annotations"] == {"mine": "kept"}
+
+
+def test_a_pinned_pod_has_its_place_noted() -> None:
+    pod = gated()
+    pod["metadata"] |= {"annotations": {"mine": "kept"}, "creationTimestamp": "2026-11-21T12:00:00Z"}
+    place = format_place(find_own_place(pod))
+    noted = apply_patch(pod, admit_pod(pod, "n7"))
+    assert noted["metadata"]["annotations"] == {"mine": "kept", ENQUEUED_AT: place}
+    inherited = pod | {"metadata": pod["metadata"] | {"annotations": {ENQUEUED_AT: "2026-11-21T11:00:00Z"}}}
+    kept = apply_patch(inherited, admit_pod(inherited, "n7"))["metadata"]["annotations"]
+    assert kept == {ENQUEUED_AT: "2026-11-21T11:00:00Z"}
 
 
 def test_a_process_is_bound_with_the_time_of_its_admission() -> None:

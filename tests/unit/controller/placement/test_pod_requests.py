@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from controller.placement.pod_requests import count_allocatable, count_requests, find_taken_node
-from crds.meta import QUEUE_GATE
+from crds.meta import ENQUEUED_AT, QUEUE_GATE
 from kube.client import Obj
 
 GIB = 2**30
@@ -58,6 +58,7 @@ def pinned(*nodes: str) -> Obj:
     return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}}
 
 
+NOTED = {"annotations": {ENQUEUED_AT: "2026-11-21T12:00:00Z"}}
 DELETED = {"deletionTimestamp": "2026-11-21T12:00:00Z"}
 
 
@@ -69,15 +70,17 @@ DELETED = {"deletionTimestamp": "2026-11-21T12:00:00Z"}
         (DELETED, {"nodeName": "a"}, "Running", "a"),
         ({}, {"nodeName": "a"}, "Failed", ""),
         ({}, {"nodeName": "a"}, "Succeeded", ""),
-        ({}, pinned("a"), "Pending", "a"),
-        ({}, pinned("a", "a"), "Pending", "a"),
-        ({}, pinned("a", "b"), "Pending", ""),
-        ({}, {"nodeName": "b", **pinned("a")}, "Running", "b"),
-        (DELETED, pinned("a"), "Pending", ""),
-        ({}, {"schedulingGates": [{"name": QUEUE_GATE}], **pinned("a")}, "Pending", ""),
-        ({}, {"schedulingGates": [{"name": "example.com/other"}], **pinned("a")}, "Pending", "a"),
+        (NOTED, pinned("a"), "Pending", "a"),
+        ({}, pinned("a"), "Pending", ""),
+        ({"annotations": {"mine": "1"}}, pinned("a"), "Pending", ""),
+        (NOTED, pinned("a", "a"), "Pending", "a"),
+        (NOTED, pinned("a", "b"), "Pending", ""),
+        (NOTED, {"nodeName": "b", **pinned("a")}, "Running", "b"),
+        (DELETED | NOTED, pinned("a"), "Pending", ""),
+        (NOTED, {"schedulingGates": [{"name": QUEUE_GATE}], **pinned("a")}, "Pending", ""),
+        (NOTED, {"schedulingGates": [{"name": "example.com/other"}], **pinned("a")}, "Pending", "a"),
     ],
 )
-def test_pod_takes_room_where_it_is_bound_or_pinned(metadata: Obj, spec: Obj, phase: str, expected: str) -> None:
+def test_pod_takes_room_where_it_is_bound_or_was_pinned(metadata: Obj, spec: Obj, phase: str, expected: str) -> None:
     pod = {"metadata": {"name": "p", **metadata}, "spec": spec, "status": {"phase": phase}}
     assert find_taken_node(pod) == expected
