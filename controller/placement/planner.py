@@ -232,7 +232,9 @@ class Planning:
         staying = [self._holders[uid] for uid in sorted(nomination.victims) if uid in self._holders]
         if len(cells) != len(unit.parts) or not self._is_eligible(unit, cells, staying):
             return False
-        if self._search.takes(add_by_cell(unit.parts, nomination.cells)):
+        # Where there is room for both, the limits still count what the unit replaces, which may never end.
+        has_room = self._search.takes(add_by_cell(unit.parts, nomination.cells))
+        if has_room and self._is_eligible(unit, cells):
             self._admit(unit, nomination.cells)
             return True
         # Without a victim there is nothing to wait for: the room of those that ended is gone.

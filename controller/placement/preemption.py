@@ -67,10 +67,10 @@ class Candidates:
                 self._lowest[cell] = _NO_RANK
             elif not unit.is_protected:
                 self._lowest[cell] = max(unit.rank, self._lowest.get(cell, 0))
-        # One without a time was admitted, and does not run yet.
-        age_seconds = 0.0 if unit.evictable_since is None else self._now - unit.evictable_since
-        if unit.state != "running":
+        # One without a time is not bound yet, and has loaded nothing. It may never be: a gate may hold it up for ever.
+        if unit.state != "running" or unit.evictable_since is None:
             return
+        age_seconds = self._now - unit.evictable_since
         # The clocks of two machines differ a little; one that jumped back must not protect a unit for ever.
         if abs(age_seconds) < self._min_run_seconds:
             self._seconds_left[unit.uid] = self._min_run_seconds - age_seconds

@@ -44,6 +44,14 @@ def test_quota_of_each_namespace_counts_each_apart_and_yields_to_its_own() -> No
     assert say(made) == [f"{name} gets n" for name in ("a-0", "b-0", "rich-0", "rich-1")]
 
 
+def test_quota_counts_a_predecessor_that_runs_on_beside_its_successor() -> None:
+    """A tenant that forges the mark of a template could hold any number of devices."""
+    new = nominated(pod("new", 4, service="s", replaces=frozenset({"old"})), "n", "old")
+    made = decide([node("n", 8)], [runs("old", 4, "n", service="s"), new], quota(devices=4))
+    assert say(made) == []
+    assert say(decide([node("n", 8)], [new], quota(devices=4))) == ["new gets n"]
+
+
 def test_quota_of_memory_holds_a_unit_back() -> None:
     units = [pod("a", gpus(1, memory=30), at=1), pod("b", gpus(1, memory=30), at=2)]
     assert say(decide([node("n")], units, quota(memory_bytes=59))) == ["a gets n"]
