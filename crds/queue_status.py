@@ -45,7 +45,8 @@ class QueueNomination(ApiStruct, frozen=True):
         list[str],
         Meta(max_length=32),
         described(
-            "The services that give the room, as NAMESPACE/NAME: replicas of them end.",
+            "The services that give the room, as NAMESPACE/NAME: replicas of them end. Those of other namespaces "
+            "are not named.",
             **{"x-kubernetes-list-type": "atomic"},
         ),
     ] = []

@@ -14,6 +14,7 @@ from controller.placement.explanation import RefusalCounter
 from controller.placement.notice_pacer import NoticePacer
 from controller.placement.planner import Admit, EvictUnit, Nominate, Round, WithdrawNomination
 from controller.placement.pool_limits import LimitRefusal
+from controller.placement.queue_events import name_service
 from controller.placement.standing import (
     ServiceStanding,
     WaitFacts,
@@ -219,7 +220,8 @@ class Board:
             self._counter = RefusalCounter(self._cells, self._shown.round)
         counts = sort_refusals(self._counter.count(unit))
         ending = entry.nomination.victims if entry.nomination is not None else ()
-        victims = tuple(sorted({str(self._victims[uid]) for uid in ending if uid in self._victims}))
+        services = (self._victims[uid] for uid in ending if uid in self._victims)
+        victims = tuple(sorted({name_service(each, service.namespace) for each in services}))
         reason = entry.reason
         if reason is None:
             reason = find_lack(unit, counts)

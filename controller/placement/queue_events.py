@@ -2,6 +2,7 @@
 
 from controller.placement.units import Unit
 from controller.reconcile.plan import Event
+from kube.resources import ObjectKey
 
 _ACTION = "Queue"
 
@@ -14,8 +15,11 @@ def describe_admission(unit: Unit, cells: tuple[str, ...]) -> Event:
 
 def describe_preemption(victim: Unit, preemptor: Unit) -> Event:
     """Return the Event about the service of a unit that ends for another one."""
-    note = (
-        f"Preempted by {preemptor.service} ({preemptor.priority}): {victim.key} ({victim.priority}) ends, and waits "
-        "again at its old place in the queue"
-    )
+    cause = f"{name_service(preemptor.service, victim.key.namespace)} ({preemptor.priority})"
+    note = f"Preempted by {cause}: {victim.key} ({victim.priority}) ends, and waits again at its old place in the queue"
     return Event("Warning", "Preempted", note, _ACTION)
+
+
+def name_service(service: ObjectKey, reader: str) -> str:
+    """Return the name of a service for those who may read a namespace: they see no name of another one."""
+    return str(service) if service.namespace == reader else "a service of another namespace"

@@ -47,7 +47,7 @@ class ServiceStanding(msgspec.Struct, frozen=True, kw_only=True):
     cells: tuple[str, ...] = ()
     """The cells that it is nominated for."""
     victims: tuple[str, ...] = ()
-    """The services whose units end for it."""
+    """The services whose units end for it, by name if they are in its namespace."""
     reason: QueueReason
     message: str
     start: StartRange | NoEstimate

@@ -309,6 +309,11 @@ def test_victims_that_an_earlier_round_evicted_are_named() -> None:
     nomination = Nomination(("node/n1",), frozenset({ending.uid}))
     found = one([gpu_cell("n1", free=0)], ending, waiting_unit("chat", nomination=nomination))
     assert (found.reason, found.cells, found.victims) == ("Draining", ("node/n1",), ("team/old",))
+    of_others = msgspec.structs.replace(ending, service=ObjectKey("bank", "secret"))
+    found = one([gpu_cell("n1", free=0)], of_others, waiting_unit("chat", nomination=nomination))
+    assert found.victims == ("a service of another namespace",)
+    assert "bank" not in found.message
+    assert "secret" not in found.message
 
 
 def test_service_is_told_only_of_what_changes() -> None:

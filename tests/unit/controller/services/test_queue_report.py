@@ -15,7 +15,7 @@ from controller.services.queue_report import build_queue_events, build_queue_sta
 from crds.meta import QUEUE_GATE
 from crds.queue_status import QueueStatus
 from kube.client import Obj
-from kube.resources import DEPLOYMENTS, METAL_HOSTS, METAL_PROCESSES, MODELS, PODS
+from kube.resources import DEPLOYMENTS, METAL_HOSTS, METAL_PROCESSES, MODELS, PODS, ObjectKey
 from tests.support.api_objects import host, model, planned_condition, process
 from tests.support.service_decisions import (
     METAL,
@@ -210,6 +210,9 @@ def test_preemption_names_who_needed_the_room() -> None:
     found = describe_preemption(victim, waiting_unit("chat-1", service="chat", priority="critical"))
     note = "Preempted by team/chat (critical): pod team/old-1 (low) ends, and waits again at its old place in the queue"
     assert found == Event("Warning", "Preempted", note, "Queue")
+    stranger = waiting_unit("chat-1", service="secret", priority="critical")
+    stranger = msgspec.structs.replace(stranger, service=ObjectKey("bank", "secret"))
+    assert describe_preemption(victim, stranger).note == note.replace("team/chat", "a service of another namespace")
 
 
 def test_admission_names_the_place() -> None:
