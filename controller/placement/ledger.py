@@ -25,6 +25,9 @@ _KEY: Final = "ledger.json"
 _MOST_FREED: Final = 2000
 """Places of evicted units that are kept: with more, the object would become too large, and the oldest are dropped."""
 
+_MOST_BYTES: Final = 900_000
+"""Size of the content; the API server takes a MiB. Places are dropped for claims, without which nothing starts."""
+
 _NOT_TAKEN_OVER: Final = f"the ledger {CONTROLLER_NAMESPACE}/{LEDGER} was not taken over yet"
 
 log = structlog.get_logger()
@@ -137,8 +140,10 @@ class QueueLedger:
             raise LedgerLost(_NOT_TAKEN_OVER)
         # Until the answer is there, nobody knows what is written.
         (version, last), self._written = self._written, None
-        content = LedgerContent(
-            leader=self._leader, generation=last.generation + 1, claims=claims, freed=freed[-_MOST_FREED:]
+        content = _shorten(
+            LedgerContent(
+                leader=self._leader, generation=last.generation + 1, claims=claims, freed=freed[-_MOST_FREED:]
+            )
         )
         operations = (
             {"op": "test", "path": "/metadata/resourceVersion", "value": version},
@@ -149,6 +154,13 @@ class QueueLedger:
         except (Conflict, NotFound) as error:
             raise LedgerLost(str(error)) from error
         self._written = _WrittenLedger(_version(answer), content)
+
+
+def _shorten(content: LedgerContent) -> LedgerContent:
+    """Return a content that the API server takes: names of pods, which tenants choose, may be long."""
+    while content.freed and len(msgspec.json.encode(content)) > _MOST_BYTES:
+        content = msgspec.structs.replace(content, freed=content.freed[len(content.freed) // 2 + 1 :])
+    return content
 
 
 def _version(obj: Obj) -> str:

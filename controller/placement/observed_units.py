@@ -142,9 +142,9 @@ def _keep_unseen(store: Store, freed_places: Mapping[str, Sequence[str]]) -> dic
         return {}
     services = {obj["metadata"]["uid"]: obj["spec"] for obj in store.list(INFERENCE_SERVICES)}
     return {
-        uid: tuple(freed)
+        uid: tuple(sorted(freed)[:wanted])
         for uid, freed in freed_places.items()
-        if uid in services and freed and count_replicas(services[uid])
+        if uid in services and freed and (wanted := count_replicas(services[uid]))
     }
 
 

@@ -6,6 +6,7 @@ inherited by one successor, however many pods of the replica still end.
 """
 
 import hashlib
+import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
@@ -103,17 +104,17 @@ def _inherit(
     replicas: Iterable[ReplicaUnit], leaving: Collection[float], staying: Collection[float], taken: Collection[float]
 ) -> dict[str, float]:
     """Return the places that replicas inherit: of those that are leaving first, then of those that stay for now."""
-    left, found = {*leaving, *staying} - set(taken), dict[str, float]()
+    found = dict[str, float]()
+    # Somebody may make pods by thousands: the first place is at hand without a look at all others.
+    first, second = (sorted(set(each) - set(taken)) for each in (leaving, set(staying) - set(leaving)))
     heirs = [each for each in replicas if each.unit.state == "waiting" and not each.has_inherited]
     for heir in sorted(heirs, key=lambda each: (each.own_place, each.unit.uid)):
-        earlier = (place for place in left if place < heir.own_place)
-        place = min(earlier, key=lambda each: (each not in leaving, each), default=None)
-        if place is not None and heir.unit.key.kind != "process":
-            left.discard(place)
-            found[heir.unit.uid] = place
-            if heir.unit.enqueued_at in leaving:
+        left = next((each for each in (first, second) if each and each[0] < heir.own_place), None)
+        if left is not None and heir.unit.key.kind != "process":
+            found[heir.unit.uid] = heapq.heappop(left)
+            if heir.unit.enqueued_at in leaving and heir.unit.enqueued_at not in first:
                 # The place that it leaves is that of another unit, too, whose successor comes next.
-                left.add(heir.unit.enqueued_at)
+                heapq.heappush(first, heir.unit.enqueued_at)
     return found
 
 
@@ -128,7 +129,10 @@ def list_open_places(
     current, earlier, _ending = split_replicas(replicas)
     # One that inherits another place leaves its own to the next.
     left = set(freed) - _places_of(each for each in (*current, *earlier) if each.unit.uid not in assigned)
-    return sorted(left if len(current) < wanted else left.intersection(assigned.values()))
+    promised = left.intersection(assigned.values())
+    # Whoever deletes pods again and again, sooner than they inherit, would fill the ledger.
+    lacking = max(0, wanted - len(current))
+    return sorted(promised.union(sorted(left - promised)[:lacking]))
 
 
 def _places_of(replicas: Iterable[ReplicaUnit]) -> set[float]:
@@ -148,9 +152,10 @@ def assign_predecessors(replicas: Sequence[ReplicaUnit]) -> dict[str, frozenset[
         heirs.sort(key=lambda unit: unit.order)
         left = sorted(each.unit.uid for each in running if each.rollout == rollout)
         for heir in heirs:
-            own = [uid for uid in left if heir.nomination is not None and uid in heir.nomination.victims]
+            own = [] if heir.nomination is None else [uid for uid in left if uid in heir.nomination.victims]
             found.setdefault(heir.uid, set()).update(own)
-            left = [uid for uid in left if uid not in own]
+            if own:
+                left = [uid for uid in left if uid not in own]
         for index, heir in enumerate(heirs):
             found[heir.uid].update(left[index :: len(heirs)])
     return {uid: frozenset(replaced) for uid, replaced in found.items() if replaced}

@@ -79,6 +79,10 @@ async def test_a_deleted_ledger_begins_anew(client: Client) -> None:
     assert (await ledger.take_over()).claims == {}
 
 
+LARGE = Claim(kind="gang", namespace="n" * 63, names=("p" * 253,) * 256, cells=("node/" + "n" * 63,) * 256)
+"""Two of it are all that may be claimed at once. Tenants choose the names of pods."""
+
+
 async def test_the_oldest_freed_places_are_dropped_before_the_object_is_too_large(client: Client) -> None:
     ledger = QueueLedger(client, "one")
     await ledger.take_over()
@@ -87,11 +91,14 @@ async def test_the_oldest_freed_places_are_dropped_before_the_object_is_too_larg
             service="0" * 36,
             unit=f"{number:036}",
             namespace="n" * 63,
-            name="p" * 63,
+            name="p" * 253,
             enqueued_at="2026-01-01T00:00:00Z",
         )
         for number in range(5000)
     )
-    await ledger.write({}, many)
-    kept = (await QueueLedger(client, "two").take_over()).freed
+    large = {f"gang-{number}": LARGE for number in range(2)}
+    await ledger.write(large, many)
+    found = await QueueLedger(client, "two").take_over()
+    assert found.claims == large
+    kept = found.freed
     assert (kept[-1], len(kept) < len(many)) == (many[-1], True)

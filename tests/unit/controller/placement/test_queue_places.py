@@ -3,13 +3,20 @@
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from controller.placement.observed_units import ObservedUnits, observe_units
-from controller.placement.queue_places import find_own_place, format_place, parse_seconds
+from controller.placement.queue_places import (
+    ReplicaUnit,
+    assign_places,
+    find_own_place,
+    format_place,
+    parse_seconds,
+)
 from crds.meta import ENQUEUED_AT, POD_TEMPLATE
 from devices.vendors import VENDORS
 from kube.client import Obj
@@ -132,6 +139,40 @@ def test_freed_place_waits_for_a_replica_that_is_missing() -> None:
     assert observe([], [own(OLD)], replicas=1).open_places == {"uid-chat": (own(OLD),)}
     assert observe([], [own(OLD)], replicas=0).open_places == {}
     assert observe_units(store(), VENDORS, NOW, {"uid-chat": [own(OLD)]}).open_places == {}
+
+
+def test_no_more_freed_places_are_kept_than_replicas_are_missing() -> None:
+    """Pods that are deleted faster than they inherit their places would fill the ledger of all."""
+    freed = [own(queue_pod(f"gone-{number}", created=NOW - timedelta(hours=3))) for number in range(9)]
+    first = tuple(sorted(freed)[:2])
+    assert observe([], freed, replicas=2).open_places == {"uid-chat": first}
+    found = observe([NEW], freed, replicas=2)
+    assert found.places == {ObjectKey(NAMESPACE, "new"): min(freed)}
+    assert found.open_places == {"uid-chat": first}
+
+
+def test_thousands_of_pods_of_one_service_take_no_square_of_time() -> None:
+    """They are made by hand: comparisons are counted, not seconds."""
+    counted = [_count_comparisons(number) for number in (50, 400)]
+    assert counted[1] < 16 * counted[0]
+
+
+def _count_comparisons(number: int) -> int:
+    count = 0
+
+    class Counted(float):
+        def __lt__(self, other: float) -> bool:
+            nonlocal count
+            count += 1
+            return float(self) < float(other)
+
+    unit = observe([queue_pod("new")], []).units[0]
+    heirs = [
+        ReplicaUnit(msgspec.structs.replace(unit, uid=f"{each}", enqueued_at=1e9 + each), "chat", "a", 1e9 + each)
+        for each in range(number)
+    ]
+    assert len(assign_places(heirs, [Counted(each) for each in range(number)])) == number
+    return count
 
 
 def test_place_of_an_earlier_service_is_not_inherited() -> None:
