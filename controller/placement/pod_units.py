@@ -18,8 +18,15 @@ from devices.vendors import Vendors
 from kube.client import Obj
 from kube.resources import ObjectKey, object_key
 
+MOST_IN_GANG: Final = 256
+"""Pods of a gang that is admitted: the ledger has the name of each."""
 _TEMPLATE: Final = "pod-template-hash"
 _RULES: Final = ("nodeSelector", "affinity", "tolerations")
+MOST_RULES_BYTES: Final = 4096
+"""Size of the rules of a pod about its node: each node is compared with them, and tenants choose them."""
+_NO_NODE: Final[Obj] = {
+    "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}}
+}
 _NO_RULES: Final = NodeRequirement("", {})
 """Requirement of a unit that is not placed any more."""
 _STATES: Final[Sequence[UnitState]] = ("waiting", "running", "ending")
@@ -85,7 +92,7 @@ def build_pod_replica(
 
 
 def build_requirement(pod_spec: Obj, volume_nodes: frozenset[str] | None) -> NodeRequirement:
-    """Return the rules of a pod about its node.
+    """Return the rules of a pod about its node; one with too many matches none.
 
     Args:
         pod_spec: its spec.
@@ -94,7 +101,8 @@ def build_requirement(pod_spec: Obj, volume_nodes: frozenset[str] | None) -> Nod
     rules = {name: pod_spec[name] for name in _RULES if pod_spec.get(name)}
     shape = [rules, None if volume_nodes is None else sorted(volume_nodes)]
     digest = hashlib.sha256(msgspec.json.encode(shape, order="deterministic")).hexdigest()
-    return NodeRequirement(digest[:16], rules, volume_nodes)
+    is_too_long = len(msgspec.json.encode(rules)) > MOST_RULES_BYTES
+    return NodeRequirement(digest[:16], _NO_NODE if is_too_long else rules, volume_nodes)
 
 
 def find_template(pod: Obj) -> tuple[str, str]:
@@ -144,7 +152,7 @@ def join_gangs(pods: Sequence[PodReplica]) -> list[ReplicaUnit]:
         is_complete = living >= max(each.gang_size for each in members)
         for state in _STATES:
             alike = [each.replica for each in members if each.replica.unit.state == state]
-            if alike and (is_complete or state != "waiting"):
+            if alike and ((is_complete and len(alike) <= MOST_IN_GANG) or state != "waiting"):
                 found.append(_join(name, sorted(alike, key=lambda each: each.unit.key.name)))
     return found
 
@@ -160,12 +168,14 @@ def _join(gang: str, members: Sequence[ReplicaUnit]) -> ReplicaUnit:
         first,
         key=UnitKey("gang", first.key.namespace, gang),
         uid=min(unit.uid for unit in units),
-        enqueued_at=min(unit.enqueued_at for unit in units),
+        # Whoever edits labels could lend the oldest place to all others.
+        enqueued_at=max(unit.enqueued_at for unit in units),
         parts=tuple(part for unit in units for part in unit.parts),
         members=tuple(unit.key.name for unit in units),
         cells=cells if len(cells) == len(units) else (),
         nomination=next((each for each in promised if len(each.cells) == len(units)), None),
-        evictable_since=max(since, default=None),
+        # One that joins later must not protect the others for another while.
+        evictable_since=min(since, default=None),
         is_protected=any(unit.is_protected for unit in units),
     )
     own_place = min(each.own_place for each in members)

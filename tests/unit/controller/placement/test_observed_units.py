@@ -14,6 +14,7 @@ from controller.placement.observed_units import (
     observe_units,
     parse_nomination,
 )
+from controller.placement.pod_units import MOST_IN_GANG
 from controller.placement.queue_places import find_own_place, find_place, format_place
 from controller.placement.units import HostRequirement, NodeRequirement, Nomination, Unit, UnitKey
 from crds.meta import ADMITTED_AT, ENQUEUED_AT, LABEL_GANG, LABEL_GANG_SIZE, NOMINATED
@@ -23,8 +24,10 @@ from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, METAL_PROCESSES, POD
 from kube.store import Store
 from tests.support.api_objects import GIB, NAMESPACE, NOW, condition, process, store
 from tests.support.queue_objects import BORN, GPU, deployment_of, pinned, queue_pod, queued_service, timestamp
+from tests.support.queue_units import node
 
 MINUTE = timedelta(minutes=1)
+OLD = "2026-11-21T11:30:00.000000Z"
 LATER = NOW + timedelta(seconds=20)
 
 
@@ -53,6 +56,16 @@ def test_gated_pod_waits_with_its_requests_and_rules() -> None:
     assert set(unit.requirement.pod_spec) == {"nodeSelector", "tolerations"}
     assert (unit.cells, unit.evictable_since, unit.nomination) == ((), None, None)
     assert unit.requirement.shape != found["two"].requirement.shape != ""
+
+
+@pytest.mark.parametrize(("terms", "expected"), [(20, ""), (2000, "NodeRules")])
+def test_pod_with_thousands_of_rules_matches_no_node(terms: int, expected: str) -> None:
+    """Each node is compared with each rule: ten such pods of a tenant took minutes of each round of a large cluster."""
+    chosen = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [f"{each}"]}]} for each in range(terms)]
+    pod = queue_pod("one")
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": chosen}}
+    pod["spec"]["affinity"] = {"nodeAffinity": required}
+    assert observe(queue(pod))["one"].requirement.refuse(node("n", labels={"zone": "7"})) == expected
 
 
 def test_nodes_of_volumes_are_followed_though_no_object_changes() -> None:
@@ -183,13 +196,22 @@ def test_place_lies_between_service_and_pod(stated: str) -> None:
 
 def test_gang_waits_until_all_of_it_exists() -> None:
     labels = {LABEL_GANG: "big", LABEL_GANG_SIZE: "2"}
-    first = queue_pod("one", labels=labels, annotations={ENQUEUED_AT: "2026-11-21T11:30:00Z"})
+    first = queue_pod("one", labels=labels, annotations={ENQUEUED_AT: OLD})
     second = queue_pod("two", labels=labels, devices=4)
     assert observe(queue(first)) == {}
     unit = observe(queue(first, second))["big"]
     assert (unit.key.kind, unit.members, unit.uid, unit.state) == ("gang", ("one", "two"), "uid-one", "waiting")
     assert [part[GPU] for part in unit.parts] == [1, 4]
-    assert format_place(unit.enqueued_at) == "2026-11-21T11:30:00.000000Z"
+    assert unit.enqueued_at == find_own_place(second), "labels lend no pod the place of another"
+    first, second = (queue_pod(name, labels=labels, annotations={ENQUEUED_AT: OLD}) for name in ("one", "two"))
+    assert format_place(observe(queue(first, second))["big"].enqueued_at) == OLD
+
+
+def test_pod_that_joins_a_gang_does_not_protect_it_for_longer() -> None:
+    labels = {LABEL_GANG: "big", LABEL_GANG_SIZE: "2"}
+    first = queue_pod("one", labels=labels, gated=False, node="n1", created=BORN)
+    second = queue_pod("two", labels=labels, gated=False, node="n1")
+    assert observe(queue(first, second))["big"].evictable_since == (BORN + MINUTE).timestamp()
 
 
 def test_gang_that_was_admitted_in_part_is_finished() -> None:
@@ -203,6 +225,12 @@ def test_gang_that_was_admitted_in_part_is_finished() -> None:
     ends = queue_pod("two", labels=labels, gated=False, node="n1", deleted=LATER)
     found = observe_units(queue(admitted[0], ends, queue_pod("three", labels=labels)), VENDORS, NOW).units
     assert {(unit.state, unit.members) for unit in found} == {("running", ("one",)), ("ending", ("two",))}
+
+
+def test_gang_that_the_ledger_could_not_hold_is_not_in_the_queue() -> None:
+    labels = {LABEL_GANG: "big", LABEL_GANG_SIZE: "1"}
+    pods = [queue_pod(f"p{number}", labels=labels) for number in range(MOST_IN_GANG + 1)]
+    assert (observe(queue(*pods)), len(observe(queue(*pods[1:]))["big"].members)) == ({}, MOST_IN_GANG)
 
 
 def test_pod_with_a_damaged_gang_waits_alone() -> None:
