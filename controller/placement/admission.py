@@ -51,6 +51,10 @@ STEP_SECONDS: Final = 0.02
 REPORTED_TRIES: Final = 3
 """Tries after which the owner of a service is told of an admission that fails: a server that restarts fails a few."""
 
+MOST_CLAIMED: Final = 512
+"""Pods and processes that are being admitted at once: the ledger has the name of each, and must not become too large.
+More than those of one gang, `MOST_IN_GANG`."""
+
 AdmissionOutcome = Literal["admitted", "stale", "failed"]
 """Outcome of a decision. stale: before the write, the unit changed, or its cell was lost or had no room left."""
 
@@ -305,7 +309,7 @@ class _Term:
         raise AssertionError("the last step returns the units")
 
     def _list_overdue(self, units: Iterable[Unit]) -> Sequence[OverduePod]:
-        """Return the units that the scheduler has refused for too long; their cells take nothing for some time."""
+        """Return the units that the scheduler has refused for too long; their cells are not tried for some time."""
         loop, rules = asyncio.get_running_loop(), self._parts.rules().pools
 
         def is_elastic(unit: Unit) -> bool:
@@ -315,9 +319,9 @@ class _Term:
         if again_seconds is not None:
             loop.call_later(again_seconds, self._wake)
         for unit, message in overdue:
-            for cell in unit.cells:
+            for cell in self._unscheduled.note_refusal(unit, loop.time()):
                 self._parts.registry.suspect(cell, SUSPECT, message, PINNED_SECONDS)
-                loop.call_later(PINNED_SECONDS, self._wake)
+            loop.call_later(PINNED_SECONDS, self._wake)
         return [each for each in overdue if not self._retries.is_paused(each.unit.uid, loop.time())]
 
     async def _requeue(self, overdue: Iterable[OverduePod]) -> None:
@@ -335,22 +339,15 @@ class _Term:
             if unit.uid in self._claims or self._retries.is_paused(unit.uid, now):
                 continue
             refused_by = self._retries.refused_by(unit.uid)
-            yield msgspec.structs.replace(unit, refused_by=refused_by) if refused_by else unit
+            avoided = self._unscheduled.list_avoided(unit.service, now)
+            if refused_by or avoided:
+                yield msgspec.structs.replace(unit, refused_by=refused_by, avoid=unit.avoid | avoided)
+            else:
+                yield unit
 
     async def _write_ledger(self, actions: Sequence[Action], overdue: Iterable[OverduePod]) -> bool:
         """Write what is about to be done; False: nothing of it may be done."""
-        claims = {
-            each.unit.uid: Claim(
-                kind=each.unit.key.kind,
-                namespace=each.unit.key.namespace,
-                names=tuple(name.name for name in each.unit.objects),
-                cells=each.cells,
-                service=each.unit.service.name,
-                node_labels=each.node_labels,
-            )
-            for each in actions
-            if isinstance(each, Admit)
-        }
+        claims = self._build_claims(each for each in actions if isinstance(each, Admit))
         # The service itself makes the successor of a process, with its place.
         ended = [each.victim for each in actions if isinstance(each, EvictUnit)] + [each.unit for each in overdue]
         freed = [free_place(unit) for unit in ended if unit.key.kind != "process"]
@@ -370,11 +367,29 @@ class _Term:
         self._losses = 0
         return True
 
+    def _build_claims(self, admissions: Iterable[Admit]) -> dict[str, Claim]:
+        """Return the claims for as many units as may be admitted at once; the next round decides about the others."""
+        claimed, claims = sum(len(claim.names) for claim in self._claims.values()), dict[str, Claim]()
+        for unit, cells, _, node_labels in admissions:
+            claimed += len(unit.objects)
+            if claimed > MOST_CLAIMED:
+                self._wake()
+                break
+            claims[unit.uid] = Claim(
+                kind=unit.key.kind,
+                namespace=unit.key.namespace,
+                names=tuple(name.name for name in unit.objects),
+                cells=cells,
+                service=unit.service.name,
+                node_labels=node_labels,
+            )
+        return claims
+
     async def _carry_out(self, found: Round) -> None:
         """Carry a round out. One unit that is refused holds up no other."""
         async with asyncio.TaskGroup() as writes:
             for action in found.actions:
-                if isinstance(action, Admit):
+                if isinstance(action, Admit) and action.unit.uid in self._claims:
                     writes.create_task(self._admit(action))
         unpromised: set[str] = set()
         for action in found.actions:

@@ -1,19 +1,21 @@
 """Pods that the queue admitted and the scheduler does not place: they go back to the queue, with their place.
 
 The queue counts what it knows: a scheduler plugin, a volume or a port may stand in the way all the same. Such a pod
-would hold the room of its cell for ever.
+would hold the room of its cell for ever. Its service is not tried there again for some time.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from controller.placement.units import Unit
 from kube.client import Obj
-from kube.resources import PODS
+from kube.resources import PODS, ObjectKey
 from kube.store import Store
 
 PINNED_SECONDS: Final = 60.0
 """Time for which the scheduler may refuse a pod that is pinned to its node."""
+BLAME_SECONDS: Final = 4 * PINNED_SECONDS
+"""Time in which a node that refuses pods of two namespaces is taken for the cause itself."""
 UNPINNED_SECONDS: Final = 900.0
 """Time for which it may refuse one that goes to any node: an autoscaler adds a node within it, or none."""
 
@@ -43,6 +45,8 @@ class UnscheduledPods:
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
         """Time of the loop, by uid of the unit."""
+        self._refusals: dict[tuple[str, ObjectKey], float] = {}
+        """Time of the loop when a cell last refused a service."""
 
     def list_overdue(
         self, store: Store, units: Iterable[Unit], now: float, is_elastic: Callable[[Unit], bool]
@@ -69,6 +73,27 @@ class UnscheduledPods:
             else:
                 waits.append(left)
         return OverduePods(tuple(overdue), min(waits, default=None))
+
+    def note_refusal(self, unit: Unit, now: float) -> Sequence[str]:
+        """Note that its cells refuse a service, and return those that refuse services of several namespaces.
+
+        A pod that no node takes says nothing of nodes, or one tenant could close them all to others.
+        """
+        recent = {key: since for key, since in self._refusals.items() if now - since < BLAME_SECONDS}
+        self._refusals = recent | {(cell, unit.service): now for cell in unit.cells}
+        return [
+            cell
+            for cell in unit.cells
+            if len({service.namespace for place, service in self._refusals if place == cell}) > 1
+        ]
+
+    def list_avoided(self, service: ObjectKey, now: float) -> frozenset[str]:
+        """Return the cells on which a service is not tried again yet."""
+        return frozenset(
+            cell
+            for (cell, refused), since in self._refusals.items()
+            if refused == service and now - since < PINNED_SECONDS
+        )
 
 
 def find_refusal(store: Store, unit: Unit) -> str | None:
