@@ -11,7 +11,16 @@ import msgspec
 import pytest
 
 from controller.placement.effects import admit_pod
-from crds.meta import ENQUEUED_AT, LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, NOMINATED, QUEUE_GATE
+from crds.meta import (
+    ENQUEUED_AT,
+    LABEL_GANG,
+    LABEL_MANAGED_BY,
+    LABEL_SERVICE,
+    MANAGED_BY,
+    NOMINATED,
+    POD_TEMPLATE,
+    QUEUE_GATE,
+)
 from kube.client import Client, Obj
 from kube.errors import ApiError, Forbidden
 from kube.resources import DEPLOYMENTS, PODS
@@ -93,10 +102,15 @@ def remove(path: str) -> Attempt:
 
 ONLY_POMONA: Final = "only Pomona lets a pod out of the queue"
 NOTES: Final = "only Pomona writes the annotations"
+MARKS: Final = "a pod keeps its service, template and gang"
 ATTEMPTS: dict[str, tuple[str, Attempt]] = {
     "pinned to a node": (ONLY_POMONA, change("/spec/affinity", PINNED)),
     "nodes of its own choice": (ONLY_POMONA, change("/spec/nodeSelector", {"a": "b"})),
-    "pod of another service": (ONLY_POMONA, change(label(LABEL_SERVICE), "other")),
+    "pod of another service": (MARKS, change(label(LABEL_SERVICE), "other")),
+    "pod of no service": (MARKS, remove(label(LABEL_SERVICE))),
+    "pod of no ReplicaSet": (MARKS, remove(label("pod-template-hash"))),
+    "the place of its gang": (MARKS, change(label(LABEL_GANG), "all")),
+    "pod of an earlier template": (MARKS, change(annotation(POD_TEMPLATE), "earlier")),
     "an earlier place": (NOTES, change(annotation(ENQUEUED_AT), FIRST)),
     "a promise": (NOTES, change(annotation(NOMINATED), "{}")),
     "pod that is nobody's": ("gets or loses the label", remove(label(LABEL_MANAGED_BY))),
@@ -134,7 +148,7 @@ ATTEMPTS: dict[str, tuple[str, Attempt]] = {
         ),
     ),
     "without the gate": (ONLY_POMONA, remove("/spec/schedulingGates")),
-    "admission": (ONLY_POMONA, lambda jumper: jumper.patch(*admit_pod(jumper.pod, "gpu-0"))),
+    "admission": (NOTES, lambda jumper: jumper.patch(*admit_pod(jumper.pod, "gpu-0"))),
 }
 
 
