@@ -18,7 +18,7 @@ import structlog
 from controller.placement.admission_writer import AdmissionWriter, StaleUnit
 from controller.placement.cell_facts import SUSPECT
 from controller.placement.cell_registry import CellRegistry
-from controller.placement.ledger import Claim, FreedPlace, LedgerContent, LedgerLost, QueueLedger
+from controller.placement.ledger import Claim, FreedPlace, LedgerContent, LedgerLost, QueueLedger, build_claim
 from controller.placement.observed_units import FindVolumeNodes, ObservedUnits, observe_units_in_steps
 from controller.placement.planner import Action, Admit, EvictUnit, Nominate, PlanRules, Round, WithdrawNomination, plan
 from controller.placement.pool_limits import PoolRules
@@ -375,14 +375,7 @@ class _Term:
             if claimed > MOST_CLAIMED:
                 self._wake()
                 break
-            claims[unit.uid] = Claim(
-                kind=unit.key.kind,
-                namespace=unit.key.namespace,
-                names=tuple(name.name for name in unit.objects),
-                cells=cells,
-                service=unit.service.name,
-                node_labels=node_labels,
-            )
+            claims[unit.uid] = build_claim(unit, cells, node_labels)
         return claims
 
     async def _carry_out(self, found: Round) -> None:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 import structlog
 
-from controller.placement.units import UnitKind
+from controller.placement.units import Unit, UnitKind
 from crds.meta import CONTROLLER_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
 from kube.client import Client, Obj
 from kube.errors import Conflict, NotFound
@@ -59,6 +59,18 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     def objects(self) -> tuple[ObjectKey, ...]:
         """Its pods, or the process."""
         return tuple(ObjectKey(self.namespace, name) for name in self.names)
+
+
+def build_claim(unit: Unit, cells: tuple[str, ...], node_labels: tuple[tuple[str, str], ...]) -> Claim:
+    """Return the claim of a unit that is about to be admitted."""
+    return Claim(
+        kind=unit.key.kind,
+        namespace=unit.key.namespace,
+        names=tuple(name.name for name in unit.objects),
+        cells=cells,
+        service=unit.service.name,
+        node_labels=node_labels,
+    )
 
 
 class FreedPlace(msgspec.Struct, frozen=True, kw_only=True):
