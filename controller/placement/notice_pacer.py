@@ -1,8 +1,8 @@
 """The pace at which services are told that their place in the queue has changed.
 
 With each admission the positions of all that wait behind it move: to write them all at once, again and again, would
-keep the API server busy with numbers. So each service is told at most once a second, and of mere moves a few services a
-second in all, those first that have waited longest to be told.
+keep controller and API server busy with numbers. So each service is told at most once a second. Of mere moves some are
+told soon, and in a queue that moves all the time a few a second in all, those first that have waited longest for it.
 """
 
 import asyncio
@@ -15,6 +15,10 @@ SERVICE_SECONDS: Final = 1.0
 """Least time between two notices about one service."""
 MOVE_SECONDS: Final = 0.1
 """Least time between two notices about mere moves, of whatever service."""
+STEADY_MOVE_SECONDS: Final = 0.5
+"""Time between two of them in a queue that moves all the time: each costs a decision, a write and its echo."""
+BURST: Final = 100
+"""Moves that are told without that, after a time without any: a short queue is told at once."""
 
 
 class NoticePacer:
@@ -22,45 +26,65 @@ class NoticePacer:
 
     def __init__(self, notify: Callable[[ObjectKey], None]) -> None:
         self._notify = notify
-        self._pending: dict[ObjectKey, bool] = {}
-        """Services to tell something, in this order; True if it is urgent."""
+        self._urgent: dict[ObjectKey, None] = {}
+        """Services to tell something urgent, in this order."""
+        self._moves: dict[ObjectKey, None] = {}
+        """Other services to tell something, in this order."""
         self._told_at: dict[ObjectKey, float] = {}
         """When each service was told something that was told within the last second."""
         self._next_move_at = 0.0
+        self._steady_until = 0.0
+        """The time by which as many moves as were told would have been told at the steady pace."""
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, service: ObjectKey, *, is_urgent: bool) -> None:
         """Tell a service something as soon as that may be; `flush` tells what may be told now."""
-        self._pending[service] = is_urgent or self._pending.get(service, False)
+        if is_urgent:
+            self._moves.pop(service, None)
+            self._urgent.setdefault(service)
+        elif service not in self._urgent:
+            self._moves.setdefault(service)
 
     def clear(self) -> None:
         """Forget all that is pending."""
-        self._pending.clear()
+        self._urgent.clear()
+        self._moves.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def flush(self) -> None:
-        """Tell what may be told now, and set a timer for the rest."""
+        """Tell what may be told now, and set a timer for the rest; moves cost nothing while they wait."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        self._told_at = {key: at for key, at in self._told_at.items() if now - at < SERVICE_SECONDS}
-        next_at: float | None = None
-        for service, is_urgent in list(self._pending.items()):
-            told_at = self._told_at.get(service)
-            due_at = now if told_at is None else told_at + SERVICE_SECONDS
-            if not is_urgent:
-                due_at = max(due_at, self._next_move_at)
-            if due_at > now:
-                next_at = due_at if next_at is None else min(next_at, due_at)
-                continue
-            del self._pending[service]
-            self._told_at[service] = now
-            if not is_urgent:
-                self._next_move_at = now + MOVE_SECONDS
-            self._notify(service)
+        self._told_at = {key: at for key, at in self._told_at.items() if at + SERVICE_SECONDS > now}
+        for service in [each for each in self._urgent if each not in self._told_at]:
+            del self._urgent[service]
+            self._tell(service, now)
+        if now >= self._next_move_at:
+            self._tell_move(now)
+        dues = [self._told_at[each] + SERVICE_SECONDS for each in self._urgent]
+        if self._moves:
+            dues.append(self._find_next_move())
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        if next_at is not None:
-            self._timer = loop.call_at(next_at, self.flush)
+        self._timer = loop.call_at(min(dues), self.flush) if dues else None
+
+    def _tell_move(self, now: float) -> None:
+        service = next((each for each in self._moves if each not in self._told_at), None)
+        if service is None:
+            return
+        del self._moves[service]
+        self._steady_until = max(now, self._steady_until) + STEADY_MOVE_SECONDS
+        self._next_move_at = max(now + MOVE_SECONDS, self._steady_until - BURST * STEADY_MOVE_SECONDS)
+        self._tell(service, now)
+
+    def _find_next_move(self) -> float:
+        """Return when the next move is told; only those that were told a moment ago are looked at."""
+        if any(each not in self._told_at for each in self._moves):
+            return self._next_move_at
+        return max(self._next_move_at, min(self._told_at[each] for each in self._moves) + SERVICE_SECONDS)
+
+    def _tell(self, service: ObjectKey, now: float) -> None:
+        self._told_at[service] = now
+        self._notify(service)
