@@ -42,6 +42,7 @@ from controller.reconcile.kopf_feed import load
 from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.partial_objects import declare_partial_objects
 from controller.reconcile.plan import LeaderTask, Leading, Reconciler, lead_alone
+from controller.reconcile.precedence import AdmissionPrecedence
 from controller.reconcile.triggers import Trigger
 from controller.services.metal_processes import release_reconciler
 from controller.services.pods.replica_reservation import reserve_replica
@@ -180,6 +181,7 @@ class Controller:
             Elector(election or client, CONTROLLER_NAMESPACE, LEASE, self._identity) if options.elects else None
         )
         self._recorder = EventRecorder(client, "pomona.dev/controller", self._identity)
+        self._precedence = AdmissionPrecedence()
         self._queue: WorkQueue[Item] | None = None
         """Set only while this replica leads: a standby would collect keys for ever."""
         self._withheld: set[str | None] = set(options.namespaces)
@@ -229,6 +231,7 @@ class Controller:
             on_round=show_round,
             on_outcome=self._metrics.count_admission,
             on_preemption=lambda _eviction: self._metrics.queue.count_preemption("Priority"),
+            precedence=self._precedence,
         )
         admission = Admission(parts)
         volumes.subscribe(admission.wake)
@@ -302,6 +305,10 @@ class Controller:
         return queue.oldest_seconds() if queue is not None else 0.0
 
     async def _reconcile(self, item: Item) -> float | None:
+        async with self._precedence.reconciling():
+            return await self._reconcile_now(item)
+
+    async def _reconcile_now(self, item: Item) -> float | None:
         started = time.monotonic()
         result: ReconcileResult = "error"
         try:

@@ -6,6 +6,7 @@ nothing is lost when the controller dies between any two lines: the next leader 
 """
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -18,7 +19,7 @@ import structlog
 from controller.placement.admission_writer import AdmissionWriter, StaleUnit
 from controller.placement.cell_facts import SUSPECT
 from controller.placement.cell_registry import CellRegistry
-from controller.placement.ledger import Claim, FreedPlace, LedgerContent, LedgerLost, QueueLedger, build_claim
+from controller.placement.ledger import Claim, FreedPlace, LedgerContent, LedgerLost, QueueLedger, build_claims
 from controller.placement.observed_units import FindVolumeNodes, ObservedUnits, observe_units_in_steps
 from controller.placement.planner import Action, Admit, EvictUnit, Nominate, PlanRules, Round, WithdrawNomination, plan
 from controller.placement.pool_limits import PoolRules
@@ -29,6 +30,7 @@ from controller.placement.vanished_pods import VanishedPods, free_place, is_gone
 from controller.placement.wake_rules import READ, RoomWatch, decisive_facts
 from controller.placement.write_retries import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, WriteRetries
 from controller.reconcile.plan import Event, Leading
+from controller.reconcile.precedence import AdmissionPrecedence
 from devices.vendors import Vendors
 from kube.backoff import backoff_seconds
 from kube.client import Obj
@@ -50,10 +52,6 @@ STEP_SECONDS: Final = 0.02
 """Time for which the units are read before others have their turn: many are new when a leader starts."""
 REPORTED_TRIES: Final = 3
 """Tries after which the owner of a service is told of an admission that fails: a server that restarts fails a few."""
-
-MOST_CLAIMED: Final = 512
-"""Pods and processes that are being admitted at once: the ledger has the name of each, and must not become too large.
-More than those of one gang, `MOST_IN_GANG`."""
 
 AdmissionOutcome = Literal["admitted", "stale", "failed"]
 """Outcome of a decision. stale: before the write, the unit changed, or its cell was lost or had no room left."""
@@ -94,6 +92,8 @@ class AdmissionParts(NamedTuple):
     """Called with the outcome of each admission."""
     on_preemption: Callable[[EvictUnit], None] = lambda _eviction: None
     """Called with each unit that was evicted for another one."""
+    precedence: AdmissionPrecedence | None = None
+    """Lets admissions go before reconciles."""
 
 
 class Admission:
@@ -347,7 +347,10 @@ class _Term:
 
     async def _write_ledger(self, actions: Sequence[Action], overdue: Iterable[OverduePod]) -> bool:
         """Write what is about to be done; False: nothing of it may be done."""
-        claims = self._build_claims(each for each in actions if isinstance(each, Admit))
+        admissions = [each for each in actions if isinstance(each, Admit)]
+        claims = build_claims(admissions, sum(len(claim.names) for claim in self._claims.values()))
+        if len(claims) < len(admissions):
+            self._wake()
         # The service itself makes the successor of a process, with its place.
         ended = [each.victim for each in actions if isinstance(each, EvictUnit)] + [each.unit for each in overdue]
         freed = [free_place(unit) for unit in ended if unit.key.kind != "process"]
@@ -367,23 +370,14 @@ class _Term:
         self._losses = 0
         return True
 
-    def _build_claims(self, admissions: Iterable[Admit]) -> dict[str, Claim]:
-        """Return the claims for as many units as may be admitted at once; the next round decides about the others."""
-        claimed, claims = sum(len(claim.names) for claim in self._claims.values()), dict[str, Claim]()
-        for unit, cells, _, node_labels in admissions:
-            claimed += len(unit.objects)
-            if claimed > MOST_CLAIMED:
-                self._wake()
-                break
-            claims[unit.uid] = build_claim(unit, cells, node_labels)
-        return claims
-
     async def _carry_out(self, found: Round) -> None:
         """Carry a round out. One unit that is refused holds up no other."""
-        async with asyncio.TaskGroup() as writes:
-            for action in found.actions:
-                if isinstance(action, Admit) and action.unit.uid in self._claims:
-                    writes.create_task(self._admit(action))
+        precedence = self._parts.precedence or AdmissionPrecedence()
+        admissions = [each for each in found.actions if isinstance(each, Admit) and each.unit.uid in self._claims]
+        with precedence.admitting() if admissions else contextlib.nullcontext():
+            async with asyncio.TaskGroup() as writes:
+                for each in admissions:
+                    writes.create_task(self._admit(each))
         unpromised: set[str] = set()
         for action in found.actions:
             if isinstance(action, Nominate):

@@ -8,13 +8,14 @@ One object serves all pools: a unit may wait in several, and two objects could n
 admitted is in the objects themselves, so nothing is lost with a ledger that is deleted or damaged: a new one begins.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 import msgspec
 import structlog
 
-from controller.placement.units import Unit, UnitKind
+from controller.placement.planner import Admit
+from controller.placement.units import UnitKind
 from crds.meta import CONTROLLER_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
 from kube.client import Client, Obj
 from kube.errors import Conflict, NotFound
@@ -22,6 +23,9 @@ from kube.resources import CONFIG_MAPS, ObjectKey
 
 LEDGER: Final = "pomona-queue"
 _KEY: Final = "ledger.json"
+MOST_CLAIMED: Final = 512
+"""Pods and processes that are being admitted at once: the ledger has the name of each, and must not become too large.
+More than those of one gang, `MOST_IN_GANG`."""
 _MOST_FREED: Final = 2000
 """Places of evicted units that are kept: with more, the object would become too large, and the oldest are dropped."""
 
@@ -61,16 +65,27 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(ObjectKey(self.namespace, name) for name in self.names)
 
 
-def build_claim(unit: Unit, cells: tuple[str, ...], node_labels: tuple[tuple[str, str], ...]) -> Claim:
-    """Return the claim of a unit that is about to be admitted."""
-    return Claim(
-        kind=unit.key.kind,
-        namespace=unit.key.namespace,
-        names=tuple(name.name for name in unit.objects),
-        cells=cells,
-        service=unit.service.name,
-        node_labels=node_labels,
-    )
+def build_claims(admissions: Iterable[Admit], claimed: int) -> dict[str, Claim]:
+    """Return the claims of the first of these units, of as many as may be admitted at once, by `Unit.uid`.
+
+    Args:
+        admissions: what is decided.
+        claimed: pods and processes of the claims that the ledger has.
+    """
+    claims = dict[str, Claim]()
+    for unit, cells, _, node_labels in admissions:
+        claimed += len(unit.objects)
+        if claimed > MOST_CLAIMED:
+            break
+        claims[unit.uid] = Claim(
+            kind=unit.key.kind,
+            namespace=unit.key.namespace,
+            names=tuple(name.name for name in unit.objects),
+            cells=cells,
+            service=unit.service.name,
+            node_labels=node_labels,
+        )
+    return claims
 
 
 class FreedPlace(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.placement import admission
+from controller.placement import ledger
 from controller.placement.ledger import LEDGER, Claim, FreedPlace, LedgerContent
 from controller.placement.planner import PlanRules
 from controller.placement.pool_limits import PoolRules
@@ -99,7 +99,7 @@ def test_pod_is_pinned_and_loses_its_gate() -> None:
 
 
 def test_no_more_is_claimed_at_once_than_the_ledger_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "MOST_CLAIMED", 2)
+    monkeypatch.setattr(ledger, "MOST_CLAIMED", 2)
     found = play(bench(*(queue_pod(name) for name in "abcde"), nodes=(node("n1", 5),)))
     assert sorted(name for name, _ in found.api.tries) == ["a", "b", "c", "d", "e"]
     assert len(ledger_of(found)["claims"]) <= 2
