@@ -34,12 +34,13 @@ class MeasuredCluster:
 
 
 @contextlib.asynccontextmanager
-async def measured_cluster() -> AsyncIterator[MeasuredCluster]:
+async def measured_cluster(*controller_manager_options: str) -> AsyncIterator[MeasuredCluster]:
     """Start a control plane, and stop it and the controller in the end. Call it in a sandbox."""
     folder = Path(tempfile.mkdtemp(prefix="bench-"))
     user = f"system:serviceaccount:{CONTROLLER_NAMESPACE}:{CONTROLLER_ACCOUNT}"
     audit = AuditLog(folder, user)
     network, plane = Network(), ControlPlane(ensure_binaries(), folder / "plane", *audit.options)
+    plane.controller_manager.argv += controller_manager_options
     await network.start()
     try:
         await plane.start()

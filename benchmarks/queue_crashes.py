@@ -1,0 +1,168 @@
+"""A controller that is killed ten times while it admits 500 services on 1,000 nodes, and a record of each state.
+
+The services are of all priorities and of four sizes, the nodes of three. Pods of others have all devices; nodes of a
+part of them become free in as many portions as there are crashes, so that many services wait in the end.
+The controller is killed with SIGKILL once the ledger has been written with a new portion, or after some of its pods
+were admitted, and a moment more; it is started again at once, and leads when the Lease of the killed one has expired.
+A pod that is pinned to a node counts as on it: the scheduler would hide a device that is promised twice.
+NODES, SERVICES, CRASHES and SEED make another one.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from benchmarks.measured_cluster import MeasuredCluster
+from benchmarks.queue_cluster import (
+    LIMIT_SECONDS,
+    describe_foreign_pod,
+    end_foreign_pod,
+    make_nodes,
+    queue_cluster,
+    serve,
+    wait_until_queued,
+    work_in_parallel,
+)
+from benchmarks.queue_record import QueueRecord
+from benchmarks.report import Figure, print_figures
+from controller.placement.ledger import LEDGER
+from crds.meta import PRIORITY_RANK, Priority
+from kube.resources import CONFIG_MAPS, PODS
+from kube.store import Store
+from kube.watch import reflect
+from tests.controlplane import sandbox
+from tests.controlplane.members import CONTROLLER_NAMESPACE
+from tests.support.background import running
+from tests.support.eventually import eventually
+from tests.support.simulated_nodes import GPU
+
+NODE_COUNT: Final = int(os.environ.get("NODES", "1000"))
+SERVICES: Final = int(os.environ.get("SERVICES", "500"))
+CRASHES: Final = int(os.environ.get("CRASHES", "10"))
+SEED: Final = int(os.environ.get("SEED", "1"))
+SHARE: Final = 0.6
+"""Devices that become free, as a share of what all services want."""
+MOST_ADMITTED: Final = 12
+"""Admissions of a portion after which the controller is killed at the latest."""
+LONGEST_MOMENT_SECONDS: Final = 0.1
+PORTION_SECONDS: Final = 180.0
+"""Time after which the controller is killed in any case."""
+NAMESPACE: Final = "queue"
+NODE_SIZES: Final = (2, 4, 8)
+SERVICE_SIZES: Final = (1, 2, 4, 8)
+_PRIORITIES: Final = tuple(PRIORITY_RANK)
+
+
+def choose_portions(sizes: Sequence[int], wanted: int, chance: random.Random) -> list[list[int]]:
+    """Return the numbers of nodes that become free, in portions of about equal count."""
+    numbers = chance.sample(range(len(sizes)), len(sizes))
+    freed = 0
+    chosen = []
+    for number in numbers:
+        if freed >= wanted * SHARE:
+            break
+        chosen.append(number)
+        freed += sizes[number]
+    return [chosen[portion::CRASHES] for portion in range(CRASHES)]
+
+
+async def crash(cluster: MeasuredCluster, record: QueueRecord, nodes: Sequence[str], chance: random.Random) -> int:
+    """Free nodes, kill the controller while it admits, and return how many pods of this portion it had admitted."""
+    admitted, decisions = record.admitted, record.decisions
+    wanted = admitted + chance.randrange(MOST_ADMITTED)
+    await work_in_parallel(lambda number: end_foreign_pod(cluster.plane, f"holder-{nodes[number]}"), len(nodes))
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PORTION_SECONDS):
+            while record.admitted < wanted or record.decisions == decisions:
+                record.changed.clear()
+                await record.changed.wait()
+    await asyncio.sleep(chance.uniform(0, LONGEST_MOMENT_SECONDS))
+    await cluster.controller.kill()
+    cluster.controller.start()
+    return record.admitted - admitted
+
+
+async def wait_for_the_end(record: QueueRecord) -> None:
+    """Wait until all that can have a node have it."""
+
+    def is_over() -> bool:
+        assert record.list_forgotten() == []  # noqa: S101 - `eventually` shows it
+        assert record.list_unbound() == []  # noqa: S101 - as above
+        return True
+
+    await eventually(is_over, LIMIT_SECONDS)
+
+
+async def run() -> None:
+    """Start all parts, crash, and print the figures."""
+    chance = random.Random(SEED)  # noqa: S311 - to be repeated, not to be secret
+    sizes = chance.choices(NODE_SIZES, k=NODE_COUNT)
+    totals = {f"node-{number}": size for number, size in enumerate(sizes)}
+    wanted = chance.choices(SERVICE_SIZES, k=SERVICES)
+    priorities: Mapping[str, Priority] = {f"s{number:05}": chance.choice(_PRIORITIES) for number in range(SERVICES)}
+    record, watched = QueueRecord(totals, priorities), Store()
+    watched.subscribe(record.note)
+    async with queue_cluster(NAMESPACE) as (cluster, store):
+        nodes = await make_nodes(cluster.client, sizes)
+        async with running(
+            reflect(cluster.client, watched, PODS),
+            reflect(
+                cluster.client,
+                watched,
+                CONFIG_MAPS,
+                CONTROLLER_NAMESPACE,
+                field_selector=f"metadata.name={LEDGER}",
+            ),
+        ):
+            await work_in_parallel(
+                lambda number: cluster.client.create(
+                    PODS, describe_foreign_pod(f"holder-{nodes[number]}", nodes[number], **{GPU: str(sizes[number])})
+                ),
+                NODE_COUNT,
+            )
+            cluster.controller.start()
+            await work_in_parallel(
+                lambda number: serve(
+                    cluster.client,
+                    NAMESPACE,
+                    f"s{number:05}",
+                    wanted[number],
+                    priorities[f"s{number:05}"],
+                ),
+                SERVICES,
+            )
+            await wait_until_queued(store, NAMESPACE, SERVICES)
+            portions = choose_portions(sizes, sum(wanted), chance)
+            crashes = [await crash(cluster, record, [nodes[each] for each in portion], chance) for portion in portions]
+            await wait_for_the_end(record)
+    show(record, crashes)
+
+
+def show(record: QueueRecord, crashes: Sequence[int]) -> None:
+    """Print the figures, and what went wrong."""
+    double, passed = record.list_double_bookings(), record.list_passed()
+    print_figures(
+        f"{CRASHES} crashes while {SERVICES} services wait for {NODE_COUNT} nodes; {record.states} states of pods",
+        [
+            Figure("states with a device booked twice", len(double), None, 0, ""),
+            Figure("decisions that passed one ahead", len(passed), None, 0, ""),
+            Figure("pods that wait beside room for them", len(record.list_forgotten()), None, 0, ""),
+            Figure("admitted", record.admitted, None, None, ""),
+            Figure("contents of the ledger", record.decisions, None, None, ""),
+            Figure("admitted of a portion before the crash, most", max(crashes), None, None, ""),
+            Figure("admitted of a portion before the crash, median", statistics.median(crashes), None, None, ""),
+        ],
+    )
+    for each in (*double, *passed):
+        print(each)
+
+
+if __name__ == "__main__":
+    if not sandbox.inside():
+        sys.exit(sandbox.run([sys.executable, "-m", "benchmarks.queue_crashes"]))
+    asyncio.run(run())

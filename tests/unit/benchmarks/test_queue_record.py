@@ -1,0 +1,112 @@
+"""The record by which a benchmark judges a queue whose controller crashes: it finds what must never be."""
+
+from typing import Any
+
+import msgspec
+
+from benchmarks.queue_record import QueueRecord
+from crds.meta import LABEL_SERVICE, Priority
+from kube.client import Obj
+from kube.resources import CONFIG_MAPS, PODS
+from tests.support.api_objects import NOW
+from tests.support.queue_objects import pinned, queue_pod
+
+
+class Watched:
+    """A record of two nodes with two devices and one with four, and what its watches bring."""
+
+    def __init__(self, **priorities: Priority) -> None:
+        self.record = QueueRecord({"one": 2, "two": 2, "large": 4}, {"a": "normal", "b": "normal", **priorities})
+        self._known: dict[str, Obj] = {}
+        self._version = 0
+
+    def put(self, service: str, **fields: Any) -> None:
+        """Bring a pod of a service; `pin` pins it without a gate."""
+        self._version += 1
+        pin = fields.pop("pin", "")
+        pod = queue_pod(f"{service}-1", service=service, version=self._version, gated=not pin, created=NOW, **fields)
+        pod = pinned(pod, pin) if pin else pod
+        self.record.note(PODS, self._known.get(service), pod)
+        self._known[service] = pod
+
+    def end(self, service: str) -> None:
+        """Bring the end of a pod, which has no version of its own."""
+        self._version += 1
+        self.record.note(PODS, self._known.pop(service), None)
+
+    def decide(self, **nodes: str) -> None:
+        """Bring a ledger that gives nodes to services."""
+        self._version += 1
+        claims = {f"uid-{service}-1": {"cells": [f"node/{node}"]} for service, node in nodes.items()}
+        data = {"ledger.json": msgspec.json.encode({"claims": claims}).decode()}
+        self.record.note(CONFIG_MAPS, None, {"metadata": {"resourceVersion": str(self._version)}, "data": data})
+
+
+def order_of(watched: Watched) -> tuple[str, str]:
+    """Return the services that wait in their order."""
+    places = sorted((state.place, state.name) for state in watched.record.now.values() if state.place is not None)
+    first, second = (name.removesuffix("-1") for _, name in places)
+    return first, second
+
+
+def test_pods_that_are_pinned_to_one_node_are_counted_together() -> None:
+    watched = Watched()
+    watched.put("a", devices=1, pin="one")
+    watched.put("b", devices=1, pin="one")
+    assert watched.record.list_double_bookings() == []
+    watched.put("b", devices=2, pin="one")
+    assert watched.record.list_double_bookings() == ["b-1 on one: 3 of 2"]
+    assert watched.record.list_unbound() == ["a-1", "b-1"]
+
+
+def test_device_of_a_pod_that_is_gone_may_be_given_away() -> None:
+    watched = Watched()
+    watched.put("a", devices=2, pin="one")
+    watched.end("a")
+    watched.put("b", devices=2, pin="one")
+    assert watched.record.list_double_bookings() == []
+
+
+def test_decision_may_not_pass_one_that_is_ahead_and_fits_the_node() -> None:
+    watched = Watched()
+    watched.put("a")
+    watched.put("b")
+    first, second = order_of(watched)
+    watched.decide(**{first: "one", second: "one"})
+    assert watched.record.list_passed() == []
+    watched.decide()
+    watched.decide(**{second: "two"})
+    assert watched.record.list_passed() == [f"{second}-1 passed {first}-1 on two"]
+
+
+def test_decision_may_pass_one_for_which_the_node_is_too_small() -> None:
+    watched = Watched(a="high")
+    watched.put("a", devices=4)
+    watched.put("b")
+    watched.decide(b="one")
+    assert watched.record.list_passed() == []
+    watched.decide()
+    watched.decide(b="large")
+    assert watched.record.list_passed() == ["b-1 passed a-1 on large"]
+
+
+def test_pod_that_has_left_the_queue_before_a_decision_is_not_passed() -> None:
+    watched = Watched(a="high")
+    watched.put("a")
+    watched.put("b")
+    watched.put("a", pin="two")
+    watched.decide(b="one")
+    assert watched.record.list_passed() == []
+    assert watched.record.admitted == 1
+
+
+def test_pod_that_waits_beside_room_is_forgotten_unless_the_room_is_kept_for_one_ahead() -> None:
+    watched = Watched(a="high")
+    watched.put("a", devices=4)
+    watched.put("b")
+    assert watched.record.list_forgotten() == ["a-1", "b-1"]
+    watched.put("c", pin="large", labels={LABEL_SERVICE: "c"})
+    assert watched.record.list_forgotten() == ["b-1"]
+    watched.put("d", devices=2, pin="one")
+    watched.put("e", devices=2, pin="two")
+    assert watched.record.list_forgotten() == []
