@@ -50,8 +50,8 @@ SHARE: Final = 0.6
 MOST_ADMITTED: Final = 12
 """Admissions of a portion after which the controller is killed at the latest."""
 LONGEST_MOMENT_SECONDS: Final = 0.1
-PORTION_SECONDS: Final = 180.0
-"""Time after which the controller is killed in any case."""
+PORTION_SECONDS: Final = 10.0
+"""Time after the first decision in which the controller is killed in any case."""
 NAMESPACE: Final = "queue"
 NODE_SIZES: Final = (2, 4, 8)
 SERVICE_SIZES: Final = (1, 2, 4, 8)
@@ -76,11 +76,9 @@ async def crash(cluster: MeasuredCluster, record: QueueRecord, nodes: Sequence[s
     admitted, decisions = record.admitted, record.decisions
     wanted = admitted + chance.randrange(MOST_ADMITTED)
     await work_in_parallel(lambda number: end_foreign_pod(cluster.plane, f"holder-{nodes[number]}"), len(nodes))
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(PORTION_SECONDS):
-            while record.admitted < wanted or record.decisions == decisions:
-                record.changed.clear()
-                await record.changed.wait()
+    await record.wait(lambda: record.decisions > decisions, LIMIT_SECONDS)
+    with contextlib.suppress(TimeoutError):  # a portion may have room for fewer
+        await record.wait(lambda: record.admitted >= wanted, PORTION_SECONDS)
     await asyncio.sleep(chance.uniform(0, LONGEST_MOMENT_SECONDS))
     await cluster.controller.kill()
     cluster.controller.start()

@@ -5,7 +5,7 @@ It judges what a benchmark of crashes promises, by the rules of the queue and by
 
 import asyncio
 import collections
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -44,8 +44,7 @@ class QueueRecord:
         self._states: list[tuple[int, str, PodState | None]] = []
         self._ledgers: list[tuple[int, Mapping[str, str]]] = []
         self._version = 0
-        self.changed = asyncio.Event()
-        """Set at each change."""
+        self._changed = asyncio.Event()
         self.now: dict[str, PodState] = {}
         """The latest state of each pod, by uid."""
         self.admitted = 0
@@ -55,7 +54,7 @@ class QueueRecord:
         """Take a change: a listener of a store."""
         metadata = (new or old or {})["metadata"]
         version = int(metadata["resourceVersion"])
-        self.changed.set()
+        self._changed.set()
         if resource == CONFIG_MAPS and new is not None:
             claims = msgspec.json.decode((new.get("data") or {}).get("ledger.json", "{}")).get("claims", {})
             cells = {uid: "".join(claim["cells"]).removeprefix("node/") for uid, claim in claims.items()}
@@ -91,6 +90,13 @@ class QueueRecord:
     def states(self) -> int:
         """Number of states of all pods so far."""
         return len(self._states)
+
+    async def wait(self, condition: Callable[[], bool], limit_seconds: float) -> None:
+        """Wait until a condition holds after a change. Raises TimeoutError."""
+        async with asyncio.timeout(limit_seconds):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
 
     def list_double_bookings(self) -> list[str]:
         """Return every state in which a node has given away more devices than it has."""
