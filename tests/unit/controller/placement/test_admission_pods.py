@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.placement import ledger
+from controller.placement import admission, ledger
 from controller.placement.ledger import LEDGER, Claim, FreedPlace, LedgerContent
 from controller.placement.planner import PlanRules
 from controller.placement.pool_limits import PoolRules
