@@ -21,6 +21,8 @@ LABEL_MODEL: Final = f"{GROUP}/model"
 """Label of a Model's Jobs, of their pods, and of the MetalProcesses that inspect the Model."""
 LABEL_COPY: Final = f"{GROUP}/copy"
 """Claim of the copy of weights that the pods of a Deployment mount, of a Model with spec.cache.scope node."""
+LABEL_ACCELERATOR: Final = f"{GROUP}/accelerator"
+"""Accelerator of the pods of a Deployment, of a service that may use several."""
 LABEL_CLIENT: Final = f"{GROUP}/client"
 """Label of pods that may send requests to services where NetworkPolicies are on; its value is "true"."""
 PROXY_CONTAINER: Final = "key-proxy"
@@ -210,6 +212,8 @@ SecretName = Annotated[str, Meta(min_length=1, max_length=180, extra_json_schema
 Features = Annotated[list[Annotated[str, Meta(max_length=63, pattern=r"^[A-Z][A-Za-z0-9]*$")]], Meta(max_length=64)]
 """Names of features of agents, in CamelCase."""
 
+AUTO_ACCELERATOR: Final = "auto"
+"""Value of hardware.accelerator that leaves the choice to the controller."""
 Accelerator = Annotated[str, Meta(min_length=1, max_length=40, extra_json_schema={"pattern": LABEL_PATTERN})]
 """Name of an accelerator vendor, or `metal`. The vendors are in a table that an administrator may extend."""
 Quantity = Annotated[

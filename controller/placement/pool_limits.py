@@ -140,6 +140,20 @@ class PoolLimits:
                 return LimitRefusal(key, allowed, used, amount)
         return None
 
+    def count_room(self, unit: Unit, pool: str, most: int) -> int:
+        """Return the number of units like this one, at most `most`, for which all limits of a pool have room."""
+        for key, allowed, amount in self._list_limits(unit, pool):
+            if amount > 0:
+                kept = self._kept[key].sum_ahead(unit) if key in self._kept else 0
+                is_held = key in self._held and self._held[key] < unit.order
+                left = 0 if is_held else (allowed - self._used.get(key, 0) - kept) // amount
+                most = max(0, min(most, left))
+        return most
+
+    def is_elastic(self, pool: str) -> bool:
+        """Return whether an autoscaler adds nodes to a pool."""
+        return self._pools.get(pool, _UNLIMITED).elastic > 0
+
     def keep(self, unit: Unit, pool: str) -> None:
         """Keep for a unit that waits for room in a pool what it needs of each limit; units are kept for in order.
 

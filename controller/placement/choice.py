@@ -1,0 +1,167 @@
+"""The choice of accelerators for a service that may use several: how many of its replicas go to each.
+
+A replica that runs stays. A new one goes to the first accelerator with room for it now, rather than evict others in an
+earlier one. Where none has room, it waits in the first one that could ever run it, whose queue may evict others for it.
+A replica that has waited for `SETTLE_SECONDS` goes to another accelerator that has room. If the service names its
+pools, a replica moves to an earlier one that had room for `BETTER_SECONDS` without a break: one at a time, and only
+while all are ready. The last choice is in the status of the service, so each decision begins with it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from crds.accelerator_choice import AcceleratorShare, ShareReason
+
+SETTLE_SECONDS: Final = 10.0
+"""Time for which a replica waits before it goes elsewhere: by then the queue has certainly looked at it."""
+BETTER_SECONDS: Final = 600.0
+"""Time for which an earlier pool must have had room before a replica that runs is loaded again there."""
+
+
+class Candidate(NamedTuple):
+    """One accelerator that a service may use, with its replicas there."""
+
+    accelerator: str
+    refusal: str = ""
+    """Why the service can have no replica there; empty if it can."""
+    room: int = 0
+    """Further replicas that have room there now."""
+    could_run: bool = True
+    """A node or host there could run a replica if nothing else ran."""
+    lack: str = ""
+    """Why there is no room, in words."""
+    running: int = 0
+    """Replicas that have a node or host."""
+    ready: int = 0
+    """Replicas of these that serve."""
+    settled: int = 0
+    """Replicas that have waited there for `SETTLE_SECONDS`."""
+    is_better: bool = False
+    """It had room for `BETTER_SECONDS`, and the service prefers it to those that come later."""
+
+
+class _Trial:
+    """The replicas of each accelerator while they are chosen."""
+
+    def __init__(self, candidates: Sequence[Candidate]) -> None:
+        self.candidates = [each for each in candidates if not each.refusal]
+        self.replicas = {each.accelerator: 0 for each in self.candidates}
+
+    @property
+    def total(self) -> int:
+        return sum(self.replicas.values())
+
+    def find_room(self, candidate: Candidate) -> int:
+        """Return the further replicas that a candidate takes at once: those that run there anyway, and its room."""
+        known = self.replicas[candidate.accelerator]
+        return max(0, candidate.running + candidate.room - known)
+
+    def add(self, wanted: int) -> None:
+        """Add replicas until there are as many as wanted: where there is room, and then where they may wait."""
+        for each in self.candidates:
+            self.replicas[each.accelerator] += min(self.find_room(each), wanted - self.total)
+        if self.candidates and self.total < wanted:
+            waits_for = next((each for each in self.candidates if each.could_run), self.candidates[0])
+            self.replicas[waits_for.accelerator] += wanted - self.total
+
+    def remove(self, wanted: int) -> None:
+        """Remove replicas until there are as many as wanted: first those that wait, and the last accelerator first."""
+        for least in (lambda each: each.running, lambda _each: 0):
+            for each in reversed(self.candidates):
+                known = self.replicas[each.accelerator]
+                self.replicas[each.accelerator] -= max(0, min(known - least(each), self.total - wanted))
+
+    def move(self, origin: Candidate, number: int, targets: Sequence[Candidate]) -> None:
+        """Move up to this number of replicas to where there is room."""
+        for target in targets:
+            moved = min(number, self.find_room(target)) if target is not origin else 0
+            self.replicas[origin.accelerator] -= moved
+            self.replicas[target.accelerator] += moved
+            number -= moved
+
+
+def choose(wanted: int, candidates: Sequence[Candidate], last: Mapping[str, int] | None) -> dict[str, int]:
+    """Return the replicas of each accelerator that is not refused; their sum is `wanted` unless all are refused.
+
+    Args:
+        wanted: the replicas of the service.
+        candidates: its accelerators, in the order in which it prefers them.
+        last: the last choice; None: there is none for the present spec.
+    """
+    trial = _Trial(candidates)
+    if last is None:
+        trial.add(wanted)
+        return trial.replicas
+    for each in trial.candidates:
+        trial.replicas[each.accelerator] = last.get(each.accelerator, 0)
+    if trial.total > wanted:
+        trial.remove(wanted)
+    for each in trial.candidates:
+        waiting = max(0, trial.replicas[each.accelerator] - each.running)
+        trial.move(each, min(waiting, each.settled), trial.candidates)
+        if not each.could_run and any(other.could_run for other in trial.candidates):
+            trial.replicas[each.accelerator] = min(trial.replicas[each.accelerator], each.running)
+    trial.add(wanted)
+    if _is_settled(trial):
+        _move_to_better(trial)
+    return trial.replicas
+
+
+def _is_settled(trial: _Trial) -> bool:
+    """Return whether all replicas serve where they are to be, and no others do."""
+    return all(each.ready == trial.replicas[each.accelerator] for each in trial.candidates)
+
+
+def _move_to_better(trial: _Trial) -> None:
+    """Move one replica to the first accelerator that is better than its own, if any is."""
+    for place, better in enumerate(trial.candidates):
+        later = [each for each in trial.candidates[place + 1 :] if trial.replicas[each.accelerator]]
+        if better.is_better and better.room > 0 and later:
+            trial.move(later[-1], 1, [better])
+            return
+
+
+def list_watched(candidates: Sequence[Candidate], chosen: Mapping[str, int], *, is_ordered: bool) -> frozenset[str]:
+    """Return the accelerators of which a change of the room may change the choice.
+
+    Args:
+        candidates: the accelerators.
+        chosen: the present choice.
+        is_ordered: True if the service prefers earlier accelerators to later ones.
+    """
+    open_ones = [each for each in candidates if not each.refusal]
+    if any(chosen.get(each.accelerator, 0) > each.running for each in open_ones):
+        return frozenset(each.accelerator for each in open_ones)
+    used = [place for place, each in enumerate(open_ones) if chosen.get(each.accelerator, 0)]
+    earlier = open_ones[: used[-1]] if used and is_ordered else []
+    return frozenset(each.accelerator for each in earlier)
+
+
+def list_shares(candidates: Sequence[Candidate], chosen: Mapping[str, int]) -> list[AcceleratorShare]:
+    """Return the choice as the status has it, with the reason why replicas are not on each of the accelerators."""
+    return [
+        AcceleratorShare(
+            accelerator=each.accelerator,
+            replicas=chosen.get(each.accelerator, 0),
+            reason=(reason := _find_reason(each, chosen)),
+            message={"Refused": each.refusal, "NoSuchHardware": each.lack, "NoRoom": each.lack}.get(reason or "", ""),
+        )
+        for each in candidates
+    ]
+
+
+def _find_reason(candidate: Candidate, chosen: Mapping[str, int]) -> ShareReason | None:
+    if candidate.refusal:
+        return "Refused"
+    if not candidate.could_run:
+        return "NoSuchHardware"
+    if chosen.get(candidate.accelerator, 0):
+        return None
+    return "NotNeeded" if candidate.room > 0 else "NoRoom"
+
+
+def describe_shares(shares: Sequence[AcceleratorShare]) -> str:
+    """Return a choice in words, such as `2 on metal, 1 on nvidia; amd: no node has amd.com/gpu`."""
+    used = ", ".join(f"{each.replicas} on {each.accelerator}" for each in shares if each.replicas)
+    refused = [f"{each.accelerator}: {each.message}" for each in shares if each.message and not each.replicas]
+    return "; ".join([used, *refused] if used else refused)

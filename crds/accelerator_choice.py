@@ -1,0 +1,50 @@
+"""`status.choice` of an InferenceService that may use several accelerators: its replicas on each, and why."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from crds.meta import Accelerator, ApiStruct, described, keyed_by
+
+ShareReason = Literal["Refused", "NoSuchHardware", "NoRoom", "NotNeeded"]
+
+
+class AcceleratorShare(ApiStruct, frozen=True):
+    """The replicas of a service on one accelerator."""
+
+    accelerator: Annotated[Accelerator, described("The accelerator.")]
+    replicas: Annotated[
+        int, described("Replicas that the controller has chosen to run there, also those that wait.", format="int32")
+    ] = 0
+    reason: Annotated[
+        ShareReason | None,
+        described(
+            "Why not all replicas are there. Refused: the service cannot run there. NoSuchHardware: no node or host "
+            "there could ever run a replica. NoRoom: there was no room. NotNeeded: there was room, and others came "
+            "first. Absent if it has replicas."
+        ),
+    ] = None
+    message: Annotated[str, Meta(max_length=1024), described("The reason in words, with the way out.")] = ""
+
+
+class AcceleratorChoice(ApiStruct, frozen=True):
+    """The choice among several accelerators."""
+
+    message: Annotated[
+        str,
+        Meta(max_length=4096),
+        described("The choice in words, such as: 2 on metal, 1 on nvidia; amd: no node has amd.com/gpu."),
+    ] = ""
+    accelerators: Annotated[
+        list[AcceleratorShare],
+        Meta(max_length=32),
+        described(
+            "All accelerators that were compared, in their order: that of spec.scheduling.pools, else that of the "
+            "controller's table (nvidia, amd, intel-gaudi, intel, metal, then further ones).",
+            **keyed_by("accelerator"),
+        ),
+    ] = []
+    inputs: Annotated[
+        str,
+        described("Digest of the spec for which was chosen. An edit of more than the number of replicas chooses anew."),
+    ] = ""
