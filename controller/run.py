@@ -27,6 +27,7 @@ from controller.models.reconciler import model_reconciler
 from controller.placement.admission import Admission, AdmissionParts, RoundReport
 from controller.placement.board import Board
 from controller.placement.bound_volumes import BoundVolumes
+from controller.placement.candidate_room import CandidateRooms
 from controller.placement.cell_registry import CellRegistry
 from controller.placement.kueue import KueueQueues
 from controller.placement.nodes import declare_nodes
@@ -108,6 +109,7 @@ class LeaderQueue(NamedTuple):
     board: Board
     pools: PoolBoard
     volumes: BoundVolumes
+    rooms: CandidateRooms
 
 
 def registrations(
@@ -138,6 +140,7 @@ def registrations(
             meter=meter,
             find_standing=queue.board.standing if queue is not None else lambda _service, _last: None,
             kueue=kueue,
+            rooms=queue.rooms if queue is not None else None,
         ),
     )
     if options.namespaces:
@@ -146,7 +149,7 @@ def registrations(
     pools: tuple[Reconciler, ...] = ()
     if queue is not None:
         leases.subscribe(queue.admission.wake)
-        queue_tasks = (queue.board.run, queue.pools.run, queue.volumes.run, queue.admission.run)
+        queue_tasks = (queue.board.run, queue.pools.run, queue.volumes.run, queue.rooms.run, queue.admission.run)
         pools = (pool_reconciler(queue.pools.standing),)
     hosts = ReachabilityProber()
     on_hosts = (release_reconciler(leases.wait_seconds), host_reconciler(leases, tokens, hosts))
@@ -212,6 +215,7 @@ class Controller:
         volumes = BoundVolumes(self.store, registry)
         vendors = options.pods.vendors
         pools = PoolBoard(self.store, vendors, registry, functools.partial(self._enqueue, ACCELERATOR_POOLS))
+        rooms = CandidateRooms(registry, functools.partial(self._enqueue, INFERENCE_SERVICES), volumes.find_nodes)
 
         def read_rules() -> PlanRules:
             table = read_pools(self.store, vendors)
@@ -220,6 +224,7 @@ class Controller:
         def show_round(report: RoundReport) -> None:
             self._show_round(report)
             pools.update(report)
+            rooms.update(report)
 
         parts = AdmissionParts(
             registry,
@@ -235,7 +240,7 @@ class Controller:
         )
         admission = Admission(parts)
         volumes.subscribe(admission.wake)
-        return LeaderQueue(admission, self._board, pools, volumes)
+        return LeaderQueue(admission, self._board, pools, volumes, rooms)
 
     def _show_round(self, report: RoundReport) -> None:
         """Set what users see of the queue."""

@@ -35,6 +35,14 @@ class ExceededLimit(NamedTuple):
     message: str
 
 
+CHOICE_OUT_OF_SCOPE: Final = ExceededLimit(
+    "QueueOutOfScope",
+    "the queue chooses among several accelerators and belongs to the whole cluster, but this controller serves only "
+    "the namespaces of its options --namespace: name one accelerator in spec.hardware.accelerator, or have an "
+    "administrator install the controller for the whole cluster",
+)
+
+
 def check_limits(service: InferenceService, limits: TenantLimits) -> ExceededLimit | None:
     """Return the first field of a service that exceeds the limits, with the way out, or None."""
     image = service.spec.image

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from crds.accelerator_choice import AcceleratorChoice
 from crds.meta import (
     ApiStruct,
     Conditions,
@@ -50,10 +51,11 @@ class Scheduling(ApiStruct, frozen=True):
         Meta(max_length=8),
         described(
             "Pools that replicas may use, in this order: names of AcceleratorPools of the accelerator, or the name of "
-            "the accelerator for the nodes that no AcceleratorPool selects. The first is the home of the replicas: "
-            "what they use of the others is borrowed. Default: the pool with the name of the accelerator, then all "
-            "other pools of the accelerator by name, as far as these lend and have quota for the namespace. An edit "
-            "moves no replica that has a node.",
+            "the accelerator for the nodes that no AcceleratorPool selects. The first of each accelerator is the home "
+            "of its replicas: what they use of the others is borrowed. Default: the pool with the name of the "
+            "accelerator, then all other pools of the accelerator by name, as far as these lend and have quota for the "
+            "namespace. An edit moves no replica that has a node. Unless hardware.accelerator names one, the pools may "
+            "be of several accelerators: see status.choice.",
             **{"x-kubernetes-list-type": "atomic"},
         ),
     ] = []
@@ -185,9 +187,26 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
     ] = None
     ready_replicas: Annotated[int | None, described("Replicas that serve.", format="int32")] = None
     selector: Annotated[str, described("Label selector of the replicas, for the scale subresource.")] = ""
-    accelerator: Annotated[str, described("Accelerator of the replicas.")] = ""
-    runtime: Annotated[str, described("Engine of the replicas.")] = ""
-    memory: Annotated[str, described("Memory of its node or host that one replica takes, for example 4.4 GiB.")] = ""
+    accelerator: Annotated[
+        str, described("Accelerator of the replicas; several, such as nvidia,metal, if they are on several.")
+    ] = ""
+    choice: Annotated[
+        AcceleratorChoice | None,
+        described(
+            "The replicas on each accelerator, and why others have none. Absent unless hardware.accelerator is auto or "
+            "scheduling.pools are of several accelerators."
+        ),
+    ] = None
+    runtime: Annotated[
+        str, described("Engine of the replicas; that on the first accelerator if they are on several.")
+    ] = ""
+    memory: Annotated[
+        str,
+        described(
+            "Memory of its node or host that one replica takes, for example 4.4 GiB; that on the first accelerator if "
+            "they are on several."
+        ),
+    ] = ""
     device_memory: Annotated[
         str,
         described(
@@ -259,6 +278,11 @@ SPEC_RULES = (
         "!has(self.scheduling) || !has(self.scheduling.mode) || self.scheduling.mode == 'Queue' || "
         "!has(self.hardware) || !has(self.hardware.accelerator) || self.hardware.accelerator != 'metal'",
         "hosts with accelerator metal always go by the queue: remove spec.scheduling.mode",
+    ),
+    rule(
+        "!has(self.scheduling) || !has(self.scheduling.mode) || self.scheduling.mode == 'Queue' || "
+        "!has(self.hardware) || !has(self.hardware.accelerator) || self.hardware.accelerator != 'auto'",
+        "accelerator auto needs the controller's queue: set spec.scheduling.mode to Queue, or remove it",
     ),
     rule(
         "!has(self.scheduling) || (has(self.scheduling.mode) && self.scheduling.mode == 'Kueue') == "

@@ -55,7 +55,8 @@ class ModelHardware(ApiStruct, frozen=True):
         Accelerator,
         described(
             "Where services of this Model run by default: cpu, nvidia, amd, intel-gaudi and intel in pods, metal on an "
-            "off-cluster host."
+            "off-cluster host. Only a service may state auto.",
+            rule("self != 'auto'", "only a service may state hardware.accelerator auto: name one, or leave it out"),
         ),
     ] = "cpu"
 

@@ -39,7 +39,9 @@ class ServiceHardware(ApiStruct, frozen=True):
         described(
             "Where replicas run: cpu, nvidia, amd, intel-gaudi and intel in pods, metal on an off-cluster host with a "
             "metal agent. The controller may know further ones; it lists them in the condition Ready of a service that "
-            "names one that does not exist. Default: the accelerator of the Model."
+            "names one that does not exist. auto: on any of them that has devices or is metal, or on several at once, "
+            "wherever there is room; status.choice says where. Default: the accelerator of the Model, unless "
+            "scheduling.pools names pools of others."
         ),
     ] = None
     count: Annotated[

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import yaml
 
-from crds.meta import LABEL_PATTERN, Toleration
+from crds.meta import AUTO_ACCELERATOR, LABEL_PATTERN, Toleration
 from crds.serving import RuntimeName
 from devices.vendors import VENDORS, Vendor, Vendors, explain_device_variable
 
@@ -66,6 +66,9 @@ def parse_vendors(text: str, engines: Collection[RuntimeName], table: Vendors = 
     if not isinstance(entries, dict):
         raise VendorFileError("line 1: must be a mapping from the name of an accelerator to its fields")
     _refuse_duplicates(root)
+    if AUTO_ACCELERATOR in entries:
+        line = _find_line(root, [AUTO_ACCELERATOR])
+        raise VendorFileError(f"line {line}: auto stands for any accelerator: choose another name")
     found = {name: _build_vendor(root, name, fields, table) for name, fields in entries.items()}
     for name, vendor in found.items():
         if (problem := find_vendor_problem(vendor, engines)) is not None:

@@ -71,7 +71,7 @@ def list_ignored_fields(services: Iterable[InferenceService]) -> list[str]:
     found = []
     for service in services:
         spec, name = service.spec, service.metadata.name
-        if spec.hardware.accelerator not in {None, "cpu", "metal"}:
+        if spec.hardware.accelerator not in {None, "auto", "cpu", "metal"}:
             found.append(f"{name}: ignored on this machine: spec.hardware.accelerator {spec.hardware.accelerator}")
         fields = [field for attribute, field in _POD_FIELDS.items() if getattr(spec, attribute) != _default(attribute)]
         if fields:

@@ -104,6 +104,8 @@ def render_explanation(
     if found.admitted:
         return [f"{name} waits no longer: the next round gives {unit.key} {', '.join(found.admitted)}"]
     head = wrap_text(describe_queue(name, queue), width)
+    if choice := service.get("status", {}).get("choice", {}).get("message"):
+        head += wrap_text(f"chosen among several accelerators: {choice}", width)
     if found.victims:
         ending = ", ".join(sorted({str(victim.service) for victim in found.victims}))
         head += wrap_text(f"the next round evicts replicas of {ending} for it", width)
@@ -145,6 +147,7 @@ def build_facts(service: Obj, unit: "Unit | None", found: "WaitExplanation | Non
         "namespace": service["metadata"]["namespace"],
         "service": service["metadata"]["name"],
         "queue": service.get("status", {}).get("queue"),
+        "choice": service.get("status", {}).get("choice"),
         "unit": {"kind": unit.key.kind, "name": unit.key.name} if unit is not None else None,
         "admittedTo": list(found.admitted) if found is not None else [],
         "evicts": sorted({str(victim.service) for victim in found.victims}) if found is not None else [],

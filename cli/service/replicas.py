@@ -28,5 +28,9 @@ def choose_replicas(name: str, replicas: Sequence[Obj], wanted: str | None) -> l
 
 
 def may_be_on_hosts(service: Obj) -> bool:
-    """Return whether replicas of a service may be processes on hosts; pods are those of all other accelerators."""
-    return service.get("status", {}).get("accelerator") in {None, "", "metal"}
+    """Return whether replicas of a service may be processes on hosts; pods are those of all other accelerators.
+
+    A service that may use several accelerators may still have processes on hosts that it is about to leave.
+    """
+    status = service.get("status", {})
+    return "choice" in status or status.get("accelerator") in {None, "", "metal"}

@@ -9,13 +9,14 @@ import msgspec
 from controller.models.claims import ObservedClaims, observe_claims
 from controller.models.copy_observation import ObservedCopies, Reserve, observe_copies, reserve_nothing
 from controller.models.inspecting_hosts import InspectingHost, list_inspecting_hosts
-from controller.models.served import accelerator_of
+from controller.models.served import METAL, accelerator_of
 from controller.models.source_secret import SecretVerdict
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.indexes import MODEL_INDEX, companion_names, model_names, namespaced
 from controller.reconcile.plan import Snapshot, decode_stored
+from controller.reconcile.triggers import all_but_status
 from crds.inferenceservice import InferenceService
-from crds.meta import LABEL_MODEL
+from crds.meta import AUTO_ACCELERATOR, LABEL_MODEL
 from crds.model import Model
 from devices.vendors import Vendors
 from kube.client import Obj
@@ -92,16 +93,38 @@ def _find_consumers(snapshot: Snapshot, key: ObjectKey, model: Model, vendors: V
     services = decode_stored(snapshot.store, INFERENCE_SERVICES, objects, InferenceService)
     for service in sorted(services, key=lambda each: (each.metadata.creation_timestamp, each.metadata.name)):
         if service.metadata.deletion_timestamp is None and not service.spec.suspend:
-            placed = _with_accelerator(service, _served_model(snapshot, service) or model)
-            vendor = vendors.get(accelerator_of(placed, model))
-            if vendor is not None and vendor.in_pods:
-                yield placed
+            for placed in _list_placed(service, _served_model(snapshot, service) or model):
+                vendor = vendors.get(accelerator_of(placed, model))
+                if vendor is not None and vendor.in_pods:
+                    yield placed
 
 
-def _with_accelerator(service: InferenceService, model: Model) -> InferenceService:
-    """Return the service with its accelerator stated in its spec."""
-    hardware = msgspec.structs.replace(service.spec.hardware, accelerator=accelerator_of(service, model))
-    return msgspec.structs.replace(service, spec=msgspec.structs.replace(service.spec, hardware=hardware))
+def _list_placed(service: InferenceService, model: Model) -> Iterator[InferenceService]:
+    """Yield a service as it is on each of its accelerators: the one that is stated, or those that were chosen."""
+    hardware, status, spec = service.spec.hardware, service.status, service.spec
+    if hardware.accelerator in {None, AUTO_ACCELERATOR} and status.choice is not None:
+        for share in status.choice.accelerators:
+            if share.replicas:
+                yield _place(service, share.accelerator, share.replicas)
+    # The pools may be of another accelerator than that of the Model: it is not decided yet.
+    elif hardware.accelerator is not None or not spec.scheduling.pools or status.accelerator:
+        yield _place(service, accelerator_of(service, model), spec.replicas)
+
+
+def read_placement(service: Obj) -> object:
+    """Return what a Model reads of a service: what users decide, and the pods that were chosen for it."""
+    status = service.get("status") or {}
+    shares = (status.get("choice") or {}).get("accelerators", ())
+    in_pods = [(each["accelerator"], each.get("replicas", 0)) for each in shares if each["accelerator"] != METAL]
+    is_decided = bool((service["spec"].get("scheduling") or {}).get("pools") and status.get("accelerator"))
+    return all_but_status(service), [each for each in in_pods if each[1]], is_decided
+
+
+def _place(service: InferenceService, accelerator: str, replicas: int) -> InferenceService:
+    """Return the service with an accelerator stated in its spec, and its replicas there."""
+    spec = service.spec
+    hardware = msgspec.structs.replace(spec.hardware, accelerator=accelerator)
+    return msgspec.structs.replace(service, spec=msgspec.structs.replace(spec, hardware=hardware, replicas=replicas))
 
 
 def _served_model(snapshot: Snapshot, service: InferenceService) -> Model | None:

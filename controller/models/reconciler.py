@@ -43,6 +43,7 @@ from controller.models.observation import (
     models_of_service,
     models_served_beside,
     observe_model,
+    read_placement,
 )
 from controller.models.volume import ModelFacts
 from controller.pod_settings import PodSettings
@@ -85,7 +86,7 @@ def model_reconciler(settings: PodSettings, reserve: Reserve = reserve_nothing) 
             *(owned(resource, MODELS) for resource in (JOBS, PVCS, METAL_PROCESSES)),
             Trigger(METAL_HOSTS, models_of_host, inspecting_facts, finds_by_status=True),
             Trigger(PODS, model_of_pod, everything),
-            Trigger(INFERENCE_SERVICES, models_of_service, all_but_status),
+            Trigger(INFERENCE_SERVICES, models_of_service, read_placement),
             Trigger(MODELS, models_served_beside, all_but_status),
             Trigger(MODELS, models_of_victims, copy_eviction.read_space),
             *(Trigger(resource, models_of_mounts, mounts) for resource in MOUNTING),

@@ -68,7 +68,8 @@ class QueuedService(NamedTuple):
 
     def list_pools(self, accelerator: str) -> tuple[str, ...]:
         """Return the pools that a replica on this accelerator may use, its home first."""
-        return self.pools or self.table.list_pools(accelerator)
+        own = tuple(name for name in self.pools if self.table.find_accelerator(name) in {accelerator, ""})
+        return own or self.pools or self.table.list_pools(accelerator)
 
 
 def find_queued_service(

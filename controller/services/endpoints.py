@@ -3,9 +3,12 @@
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
+from controller.reconcile.indexes import SERVICE_INDEX, namespaced
 from controller.services.pods.key_proxy import PORT_NAME
 from crds.meta import HTTPS, split_slice_name
 from kube.client import Obj
+from kube.resources import ENDPOINT_SLICES
+from kube.store import Store
 
 
 class Endpoint(NamedTuple):
@@ -39,6 +42,12 @@ def ready_endpoints(slices: Iterable[Obj]) -> tuple[Endpoint, ...]:
                     for port in ports
                 }
     return tuple(sorted(found))
+
+
+def exposed_hosts(store: Store, namespace: str, service: str) -> set[str]:
+    """Return the hosts whose EndpointSlice for a service has a ready endpoint."""
+    slices = store.by_index(ENDPOINT_SLICES, SERVICE_INDEX, namespaced(namespace, service))
+    return {each.host for each in ready_endpoints(slices)}
 
 
 def replica_addresses(pods: Iterable[Obj], hosts: Iterable[Obj]) -> set[str]:

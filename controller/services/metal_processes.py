@@ -12,11 +12,11 @@ from controller.models.served import Served
 from controller.placement.capacity import HostCapacity, stored_capacities
 from controller.placement.displacement import choose_moves, is_requested, list_moved
 from controller.placement.queued_service import HostDemands, require_host
-from controller.reconcile.indexes import HOST_INDEX, SERVICE_INDEX, namespaced
+from controller.reconcile.indexes import HOST_INDEX
 from controller.reconcile.plan import Patch, Plan, Reconciler, Snapshot, decode_stored
 from controller.reconcile.triggers import Trigger, all_but_status, serving_facts
 from controller.services import diagnosis, replica_memory
-from controller.services.endpoints import ready_endpoints
+from controller.services.endpoints import exposed_hosts
 from controller.services.replica_memory import MemoryAdvice
 from controller.services.replicas import Replicas
 from controller.services.rollout import (
@@ -36,7 +36,7 @@ from crds.metalprocess import Artifact, FurtherArtifact, MetalProcess, MetalProc
 from crds.model import Model
 from crds.serving import stated_options
 from kube.client import Client, Obj
-from kube.resources import ENDPOINT_SLICES, METAL_HOSTS, METAL_PROCESSES, ObjectKey, object_key
+from kube.resources import METAL_HOSTS, METAL_PROCESSES, ObjectKey, object_key
 from kube.store import Store
 
 LOOK_AGAIN_SECONDS: Final = 10.0
@@ -62,7 +62,7 @@ def observe_hosts(
         hosts, capacities = _registered_hosts(snapshot.store, {each.spec.host_name for each in processes}), []
     name = process_prefix(service.metadata.name, spec) if spec else None
     estimated = spec if served is not None and not replica_memory.is_memory_stated(served) else None
-    exposed = _exposed_hosts(snapshot, service)
+    exposed = exposed_hosts(snapshot.store, service.metadata.namespace, service.metadata.name)
     demands = HostDemands(frozenset(service.spec.node_selector.items()), tuple(service.spec.tolerations))
     moved = set[str]()
     if name is not None and (requested_at or list_moved(processes)):
@@ -99,12 +99,6 @@ def observe_hosts(
         problem=diagnosis.most_severe(problems),
         steps=steps,
     )
-
-
-def _exposed_hosts(snapshot: Snapshot, service: InferenceService) -> set[str]:
-    """Return the hosts whose EndpointSlice for this service has a ready endpoint."""
-    named = namespaced(service.metadata.namespace, service.metadata.name)
-    return {each.host for each in ready_endpoints(snapshot.store.by_index(ENDPOINT_SLICES, SERVICE_INDEX, named))}
 
 
 def list_hosts(store: Store) -> tuple[dict[str, MetalHost], list[HostCapacity]]:

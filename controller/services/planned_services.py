@@ -9,7 +9,9 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from controller.models.served import format_of
+from controller.placement.candidate_room import CandidateRoom, ProspectiveReplica, RoomCounter, hold_at_volumes
 from controller.placement.cluster_copy import ClusterCopy
+from controller.placement.forecast import forecast
 from controller.placement.pod_units import find_template
 from controller.placement.queue_places import find_place, format_place
 from controller.placement.queued_service import read_template_mark
@@ -18,8 +20,9 @@ from controller.reconcile.indexes import SERVICE_INDEX, namespaced
 from controller.reconcile.plan import Snapshot
 from controller.reconcile.stamp import ANNOTATION_INPUTS, is_desired
 from controller.reconcile.triggers import is_gated
+from controller.services.accelerator_choice import choose_accelerators
 from controller.services.preconditions import ServiceProblem
-from controller.services.reconciler import build_view
+from controller.services.reconciler import ViewFacts, build_view
 from controller.services.status import ServiceView
 from crds.inferenceservice import InferenceService
 from crds.meta import ENQUEUED_AT, POD_TEMPLATE
@@ -49,6 +52,33 @@ class PlannedService(NamedTuple):
     """The reason why it would get no replica yet."""
     notes: tuple[str, ...] = ()
     """Assumptions about it, and what the queue does not decide."""
+
+
+class _CopiedRooms:
+    """The room of accelerators once all that waits in a copy has got its place, or will never get one."""
+
+    def __init__(self, copy: ClusterCopy, now: datetime) -> None:
+        self._copy, self._now = copy, now
+        self._counter: RoomCounter | None = None
+
+    def count(self, prospect: ProspectiveReplica) -> CandidateRoom:
+        """Return the room for replicas."""
+        if self._counter is None:
+            copy, now = self._copy, self._now
+            end = forecast(copy.list_cells(), copy.list_units(now), copy.rules, now.timestamp())
+            self._counter = RoomCounter(end.cells, end.round, end.cells)
+        # A volume that has not been read yet counts as one that is anywhere.
+        return self._counter.count(hold_at_volumes(prospect, lambda pod: self._copy.volumes.find_nodes(pod) or None))
+
+    def follow(self, service: ObjectKey, prospects: Mapping[str, ProspectiveReplica]) -> None:
+        """Do nothing: a plan is made once."""
+
+    def forget(self, service: ObjectKey) -> None:
+        """Do nothing: nothing is followed."""
+
+    def free_seconds(self, service: ObjectKey, accelerator: str) -> float:  # noqa: ARG002 - part of the protocol
+        """Return 0: no time passes in a plan."""
+        return 0.0
 
 
 def plan_services(copy: ClusterCopy, manifests: Iterable[Obj], now: datetime) -> list[PlannedService]:
@@ -106,13 +136,16 @@ def _plan_service(copy: ClusterCopy, key: ObjectKey, now: datetime) -> PlannedSe
         return PlannedService(key, problem)
     model_key = ObjectKey(key.namespace, service.spec.model_ref)
     notes = _assume_weights(copy, snapshot.read(MODELS, model_key, Model))
-    view = build_view(snapshot, key, service, copy.settings.pods)
+    chosen = choose_accelerators(snapshot, key, service, copy.settings.pods, _CopiedRooms(copy, now))
+    view = build_view(snapshot, key, service, copy.settings.pods, ViewFacts(chosen=chosen))
     if view.blocker is not None and view.wanted:
         return PlannedService(key, _explain_problem(view.blocker), notes)
+    if chosen is not None and view.wanted:
+        notes += (chosen.status.message,)
     queued = _put_pods(copy, view, key, now) | _put_processes(copy, view, now)
     if view.wanted and False in queued:
-        chosen = "Kueue admits" if service.spec.scheduling.mode == "Kueue" else "Kubernetes' scheduler places"
-        notes += (f"{chosen} its pods: the queue gives them nothing",)
+        other = "Kueue admits" if service.spec.scheduling.mode == "Kueue" else "Kubernetes' scheduler places"
+        notes += (f"{other} its pods: the queue gives them nothing",)
     return PlannedService(key, None, notes)
 
 

@@ -14,7 +14,6 @@ from controller.models.discovery import label_service
 from controller.models.served import format_of, read_companions, runtime_of
 from controller.placement.board import FindStanding
 from controller.placement.kueue import KueueQueues
-from controller.placement.nodes import DeviceSizes, find_device_sizes
 from controller.placement.standing import ServiceStanding
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.indexes import (
@@ -43,6 +42,8 @@ from controller.reconcile.triggers import (
     waits_for_node,
 )
 from controller.services import preconditions
+from controller.services.accelerator_choice import ChosenAccelerators, RoomSource, choose_accelerators
+from controller.services.checked_replica import CheckedReplica, check_replica
 from controller.services.endpoints import ready_endpoints, replica_addresses
 from controller.services.kueue_report import (
     NO_REPORT,
@@ -52,26 +53,25 @@ from controller.services.kueue_report import (
     reads_of_queue,
 )
 from controller.services.metal_processes import observe_hosts
-from controller.services.pods.deployment import build_network_service, choose_engine, find_pod_problem
+from controller.services.pods.deployment import build_network_service
 from controller.services.pods.disruption import build_disruption_budget
 from controller.services.pods.network_policy import build_network_policy
 from controller.services.pods.one_node import has_one_node
 from controller.services.pods.pod_monitor import build_pod_monitor
 from controller.services.pods.pod_replicas import observe_pods
-from controller.services.pods.pod_template import EngineChoice
 from controller.services.pods.update_pacer import UpdatePacer
-from controller.services.pool_preconditions import check_pools
-from controller.services.preconditions import DEVICE_TOO_SMALL, CheckedService, ServiceProblem
+from controller.services.preconditions import DEVICE_TOO_SMALL
 from controller.services.probe_policy import Question
 from controller.services.queue_report import recall_standing
 from controller.services.readiness_probe import Prober
+from controller.services.replica_counts import keep_label
 from controller.services.replica_memory import ReplicaMemory
 from controller.services.replicas import Replicas, combine_replicas
+from controller.services.several_accelerators import find_pod_runtime, list_parts, observe_several, summarize_parts
 from controller.services.status import ServiceView, build_events, build_status
 from controller.services.tokens import KnownTokens, TokenRotation, token_secret
 from controller.services.traffic import UNKNOWN_TRAFFIC, Traffic, find_series, read_traffic
 from controller.services.traffic_meter import TrafficMeter, TrafficTarget
-from controller.tenant_limits import check_limits, refuse_hosts, refuse_queue
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_MODEL, LABEL_SERVICE, LABEL_SERVICE_NAME
 from crds.model import Model
@@ -107,6 +107,22 @@ ROTATION_SECONDS: Final = 1.0
 """Pause between two steps of the replacement of a token."""
 
 
+class ViewFacts(NamedTuple):
+    """Facts about a service that are not in the watch cache, by which its view is built."""
+
+    may_roll_out: bool = True
+    """True if an update of Pomona may replace the pods of this service now."""
+    standing: ServiceStanding | None = None
+    """Place in the queue of the first replica that waits; None: none waits."""
+    kueue: KueueReport = NO_REPORT
+    """Facts about Kueue."""
+    chosen: ChosenAccelerators | None = None
+    """The accelerators of a service that may use several; None: it uses one."""
+
+
+NO_FACTS: Final = ViewFacts()
+
+
 class ServiceInputs(NamedTuple):
     """Inputs that are not in the watch cache."""
 
@@ -120,15 +136,10 @@ class ServiceInputs(NamedTuple):
     """All other inputs, as they were at `revision` of the store."""
     revision: int = 0
     rotation: TokenRotation = TokenRotation()
-    may_roll_out: bool = True
-    """True if an update of Pomona may replace the pods of this service now."""
     is_monitored: bool = False
     """True if the cluster has PodMonitors."""
     traffic: Traffic = UNKNOWN_TRAFFIC
-    standing: ServiceStanding | None = None
-    """Place in the queue of the first replica that waits; None: none waits."""
-    kueue: KueueReport = NO_REPORT
-    """Facts about Kueue."""
+    facts: ViewFacts = NO_FACTS
 
 
 def service_reconciler(
@@ -141,6 +152,7 @@ def service_reconciler(
     meter: TrafficMeter,
     find_standing: FindStanding = lambda _service, _last: None,
     kueue: KueueQueues | None = None,
+    rooms: RoomSource | None = None,
 ) -> Reconciler:
     """Return the reconciler.
 
@@ -153,24 +165,23 @@ def service_reconciler(
         meter: reads the metrics of pods.
         find_standing: returns the place of a service in the queue, or None; it gets the last one that was reported.
         kueue: the LocalQueues of Kueue; None: no service is given to it.
+        rooms: the room of accelerators; None: no service may use several.
     """
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> ServiceInputs | None:
         service = _read_service(snapshot, key)
         if service is None:
+            for forget in (tokens.forget, pacer.forget, *((rooms.forget,) if rooms is not None else ())):
+                forget(key)
             prober.answer(key, None)
             meter.follow(key, None)
-            tokens.forget(key)
-            pacer.forget(key)
             return None
-        revision, may_roll_out = snapshot.store.revision, pacer.may_roll_out(key)
-        report = read_kueue(service, snapshot.store, kueue)
+        revision, report = snapshot.store.revision, read_kueue(service, snapshot.store, kueue)
         standing = find_standing(key, recall_standing(service.status.queue)) if report == NO_REPORT else None
-        view = build_view(snapshot, key, service, settings, may_roll_out=may_roll_out, standing=standing, kueue=report)
-        if view.replicas.awaiting:
-            pacer.wait(key, view.replicas.awaiting)
-        else:
-            pacer.forget(key)
+        chosen = choose_accelerators(snapshot, key, service, settings, rooms)
+        facts = ViewFacts(pacer.may_roll_out(key), standing, report, chosen)
+        view = build_view(snapshot, key, service, settings, facts)
+        _keep_turn(pacer, key, view)
         question = view.question
         answer = prober.answer(key, question, view.proof)
         uid = service.metadata.uid
@@ -180,8 +191,8 @@ def service_reconciler(
         # If another owner's Secret has the name, creating ours fails and a condition reports that.
         step = await tokens.find_step(client, key, service, snapshot.now, serves=serves)
         traffic = meter.follow(key, _find_traffic_target(view), read_traffic(service.status))
-        found = (question, answer, step.new_token, view, revision, step.rotation, may_roll_out, monitors.exists)
-        return ServiceInputs(*found, traffic, view.standing, report)
+        found = (question, answer, step.new_token, view, revision, step.rotation, monitors.exists)
+        return ServiceInputs(*found, traffic, facts)
 
     return Reconciler(
         resource=INFERENCE_SERVICES,
@@ -191,6 +202,14 @@ def service_reconciler(
         written=tokens.remember,
         restart=functools.partial(_forget_reads, tokens, pacer),
     )
+
+
+def _keep_turn(pacer: UpdatePacer, key: ObjectKey, view: ServiceView) -> None:
+    """Tell the pacer whether a service waits for its turn in an update."""
+    if view.replicas.awaiting:
+        pacer.wait(key, view.replicas.awaiting)
+    else:
+        pacer.forget(key)
 
 
 def _forget_reads(tokens: KnownTokens, pacer: UpdatePacer) -> None:
@@ -221,9 +240,7 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
         return Plan()
     is_current = inputs.view is not None and inputs.revision == snapshot.store.revision
     view = inputs.view if inputs.view is not None and is_current else None
-    view = view or build_view(
-        snapshot, key, service, settings, may_roll_out=inputs.may_roll_out, standing=inputs.standing, kueue=inputs.kueue
-    )
+    view = view or build_view(snapshot, key, service, settings, inputs.facts)
     steps, apply = view.replicas.steps, view.replicas.apply
     # The cluster may have changed while the inputs were read: an answer to another question is ignored.
     status = build_status(view, inputs.answer if inputs.question == view.question else None)
@@ -238,7 +255,11 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
     replaced = not view.wanted or (view.blocker is None and len(view.replicas.ready) >= view.wanted)
     # What is beside pods that stay, such as a policy whose option is off by now, may be why they are not ready.
     is_pruned = replaced or bool(view.replicas.apply or view.replicas.keep)
-    pauses = (steps.again_seconds, rotation.again_seconds, view.replicas.again_seconds)
+    if view.chosen is not None:
+        # All pods that serve until others do are kept.
+        is_pruned = not view.wanted or view.blocker is None
+    choice_seconds = view.chosen.again_seconds if view.chosen is not None else None
+    pauses = (steps.again_seconds, rotation.again_seconds, view.replicas.again_seconds, choice_seconds)
     return Plan(
         create=((token_secret(service, inputs.new_token, rotation.done),) if inputs.new_token else ()) + steps.create,
         apply=(*apply, build_network_service(service), *beside_pods),
@@ -260,7 +281,8 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
 
 def _find_traffic_target(view: ServiceView) -> TrafficTarget | None:
     """Return the pods whose metrics tell the traffic of a service, or None if there are none."""
-    engine = RUNTIMES[view.runtime].pod if view.runtime in RUNTIMES else None
+    runtime = view.pod_runtime or view.runtime
+    engine = RUNTIMES[runtime].pod if runtime in RUNTIMES else None
     series = find_series(engine) if engine is not None else None
     pods = tuple(each for each in view.own_endpoints if not each.host)
     return TrafficTarget(view.service.metadata.uid, pods, series) if pods and series is not None else None
@@ -292,7 +314,7 @@ def _list_beside_pods(
     return (
         *build_disruption_budget(service, share_one_node=model is not None and has_one_node(model)),
         *build_network_policy(service, settings, pulls=pulls),
-        *build_pod_monitor(service, view.runtime, settings.monitor_labels, exists=is_monitored),
+        *build_pod_monitor(service, view.pod_runtime or view.runtime, settings.monitor_labels, exists=is_monitored),
     )
 
 
@@ -306,52 +328,48 @@ def build_view(
     key: ObjectKey,
     service: InferenceService,
     settings: PodSettings = DEFAULT_SETTINGS,
-    *,
-    may_roll_out: bool = True,
-    standing: ServiceStanding | None = None,
-    kueue: KueueReport = NO_REPORT,
+    facts: ViewFacts = NO_FACTS,
 ) -> ServiceView:
     """Gather all inputs of a decision about this service."""
+    may_roll_out, standing, kueue, chosen = facts
 
     def find(key: ObjectKey) -> Model | None:
         return snapshot.read(MODELS, key, Model)
 
     model = find(ObjectKey(key.namespace, service.spec.model_ref))
-    accelerator = preconditions.decided_accelerator(service, model)
     wanted = 0 if service.spec.suspend else service.spec.replicas
     companions = read_companions(find, service)
-    devices = find_device_sizes(snapshot.store, accelerator) if accelerator is not None else DeviceSizes()
-    checked = preconditions.check_service(
-        service, model, companions, settings.vendors, largest_device_bytes=devices.largest_bytes
-    )
-    out_of_scope = refuse_hosts(accelerator, settings.vendors, settings.limits) if accelerator is not None else None
-    if exceeded := out_of_scope or refuse_queue(service, settings.limits) or check_limits(service, settings.limits):
-        checked = CheckedService(None, ServiceProblem(*exceeded, "Failed"), checked.model_problem)
-    elif kueue.problem is not None:
-        checked = CheckedService(None, checked.problem or kueue.problem, checked.model_problem)
-    checked = check_pools(checked, service, accelerator, snapshot.store, settings)
-    choice = choose_engine(service, accelerator, checked, settings)
-    if refused := find_pod_problem(service, checked.served, choice, settings):
-        checked, choice = CheckedService(None, refused, checked.model_problem), None
+    pod_runtime = ""
+    if chosen is None:
+        shown = service
+        found = check_replica(snapshot.store, service, model, companions, settings, further=kueue.problem)
+        blocker = found.checked.problem
+        replicas = _observe_replicas(snapshot, service, found, wanted, settings=settings, may_roll_out=may_roll_out)
+    else:
+        parts = list_parts(snapshot.store, service, chosen, model, companions, settings=settings)
+        found, shown, blocker = summarize_parts(service, chosen, parts)
+        pod_runtime = find_pod_runtime(parts)
+        replicas = observe_several(snapshot, service, parts, wanted, settings=settings, may_roll_out=may_roll_out)
+    checked = found.checked
+    replicas = msgspec.structs.replace(replicas, problem=explain_kueue_wait(replicas.problem, kueue.standing))
     slices = snapshot.store.by_index(ENDPOINT_SLICES, SERVICE_INDEX, namespaced(key.namespace, key.name))
     endpoints = ready_endpoints(slices)
     addresses = _replica_addresses(snapshot, key, service) if endpoints else set()
-    replicas = _observe_replicas(
-        snapshot, service, checked, choice, wanted, settings=settings, may_roll_out=may_roll_out
-    )
-    replicas = msgspec.structs.replace(replicas, problem=explain_kueue_wait(replicas.problem, kueue.standing))
     remarks = preconditions.list_remarks(
-        service, model, settings.vendors, checked.memory, smallest_device_bytes=devices.smallest_bytes
+        shown, model, settings.vendors, checked.memory, smallest_device_bytes=found.devices.smallest_bytes
     )
+    is_known = model is not None and found.accelerator is not None
     return ServiceView(
         service=service,
-        accelerator=accelerator,
-        runtime=runtime_of(service, model, settings.vendors) if model is not None else "",
+        accelerator=found.accelerator,
+        chosen=chosen,
+        runtime=runtime_of(shown, model, settings.vendors) if model is not None and is_known else "",
+        pod_runtime=pod_runtime,
         remarks=(*remarks, AWAITS_UPDATE) if replicas.awaiting and not may_roll_out else remarks,
         memory=checked.memory if checked.served is not None else ReplicaMemory(),
         served=checked.served,
         model_problem=checked.model_problem,
-        blocker=checked.problem,
+        blocker=blocker,
         wanted=wanted,
         replicas=replicas,
         endpoints=endpoints,
@@ -372,22 +390,24 @@ def _replica_addresses(snapshot: Snapshot, key: ObjectKey, service: InferenceSer
 def _observe_replicas(
     snapshot: Snapshot,
     service: InferenceService,
-    checked: CheckedService,
-    choice: EngineChoice | None,
+    found: CheckedReplica,
     wanted: int,
     *,
     settings: PodSettings,
     may_roll_out: bool,
 ) -> Replicas:
     """Return replicas in pods and on hosts. Of a service that may not run none is created; existing ones stay."""
-    served = checked.served
-    pods = observe_pods(snapshot, service, served, choice, wanted, settings=settings, may_roll_out=may_roll_out)
-    if served is None or choice is None:
-        hosts = observe_hosts(snapshot, service, served, wanted, checked.memory.total_bytes)
-        return combine_replicas(pods, hosts)
+    checked, choice = found.checked, found.choice
+    label = keep_label(snapshot, service, found.accelerator)
+    pods = observe_pods(
+        snapshot, service, checked.served, choice, wanted, settings=settings, may_roll_out=may_roll_out, label=label
+    )
+    if checked.served is None or choice is None:
+        hosts = observe_hosts(snapshot, service, checked.served, wanted, checked.memory.total_bytes)
+        return combine_replicas((pods, hosts))
     # For each pod that is not ready yet, one earlier replica on a host stays.
     earlier = observe_hosts(snapshot, service, None, max(0, wanted - len(pods.ready)))
-    return combine_replicas(pods, msgspec.structs.replace(earlier, ready=(), problem=None))
+    return combine_replicas((pods, msgspec.structs.replace(earlier, ready=(), problem=None)))
 
 
 def _services_of_model(store: Store, model: Obj) -> list[ObjectKey]:

@@ -4,6 +4,8 @@ Only a replica of the wanted spec counts as ready: while an edit rolls out, repl
 and if the two cannot be distinguished, the lower count is reported.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from controller.reconcile.plan import Patch, Ref
@@ -38,18 +40,19 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True):
     """Decide again after this time even if no watch reports a change."""
 
 
-def combine_replicas(pods: Replicas, hosts: Replicas) -> Replicas:
-    """Return the replicas of a service that has some in pods and some on hosts."""
+def combine_replicas(parts: Sequence[Replicas]) -> Replicas:
+    """Return the replicas of a service that has some in pods and some on hosts, which one part has."""
+    pauses = [each.again_seconds for each in parts if each.again_seconds is not None]
     return Replicas(
-        total=pods.total + hosts.total,
-        ready=(*pods.ready, *hosts.ready),
-        nodes=pods.nodes | hosts.nodes,
-        problem=most_severe((pods.problem, hosts.problem)),
-        apply=pods.apply,
-        keep=pods.keep,
-        awaiting=pods.awaiting,
-        patch=pods.patch,
-        delete=pods.delete,
-        steps=hosts.steps,
-        again_seconds=pods.again_seconds,
+        total=sum(each.total for each in parts),
+        ready=tuple(uid for each in parts for uid in each.ready),
+        nodes=frozenset(node for each in parts for node in each.nodes),
+        problem=most_severe([each.problem for each in parts]),
+        apply=tuple(obj for each in parts for obj in each.apply),
+        keep=tuple(obj for each in parts for obj in each.keep),
+        awaiting=tuple(name for each in parts for name in each.awaiting),
+        patch=tuple(patch for each in parts for patch in each.patch),
+        delete=tuple(ref for each in parts for ref in each.delete),
+        steps=next((each.steps for each in parts if each.steps != MetalProcessSteps()), MetalProcessSteps()),
+        again_seconds=min(pauses, default=None),
     )

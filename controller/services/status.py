@@ -13,6 +13,7 @@ from controller.placement.kueue import KueueStanding
 from controller.placement.standing import ServiceStanding
 from controller.reconcile.conditions import condition, find, transitions
 from controller.reconcile.plan import Event
+from controller.services.accelerator_choice import ChosenAccelerators
 from controller.services.endpoints import Endpoint
 from controller.services.kueue_report import build_kueue_status
 from controller.services.preconditions import Phase, ServiceProblem
@@ -26,7 +27,7 @@ from controller.services.queue_report import (
 from controller.services.replica_memory import ReplicaMemory
 from controller.services.replicas import Replicas
 from crds.inferenceservice import InferenceService
-from crds.meta import LABEL_SERVICE, Accelerator
+from crds.meta import LABEL_SERVICE, Accelerator, without_defaults
 from crds.quantity import parse_quantity
 from crds.size import size_text
 from kube.client import Obj
@@ -47,6 +48,7 @@ REASONS_WITHOUT_EVENT: Final = {
     "NoEndpoints",
     "ForeignEndpoints",
     "ModelNotReady",
+    "Choosing",
     *SILENT_QUEUE_REASONS,
 }
 """Reasons of normal progress, for which no Event is sent."""
@@ -57,8 +59,13 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
 
     service: InferenceService
     accelerator: Accelerator | None
+    """Accelerator of the replicas; the first one if they are on several."""
+    chosen: ChosenAccelerators | None = None
+    """The accelerators of a service that may use several; None: it uses one."""
     runtime: str = ""
     """Engine of the replicas; empty while it depends on a Model that does not exist."""
+    pod_runtime: str = ""
+    """Engine of the replicas in pods, if it is another one than that of those on hosts."""
     remarks: tuple[str, ...] = ()
     """Remarks about engine and weights that their users should read although they are served."""
     memory: ReplicaMemory = ReplicaMemory()
@@ -317,7 +324,8 @@ def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
         "replicas": view.replicas.total,
         "readyReplicas": len(view.replicas.ready),
         "selector": f"{LABEL_SERVICE}={metadata.name}",
-        "accelerator": view.accelerator or "",
+        "accelerator": (view.accelerator or "") if view.chosen is None else view.chosen.accelerator,
+        **({"choice": without_defaults(view.chosen.status)} if view.chosen is not None and view.chosen.shares else {}),
         **({"runtime": view.runtime} if view.runtime else {}),
         **({"memory": size_text(size_bytes)} if (size_bytes := view.memory_bytes) else {}),
         **({"deviceMemory": view.device_memory} if view.device_memory else {}),
@@ -389,7 +397,7 @@ def _find_problem(view: ServiceView) -> ServiceProblem | None:
         return view.blocker
     ready = len(view.replicas.ready)
     if ready >= view.wanted:
-        return _mixed_schemes(view.endpoints)
+        return _mixed_schemes(view.endpoints, has_pods=view.chosen is not None)
     counted = f"{ready} of {view.wanted} replicas are ready"
     cause = explain_wait(view.replicas.problem, view.standing)
     if cause is None:
@@ -397,13 +405,29 @@ def _find_problem(view: ServiceView) -> ServiceProblem | None:
     return cause._replace(message=f"{counted}: {cause.message}")
 
 
-def _mixed_schemes(endpoints: tuple[Endpoint, ...]) -> ServiceProblem | None:
-    """Return the problem that some hosts serve https and others http, with the way out, or None."""
-    # Pods, which have no certificate, exist beside hosts only while one kind replaces the other.
-    plain = sorted({endpoint.host for endpoint in endpoints if endpoint.scheme == "http" and endpoint.host})
-    if not plain or all(endpoint.scheme == "http" for endpoint in endpoints):
+def _mixed_schemes(endpoints: tuple[Endpoint, ...], *, has_pods: bool) -> ServiceProblem | None:
+    """Return the problem that some replicas serve https and others http, with the way out, or None.
+
+    Args:
+        endpoints: the endpoints of the replicas.
+        has_pods: pods, which have no certificate, are beside hosts for good, and not only while one kind replaces the
+            other.
+    """
+    plain = [endpoint for endpoint in endpoints if endpoint.scheme == "http"]
+    if not plain or len(plain) == len(endpoints):
         return None
-    message = f"some hosts serve https and some http: start the agent of {', '.join(plain)} with --tls-certificate too"
+    hosts = sorted({endpoint.host for endpoint in plain if endpoint.host})
+    if hosts:
+        message = (
+            f"some hosts serve https and some http: start the agent of {', '.join(hosts)} with --tls-certificate too"
+        )
+        return ServiceProblem("MixedEndpoints", message, "Degraded")
+    if not has_pods:
+        return None
+    message = (
+        "hosts serve https and pods http, and clients of the Service reach both: start the agents without "
+        "--tls-certificate, or name one accelerator"
+    )
     return ServiceProblem("MixedEndpoints", message, "Degraded")
 
 

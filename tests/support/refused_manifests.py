@@ -181,6 +181,14 @@ REFUSED_MANIFESTS = {
         {"hardware": {"accelerator": "metal"}, "scheduling": {"mode": "Native"}},
         "always go by the queue: remove spec.scheduling.mode",
     ),
+    "choice without the queue": RefusedManifest(
+        INFERENCE_SERVICES,
+        {"hardware": {"accelerator": "auto"}, "scheduling": {"mode": "Native"}},
+        "accelerator auto needs the controller's queue: set spec.scheduling.mode to Queue",
+    ),
+    "choice by a Model": RefusedManifest(
+        MODELS, {"hardware": {"accelerator": "auto"}}, "only a service may state hardware.accelerator auto"
+    ),
     "host given to Kueue": RefusedManifest(
         INFERENCE_SERVICES,
         {"hardware": {"accelerator": "metal"}, "scheduling": {"mode": "Kueue", "queueName": "models"}},

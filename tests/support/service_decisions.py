@@ -4,7 +4,7 @@ from typing import Any
 
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import FIELD_MANAGER, Plan, Snapshot
-from controller.services.reconciler import ServiceInputs, build_view, decide_service
+from controller.services.reconciler import ServiceInputs, ViewFacts, build_view, decide_service
 from crds.meta import POD_TEMPLATE
 from kube.client import Obj
 from kube.resources import (
@@ -51,14 +51,15 @@ def decide_chat(
         answer: the result of the probe of its endpoint.
         new_token: a new bearer token.
         settings: options of the controller.
-        inputs: further fields of `ServiceInputs`.
+        inputs: further fields of `ServiceInputs` or `ViewFacts`.
     """
     known = store(*objects)
     snapshot = Snapshot(known, NOW)
     chat = as_service(snapshot.get(INFERENCE_SERVICES, KEY) or service())
-    question = build_view(snapshot, KEY, chat, settings, may_roll_out=inputs.get("may_roll_out", True)).question
-    facts = ServiceInputs(question, answer if question else None, new_token, **inputs)
-    return decide_service(Snapshot(known, NOW, facts), KEY, settings)
+    facts = ViewFacts(**{name: inputs.pop(name) for name in ViewFacts._fields if name in inputs})
+    question = build_view(snapshot, KEY, chat, settings, facts).question
+    found = ServiceInputs(question, answer if question else None, new_token, facts=facts, **inputs)
+    return decide_service(Snapshot(known, NOW, found), KEY, settings)
 
 
 def chat_service(**spec: Any) -> tuple[Resource, Obj]:

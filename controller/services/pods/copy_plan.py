@@ -36,6 +36,8 @@ def plan_copies(
     model: Model,
     observed: tuple[Sequence[ObservedDeployment], ServicePods],
     wanted: int,
+    *,
+    label: str = "",
 ) -> CopyPlan:
     """Return the copies beside which the replicas of a service run.
 
@@ -45,12 +47,13 @@ def plan_copies(
         model: its Model.
         observed: its Deployments and pods.
         wanted: the number of its replicas.
+        label: that of `build_deployment`.
     """
     deployments, pods = observed
     there = {each.name: each for each in deployments}
 
     def count_pods(copy: NodeCopy) -> CopyPods:
-        found = there.get(name_deployment(service.metadata.name, mounted_weights(model, copy)))
+        found = there.get(name_deployment(service.metadata.name, mounted_weights(model, copy), label))
         return found.count_pods(copy.node, pods.leaving) if found is not None else CopyPods()
 
     path = _wanted_path(model)

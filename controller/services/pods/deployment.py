@@ -26,6 +26,7 @@ from crds.cache import NodeCopy
 from crds.inferenceservice import InferenceService
 from crds.meta import (
     KUEUE_QUEUE_NAME,
+    LABEL_ACCELERATOR,
     LABEL_COPY,
     LABEL_MANAGED_BY,
     LABEL_SERVICE,
@@ -115,6 +116,7 @@ def build_deployment(
     replicas: int | None = None,
     strategy: Obj | None = None,
     settings: PodSettings = DEFAULT_SETTINGS,
+    label: str = "",
 ) -> tuple[Resource, Obj]:
     """Return the Deployment of all replicas of a service in pods, or of those beside one copy of the weights.
 
@@ -126,10 +128,12 @@ def build_deployment(
         replicas: the replicas of this Deployment; None: all of the service.
         strategy: how its pods are replaced; None: as a change begins.
         settings: the administrator's settings.
+        label: the accelerator, if the service may use several: then its selector has it.
     """
     owner, count = service.metadata, service.spec.replicas if replicas is None else replicas
-    copy = {LABEL_COPY: weights.claim} if weights.claim and weights.node else {}
-    selector = {LABEL_SERVICE: owner.name, **copy}
+    own = {LABEL_COPY: weights.claim} if weights.claim and weights.node else {}
+    own |= {LABEL_ACCELERATOR: label} if label else {}
+    selector = {LABEL_SERVICE: owner.name, **own}
     mounted = (weights, *(each for _companion, each in companions))
     queue = name_local_queue(service)
     # Kueue's webhook looks at the Deployment, and its manager at the pods.
@@ -144,16 +148,19 @@ def build_deployment(
             "spec": build_pod(service, choice, weights, companions, settings=settings),
         },
     }
-    name = name_deployment(owner.name, weights)
-    resource, made = child(DEPLOYMENTS, name, INFERENCE_SERVICES, owner, copy | kueue, spec=spec)
+    name = name_deployment(owner.name, weights, label)
+    resource, made = child(DEPLOYMENTS, name, INFERENCE_SERVICES, owner, own | kueue, spec=spec)
     return resource, set_gate(made, is_gated=is_queued(service, request_devices(service, choice.vendor), settings))
 
 
-def name_deployment(service: str, weights: MountedWeights) -> str:
-    """Return the name of the Deployment that serves these weights: the service's, with a digest for a copy."""
-    if not weights.claim or not weights.node:
-        return service
-    return f"{service}-{hashlib.sha256(weights.claim.encode()).hexdigest()[:_DIGITS]}"
+def name_deployment(service: str, weights: MountedWeights, label: str = "") -> str:
+    """Return the name of the Deployment that serves these weights: the service's, with a digest if it may have several.
+
+    A readable ending could be a part of the name of another service. `label` is that of `build_deployment`.
+    """
+    claim = weights.claim if weights.node else None
+    parts = [each for each in (label, claim) if each]
+    return f"{service}-{hashlib.sha256('/'.join(parts).encode()).hexdigest()[:_DIGITS]}" if parts else service
 
 
 def _rotation(service: InferenceService) -> Obj:

@@ -15,7 +15,7 @@ from controller.services import diagnosis
 from controller.services.pods.copy_choice import CopyPods
 from controller.services.preconditions import ServiceProblem
 from crds.inferenceservice import InferenceService
-from crds.meta import LABEL_COPY
+from crds.meta import LABEL_ACCELERATOR, LABEL_COPY
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, PODS
 
@@ -119,11 +119,13 @@ class ObservedDeployment(NamedTuple):
         return (Patch(ref(DEPLOYMENTS, self.obj), operations),)
 
 
-def list_service_pods(snapshot: Snapshot, service: InferenceService) -> ServicePods:
-    """Return the pods of a service."""
+def list_service_pods(snapshot: Snapshot, service: InferenceService, label: str | None = None) -> ServicePods:
+    """Return the pods of a service; with a label, those with this value of LABEL_ACCELERATOR, or without any."""
     named = namespaced(service.metadata.namespace, service.metadata.name)
     pods, leaving, leaves_by, ending = [], set(), None, 0
     for pod in snapshot.store.by_index(PODS, SERVICE_INDEX, named):
+        if label is not None and accelerator_label(pod) != label:
+            continue
         if "deletionTimestamp" not in pod["metadata"]:
             pods.append(pod)
         elif (node := node_of(pod)) and (due := end_of_pod(pod, snapshot.now)) is not None:
@@ -138,16 +140,24 @@ def list_service_pods(snapshot: Snapshot, service: InferenceService) -> ServiceP
 
 def list_deployments(deployments: Iterable[Obj], pods: ServicePods) -> list[ObservedDeployment]:
     """Return Deployments of a service with their pods."""
-    by_copy: dict[str, list[Obj]] = {}
+    by_selector: dict[tuple[str, str], list[Obj]] = {}
     for pod in pods.pods:
-        by_copy.setdefault(_copy_of(pod), []).append(pod)
-    return [ObservedDeployment(each, by_copy.get(_copy_of(each), []), pods.without_room) for each in deployments]
+        by_selector.setdefault(_selector_of(pod), []).append(pod)
+    return [
+        ObservedDeployment(each, by_selector.get(_selector_of(each), []), pods.without_room) for each in deployments
+    ]
 
 
-def _copy_of(obj: Obj) -> str:
-    """Return the claim whose copy a Deployment or a pod is for; empty if the Model has one volume for all pods."""
+def _selector_of(obj: Obj) -> tuple[str, str]:
+    """Return what pods have in common with their Deployment: the accelerator, and the claim of a copy, if any."""
     copy: str = (obj["metadata"].get("labels") or {}).get(LABEL_COPY, "")
-    return copy
+    return accelerator_label(obj), copy
+
+
+def accelerator_label(obj: Obj) -> str:
+    """Return the accelerator that a label of a Deployment or a pod names; empty if none does."""
+    label: str = (obj["metadata"].get("labels") or {}).get(LABEL_ACCELERATOR, "")
+    return label
 
 
 def node_of(pod: Obj) -> str:

@@ -29,6 +29,7 @@ from controller.services.pods.devices import ACCEPTED_SHARE, request_devices
 from controller.services.pods.observed_deployments import (
     ObservedDeployment,
     ServicePods,
+    accelerator_label,
     list_deployments,
     list_service_pods,
 )
@@ -138,13 +139,19 @@ def observe_pods(
     *,
     settings: PodSettings,
     may_roll_out: bool = True,
+    label: str = "",
+    is_one_of_several: bool = False,
 ) -> Replicas:
     """Return replicas in pods. Without `served`, existing pods count as wanted and are only scaled down.
 
     While the template of a later version of Pomona may not be rolled out yet, existing pods are as wanted, too.
+    `label` is the value of LABEL_ACCELERATOR of the pods, or empty. If it is one of several, pods with another label
+    are those of another accelerator, and stay as they are.
     """
     there = snapshot.children(DEPLOYMENTS, service.metadata.namespace, service.metadata.uid)
-    pods = list_service_pods(snapshot, service) if there else ServicePods(())
+    if is_one_of_several:
+        there = [each for each in there if accelerator_label(each) == label]
+    pods = list_service_pods(snapshot, service, label if is_one_of_several else None) if there else ServicePods(())
     deployments = list_deployments(there, pods)
     if not wanted or choice is None or served is None:
         return _leave_deployments(deployments, pods, wanted, are_current=served is None)
@@ -154,8 +161,8 @@ def observe_pods(
     deployments = [each for each in deployments if each.name not in moved_names]
     plan = CopyPlan([(None, wanted)])
     if served.model.spec.cache.scope == "node":
-        plan = plan_copies(snapshot, service, served.model, (deployments, pods), wanted)
-    steps = _list_wanted(snapshot, service, served, choice, (plan, deployments, pods), settings=settings)
+        plan = plan_copies(snapshot, service, served.model, (deployments, pods), wanted, label=label)
+    steps = _list_wanted(snapshot, service, served, choice, (plan, deployments, pods), settings=settings, label=label)
     # A moved one is made anew under its name once it is gone.
     steps = [each for each in steps if each.name not in moved_names]
     changes = [(each.change, each.observed.obj if each.observed is not None else None) for each in steps]
@@ -179,6 +186,19 @@ def observe_pods(
     )
 
 
+def hold_pods(snapshot: Snapshot, service: InferenceService, label: str, most: int) -> Replicas:
+    """Return the replicas of an accelerator that is not chosen any more: up to `most` serve until others do."""
+    owned = snapshot.children(DEPLOYMENTS, service.metadata.namespace, service.metadata.uid)
+    pods = list_service_pods(snapshot, service, label)
+    kept = _retire((), list_deployments([each for each in owned if accelerator_label(each) == label], pods), most)
+    return Replicas(
+        total=pods.total,
+        nodes=pods.nodes,
+        keep=tuple((DEPLOYMENTS, each.observed.obj) for each in kept),
+        patch=tuple(patch for each in kept for patch in each.patch),
+    )
+
+
 def _find_recheck_seconds(steps: Sequence[_WantedDeployment], pods: ServicePods, now: datetime) -> float | None:
     """Return the seconds until the first moment at which time alone may change the decision; None: it never does."""
     waits = [pods.refusal_seconds(now), *(each.again_seconds for each in steps)]
@@ -196,19 +216,20 @@ def _list_wanted(
     planned: tuple[CopyPlan, Sequence[ObservedDeployment], ServicePods],
     *,
     settings: PodSettings,
+    label: str,
 ) -> list[_WantedDeployment]:
     """Return the Deployments that a service should have: one for all replicas, or one for each copy."""
     plan, deployments, pods = planned
     there = {each.name: each for each in deployments}
     is_stated = replica_memory.is_memory_stated(served)
-    companions = companion_weights(served)
+    build = partial(build_deployment, companions=companion_weights(served), settings=settings, label=label)
 
     def compare(copy: NodeCopy | None, replicas: int) -> _WantedDeployment:
         weights = mounted_weights(served.model, copy)
-        observed = there.get(name_deployment(service.metadata.name, weights))
+        observed = there.get(name_deployment(service.metadata.name, weights, label))
         mark = _choose_mark(snapshot, service, weights, observed)
         weights = weights._replace(mark=mark.value)
-        _, made = build_deployment(service, choice, weights, companions, replicas=replicas, settings=settings)
+        _, made = build(service, choice, weights, replicas=replicas)
         inputs = digest_inputs(service, served, copy)
         if observed is None:
             change = TemplateChange(annotate(mark_template(made), inputs))
@@ -229,12 +250,10 @@ def _list_wanted(
         if weights.node:
             return _WantedDeployment(change, replicas, observed, weights.node)
         if change.cause:
-            mounting = _list_mounting(snapshot, service, weights)
-            replacement = Replacement(_begin_beside(weights, observed, mounting, replicas))
+            replacement = Replacement(_begin_beside(snapshot, service, weights, observed, replicas))
         else:
-            replacement = make_way_for_kueue(observed, replicas, snapshot.now) or go_on(
-                observed, pods, replicas, snapshot.store
-            )
+            of_kueue = make_way_for_kueue(observed, replicas, snapshot.now)
+            replacement = of_kueue or go_on(observed, pods, replicas, snapshot.store)
         if replacement.strategy != made["spec"]["strategy"]:
             made["spec"]["strategy"] = replacement.strategy
             change = compared()
@@ -267,12 +286,15 @@ def _choose_mark(
     return choose_mark(weights.claim, mounting, observed.obj if observed is not None else None, snapshot.now)
 
 
-def _begin_beside(weights: MountedWeights, observed: ObservedDeployment, mounting: Sequence[Obj], replicas: int) -> Obj:
+def _begin_beside(
+    snapshot: Snapshot, service: InferenceService, weights: MountedWeights, observed: ObservedDeployment, replicas: int
+) -> Obj:
     """Return the strategy with which a change begins beside pods of an earlier version, all of which make way.
 
     Nothing holds a new pod on the node of pods without a label, where alone their volume can be. If another service has
     such a pod, nothing is gained by an end of these.
     """
+    mounting = _list_mounting(snapshot, service, weights)
     unlabelled = [pod for pod in mounting if weights.claim and lacks_label(pod, weights.claim)]
     own = {pod["metadata"]["uid"] for pod in observed.pods}
     if unlabelled and all(pod["metadata"]["uid"] in own for pod in unlabelled):

@@ -46,6 +46,7 @@ def test_empty_file_changes_nothing(text: str) -> None:
         ("nvidia:\n  tolerations:\n  - key: a\n  - kez: b\n  - operator: Like\n", "line 5: nvidia: Invalid enum"),
         ("amd: [1]\n", "line 1: amd must have fields"),
         ("metal: {resource: a/b}\n", "line 1: metal is outside of the cluster"),
+        ("amd: {}\nauto: {resource: a/b}\n", "line 2: auto stands for any accelerator: choose another name"),
         ("npu: {inPods: false}\n", "line 1: npu: inPods must be true"),
         ("Big NPU: {}\n", "line 1: 'Big NPU' is no name"),
         ("- nvidia\n", "line 1: must be a mapping"),

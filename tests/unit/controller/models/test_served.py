@@ -1,11 +1,12 @@
 """Services with companions of their Model (draft, projector, adapters), and the choice of the runtime."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from controller.hosts.secrets import list_needed_secrets
-from controller.models.observation import models_of_service, models_served_beside, observe_model
+from controller.models.observation import models_of_service, models_served_beside, observe_model, read_placement
 from controller.models.served import runtime_of
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import Plan, Snapshot
@@ -252,6 +253,40 @@ def test_companion_is_cached_where_the_model_runs(accelerator: Accelerator, cons
     assert read is not None
     found = observe_model(Snapshot(known, NOW), key, read).consumer
     assert (found and found.spec.hardware.accelerator) == consumer
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "consumer"),
+    [
+        ({"hardware": {"accelerator": "auto"}}, {}, None),
+        ({"hardware": {"accelerator": "auto"}}, {"metal": 1, "amd": 0}, None),
+        ({"hardware": {"accelerator": "auto"}}, {"metal": 1, "amd": 2}, "amd"),
+        ({"scheduling": {"pools": ["metal", "amd"]}}, {"metal": 1}, None),
+        ({"scheduling": {"pools": ["metal", "amd"]}}, {}, None),
+        ({"hardware": {"accelerator": "nvidia"}}, {"metal": 1}, "nvidia"),
+    ],
+)
+def test_weights_are_cached_for_pods_that_were_chosen(spec: Obj, status: Mapping[str, int], consumer: str) -> None:
+    shares = [{"accelerator": name, **({"replicas": count} if count else {})} for name, count in status.items()]
+    chat = service(**spec, status={"choice": {"accelerators": shares}} if status else {})
+    known = store((INFERENCE_SERVICES, chat), (MODELS, model()))
+    key = ObjectKey("team", "tiny")
+    read = Snapshot(known, NOW).read(MODELS, key, Model)
+    assert read is not None
+    found = observe_model(Snapshot(known, NOW), key, read).consumer
+    assert (found and found.spec.hardware.accelerator) == consumer
+    changed = chat | {"status": {**chat["status"], "phase": "Ready"}}
+    assert read_placement(changed) == read_placement(chat)
+
+
+def test_model_is_decided_again_when_pods_are_chosen() -> None:
+    def chosen(**replicas: int) -> Obj:
+        shares = [{"accelerator": name, "replicas": count} for name, count in replicas.items()]
+        return service(hardware={"accelerator": "auto"}, status={"choice": {"accelerators": shares}})
+
+    assert read_placement(chosen(metal=1)) == read_placement(chosen(metal=2))
+    assert read_placement(chosen(metal=1)) != read_placement(chosen(metal=1, amd=1))
+    assert read_placement(chosen(amd=1)) != read_placement(chosen(amd=2)), "copies on nodes are as many as pods"
 
 
 def test_host_gets_the_download_tokens_of_companions() -> None:

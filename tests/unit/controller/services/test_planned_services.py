@@ -101,6 +101,20 @@ def test_pods_that_the_scheduler_places_are_named() -> None:
     assert planned.notes == ("Kubernetes' scheduler places its pods: the queue gives them nothing",)
 
 
+def test_service_that_may_use_several_accelerators_is_split_by_their_room() -> None:
+    copy = ClusterCopy(QueueSettings(SETTINGS))
+    for resource, obj in (
+        (MODELS, library_model()),
+        (NODES, make_node(devices=1)),
+        (METAL_HOSTS, host(free_bytes=2 * GIB, runtimes=["ollama"])),
+    ):
+        copy.put(resource, obj)
+    planned = plan_one(copy, manifest(replicas=4, hardware={}, scheduling={"pools": ["metal", "nvidia", "amd"]}))
+    assert planned.problem is None
+    assert planned.notes == ("3 on metal, 1 on nvidia; amd: no node has amd.com/gpu",)
+    assert sorted(unit.pools for unit in list_chat(copy)) == [("metal",)] * 3 + [("nvidia",)]
+
+
 def make_served(settings: QueueSettings) -> ClusterCopy:
     """Return a copy with the service chat, of whose two pods one runs and one waits."""
     spec: Obj = {"hardware": {"accelerator": "nvidia", "count": 2}, "replicas": 2}

@@ -1,0 +1,212 @@
+"""The accelerators of a service that may use several: chosen by its spec, its replicas and the room that there is.
+
+The choice is kept in the status of the service, so another leader goes on with it.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+
+from controller.models.served import read_companions
+from controller.placement.candidate_room import CandidateRoom, ProspectiveReplica
+from controller.placement.choice import (
+    BETTER_SECONDS,
+    SETTLE_SECONDS,
+    Candidate,
+    choose,
+    describe_shares,
+    list_shares,
+    list_watched,
+)
+from controller.placement.pool_table import read_pools
+from controller.pod_settings import PodSettings
+from controller.reconcile.conditions import MESSAGE_LENGTH
+from controller.reconcile.plan import Snapshot
+from controller.services.candidates import CheckedCandidate, check_candidate, list_candidates, state_accelerator
+from controller.services.pool_preconditions import UNKNOWN_POOL
+from controller.services.preconditions import ServiceProblem
+from controller.services.replica_counts import NO_REPLICAS, ReplicaCounts, count_replicas
+from controller.tenant_limits import CHOICE_OUT_OF_SCOPE
+from crds.accelerator_choice import AcceleratorChoice, AcceleratorShare
+from crds.inferenceservice import InferenceService, InferenceServiceSpec
+from crds.model import Model
+from kube.resources import MODELS, ObjectKey
+
+_DEFAULTS: Final = InferenceServiceSpec(model_ref="")
+_CHOOSES_NOTHING: Final = frozenset({"replicas", "suspend", "priority", "eviction_protection"})
+"""Fields of which an edit does not choose anew: it changes no replica, or only their number."""
+_NO_ROOM: Final = CandidateRoom(0, could_run=True)
+
+
+class RoomSource(Protocol):
+    """The room of accelerators, as the queue knows it."""
+
+    def count(self, prospect: ProspectiveReplica) -> CandidateRoom | None:
+        """Return the room for replicas; None: it is not known yet."""
+
+    def follow(self, service: ObjectKey, prospects: Mapping[str, ProspectiveReplica]) -> None:
+        """Report a service when the room for one of these replicas changes."""
+
+    def forget(self, service: ObjectKey) -> None:
+        """Report nothing more of a service."""
+
+    def free_seconds(self, service: ObjectKey, accelerator: str) -> float:
+        """Return for how long a followed accelerator has had room."""
+
+
+class ChosenAccelerators(NamedTuple):
+    """The choice for one service."""
+
+    shares: Sequence[AcceleratorShare] = ()
+    inputs: str = ""
+    problem: ServiceProblem | None = None
+    """Why no replica can be created anywhere now."""
+    model_problem: ServiceProblem | None = None
+    """The problem of a Model."""
+    again_seconds: float | None = None
+    """Choose again after this time."""
+
+    @property
+    def status(self) -> AcceleratorChoice:
+        """The choice as the status has it."""
+        message = describe_shares(self.shares)
+        return AcceleratorChoice(message=message, accelerators=list(self.shares), inputs=self.inputs)
+
+    @property
+    def accelerator(self) -> str:
+        """The accelerators that are used."""
+        return ",".join(each.accelerator for each in self.shares if each.replicas)
+
+
+def choose_accelerators(
+    snapshot: Snapshot, key: ObjectKey, service: InferenceService, settings: PodSettings, rooms: RoomSource | None
+) -> ChosenAccelerators | None:
+    """Return the choice for a service, or None if its spec or its Model names a single accelerator.
+
+    Args:
+        snapshot: the store.
+        key: the service.
+        service: the service.
+        settings: options of the controller.
+        rooms: the room of accelerators; None: the queue is not this controller's.
+    """
+    model = snapshot.read(MODELS, ObjectKey(key.namespace, service.spec.model_ref), Model)
+    table = read_pools(snapshot.store, settings.vendors)
+    names = list_candidates(service, model, table, settings.vendors)
+    if not names:
+        if rooms is not None:
+            rooms.forget(key)
+        return None
+    last = service.status.choice or AcceleratorChoice()
+    unchanged = ChosenAccelerators(last.accelerators, last.inputs)
+    unknown = next((name for name in service.spec.scheduling.pools if not table.find_accelerator(name)), None)
+    if unknown is not None:
+        message = f"spec.scheduling.pools names {unknown}, which does not exist: create AcceleratorPool {unknown}"
+        return unchanged._replace(problem=ServiceProblem(UNKNOWN_POOL, message, "Pending"))
+    if rooms is None:
+        return unchanged._replace(problem=ServiceProblem(*CHOICE_OUT_OF_SCOPE, "Failed"))
+    companions = read_companions(lambda each: snapshot.read(MODELS, each, Model), service)
+    checked = [
+        check_candidate(snapshot.store, state_accelerator(service, name, table, 1), model, companions, settings)
+        for name in names
+    ]
+    if all(each.problem is not None for each in checked):
+        rooms.forget(key)
+        model_problem = checked[0].model_problem
+        return unchanged._replace(problem=_join_problems(checked), model_problem=model_problem)
+    known = {each.accelerator: rooms.count(each.prospect) for each in checked if each.prospect is not None}
+    if None in known.values():
+        # A new leader keeps to the last choice until it has planned its first round, which enqueues each service.
+        rooms.follow(key, {each.accelerator: each.prospect for each in checked if each.prospect is not None})
+        message = "waiting for the controller to look at the queue"
+        problem = ServiceProblem("Choosing", message, "Progressing") if not last.accelerators else None
+        return unchanged._replace(problem=problem)
+    return _choose_by_room(snapshot, service, checked, known, settings=settings, rooms=rooms)
+
+
+def _choose_by_room(
+    snapshot: Snapshot,
+    service: InferenceService,
+    checked: Sequence[CheckedCandidate],
+    known: Mapping[str, CandidateRoom | None],
+    *,
+    settings: PodSettings,
+    rooms: RoomSource,
+) -> ChosenAccelerators:
+    """Return the choice among accelerators of which the room is known, unless they are refused."""
+    key = ObjectKey(service.metadata.namespace, service.metadata.name)
+    counts = count_replicas(snapshot, service, settings.vendors)
+    candidates = [
+        _describe(snapshot, each, known.get(each.accelerator) or _NO_ROOM, counts.get(each.accelerator, NO_REPLICAS))
+        for each in checked
+    ]
+    is_ordered = bool(service.spec.scheduling.pools)
+    if is_ordered:
+        candidates = [
+            each._replace(is_better=rooms.free_seconds(key, each.accelerator) >= BETTER_SECONDS) for each in candidates
+        ]
+    last, inputs = service.status.choice or AcceleratorChoice(), _digest_spec(service)
+    before = {each.accelerator: each.replicas for each in last.accelerators}
+    wanted = 0 if service.spec.suspend else service.spec.replicas
+    chosen = choose(wanted, candidates, before if last.inputs == inputs else None)
+    watched = list_watched(candidates, chosen, is_ordered=is_ordered)
+    rooms.follow(
+        key, {each.accelerator: each.prospect for each in checked if each.prospect and each.accelerator in watched}
+    )
+    pauses = [_find_settling_seconds(snapshot, candidates, chosen, counts)]
+    if is_ordered:
+        free = (rooms.free_seconds(key, each.accelerator) for each in candidates if each.room)
+        pauses += [BETTER_SECONDS - each for each in free if 0 < each < BETTER_SECONDS]
+    again_seconds = min((each for each in pauses if each is not None), default=None)
+    return ChosenAccelerators(list_shares(candidates, chosen), inputs, again_seconds=again_seconds)
+
+
+def _describe(snapshot: Snapshot, checked: CheckedCandidate, room: CandidateRoom, counts: ReplicaCounts) -> Candidate:
+    problem = checked.problem
+    return Candidate(
+        checked.accelerator,
+        refusal=problem.message[:MESSAGE_LENGTH] if problem is not None else "",
+        room=room.replicas,
+        could_run=room.could_run,
+        lack=room.lack[:MESSAGE_LENGTH],
+        running=counts.running,
+        ready=counts.ready,
+        settled=counts.count_settled(snapshot.now, SETTLE_SECONDS),
+    )
+
+
+def _find_settling_seconds(
+    snapshot: Snapshot, candidates: Sequence[Candidate], chosen: Mapping[str, int], counts: Mapping[str, ReplicaCounts]
+) -> float | None:
+    """Return the time after which a replica that waits may go to where there is room now; None: none may."""
+    waits = []
+    for each in candidates:
+        has_room = any(other.room and not other.refusal for other in candidates if other is not each)
+        if has_room and chosen.get(each.accelerator, 0) > each.running:
+            waiting_since = counts.get(each.accelerator, NO_REPLICAS).waiting_since
+            ages = ((snapshot.now - since).total_seconds() for since in waiting_since)
+            waits += [SETTLE_SECONDS - age for age in ages if age < SETTLE_SECONDS]
+    return min(waits, default=None)
+
+
+def _join_problems(checked: Sequence[CheckedCandidate]) -> ServiceProblem:
+    """Return why no accelerator can be chosen: the problem that all have, or that of each."""
+    problems = [(each.accelerator, each.problem) for each in checked if each.problem is not None]
+    first = problems[0][1]
+    if all(problem == first for _, problem in problems):
+        return first
+    message = "no accelerator can serve it: " + "; ".join(f"{name}: {each.message}" for name, each in problems)
+    is_final = all(each.phase == "Failed" for _, each in problems)
+    return ServiceProblem("NoAccelerator", message, "Failed" if is_final else "Pending")
+
+
+def _digest_spec(service: InferenceService) -> str:
+    """Return the digest of what decides about the accelerators; a field that a later version adds changes none."""
+    stated = {
+        name: value
+        for name, value in msgspec.structs.asdict(service.spec).items()
+        if value != getattr(_DEFAULTS, name) and name not in _CHOOSES_NOTHING
+    }
+    return hashlib.sha256(msgspec.json.encode(stated, order="sorted")).hexdigest()[:16]

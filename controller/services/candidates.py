@@ -1,0 +1,157 @@
+"""The accelerators that a service may use if it does not name a single one, and a prospective replica on each."""
+
+import math
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from controller.models.served import Companion, accelerator_of
+from controller.placement.candidate_room import ProspectiveReplica
+from controller.placement.pod_requests import count_requests
+from controller.placement.pod_units import build_requirement
+from controller.placement.pool_table import PoolTable, read_pools
+from controller.placement.queued_service import HostDemands
+from controller.placement.units import MEMORY, Amounts, HostRequirement, NodeRequirement, Unit, UnitKey
+from controller.pod_settings import PodSettings
+from controller.reconcile.conditions import find
+from controller.reconcile.indexes import mounted_claims
+from controller.services.checked_replica import CheckedReplica, check_replica
+from controller.services.metal_processes import desired_spec
+from controller.services.pods.deployment import build_deployment, companion_weights, mounted_weights
+from controller.services.pods.devices import request_devices
+from controller.services.pods.queue_gate import is_queued
+from controller.services.preconditions import ServiceProblem
+from crds.inferenceservice import InferenceService
+from crds.meta import AUTO_ACCELERATOR, Accelerator
+from crds.model import Model
+from devices.vendors import Vendors
+from kube.resources import ObjectKey
+from kube.store import Store
+
+_CACHED: Final = "Cached"
+
+
+def list_candidates(
+    service: InferenceService, model: Model | None, table: PoolTable, vendors: Vendors
+) -> tuple[Accelerator, ...]:
+    """Return the accelerators that a service may use, in its order; none if only one is in question.
+
+    Pools that do not exist are left out. Without pools, `auto` stands for all that have devices, and for hosts.
+    """
+    stated = accelerator_of(service, model) if model is not None else service.spec.hardware.accelerator
+    named = dict.fromkeys(table.find_accelerator(name) for name in service.spec.scheduling.pools)
+    named.pop("", None)
+    if stated == AUTO_ACCELERATOR:
+        return tuple(named or (name for name, vendor in vendors.items() if vendor.has_devices))
+    if service.spec.hardware.accelerator is None and named.keys() - {stated}:
+        return tuple(named)
+    return ()
+
+
+def state_accelerator(
+    service: InferenceService, accelerator: Accelerator, table: PoolTable, replicas: int
+) -> InferenceService:
+    """Return a service as if it stated one accelerator, with its pools of it alone."""
+    spec = service.spec
+    pools = [name for name in spec.scheduling.pools if table.find_accelerator(name) in {accelerator, ""}]
+    return replace(
+        service,
+        spec=replace(
+            spec,
+            replicas=replicas,
+            hardware=replace(spec.hardware, accelerator=accelerator),
+            scheduling=replace(spec.scheduling, pools=pools),
+        ),
+    )
+
+
+class CheckedCandidate(NamedTuple):
+    """An accelerator that a service may use."""
+
+    accelerator: Accelerator
+    problem: ServiceProblem | None
+    """Why the service can have no replica there."""
+    model_problem: ServiceProblem | None
+    """The problem of a Model, which a problem of the spec may hide."""
+    prospect: ProspectiveReplica | None
+    """One replica there; None if there is a problem."""
+
+
+def check_candidate(
+    store: Store, service: InferenceService, model: Model | None, companions: Sequence[Companion], settings: PodSettings
+) -> CheckedCandidate:
+    """Check one accelerator, which `service` states. Weights are fetched to a volume only after it is chosen."""
+    accelerator = service.spec.hardware.accelerator or ""
+    assumed = [
+        each._replace(model=_assume_weights(each.model)) if each.model is not None else each for each in companions
+    ]
+    found = check_replica(store, service, _assume_weights(model) if model is not None else None, assumed, settings)
+    problem = found.checked.problem or _refuse_queue(service, found, settings)
+    pools = service.spec.scheduling.pools or read_pools(store, settings.vendors).list_pools(accelerator)
+    prospect = None if problem is not None else _build_prospect(service, found, tuple(pools), settings)
+    return CheckedCandidate(accelerator, problem, found.checked.model_problem, prospect)
+
+
+def _assume_weights(model: Model) -> Model:
+    """Return a Model as it will be when its weights are on its volume."""
+    cached = find(model.status.conditions, _CACHED)
+    if cached is None or cached.status == "True" or model.spec.cache.scope == "node":
+        return model
+    conditions = [replace(each, status="True") if each.type == _CACHED else each for each in model.status.conditions]
+    return replace(model, status=replace(model.status, conditions=conditions))
+
+
+def _refuse_queue(service: InferenceService, found: CheckedReplica, settings: PodSettings) -> ServiceProblem | None:
+    """Return why the room for a pod is not known, or None: the queue gives it none."""
+    if found.choice is None or is_queued(service, request_devices(service, found.choice.vendor), settings):
+        return None
+    message = "its pods do not go by the queue, which alone knows the room: set spec.scheduling.mode to Queue"
+    return ServiceProblem("InvalidSpec", message, "Failed")
+
+
+def _build_prospect(
+    service: InferenceService, found: CheckedReplica, pools: tuple[str, ...], settings: PodSettings
+) -> ProspectiveReplica | None:
+    served, choice = found.checked.served, found.choice
+    if served is None:
+        return None
+    if choice is None:
+        spec, bytes_needed = service.spec, found.checked.memory.total_bytes
+        if bytes_needed is None:
+            return None
+        process = desired_spec(service, served, bytes_needed)
+        demands = HostDemands(frozenset(spec.node_selector.items()), tuple(spec.tolerations))
+        features = frozenset(process.features)
+        requirement = HostRequirement(process.runtime, service.metadata.namespace, features, *demands)
+        return ProspectiveReplica(_build_unit(service, {MEMORY: bytes_needed}, pools, requirement))
+    _, made = build_deployment(
+        service, choice, mounted_weights(served.model), companion_weights(served), settings=settings
+    )
+    pod = made["spec"]["template"]["spec"]
+    unit = _build_unit(service, count_requests(pod), pools, build_requirement(pod, None))
+    # A volume of its own, such as a copy on a node, is made where a pod can be.
+    is_held = served.model.spec.cache.scope != "node" and bool(mounted_claims(pod))
+    metadata = {"namespace": service.metadata.namespace, "uid": ""}
+    return ProspectiveReplica(unit, {"metadata": metadata, "spec": pod} if is_held else None)
+
+
+def _build_unit(
+    service: InferenceService,
+    need: Amounts,
+    pools: tuple[str, ...],
+    requirement: NodeRequirement | HostRequirement,
+) -> Unit:
+    metadata, is_process = service.metadata, isinstance(requirement, HostRequirement)
+    return Unit(
+        key=UnitKey("process" if is_process else "pod", metadata.namespace, metadata.name),
+        uid="",
+        service=ObjectKey(metadata.namespace, metadata.name),
+        priority=service.spec.priority,
+        # It is not there yet, so that all others are before it.
+        enqueued_at=math.inf,
+        parts=(need,),
+        pools=pools,
+        requirement=requirement,
+        is_protected=service.spec.eviction_protection,
+    )

@@ -1,0 +1,66 @@
+"""A replica of a service on one accelerator before any exists: its Models, memory and engine, or why it cannot be."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from controller.models.served import Companion
+from controller.placement.nodes import DeviceSizes, find_device_sizes
+from controller.pod_settings import PodSettings
+from controller.services import preconditions
+from controller.services.pods.deployment import choose_engine, find_pod_problem
+from controller.services.pods.pod_template import EngineChoice
+from controller.services.pool_preconditions import check_pools
+from controller.services.preconditions import CheckedService, ServiceProblem
+from controller.tenant_limits import check_limits, refuse_hosts, refuse_queue
+from crds.inferenceservice import InferenceService
+from crds.meta import Accelerator
+from crds.model import Model
+from kube.store import Store
+
+
+class CheckedReplica(NamedTuple):
+    """The outcome of all that is checked."""
+
+    accelerator: Accelerator | None
+    """None while it depends on a Model that does not exist."""
+    checked: CheckedService
+    devices: DeviceSizes
+    """The devices of the accelerator in the cluster."""
+    choice: EngineChoice | None
+    """The engine of a pod; None: it runs on a host, or has an unmet precondition."""
+
+
+def check_replica(
+    store: Store,
+    service: InferenceService,
+    model: Model | None,
+    companions: Sequence[Companion],
+    settings: PodSettings,
+    *,
+    further: ServiceProblem | None = None,
+) -> CheckedReplica:
+    """Check whether a service may have replicas on its accelerator.
+
+    Args:
+        store: the watch cache.
+        service: the service, which uses one accelerator.
+        model: its Model; None if it does not exist.
+        companions: its companions.
+        settings: options of the controller.
+        further: a problem of the service that is found elsewhere.
+    """
+    accelerator = preconditions.decided_accelerator(service, model)
+    devices = find_device_sizes(store, accelerator) if accelerator is not None else DeviceSizes()
+    checked = preconditions.check_service(
+        service, model, tuple(companions), settings.vendors, largest_device_bytes=devices.largest_bytes
+    )
+    out_of_scope = refuse_hosts(accelerator, settings.vendors, settings.limits) if accelerator is not None else None
+    if exceeded := out_of_scope or refuse_queue(service, settings.limits) or check_limits(service, settings.limits):
+        checked = CheckedService(None, ServiceProblem(*exceeded, "Failed"), checked.model_problem)
+    elif further is not None:
+        checked = CheckedService(None, checked.problem or further, checked.model_problem)
+    checked = check_pools(checked, service, accelerator, store, settings)
+    choice = choose_engine(service, accelerator, checked, settings)
+    if refused := find_pod_problem(service, checked.served, choice, settings):
+        checked, choice = CheckedService(None, refused, checked.model_problem), None
+    return CheckedReplica(accelerator, checked, devices, choice)

@@ -1,0 +1,112 @@
+"""The replicas of a service by their accelerator: how many have a node or host, how many serve, and who waits."""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from controller.models.served import METAL
+from controller.placement.displacement import find_displacement
+from controller.placement.pod_requests import count_requests
+from controller.reconcile.plan import Snapshot, decode_stored
+from controller.reconcile.triggers import ENDED
+from controller.services.endpoints import exposed_hosts
+from controller.services.pods.observed_deployments import accelerator_label, is_ready, list_service_pods, node_of
+from controller.services.rollout import host_is_lost
+from crds.inferenceservice import InferenceService
+from crds.metalhost import MetalHost
+from crds.metalprocess import MetalProcess
+from devices.vendors import Vendors
+from kube.client import Obj
+from kube.resources import DEPLOYMENTS, METAL_HOSTS, METAL_PROCESSES
+
+_HOLDS_NOTHING: Final = frozenset({"Rejected", "Stopped"})
+
+
+class ReplicaCounts(NamedTuple):
+    """The replicas on one accelerator."""
+
+    running: int = 0
+    """Those that have a node or host."""
+    ready: int = 0
+    """Those of them that serve."""
+    waiting_since: tuple[datetime, ...] = ()
+    """When each of those was made that have no node or host."""
+
+    def count_settled(self, now: datetime, seconds: float) -> int:
+        """Return those that have waited for so long."""
+        return sum((now - each).total_seconds() >= seconds for each in self.waiting_since)
+
+
+NO_REPLICAS: Final = ReplicaCounts()
+
+
+def count_replicas(snapshot: Snapshot, service: InferenceService, vendors: Vendors) -> Mapping[str, ReplicaCounts]:
+    """Return the replicas of a service that are not being deleted, by accelerator."""
+    labels = find_pod_labels(snapshot, service, vendors)
+    found = {
+        accelerator: _count_pods(list_service_pods(snapshot, service, label).pods) for accelerator, label in labels
+    }
+    on_hosts = _count_processes(snapshot, service)
+    return found | ({METAL: on_hosts} if on_hosts != NO_REPLICAS else {})
+
+
+def find_pod_labels(snapshot: Snapshot, service: InferenceService, vendors: Vendors) -> list[tuple[str, str]]:
+    """Return each accelerator of which a service has a Deployment, with the label of its pods.
+
+    A service that was made for one accelerator has pods without a label. They keep that when it may use several.
+    """
+    owned = snapshot.children(DEPLOYMENTS, service.metadata.namespace, service.metadata.uid)
+    return sorted({(_accelerator_of(each, vendors), accelerator_label(each)) for each in owned})
+
+
+def choose_label(labels: Iterable[tuple[str, str]], accelerator: str) -> str:
+    """Return the label of the pods of one of several accelerators: empty if they have none, else the accelerator."""
+    return max((label for name, label in labels if name == accelerator), default=accelerator)
+
+
+def keep_label(snapshot: Snapshot, service: InferenceService, accelerator: str | None) -> str:
+    """Return the label of the pods of the only accelerator: they have one if there were several before."""
+    owned = snapshot.children(DEPLOYMENTS, service.metadata.namespace, service.metadata.uid)
+    return next((label for each in owned if (label := accelerator_label(each)) == accelerator), "")
+
+
+def _accelerator_of(deployment: Obj, vendors: Vendors) -> str:
+    """Return the accelerator of a Deployment: by its label, else by its devices; empty if it has neither."""
+    if label := accelerator_label(deployment):
+        return label
+    requests = count_requests(deployment["spec"]["template"]["spec"])
+    devices = [resource for resource, amount in requests.items() if amount]
+    return next((name for name, vendor in vendors.items() if any(map(vendor.offers, devices))), "")
+
+
+def _count_pods(pods: Iterable[Obj]) -> ReplicaCounts:
+    living = [pod for pod in pods if pod.get("status", {}).get("phase") not in ENDED]
+    waiting = [pod["metadata"]["creationTimestamp"] for pod in living if not node_of(pod)]
+    placed = [pod for pod in living if node_of(pod)]
+    return ReplicaCounts(len(placed), sum(map(is_ready, placed)), tuple(map(datetime.fromisoformat, waiting)))
+
+
+def _count_processes(snapshot: Snapshot, service: InferenceService) -> ReplicaCounts:
+    metadata, store = service.metadata, snapshot.store
+    children = snapshot.children(METAL_PROCESSES, metadata.namespace, metadata.uid)
+    if not children:
+        return NO_REPLICAS
+    processes = [
+        each
+        for each in decode_stored(store, METAL_PROCESSES, children, MetalProcess)
+        if each.metadata.deletion_timestamp is None and each.status.phase not in _HOLDS_NOTHING
+    ]
+    names = {each.spec.host_name for each in processes if each.spec.host_name}
+    stored = [host for name in names if (host := store.get(METAL_HOSTS, name)) is not None]
+    hosts = {each.metadata.name: each for each in decode_stored(store, METAL_HOSTS, stored, MetalHost)}
+    placed = [
+        each
+        for each in processes
+        if (name := each.spec.host_name)
+        and not host_is_lost(name, hosts)
+        and find_displacement(each, hosts[name].spec, service.spec.tolerations) is None
+    ]
+    exposed = exposed_hosts(snapshot.store, metadata.namespace, metadata.name)
+    ready = sum(each.status.phase == "Ready" and each.spec.host_name in exposed for each in placed)
+    waiting = [each.metadata.creation_timestamp for each in processes if not each.spec.host_name]
+    return ReplicaCounts(len(placed), ready, tuple(map(datetime.fromisoformat, waiting)))

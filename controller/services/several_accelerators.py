@@ -1,0 +1,154 @@
+"""The replicas of a service on several accelerators: those on each, and those that serve until others do."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from controller.models.served import METAL, Companion
+from controller.placement.nodes import DeviceSizes
+from controller.placement.pool_table import read_pools
+from controller.pod_settings import PodSettings
+from controller.reconcile.plan import Snapshot
+from controller.services.accelerator_choice import ChosenAccelerators
+from controller.services.candidates import state_accelerator
+from controller.services.checked_replica import CheckedReplica, check_replica
+from controller.services.metal_processes import observe_hosts
+from controller.services.pods.observed_deployments import accelerator_label
+from controller.services.pods.pod_replicas import hold_pods, observe_pods
+from controller.services.preconditions import CheckedService, ServiceProblem
+from controller.services.replica_counts import NO_REPLICAS, ReplicaCounts, choose_label, count_replicas, find_pod_labels
+from controller.services.replicas import Replicas, combine_replicas
+from crds.inferenceservice import InferenceService
+from crds.model import Model
+from kube.resources import DEPLOYMENTS
+from kube.store import Store
+
+
+class AcceleratorPart(NamedTuple):
+    """The replicas of a service that are to be on one accelerator."""
+
+    accelerator: str
+    service: InferenceService
+    """The service as if it stated this accelerator alone."""
+    replicas: int
+    found: CheckedReplica
+
+
+def list_parts(
+    store: Store,
+    service: InferenceService,
+    chosen: ChosenAccelerators,
+    model: Model | None,
+    companions: Sequence[Companion],
+    *,
+    settings: PodSettings,
+) -> list[AcceleratorPart]:
+    """Return the accelerators on which a service is to have replicas, each with what is checked."""
+    table, parts = read_pools(store, settings.vendors), []
+    for share in chosen.shares:
+        if share.replicas:
+            stated = state_accelerator(service, share.accelerator, table, share.replicas)
+            found = check_replica(store, stated, model, companions, settings, further=chosen.problem)
+            parts.append(AcceleratorPart(share.accelerator, stated, share.replicas, found))
+    return parts
+
+
+def summarize_parts(
+    service: InferenceService, chosen: ChosenAccelerators, parts: Sequence[AcceleratorPart]
+) -> tuple[CheckedReplica, InferenceService, ServiceProblem | None]:
+    """Return what is shown of a service: that of the first part that is served, and why none is."""
+    served = next((each for each in parts if each.found.checked.served is not None), None)
+    shown = served or next(iter(parts), None)
+    if shown is None:
+        checked = CheckedService(None, chosen.problem, chosen.model_problem)
+        return CheckedReplica(None, checked, DeviceSizes(), None), service, chosen.problem
+    return shown.found, shown.service, None if served is not None else shown.found.checked.problem
+
+
+def find_pod_runtime(parts: Sequence[AcceleratorPart]) -> str:
+    """Return the engine of the replicas in pods; empty if there are none."""
+    return next((each.found.choice.runtime for each in parts if each.found.choice is not None), "")
+
+
+def observe_several(
+    snapshot: Snapshot,
+    service: InferenceService,
+    parts: Sequence[AcceleratorPart],
+    wanted: int,
+    *,
+    settings: PodSettings,
+    may_roll_out: bool,
+) -> Replicas:
+    """Return the replicas of a service on all accelerators, and the next steps.
+
+    Replicas that are to go elsewhere serve until as many are ready there.
+
+    Args:
+        snapshot: the store.
+        service: the service.
+        parts: its accelerators with replicas.
+        wanted: the number of its replicas.
+        settings: options of the controller.
+        may_roll_out: True if it is the turn of the service to be replaced by an update.
+    """
+    counts = count_replicas(snapshot, service, settings.vendors)
+    chosen = {each.accelerator: each.replicas for each in parts}
+    held = hold_replicas(wanted, chosen, counts)
+    labels = find_pod_labels(snapshot, service, settings.vendors)
+    observed = [
+        _observe_part(snapshot, each, held.get(each.accelerator, 0), labels, settings, may_roll_out=may_roll_out)
+        for each in parts
+    ]
+    if METAL not in chosen:
+        observed.append(observe_hosts(snapshot, service, None, held.get(METAL, 0)))
+        observed[-1] = replace(observed[-1], ready=(), problem=None)
+    observed += [
+        hold_pods(snapshot, service, label, held.get(accelerator, 0))
+        for accelerator, label in labels
+        if accelerator not in chosen
+    ]
+    return combine_replicas(observed)
+
+
+def hold_replicas(wanted: int, chosen: Mapping[str, int], counts: Mapping[str, ReplicaCounts]) -> dict[str, int]:
+    """Return the replicas on each accelerator beyond those that are chosen, which serve until others are ready."""
+    missing = wanted - sum(min(counts.get(name, NO_REPLICAS).ready, count) for name, count in chosen.items())
+    held: dict[str, int] = {}
+    for name, there in sorted(counts.items(), key=lambda item: (-item[1].ready, item[0])):
+        held[name] = max(0, min(there.running - chosen.get(name, 0), missing))
+        missing -= held[name]
+    return held
+
+
+def _observe_part(
+    snapshot: Snapshot,
+    part: AcceleratorPart,
+    held: int,
+    labels: Sequence[tuple[str, str]],
+    settings: PodSettings,
+    *,
+    may_roll_out: bool,
+) -> Replicas:
+    service, checked, choice = part.service, part.found.checked, part.found.choice
+    most = part.replicas + held
+    if part.accelerator == METAL:
+        found = observe_hosts(snapshot, service, checked.served, most, checked.memory.total_bytes)
+    else:
+        label = choose_label(labels, part.accelerator)
+        found = observe_pods(
+            snapshot,
+            service,
+            checked.served,
+            choice,
+            most,
+            settings=settings,
+            may_roll_out=may_roll_out,
+            label=label,
+            is_one_of_several=True,
+        )
+        if checked.served is None:
+            owned = snapshot.children(DEPLOYMENTS, service.metadata.namespace, service.metadata.uid)
+            kept = tuple((DEPLOYMENTS, each) for each in owned if accelerator_label(each) == label)
+            found = replace(found, keep=kept)
+    return replace(found, ready=found.ready[:most], problem=checked.problem or found.problem)

@@ -1,0 +1,286 @@
+"""Services that may use several accelerators: what is chosen by spec and room, and the objects that follow."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from controller.placement.candidate_room import CandidateRoom, ProspectiveReplica
+from controller.placement.choice import BETTER_SECONDS, SETTLE_SECONDS
+from controller.reconcile.plan import Plan, Snapshot
+from controller.services.accelerator_choice import ChosenAccelerators, choose_accelerators
+from crds.meta import LABEL_ACCELERATOR
+from kube.client import Obj
+from kube.resources import (
+    ACCELERATOR_POOLS,
+    DEPLOYMENTS,
+    ENDPOINT_SLICES,
+    INFERENCE_SERVICES,
+    METAL_HOSTS,
+    METAL_PROCESSES,
+    MODELS,
+    PODS,
+    ObjectKey,
+    Resource,
+)
+from kube.time import rfc3339
+from tests.support.api_objects import (
+    GIB,
+    NOW,
+    as_service,
+    host,
+    model,
+    planned_condition,
+    pool,
+    process,
+    service,
+    slice_of,
+    store,
+)
+from tests.support.service_decisions import KEY, SETTINGS, chat_pod, decide_chat, list_applied, manage
+
+Objects = Iterable[tuple[Resource, Obj]]
+AUTO: dict[str, Any] = {"hardware": {"accelerator": "auto"}}
+NO_NODE = CandidateRoom(0, could_run=False, lack="no node has such a device")
+NAME = f"chat-{hashlib.sha256(b'nvidia').hexdigest()[:8]}"
+"""Name of the Deployment of a service that may use several accelerators; a readable one could be that of a service."""
+FULL = CandidateRoom(0, could_run=True, lack="too little is free")
+
+
+class StatedRooms:
+    """The room that a test states for each accelerator; there is no node of any other one."""
+
+    def __init__(self, free_seconds: float = 0.0, **rooms: CandidateRoom | int | None) -> None:
+        self._rooms, self._free_seconds = rooms, free_seconds
+        self.prospects: dict[str, ProspectiveReplica] = {}
+        self.followed: set[str] = set()
+
+    def count(self, prospect: ProspectiveReplica) -> CandidateRoom | None:
+        self.prospects[prospect.unit.pools[0]] = prospect
+        found = self._rooms.get(prospect.unit.pools[0], NO_NODE)
+        return CandidateRoom(found, could_run=True) if isinstance(found, int) else found
+
+    def follow(self, service: ObjectKey, prospects: Mapping[str, ProspectiveReplica]) -> None:
+        assert service == KEY
+        self.followed = set(prospects)
+
+    def forget(self, service: ObjectKey) -> None:
+        assert service == KEY
+        self.followed = set()
+
+    def free_seconds(self, service: ObjectKey, accelerator: str) -> float:
+        assert service == KEY
+        return self._free_seconds if accelerator in self.followed else 0.0
+
+
+def choose(
+    chat: Obj, rooms: StatedRooms | None, *objects: tuple[Resource, Obj], of: Obj | None = None
+) -> ChosenAccelerators | None:
+    """Return the choice for a service; `of` is its Model."""
+    known = store((INFERENCE_SERVICES, chat), (MODELS, of or model()), *objects)
+    return choose_accelerators(Snapshot(known, NOW), KEY, as_service(chat), SETTINGS, rooms)
+
+
+def replicas(chosen: ChosenAccelerators | None) -> dict[str, int]:
+    """Return the replicas of each accelerator that has some."""
+    assert chosen is not None
+    return {each.accelerator: each.replicas for each in chosen.shares if each.replicas}
+
+
+def with_choice(chat: Obj, chosen: ChosenAccelerators | None) -> Obj:
+    """Return a service with a choice in its status."""
+    assert chosen is not None
+    return chat | {"status": chat["status"] | {"choice": msgspec.to_builtins(chosen.status)}}
+
+
+def decide(chosen: ChosenAccelerators | None, *objects: tuple[Resource, Obj], of: Obj | None = None) -> Plan:
+    """Return the plan for a service that has a choice."""
+    return decide_chat((MODELS, of or model()), *objects, chosen=chosen)
+
+
+def test_single_accelerator_is_no_choice() -> None:
+    assert choose(service(hardware={"accelerator": "nvidia"}), StatedRooms(nvidia=1)) is None
+    assert choose(service(), StatedRooms()) is None
+    pools: Obj = {"scheduling": {"pools": ["nvidia"]}}
+    assert choose(service(**pools), StatedRooms(), of=model(hardware={"accelerator": "nvidia"})) is None
+
+
+def test_auto_compares_all_accelerators_and_says_why_others_are_refused() -> None:
+    rooms = StatedRooms(nvidia=1, metal=5)
+    chosen = choose(service(replicas=3, **AUTO), rooms)
+    assert replicas(chosen) == {"nvidia": 1, "metal": 2}
+    assert chosen is not None
+    assert chosen.accelerator == "nvidia,metal"
+    assert chosen.status.message.startswith("1 on nvidia, 2 on metal; amd: no node has such a device; intel-gaudi: ")
+    assert [each.accelerator for each in chosen.shares] == ["nvidia", "amd", "intel-gaudi", "intel", "metal"]
+    needs = {name: dict(prospect.unit.parts[0]) for name, prospect in rooms.prospects.items()}
+    assert needs["nvidia"]["nvidia.com/gpu"] == 1
+    assert needs["metal"]["memory"] > GIB
+
+
+def test_pools_of_several_accelerators_are_used_in_their_order() -> None:
+    chat = service(replicas=3, scheduling={"pools": ["metal", "team-a", "nvidia"]})
+    team_a = (ACCELERATOR_POOLS, pool("team-a", nodeSelector={"team": "a"}))
+    rooms = StatedRooms(metal=1, **{"team-a": 5})
+    assert replicas(choose(chat, rooms, team_a)) == {"metal": 1, "nvidia": 2}
+    assert rooms.prospects["team-a"].unit.pools == ("team-a", "nvidia")
+
+
+def test_accelerator_that_the_spec_contradicts_is_refused_with_the_reason() -> None:
+    chat = service(hardware={"accelerator": "auto", "count": 2}, scheduling={"pools": ["metal", "nvidia"]})
+    chosen = choose(chat, StatedRooms(metal=9, nvidia=FULL))
+    assert chosen is not None
+    assert replicas(chosen) == {"nvidia": 1}
+    assert "metal: hardware.count is 2, but accelerator metal has no devices: remove it" in chosen.status.message
+
+
+def test_spec_that_no_accelerator_can_hold_names_all_reasons() -> None:
+    chat = service(
+        hardware={"accelerator": "auto", "resource": "amd.com/gpu"}, scheduling={"pools": ["metal", "nvidia"]}
+    )
+    chosen = choose(chat, StatedRooms())
+    reason, message = ready_of(decide(chosen, (INFERENCE_SERVICES, chat)))
+    assert reason == "NoAccelerator"
+    assert "metal: hardware.resource is amd.com/gpu, but accelerator metal has no devices" in message
+    assert "nvidia: hardware.resource amd.com/gpu is none of accelerator nvidia" in message
+
+
+def ready_of(plan: Plan) -> tuple[str, str]:
+    found = planned_condition(plan, "Ready")
+    return found["reason"], found["message"]
+
+
+def test_problem_of_the_model_is_reported_once() -> None:
+    chat = service(modelRef="other", **AUTO)
+    chosen = choose(chat, StatedRooms())
+    plan = decide(chosen, (INFERENCE_SERVICES, chat))
+    assert ready_of(plan)[0] == planned_condition(plan, "ModelReady")["reason"] == "ModelNotFound"
+
+
+def test_unknown_pool_stops_nothing_that_was_chosen() -> None:
+    chat = service(replicas=2, scheduling={"pools": ["metal", "nvidia"]})
+    before = choose(chat, StatedRooms(metal=2))
+    chat["spec"]["scheduling"] = {"pools": ["metal", "nvidia", "team-b"]}
+    chosen = choose(with_choice(chat, before), StatedRooms(metal=2))
+    assert chosen is not None
+    assert chosen.problem is not None
+    assert (replicas(chosen), chosen.problem.reason) == ({"metal": 2}, "UnknownPool")
+
+
+def test_controller_without_the_queue_chooses_nothing() -> None:
+    chosen = choose(service(**AUTO), None)
+    assert chosen is not None
+    assert chosen.problem is not None
+    assert chosen.problem.reason == "QueueOutOfScope"
+
+
+def test_last_choice_stays_until_the_first_round_of_a_new_leader() -> None:
+    chat = service(replicas=3, **AUTO)
+    chosen = choose(chat, StatedRooms(nvidia=None, metal=None))
+    assert chosen is not None
+    assert chosen.problem is not None
+    assert (chosen.problem.reason, chosen.shares) == ("Choosing", [])
+    before = choose(chat, StatedRooms(nvidia=1, metal=2))
+    assert replicas(choose(with_choice(chat, before), StatedRooms(nvidia=None, metal=None))) == replicas(before)
+
+
+def test_choice_is_kept_until_the_spec_changes() -> None:
+    chat = service(replicas=1, **AUTO)
+    chat = with_choice(chat, choose(chat, StatedRooms(metal=1)))
+    chat["spec"]["priority"] = "high"
+    assert replicas(choose(chat, StatedRooms(nvidia=1, metal=1))) == {"metal": 1}
+    chat["spec"]["contextLength"] = 2048
+    assert replicas(choose(chat, StatedRooms(nvidia=1, metal=1))) == {"nvidia": 1}
+
+
+def test_one_service_makes_a_deployment_and_processes_behind_one_service() -> None:
+    chat = service(replicas=3, **AUTO)
+    plan = decide(choose(chat, StatedRooms(nvidia=1, metal=2)), (INFERENCE_SERVICES, chat), (METAL_HOSTS, host()))
+    (made,) = list_applied(plan, DEPLOYMENTS)
+    assert (made["metadata"]["name"], made["spec"]["replicas"]) == (NAME, 1)
+    assert made["spec"]["selector"]["matchLabels"][LABEL_ACCELERATOR] == "nvidia"
+    assert made["spec"]["template"]["metadata"]["labels"][LABEL_ACCELERATOR] == "nvidia"
+    assert len(plan.create) == 2
+    assert plan.status is not None
+    assert plan.status["accelerator"] == "nvidia,metal"
+
+
+def nvidia_deployment(replicas: int = 1) -> tuple[Resource, Obj]:
+    """Return the Deployment of a service for NVIDIA alone, without a label."""
+    chat = service(replicas=replicas, hardware={"accelerator": "nvidia"})
+    (made,) = list_applied(decide_chat((INFERENCE_SERVICES, chat), (MODELS, model())), DEPLOYMENTS)
+    assert LABEL_ACCELERATOR not in made["spec"]["template"]["metadata"]["labels"]
+    return DEPLOYMENTS, manage(made) | {"status": {"observedGeneration": 1, "replicas": replicas}}
+
+
+def placed_pod(name: str = "chat-1", age_seconds: float = 0.0, *, node: str = "gpu-1") -> tuple[Resource, Obj]:
+    """Return a pod on a node, or one that waits."""
+    pod = chat_pod(name, ready=bool(node))
+    pod["metadata"]["creationTimestamp"] = rfc3339(NOW - timedelta(seconds=age_seconds))
+    return PODS, pod | {"spec": {"nodeName": node} if node else {}}
+
+
+def test_edit_to_auto_keeps_the_pods_that_run() -> None:
+    chat, objects = service(**AUTO), [nvidia_deployment(), placed_pod()]
+    chosen = choose(chat, StatedRooms(nvidia=FULL), *objects)
+    assert replicas(chosen) == {"nvidia": 1}
+    plan = decide(chosen, (INFERENCE_SERVICES, chat), *objects)
+    assert [each["metadata"]["name"] for each in list_applied(plan, DEPLOYMENTS)] == ["chat"]
+    assert plan.delete == ()
+
+
+def test_edit_from_auto_to_its_accelerator_keeps_the_label() -> None:
+    auto = service(**AUTO)
+    chosen = choose(auto, StatedRooms(nvidia=1))
+    (made,) = list_applied(decide(chosen, (INFERENCE_SERVICES, auto)), DEPLOYMENTS)
+    chat = service(hardware={"accelerator": "nvidia"})
+    plan = decide_chat((INFERENCE_SERVICES, chat), (MODELS, model()), (DEPLOYMENTS, manage(made)))
+    assert [each["metadata"]["name"] for each in list_applied(plan, DEPLOYMENTS)] == [NAME]
+    assert plan.delete == ()
+
+
+@pytest.mark.parametrize(("age_seconds", "moves"), [(SETTLE_SECONDS - 1, False), (SETTLE_SECONDS + 1, True)])
+def test_evicted_replica_goes_to_a_host_with_room_after_a_while(age_seconds: float, *, moves: bool) -> None:
+    chat = service(**AUTO)
+    chat = with_choice(chat, choose(chat, StatedRooms(nvidia=1)))
+    rooms, objects = StatedRooms(nvidia=FULL, metal=1), [nvidia_deployment(), placed_pod("new", age_seconds, node="")]
+    chosen = choose(chat, rooms, *objects)
+    assert replicas(chosen) == ({"metal": 1} if moves else {"nvidia": 1})
+    assert rooms.followed == {"nvidia", "amd", "intel", "metal"} & {*rooms.prospects}
+    plan = decide(chosen, (INFERENCE_SERVICES, chat), *objects)
+    assert [each.name for each in plan.delete] == (["chat"] if moves else []), "what waits goes at once"
+    if not moves:
+        assert chosen is not None
+        assert chosen.again_seconds == pytest.approx(SETTLE_SECONDS - age_seconds)
+
+
+def test_replica_on_a_node_serves_until_the_one_in_a_better_pool_does() -> None:
+    chat = service(scheduling={"pools": ["metal", "nvidia"]})
+    chat = with_choice(chat, choose(chat, StatedRooms(nvidia=1)))
+    objects = [nvidia_deployment(), placed_pod()]
+    young = choose(chat, StatedRooms(BETTER_SECONDS - 1, metal=1, nvidia=FULL), *objects)
+    assert young is not None
+    assert (replicas(young), young.again_seconds) == ({"nvidia": 1}, 1.0)
+    rooms = StatedRooms(BETTER_SECONDS, metal=1, nvidia=FULL)
+    rooms.followed = {"metal"}
+    chosen = choose(chat, rooms, *objects)
+    assert replicas(chosen) == {"metal": 1}
+    plan = decide(chosen, (INFERENCE_SERVICES, chat), *objects, (METAL_HOSTS, host()))
+    assert (len(plan.create), plan.delete, plan.patch) == (1, (), ()), "the pod stays"
+    name = plan.create[0][1]["metadata"]["name"]
+    arrived = [(METAL_PROCESSES, process(name, host="studio-1", phase="Ready")), (METAL_HOSTS, host())]
+    slices = [(ENDPOINT_SLICES, slice_of("chat", "studio-1"))]
+    plan = decide(chosen, (INFERENCE_SERVICES, chat), *objects, *arrived, *slices)
+    assert [each.name for each in plan.delete] == ["chat"], "the host serves in its place"
+
+
+def test_weights_are_fetched_only_after_pods_are_chosen() -> None:
+    chat = service(**AUTO)
+    chosen = choose(chat, StatedRooms(nvidia=1), of=model(cached=False))
+    assert replicas(chosen) == {"nvidia": 1}
+    plan = decide(chosen, (INFERENCE_SERVICES, chat), of=model(cached=False))
+    assert ready_of(plan)[0] == "Downloading"
+    assert list_applied(plan, DEPLOYMENTS) == []
