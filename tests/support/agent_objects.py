@@ -20,11 +20,17 @@ def lease_of_host(name: str, duration_seconds: int = LEASE_SECONDS) -> Obj:
     return {"metadata": {"name": name, "namespace": HOSTS_NAMESPACE}, "spec": spec}
 
 
-def status_of_host(address: str, budget_bytes: int, available_bytes: int, processes: Iterable[Obj] = ()) -> Obj:
-    """Return the status of a host with llama.cpp, for which `processes` reserve memory."""
+def status_of_host(
+    address: str,
+    budget_bytes: int,
+    available_bytes: int,
+    processes: Iterable[Obj] = (),
+    runtimes: Iterable[str] = ("llama.cpp",),
+) -> Obj:
+    """Return the status of a host with these engines, for which `processes` reserve memory."""
     return {
         "address": address,
-        "runtimes": ["llama.cpp"],
+        "runtimes": [*runtimes],
         "budgetBytes": budget_bytes,
         "availableBytes": available_bytes,
         "processes": [{"uid": each["metadata"]["uid"]} for each in processes],

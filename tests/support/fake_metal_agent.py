@@ -47,6 +47,7 @@ class FakeMetalAgent:
         lease_seconds: int = LEASE_SECONDS,
         look_seconds: float = LOOK_SECONDS,
         inspects: Obj | None = None,
+        runtimes: Collection[str] = ("llama.cpp",),
     ) -> None:
         self.client = client
         self.name = name
@@ -56,6 +57,7 @@ class FakeMetalAgent:
         self.silent = False
         self.refuses = False
         self.inspects = inspects
+        self._runtimes = runtimes
         self.most_reserved_bytes = 0
         self._port = 0
         self._written: dict[str, tuple[Obj, float]] = {}
@@ -130,7 +132,7 @@ class FakeMetalAgent:
         held = [each for each in served if each.get("status", {}).get("phase") not in {"Stopped", "Rejected"}]
         reserved = sum(each["spec"]["memoryBytes"] for each in held)
         self.most_reserved_bytes = max(self.most_reserved_bytes, reserved)
-        status = status_of_host(self._address, self.budget_bytes, self.budget_bytes - reserved, held)
+        status = status_of_host(self._address, self.budget_bytes, self.budget_bytes - reserved, held, self._runtimes)
         if self.inspects is not None:
             status["inspects"] = True
         await self._write("host", status, partial(self._register, status))

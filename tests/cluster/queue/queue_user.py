@@ -8,7 +8,7 @@ from typing import Any
 
 from crds.meta import LABEL_SERVICE
 from kube.client import Client, Obj
-from kube.resources import INFERENCE_SERVICES, MODELS, POD_DISRUPTION_BUDGETS, PODS, ObjectKey
+from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, MODELS, POD_DISRUPTION_BUDGETS, PODS, ObjectKey
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
 from tests.support.eventually import eventually
@@ -43,6 +43,15 @@ class QueueUser:
         await self.client.create(MODELS, {"metadata": self._name(name), "spec": spec})
         wanted = {"modelRef": name, "hardware": {"accelerator": "metal"}, "priority": priority}
         await self.client.create(INFERENCE_SERVICES, {"metadata": self._name(name), "spec": wanted})
+
+    async def hosts(self, service: str) -> list[str]:
+        """Return the hosts of the processes of a service that are not being deleted; one that waits has no name."""
+        found = (await self.client.list(METAL_PROCESSES, self.namespace)).items
+        return sorted(
+            each["spec"].get("hostName", "")
+            for each in found
+            if each["spec"].get("serviceName") == service and "deletionTimestamp" not in each["metadata"]
+        )
 
     async def delete(self, name: str) -> None:
         """Delete a service."""

@@ -1,6 +1,6 @@
 """One queue for hosts and pods: what is critical takes a place of each, and gives it back."""
 
-from kube.client import Client, Obj
+from kube.client import Client
 from kube.resources import METAL_PROCESSES
 from tests.cluster.queue.queue_user import GIB, RUN_SECONDS, QueueUser
 from tests.support.eventually import eventually
@@ -8,21 +8,11 @@ from tests.support.fake_metal_agent import FakeMetalAgent
 from tests.support.simulated_nodes import SimulatedNodes
 
 
-async def list_hosts(user: QueueUser, service: str) -> list[str]:
-    """Return the hosts of the processes of a service that are not being deleted; one that waits has the empty name."""
-    found: list[Obj] = (await user.client.list(METAL_PROCESSES, user.namespace)).items
-    return [
-        each["spec"].get("hostName", "")
-        for each in found
-        if each["spec"].get("serviceName") == service and "deletionTimestamp" not in each["metadata"]
-    ]
-
-
 async def wait_until_on_host(user: QueueUser, service: str, host: str) -> None:
     """Wait until the only process of a service is on a host; the empty name is for one that waits."""
 
     async def reached() -> bool:
-        found = await list_hosts(user, service)
+        found = await user.hosts(service)
         assert found == [host], f"{service} is on {found}, not on {host or 'none'}"
         return True
 
@@ -51,13 +41,13 @@ async def test_critical_services_displace_a_pod_and_a_process_which_come_back(
         await user.wait_for_status("process", pool="metal", place="1/2")
         await user.wait_for_status("later", pool="metal", place="2/2")
         await user.wait_for_status("pod", pool="nvidia", place="1/1")
-        assert await list_hosts(user, "kept") == ["studio-1"]
+        assert await user.hosts("kept") == ["studio-1"]
         await user.kill_controller()
         for name in ("critical-process", "critical-pod"):
             await user.delete(name)
         await wait_until_on_host(user, "process", "studio-1")
         await user.wait_until_on("pod", "sim-1")
-        assert await list_hosts(user, "later") == [""]
+        assert await user.hosts("later") == [""]
         assert host.most_reserved_bytes <= host.budget_bytes
         await user.delete_services()
         await eventually(lambda: _has_no_process(user), RUN_SECONDS)
