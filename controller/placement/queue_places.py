@@ -164,14 +164,16 @@ def assign_predecessors(replicas: Sequence[ReplicaUnit]) -> dict[str, frozenset[
 def find_superseded(replicas: Sequence[ReplicaUnit], wanted: int) -> frozenset[str]:
     """Return the uids of waiting units of an earlier template that are not wanted any more.
 
-    In their stead one of a later template waits, or as many replicas as are wanted have a place.
+    In their stead one of a later template waits, or as many replicas as are wanted have a place. The latter is not said
+    of a template that time alone calls an earlier one: of two that were made in one second, that may be the later.
     """
     current, earlier, _ending = split_replicas(replicas)
     waiting = [each for each in earlier if each.unit.state == "waiting"]
-    if waiting and sum(each.unit.state == "running" for each in (*current, *earlier)) >= wanted:
-        return frozenset(each.unit.uid for each in waiting)
+    is_complete = sum(each.unit.state == "running" for each in (*current, *earlier)) >= wanted
     rollouts = {each.rollout for each in current if each.unit.state == "waiting"}
-    return frozenset(each.unit.uid for each in waiting if each.rollout in rollouts)
+    return frozenset(
+        each.unit.uid for each in waiting if each.rollout in rollouts or (is_complete and each.is_present is False)
+    )
 
 
 class SplitReplicas(NamedTuple):

@@ -17,7 +17,7 @@ from controller.placement.observed_units import (
 from controller.placement.pod_units import MOST_IN_GANG
 from controller.placement.queue_places import find_own_place, find_place, format_place
 from controller.placement.units import HostRequirement, NodeRequirement, Nomination, Unit, UnitKey
-from crds.meta import ADMITTED_AT, ENQUEUED_AT, LABEL_GANG, LABEL_GANG_SIZE, NOMINATED
+from crds.meta import ADMITTED_AT, ENQUEUED_AT, LABEL_GANG, LABEL_GANG_SIZE, NOMINATED, POD_TEMPLATE
 from devices.vendors import VENDORS
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, METAL_PROCESSES, PODS, ObjectKey, Resource
@@ -31,8 +31,8 @@ OLD = "2026-11-21T11:30:00.000000Z"
 LATER = NOW + timedelta(seconds=20)
 
 
-def queue(*pods: Obj, deployed: bool = True, **spec: Any) -> Store:
-    deployments = [(DEPLOYMENTS, deployment_of())] if deployed else []
+def queue(*pods: Obj, deployed: bool = True, mark: str = "", **spec: Any) -> Store:
+    deployments = [(DEPLOYMENTS, deployment_of(mark=mark))] if deployed else []
     return store((INFERENCE_SERVICES, queued_service(**spec)), *deployments, *((PODS, pod) for pod in pods))
 
 
@@ -391,5 +391,13 @@ def test_pod_of_an_earlier_template_gets_nothing_while_one_of_the_present_templa
 
 def test_pod_of_an_earlier_template_gets_nothing_once_all_replicas_have_a_place() -> None:
     """A preemptor that was edited cost another service its place after the pod of its later spec had got one."""
-    later = queue_pod("later", template="bbb", created=LATER, gated=False, node="n1")
-    assert observe(queue(queue_pod("earlier"), later, replicas=1))["earlier"].is_superseded
+    marks = {POD_TEMPLATE: "later"}
+    later = queue_pod("later", template="bbb", created=LATER, gated=False, node="n1", annotations=marks)
+    found = observe(queue(queue_pod("earlier"), later, mark="later", replicas=1))
+    assert found["earlier"].is_superseded
+
+
+def test_pod_that_time_alone_calls_earlier_is_not_given_up_for_one_that_runs() -> None:
+    """Of two templates that were made in one second, that of the pod that waits may be the later one."""
+    runs = queue_pod("runs", template="bbb", created=LATER, gated=False, node="n1")
+    assert not observe(queue(queue_pod("waits"), runs, replicas=1))["waits"].is_superseded
