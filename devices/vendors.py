@@ -7,7 +7,7 @@ guides wrong, so each entry says where its names come from.
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -61,6 +61,28 @@ class Exporter(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid
     memory_unit_bytes: Annotated[int, Meta(ge=1)] = 1
 
 
+AttributeType = Literal["string", "int", "bool", "version"]
+
+
+class DeviceDriver(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """The vendor's driver for Dynamic Resource Allocation, by which pods claim devices with stated properties."""
+
+    name: Annotated[str, Meta(max_length=63, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+    """Name in `spec.driver` of its ResourceSlices, and the domain of its attributes."""
+    device_class: Annotated[str, Meta(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+    """DeviceClass that claims name."""
+    attributes: dict[str, AttributeType]
+    """Attributes that services may select by."""
+    states_memory: bool = True
+    """True if each device has the capacity `memory`."""
+    whole_devices: dict[str, str] = {}
+    """Values of attributes that a device must have in any case: its class may have partitions or sick devices, too."""
+
+
+CLAIMED: Final = "]"
+"""Last character of the name by which the queue counts devices that a claim selects; no resource of a node has it."""
+
+
 class Vendor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """One accelerator, as pods get it."""
 
@@ -97,6 +119,8 @@ class Vendor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
     """Container image by engine, where it differs from the engine's own default or the engine has none."""
     exporter: Exporter | None = None
     """The vendor's own exporter; None: it has none, or none is documented."""
+    driver: DeviceDriver | None = None
+    """The vendor's DRA driver; None: devices cannot be claimed."""
 
     @property
     def has_devices(self) -> bool:
@@ -107,6 +131,8 @@ class Vendor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
         """Return whether devices of this vendor are counted by this resource."""
         if resource == self.resource:
             return True
+        if resource.endswith(CLAIMED):
+            return self.driver is not None and resource.startswith(f"{self.driver.name}/")
         return any(
             resource == each or (each.endswith("*") and resource.startswith(each[:-1]))
             for each in self.further_resources
@@ -155,6 +181,16 @@ VENDORS: Final[Vendors] = MappingProxyType(
                 memory_used="DCGM_FI_DEV_FB_USED",
                 memory_unit_bytes=MIB,
             ),
+            # The class selects whole GPUs; ResourceSlices of the driver have MIG devices, too.
+            driver=DeviceDriver(
+                name="gpu.nvidia.com",
+                device_class="gpu.nvidia.com",
+                attributes={
+                    **dict.fromkeys(("productName", "brand", "architecture"), "string"),
+                    **dict.fromkeys(("cudaComputeCapability", "cudaDriverVersion", "driverVersion"), "version"),
+                },
+                whole_devices={"type": "gpu"},
+            ),
         ),
         # Labels: AMD's node labeller, whose memory is text such as 192G. HIP_VISIBLE_DEVICES=all is not valid.
         "amd": Vendor(
@@ -169,6 +205,13 @@ VENDORS: Final[Vendors] = MappingProxyType(
             exporter=Exporter(
                 port=5000, utilization="gpu_gfx_activity", memory_used="gpu_used_vram", memory_unit_bytes=MIB
             ),
+            # The class has partitions, too.
+            driver=DeviceDriver(
+                name="gpu.amd.com",
+                device_class="gpu.amd.com",
+                attributes=dict.fromkeys(("productName", "family", "deviceID", "partitionProfile"), "string"),
+                whole_devices={"type": "amdgpu"},
+            ),
         ),
         # HABANA_VISIBLE_DEVICES is the device plugin's: with `all` a pod would see the cards of others.
         "intel-gaudi": Vendor(
@@ -179,11 +222,23 @@ VENDORS: Final[Vendors] = MappingProxyType(
             exporter=Exporter(
                 port=41611, utilization="habanalabs_utilization", memory_used="habanalabs_memory_used_bytes"
             ),
+            driver=DeviceDriver(
+                name="gaudi.intel.com",
+                device_class="gaudi.intel.com",
+                attributes={"model": "string", "healthy": "bool"},
+                states_memory=False,
+                whole_devices={"healthy": "true"},
+            ),
         ),
         "intel": Vendor(
             resource="gpu.intel.com/i915",
             further_resources=("gpu.intel.com/xe",),
             supplemental_groups=(44, 109, 110, 992, 993),
+            driver=DeviceDriver(
+                name="gpu.intel.com",
+                device_class="gpu.intel.com",
+                attributes=dict.fromkeys(("model", "family"), "string"),
+            ),
         ),
         "metal": Vendor(in_pods=False),
     }

@@ -262,7 +262,7 @@ class _Term:
         observed = await self._observe(moment, gone)
         cells = reserve(self._parts.registry.list_cells(), self._claims, observed.units)
         self._vanished.expect(observed.units)
-        units = list(self._list_plannable(observed.units, started))
+        units = [self._parts.registry.devices.add_freed(each) for each in self._list_plannable(observed.units, started)]
         found = await asyncio.to_thread(plan, cells, units, self._parts.rules(), now)
         took, failures = loop.time() - started, self._retries.list_errors()
         self._parts.on_round(RoundReport(found, cells, observed.units, now, took, failures))

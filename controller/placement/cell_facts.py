@@ -90,9 +90,15 @@ def close_host(capacity: HostCapacity, *, is_alive: bool) -> Closure:
     )
 
 
-def read_node(node: Obj, vendors: Vendors) -> NodeFacts | None:
-    """Return what the cell of a node takes over from it, or None if the node has no accelerator."""
-    accelerator = find_accelerator(node, vendors)
+def read_node(node: Obj, vendors: Vendors, claimable: str = "") -> NodeFacts | None:
+    """Return what the cell of a node takes over from it, or None if the node has no accelerator.
+
+    Args:
+        node: the node.
+        vendors: the table of accelerators.
+        claimable: the accelerator of its devices that may be claimed; empty if there are none.
+    """
+    accelerator = find_accelerator(node, vendors) or claimable
     if not accelerator:
         return None
     # A pod must not be refused for ever by a taint that closes the cell only for some time.

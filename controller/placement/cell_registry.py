@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from controller.placement.capacity import stored_capacities
 from controller.placement.cell_facts import Closure, NodeFacts, close_host, read_node
+from controller.placement.device_registry import DeviceRegistry
 from controller.placement.foreign_pods import ForeignPods
 from controller.placement.pod_requests import count_requests, find_taken_node
 from controller.placement.pool_table import METAL, labels_of, read_pools
@@ -19,7 +20,18 @@ from controller.reconcile.plan import decode_stored
 from crds.metalhost import MetalHost
 from devices.vendors import Vendors
 from kube.client import Obj
-from kube.resources import ACCELERATOR_POOLS, METAL_HOSTS, METAL_PROCESSES, NODES, PODS, ObjectKey, Resource, object_key
+from kube.resources import (
+    ACCELERATOR_POOLS,
+    METAL_HOSTS,
+    METAL_PROCESSES,
+    NODES,
+    PODS,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    ObjectKey,
+    Resource,
+    object_key,
+)
 from kube.store import Store
 
 
@@ -53,6 +65,7 @@ class CellRegistry:
         self._bindable = bindable
         self._clock = clock
         self.foreign = foreign if foreign is not None else ForeignPods()
+        self.devices = DeviceRegistry(vendors)
         self._pools = read_pools(store, vendors)
         self._ours: TakenRoom[ObjectKey] = TakenRoom()
         self._nodes: dict[str, NodeFacts] = {}
@@ -66,7 +79,7 @@ class CellRegistry:
         self._revision = 0
         self._node_revision = 0
         self._listeners: list[Callable[[], None]] = []
-        for resource in (NODES, PODS, METAL_HOSTS):
+        for resource in (NODES, PODS, METAL_HOSTS, RESOURCE_SLICES, RESOURCE_CLAIMS):
             for obj in store.list(resource):
                 self._take_change(resource, None, obj)
         store.subscribe(self._take_change)
@@ -125,6 +138,10 @@ class CellRegistry:
             for obj in (old, new):
                 if obj is not None:
                     self._mark(f"host/{obj['metadata']['name']}")
+        elif resource == RESOURCE_SLICES:
+            self._take_slice(old, new)
+        elif resource == RESOURCE_CLAIMS:
+            self._mark_nodes(self.devices.take_claim(old, new))
         elif resource == METAL_PROCESSES:
             for host in {obj["spec"].get("hostName") for obj in (old, new) if obj is not None}:
                 if host:
@@ -136,13 +153,24 @@ class CellRegistry:
             self._mark_nodes(self._ours.hold(key, node, count_requests(new["spec"])))
         elif (pod := new or old) is not None:
             self._mark_nodes(self._ours.release(object_key(pod)))
+        if old is not None and (new is None or old["metadata"]["uid"] != new["metadata"]["uid"]):
+            self._mark_nodes(self.devices.take_pod(old, is_gone=True))
+        if new is not None:
+            self._mark_nodes(self.devices.take_pod(new, is_gone=False))
 
     def _take_node(self, old: Obj | None, new: Obj | None) -> None:
         node = new or old
         if node is None or (old is not None and new is not None and _is_heartbeat(old, new)):
             return
-        name: str = node["metadata"]["name"]
-        facts = read_node(new, self._vendors) if new is not None else None
+        self._read_node(node["metadata"]["name"], new)
+
+    def _take_slice(self, old: Obj | None, new: Obj | None) -> None:
+        """Take devices that may be claimed: a node may have no other ones."""
+        for name in self.devices.take_slice(old, new):
+            self._read_node(name, self._store.get(NODES, name))
+
+    def _read_node(self, name: str, node: Obj | None) -> None:
+        facts = read_node(node, self._vendors, self.devices.find_accelerator(name)) if node is not None else None
         if facts is not None:
             self._nodes[name] = facts
         elif self._nodes.pop(name, None) is None:
@@ -203,13 +231,14 @@ class CellRegistry:
             return None
         ours, others = self._ours.sum_of(name), self.foreign.sum_of(name)
         free = {each: amount - ours.get(each, 0) - others.get(each, 0) for each, amount in facts.total.items()}
+        claimable, unclaimed = self.devices.count_room(name)
         reason, message = self._close(f"node/{name}", facts.closure)
         return Cell(
             name=name,
             kind="node",
             pool=self._pools.find_pool(facts.accelerator, labels_of(facts.node)),
-            total=facts.total,
-            free=free,
+            total={**facts.total, **claimable},
+            free={**free, **unclaimed},
             closed=reason,
             closed_message=message,
             node=facts.node,

@@ -13,6 +13,7 @@ import msgspec
 
 from controller.placement.bound_volumes import BoundVolumes
 from controller.placement.cell_registry import CellRegistry
+from controller.placement.device_feed import selects_devices
 from controller.placement.foreign_pods import FOREIGN, TAKES_ROOM
 from controller.placement.nodes import declare_nodes
 from controller.placement.observed_units import observe_units
@@ -25,7 +26,7 @@ from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.partial_objects import declare_partial_objects
 from crds.meta import LABEL_MANAGED_BY, MANAGED_BY
 from kube.client import Client, Obj
-from kube.errors import Forbidden
+from kube.errors import Forbidden, NotFound
 from kube.resources import (
     ACCELERATOR_POOLS,
     DEPLOYMENTS,
@@ -38,6 +39,8 @@ from kube.resources import (
     NODES,
     PODS,
     PVCS,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
     ObjectKey,
     Resource,
     object_key,
@@ -121,7 +124,7 @@ class ClusterCopy:
             is_queued_by_default=self.settings.pods.scheduling_mode == "Queue",
             find_volume_nodes=self.volumes.find_nodes,
         )
-        return tuple(map(self._complete, observed.units))
+        return tuple(self.registry.devices.add_freed(self._complete(each)) for each in observed.units)
 
     async def read_volumes(self, client: Client) -> None:
         """Read the volumes of pods, also of those that were put into the copy.
@@ -164,6 +167,7 @@ async def read_cluster(client: Client, settings: QueueSettings = QueueSettings()
         except Forbidden as error:
             if resource not in _DECIDES_NOTHING:
                 refused.append(error)
+    refused += await _read_devices(client, made)
     if refused:
         raise RightsMissing(refused)
     foreign = made.registry.foreign
@@ -171,6 +175,20 @@ async def read_cluster(client: Client, settings: QueueSettings = QueueSettings()
     foreign.replace(PODS, listed.items)
     await made.read_volumes(client)
     return made
+
+
+async def _read_devices(client: Client, made: ClusterCopy) -> Sequence[Forbidden]:
+    """Read devices and claims; return the refusals, if any service selects devices. Raises ApiError, Unreachable."""
+    refused: list[Forbidden] = []
+    for resource in (RESOURCE_SLICES, RESOURCE_CLAIMS):
+        try:
+            for obj in (await client.list(resource)).items:
+                made.put(resource, obj)
+        except NotFound:
+            break  # no device can be claimed in this cluster
+        except Forbidden as error:
+            refused.append(error)
+    return refused if any(map(selects_devices, made.store.list(INFERENCE_SERVICES))) else ()
 
 
 def unpin(pod_spec: Obj) -> Obj:

@@ -15,7 +15,16 @@ from controller.placement.pool_limits import (
     amount_text,
     limit_text,
 )
-from controller.placement.units import MEMORY, Amounts, Cell, HostRequirement, NodeRequirement, Unit, find_shortage
+from controller.placement.units import (
+    CLAIM_SLOT,
+    MEMORY,
+    Amounts,
+    Cell,
+    HostRequirement,
+    NodeRequirement,
+    Unit,
+    find_shortage,
+)
 from crds.size import size_text
 
 FITS: Final = "Fits"
@@ -229,6 +238,8 @@ def _describe_rules(unit: Unit, cell: Cell, reason: str) -> tuple[str, str]:
 
 def _describe_shortage(unit: Unit, cell: Cell, refusal: CellRefusal, made: Round, rules: PlanRules) -> tuple[str, str]:
     name = refusal.resource
+    if name == CLAIM_SLOT:
+        return "the scheduler is about to choose the devices of an earlier claim there", "wait"
     needed = largest_part(unit).get(name, 0)
     if refusal.reason == "TooSmall":
         has, place = cell.total.get(name, 0), "in all"

@@ -163,7 +163,7 @@ class _Future:
         self._note(preemptor, evicts=(*evicting.evicts, victim))
 
     def _end(self, unit: Unit) -> None:
-        for name, room in add_by_cell(unit.parts, unit.cells).items():
+        for name, room in unit.freed.items():
             if name in self.cells:
                 self._set_free(name, add_room(self.cells[name].free, room))
         del self.units[unit.uid]
@@ -202,7 +202,7 @@ def drain_cell(cells: Iterable[Cell], units: Iterable[Unit], drained: str) -> tu
             moved.append(unit)
             continue
         moved.append(displace(unit))
-        for name, room in add_by_cell(unit.parts, unit.cells).items():
+        for name, room in unit.freed.items():
             if name in freed:
                 freed[name] = add_room(freed[name], room)
     return tuple(msgspec.structs.replace(cell, free=freed[cell.id]) for cell in closed), tuple(moved)

@@ -16,6 +16,7 @@ from controller.placement.units import (
     fits,
     subtract_amounts,
 )
+from devices.vendors import CLAIMED
 from kube.resources import ObjectKey
 
 RESERVED: Final = 1_000
@@ -145,6 +146,7 @@ class PlaceSearch:
                 room = self._candidates.room_of(victim.uid, cell)
                 claim = {name: max(0, min(amount, room.get(name, 0))) for name, amount in needs[cell].items()}
                 if any(claim.values()):
+                    claim |= _claim_devices(claim, room)
                     claims[victim.uid][cell] = claim
                     needs[cell] = subtract_amounts(needs[cell], claim)
         self.take(needs)
@@ -335,6 +337,12 @@ class PlaceSearch:
                 ]
         index.refresh()
         return index
+
+
+def _claim_devices(claim: Amounts, room: Amounts) -> dict[str, int]:
+    """Return what a claim takes of the same devices under the names of other needs: each device is promised once."""
+    number = sum(amount for name, amount in claim.items() if name.endswith(CLAIMED))
+    return {name: min(number, amount) for name, amount in room.items() if name.endswith(CLAIMED)} if number else {}
 
 
 def need_key(need: Amounts) -> _Need:

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 import msgspec
 import structlog
 
+from controller.placement.device_registry import count_need
 from controller.placement.pod_requests import count_requests, find_taken_node
 from controller.placement.queue_places import ReplicaUnit, find_own_place, find_place, parse_seconds
 from controller.placement.queued_service import QueuedService, has_device, pools_of, read_template_mark
@@ -62,8 +63,8 @@ def build_pod_replica(
     # One that has ended and is about to vanish takes nothing any more, but still has its place in the queue.
     if not deployment or not (own or is_ending) or (has_ended and not is_ending):
         return None
-    need = count_requests(spec)
     state: UnitState = "ending" if is_ending else "waiting" if is_gated(pod) else "running"
+    need = {**count_requests(spec), **count_need(pod, is_waiting=state == "waiting")}
     if not is_gated(pod) and not has_device(need, vendors):
         return None
     node = find_taken_node(pod)

@@ -13,6 +13,7 @@ from typing import Final, Literal, NamedTuple
 from controller.placement.units import MEMORY, Amounts, Cell, HostRequirement, Unit
 from crds.acceleratorpool import EACH_NAMESPACE
 from crds.size import size_text
+from devices.vendors import CLAIMED
 
 LimitReason = Literal["Quota", "Nominal", "Lending", "Borrowing"]
 PoolReason = Literal["InvalidSpec", "NoCell", "Overlap", "LimitTooHigh", "LimitExceeded"]
@@ -214,6 +215,11 @@ def sum_amounts(parts: Iterable[Amounts], measure: Measure) -> int:
     return sum(amount for part in parts for name, amount in part.items() if "/" in name)
 
 
+def sum_of_cell(amounts: Amounts, measure: Measure) -> int:
+    """Return the devices or the memory of a cell; one device may do for several needs, and counts once."""
+    return sum_amounts([{name: each for name, each in amounts.items() if not name.endswith(CLAIMED)}], measure)
+
+
 class PoolProblem(NamedTuple):
     """A contradiction of a pool."""
 
@@ -228,7 +234,7 @@ def find_pool_problems(pools: Mapping[str, PoolRules], cells: Iterable[Cell]) ->
     measures: dict[str, Measure] = {}
     for cell in cells:
         measures[cell.pool] = measure = measure_of(cell)
-        there[cell.pool] = there.get(cell.pool, 0) + sum_amounts([cell.total], measure)
+        there[cell.pool] = there.get(cell.pool, 0) + sum_of_cell(cell.total, measure)
     problems: list[PoolProblem] = []
     for name, rules in sorted(pools.items()):
         if rules.elastic > 0:

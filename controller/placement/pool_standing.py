@@ -15,6 +15,7 @@ from controller.placement.pool_limits import (
     limit_text,
     measure_of,
     sum_amounts,
+    sum_of_cell,
 )
 from controller.placement.pool_table import METAL, PoolTable
 from controller.placement.units import MEMORY, Amounts, Cell, Unit
@@ -65,8 +66,8 @@ def measure_pools(
     numbers, totals, free = Counter[str](), Counter[str](), Counter[str]()
     for cell in cells:
         numbers[cell.pool] += 1
-        totals[cell.pool] += sum_amounts([cell.total], measure_of(cell))
-        free[cell.pool] += sum_amounts([cell.free], measure_of(cell))
+        totals[cell.pool] += sum_of_cell(cell.total, measure_of(cell))
+        free[cell.pool] += sum_of_cell(cell.free, measure_of(cell))
     problems = [
         *find_pool_problems(table.rules, cells),
         *_find_overlaps(table, cells, find_labels),

@@ -8,7 +8,7 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from controller.placement.pool_limits import is_borrowed
-from controller.placement.units import NOTHING, Amounts, Cell, Unit, add_by_cell
+from controller.placement.units import NOTHING, Amounts, Cell, Unit
 from crds.meta import PRIORITY_RANK
 
 _NO_RANK: Final = len(PRIORITY_RANK)
@@ -60,7 +60,7 @@ class Candidates:
 
     def _add(self, unit: Unit) -> None:
         # Where a unit is must be known of each of its parts, or its end may free nothing.
-        room = self._room[unit.uid] = add_by_cell(unit.parts, unit.cells)
+        room = self._room[unit.uid] = unit.freed
         for cell in room:
             self._by_cell.setdefault(cell, []).append(unit)
             if unit.state == "ending":

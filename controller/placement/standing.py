@@ -9,7 +9,7 @@ import msgspec
 from controller.placement.explanation import FITS, NOMINATED, describe_limit, or_raise_priority
 from controller.placement.pool_limits import LimitReason, LimitRefusal
 from controller.placement.start_estimate import StartRange, measure_need
-from controller.placement.units import CPU, MEMORY, Cell, NodeRequirement, Unit, find_shortage
+from controller.placement.units import CLAIM_SLOT, CPU, MEMORY, Cell, NodeRequirement, Unit, find_shortage
 from crds.meta import Priority
 from crds.queue_status import NoEstimate, QueueReason
 from crds.size import size_text
@@ -119,7 +119,8 @@ def find_lack(unit: Unit, counts: CellCounts) -> QueueReason:
     """Return why a unit waits that nothing but a lack of room holds up."""
     if not counts.open and counts.closed:
         return "CellsClosed"
-    return "InsufficientDevices" if "/" in find_lacking(unit, counts) else "InsufficientMemory"
+    lacking = find_lacking(unit, counts)
+    return "InsufficientDevices" if "/" in lacking or lacking == CLAIM_SLOT else "InsufficientMemory"
 
 
 def describe_need(unit: Unit) -> str:

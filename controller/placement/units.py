@@ -19,6 +19,9 @@ from kube.resources import ObjectKey
 MEMORY: Final = "memory"
 CPU: Final = "cpu"
 PODS: Final = "pods"
+CLAIM_SLOT: Final = "claim-slots"
+"""The one admission at a time on a node whose devices meet several needs: nobody knows which of them a claim gets
+before the scheduler has allocated it. A pod that runs frees none, so that nothing is evicted for a slot."""
 Amounts = Mapping[str, int]
 """Amounts by the name of a Kubernetes resource: bytes, but millicores of `cpu`, and a number of devices or pods."""
 NOTHING: Final[Amounts] = MappingProxyType({})
@@ -221,6 +224,16 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     """`Cell.id` of cells to which the API server refused it: they are tried last."""
     weights: str = ""
     """Identity of its weights, such as a digest; a cell that has them starts it sooner."""
+    freed_beside: Amounts = NOTHING
+    """Amounts that its end frees on its cell beside its parts: for other needs, the devices that it has claimed."""
+
+    @property
+    def freed(self) -> dict[str, Amounts]:
+        """Amounts that its end frees, by `Cell.id`."""
+        freed = add_by_cell(self.parts, self.cells)
+        if not self.freed_beside:
+            return freed
+        return {cell: add_amounts(amounts, self.freed_beside) for cell, amounts in freed.items()}
 
     @property
     def objects(self) -> tuple[ObjectKey, ...]:

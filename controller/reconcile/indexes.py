@@ -31,6 +31,7 @@ from kube.resources import (
     POD_MONITORS,
     PODS,
     PVCS,
+    RESOURCE_CLAIM_TEMPLATES,
     SERVICES,
     Resource,
 )
@@ -220,6 +221,7 @@ INDEXES: Final[Mapping[Resource, Mapping[str, IndexKeys]]] = {
     POD_DISRUPTION_BUDGETS: {OWNER_INDEX: _owners},
     NETWORK_POLICIES: {OWNER_INDEX: _owners},
     POD_MONITORS: {OWNER_INDEX: _owners},
+    RESOURCE_CLAIM_TEMPLATES: {OWNER_INDEX: _owners},
     JOBS: {OWNER_INDEX: _owners},
     PVCS: {OWNER_INDEX: _owners, OF_MODEL_INDEX: _labelled(LABEL_MODEL)},
     PODS: {

@@ -23,7 +23,7 @@ from controller.reconcile.stamp import (
     ANNOTATION_UPDATE,
     is_stamped,
 )
-from crds.meta import ENQUEUED_AT, NOMINATED, POD_TEMPLATE
+from crds.meta import DEVICE_NEED, ENQUEUED_AT, NOMINATED, POD_TEMPLATE
 from kube.client import Obj
 from kube.resources import (
     ACCELERATOR_POOLS,
@@ -39,6 +39,9 @@ from kube.resources import (
     POD_MONITORS,
     PODS,
     PVCS,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
     ROLE_BINDINGS,
     ROLES,
     SERVICES,
@@ -53,10 +56,10 @@ _LONGEST_SHARED: Final = 64
 """Characters; longer strings are messages, each of its own."""
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 _POD_CONDITIONS: Final = frozenset({"Ready", "PodScheduled"})
-_POD_ANNOTATIONS: Final = frozenset({ENQUEUED_AT, NOMINATED, POD_TEMPLATE})
-_POD_SPEC: Final = ("nodeName", "schedulingGates", "overhead", "priorityClassName")
+_POD_ANNOTATIONS: Final = frozenset({DEVICE_NEED, ENQUEUED_AT, NOMINATED, POD_TEMPLATE})
+_POD_SPEC: Final = ("nodeName", "schedulingGates", "overhead", "priorityClassName", "resourceClaims")
 _REPLICA_COUNTS: Final = ("observedGeneration", "replicas", "updatedReplicas", "readyReplicas")
-_READ_OF_TEMPLATE: Final = ("priorityClassName", "schedulingGates")
+_READ_OF_TEMPLATE: Final = ("priorityClassName", "schedulingGates", "resourceClaims")
 _DEPLOYMENT_CONDITIONS: Final = frozenset({"ReplicaFailure"})
 
 
@@ -233,6 +236,18 @@ def _of_deployment(obj: Obj) -> Obj:
     }
 
 
+def _of_claim(obj: Obj) -> Obj:
+    """Return a ResourceClaim with its pod and its devices: those of the whole cluster are kept."""
+    allocation = (obj.get("status") or {}).get("allocation") or {}
+    names = ("name", "namespace", "uid", "resourceVersion", "labels", "ownerReferences", "deletionTimestamp")
+    results = [
+        _pick(each, ("driver", "pool", "device", "adminAccess"))
+        for each in (allocation.get("devices") or {}).get("results") or ()
+    ]
+    kept: Obj = {"allocation": {"devices": {"results": results}}} if results else {}
+    return {"metadata": _pick(obj["metadata"], names), "status": kept}
+
+
 def _of_container(container: Obj) -> Obj:
     """Return what decides whether a later template restarts a pod."""
     kept = _pick(container, ("name", "resources", "lifecycle", "restartPolicy"))
@@ -258,9 +273,12 @@ def _applied_spec(obj: Obj) -> Obj:
 _PARTS: Final[Mapping[Resource, Callable[[Obj], Obj]]] = {
     PODS: _of_pod,
     DEPLOYMENTS: _of_deployment,
-    **dict.fromkeys((SERVICES, POD_DISRUPTION_BUDGETS, NETWORK_POLICIES, POD_MONITORS), _applied_spec),
+    **dict.fromkeys(
+        (SERVICES, POD_DISRUPTION_BUDGETS, NETWORK_POLICIES, POD_MONITORS, RESOURCE_CLAIM_TEMPLATES), _applied_spec
+    ),
     METAL_PROCESSES: _of_process,
     JOBS: _of_job,
-    **dict.fromkeys((PVCS, ENDPOINT_SLICES), _unmanaged),
+    RESOURCE_CLAIMS: _of_claim,
+    **dict.fromkeys((PVCS, ENDPOINT_SLICES, RESOURCE_SLICES), _unmanaged),
     **dict.fromkeys((INFERENCE_SERVICES, MODELS, METAL_HOSTS, ACCELERATOR_POOLS, ROLES, ROLE_BINDINGS), _managed_by_us),
 }

@@ -1,0 +1,54 @@
+"""The watches of Dynamic Resource Allocation (DRA): our claim templates, and the devices and claims of the cluster.
+
+Devices and claims are followed from the first service on that selects devices: until then a cluster in which others
+claim thousands of them costs nothing.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from controller.reconcile.feed import OURS
+from controller.reconcile.optional_kinds import OptionalKind
+from kube.client import Client, Obj
+from kube.resources import INFERENCE_SERVICES, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS, RESOURCE_SLICES, Resource
+from kube.store import Store
+
+
+def selects_devices(service: Obj) -> bool:
+    """Return whether an InferenceService claims devices by a selector."""
+    return (service["spec"].get("hardware") or {}).get("deviceSelector") is not None
+
+
+class DeviceFeed:
+    """The watches.
+
+    Args:
+        store: the store to keep equal, whose services are followed from now on.
+        namespaces: the only namespaces of a controller without a queue, which counts no devices; none: all.
+    """
+
+    def __init__(self, store: Store, namespaces: Sequence[str] = ()) -> None:
+        self._store = store
+        self._templates = OptionalKind(RESOURCE_CLAIM_TEMPLATES, OURS, namespaces)
+        self._counted = [OptionalKind(each, "") for each in (RESOURCE_SLICES, RESOURCE_CLAIMS) if not namespaces]
+        self._is_wanted = asyncio.Event()
+        store.subscribe(self._take_change)
+
+    def _take_change(self, resource: Resource, _old: Obj | None, new: Obj | None) -> None:
+        if resource == INFERENCE_SERVICES and new is not None and selects_devices(new):
+            self._is_wanted.set()
+
+    async def follow(self, client: Client) -> None:
+        """Follow for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._templates.follow(client, self._store))
+            await self._is_wanted.wait()
+            for kind in self._counted:
+                tasks.create_task(kind.follow(client, self._store))
+
+    async def settle(self) -> bool:
+        """Wait until the store has what services need of this; return whether devices can be claimed at all."""
+        kinds = [self._templates, *(self._counted if self._is_wanted.is_set() else ())]
+        for kind in kinds:
+            await kind.settled.wait()
+        return self._templates.exists

@@ -1,0 +1,167 @@
+"""The devices that a pod claims: what each must be, as the scheduler's CEL and as the queue decides it by itself.
+
+Kubernetes selects devices of ResourceSlices by expressions of CEL. A need is simple enough that both forms follow from
+it, so the queue counts by the same rule by which the scheduler chooses.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from crds.quantity import parse_quantity
+from crds.size import MIB
+from devices.vendors import CLAIMED, AttributeType, DeviceDriver
+from kube.client import Obj
+
+_MEMORY: Final = "memory"
+_LONGEST_NAME: Final = 200
+_DIGITS: Final = 8
+_PARTS_OF_VERSION: Final = 3
+
+
+class AttributeDemand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The demand on one attribute: that it has one of some values, or is not less than one."""
+
+    name: str
+    """Name as in ResourceSlices; one without a domain is of the driver's own."""
+    type: AttributeType
+    values: tuple[str, ...] = ()
+    at_least: str = ""
+
+    @property
+    def text(self) -> str:
+        """The demand in a few characters."""
+        return f"{self.name}>={self.at_least}" if self.at_least else f"{self.name}={'|'.join(self.values)}"
+
+
+class DeviceNeed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A need for a number of devices of one driver, each of which meets the same demands."""
+
+    driver: str
+    device_class: str
+    number: int = 1
+    memory_mib: int = 0
+    """Least memory of each; 0: any."""
+    demands: tuple[AttributeDemand, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Name by which the queue counts such devices; needs of different numbers have the same."""
+        memory = [f"{_MEMORY}>={self.memory_mib}Mi"] if self.memory_mib else []
+        text = ", ".join([*memory, *(each.text for each in self.demands)])
+        if len(text) > _LONGEST_NAME:
+            text = f"{text[:_LONGEST_NAME]} {hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}"
+        return f"{self.driver}/[{text or 'any'}{CLAIMED}"
+
+    def matches(self, device: Obj) -> bool:
+        """Return whether a device of the driver, as in a ResourceSlice, meets all demands."""
+        if self.memory_mib and _read_memory(device, self.driver) < self.memory_mib * MIB:
+            return False
+        attributes: Mapping[str, Obj] = device.get("attributes") or {}
+        return all(_meets(each, _find_qualified(attributes, each.name, self.driver)) for each in self.demands)
+
+    def list_expressions(self) -> list[str]:
+        """Return the expressions of CEL that select such devices; what a device does not state selects none."""
+        found = []
+        if self.memory_mib:
+            capacity = f"device.capacity['{self.driver}']"
+            found.append(
+                f"'{_MEMORY}' in {capacity} && {capacity}.{_MEMORY}.compareTo(quantity('{self.memory_mib}Mi')) >= 0"
+            )
+        return found + [_render_demand(each, self.driver) for each in self.demands]
+
+
+def any_device(driver: DeviceDriver) -> DeviceNeed:
+    """Return the need for one whole device of a driver, whatever else it is."""
+    return DeviceNeed(
+        driver=driver.name,
+        device_class=driver.device_class,
+        demands=tuple(
+            AttributeDemand(name=name, type=driver.attributes.get(name, "string"), values=(value,))
+            for name, value in sorted(driver.whole_devices.items())
+        ),
+    )
+
+
+def encode_need(need: DeviceNeed) -> str:
+    """Return the value of the annotation DEVICE_NEED."""
+    return msgspec.json.encode(need).decode()
+
+
+def decode_need(text: str) -> DeviceNeed | None:
+    """Return the need of an annotation; None if people have damaged it."""
+    try:
+        return msgspec.json.decode(text, type=DeviceNeed)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+
+
+def pad_version(version: str) -> str:
+    """Return a version such as 8.9 with all three of its numbers, which CEL demands."""
+    numbers = [str(int(each)) for each in version.split(".")]
+    return ".".join([*numbers, *["0"] * (_PARTS_OF_VERSION - len(numbers))])
+
+
+def _render_demand(demand: AttributeDemand, driver: str) -> str:
+    domain, _, name = demand.name.rpartition("/")
+    attributes = f"device.attributes['{domain or driver}']"
+    value = f"{attributes}.{name}"
+    if demand.type == "version":
+        test = (
+            f"{value}.compareTo(semver('{pad_version(demand.at_least)}')) >= 0"
+            if demand.at_least
+            else _join_alternatives(
+                [f"{value}.compareTo(semver('{pad_version(each)}')) == 0" for each in demand.values]
+            )
+        )
+    elif demand.at_least:
+        test = f"{value} >= {int(demand.at_least)}"
+    else:
+        quote = "'" if demand.type == "string" else ""
+        test = _join_alternatives([f"{value} == {quote}{each}{quote}" for each in demand.values])
+    return f"'{name}' in {attributes} && {test}"
+
+
+def _join_alternatives(tests: Sequence[str]) -> str:
+    return tests[0] if len(tests) == 1 else f"({' || '.join(tests)})"
+
+
+def _find_qualified(values: Mapping[str, Any], name: str, driver: str) -> Any:
+    """Return the value with a name, which a driver may write with its own domain or without."""
+    domain, _, bare = name.rpartition("/")
+    if domain and domain != driver:
+        return values.get(name)
+    found = values.get(bare)
+    return values.get(f"{driver}/{bare}") if found is None else found
+
+
+def _read_memory(device: Obj, driver: str) -> int:
+    found = _find_qualified(device.get("capacity") or {}, _MEMORY, driver) or {}
+    return int(parse_quantity(found.get("value")) or 0)
+
+
+def _meets(demand: AttributeDemand, stated: Obj | None) -> bool:
+    value = (stated or {}).get(demand.type)
+    if value is None:
+        return False
+    if demand.type == "version":
+        version = _parse_version(str(value))
+        if demand.at_least:
+            return version >= _parse_version(pad_version(demand.at_least))
+        return any(version == _parse_version(pad_version(each)) for each in demand.values)
+    if demand.at_least:
+        return int(value) >= int(demand.at_least)
+    if demand.type == "int":
+        return any(int(value) == int(each) for each in demand.values)
+    text = str(value).lower() if demand.type == "bool" else str(value)
+    return text in demand.values
+
+
+def _parse_version(version: str) -> tuple[tuple[int, ...], bool, str]:
+    """Return the sort key of a semantic version: one before a release, such as 1.0.0-rc1, is less than it."""
+    number, dash, label = version.partition("+")[0].partition("-")
+    parts = number.split(".")
+    numbers = tuple(int(each) if each.isascii() and each.isdecimal() else -1 for each in parts)
+    return numbers, not dash, label

@@ -1,0 +1,334 @@
+"""The devices of ResourceSlices: which of them a claim may get on each node, and which are allocated.
+
+An event costs as much as its node has devices, whatever the size of the cluster. A device is free if no ResourceClaim
+has it, also none of others. Between the admission of a pod and its allocation nobody knows which devices it gets, so
+until then its node gives no claim to a need that might want the same ones: see CLAIM_SLOT.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+
+from controller.placement.device_need import DeviceNeed, any_device, decode_need
+from controller.placement.pod_requests import find_taken_node
+from controller.placement.units import CLAIM_SLOT, NOTHING, Amounts, Unit
+from crds.meta import DEVICE_NEED, LABEL_MANAGED_BY, MANAGED_BY
+from devices.vendors import Vendors
+from kube.client import Obj
+from kube.resources import ObjectKey, object_key
+
+_WHOLE: Final = "devices"
+"""Name with which whole devices of a driver are counted for pools, each once."""
+_BLOCKING_TAINTS: Final = frozenset({"NoSchedule", "NoExecute"})
+
+
+class DeviceId(NamedTuple):
+    """Identity of a device in the cluster."""
+
+    driver: str
+    pool: str
+    name: str
+
+
+class _PoolKey(NamedTuple):
+    driver: str
+    pool: str
+
+
+class _ClaimingPod(NamedTuple):
+    """A pod of ours that claims devices and has a node."""
+
+    node: str
+    need: str
+    number: int
+
+
+class _AllocatedClaim(NamedTuple):
+    """A ResourceClaim whose devices are chosen."""
+
+    pod: str
+    """uid of the pod for which it was made; empty if it was made for none."""
+    devices: tuple[DeviceId, ...]
+    is_ours: bool
+    """It has our label."""
+
+
+def find_need(pod: Obj) -> DeviceNeed | None:
+    """Return the devices that a pod of ours claims; None if it claims none."""
+    text = (pod["metadata"].get("annotations") or {}).get(DEVICE_NEED)
+    return decode_need(text) if text else None
+
+
+def count_need(pod: Obj, *, is_waiting: bool) -> Amounts:
+    """Return the claim of a pod as amounts of a cell."""
+    need = find_need(pod)
+    if need is None:
+        return NOTHING
+    return {need.name: need.number} | ({CLAIM_SLOT: 1} if is_waiting else {})
+
+
+class DeviceRegistry:
+    """All devices of known drivers; each method that takes a change returns the nodes that it concerns.
+
+    Args:
+        vendors: the table of accelerators, which names the drivers.
+    """
+
+    def __init__(self, vendors: Vendors) -> None:
+        self._accelerators = {
+            vendor.driver.name: (name, any_device(vendor.driver))
+            for name, vendor in vendors.items()
+            if vendor.driver is not None
+        }
+        self._slices: dict[_PoolKey, dict[str, Obj]] = {}
+        """By name."""
+        self._devices: dict[_PoolKey, Mapping[str, Mapping[DeviceId, Obj]]] = {}
+        """By node."""
+        self._pools: dict[str, dict[_PoolKey, None]] = {}
+        """By node."""
+        self._nodes: dict[DeviceId, str] = {}
+        self._claims: dict[ObjectKey, _AllocatedClaim] = {}
+        self._claims_of: dict[DeviceId, set[ObjectKey]] = {}
+        self._claim_of_pod: dict[str, ObjectKey] = {}
+        self._pods: dict[str, _ClaimingPod] = {}
+        """Pods of ours that have a node, by uid."""
+        self._pods_of: dict[str, set[str]] = {}
+        """By node."""
+        self._needs: dict[str, DeviceNeed] = {}
+        """Needs of pods of ours that exist, by name."""
+        self._wanted_by: dict[str, set[str]] = {}
+        """uids of the pods that have a need, by its name."""
+        self._need_of: dict[str, str] = {}
+        self._matching: dict[str, Mapping[str, frozenset[DeviceId]]] = {}
+        """By node, then by name of the need; found anew after a change of slices or needs."""
+
+    def take_slice(self, old: Obj | None, new: Obj | None) -> set[str]:
+        """Take a change of a ResourceSlice."""
+        nodes: set[str] = set()
+        for obj in (old, new):
+            if obj is None or obj["spec"]["driver"] not in self._accelerators:
+                continue
+            key = _PoolKey(obj["spec"]["driver"], obj["spec"]["pool"]["name"])
+            slices = self._slices.setdefault(key, {})
+            if obj is new:
+                slices[obj["metadata"]["name"]] = obj
+            else:
+                slices.pop(obj["metadata"]["name"], None)
+            nodes |= self._settle_pool(key)
+        for node in nodes:
+            self._matching.pop(node, None)
+        return nodes
+
+    def _settle_pool(self, key: _PoolKey) -> set[str]:
+        """Find anew where the devices of a pool are; return the nodes that have, or had, one of them."""
+        before = self._devices.pop(key, {})
+        for name, devices in before.items():
+            del self._pools[name][key]
+            for each in devices:
+                del self._nodes[each]
+        found: dict[str, dict[DeviceId, Obj]] = {}
+        for slice_, device in _list_devices(self._slices[key].values()):
+            # A device of no single node, such as one in the network, is left to the scheduler.
+            node: str = slice_["spec"].get("nodeName") or device.get("nodeName") or ""
+            if node:
+                found.setdefault(node, {})[DeviceId(*key, device["name"])] = device
+        if found:
+            self._devices[key] = found
+        if not self._slices[key]:
+            del self._slices[key]
+        for name, devices in found.items():
+            self._pools.setdefault(name, {})[key] = None
+            self._nodes |= dict.fromkeys(devices, name)
+        return {*before, *found}
+
+    def take_claim(self, old: Obj | None, new: Obj | None) -> set[str]:
+        """Take a change of a ResourceClaim, of whomever it is."""
+        obj = new or old
+        if obj is None:
+            return set()
+        key = object_key(obj)
+        nodes = set[str]()
+        if (known := self._claims.pop(key, None)) is not None:
+            nodes |= self._list_nodes_of(known)
+            for each in known.devices:
+                self._claims_of[each].discard(key)
+                if not self._claims_of[each]:
+                    del self._claims_of[each]
+            if self._claim_of_pod.get(known.pod) == key:
+                del self._claim_of_pod[known.pod]
+        devices = _list_allocated(new) if new is not None else ()
+        if not devices:
+            return nodes
+        claim = self._claims[key] = _AllocatedClaim(_find_pod(obj), devices, is_ours=_is_ours(obj))
+        for each in devices:
+            self._claims_of.setdefault(each, set()).add(key)
+        if claim.pod:
+            self._claim_of_pod[claim.pod] = key
+        return nodes | self._list_nodes_of(claim)
+
+    def _list_nodes_of(self, claim: _AllocatedClaim) -> set[str]:
+        return {node for each in claim.devices if (node := self._nodes.get(each)) is not None}
+
+    def take_pod(self, pod: Obj, *, is_gone: bool) -> set[str]:
+        """Take a change of a pod of ours."""
+        uid: str = pod["metadata"]["uid"]
+        need = None if is_gone else find_need(pod)
+        nodes = self._take_need(uid, need)
+        if (known := self._pods.pop(uid, None)) is not None:
+            self._pods_of[known.node].discard(uid)
+            nodes.add(known.node)
+        node = find_taken_node(pod) if need is not None else ""
+        if need is not None and node:
+            self._pods[uid] = _ClaimingPod(node, need.name, need.number)
+            self._pods_of.setdefault(node, set()).add(uid)
+            nodes.add(node)
+        return nodes
+
+    def _take_need(self, uid: str, need: DeviceNeed | None) -> set[str]:
+        """Note what a pod wants; return the nodes that count devices for a need that is new, or for one less."""
+        name = need.name if need is not None else ""
+        before = self._need_of.get(uid, "")
+        if before == name:
+            return set()
+        drivers = set()
+        if before:
+            self._wanted_by[before].discard(uid)
+            if not self._wanted_by[before]:
+                del self._wanted_by[before]
+                drivers.add(self._needs.pop(before).driver)
+            del self._need_of[uid]
+        if need is not None:
+            self._need_of[uid] = name
+            if name not in self._needs:
+                self._needs[name] = need
+                drivers.add(need.driver)
+            self._wanted_by.setdefault(name, set()).add(uid)
+        nodes = {node for key in self._devices if key.driver in drivers for node in self._devices[key]}
+        for node in nodes:
+            self._matching.pop(node, None)
+        return nodes
+
+    def find_accelerator(self, node: str) -> str:
+        """Return the accelerator of the devices that may be claimed on a node; empty if there are none."""
+        return next((self._accelerators[key.driver][0] for key in self._pools.get(node, ())), "")
+
+    def count_room(self, node: str) -> tuple[Amounts, Amounts]:
+        """Return the devices of a node in all, and those that are free, by name of the need and by driver."""
+        matching = self._find_matching(node)
+        if not matching:
+            return NOTHING, NOTHING
+        free_devices = self._list_free(node)
+        pending = [self._pods[uid] for uid in self._pods_of.get(node, ()) if uid not in self._claim_of_pod]
+        total, free = {}, {}
+        for name, devices in matching.items():
+            reserved = sum(each.number for each in pending if each.need == name)
+            total[name], free[name] = len(devices), len(devices & free_devices) - reserved
+        for driver in {key.driver for key in self._pools[node]}:
+            whole, reserved = matching[self._accelerators[driver][1].name], self._sum_pending(pending, driver)
+            total[f"{driver}/{_WHOLE}"] = len(whole)
+            free[f"{driver}/{_WHOLE}"] = len(whole & free_devices) - reserved
+        if self._has_overlap(matching):
+            total[CLAIM_SLOT], free[CLAIM_SLOT] = 1, 0 if pending else 1
+        return total, free
+
+    def _sum_pending(self, pending: Iterable[_ClaimingPod], driver: str) -> int:
+        """Return the devices of a driver that pods without an allocation get."""
+        return sum(each.number for each in pending if self._needs[each.need].driver == driver)
+
+    def _has_overlap(self, matching: Mapping[str, frozenset[DeviceId]]) -> bool:
+        """Return whether pods with different needs might get the same device."""
+        wanted = [devices for name, devices in matching.items() if name in self._needs]
+        return sum(map(len, wanted)) > len(frozenset[DeviceId]().union(*wanted))
+
+    def add_freed(self, unit: Unit) -> Unit:
+        """Return a unit with what its end frees beside its parts: for other needs, its devices may do as well."""
+        pod = self._pods.get(unit.uid) if unit.state != "waiting" else None
+        if pod is None:
+            return unit
+        freed = {CLAIM_SLOT: 1} if unit.state == "ending" else {}
+        claim = self._claims.get(self._claim_of_pod.get(unit.uid, ObjectKey("", "")))
+        for name, devices in self._find_matching(pod.node).items() if claim is not None else ():
+            amount = len(devices.intersection(claim.devices)) if claim is not None else 0
+            if amount and name != pod.need:
+                freed[name] = amount
+        return msgspec.structs.replace(unit, freed_beside=freed) if freed else unit
+
+    def _find_matching(self, node: str) -> Mapping[str, frozenset[DeviceId]]:
+        """Return the devices of a node by the needs that they meet."""
+        pools = self._pools.get(node)
+        if not pools:
+            return {}
+        found = self._matching.get(node)
+        if found is None:
+            devices = {id_: device for key in pools for id_, device in self._devices[key][node].items()}
+            own = (self._accelerators[driver][1] for driver in {key.driver for key in pools})
+            needs = {need.name: need for need in (*own, *self._needs.values())}
+            found = self._matching[node] = {
+                name: frozenset(
+                    id_ for id_, each in devices.items() if id_.driver == need.driver and need.matches(each)
+                )
+                for name, need in needs.items()
+                if any(key.driver == need.driver for key in pools)
+            }
+        return found
+
+    def _list_free(self, node: str) -> frozenset[DeviceId]:
+        """Return the devices of a node that no claim has, and of which no allocated partition takes a part."""
+        free: set[DeviceId] = set()
+        for key in self._pools[node]:
+            devices = self._devices[key][node]
+            taken = {each for each in devices if self._is_taken(each)}
+            parts = {part for each in taken for part in _list_parts(devices[each])}
+            free |= {
+                each for each, device in devices.items() if each not in taken and parts.isdisjoint(_list_parts(device))
+            }
+        return frozenset(free)
+
+    def _is_taken(self, device: DeviceId) -> bool:
+        """Return whether a claim has a device; that of a pod of ours has it until the pod is gone."""
+        return any(
+            not (claim := self._claims[key]).is_ours or claim.pod in self._pods
+            for key in self._claims_of.get(device, ())
+        )
+
+
+def _list_devices(slices: Collection[Obj]) -> list[tuple[Obj, Obj]]:
+    """Return the devices of a pool, each with its slice; none while the driver has not written all slices of it.
+
+    A device with a taint is left out: no claim of ours tolerates one.
+    """
+    generations = [each["spec"]["pool"]["generation"] for each in slices]
+    current = [each for each in slices if each["spec"]["pool"]["generation"] == max(generations)]
+    if not current or len(current) != current[0]["spec"]["pool"]["resourceSliceCount"]:
+        return []
+    return [
+        (each, device)
+        for each in current
+        for device in each["spec"].get("devices") or ()
+        if not any(taint.get("effect") in _BLOCKING_TAINTS for taint in device.get("taints") or ())
+    ]
+
+
+def _list_parts(device: Obj) -> set[str]:
+    """Return the sets of counters from which a device takes something: it shares a chip with others that do."""
+    return {each["counterSet"] for each in device.get("consumesCounters") or ()}
+
+
+def _list_allocated(claim: Obj) -> tuple[DeviceId, ...]:
+    """Return the devices that a claim has; with admin access it only looks at them."""
+    allocation: Obj = (claim.get("status") or {}).get("allocation") or {}
+    results = (allocation.get("devices") or {}).get("results") or ()
+    return tuple(
+        DeviceId(each["driver"], each["pool"], each["device"]) for each in results if not each.get("adminAccess")
+    )
+
+
+def _is_ours(claim: Obj) -> bool:
+    return (claim["metadata"].get("labels") or {}).get(LABEL_MANAGED_BY) == MANAGED_BY
+
+
+def _find_pod(claim: Obj) -> str:
+    """Return the uid of the pod for which a claim was made; empty if it was made for none."""
+    owners = claim["metadata"].get("ownerReferences") or ()
+    return next((each["uid"] for each in owners if each.get("kind") == "Pod"), "")

@@ -1,0 +1,241 @@
+"""The devices of ResourceSlices are counted on cells; none is given away twice."""
+
+import itertools
+from typing import Any
+
+from controller.placement.cell_registry import CellRegistry
+from controller.placement.device_need import AttributeDemand, DeviceNeed, encode_need
+from controller.placement.observed_units import encode_nomination, parse_nomination
+from controller.placement.planner import EvictUnit, PlanRules, plan
+from controller.placement.pod_units import build_pod_replica
+from controller.placement.pool_limits import DEVICES, sum_of_cell
+from controller.placement.queued_service import OwnDeployment, QueuedService
+from controller.placement.units import CLAIM_SLOT, Cell, Nomination, Unit
+from crds.meta import DEVICE_NEED, ENQUEUED_AT, LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, NOMINATED, QUEUE_GATE
+from devices.vendors import VENDORS
+from kube.client import Obj
+from kube.resources import NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, ObjectKey
+from kube.store import Store
+from tests.support.api_objects import store
+from tests.support.device_slices import DRIVER, H100, L4, claim, device_slice, gpu
+from tests.unit.controller.placement.test_cell_registry import node, pin
+
+OURS = {LABEL_MANAGED_BY: MANAGED_BY}
+ANY = DeviceNeed(driver=DRIVER, device_class=DRIVER)
+LARGE = DeviceNeed(driver=DRIVER, device_class=DRIVER, memory_mib=70000)
+SMALL = DeviceNeed(
+    driver=DRIVER,
+    device_class=DRIVER,
+    demands=(AttributeDemand(name="productName", type="string", values=(L4[0],)),),
+)
+VERSIONS = itertools.count(1)
+PLAIN = {"allocatable": {"cpu": "64", "memory": "512Gi", "pods": "110"}}
+"""A node without device plugin."""
+
+
+def pod(name: str, need: DeviceNeed, on: str = "", *, priority: str = "normal", **fields: Any) -> Obj:
+    gates = {} if on else {"schedulingGates": [{"name": QUEUE_GATE}]}
+    metadata = {
+        "name": name,
+        "namespace": "team",
+        "uid": f"uid-{name}",
+        "resourceVersion": str(next(VERSIONS)),
+        "labels": OURS | {LABEL_SERVICE: f"{priority}-{name}", "pod-template-hash": "h"},
+        "annotations": {DEVICE_NEED: encode_need(need)} | ({ENQUEUED_AT: "2026-01-01T00:00:00Z"} if on else {}),
+        "ownerReferences": [{"kind": "ReplicaSet", "name": f"{name}-h", "uid": "r", "controller": True}],
+    }
+    return {
+        "metadata": metadata | fields,
+        "spec": {"containers": [{}], **gates, **(pin(on) if on else {})},
+        "status": {"phase": "Pending"},
+    }
+
+
+def registry(*slices: Obj) -> tuple[Store, CellRegistry]:
+    known = store((NODES, node("n", status=PLAIN)), *((RESOURCE_SLICES, each) for each in slices))
+    return known, CellRegistry(known, VENDORS, lambda _host: True)
+
+
+def find(cells: CellRegistry) -> Cell:
+    found = cells.find_cell("node/n")
+    assert found is not None
+    return found
+
+
+def free(cells: CellRegistry, *needs: DeviceNeed) -> list[int]:
+    return [find(cells).free[each.name] for each in needs]
+
+
+def unit_of(known: Store, cells: CellRegistry, name: str) -> Unit:
+    obj = known.get(PODS, name, "team")
+    assert obj is not None
+    labels = obj["metadata"]["labels"]
+    service = QueuedService(
+        key=ObjectKey("team", labels[LABEL_SERVICE]),
+        uid=labels[LABEL_SERVICE],
+        created_at=0.0,
+        priority=labels[LABEL_SERVICE].partition("-")[0],
+        is_queued=True,
+        is_protected=False,
+        accelerator="nvidia",
+        replicas=1,
+        deployments=(OwnDeployment(name, ""),),
+        pools=("nvidia",),
+    )
+    found = build_pod_replica(obj, service, VENDORS, parse_nomination(obj))
+    assert found is not None
+    return cells.devices.add_freed(found.replica.unit)
+
+
+def decide(known: Store, cells: CellRegistry, *names: str) -> list[tuple[str, str]]:
+    """Return what one round does, each with the pod."""
+    made = plan(cells.list_cells(), [unit_of(known, cells, each) for each in names], PlanRules(0.0), 1e9)
+    concerned = [each.victim if isinstance(each, EvictUnit) else each.unit for each in made.actions]
+    return [(type(each).__name__, unit.key.name) for each, unit in zip(made.actions, concerned, strict=True)]
+
+
+def test_node_without_device_plugin_is_a_cell_while_devices_can_be_claimed() -> None:
+    known, cells = registry()
+    assert cells.list_cells() == ()
+    known.put(RESOURCE_SLICES, device_slice("n", gpu("a"), gpu("b", L4)))
+    assert find(cells).pool == "nvidia"
+    assert [sum_of_cell(each.total, DEVICES) for each in cells.list_cells()] == [2]
+    known.remove(RESOURCE_SLICES, "", "n-gpus")
+    assert cells.list_cells() == ()
+
+
+def test_need_is_counted_as_soon_as_a_pod_has_it() -> None:
+    known, cells = registry(device_slice("n", gpu("a"), gpu("b"), gpu("c", L4)))
+    known.put(PODS, pod("one", LARGE))
+    known.put(PODS, pod("two", SMALL))
+    assert (find(cells).total[LARGE.name], find(cells).total[SMALL.name]) == (2, 1)
+    known.remove(PODS, "team", "two")
+    assert SMALL.name not in find(cells).total
+
+
+def test_claims_of_others_take_devices_and_a_look_with_admin_access_takes_none() -> None:
+    known, cells = registry(device_slice("n", gpu("a"), gpu("b")))
+    known.put(PODS, pod("one", LARGE))
+    known.put(RESOURCE_CLAIMS, claim("theirs", "n", "a"))
+    assert free(cells, LARGE) == [1]
+    look = claim("monitor", "n", "b")
+    look["status"]["allocation"]["devices"]["results"][0]["adminAccess"] = True
+    known.put(RESOURCE_CLAIMS, look)
+    assert free(cells, LARGE) == [1]
+    known.put(RESOURCE_CLAIMS, claim("theirs", "n", version=2))
+    assert free(cells, LARGE) == [2]
+    assert [sum_of_cell(each.total, DEVICES) for each in cells.list_cells()] == [2]
+
+
+def test_admitted_pod_takes_devices_before_and_after_its_allocation_until_it_is_gone() -> None:
+    known, cells = registry(device_slice("n", gpu("a"), gpu("b", L4)))
+    known.put(PODS, pod("waits", LARGE))
+    known.put(PODS, pod("runs", LARGE, "n"))
+    assert free(cells, LARGE) == [0]
+    known.put(RESOURCE_CLAIMS, claim("runs-x", "n", "a", pod="uid-runs", labels=OURS))
+    assert free(cells, LARGE) == [0]
+    known.put(
+        PODS,
+        pod("runs", LARGE, "n", deletionTimestamp="2026-11-21T12:00:00Z")
+        | {"spec": {"nodeName": "n", "containers": [{}]}},
+    )
+    assert free(cells, LARGE) == [0]
+    known.remove(PODS, "team", "runs")
+    # Kubernetes gives the device back a moment later, and nobody else may be evicted for that moment.
+    assert free(cells, LARGE) == [1]
+
+
+def test_needs_that_share_devices_are_admitted_one_after_the_other() -> None:
+    """A pod that takes any device may get the only large one: until it is known, nobody is promised that."""
+    known, cells = registry(device_slice("n", gpu("a"), gpu("b", L4)))
+    known.put(PODS, pod("one", ANY))
+    known.put(PODS, pod("two", LARGE))
+    assert decide(known, cells, "one", "two") == [("Admit", "one")]
+    known.put(PODS, pod("one", ANY, "n"))
+    assert find(cells).free[CLAIM_SLOT] == 0
+    assert decide(known, cells, "one", "two") == []
+    known.put(RESOURCE_CLAIMS, claim("one-x", "n", "b", pod="uid-one", labels=OURS))
+    assert decide(known, cells, "one", "two") == [("Admit", "two")]
+    known.put(RESOURCE_CLAIMS, claim("one-x", "n", "a", pod="uid-one", labels=OURS, version=2))
+    assert decide(known, cells, "one", "two") == []
+
+
+def test_needs_that_share_no_device_are_admitted_at_once() -> None:
+    known, cells = registry(device_slice("n", gpu("a"), gpu("b"), gpu("c", L4)))
+    for name, need in (("one", LARGE), ("two", LARGE), ("three", SMALL)):
+        known.put(PODS, pod(name, need))
+    admitted = decide(known, cells, "one", "two", "three")
+    assert sorted(admitted) == [("Admit", "one"), ("Admit", "three"), ("Admit", "two")]
+
+
+def test_nothing_is_evicted_for_a_moment_in_which_devices_are_being_chosen() -> None:
+    known, cells = registry(device_slice("n", gpu("a"), gpu("b", L4), gpu("c")))
+    known.put(PODS, pod("one", ANY, "n", priority="low"))
+    known.put(PODS, pod("two", LARGE, priority="high"))
+    known.put(PODS, pod("three", LARGE, "n", priority="low"))
+    known.put(RESOURCE_CLAIMS, claim("three-x", "n", "c", pod="uid-three", labels=OURS))
+    assert decide(known, cells, "one", "two", "three") == []
+    known.put(RESOURCE_CLAIMS, claim("one-x", "n", "b", pod="uid-one", labels=OURS))
+    assert decide(known, cells, "one", "two", "three") == [("Admit", "two")]
+
+
+def test_only_a_pod_whose_device_would_do_is_evicted() -> None:
+    known, cells = registry(device_slice("n", gpu("a"), gpu("b", L4)))
+    for name, device in (("one", "a"), ("two", "b")):
+        known.put(PODS, pod(name, ANY, "n", priority="low"))
+        known.put(RESOURCE_CLAIMS, claim(f"{name}-x", "n", device, pod=f"uid-{name}", labels=OURS))
+    known.put(PODS, pod("wants", LARGE, priority="high"))
+    assert decide(known, cells, "one", "two", "wants") == [("Nominate", "wants"), ("EvictUnit", "one")]
+
+
+def end(known: Store, name: str, need: DeviceNeed) -> None:
+    """Have a pod with a device end."""
+    ending = pod(name, need, "n", priority="low", deletionTimestamp="2026-11-21T12:00:00Z")
+    known.put(PODS, ending | {"spec": {"nodeName": "n", "containers": [{}]}})
+
+
+def test_device_that_becomes_free_is_promised_once() -> None:
+    known, cells = registry(device_slice("n", gpu("a")))
+    known.put(RESOURCE_CLAIMS, claim("ends-x", "n", "a", pod="uid-ends", labels=OURS))
+    end(known, "ends", ANY)
+    known.put(PODS, pod("one", ANY, priority="high"))
+    known.put(PODS, pod("two", LARGE, priority="high"))
+    assert decide(known, cells, "ends", "one", "two") == [("Nominate", "one")]
+
+
+def test_promise_holds_while_devices_of_another_pod_are_being_chosen() -> None:
+    known, cells = registry(device_slice("n", gpu("a"), gpu("b", L4)))
+    known.put(RESOURCE_CLAIMS, claim("ends-x", "n", "a", pod="uid-ends", labels=OURS))
+    end(known, "ends", ANY)
+    nominated = encode_nomination(Nomination(("node/n",), frozenset({"uid-ends"})))
+    annotations = {DEVICE_NEED: encode_need(LARGE), NOMINATED: nominated}
+    known.put(PODS, pod("wants", LARGE, annotations=annotations))
+    known.put(PODS, pod("other", ANY, "n", priority="high"))
+    assert find(cells).free[CLAIM_SLOT] == 0
+    assert decide(known, cells, "ends", "wants", "other") == []
+
+
+def test_pool_that_is_being_rewritten_has_nothing() -> None:
+    known, cells = registry(device_slice("n", gpu("a"), count=2), device_slice("n", gpu("b"), name="second", count=2))
+    known.put(PODS, pod("one", LARGE))
+    assert find(cells).total[LARGE.name] == 2
+    known.put(RESOURCE_SLICES, device_slice("n", gpu("a"), generation=2, count=2))
+    assert cells.list_cells() == ()
+    known.put(RESOURCE_SLICES, device_slice("n", gpu("b"), name="second", generation=2, count=2))
+    assert find(cells).total[LARGE.name] == 2
+
+
+def test_sick_device_and_one_of_which_a_part_is_allocated_are_not_free() -> None:
+    parts: Obj = {"consumesCounters": [{"counterSet": "chip-0", "counters": {}}]}
+    partition = gpu("m", H100, **parts) | {"attributes": {"type": {"string": "mig"}}}
+    sick = gpu("s", taints=[{"key": "sick", "effect": "NoSchedule"}])
+    known, cells = registry(device_slice("n", gpu("a", **parts), partition, sick, gpu("b")))
+    whole = DeviceNeed(
+        driver=DRIVER,
+        device_class=DRIVER,
+        demands=(AttributeDemand(name="type", type="string", values=("gpu",)),),
+    )
+    known.put(PODS, pod("one", whole))
+    assert free(cells, whole) == [2]
+    known.put(RESOURCE_CLAIMS, claim("theirs", "n", "m"))
+    assert free(cells, whole) == [1]
