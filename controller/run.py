@@ -29,6 +29,7 @@ from controller.placement.board import Board
 from controller.placement.bound_volumes import BoundVolumes
 from controller.placement.candidate_room import CandidateRooms
 from controller.placement.cell_registry import CellRegistry
+from controller.placement.device_feed import DeviceFeed
 from controller.placement.kueue import KueueQueues
 from controller.placement.nodes import declare_nodes
 from controller.placement.planner import MIN_RUN_SECONDS, PlanRules
@@ -60,7 +61,15 @@ from kube.errors import ApiError, Forbidden, LeadershipLost, Unreachable
 from kube.events import EventRecorder
 from kube.lease import Elector
 from kube.queue import WorkQueue, run_workers
-from kube.resources import ACCELERATOR_POOLS, INFERENCE_SERVICES, NODES, POD_MONITORS, ObjectKey, Resource, object_key
+from kube.resources import (
+    ACCELERATOR_POOLS,
+    INFERENCE_SERVICES,
+    NODES,
+    POD_MONITORS,
+    ObjectKey,
+    Resource,
+    object_key,
+)
 from kube.store import Store
 from kube.transport import CONNECTIONS
 
@@ -120,6 +129,7 @@ def registrations(
     queue: LeaderQueue | None = None,
     *,
     kueue: KueueQueues,
+    devices: DeviceFeed | None = None,
 ) -> tuple[tuple[Reconciler, ...], tuple[LeaderTask, ...]]:
     """Return all reconcilers, and the tasks that run beside them while this replica leads.
 
@@ -141,6 +151,7 @@ def registrations(
             find_standing=queue.board.standing if queue is not None else lambda _service, _last: None,
             kueue=kueue,
             rooms=queue.rooms if queue is not None else None,
+            devices=devices,
         ),
     )
     if options.namespaces:
@@ -199,8 +210,11 @@ class Controller:
             CellRegistry(self.store, options.pods.vendors, leases.bindable) if not options.namespaces else None
         )
         self._board = Board(functools.partial(self._enqueue, INFERENCE_SERVICES), metrics.queue.count_start)
+        self._devices = DeviceFeed(self.store, options.namespaces)
         queue = self._make_queue(self._registry, options) if self._registry is not None else None
-        reconcilers, self._leader_tasks = registrations(options, leases, metrics, monitors, queue, kueue=self._kueue)
+        reconcilers, self._leader_tasks = registrations(
+            *(options, leases, metrics, monitors, queue), kueue=self._kueue, devices=self._devices
+        )
         self._reconcilers = {each.resource: each for each in reconcilers}
         self._triggers = _group_triggers(reconcilers)
         self.store.subscribe(self._enqueue_concerned)
@@ -259,12 +273,14 @@ class Controller:
                 tasks.create_task(kind.follow(self._client, self.store))
             if self._registry is not None:
                 tasks.create_task(self._registry.foreign.follow(self._client))
+            tasks.create_task(self._devices.follow(self._client))
             # Without a look at Kueue, each service that is given to it would be said to lack it.
             kinds = (*self._nodes, self._kueue.local_queues)
             for settled in (*(each.settled for each in self._feeds), *(each.settled for each in kinds)):
                 await settled.wait()
             if self._registry is not None:
                 await self._registry.foreign.synced.wait()
+            await self._devices.settle()
             self._health.is_ready = True
             log.info("store_complete", identity=self._identity)
             await (self._compete(self._elector) if self._elector else self._lead())

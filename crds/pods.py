@@ -24,11 +24,58 @@ _PATH: Final = r"^/[^\x00-\x20\x7f]*$"
 _VARIABLE: Final = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _RESOURCE: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?$"
 
+_ATTRIBUTE: Final = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z_][A-Za-z0-9_]*$"
+"""An attribute of a device; one without a domain is of the driver's own."""
+_ATTRIBUTE_VALUE: Final = r"^[ -!#-\[\]-~]+$"
+"""Printable characters without quote and backslash, so that none ends a string of CEL."""
+
 _Product = Annotated[
     str,
     Meta(max_length=63, extra_json_schema={"pattern": LABEL_VALUE_PATTERN}),
     described("Product, exactly as the node label of the vendor has it, for example NVIDIA-L4."),
 ]
+
+
+class DeviceAttribute(ApiStruct, frozen=True):
+    """The demand on one attribute of a device."""
+
+    name: Annotated[
+        str,
+        Meta(max_length=64, extra_json_schema={"pattern": _ATTRIBUTE}),
+        described("Attribute as the DRA driver of the vendor names it, for example productName."),
+    ]
+    values: Annotated[
+        list[Annotated[str, Meta(max_length=64, extra_json_schema={"pattern": _ATTRIBUTE_VALUE})]],
+        Meta(max_length=8),
+        described("Values of which the attribute must have one.", **{"x-kubernetes-list-type": "set"}),
+    ] = []
+    at_least: Annotated[
+        Annotated[str, Meta(max_length=64, extra_json_schema={"pattern": r"^[0-9]+(\.[0-9]+){0,2}$"})] | None,
+        described("Least number or version that the attribute must have, for example 8.9."),
+    ] = None
+
+
+_ONE_DEMAND: Final = rule(
+    "self.all(a, (has(a.values) && size(a.values) > 0) != has(a.atLeast))",
+    "each of deviceSelector.attributes has either values or atLeast: state one of them",
+)
+
+
+class DeviceSelector(ApiStruct, frozen=True):
+    """The demands on each device of a replica, which its pod claims by Dynamic Resource Allocation (DRA)."""
+
+    memory: Annotated[
+        Quantity | None,
+        described(
+            "Least memory of one device, for example 72Gi. A device that reports up to 3 % less is accepted, since "
+            "products report slightly less than their nominal memory."
+        ),
+    ] = None
+    attributes: Annotated[
+        list[DeviceAttribute],
+        Meta(max_length=8),
+        described("Attributes that each device must have, all of them.", _ONE_DEMAND, **keyed_by("name")),
+    ] = []
 
 
 class ServiceHardware(ApiStruct, frozen=True):
@@ -74,6 +121,14 @@ class ServiceHardware(ApiStruct, frozen=True):
         described(
             "Extended resource that counts the devices, for example nvidia.com/mig-1g.10gb for a partition. Default: "
             "the resource of the accelerator's device plugin, such as nvidia.com/gpu."
+        ),
+    ] = None
+    device_selector: Annotated[
+        DeviceSelector | None,
+        described(
+            "Claim devices of the vendor's DRA driver (resource.k8s.io/v1, Kubernetes 1.34 or later) that meet these "
+            "demands; {} is any device. Default: the resource of the device plugin is requested, and nothing is "
+            "claimed."
         ),
     ] = None
 

@@ -22,7 +22,15 @@ _PASSING: Final = frozenset(
 _BEFORE_REPLICAS: Final = frozenset({"ModelNotReady", "Downloading", "Binding"})
 _REFUSALS: Final = frozenset(
     {
-        *("InvalidSpec", "ModelFailed", "MemoryUnderstated", "MemoryUnknown", "DeviceTooSmall", "NoImage"),
+        *(
+            "InvalidSpec",
+            "ModelFailed",
+            "MemoryUnderstated",
+            "MemoryUnknown",
+            "DeviceTooSmall",
+            "NoImage",
+            "NoDeviceClaims",
+        ),
         "PriorityClassMissing",
     }
 )

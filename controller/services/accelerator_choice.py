@@ -81,7 +81,13 @@ class ChosenAccelerators(NamedTuple):
 
 
 def choose_accelerators(
-    snapshot: Snapshot, key: ObjectKey, service: InferenceService, settings: PodSettings, rooms: RoomSource | None
+    snapshot: Snapshot,
+    key: ObjectKey,
+    service: InferenceService,
+    settings: PodSettings,
+    rooms: RoomSource | None,
+    *,
+    has_claims: bool = True,
 ) -> ChosenAccelerators | None:
     """Return the choice for a service, or None if its spec or its Model names a single accelerator.
 
@@ -91,6 +97,7 @@ def choose_accelerators(
         service: the service.
         settings: options of the controller.
         rooms: the room of accelerators; None: the queue is not this controller's.
+        has_claims: devices can be claimed in the cluster.
     """
     model = snapshot.read(MODELS, ObjectKey(key.namespace, service.spec.model_ref), Model)
     table = read_pools(snapshot.store, settings.vendors)
@@ -109,7 +116,10 @@ def choose_accelerators(
         return unchanged._replace(problem=ServiceProblem(*CHOICE_OUT_OF_SCOPE, "Failed"))
     companions = read_companions(lambda each: snapshot.read(MODELS, each, Model), service)
     checked = [
-        check_candidate(snapshot.store, state_accelerator(service, name, table, 1), model, companions, settings)
+        check_candidate(
+            *(snapshot.store, state_accelerator(service, name, table, 1), model, companions, settings),
+            has_claims=has_claims,
+        )
         for name in names
     ]
     if all(each.problem is not None for each in checked):

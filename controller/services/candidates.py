@@ -79,14 +79,21 @@ class CheckedCandidate(NamedTuple):
 
 
 def check_candidate(
-    store: Store, service: InferenceService, model: Model | None, companions: Sequence[Companion], settings: PodSettings
+    store: Store,
+    service: InferenceService,
+    model: Model | None,
+    companions: Sequence[Companion],
+    settings: PodSettings,
+    *,
+    has_claims: bool = True,
 ) -> CheckedCandidate:
     """Check one accelerator, which `service` states. Weights are fetched to a volume only after it is chosen."""
     accelerator = service.spec.hardware.accelerator or ""
     assumed = [
         each._replace(model=_assume_weights(each.model)) if each.model is not None else each for each in companions
     ]
-    found = check_replica(store, service, _assume_weights(model) if model is not None else None, assumed, settings)
+    assumed_model = _assume_weights(model) if model is not None else None
+    found = check_replica(store, service, assumed_model, assumed, settings, has_claims=has_claims)
     problem = found.checked.problem or _refuse_queue(service, found, settings)
     pools = service.spec.scheduling.pools or read_pools(store, settings.vendors).list_pools(accelerator)
     prospect = None if problem is not None else _build_prospect(service, found, tuple(pools), settings)

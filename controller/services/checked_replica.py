@@ -38,6 +38,7 @@ def check_replica(
     settings: PodSettings,
     *,
     further: ServiceProblem | None = None,
+    has_claims: bool = True,
 ) -> CheckedReplica:
     """Check whether a service may have replicas on its accelerator.
 
@@ -48,11 +49,14 @@ def check_replica(
         companions: its companions.
         settings: options of the controller.
         further: a problem of the service that is found elsewhere.
+        has_claims: devices can be claimed in the cluster.
     """
     accelerator = preconditions.decided_accelerator(service, model)
     devices = find_device_sizes(store, accelerator) if accelerator is not None else DeviceSizes()
     checked = preconditions.check_service(
-        service, model, tuple(companions), settings.vendors, largest_device_bytes=devices.largest_bytes
+        *(service, model, tuple(companions), settings.vendors),
+        largest_device_bytes=devices.largest_bytes,
+        has_claims=has_claims,
     )
     out_of_scope = refuse_hosts(accelerator, settings.vendors, settings.limits) if accelerator is not None else None
     if exceeded := out_of_scope or refuse_queue(service, settings.limits) or check_limits(service, settings.limits):

@@ -11,8 +11,8 @@ from artifacts.source import scheme_of
 from controller.models.served import Companion, Served, accelerator_of, format_of, is_split, runtime_of
 from controller.models.volume import is_outdated
 from controller.reconcile.conditions import find
+from controller.services.pods.device_claims import ACCEPTED_SHARE
 from controller.services.pods.devices import (
-    ACCEPTED_SHARE,
     NO_DEVICES,
     DeviceRequest,
     find_hardware_problem,
@@ -38,6 +38,8 @@ from runtimes.runtime_choice import refuse_demand
 _PROJECTOR: Final = "clip"
 """The architecture that llama.cpp's projectors (mmproj files) state, whatever they project."""
 
+NO_DEVICE_CLAIMS: Final = "NoDeviceClaims"
+"""Reason of a service that selects devices in a cluster in which none can be claimed."""
 DEVICE_TOO_SMALL: Final = "DeviceTooSmall"
 """Reason of a service that no device of the cluster can hold; another node may change that."""
 
@@ -73,6 +75,7 @@ def check_service(
     vendors: Vendors = VENDORS,
     *,
     largest_device_bytes: int | None = None,
+    has_claims: bool = True,
 ) -> CheckedService:
     """Check whether a service may run: in the cluster and on a machine alone alike.
 
@@ -82,6 +85,7 @@ def check_service(
         companions: its companions.
         vendors: the table of accelerators.
         largest_device_bytes: the memory of the largest device of its accelerator in the cluster; None: unknown.
+        has_claims: devices can be claimed in the cluster.
     """
     accelerator = decided_accelerator(service, model)
     vendor = vendors.get(accelerator) if accelerator is not None else None
@@ -90,7 +94,8 @@ def check_service(
         message = f"hardware.accelerator {accelerator} does not exist: use one of {known}"
         return CheckedService(None, ServiceProblem("InvalidSpec", message, "Failed"), None)
     of_model = _model_problem(service, model, companions, vendor)
-    problem = _spec_problem(service, model, companions, vendors) or of_model
+    problem = _spec_problem(service, model, companions, vendors)
+    problem = problem or _refuse_claims(service, has_claims=has_claims) or of_model
     if problem is not None or model is None:
         return CheckedService(None, problem, of_model)
     served = Served(model, runtime_of(service, model, vendors), companions)
@@ -100,6 +105,17 @@ def check_service(
         service, served, vendor, memory, devices, largest_device_bytes=largest_device_bytes
     )
     return CheckedService(served if problem is None else None, problem, of_model, memory)
+
+
+def _refuse_claims(service: InferenceService, *, has_claims: bool) -> ServiceProblem | None:
+    """Return why a service may not run where devices cannot be claimed; None if it claims none."""
+    if has_claims or service.spec.hardware.device_selector is None:
+        return None
+    message = (
+        "hardware.deviceSelector claims devices by the API resource.k8s.io/v1, which the API server does not serve, or "
+        "not to the controller: use Kubernetes 1.34 or later, or hardware.products and hardware.memory in its place"
+    )
+    return ServiceProblem(NO_DEVICE_CLAIMS, message, "Failed")
 
 
 def _model_problem(
@@ -168,6 +184,7 @@ def _refuse_quantities(service: InferenceService) -> str | None:
     hardware, resources, volumes = service.spec.hardware, service.spec.resources, service.spec.pod.volumes
     stated = {
         "hardware.memory": hardware.memory,
+        "hardware.deviceSelector.memory": hardware.device_selector.memory if hardware.device_selector else None,
         "resources.cpu": resources.cpu,
         "resources.memory": resources.memory,
         "resources.memoryLimit": resources.memory_limit,
@@ -378,8 +395,11 @@ def _device_problem(
     needed = memory.in_pod
     if needed is None or needed.device_bytes_each is None:
         return None
-    if hardware.memory is not None:
-        limit, place = quantity_bytes(hardware.memory), f"hardware.memory is {hardware.memory}"
+    field, stated = "hardware.memory", hardware.memory
+    if hardware.device_selector is not None:
+        field, stated = "hardware.deviceSelector.memory", hardware.device_selector.memory
+    if stated is not None:
+        limit, place = quantity_bytes(stated), f"{field} is {stated}"
     elif largest_device_bytes is not None and devices.resource == vendor.resource:
         limit = largest_device_bytes
         place = f"the largest {accelerator_of(service, served.model)} device of the cluster has {size_text(limit)}"
@@ -393,7 +413,7 @@ def _device_problem(
         f"a replica needs {size_text(needed.device_bytes_each)} on each of {devices.number} devices "
         f"({needed.text()}); {place}: {way_out(workload, service.spec, limit, devices.number)}"
     )
-    if hardware.memory is not None or largest_device_bytes is None:
+    if stated is not None or largest_device_bytes is None:
         return ServiceProblem(DEVICE_TOO_SMALL, message, "Failed")
     message += "; or state in hardware.memory what nodes have that an autoscaler adds"
     return ServiceProblem(DEVICE_TOO_SMALL, message, "Pending")

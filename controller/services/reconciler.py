@@ -13,6 +13,7 @@ import msgspec
 from controller.models.discovery import label_service
 from controller.models.served import format_of, read_companions, runtime_of
 from controller.placement.board import FindStanding
+from controller.placement.device_feed import DeviceFeed
 from controller.placement.kueue import KueueQueues
 from controller.placement.standing import ServiceStanding
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
@@ -53,6 +54,7 @@ from controller.services.kueue_report import (
     reads_of_queue,
 )
 from controller.services.metal_processes import observe_hosts
+from controller.services.pods.claim_templates import list_spent_templates, list_templates
 from controller.services.pods.deployment import build_network_service
 from controller.services.pods.disruption import build_disruption_budget
 from controller.services.pods.network_policy import build_network_policy
@@ -90,6 +92,7 @@ from kube.resources import (
     POD_DISRUPTION_BUDGETS,
     POD_MONITORS,
     PODS,
+    RESOURCE_CLAIM_TEMPLATES,
     SERVICES,
     ObjectKey,
     Resource,
@@ -101,6 +104,7 @@ from runtimes.registry import RUNTIMES
 
 _OF_PODS: Final = (DEPLOYMENTS, POD_DISRUPTION_BUDGETS, NETWORK_POLICIES, POD_MONITORS)
 """Kinds of the objects that a service has as long as it has pods."""
+_OWNED: Final = (SERVICES, METAL_PROCESSES, RESOURCE_CLAIM_TEMPLATES, *_OF_PODS)
 AWAITS_UPDATE: Final = "its pods are of an earlier version of Pomona until other services have been updated"
 """Remark about a service whose pods an update replaces after those of other services."""
 ROTATION_SECONDS: Final = 1.0
@@ -118,6 +122,8 @@ class ViewFacts(NamedTuple):
     """Facts about Kueue."""
     chosen: ChosenAccelerators | None = None
     """The accelerators of a service that may use several; None: it uses one."""
+    has_claims: bool = True
+    """True if devices can be claimed in the cluster."""
 
 
 NO_FACTS: Final = ViewFacts()
@@ -153,6 +159,7 @@ def service_reconciler(
     find_standing: FindStanding = lambda _service, _last: None,
     kueue: KueueQueues | None = None,
     rooms: RoomSource | None = None,
+    devices: DeviceFeed | None = None,
 ) -> Reconciler:
     """Return the reconciler.
 
@@ -166,6 +173,7 @@ def service_reconciler(
         find_standing: returns the place of a service in the queue, or None; it gets the last one that was reported.
         kueue: the LocalQueues of Kueue; None: no service is given to it.
         rooms: the room of accelerators; None: no service may use several.
+        devices: the devices that services may claim; None: all that they claim exist.
     """
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> ServiceInputs | None:
@@ -176,22 +184,20 @@ def service_reconciler(
             prober.answer(key, None)
             meter.follow(key, None)
             return None
+        has_claims = devices is None or await devices.settle()
         revision, report = snapshot.store.revision, read_kueue(service, snapshot.store, kueue)
         standing = find_standing(key, recall_standing(service.status.queue)) if report == NO_REPORT else None
-        chosen = choose_accelerators(snapshot, key, service, settings, rooms)
-        facts = ViewFacts(pacer.may_roll_out(key), standing, report, chosen)
+        chosen = choose_accelerators(snapshot, key, service, settings, rooms, has_claims=has_claims)
+        facts = ViewFacts(pacer.may_roll_out(key), standing, report, chosen, has_claims)
         view = build_view(snapshot, key, service, settings, facts)
         _keep_turn(pacer, key, view)
-        question = view.question
-        answer = prober.answer(key, question, view.proof)
-        uid = service.metadata.uid
-        serves = any(snapshot.children(resource, key.namespace, uid) for resource in (DEPLOYMENTS, METAL_PROCESSES))
+        answer = prober.answer(key, view.question, view.proof)
         if prober.take_stale_token(key):
             tokens.read_again(key)
         # If another owner's Secret has the name, creating ours fails and a condition reports that.
-        step = await tokens.find_step(client, key, service, snapshot.now, serves=serves)
+        step = await tokens.find_step(client, key, service, snapshot.now, serves=_has_replicas(snapshot, service))
         traffic = meter.follow(key, _find_traffic_target(view), read_traffic(service.status))
-        found = (question, answer, step.new_token, view, revision, step.rotation, monitors.exists)
+        found = (view.question, answer, step.new_token, view, revision, step.rotation, monitors.exists)
         return ServiceInputs(*found, traffic, facts)
 
     return Reconciler(
@@ -212,6 +218,12 @@ def _keep_turn(pacer: UpdatePacer, key: ObjectKey, view: ServiceView) -> None:
         pacer.forget(key)
 
 
+def _has_replicas(snapshot: Snapshot, service: InferenceService) -> bool:
+    """Return whether a service has what makes replicas, whether they are ready or not."""
+    namespace, uid = service.metadata.namespace, service.metadata.uid
+    return any(snapshot.children(resource, namespace, uid) for resource in (DEPLOYMENTS, METAL_PROCESSES))
+
+
 def _forget_reads(tokens: KnownTokens, pacer: UpdatePacer) -> None:
     tokens.restart()
     pacer.restart()
@@ -219,7 +231,7 @@ def _forget_reads(tokens: KnownTokens, pacer: UpdatePacer) -> None:
 
 def _list_triggers() -> tuple[Trigger, ...]:
     return (
-        *(owned(resource, INFERENCE_SERVICES) for resource in (SERVICES, METAL_PROCESSES, *_OF_PODS)),
+        *(owned(resource, INFERENCE_SERVICES) for resource in _OWNED),
         Trigger(MODELS, _services_of_model, everything),
         Trigger(METAL_HOSTS, _services_of_host, serving_facts),
         Trigger(ACCELERATOR_POOLS, _services_of_pool, all_but_status),
@@ -250,6 +262,8 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
         status["tokenRotation"] = rotated
     uid = service.metadata.uid
     observed = [(kind, obj) for kind in _OF_PODS for obj in snapshot.children(kind, key.namespace, uid)]
+    has_pods = bool(view.replicas.apply or view.replicas.keep)
+    templates = list_templates(service, settings.vendors.get(view.accelerator or "")) if has_pods else ()
     beside_pods = _list_beside_pods(snapshot, view, settings, is_monitored=inputs.is_monitored)
     # After a change of accelerator, pods stay until hosts serve in their place.
     replaced = not view.wanted or (view.blocker is None and len(view.replicas.ready) >= view.wanted)
@@ -262,10 +276,11 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
     pauses = (steps.again_seconds, rotation.again_seconds, view.replicas.again_seconds, choice_seconds)
     return Plan(
         create=((token_secret(service, inputs.new_token, rotation.done),) if inputs.new_token else ()) + steps.create,
-        apply=(*apply, build_network_service(service), *beside_pods),
+        apply=(*templates, *apply, build_network_service(service), *beside_pods),
         patch=(*view.replicas.patch, *((rotation.patch,) if rotation.patch else ())),
         delete=(
             *(prune(observed, (*apply, *view.replicas.keep, *beside_pods)) if is_pruned else ()),
+            *list_spent_templates(snapshot, service, templates),
             *view.replicas.delete,
             *steps.delete,
         ),
@@ -331,7 +346,7 @@ def build_view(
     facts: ViewFacts = NO_FACTS,
 ) -> ServiceView:
     """Gather all inputs of a decision about this service."""
-    may_roll_out, standing, kueue, chosen = facts
+    may_roll_out, standing, kueue, chosen, has_claims = facts
 
     def find(key: ObjectKey) -> Model | None:
         return snapshot.read(MODELS, key, Model)
@@ -342,7 +357,9 @@ def build_view(
     pod_runtime = ""
     if chosen is None:
         shown = service
-        found = check_replica(snapshot.store, service, model, companions, settings, further=kueue.problem)
+        found = check_replica(
+            snapshot.store, service, model, companions, settings, further=kueue.problem, has_claims=has_claims
+        )
         blocker = found.checked.problem
         replicas = _observe_replicas(snapshot, service, found, wanted, settings=settings, may_roll_out=may_roll_out)
     else:

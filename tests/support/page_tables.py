@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from controller.services.pods.devices import ACCEPTED_SHARE
+from controller.services.pods.device_claims import ACCEPTED_SHARE
 from crds.size import MIB
 from devices.products import PRODUCTS
 from devices.vendors import VENDORS, Exporter, Vendor

@@ -10,6 +10,7 @@ from controller.models.jobs import NO_IMAGE
 from controller.models.served import Companion, Served, cache_path, cached_claim, format_of
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.plan import child
+from controller.services.pods.claim_templates import add_claim
 from controller.services.pods.deployment_strategy import begin
 from controller.services.pods.devices import request_devices
 from controller.services.pods.key_proxy import PORT_NAME
@@ -138,8 +139,9 @@ def build_deployment(
     queue = name_local_queue(service)
     # Kueue's webhook looks at the Deployment, and its manager at the pods.
     kueue = {KUEUE_QUEUE_NAME: queue} if queue else {}
+    devices = request_devices(service, choice.vendor)
     claims = label_claims({each.claim: each.mark for each in mounted if each.claim and each.has_one_node})
-    spec = {
+    spec: Obj = {
         "replicas": count,
         "selector": {"matchLabels": selector},
         "strategy": begin(weights.node, count) if strategy is None else strategy,
@@ -148,9 +150,11 @@ def build_deployment(
             "spec": build_pod(service, choice, weights, companions, settings=settings),
         },
     }
+    if devices.need is not None:
+        spec["template"] = add_claim(spec["template"], owner.name, devices.need)
     name = name_deployment(owner.name, weights, label)
     resource, made = child(DEPLOYMENTS, name, INFERENCE_SERVICES, owner, own | kueue, spec=spec)
-    return resource, set_gate(made, is_gated=is_queued(service, request_devices(service, choice.vendor), settings))
+    return resource, set_gate(made, is_gated=is_queued(service, devices, settings))
 
 
 def name_deployment(service: str, weights: MountedWeights, label: str = "") -> str:

@@ -4,19 +4,17 @@ A request for the vendor's resource alone keeps a pod on nodes with such a devic
 the service says of them: their product, and their least memory.
 """
 
-from decimal import Decimal
 from typing import Final, NamedTuple
 
+from controller.placement.device_need import DeviceNeed
+from controller.services.pods.device_claims import build_need, find_selector_problem, least_mib
 from crds.inferenceservice import InferenceService
 from crds.meta import Accelerator
 from crds.pods import ServiceHardware
-from crds.quantity import quantity_bytes
 from crds.size import MIB, size_text
 from devices.vendors import Vendor
 from kube.client import Obj
 
-ACCEPTED_SHARE: Final = Decimal("0.97")
-"""An 80 GB card reports 79.6 GiB: what a device reports may be 3 % less than its nominal memory."""
 _MOST_WEIGHT: Final = 100
 """Largest weight of a preference, by the API."""
 
@@ -25,9 +23,11 @@ class DeviceRequest(NamedTuple):
     """The devices that one replica requests."""
 
     resource: str | None
-    """Extended resource; None: no device."""
+    """Extended resource; None: no device, or one that is claimed."""
     number: int
     """0 without a device."""
+    need: DeviceNeed | None = None
+    """Devices that are claimed; None: they are requested by the resource."""
 
 
 NO_DEVICES: Final = DeviceRequest(None, 0)
@@ -39,7 +39,10 @@ def request_devices(service: InferenceService, vendor: Vendor) -> DeviceRequest:
     resource = hardware.resource or vendor.resource
     if resource is None:
         return NO_DEVICES
-    return DeviceRequest(resource, hardware.count or service.spec.resources.gpu or 1)
+    number = hardware.count or service.spec.resources.gpu or 1
+    if hardware.device_selector is not None and vendor.driver is not None:
+        return DeviceRequest(None, number, build_need(hardware.device_selector, vendor.driver, number))
+    return DeviceRequest(resource, number)
 
 
 def find_hardware_problem(service: InferenceService, accelerator: Accelerator, vendor: Vendor) -> str | None:
@@ -54,6 +57,8 @@ def find_hardware_problem(service: InferenceService, accelerator: Accelerator, v
         if not stated:
             return None
         return f"{stated[0]}, but accelerator {accelerator} has no devices: remove it"
+    if hardware.device_selector is not None:
+        return find_selector_problem(service, hardware.device_selector, accelerator, vendor)
     if hardware.resource is not None and not vendor.offers(hardware.resource):
         offered = " or ".join((vendor.resource, *vendor.further_resources))
         return f"hardware.resource {hardware.resource} is none of accelerator {accelerator}: use {offered}"
@@ -91,6 +96,7 @@ def _list_stated(hardware: ServiceHardware, gpu: int | None) -> list[str]:
         "hardware.memory": hardware.memory,
         "hardware.products": ", ".join(hardware.products) or None,
         "hardware.preferredProducts": ", ".join(hardware.preferred_products) or None,
+        "hardware.deviceSelector": "stated" if hardware.device_selector is not None else None,
     }
     return [f"{field} is {value}" for field, value in fields.items() if value is not None]
 
@@ -125,14 +131,9 @@ def build_node_affinity(hardware: ServiceHardware, vendor: Vendor) -> Obj | None
 def _hold_memory(vendor: Vendor, label: str, memory: int | str) -> Obj:
     if vendor.memory_values:
         return {"key": label, "operator": "In", "values": _large_enough(vendor, memory)}
-    return {"key": label, "operator": "Gt", "values": [str(_least_mib(memory) - 1)]}
+    return {"key": label, "operator": "Gt", "values": [str(least_mib(memory) - 1)]}
 
 
 def _large_enough(vendor: Vendor, memory: int | str) -> list[str]:
-    least = _least_mib(memory)
+    least = least_mib(memory)
     return [value for value, mib in vendor.memory_values.items() if mib >= least]
-
-
-def _least_mib(memory: int | str) -> int:
-    """Return the MiB that a device must report."""
-    return int(quantity_bytes(memory) * ACCEPTED_SHARE) // MIB

@@ -25,7 +25,8 @@ from controller.services.pods.deployment import (
     name_deployment,
 )
 from controller.services.pods.deployment_strategy import RECREATE, Replacement, begin, go_on, make_way_for_kueue
-from controller.services.pods.devices import ACCEPTED_SHARE, request_devices
+from controller.services.pods.device_claims import ACCEPTED_SHARE
+from controller.services.pods.devices import request_devices
 from controller.services.pods.observed_deployments import (
     ObservedDeployment,
     ServicePods,

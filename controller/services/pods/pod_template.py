@@ -13,6 +13,7 @@ from controller.models.jobs import CONTAINER_SECURITY, POD_SECURITY, keep_litera
 from controller.models.served import Companion
 from controller.models.volume import MODELS_PATH
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
+from controller.services.pods.claim_templates import CLAIM_NAME
 from controller.services.pods.devices import DeviceRequest, request_devices
 from controller.services.pods.key_proxy import PORT_NAME, TOKEN_DIRECTORY, WITHDRAWAL_SECONDS, KeyProxy
 from controller.services.pods.one_node import FIRST_MARK, keep_on_one_node
@@ -290,13 +291,15 @@ def _build_resources(replica: _Replica) -> Obj:
     if asked.cpu is not None:
         requests["cpu"] = str(asked.cpu)
     limits = {} if asked.memory_limit is None else {"memory": str(asked.memory_limit)}
-    if devices.resource is None:
+    if not devices.number:
         return {"requests": requests, **({"limits": limits} if limits else {})}
-    limited = {devices.resource: str(devices.number)}
+    limited = {devices.resource: str(devices.number)} if devices.resource is not None else {}
     if pages := replica.choice.vendor.hugepages_mib * devices.number:
         # Kubernetes demands that requests and limits of pages are equal.
         limited["hugepages-2Mi"] = f"{pages}Mi"
-    return {"requests": requests | limited, "limits": limits | limited}
+    claims = {"claims": [{"name": CLAIM_NAME}]} if devices.need is not None else {}
+    limits |= limited
+    return {"requests": requests | limited, **({"limits": limits} if limits else {}), **claims}
 
 
 def _loading_seconds(replica: _Replica) -> int:

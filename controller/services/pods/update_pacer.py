@@ -52,7 +52,10 @@ class UpdatePacer:
         return key in self._rollouts
 
     def wait(self, key: ObjectKey, deployments: Collection[str]) -> None:
-        """Note that Deployments of a service wait, also for each other while it is rolled out."""
+        """Note that Deployments of a service wait, also for each other while it is rolled out, or that none does."""
+        if not deployments:
+            self.forget(key)
+            return
         self._waiting[key] = frozenset(deployments)
         self._wake.set()
 
