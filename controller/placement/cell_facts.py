@@ -42,6 +42,8 @@ class NodeFacts(NamedTuple):
     total: Amounts
     closure: Closure
     node: Obj
+    devices: frozenset[str] = frozenset()
+    """The resources that count its devices, partitions included."""
 
 
 def find_accelerator(node: Obj, vendors: Vendors) -> str:
@@ -105,7 +107,9 @@ def read_node(node: Obj, vendors: Vendors, claimable: str = "") -> NodeFacts | N
     taints = [each for each in node["spec"]["taints"] if not each["key"].startswith(_CONDITION_TAINT)]
     metadata = {"name": node["metadata"]["name"], "labels": node["metadata"]["labels"]}
     part = {"metadata": metadata, "spec": {"taints": taints}}
-    return NodeFacts(accelerator, count_allocatable(node["status"]["allocatable"]), close_node(node), part)
+    total = count_allocatable(node["status"]["allocatable"])
+    devices = frozenset(filter(vendors[accelerator].offers, total))
+    return NodeFacts(accelerator, total, close_node(node), part, devices)
 
 
 def _list_condition_taints(node: Obj) -> list[str]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from controller.placement.capacity import stored_capacities
 from controller.placement.cell_facts import Closure, NodeFacts, close_host, read_node
-from controller.placement.device_registry import DeviceRegistry
+from controller.placement.device_registry import DeviceRegistry, is_whole
 from controller.placement.foreign_pods import ForeignPods
 from controller.placement.pod_requests import count_requests, find_taken_node
 from controller.placement.pool_table import METAL, labels_of, read_pools
@@ -242,6 +242,7 @@ class CellRegistry:
             closed=reason,
             closed_message=message,
             node=facts.node,
+            devices=facts.devices | frozenset(filter(is_whole, claimable)),
         )
 
     def _build_host(self, name: str) -> Cell | None:

@@ -18,8 +18,8 @@ from devices.vendors import Vendors
 from kube.client import Obj
 from kube.resources import ObjectKey, object_key
 
-_WHOLE: Final = "devices"
-"""Name with which whole devices of a driver are counted for pools, each once."""
+_WHOLE: Final = "/devices"
+"""End of the name with which whole devices of a driver are counted for pools, each once."""
 _BLOCKING_TAINTS: Final = frozenset({"NoSchedule", "NoExecute"})
 
 
@@ -66,6 +66,11 @@ def count_need(pod: Obj, *, is_waiting: bool) -> Amounts:
     if need is None:
         return NOTHING
     return {need.name: need.number} | ({CLAIM_SLOT: 1} if is_waiting else {})
+
+
+def is_whole(name: str) -> bool:
+    """Return whether a name stands for all whole devices of a driver, each of which it counts once."""
+    return name.endswith(_WHOLE)
 
 
 class DeviceRegistry:
@@ -226,8 +231,8 @@ class DeviceRegistry:
             total[name], free[name] = len(devices), len(devices & free_devices) - reserved
         for driver in {key.driver for key in self._pools[node]}:
             whole, reserved = matching[self._accelerators[driver][1].name], self._sum_pending(pending, driver)
-            total[f"{driver}/{_WHOLE}"] = len(whole)
-            free[f"{driver}/{_WHOLE}"] = len(whole & free_devices) - reserved
+            total[f"{driver}{_WHOLE}"] = len(whole)
+            free[f"{driver}{_WHOLE}"] = len(whole & free_devices) - reserved
         if self._has_overlap(matching):
             total[CLAIM_SLOT], free[CLAIM_SLOT] = 1, 0 if pending else 1
         return total, free

@@ -62,7 +62,8 @@ def _list_devices(vendors: Vendors) -> Callable[[Obj], list[str]]:
         return [
             f"{accelerator}={'' if (mib := read_device_mib(accelerator, vendor, labels)) is None else mib}"
             for accelerator, vendor in vendors.items()
-            if any(vendor.offers(name) and count != "0" for name, count in allocatable.items())
+            # A node whose devices are all partitioned has no whole one left, although its labels tell their memory.
+            if allocatable.get(vendor.resource or "", "0") != "0"
         ]
 
     return keys

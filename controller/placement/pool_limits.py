@@ -13,7 +13,6 @@ from typing import Final, Literal, NamedTuple
 from controller.placement.units import MEMORY, Amounts, Cell, HostRequirement, Unit
 from crds.acceleratorpool import EACH_NAMESPACE
 from crds.size import size_text
-from devices.vendors import CLAIMED
 
 LimitReason = Literal["Quota", "Nominal", "Lending", "Borrowing"]
 PoolReason = Literal["InvalidSpec", "NoCell", "Overlap", "LimitTooHigh", "LimitExceeded"]
@@ -215,9 +214,16 @@ def sum_amounts(parts: Iterable[Amounts], measure: Measure) -> int:
     return sum(amount for part in parts for name, amount in part.items() if "/" in name)
 
 
-def sum_of_cell(amounts: Amounts, measure: Measure) -> int:
-    """Return the devices or the memory of a cell; one device may do for several needs, and counts once."""
-    return sum_amounts([{name: each for name, each in amounts.items() if not name.endswith(CLAIMED)}], measure)
+def sum_of_cell(cell: Cell, amounts: Amounts) -> int:
+    """Return the devices or the memory of a cell: of amounts in all, or free ones.
+
+    A node may have other resources with a domain, such as network interfaces, and one device may do for several claims.
+    """
+    if cell.kind == "host":
+        return amounts.get(MEMORY, 0)
+    if cell.devices is None:
+        return sum_amounts([amounts], DEVICES)
+    return sum(amounts.get(name, 0) for name in cell.devices)
 
 
 class PoolProblem(NamedTuple):
@@ -233,8 +239,8 @@ def find_pool_problems(pools: Mapping[str, PoolRules], cells: Iterable[Cell]) ->
     there: dict[str, int] = {}
     measures: dict[str, Measure] = {}
     for cell in cells:
-        measures[cell.pool] = measure = measure_of(cell)
-        there[cell.pool] = there.get(cell.pool, 0) + sum_of_cell(cell.total, measure)
+        measures[cell.pool] = measure_of(cell)
+        there[cell.pool] = there.get(cell.pool, 0) + sum_of_cell(cell, cell.total)
     problems: list[PoolProblem] = []
     for name, rules in sorted(pools.items()):
         if rules.elastic > 0:

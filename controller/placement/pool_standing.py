@@ -66,8 +66,8 @@ def measure_pools(
     numbers, totals, free = Counter[str](), Counter[str](), Counter[str]()
     for cell in cells:
         numbers[cell.pool] += 1
-        totals[cell.pool] += sum_of_cell(cell.total, measure_of(cell))
-        free[cell.pool] += sum_of_cell(cell.free, measure_of(cell))
+        totals[cell.pool] += sum_of_cell(cell, cell.total)
+        free[cell.pool] += sum_of_cell(cell, cell.free)
     problems = [
         *find_pool_problems(table.rules, cells),
         *_find_overlaps(table, cells, find_labels),

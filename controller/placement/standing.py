@@ -199,6 +199,12 @@ def _describe_missing(unit: Unit, facts: WaitFacts, need: str, noun: str) -> str
     )
     if largest is None:
         return f"no {noun} of pool {pools} can ever run it: {refused}: change the service, or add a {noun}"
+    if "/" in lane.resource and not largest.total.get(lane.resource):
+        others = f"; {refused}" if refused else ""
+        return (
+            f"no {noun} can ever run it: it needs {need}, of which no {noun} of pool {pools} has any{others}: ask for "
+            f"devices that are there, or add such a {noun}"
+        )
     there = _describe_amount(lane.resource, largest.total.get(lane.resource, 0))
     lacking = find_shortage(unit.parts[0], largest.total)
     more = f" and too little {lacking}" if lacking and lacking != lane.resource else ""

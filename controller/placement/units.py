@@ -61,6 +61,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """Identities of the weights that are there already."""
     bandwidth_bytes_per_second: int = 0
     """Memory bandwidth; 0 if it is unknown."""
+    devices: frozenset[str] | None = None
+    """The resources of `total` that count its devices, each device once; None: all that have a domain."""
 
     @property
     def id(self) -> str:

@@ -8,7 +8,7 @@ from controller.placement.device_need import AttributeDemand, DeviceNeed, encode
 from controller.placement.observed_units import encode_nomination, parse_nomination
 from controller.placement.planner import EvictUnit, PlanRules, plan
 from controller.placement.pod_units import build_pod_replica
-from controller.placement.pool_limits import DEVICES, sum_of_cell
+from controller.placement.pool_limits import sum_of_cell
 from controller.placement.queued_service import OwnDeployment, QueuedService
 from controller.placement.units import CLAIM_SLOT, Cell, Nomination, Unit
 from crds.meta import DEVICE_NEED, ENQUEUED_AT, LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, NOMINATED, QUEUE_GATE
@@ -99,7 +99,7 @@ def test_node_without_device_plugin_is_a_cell_while_devices_can_be_claimed() -> 
     assert cells.list_cells() == ()
     known.put(RESOURCE_SLICES, device_slice("n", gpu("a"), gpu("b", L4)))
     assert find(cells).pool == "nvidia"
-    assert [sum_of_cell(each.total, DEVICES) for each in cells.list_cells()] == [2]
+    assert [sum_of_cell(each, each.total) for each in cells.list_cells()] == [2]
     known.remove(RESOURCE_SLICES, "", "n-gpus")
     assert cells.list_cells() == ()
 
@@ -124,7 +124,7 @@ def test_claims_of_others_take_devices_and_a_look_with_admin_access_takes_none()
     assert free(cells, LARGE) == [1]
     known.put(RESOURCE_CLAIMS, claim("theirs", "n", version=2))
     assert free(cells, LARGE) == [2]
-    assert [sum_of_cell(each.total, DEVICES) for each in cells.list_cells()] == [2]
+    assert [sum_of_cell(each, each.total) for each in cells.list_cells()] == [2]
 
 
 def test_admitted_pod_takes_devices_before_and_after_its_allocation_until_it_is_gone() -> None:

@@ -49,6 +49,8 @@ LARGE = {"nvidia.com/gpu.memory": "81559"}
         ("nvidia", [node("a", LARGE, nvidia_com__gpu=0), node("b", GPU, nvidia_com__gpu=1)], 23034 * MIB),
         ("nvidia", [node("a", GPU, nvidia_com__gpu=1), node("b", nvidia_com__gpu=1)], None),
         ("nvidia", [node("a", {"nvidia.com/gpu.memory": "much"}, nvidia_com__gpu=1)], None),
+        # All of its devices are partitioned, and the label tells the memory of a whole one.
+        ("nvidia", [node("a", LARGE, nvidia_com__gpu=0, **{"nvidia_com__mig-1g.10gb": 7})], None),
         ("amd", [node("a", {"amd.com/gpu.vram": "192G"}, amd_com__gpu=1)], 192 * 1024 * MIB),
         ("npu", [node("a", {"example.com/npu.memory": "100"}, example_com__npu=1)], 100 * MIB),
         ("cpu", [node("a", cpu=4)], None),
