@@ -18,6 +18,8 @@ from crds.meta import (
 
 EACH_NAMESPACE: Final = "*"
 """Namespace of the quota that each namespace without one of its own has."""
+WHOLE_PERCENT: Final = 100
+"""Share of the memory of a device that its pods may take together by default."""
 _Count = Annotated[int, Meta(ge=0)]
 _QuotaNamespace = Annotated[
     str, Meta(min_length=1, max_length=63, extra_json_schema={"pattern": rf"^\*$|{LABEL_PATTERN}"})
@@ -105,6 +107,16 @@ class AcceleratorPoolSpec(ApiStruct, frozen=True):
         PoolElasticity | None,
         described("The growth of the pool by an autoscaler. Default: the pool has the nodes that it has."),
     ] = None
+    memory_overcommit_percent: Annotated[
+        Annotated[int, Meta(ge=100, le=1600)] | None,
+        described(
+            "Memory that replicas on one time-sliced device may take together, in percent of what it has. A replica "
+            "gets a slice only if its part of that is enough. Above 100, replicas that use their memory at the same "
+            "time run out of it: the device refuses some of them more, and their engines crash. Nothing keeps one "
+            "from taking what another needs. Devices that are shared by MPS are never overcommitted. Default: 100.",
+            format="int32",
+        ),
+    ] = None
     quotas: Annotated[
         list[NamespaceQuota],
         Meta(max_length=256),
@@ -156,6 +168,10 @@ SPEC_RULES = (
     rule(
         "self.accelerator != 'metal' || !has(self.elastic)",
         "no autoscaler adds hosts to a pool of accelerator metal: remove elastic",
+    ),
+    rule(
+        "self.accelerator != 'metal' || !has(self.memoryOvercommitPercent)",
+        "processes of hosts share no device by slices: remove memoryOvercommitPercent",
     ),
     rule(
         "self.accelerator != 'metal' || !has(self.quotas) || self.quotas.all(each, !has(each.devices))",

@@ -214,6 +214,9 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
             "2 x 38.2 GiB. Empty without devices, and if it is unknown."
         ),
     ] = ""
+    device_memory_bytes: Annotated[
+        int | None, described("Memory that one replica takes of each of its devices, in bytes.", format="int64")
+    ] = None
     nodes: Annotated[
         list[str],
         Meta(max_length=20),

@@ -106,6 +106,12 @@ class Vendor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
     """Node label by which a node says that several pods share a device."""
     shared_values: tuple[str, ...] = ()
     """Values of `shared_label` with which the memory of a device is not one pod's own."""
+    limited_values: tuple[str, ...] = ()
+    """Those of them with which no pod can take more than its share of the memory."""
+    replicas_label: _Label | None = None
+    """Node label with the number of pods that share each device."""
+    shared_resource: _Resource | None = None
+    """One of `further_resources`, by which a service asks for a part of a shared device."""
     runtime_class: _Name | None = None
     environment: dict[str, str] = {}
     """Variables of every container with a device; none chooses devices, but some may give others beside them."""
@@ -175,6 +181,9 @@ VENDORS: Final[Vendors] = MappingProxyType(
             memory_label="nvidia.com/gpu.memory",
             shared_label="nvidia.com/gpu.sharing-strategy",
             shared_values=("time-slicing", "mps"),
+            limited_values=("mps",),
+            replicas_label="nvidia.com/gpu.replicas",
+            shared_resource="nvidia.com/gpu.shared",
             exporter=Exporter(
                 port=9400,
                 utilization="DCGM_FI_DEV_GPU_UTIL",

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from controller.placement.capacity import HostCapacity
+from controller.placement.nodes import DeviceShare, read_share
 from controller.placement.pod_requests import count_allocatable
 from controller.placement.units import Amounts
 from crds.meta import FLAPPING
@@ -44,6 +45,8 @@ class NodeFacts(NamedTuple):
     node: Obj
     devices: frozenset[str] = frozenset()
     """The resources that count its devices, partitions included."""
+    share: DeviceShare | None = None
+    """The way in which pods share its devices; None: they do not."""
 
 
 def find_accelerator(node: Obj, vendors: Vendors) -> str:
@@ -109,7 +112,8 @@ def read_node(node: Obj, vendors: Vendors, claimable: str = "") -> NodeFacts | N
     part = {"metadata": metadata, "spec": {"taints": taints}}
     total = count_allocatable(node["status"]["allocatable"])
     devices = frozenset(filter(vendors[accelerator].offers, total))
-    return NodeFacts(accelerator, total, close_node(node), part, devices)
+    share = read_share(accelerator, vendors[accelerator], node["metadata"]["labels"])
+    return NodeFacts(accelerator, total, close_node(node), part, devices, share)
 
 
 def _list_condition_taints(node: Obj) -> list[str]:

@@ -233,15 +233,18 @@ class CellRegistry:
         free = {each: amount - ours.get(each, 0) - others.get(each, 0) for each, amount in facts.total.items()}
         claimable, unclaimed = self.devices.count_room(name)
         reason, message = self._close(f"node/{name}", facts.closure)
+        pool = self._pools.find_pool(facts.accelerator, labels_of(facts.node))
+        percent = self._pools.find_overcommit_percent(pool)
         return Cell(
             name=name,
             kind="node",
-            pool=self._pools.find_pool(facts.accelerator, labels_of(facts.node)),
+            pool=pool,
             total={**facts.total, **claimable},
             free={**free, **unclaimed},
             closed=reason,
             closed_message=message,
             node=facts.node,
+            slice_bytes=facts.share.count_bytes(percent) if facts.share is not None else None,
             devices=facts.devices | frozenset(filter(is_whole, claimable)),
         )
 

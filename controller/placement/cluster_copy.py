@@ -20,6 +20,7 @@ from controller.placement.observed_units import observe_units
 from controller.placement.planner import MIN_RUN_SECONDS, PlanRules
 from controller.placement.pod_units import build_requirement
 from controller.placement.pool_table import read_pools
+from controller.placement.queued_service import demand_slices, find_queued_service
 from controller.placement.units import Cell, NodeRequirement, Unit
 from controller.pod_settings import PodSettings
 from controller.reconcile.indexes import declare_indexes
@@ -101,6 +102,11 @@ class ClusterCopy:
         table = read_pools(self.store, self.settings.pods.vendors)
         return PlanRules(self.settings.min_run_seconds, table.rules, table.quotas)
 
+    @property
+    def _is_queued(self) -> bool:
+        """True if services that state no mode are in mode Queue."""
+        return self.settings.pods.scheduling_mode == "Queue"
+
     def put(self, resource: Resource, obj: Obj) -> None:
         """Add an object to the copy, or replace it there."""
         if resource == PODS:
@@ -121,7 +127,7 @@ class ClusterCopy:
             self.store,
             self.settings.pods.vendors,
             now,
-            is_queued_by_default=self.settings.pods.scheduling_mode == "Queue",
+            is_queued_by_default=self._is_queued,
             find_volume_nodes=self.volumes.find_nodes,
         )
         return tuple(self.registry.devices.add_freed(self._complete(each)) for each in observed.units)
@@ -142,7 +148,10 @@ class ClusterCopy:
         pod = self._pods.get(unit.objects[0])
         if pod is None:
             return unit
-        found = build_requirement(unpin(pod["spec"]), self.volumes.find_nodes(pod))
+        vendors = self.settings.pods.vendors
+        service = find_queued_service(self.store, unit.service, vendors, is_queued_by_default=self._is_queued)
+        slices = demand_slices(unit.parts[0], service, vendors)
+        found = build_requirement(unpin(pod["spec"]), self.volumes.find_nodes(pod), slices)
         return msgspec.structs.replace(unit, requirement=found)
 
     def _is_alive(self, host: str) -> bool:

@@ -22,6 +22,7 @@ from controller.placement.units import (
     Cell,
     HostRequirement,
     NodeRequirement,
+    SliceDemand,
     Unit,
     find_shortage,
 )
@@ -192,6 +193,8 @@ def _describe(unit: Unit, cell: Cell, refusal: CellRefusal, made: Round, rules: 
     if refusal.reason == NOMINATED and unit.nomination is not None:
         number = len(unit.nomination.victims)
         return f"held for it until {number} replica{' has' if number == 1 else 's have'} ended", ""
+    if refusal.reason in {"SharedDevices", "SliceTooSmall"} and isinstance(unit.requirement, NodeRequirement):
+        return _describe_slices(unit.requirement.slices or SliceDemand(0), cell, refusal.reason)
     return _describe_rules(unit, cell, refusal.reason)
 
 
@@ -234,6 +237,17 @@ def _describe_rules(unit: Unit, cell: Cell, reason: str) -> tuple[str, str]:
             return f"the {cell.kind} has rejected or displaced the replica before", "wait, or solve the cause there"
         case _:
             return cell.closed_message or f"the {cell.kind} takes no new replica", f"open the {cell.kind}"
+
+
+def _describe_slices(demand: SliceDemand, cell: Cell, reason: str) -> tuple[str, str]:
+    whole = "use a node whose devices are not shared"
+    if reason == "SharedDevices":
+        return f"{demand.number} slices of its shared devices may be of the same device", f"{whole}, or ask for one"
+    if demand.bytes_each is None:
+        return "a slice of a shared device is no whole one, and how much the replica takes of it is unknown", whole
+    sizes = f"{size_text(cell.slice_bytes or 0)}, and the replica takes {size_text(demand.bytes_each)}"
+    remedy = f"lower contextLength or parallel, {whole}, or raise memoryOvercommitPercent of pool {cell.pool}"
+    return f"a slice of its shared devices has {sizes}", remedy
 
 
 def _describe_shortage(unit: Unit, cell: Cell, refusal: CellRefusal, made: Round, rules: PlanRules) -> tuple[str, str]:

@@ -7,19 +7,21 @@ message about a service reads the few sizes that exist, however many nodes there
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from crds.acceleratorpool import WHOLE_PERCENT
 from crds.quantity import quantity_bytes
 from crds.size import GIB, MIB
 from devices.products import find_product
 from devices.vendors import Vendor, Vendors
 from kube.client import Obj
-from kube.resources import NODES
+from kube.resources import ACCELERATOR_POOLS, NODES
 from kube.store import Store
 
 _OF_TAINT: Final = ("key", "value", "effect")
 _OF_CONDITION: Final = ("type", "status", "reason", "message")
 _OF_READY: Final = frozenset({"type", "status"})
 _DEVICE_INDEX: Final = "device"
-"""From `ACCELERATOR=MIB` to the nodes that have such devices; MIB is empty if a node does not state it."""
+"""From `ACCELERATOR=MIB`, or `ACCELERATOR=MIB/PODS` if pods share a device, to the nodes that have such devices; MIB is
+empty if a node does not state it."""
 _MEMORY_INDEX: Final = "memory"
 """From the allocatable memory in GiB, rounded down, to the nodes that have it."""
 
@@ -60,7 +62,7 @@ def _list_devices(vendors: Vendors) -> Callable[[Obj], list[str]]:
         allocatable: dict[str, str] = node["status"]["allocatable"]
         labels: dict[str, str] = node["metadata"]["labels"]
         return [
-            f"{accelerator}={'' if (mib := read_device_mib(accelerator, vendor, labels)) is None else mib}"
+            f"{accelerator}={_describe_size(accelerator, vendor, labels)}"
             for accelerator, vendor in vendors.items()
             # A node whose devices are all partitioned has no whole one left, although its labels tell their memory.
             if allocatable.get(vendor.resource or "", "0") != "0"
@@ -90,6 +92,43 @@ def _list_memory(node: Obj) -> list[str]:
         return []  # a form of quantity that no kubelet writes
 
 
+class DeviceShare(NamedTuple):
+    """The devices of a node of which several pods get the same one."""
+
+    memory_mib: int
+    """Memory of a whole device; 0: unknown."""
+    pods: int
+    """Pods that share each device."""
+    is_limited: bool
+    """No pod can take more than its share."""
+
+    def count_bytes(self, percent: int) -> int:
+        """Return the memory for each pod, if all together may take a percentage of that of the device."""
+        return self.memory_mib * (WHOLE_PERCENT if self.is_limited else percent) // WHOLE_PERCENT // self.pods * MIB
+
+
+def read_share(accelerator: str, vendor: Vendor, labels: dict[str, str]) -> DeviceShare | None:
+    """Return how pods share the devices of a node by its labels; None: each device is for one pod."""
+    strategy, replicas = labels.get(vendor.shared_label or "", ""), labels.get(vendor.replicas_label or "", "")
+    pods = int(replicas) if replicas.isascii() and replicas.isdecimal() else 0
+    if strategy not in vendor.shared_values and pods <= 1:
+        return None
+    # Without the number, a share may be of any size.
+    memory = read_device_mib(accelerator, vendor, labels) if pods else None
+    return DeviceShare(memory or 0, max(1, pods), strategy in vendor.limited_values)
+
+
+def _describe_size(accelerator: str, vendor: Vendor, labels: dict[str, str]) -> str:
+    """Return the memory of the devices of a node as in its index."""
+    share = read_share(accelerator, vendor, labels)
+    if share is None:
+        mib = read_device_mib(accelerator, vendor, labels)
+        return "" if mib is None else f"{mib}"
+    if not share.memory_mib:
+        return ""
+    return f"{share.memory_mib // share.pods}" if share.is_limited else f"{share.memory_mib}/{share.pods}"
+
+
 class DeviceSizes(NamedTuple):
     """The memory of an accelerator's devices in the cluster."""
 
@@ -100,14 +139,29 @@ class DeviceSizes(NamedTuple):
 
 
 def find_device_sizes(store: Store, accelerator: str) -> DeviceSizes:
-    """Return the memory of the smallest and the largest device of an accelerator on any node."""
+    """Return the memory of the smallest and the largest device of an accelerator on any node.
+
+    Of a device that pods share, each has a part, the larger the more memory any pool promises of it.
+    """
+    percent = _find_overcommit_percent(store, accelerator)
     sizes = [
         value.partition("=")[2]
         for value in store.index_values(NODES, _DEVICE_INDEX)
         if value.partition("=")[0] == accelerator
     ]
-    stated = [int(size) * MIB for size in sizes if size]
+    stated = [_read_size(size, percent) for size in sizes if size]
     return DeviceSizes(min(stated, default=None), max(stated) if stated and all(sizes) else None)
+
+
+def _find_overcommit_percent(store: Store, accelerator: str) -> int:
+    specs = (each["spec"] for each in store.list(ACCELERATOR_POOLS))
+    stated: list[int] = [each.get("memoryOvercommitPercent", 0) for each in specs if each["accelerator"] == accelerator]
+    return max((WHOLE_PERCENT, *stated))
+
+
+def _read_size(text: str, percent: int) -> int:
+    mib, _, pods = text.partition("/")
+    return DeviceShare(int(mib), int(pods), is_limited=False).count_bytes(percent) if pods else int(mib) * MIB
 
 
 def find_largest_memory(store: Store) -> int | None:

@@ -10,8 +10,14 @@ import structlog
 from controller.placement.device_registry import count_need
 from controller.placement.pod_requests import count_requests, find_taken_node
 from controller.placement.queue_places import ReplicaUnit, find_own_place, find_place, parse_seconds
-from controller.placement.queued_service import QueuedService, has_device, pools_of, read_template_mark
-from controller.placement.units import NodeRequirement, Nomination, Unit, UnitKey, UnitState
+from controller.placement.queued_service import (
+    QueuedService,
+    demand_slices,
+    has_device,
+    pools_of,
+    read_template_mark,
+)
+from controller.placement.units import NodeRequirement, Nomination, SliceDemand, Unit, UnitKey, UnitState
 from controller.reconcile.indexes import controller_of
 from controller.reconcile.triggers import ENDED, is_gated
 from crds.meta import LABEL_GANG, LABEL_GANG_SIZE, LABEL_SERVICE
@@ -79,7 +85,9 @@ def build_pod_replica(
         enqueued_at=find_place(pod, service.created_at) if service is not None else own_place,
         parts=(need,),
         pools=pools_of("pod", need, service, vendors),
-        requirement=_NO_RULES if node and state != "waiting" else build_requirement(spec, volume_nodes),
+        requirement=_NO_RULES
+        if node and state != "waiting"
+        else build_requirement(spec, volume_nodes, demand_slices(need, service, vendors)),
         state=state,
         cells=(f"node/{node}",) if node else (),
         nomination=nomination if state == "waiting" else None,
@@ -92,18 +100,21 @@ def build_pod_replica(
     return PodReplica(replica, *_read_gang(pod))
 
 
-def build_requirement(pod_spec: Obj, volume_nodes: frozenset[str] | None) -> NodeRequirement:
+def build_requirement(
+    pod_spec: Obj, volume_nodes: frozenset[str] | None, slices: SliceDemand | None = None
+) -> NodeRequirement:
     """Return the rules of a pod about its node; one with too many matches none.
 
     Args:
         pod_spec: its spec.
         volume_nodes: the only nodes on which its volumes can be; None: anywhere.
+        slices: its demand on devices that it might share; None: it asks for none such.
     """
     rules = {name: pod_spec[name] for name in _RULES if pod_spec.get(name)}
     shape = [rules, None if volume_nodes is None else sorted(volume_nodes)]
     digest = hashlib.sha256(msgspec.json.encode(shape, order="deterministic")).hexdigest()
     is_too_long = len(msgspec.json.encode(rules)) > MOST_RULES_BYTES
-    return NodeRequirement(digest[:16], _NO_NODE if is_too_long else rules, volume_nodes)
+    return NodeRequirement(digest[:16], _NO_NODE if is_too_long else rules, volume_nodes, slices)
 
 
 def find_template(pod: Obj) -> tuple[str, str]:

@@ -34,6 +34,8 @@ class PoolRules(NamedTuple):
     """Number of units that may wait at once for a node which an autoscaler adds; 0: the pool has a fixed size."""
     node_labels: tuple[tuple[str, str], ...] = ()
     """Labels that a node of this pool has."""
+    overcommit_percent: int = 100
+    """Memory that pods on one time-sliced device may take together, in percent."""
 
 
 class PoolQuota(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from controller.placement.pool_limits import PoolQuota, PoolRules, Quotas
 from controller.reconcile.plan import decode_stored
-from crds.acceleratorpool import AcceleratorPool
+from crds.acceleratorpool import WHOLE_PERCENT, AcceleratorPool
 from crds.quantity import parse_quantity
 from crds.text import shorten_text
 from devices.vendors import Vendors
@@ -74,6 +74,10 @@ class PoolTable(NamedTuple):
         found = next((each.accelerator for each in self.defined if each.name == pool), "")
         return found or (pool if pool in self.accelerators else "")
 
+    def find_overcommit_percent(self, pool: str) -> int:
+        """Return the memory that pods on one time-sliced device of a pool may take together, in percent."""
+        return next((each.rules.overcommit_percent for each in self.defined if each.name == pool), WHOLE_PERCENT)
+
     @property
     def rules(self) -> Mapping[str, PoolRules]:
         """The rules of each pool that is defined."""
@@ -136,6 +140,7 @@ def _read_pool(pool: AcceleratorPool, vendors: Vendors) -> DefinedPool | Refused
         lending_limit=_read_quantity(spec.lending_limit),
         elastic=spec.elastic.max_waiting if spec.elastic is not None else 0,
         node_labels=tuple(sorted(spec.node_selector.items())) if name != spec.accelerator else (),
+        overcommit_percent=spec.memory_overcommit_percent or WHOLE_PERCENT,
     )
     quotas = tuple((each.namespace, PoolQuota(each.devices, _read_quantity(each.memory))) for each in spec.quotas)
     return DefinedPool(name, spec.accelerator, rules, quotas)

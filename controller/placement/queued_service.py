@@ -11,7 +11,7 @@ import msgspec
 
 from controller.placement.pool_table import METAL, NO_POOLS, PoolTable, read_pools
 from controller.placement.queue_places import parse_seconds
-from controller.placement.units import Amounts, HostRequirement, UnitKind
+from controller.placement.units import Amounts, HostRequirement, SliceDemand, UnitKind
 from controller.reconcile.indexes import OWNER_INDEX, namespaced
 from crds.meta import POD_TEMPLATE, PRIORITY_RANK, Priority, Toleration
 from crds.metalprocess import MetalProcess
@@ -61,6 +61,8 @@ class QueuedService(NamedTuple):
     """Pools that it names, in its order; none: all of its accelerator."""
     table: PoolTable = NO_POOLS
     """All pools."""
+    device_bytes: int | None = None
+    """Memory that a replica takes of each of its devices; None: unknown."""
 
     def find_deployment(self, name: str) -> OwnDeployment | None:
         """Return its Deployment of this name, or None."""
@@ -106,6 +108,10 @@ def _read_service(
             host_demands=read_host_demands(spec),
             pools=tuple(dict.fromkeys(scheduling.get("pools") or ())),
             table=table,
+            # That of an earlier spec may be less than what the pods of this one take.
+            device_bytes=status.get("deviceMemoryBytes")
+            if status.get("observedGeneration") == obj["metadata"].get("generation")
+            else None,
         )
     )
 
@@ -152,6 +158,16 @@ def _share(service: QueuedService) -> QueuedService:
 def has_device(need: Amounts, vendors: Vendors) -> bool:
     """Return whether a pod requests a device of any vendor."""
     return any(_find_accelerator(name, vendors) for name, amount in need.items() if amount > 0)
+
+
+def demand_slices(need: Amounts, service: QueuedService | None, vendors: Vendors) -> SliceDemand | None:
+    """Return the demand of a pod on devices that it might share with others; None: it requests none such."""
+    bytes_each = service.device_bytes if service is not None else None
+    for vendor in vendors.values():
+        for resource in (vendor.resource, vendor.shared_resource) if vendor.shared_label else ():
+            if resource is not None and (number := need.get(resource, 0)) > 0:
+                return SliceDemand(number, bytes_each, wants_slice=resource == vendor.shared_resource)
+    return None
 
 
 def pools_of(kind: UnitKind, need: Amounts, service: QueuedService | None, vendors: Vendors) -> tuple[str, ...]:

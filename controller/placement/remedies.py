@@ -19,7 +19,7 @@ _EFFORTS: Final[Mapping[str, int]] = {
         (
             ("HeadOfLine",),
             get_args(LimitReason),
-            ("OtherNamespace", "NodeRules"),
+            ("OtherNamespace", "NodeRules", "SliceTooSmall", "SharedDevices"),
             ("AgentTooOld", "RuntimeMissing", "VolumeElsewhere", "Avoided"),
         ),
         start=1,

@@ -17,6 +17,8 @@ from crds.size import size_text
 _MOST_NAMED: Final = 3
 _WORDS: Final[Mapping[str, str]] = {
     "NodeRules": "do not match its nodeSelector, affinity or tolerations",
+    "SharedDevices": "have devices that pods share, of which it would need several",
+    "SliceTooSmall": "have devices that pods share, with too little memory for each",
     "VolumeElsewhere": "cannot mount the volume of its weights",
     "RuntimeMissing": "lack its engine",
     "OtherNamespace": "are not given to its namespace",

@@ -61,6 +61,9 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """Identities of the weights that are there already."""
     bandwidth_bytes_per_second: int = 0
     """Memory bandwidth; 0 if it is unknown."""
+    slice_bytes: int | None = None
+    """Memory of a device that one pod may take, if several share each device of the node; 0: that is unknown. None:
+    each device is for one pod."""
     devices: frozenset[str] | None = None
     """The resources of `total` that count its devices, each device once; None: all that have a domain."""
 
@@ -68,6 +71,25 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     def id(self) -> str:
         """Name with the kind: a host may have the name of a node."""
         return f"{self.kind}/{self.name}"
+
+
+class SliceDemand(NamedTuple):
+    """The demand of a pod on devices that it might share with others."""
+
+    number: int
+    bytes_each: int | None = None
+    """Memory that it takes of each; None: unknown."""
+    wants_slice: bool = False
+    """It asks for a part of a shared device by name."""
+
+    def refuse(self, slice_bytes: int) -> str:
+        """Return why slices with so much memory do not do, as one CamelCase word; empty if they do."""
+        # Several slices may be of the same device.
+        if self.number > 1:
+            return "SharedDevices"
+        if self.bytes_each is None:
+            return "" if self.wants_slice else "SliceTooSmall"
+        return "SliceTooSmall" if self.bytes_each > slice_bytes else ""
 
 
 class NodeRequirement(msgspec.Struct, frozen=True):
@@ -79,11 +101,13 @@ class NodeRequirement(msgspec.Struct, frozen=True):
     """nodeSelector, affinity and tolerations of the pod, as Kubernetes has them."""
     volume_nodes: frozenset[str] | None = None
     """The only nodes on which a bound volume of the pod can be; None: its volumes are anywhere, or not bound."""
+    slices: SliceDemand | None = None
+    """The demand of the pod on devices that it might share; None: it asks for none such."""
 
     @property
     def identity(self) -> tuple[object, ...]:
         """Key that pods have in common whose rules admit the same nodes."""
-        return "node", self.shape, self.volume_nodes
+        return "node", self.shape, self.volume_nodes, self.slices
 
     def allows(self, labels: Iterable[tuple[str, str]]) -> bool:
         """Return whether the nodeSelector of the pod contradicts none of these labels of a node."""
@@ -104,7 +128,9 @@ class NodeRequirement(msgspec.Struct, frozen=True):
             return "OtherKind"
         if self.volume_nodes is not None and cell.name not in self.volume_nodes:
             return "VolumeElsewhere"
-        return "" if admits(cell.node, self.pod_spec) else "NodeRules"
+        if not admits(cell.node, self.pod_spec):
+            return "NodeRules"
+        return self.slices.refuse(cell.slice_bytes) if self.slices and cell.slice_bytes is not None else ""
 
 
 class HostOffer(Protocol):

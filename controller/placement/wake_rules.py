@@ -67,7 +67,8 @@ def decisive_facts(resource: Resource, obj: Obj) -> object:
     """Return what the queue reads of an object: another change of it wakes nobody."""
     metadata, status = obj["metadata"], obj.get("status") or {}
     if resource == INFERENCE_SERVICES:
-        return metadata.get("generation"), status.get("accelerator")
+        is_current = status.get("observedGeneration") == metadata.get("generation")
+        return metadata.get("generation"), status.get("accelerator"), status.get("deviceMemoryBytes"), is_current
     if resource == ACCELERATOR_POOLS:
         return metadata["uid"], metadata.get("generation")
     if resource == DEPLOYMENTS:

@@ -142,11 +142,21 @@ def _plan_service(copy: ClusterCopy, key: ObjectKey, now: datetime) -> PlannedSe
         return PlannedService(key, _explain_problem(view.blocker), notes)
     if chosen is not None and view.wanted:
         notes += (chosen.status.message,)
+    _note_device_memory(copy, view, key)
     queued = _put_pods(copy, view, key, now) | _put_processes(copy, view, now)
     if view.wanted and False in queued:
         other = "Kueue admits" if service.spec.scheduling.mode == "Kueue" else "Kubernetes' scheduler places"
         notes += (f"{other} its pods: the queue gives them nothing",)
     return PlannedService(key, None, notes)
+
+
+def _note_device_memory(copy: ClusterCopy, view: ServiceView, key: ObjectKey) -> None:
+    """Note in the copy what a replica takes of each device, as the controller would before its pods wait."""
+    obj = copy.store.get(INFERENCE_SERVICES, key.name, key.namespace)
+    if obj is None or (each := view.memory.device_bytes_each) is None:
+        return
+    status = {"deviceMemoryBytes": each, "observedGeneration": obj["metadata"].get("generation")}
+    copy.put(INFERENCE_SERVICES, _revise({**obj, "status": {**(obj.get("status") or {}), **status}}))
 
 
 def _explain_problem(problem: ServiceProblem) -> ServiceProblem:

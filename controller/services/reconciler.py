@@ -452,8 +452,9 @@ def _services_without_device(store: Store, _node: Obj) -> list[ObjectKey]:
 
 
 def _services_of_pool(store: Store, pool: Obj) -> list[ObjectKey]:
-    """Return the services that name a pool."""
-    return [object_key(obj) for obj in store.by_index(INFERENCE_SERVICES, POOL_INDEX, pool["metadata"]["name"])]
+    """Return the services that name a pool, and those for which its slices of devices are too small."""
+    naming = store.by_index(INFERENCE_SERVICES, POOL_INDEX, pool["metadata"]["name"])
+    return [*map(object_key, naming), *_services_without_device(store, pool)]
 
 
 def _place_of_pod(pod: Obj) -> object:

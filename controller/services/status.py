@@ -329,6 +329,7 @@ def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
         **({"runtime": view.runtime} if view.runtime else {}),
         **({"memory": size_text(size_bytes)} if (size_bytes := view.memory_bytes) else {}),
         **({"deviceMemory": view.device_memory} if view.device_memory else {}),
+        **({"deviceMemoryBytes": each} if (each := view.memory.device_bytes_each) is not None else {}),
         **({"nodes": sorted(view.replicas.nodes)[:_MOST_NODES]} if view.replicas.nodes else {}),
         "endpoint": f"{_scheme(view)}://{metadata.name}.{metadata.namespace}.svc:{SERVICE_PORT}/v1",
         **({"queue": build_queue_status(view.standing)} if view.standing is not None and view.wanted else {}),

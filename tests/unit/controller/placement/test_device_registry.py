@@ -189,7 +189,7 @@ def test_only_a_pod_whose_device_would_do_is_evicted() -> None:
 
 
 def end(known: Store, name: str, need: DeviceNeed) -> None:
-    """Mark a pod with a device as one that ends."""
+    """Begin to end a pod with a device."""
     ending = pod(name, need, "n", priority="low", deletionTimestamp="2026-11-21T12:00:00Z")
     known.put(PODS, ending | {"spec": {"nodeName": "n", "containers": [{}]}})
 

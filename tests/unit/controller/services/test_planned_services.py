@@ -18,6 +18,8 @@ from tests.support.queue_objects import queue_pod, queued_service
 from tests.support.service_decisions import SETTINGS, chat_deployment, manage
 
 KEY = ObjectKey(NAMESPACE, "chat")
+DEVICE_BYTES = 1008730112
+"""Memory of a device that a replica of the Model takes."""
 
 
 def make_copy(*objects: tuple[Any, Obj], settings: QueueSettings = QueueSettings(SETTINGS)) -> ClusterCopy:  # noqa: B008
@@ -119,6 +121,7 @@ def make_served(settings: QueueSettings) -> ClusterCopy:
     """Return a copy with the service chat, of whose two pods one runs and one waits."""
     spec: Obj = {"hardware": {"accelerator": "nvidia", "count": 2}, "replicas": 2}
     service = queued_service("chat", **spec)
+    service["status"] = {"deviceMemoryBytes": DEVICE_BYTES, "observedGeneration": service["metadata"]["generation"]}
     copy = make_copy((INFERENCE_SERVICES, service), settings=settings)
     objects = (INFERENCE_SERVICES, service), (MODELS, library_model())
     deployment = chat_deployment(*objects, replicas=2)
