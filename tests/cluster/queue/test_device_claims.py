@@ -2,10 +2,24 @@
 
 from typing import Any
 
+import pytest
+
+from controller.placement.device_need import AttributeDemand, DeviceNeed
+from controller.services.pods.claim_templates import build_template
+from devices.vendors import VENDORS, Vendor
 from kube.client import Client, Obj
-from kube.resources import RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS, RESOURCE_SLICES, Resource
+from kube.errors import Invalid
+from kube.resources import (
+    ACCELERATOR_POOLS,
+    INFERENCE_SERVICES,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    Resource,
+)
 from tests.cluster.queue.queue_user import RUN_SECONDS, QueueUser
 from tests.controlplane.plane import ControlPlane
+from tests.support.api_objects import as_service
 from tests.support.device_slices import DRIVER, L4, device_slice, gpu
 from tests.support.eventually import eventually
 from tests.support.simulated_nodes import SimulatedNodes
@@ -17,6 +31,43 @@ WHOLE = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == '
 def select(**selector: Any) -> Obj:
     """Return the hardware of a service with a selector."""
     return {"accelerator": "nvidia", "deviceSelector": selector}
+
+
+def need_everything(vendor: Vendor) -> DeviceNeed:
+    """Return a need that has a demand of each kind on the devices of a vendor."""
+    driver = vendor.driver
+    assert driver is not None
+    types = driver.attributes | {"other.example/rack": "int"}
+    demands = [
+        AttributeDemand(name=name, type=type_, values=("true",) if type_ == "bool" else ("1", "2"))
+        for name, type_ in types.items()
+    ]
+    demands += [
+        AttributeDemand(name=name, type=type_, at_least="1")
+        for name, type_ in types.items()
+        if type_ in {"int", "version"}
+    ]
+    return DeviceNeed(driver=driver.name, device_class=driver.device_class, memory_mib=1, demands=tuple(demands))
+
+
+async def test_api_server_takes_each_expression_and_no_attribute_without_a_demand(
+    client: Client, namespace: str, user: QueueUser
+) -> None:
+    await user.serve("owner")
+    owner = await client.get(INFERENCE_SERVICES, "owner", namespace)
+    for vendor in VENDORS.values():
+        if vendor.driver is not None:
+            _, template = build_template(as_service(owner), need_everything(vendor))
+            await client.create(RESOURCE_CLAIM_TEMPLATES, template)
+    for attribute in ({"name": "model"}, {"name": "model", "values": ["a"], "atLeast": "1"}):
+        with pytest.raises(Invalid, match="either values or atLeast"):
+            await user.serve("bad", hardware=select(attributes=[attribute]))
+    for spec in (
+        {"accelerator": "metal", "memoryOvercommitPercent": 150},
+        {"accelerator": "nvidia", "memoryOvercommitPercent": 99},
+    ):
+        with pytest.raises(Invalid, match="memoryOvercommitPercent"):
+            await client.create(ACCELERATOR_POOLS, {"metadata": {"name": spec["accelerator"]}, "spec": spec})
 
 
 async def read_allocated(client: Client, namespace: str) -> list[str]:
