@@ -5,7 +5,7 @@ When only minimum run times keep units from being evicted, time passes until the
 follows if nobody ends, adds or changes anything.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -15,8 +15,18 @@ from controller.placement.explanation import RefusalCounter
 from controller.placement.planner import Admit, EvictUnit, Nominate, PlanRules, Round, WithdrawNomination, plan
 from controller.placement.score import CellScore
 from controller.placement.standing import WaitFacts, describe_wait, find_lack, find_largest, sort_refusals
-from controller.placement.units import Cell, Nomination, Unit, add_by_cell, add_room, subtract_amounts
+from controller.placement.units import (
+    CLAIM_SLOT,
+    NOTHING,
+    Amounts,
+    Cell,
+    Nomination,
+    Unit,
+    add_room,
+    subtract_amounts,
+)
 from crds.queue_status import QueueReason
+from devices.vendors import CLAIMED
 
 MOST_ROUNDS: Final = 200
 """Rounds after which a forecast ends. Units are evicted for more important ones only, so it needs far fewer."""
@@ -85,15 +95,38 @@ def forecast(cells: Iterable[Cell], units: Iterable[Unit], rules: PlanRules, now
 
 def displace(unit: Unit) -> Unit:
     """Return the successor of a unit that has lost its place: it waits at its old place in the queue."""
+    parts = unit.parts
+    if any(map(_claims, parts)):
+        parts = tuple({**part, CLAIM_SLOT: 1} for part in parts)
     return msgspec.structs.replace(
         unit,
         uid=unit.uid + _AGAIN,
         state="waiting",
+        parts=parts,
+        freed_beside=NOTHING,
         cells=(),
         nomination=None,
         evictable_since=None,
         replaces=frozenset(),
     )
+
+
+def _claims(part: Amounts) -> int:
+    """Return the devices that a part claims."""
+    return sum(amount for name, amount in part.items() if name.endswith(CLAIMED))
+
+
+def _choose_devices(unit: Unit, free: Sequence[Amounts]) -> Unit:
+    """Return a unit as it is once the scheduler has chosen the devices that it claims.
+
+    Which ones is not known: they may be any that would do for the needs of others on its cell.
+    """
+    number = sum(map(_claims, unit.parts))
+    if not number:
+        return unit
+    parts = tuple({name: amount for name, amount in part.items() if name != CLAIM_SLOT} for part in unit.parts)
+    others = {name: number for each in free for name in each if name.endswith(CLAIMED) and name not in unit.parts[0]}
+    return msgspec.structs.replace(unit, parts=parts, freed_beside=others)
 
 
 class _Future:
@@ -127,12 +160,17 @@ class _Future:
         return self.units != before
 
     def _admit(self, action: Admit) -> None:
-        unit = action.unit
-        for name, need in add_by_cell(unit.parts, action.cells).items():
-            self._set_free(name, subtract_amounts(self.cells[name].free, need))
-        self.units[unit.uid] = msgspec.structs.replace(
-            unit, state="running", cells=action.cells, nomination=None, evictable_since=self.now
+        free = [self.cells[name].free for name in action.cells]
+        unit = msgspec.structs.replace(
+            _choose_devices(action.unit, free),
+            state="running",
+            cells=action.cells,
+            nomination=None,
+            evictable_since=self.now,
         )
+        for name, taken in unit.freed.items():
+            self._set_free(name, subtract_amounts(self.cells[name].free, taken))
+        self.units[unit.uid] = unit
         self._note(unit, state="starts", cells=action.cells, scores=action.scores, after_seconds=self.now - self._began)
         # The rollout ends one earlier unit for each that has come.
         earlier = (self.units[uid] for uid in sorted(unit.replaces) if uid in self.units)

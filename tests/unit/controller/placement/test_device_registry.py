@@ -5,6 +5,7 @@ from typing import Any
 
 from controller.placement.cell_registry import CellRegistry
 from controller.placement.device_need import AttributeDemand, DeviceNeed, encode_need
+from controller.placement.forecast import forecast
 from controller.placement.observed_units import encode_nomination, parse_nomination
 from controller.placement.planner import EvictUnit, PlanRules, plan
 from controller.placement.pod_units import build_pod_replica
@@ -213,6 +214,19 @@ def test_promise_holds_while_devices_of_another_pod_are_being_chosen() -> None:
     known.put(PODS, pod("other", ANY, "n", priority="high"))
     assert find(cells).free[CLAIM_SLOT] == 0
     assert decide(known, cells, "ends", "wants", "other") == []
+
+
+def test_forecast_does_not_wait_for_the_choice_of_devices() -> None:
+    known, cells = registry(device_slice("n", gpu("a"), gpu("b")))
+    for name, need in (("one", ANY), ("two", LARGE), ("zero", ANY)):
+        known.put(PODS, pod(name, need))
+    units = [unit_of(known, cells, each) for each in ("one", "two", "zero")]
+    found = forecast(cells.list_cells(), units, PlanRules(), 0.0)
+    assert {fate.unit.key.name: fate.state for fate in found.fates.values()} == {
+        "one": "starts",
+        "two": "starts",
+        "zero": "waits",
+    }
 
 
 def test_pool_that_is_being_rewritten_has_nothing() -> None:
