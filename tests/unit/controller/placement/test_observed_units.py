@@ -398,6 +398,6 @@ def test_pod_of_an_earlier_template_gets_nothing_once_all_replicas_have_a_place(
 
 
 def test_pod_that_time_alone_calls_earlier_is_not_given_up_for_one_that_runs() -> None:
-    """Of two templates that were made in one second, that of the pod that waits may be the later one."""
+    """The template of the pod that waits may be the later one of two that were made in one second."""
     runs = queue_pod("runs", template="bbb", created=LATER, gated=False, node="n1")
     assert not observe(queue(queue_pod("waits"), runs, replicas=1))["waits"].is_superseded
