@@ -116,7 +116,11 @@ class QueueRecord:
         return found
 
     def list_passed(self) -> list[str]:
-        """Return every decision that gave a node to a pod while one ahead of it, which could use the node, had none."""
+        """Return every decision that gave a node to a pod although one ahead should have had it, or waited for it.
+
+        One of the same priority keeps the nodes that it could ever use. One of a higher priority lets others have what
+        is too little for it, since it may evict them.
+        """
         found = []
         states = iter(self._states)
         upcoming = next(states, None)
@@ -130,18 +134,29 @@ class QueueRecord:
                     known[uid] = state
                 upcoming = next(states, None)
             waiting = [each for uid, each in known.items() if each.place is not None and uid not in claims]
-            for uid in claims.keys() - before.keys():
-                found += self._list_passed_by(known.get(uid), claims[uid], waiting)
+            left = self._count_left(known, before)
+            decided = [(state, uid) for uid in claims.keys() - before.keys() if (state := known.get(uid)) is not None]
+            for pod, uid in sorted((each for each in decided if each[0].place is not None), key=_order):
+                found += self._list_passed_by(pod, claims[uid], waiting, left[claims[uid]])
+                left[claims[uid]] -= pod.devices
             before = claims
         return found
 
-    def _list_passed_by(self, pod: PodState | None, node: str, waiting: Iterable[PodState]) -> list[str]:
-        if pod is None or pod.place is None:
-            return []
+    def _count_left(self, known: Mapping[str, PodState], claims: Mapping[str, str]) -> collections.Counter[str]:
+        """Return the devices of each node that are neither used nor claimed."""
+        left = collections.Counter(self._totals)
+        for uid, state in known.items():
+            left[state.node or claims.get(uid, "")] -= state.devices
+        return left
+
+    def _list_passed_by(self, pod: PodState, node: str, waiting: Iterable[PodState], left: int) -> list[str]:
         return [
             f"{pod.name} passed {each.name} on {node}"
             for each in waiting
-            if each.place is not None and each.place < pod.place and each.devices <= self._totals[node]
+            if pod.place is not None
+            and each.place is not None
+            and each.place < pod.place
+            and each.devices <= (self._totals[node] if each.place[0] == pod.place[0] else left)
         ]
 
     def list_forgotten(self) -> list[str]:
@@ -162,3 +177,9 @@ class QueueRecord:
     def list_unbound(self) -> list[str]:
         """Return the pods that have left the queue and that the scheduler has not bound."""
         return [each.name for each in self.now.values() if each.place is None and not each.is_bound]
+
+
+def _order(decided: tuple[PodState, str]) -> tuple[int, float, str]:
+    """Return the place of a pod that a decision admits."""
+    pod, _ = decided
+    return pod.place or (0, 0.0, "")

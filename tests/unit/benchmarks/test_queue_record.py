@@ -90,6 +90,23 @@ def test_decision_may_pass_one_for_which_the_node_is_too_small() -> None:
     assert watched.record.list_passed() == ["b-1 passed a-1 on large"]
 
 
+def test_decision_may_use_what_is_too_little_for_one_of_a_higher_priority_but_not_of_the_same() -> None:
+    watched = Watched(a="high", c="normal")
+    watched.put("c", devices=1, pin="large")
+    watched.put("a", devices=4)
+    watched.put("b")
+    watched.decide(b="large")
+    assert watched.record.list_passed() == []
+    watched = Watched(c="normal")
+    watched.put("c", devices=1, pin="large")
+    watched.put("a")
+    watched.put("b")
+    first, second = order_of(watched)
+    watched.put(first, devices=4)
+    watched.decide(**{second: "large"})
+    assert watched.record.list_passed() == [f"{second}-1 passed {first}-1 on large"]
+
+
 def test_pod_that_has_left_the_queue_before_a_decision_is_not_passed() -> None:
     watched = Watched(a="high")
     watched.put("a")
