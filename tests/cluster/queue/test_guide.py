@@ -65,6 +65,8 @@ async def test_guide_prints_what_happens(simulated: SimulatedNodes, user: QueueU
             if "name: archive" in block:
                 # It comes in a later second, so that chance does not decide who was first.
                 await user.wait_until_evictable("chat", "reports")
+            if "name: late" in block:
+                await user.wait_for_a_later_second()
             if "name: incident" in block:
                 simulated.hold_ends()
             (shell.folder / "file.yaml").write_text(block)

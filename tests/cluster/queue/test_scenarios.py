@@ -75,6 +75,7 @@ async def test_an_edit_on_a_full_node_rolls_out_in_its_own_place(simulated: Simu
     await simulated.add("sim-1", devices=1)
     await user.serve("edited", contextLength=2048)
     await user.wait_until_on("edited", "sim-1")
+    await user.wait_for_a_later_second()
     await user.serve("waiting")
     await user.wait_for_places("waiting")
     (before,) = await user.uids("edited")
