@@ -250,7 +250,7 @@ class Controller:
             on_round=show_round,
             on_outcome=self._metrics.count_admission,
             on_preemption=lambda _eviction: self._metrics.queue.count_preemption("Priority"),
-            precedence=self._precedence,
+            admitting=self._precedence.admitting,
         )
         admission = Admission(parts)
         volumes.subscribe(admission.wake)

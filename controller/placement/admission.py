@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
@@ -30,7 +31,6 @@ from controller.placement.vanished_pods import VanishedPods, free_place, is_gone
 from controller.placement.wake_rules import READ, RoomWatch, decisive_facts
 from controller.placement.write_retries import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, WriteRetries
 from controller.reconcile.plan import Event, Leading
-from controller.reconcile.precedence import AdmissionPrecedence
 from devices.vendors import Vendors
 from kube.backoff import backoff_seconds
 from kube.client import Obj
@@ -92,8 +92,8 @@ class AdmissionParts(NamedTuple):
     """Called with the outcome of each admission."""
     on_preemption: Callable[[EvictUnit], None] = lambda _eviction: None
     """Called with each unit that was evicted for another one."""
-    precedence: AdmissionPrecedence | None = None
-    """Lets admissions go before reconciles."""
+    admitting: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    """Returns the context in which units are admitted."""
 
 
 class Admission:
@@ -372,9 +372,8 @@ class _Term:
 
     async def _carry_out(self, found: Round) -> None:
         """Carry a round out. One unit that is refused holds up no other."""
-        precedence = self._parts.precedence or AdmissionPrecedence()
         admissions = [each for each in found.actions if isinstance(each, Admit) and each.unit.uid in self._claims]
-        with precedence.admitting() if admissions else contextlib.nullcontext():
+        with self._parts.admitting() if admissions else contextlib.nullcontext():
             async with asyncio.TaskGroup() as writes:
                 for each in admissions:
                     writes.create_task(self._admit(each))

@@ -190,7 +190,7 @@ def service_reconciler(
         chosen = choose_accelerators(snapshot, key, service, settings, rooms, has_claims=has_claims)
         facts = ViewFacts(pacer.may_roll_out(key), standing, report, chosen, has_claims)
         view = build_view(snapshot, key, service, settings, facts)
-        _keep_turn(pacer, key, view)
+        pacer.wait(key, view.replicas.awaiting)
         answer = prober.answer(key, view.question, view.proof)
         if prober.take_stale_token(key):
             tokens.read_again(key)
@@ -208,14 +208,6 @@ def service_reconciler(
         written=tokens.remember,
         restart=functools.partial(_forget_reads, tokens, pacer),
     )
-
-
-def _keep_turn(pacer: UpdatePacer, key: ObjectKey, view: ServiceView) -> None:
-    """Tell the pacer whether a service waits for its turn in an update."""
-    if view.replicas.awaiting:
-        pacer.wait(key, view.replicas.awaiting)
-    else:
-        pacer.forget(key)
 
 
 def _has_replicas(snapshot: Snapshot, service: InferenceService) -> bool:
