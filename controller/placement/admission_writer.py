@@ -104,7 +104,7 @@ class AdmissionWriter:
     async def _ungate(self, name: ObjectKey, pod: Obj, node: str, node_labels: Labels) -> None:
         if find_gate(pod) is None:
             return
-        if node and not pod["metadata"].get("annotations"):
+        if not pod["metadata"].get("annotations"):
             # A JSON patch cannot add one to those that the store does not keep.
             await self.keep_place("pod", name, format_place(find_own_place(pod)))
             pod = self._find(PODS, name)

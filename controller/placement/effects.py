@@ -29,7 +29,7 @@ def find_gate(pod: Obj) -> int | None:
 def admit_pod(pod: Obj, node: str, node_labels: Labels = ()) -> Operations:
     """Return the patch that gives a pod its node; without a node the scheduler chooses one with these labels.
 
-    A pod that is known to have annotations gets that of its place with its node, unless it has that already.
+    A pod that is known to have annotations gets that of its place, unless it has that already.
 
     Raises ValueError: the pod does not wait in the queue.
     """
@@ -43,14 +43,14 @@ def admit_pod(pod: Obj, node: str, node_labels: Labels = ()) -> Operations:
         _test(f"{gate}/name", QUEUE_GATE),
         *(_pin(pod, node) if node else ()),
         *(_restrict(pod, "matchExpressions", expressions) if expressions and not node else ()),
-        *(_note_place(pod) if node else ()),
+        *_note_place(pod),
         *_remove_annotation(pod, NOMINATED),
         {"op": "remove", "path": gate},
     ]
 
 
 def _note_place(pod: Obj) -> Operations:
-    """Return the operation that marks a pod as pinned by the queue, by the place that it has."""
+    """Return the operation that marks a pod as admitted by the queue, by the place that it has."""
     annotations = pod["metadata"].get("annotations")
     if not annotations or ENQUEUED_AT in annotations:
         return []

@@ -68,17 +68,21 @@ def find_taken_node(pod: Obj) -> str:
 
     A pod that is bound takes room until it has ended, also while it is being deleted. One that the queue has pinned to
     a node takes it there before it is bound, but not if it is being deleted: then it can be bound no more. The queue
-    notes the place of each pod that it pins: a tenant may pin pods, too, but no note of the queue is its own.
+    notes the place of each pod that it admits: a tenant may pin pods, too, but no note of the queue is its own.
     """
     spec = pod.get("spec") or {}
     if (pod.get("status") or {}).get("phase") in _ENDED:
         return ""
     if node := spec.get("nodeName"):
         return str(node)
-    metadata = pod["metadata"]
-    if "deletionTimestamp" in metadata or is_gated(spec) or ENQUEUED_AT not in (metadata.get("annotations") or {}):
+    if "deletionTimestamp" in pod["metadata"] or is_gated(spec) or not is_noted(pod):
         return ""
     return find_pinned_node(spec)
+
+
+def is_noted(pod: Obj) -> bool:
+    """Return whether the queue has noted the place of a pod, as it does at the latest when it admits the pod."""
+    return ENQUEUED_AT in (pod["metadata"].get("annotations") or {})
 
 
 def is_gated(pod_spec: Obj) -> bool:

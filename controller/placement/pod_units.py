@@ -8,7 +8,7 @@ import msgspec
 import structlog
 
 from controller.placement.device_registry import count_need
-from controller.placement.pod_requests import count_requests, find_taken_node
+from controller.placement.pod_requests import count_requests, find_taken_node, is_noted
 from controller.placement.queue_places import ReplicaUnit, find_own_place, find_place, parse_seconds
 from controller.placement.queued_service import (
     QueuedService,
@@ -17,7 +17,15 @@ from controller.placement.queued_service import (
     pools_of,
     read_template_mark,
 )
-from controller.placement.units import NodeRequirement, Nomination, SliceDemand, Unit, UnitKey, UnitState
+from controller.placement.units import (
+    NOTHING,
+    NodeRequirement,
+    Nomination,
+    SliceDemand,
+    Unit,
+    UnitKey,
+    UnitState,
+)
 from controller.reconcile.indexes import controller_of
 from controller.reconcile.triggers import ENDED, is_gated
 from crds.meta import LABEL_GANG, LABEL_GANG_SIZE, LABEL_SERVICE
@@ -74,6 +82,9 @@ def build_pod_replica(
     if not is_gated(pod) and not has_device(need, vendors):
         return None
     node = find_taken_node(pod)
+    # A tenant's finalizer keeps a pod that ends, and no scheduler need ever place one that its ReplicaSet makes without
+    # the gate: they take nothing, and would use up the limits of a pool, and its room for those that go unpinned.
+    is_counted = bool(node) or state == "waiting" or (not is_ending and is_noted(pod))
     own_place = find_own_place(pod)
     key = object_key(pod)
     unit = Unit(
@@ -83,8 +94,8 @@ def build_pod_replica(
         service_uid=service.uid if service is not None and own else "",
         priority=service.priority if service is not None else "normal",
         enqueued_at=find_place(pod, service.created_at) if service is not None else own_place,
-        parts=(need,),
-        pools=pools_of("pod", need, service, vendors),
+        parts=(need if is_counted else NOTHING,),
+        pools=pools_of("pod", need, service, vendors) if is_counted else (),
         requirement=_NO_RULES
         if node and state != "waiting"
         else build_requirement(spec, volume_nodes, demand_slices(need, service, vendors)),
@@ -97,7 +108,7 @@ def build_pod_replica(
     ends_by = parse_seconds(metadata["deletionTimestamp"]) if is_ending else None
     is_present = own.template == read_template_mark(pod) if own is not None and own.template else None
     replica = ReplicaUnit(unit, deployment, template, own_place, is_present, ends_by=ends_by)
-    return PodReplica(replica, *_read_gang(pod))
+    return PodReplica(replica, *_read_gang(pod)) if is_counted or is_ending else PodReplica(replica)
 
 
 def build_requirement(
@@ -184,6 +195,7 @@ def _join(gang: str, members: Sequence[ReplicaUnit]) -> ReplicaUnit:
         enqueued_at=max(unit.enqueued_at for unit in units),
         parts=tuple(part for unit in units for part in unit.parts),
         members=tuple(unit.key.name for unit in units),
+        pools=next((unit.pools for unit in units if unit.pools), ()),
         cells=cells if len(cells) == len(units) else (),
         nomination=next((each for each in promised if len(each.cells) == len(units)), None),
         # One that joins later must not protect the others for another while.

@@ -248,7 +248,8 @@ def unschedulable(pod: Obj) -> Obj:
 
 
 def admitted(name: str, *nodes: str, service: str = "chat") -> Obj:
-    pod = queue_pod(name, service=service, gated=False, created=LONG_AGO)
+    place = {ENQUEUED_AT: "2026-01-01T00:00:00.000000Z"}
+    pod = queue_pod(name, service=service, gated=False, created=LONG_AGO, annotations={} if nodes else place)
     return pinned(pod, *nodes) if nodes else pod
 
 
@@ -315,6 +316,12 @@ def test_pod_without_a_pin_goes_back_later_and_only_to_an_elastic_pool(
     rules = PlanRules(pools={"nvidia": PoolRules(elastic=elastic)})
     found = play(bench(unschedulable(admitted("a")), rules=rules), seconds)
     assert found.api.deleted[:1] == deleted
+
+
+def test_pod_that_the_queue_did_not_admit_is_left_to_the_scheduler() -> None:
+    rules = PlanRules(pools={"nvidia": PoolRules(elastic=1)})
+    never_gated = unschedulable(queue_pod("a", gated=False, created=LONG_AGO))
+    assert play(bench(never_gated, rules=rules), 2 * UNPINNED_SECONDS).api.deleted == []
 
 
 def test_admitted_pod_that_is_not_bound_makes_room_at_once() -> None:

@@ -111,17 +111,18 @@ def test_a_pod_without_the_gate_is_not_admitted() -> None:
 def test_an_admitted_pod_is_not_nominated_any_more() -> None:
     pod = gated()
     pod["metadata"]["annotations"] = {NOMINATED: "{}", "mine": "kept"}
-    assert apply_patch(pod, admit_pod(pod, ""))["metadata"]["annotations"] == {"mine": "kept"}
+    assert set(apply_patch(pod, admit_pod(pod, ""))["metadata"]["annotations"]) == {"mine", ENQUEUED_AT}
 
 
-def test_a_pinned_pod_has_its_place_noted() -> None:
+@pytest.mark.parametrize("node", ["n7", ""])
+def test_an_admitted_pod_has_its_place_noted(node: str) -> None:
     pod = gated()
     pod["metadata"] |= {"annotations": {"mine": "kept"}, "creationTimestamp": "2026-11-21T12:00:00Z"}
     place = format_place(find_own_place(pod))
-    noted = apply_patch(pod, admit_pod(pod, "n7"))
+    noted = apply_patch(pod, admit_pod(pod, node))
     assert noted["metadata"]["annotations"] == {"mine": "kept", ENQUEUED_AT: place}
     inherited = pod | {"metadata": pod["metadata"] | {"annotations": {ENQUEUED_AT: "2026-11-21T11:00:00Z"}}}
-    kept = apply_patch(inherited, admit_pod(inherited, "n7"))["metadata"]["annotations"]
+    kept = apply_patch(inherited, admit_pod(inherited, node))["metadata"]["annotations"]
     assert kept == {ENQUEUED_AT: "2026-11-21T11:00:00Z"}
 
 

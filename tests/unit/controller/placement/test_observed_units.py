@@ -168,6 +168,44 @@ def test_pod_that_does_not_end_in_time_makes_no_room() -> None:
     assert (found["soon"].state, found["late"].state, found["late"].is_protected) == ("ending", "running", True)
 
 
+def ended(pod: Obj) -> Obj:
+    return {**pod, "status": {"phase": "Succeeded"}}
+
+
+@pytest.mark.parametrize(
+    ("pod", "holds"),
+    [
+        pytest.param(queue_pod("one", gated=False), False, id="never gated, and not bound"),
+        pytest.param(queue_pod("one", deleted=BORN), False, id="finalizer of a pod that waited"),
+        pytest.param(
+            ended(queue_pod("one", gated=False, node="n1", deleted=BORN)), False, id="finalizer of one that ran"
+        ),
+        pytest.param(queue_pod("one", gated=False, annotations={ENQUEUED_AT: OLD}), True, id="admitted for a new node"),
+        pytest.param(pinned(queue_pod("one", gated=False), "n1"), True, id="admitted"),
+        pytest.param(queue_pod("one", gated=False, node="n1"), True, id="bound"),
+    ],
+)
+def test_pod_that_can_take_no_device_uses_up_no_limit_of_others(pod: Obj, holds: bool) -> None:
+    """A tenant makes thousands of such pods: each would count in the limits of a pool, for ever."""
+    unit = observe(queue(pod))["one"]
+    assert (unit.pools, unit.parts[0].get(GPU, 0)) == ((("nvidia",), 1) if holds else ((), 0))
+
+
+@pytest.mark.parametrize("name", ["a", "z"])
+def test_pod_that_can_take_no_device_hides_no_gang(name: str) -> None:
+    labels = {LABEL_GANG: "all", LABEL_GANG_SIZE: "1"}
+    bound = queue_pod("bound", gated=False, node="n1", labels=labels)
+    found = observe(queue(bound, queue_pod(name, gated=False, labels=labels)))
+    assert (found["all"].pools, found["all"].cells) == (("nvidia",), ("node/n1",))
+    ending = observe(
+        queue(
+            bound | {"metadata": bound["metadata"] | {"deletionTimestamp": timestamp(LATER)}},
+            queue_pod(name, deleted=LATER, labels=labels),
+        )
+    )["all"]
+    assert (ending.pools, sum(part.get(GPU, 0) for part in ending.parts)) == (("nvidia",), 1)
+
+
 @pytest.mark.parametrize(
     ("stated", "expected"),
     [
