@@ -266,8 +266,9 @@ class _Term:
         found = await asyncio.to_thread(plan, cells, units, self._parts.rules(), now)
         took, failures = loop.time() - started, self._retries.list_errors()
         self._parts.on_round(RoundReport(found, cells, observed.units, now, took, failures))
-        if found.again_seconds is not None:
-            loop.call_later(found.again_seconds, self._wake)
+        for seconds in (found.again_seconds, observed.again_seconds):
+            if seconds is not None:
+                loop.call_later(seconds, self._wake)
         await self._keep_places(observed, gone)
         overdue = self._list_overdue(observed.units)
         if found.actions or overdue or self._unwritten:

@@ -36,7 +36,7 @@ from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, PODS, ObjectKey,
 from kube.store import Store
 
 LATE_SECONDS: Final = 30.0
-"""Time after which a pod that should have ended makes no room any more: it is on a node that is lost."""
+"""Time after which what should have ended makes no room any more: its node is lost, or its host does not heed."""
 FindVolumeNodes = Callable[[Obj], frozenset[str] | None]
 """Returns the only nodes on which the volumes of a waiting pod can be; None: they hold it nowhere."""
 _VolumeNodes = tuple[tuple[str, frozenset[str] | None], ...]
@@ -57,6 +57,8 @@ class ObservedUnits(NamedTuple):
     """Annotations ENQUEUED_AT that waiting pods are to get."""
     open_places: Mapping[str, tuple[str, ...]]
     """Freed places that are still to be inherited, by uid of the service; all others are spent."""
+    again_seconds: float | None = None
+    """Time after which the next unit that ends makes no room any more, if it still has not ended."""
 
 
 class _ServiceUnits(NamedTuple):
@@ -119,6 +121,7 @@ def observe_units_in_steps(
         find_volume_nodes: finds the nodes of the volumes of a waiting pod.
     """
     units: list[Unit] = []
+    late_at: list[float] = []
     places: dict[ObjectKey, str] = {}
     open_places: dict[str, tuple[str, ...]] = {}
     unseen = dict(freed_places)
@@ -129,11 +132,14 @@ def observe_units_in_steps(
         found = _derive_service_units(store, service, placed, vendors, freed)
         units += found.units
         units += [_judge_ending(each, now.timestamp()) for each in found.ending]
+        late_at += [each.ends_by + LATE_SECONDS for each in found.ending if each.ends_by is not None]
         places.update(found.places)
         if service is not None and found.open_places:
             open_places[service.uid] = found.open_places
         yield None
-    yield ObservedUnits(tuple(units), places, open_places | _keep_unseen(store, unseen))
+    waits = (moment - now.timestamp() for moment in late_at)
+    again_seconds = min((seconds for seconds in waits if seconds >= 0), default=None)
+    yield ObservedUnits(tuple(units), places, open_places | _keep_unseen(store, unseen), again_seconds)
 
 
 def _keep_unseen(store: Store, freed_places: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:

@@ -16,6 +16,8 @@ from devices.vendors import Vendors
 from kube.client import Obj
 from kube.resources import ObjectKey, object_key
 
+MOST_ENDING_SECONDS: Final = 120.0
+"""Time in which an agent ends a process that is deleted: it withdraws and drains it, ends it, and unloads its model."""
 _HOLDS_NOTHING: Final = frozenset({"Stopped", "Rejected"})
 _REPLACES_NOTHING: Final = frozenset({"hostName", "memoryBytes", "artifact", "furtherArtifacts"})
 """Fields whose changes replace no process, or only in part."""
@@ -52,8 +54,14 @@ def build_process_replica(
         evictable_since=None if host is None else parse_seconds(metadata.annotations.get(ADMITTED_AT)) or own_place,
         is_protected=owner is not None and owner.is_protected,
     )
+    deleted_at = parse_seconds(metadata.deletion_timestamp)
     return ReplicaUnit(
-        unit, "", _find_template(process), own_place, is_displaced=find_displacement(process) is not None
+        unit,
+        "",
+        _find_template(process),
+        own_place,
+        is_displaced=find_displacement(process) is not None,
+        ends_by=deleted_at + MOST_ENDING_SECONDS if deleted_at is not None else None,
     )
 
 

@@ -2,12 +2,15 @@
 
 import asyncio
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from controller.placement import admission
 from controller.placement.ledger import LEDGER, Claim, FreedPlace, LedgerContent
+from controller.placement.observed_units import LATE_SECONDS
+from controller.placement.process_units import MOST_ENDING_SECONDS
 from controller.placement.unscheduled_pods import PINNED_SECONDS
 from crds.meta import CONTROLLER_NAMESPACE
 from kube.client import Obj
@@ -16,7 +19,7 @@ from kube.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_SERVICES, METAL_H
 from tests.support import virtual_time
 from tests.support.admission_api import AdmissionBench
 from tests.support.api_objects import GIB, host, process, store
-from tests.support.queue_objects import deployment_of, queue_pod, queued_service
+from tests.support.queue_objects import deployment_of, queue_pod, queued_service, timestamp
 from tests.unit.controller.placement.test_admission_pods import (
     CLAIM,
     LONG_AGO,
@@ -102,6 +105,37 @@ def call_before_nomination(found: AdmissionBench, change: Callable[[], None]) ->
 
 def test_victim_on_a_host_is_ended() -> None:
     assert play(preemption_on_a_host(), 1).api.deleted == ["low-1-0"]
+
+
+def test_host_that_ends_no_process_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thief of a Mac renews its Lease, and never reports that a victim has ended: another one ends in its place."""
+    began = datetime.now(UTC)
+
+    class LoopClock:
+        @staticmethod
+        def now(_zone: object) -> datetime:
+            return began + timedelta(seconds=asyncio.get_running_loop().time())
+
+    monkeypatch.setattr(admission, "datetime", LoopClock)
+    found = preemption_on_a_host()
+    found.change(METAL_HOSTS, host("two", 8 * GIB))
+    other = process("low-2-0", host="two", gib=8, priority="low", creationTimestamp="2026-01-01T00:00:00Z")
+    found.change(METAL_PROCESSES, other)
+
+    async def main() -> None:
+        async with found.running():
+            await asyncio.sleep(1)
+            (first,) = found.api.deleted
+            ending = found.api.find(METAL_PROCESSES, first)
+            found.change(
+                METAL_PROCESSES, {**ending, "metadata": ending["metadata"] | {"deletionTimestamp": timestamp(began)}}
+            )
+            await asyncio.sleep(MOST_ENDING_SECONDS)
+            assert found.api.deleted == [first]
+            await asyncio.sleep(LATE_SECONDS)
+            assert set(found.api.deleted) == {"low-1-0", "low-2-0"}
+
+    virtual_time.run(main())
 
 
 def test_successor_with_the_name_of_a_victim_is_not_ended() -> None:
