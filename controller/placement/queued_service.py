@@ -70,8 +70,10 @@ class QueuedService(NamedTuple):
 
     def list_pools(self, accelerator: str) -> tuple[str, ...]:
         """Return the pools that a replica on this accelerator may use, its home first."""
-        own = tuple(name for name in self.pools if self.table.find_accelerator(name) in {accelerator, ""})
-        return own or self.pools or self.table.list_pools(accelerator)
+        own = [name for name in self.pools if self.table.find_accelerator(name) in {accelerator, ""}]
+        # One that does not exist is no home: each home has limits, and a number of units that a round considers.
+        own.sort(key=lambda name: not self.table.find_accelerator(name))
+        return tuple(own) or self.pools or self.table.list_pools(accelerator)
 
 
 def find_queued_service(

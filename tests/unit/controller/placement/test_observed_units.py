@@ -168,6 +168,15 @@ def test_pod_that_does_not_end_in_time_makes_no_room() -> None:
     assert (found["soon"].state, found["late"].state, found["late"].is_protected) == ("ending", "running", True)
 
 
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [(["nope", "nvidia"], ("nvidia", "nope")), (["nope"], ("nope",)), (["nope", "amd", "nvidia"], ("nvidia", "nope"))],
+)
+def test_pool_that_does_not_exist_is_no_home(named: list[str], expected: tuple[str, ...]) -> None:
+    """As a home, it had no limit; and a round considers a number of units of each home."""
+    assert observe(queue(queue_pod("one"), scheduling={"pools": named}))["one"].pools == expected
+
+
 def ended(pod: Obj) -> Obj:
     return {**pod, "status": {"phase": "Succeeded"}}
 
