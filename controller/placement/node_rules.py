@@ -4,7 +4,8 @@ The queue gives a pod only a node whose rules it meets, or the scheduler would r
 room the node has is another question. Taints of hosts are tolerated by the same rules.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from crds.meta import Toleration
@@ -13,39 +14,67 @@ from kube.client import Obj
 
 _CORDONED: Final = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
 """The taint of a node on which an administrator lets no new pod run."""
-_Matches = Callable[[str | None, list[str]], bool]
-_OPERATORS: Final[Mapping[str, _Matches]] = {
-    "In": lambda value, values: value in values,
-    "NotIn": lambda value, values: value not in values,
-    "Exists": lambda value, _: value is not None,
-    "DoesNotExist": lambda value, _: value is None,
-    "Gt": lambda value, values: _is_greater(value, values[0]),
-    "Lt": lambda value, values: _is_greater(values[0], value),
+_Test = Callable[[str | None], bool]
+"""Decides about the value of a label of a node; None: the node has no such label."""
+_Term = tuple[tuple[tuple[str, _Test], ...], tuple[tuple[str, _Test], ...]]
+"""The keys of labels and of fields, each with its test, all of which a node has to pass."""
+_OPERATORS: Final[Mapping[str, Callable[[Sequence[str]], _Test]]] = {
+    "In": lambda values: frozenset(values).__contains__,
+    "NotIn": lambda values: functools.partial(_is_absent, frozenset(values)),
+    "Exists": lambda _: lambda value: value is not None,
+    "DoesNotExist": lambda _: lambda value: value is None,
+    "Gt": lambda values: lambda value: _is_greater(value, values[0]),
+    "Lt": lambda values: lambda value: _is_greater(values[0], value),
 }
+
+
+class NodeRules:
+    """The rules of a pod about its node, read once: they may be long, and each node is compared with them."""
+
+    def __init__(self, pod_spec: Obj) -> None:
+        self._selector = tuple((pod_spec.get("nodeSelector") or {}).items())
+        tolerations = pod_spec.get("tolerations") or ()
+        self._any_value = {
+            (each.get("key") or "", each.get("effect") or "")
+            for each in tolerations
+            if each.get("operator") == "Exists"
+        }
+        self._one_value = {
+            (each.get("key"), each.get("value") or "", each.get("effect") or "")
+            for each in tolerations
+            if each.get("operator") != "Exists"
+        }
+        affinity = (pod_spec.get("affinity") or {}).get("nodeAffinity") or {}
+        required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+        self._terms = None if required is None else [_read_term(term) for term in required["nodeSelectorTerms"]]
+
+    def admit(self, node: Obj) -> bool:
+        """Return whether a node admits new pods with these rules, if it has room."""
+        spec, labels = node.get("spec") or {}, node["metadata"].get("labels") or {}
+        taints = [*(spec.get("taints") or ()), *([_CORDONED] if spec.get("unschedulable") else [])]
+        for taint in taints:
+            if taint.get("effect") != "PreferNoSchedule" and not self._tolerate(taint):
+                return False
+        if any(labels.get(name) != value for name, value in self._selector):
+            return False
+        if self._terms is None:
+            return True
+        fields = {"metadata.name": node["metadata"]["name"]}
+        return any(_meets(term, labels, fields) for term in self._terms)
+
+    def _tolerate(self, taint: Obj) -> bool:
+        key, value = taint["key"], taint.get("value") or ""
+        return any(
+            ("", effect) in self._any_value
+            or (key, effect) in self._any_value
+            or (key, value, effect) in self._one_value
+            for effect in ("", taint.get("effect"))
+        )
 
 
 def admits(node: Obj, pod_spec: Obj) -> bool:
     """Return whether a node admits new pods with this spec, if it has room."""
-    spec, labels = node.get("spec") or {}, node["metadata"].get("labels") or {}
-    taints = [*(spec.get("taints") or ()), *([_CORDONED] if spec.get("unschedulable") else [])]
-    tolerations = pod_spec.get("tolerations") or []
-    for taint in taints:
-        if taint.get("effect") != "PreferNoSchedule" and not any(_tolerates(each, taint) for each in tolerations):
-            return False
-    if any(labels.get(name) != value for name, value in (pod_spec.get("nodeSelector") or {}).items()):
-        return False
-    affinity = (pod_spec.get("affinity") or {}).get("nodeAffinity") or {}
-    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
-    return required is None or any(matches_term(term, node) for term in required["nodeSelectorTerms"])
-
-
-def _tolerates(toleration: Obj, taint: Obj) -> bool:
-    if toleration.get("effect") not in {None, "", taint.get("effect")}:
-        return False
-    key = toleration.get("key") or ""
-    if toleration.get("operator") == "Exists":
-        return key in {"", taint["key"]}
-    return key == taint["key"] and (toleration.get("value") or "") == (taint.get("value") or "")
+    return NodeRules(pod_spec).admit(node)
 
 
 def find_untolerated(taints: Iterable[HostTaint], tolerations: Collection[Toleration]) -> HostTaint | None:
@@ -63,12 +92,31 @@ def _tolerates_host(toleration: Toleration, taint: HostTaint) -> bool:
 
 def matches_term(term: Obj, node: Obj) -> bool:
     """Return whether a node meets all expressions of a term; one without any selects no node."""
-    labels, fields = node["metadata"].get("labels") or {}, {"metadata.name": node["metadata"]["name"]}
-    expressions = [(each, labels) for each in term.get("matchExpressions") or ()]
-    expressions += [(each, fields) for each in term.get("matchFields") or ()]
-    return bool(expressions) and all(
-        _OPERATORS[each["operator"]](values.get(each["key"]), each.get("values") or []) for each, values in expressions
-    )
+    metadata = node["metadata"]
+    return _meets(_read_term(term), metadata.get("labels") or {}, {"metadata.name": metadata["name"]})
+
+
+def _read_term(term: Obj) -> _Term:
+    return _read_tests(term.get("matchExpressions") or ()), _read_tests(term.get("matchFields") or ())
+
+
+def _read_tests(expressions: Iterable[Obj]) -> tuple[tuple[str, _Test], ...]:
+    return tuple((each["key"], _OPERATORS[each["operator"]](each.get("values") or ())) for each in expressions)
+
+
+def _meets(term: _Term, labels: Mapping[str, str], fields: Mapping[str, str]) -> bool:
+    of_labels, of_fields = term
+    for key, test in of_labels:
+        if not test(labels.get(key)):
+            return False
+    for key, test in of_fields:
+        if not test(fields.get(key)):
+            return False
+    return bool(of_labels or of_fields)
+
+
+def _is_absent(values: frozenset[str], value: str | None) -> bool:
+    return value not in values
 
 
 def _is_greater(value: str | None, other: str | None) -> bool:

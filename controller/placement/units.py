@@ -4,13 +4,14 @@ A unit is what is placed as a whole: one pod, one MetalProcess, or a gang of pod
 node or a host. The planner knows nothing else, so one queue serves both.
 """
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from controller.placement.node_rules import admits, find_untolerated
+from controller.placement.node_rules import NodeRules, find_untolerated
 from crds.meta import PRIORITY_RANK, Priority, Toleration
 from crds.metalhost import HostTaint
 from kube.client import Obj
@@ -92,7 +93,7 @@ class SliceDemand(NamedTuple):
         return "SliceTooSmall" if self.bytes_each > slice_bytes else ""
 
 
-class NodeRequirement(msgspec.Struct, frozen=True):
+class NodeRequirement(msgspec.Struct, frozen=True, dict=True):
     """The rules of a pod about the labels and taints of its node."""
 
     shape: str
@@ -103,6 +104,11 @@ class NodeRequirement(msgspec.Struct, frozen=True):
     """The only nodes on which a bound volume of the pod can be; None: its volumes are anywhere, or not bound."""
     slices: SliceDemand | None = None
     """The demand of the pod on devices that it might share; None: it asks for none such."""
+
+    @functools.cached_property
+    def rules(self) -> NodeRules:
+        """The rules in the form in which nodes are compared with them."""
+        return NodeRules(self.pod_spec)
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -128,7 +134,7 @@ class NodeRequirement(msgspec.Struct, frozen=True):
             return "OtherKind"
         if self.volume_nodes is not None and cell.name not in self.volume_nodes:
             return "VolumeElsewhere"
-        if not admits(cell.node, self.pod_spec):
+        if not self.rules.admit(cell.node):
             return "NodeRules"
         return self.slices.refuse(cell.slice_bytes) if self.slices and cell.slice_bytes is not None else ""
 
