@@ -7,8 +7,7 @@ nothing is lost when the controller dies between any two lines: the next leader 
 
 import asyncio
 import contextlib
-import functools
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -20,16 +19,17 @@ import structlog
 from controller.placement.admission_writer import AdmissionWriter, StaleUnit
 from controller.placement.cell_facts import SUSPECT
 from controller.placement.cell_registry import CellRegistry
-from controller.placement.ledger import Claim, FreedPlace, LedgerContent, LedgerLost, QueueLedger, build_claims
-from controller.placement.observed_units import FindVolumeNodes, ObservedUnits, observe_units_in_steps
+from controller.placement.ledger import Claim, FreedPlace, LedgerContent, LedgerLost, QueueLedger, build_claims, reserve
+from controller.placement.observed_units import FindVolumeNodes, ObservedUnits, observe_units_in_steps, take_last_step
 from controller.placement.planner import Action, Admit, EvictUnit, Nominate, PlanRules, Round, WithdrawNomination, plan
 from controller.placement.pool_limits import PoolRules
-from controller.placement.queue_events import describe_admission, describe_preemption
+from controller.placement.queue_events import describe_admission, describe_failure, describe_preemption
 from controller.placement.units import NOTHING, Amounts, Cell, Unit, add_amounts, fits, subtract_amounts
 from controller.placement.unscheduled_pods import PINNED_SECONDS, OverduePod, UnscheduledPods
 from controller.placement.vanished_pods import VanishedPods, free_place, is_gone
 from controller.placement.wake_rules import READ, RoomWatch, decisive_facts
 from controller.placement.write_retries import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, WriteRetries
+from controller.placement.write_slots import HANG_SECONDS, NamespaceHangs, WriteSlots
 from controller.reconcile.plan import Event, Leading
 from devices.vendors import Vendors
 from kube.backoff import backoff_seconds
@@ -168,7 +168,9 @@ class _Term:
         """Units of freed places that the ledger does not have yet."""
         self._retries = WriteRetries(wake)
         self._unscheduled = UnscheduledPods()
-        self._gate = asyncio.Semaphore(WRITES_AT_ONCE)
+        self._slots = WriteSlots(WRITES_AT_ONCE)
+        self._unanswered: set[str] = set()
+        """Units with a write that is being made, and may hang: no other one of theirs begins meanwhile."""
         self._events = asyncio.Lock()
         """Events are sent one by one: many admissions at once are not slowed down by as many Events."""
         self._losses = 0
@@ -218,8 +220,14 @@ class _Term:
         late write arrives. A pod that no scheduler places goes back to the queue, and the process of a lost host is
         replaced.
         """
-        async with self._gate:
-            await self._settle(uid, claim)
+        while True:
+            try:
+                async with self._slots.hold(claim.namespace):
+                    await self._settle(uid, claim)
+            except NamespaceHangs:
+                await asyncio.sleep(HANG_SECONDS)
+            else:
+                break
         self._wake()
 
     async def _settle(self, uid: str, claim: Claim) -> AdmissionOutcome:
@@ -232,7 +240,8 @@ class _Term:
         except (ApiError, Unreachable) as error:
             cell = claim.cells[0] if claim.cells else ""
             if self._retries.note_failure(uid, cell, error) == REPORTED_TRIES:
-                self._tasks.create_task(self._report(*_describe_failure(claim, cell, error)))
+                service = ObjectKey(claim.namespace, claim.service)
+                self._tasks.create_task(self._report(service, describe_failure(claim.names[0], cell, str(error))))
             self._tasks.create_task(self._learn_outcome(uid, claim))
             return "failed"
         else:
@@ -299,15 +308,7 @@ class _Term:
             is_queued_by_default=self._parts.is_queued_by_default,
             find_volume_nodes=self._parts.find_volume_nodes,
         )
-        loop = asyncio.get_running_loop()
-        until = loop.time() + STEP_SECONDS
-        for found in steps:
-            if found is not None:
-                return found
-            if loop.time() >= until:
-                await asyncio.sleep(0)
-                until = loop.time() + STEP_SECONDS
-        raise AssertionError("the last step returns the units")
+        return await take_last_step(steps, STEP_SECONDS)
 
     def _list_overdue(self, units: Iterable[Unit]) -> Sequence[OverduePod]:
         """Return the units that the scheduler has refused for too long; their cells are not tried for some time."""
@@ -327,7 +328,7 @@ class _Term:
 
     async def _requeue(self, overdue: Iterable[OverduePod]) -> None:
         for unit, message in overdue:
-            if await self._try(unit.uid, self._writer.requeue(unit)):
+            if await self._try(unit.uid, unit.key.namespace, self._writer.requeue(unit)):
                 log.info("unit_requeued", unit=str(unit.key), cells=unit.cells, cause=message)
                 self._retries.pause(unit.uid, SEEN_SECONDS)
 
@@ -375,35 +376,41 @@ class _Term:
         """Carry a round out. One unit that is refused holds up no other."""
         admissions = [each for each in found.actions if isinstance(each, Admit) and each.unit.uid in self._claims]
         with self._parts.admitting() if admissions else contextlib.nullcontext():
-            async with asyncio.TaskGroup() as writes:
-                for each in admissions:
-                    writes.create_task(self._admit(each))
+            pending = {self._tasks.create_task(self._admit(each)) for each in admissions}
+            done = set(pending)
+            while pending and done:
+                # What hangs goes on, with its room reserved, while others are planned.
+                done, pending = await asyncio.wait(pending, timeout=HANG_SECONDS)
         unpromised: set[str] = set()
         for action in found.actions:
-            if isinstance(action, Nominate):
-                if not await self._try(action.unit.uid, self._writer.nominate(action.unit, action.nomination)):
-                    unpromised.add(action.unit.uid)
-            elif isinstance(action, WithdrawNomination):
-                await self._try(action.unit.uid, self._writer.nominate(action.unit, None))
+            if isinstance(action, Nominate | WithdrawNomination):
+                unit, nomination = action.unit, action.nomination if isinstance(action, Nominate) else None
+                if not await self._try(unit.uid, unit.key.namespace, self._writer.nominate(unit, nomination)):
+                    unpromised.add(unit.uid)
         for action in found.actions:
             # Only once its cell is promised: else the room that is made may go to whoever comes first.
             if isinstance(action, EvictUnit) and action.preemptor.uid not in unpromised:
                 await self._evict(action)
 
     async def _admit(self, action: Admit) -> None:
-        async with self._gate:
-            unit = action.unit
-            outcome: AdmissionOutcome = "stale"
-            if self._has_room(unit, action.cells):
-                self._being_written[unit.uid] = unit
-                outcome = await self._settle(unit.uid, self._claims[unit.uid])
-            else:
-                self._release(unit.uid)
-            if outcome == "stale":
-                self._wake()
-            elif outcome == "admitted":
-                self._tasks.create_task(self._report(unit.service, describe_admission(unit, action.cells)))
-            self._parts.on_outcome(outcome)
+        unit = action.unit
+        outcome: AdmissionOutcome = "stale"
+        try:
+            async with self._slots.hold(unit.key.namespace):
+                if self._has_room(unit, action.cells):
+                    self._being_written[unit.uid] = unit
+                    outcome = await self._settle(unit.uid, self._claims[unit.uid])
+                else:
+                    self._release(unit.uid)
+        except NamespaceHangs as hangs:
+            outcome = "failed"
+            self._release(unit.uid)
+            self._retries.note_failure(unit.uid, "", hangs)
+        if outcome == "stale":
+            self._wake()
+        elif outcome == "admitted":
+            self._tasks.create_task(self._report(unit.service, describe_admission(unit, action.cells)))
+        self._parts.on_outcome(outcome)
 
     def _has_room(self, unit: Unit, names: Sequence[str]) -> bool:
         """Return whether the cells of a unit still live and have room: planning and the writes before took time."""
@@ -431,17 +438,35 @@ class _Term:
         victim, preemptor = action.victim, action.preemptor
         if self._retries.is_paused(victim.uid, asyncio.get_running_loop().time()):
             return
-        if await self._try(victim.uid, self._writer.evict(victim), EVICTION_RETRY_SECONDS):
+        if await self._try(victim.uid, victim.key.namespace, self._writer.evict(victim), EVICTION_RETRY_SECONDS):
             log.info("unit_evicted", unit=str(victim.key), preemptor=str(preemptor.key))
             self._parts.on_preemption(action)
             self._tasks.create_task(self._report(victim.service, describe_preemption(victim, preemptor)))
             # The watch shows the end a moment later: it need not be asked for again.
             self._retries.pause(victim.uid, SEEN_SECONDS)
 
-    async def _try(self, unit: str, write: Awaitable[None], longest_seconds: float = LAST_RETRY_SECONDS) -> bool:
-        """Make one write for a unit, which is decided again if it fails; return whether it was made."""
+    async def _try(
+        self,
+        unit: str,
+        namespace: str,
+        write: Coroutine[object, object, None],
+        longest_seconds: float = LAST_RETRY_SECONDS,
+    ) -> bool:
+        """Make one write for a unit, which is decided again if it fails; return whether it was made in time."""
+        if unit in self._unanswered:
+            write.close()
+            return False
+        task = self._tasks.create_task(self._write(unit, namespace, write, longest_seconds))
+        done, _ = await asyncio.wait({task}, timeout=HANG_SECONDS)
+        return bool(done) and task.result()
+
+    async def _write(
+        self, unit: str, namespace: str, write: Coroutine[object, object, None], longest_seconds: float
+    ) -> bool:
+        self._unanswered.add(unit)
         try:
-            await write
+            async with self._slots.hold(namespace):
+                await write
         except StaleUnit as stale:
             log.info("decision_stale", unit=unit, cause=str(stale))
         except (ApiError, Unreachable) as error:
@@ -449,6 +474,9 @@ class _Term:
         else:
             self._retries.forget(unit)
             return True
+        finally:
+            write.close()
+            self._unanswered.discard(unit)
         return False
 
     async def _keep_places(self, observed: ObservedUnits, gone: Sequence[FreedPlace]) -> None:
@@ -459,7 +487,7 @@ class _Term:
         self._retries.keep_only({*(unit.uid for unit in observed.units), *map(str, observed.places)})
         for name, place in observed.places.items():
             if not self._retries.is_paused(str(name), asyncio.get_running_loop().time()):
-                await self._try(str(name), self._writer.keep_place("pod", name, place))
+                await self._try(str(name), name.namespace, self._writer.keep_place("pod", name, place))
         spent = {each for each in gone if each.enqueued_at not in observed.open_places.get(each.service, ())}
         self._freed = tuple(each for each in self._freed if each not in spent)
         self._unwritten.intersection_update(each.unit for each in self._freed)
@@ -470,26 +498,3 @@ class _Term:
             found = self._leading.store.get(INFERENCE_SERVICES, service.name, service.namespace)
             if found is not None:
                 await self._leading.recorder.event(found, event.type, event.reason, event.note, event.action)
-
-
-def reserve(cells: Iterable[Cell], claims: Mapping[str, Claim], units: Iterable[Unit]) -> list[Cell]:
-    """Return cells without the room of units that are being admitted and are not seen to have it yet."""
-    taken: dict[str, list[Amounts]] = {}
-    if claims:
-        for unit in units:
-            claim = claims.get(unit.uid)
-            if claim is not None and unit.state == "waiting":
-                for need, cell in zip(unit.parts, claim.cells, strict=False):
-                    taken.setdefault(cell, []).append(need)
-    return [
-        msgspec.structs.replace(cell, free=functools.reduce(subtract_amounts, taken[cell.id], cell.free))
-        if cell.id in taken
-        else cell
-        for cell in cells
-    ]
-
-
-def _describe_failure(claim: Claim, cell: str, error: ApiError | Unreachable) -> tuple[ObjectKey, Event]:
-    """Return the Event about an admission that fails again and again: the condition only says that the unit waits."""
-    note = f"{claim.names[0]} is not admitted to {cell or 'any node'}, and tried again: {error}"
-    return ObjectKey(claim.namespace, claim.service), Event("Warning", "AdmissionFailed", note, "Admit")

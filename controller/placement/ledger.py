@@ -8,6 +8,7 @@ One object serves all pools: a unit may wait in several, and two objects could n
 admitted is in the objects themselves, so nothing is lost with a ledger that is deleted or damaged: a new one begins.
 """
 
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
@@ -15,7 +16,7 @@ import msgspec
 import structlog
 
 from controller.placement.planner import Admit
-from controller.placement.units import UnitKind
+from controller.placement.units import Amounts, Cell, Unit, UnitKind, subtract_amounts
 from crds.meta import CONTROLLER_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
 from kube.client import Client, Obj
 from kube.errors import Conflict, NotFound
@@ -86,6 +87,23 @@ def build_claims(admissions: Iterable[Admit], claimed: int) -> dict[str, Claim]:
             node_labels=node_labels,
         )
     return claims
+
+
+def reserve(cells: Iterable[Cell], claims: Mapping[str, Claim], units: Iterable[Unit]) -> list[Cell]:
+    """Return cells without the room of units that are being admitted and are not seen to have it yet."""
+    taken: dict[str, list[Amounts]] = {}
+    if claims:
+        for unit in units:
+            claim = claims.get(unit.uid)
+            if claim is not None and unit.state == "waiting":
+                for need, cell in zip(unit.parts, claim.cells, strict=False):
+                    taken.setdefault(cell, []).append(need)
+    return [
+        msgspec.structs.replace(cell, free=functools.reduce(subtract_amounts, taken[cell.id], cell.free))
+        if cell.id in taken
+        else cell
+        for cell in cells
+    ]
 
 
 class FreedPlace(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ Each object is read once while it and the facts of its service stay as they are,
 only when one of its objects has changed. So a round costs as much as there are services, and as what has changed.
 """
 
+import asyncio
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -140,6 +141,19 @@ def observe_units_in_steps(
     waits = (moment - now.timestamp() for moment in late_at)
     again_seconds = min((seconds for seconds in waits if seconds >= 0), default=None)
     yield ObservedUnits(tuple(units), places, open_places | _keep_unseen(store, unseen), again_seconds)
+
+
+async def take_last_step(steps: Iterable[ObservedUnits | None], seconds: float) -> ObservedUnits:
+    """Return the units once they are read, which keeps others from their turn for some seconds at most."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + seconds
+    for found in steps:
+        if found is not None:
+            return found
+        if loop.time() >= until:
+            await asyncio.sleep(0)
+            until = loop.time() + seconds
+    raise AssertionError("the last step returns the units")
 
 
 def _keep_unseen(store: Store, freed_places: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:

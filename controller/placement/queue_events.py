@@ -13,6 +13,12 @@ def describe_admission(unit: Unit, cells: tuple[str, ...]) -> Event:
     return Event("Normal", "Admitted", f"{unit.key} gets {place}", _ACTION)
 
 
+def describe_failure(name: str, cell: str, error: str) -> Event:
+    """Return the Event about an admission that fails again and again: the condition only says that the unit waits."""
+    note = f"{name} is not admitted to {cell or 'any node'}, and tried again: {error}"
+    return Event("Warning", "AdmissionFailed", note, "Admit")
+
+
 def describe_preemption(victim: Unit, preemptor: Unit) -> Event:
     """Return the Event about the service of a unit that ends for another one."""
     cause = f"{name_service(preemptor.service, victim.key.namespace)} ({preemptor.priority})"
