@@ -1,7 +1,7 @@
 """The capacity of hosts: the memory that each has left, and which of them a process may use.
 
 The free memory of a host is computed from the objects alone: the memory that its agent reports, less that of the bound
-processes that are not in that report yet.
+processes that are not in that report yet. It is no more than the budget.
 """
 
 import functools
@@ -18,6 +18,8 @@ from kube.client import Obj
 from kube.resources import METAL_HOSTS, METAL_PROCESSES
 from kube.store import Store
 
+MOST_HOST_BYTES: Final = 1 << 44
+"""Memory that no host exceeds, whatever a stolen token reports: sums over hosts fit into the status of a pool."""
 _HOLDS_NO_MEMORY: Final = frozenset({"Stopped", "Rejected"})
 
 
@@ -72,7 +74,9 @@ def _host_capacity(host: MetalHost, bound: Iterable[Obj]) -> HostCapacity:
         for process in bound
         if process["metadata"]["uid"] not in listed and process.get("status", {}).get("phase") not in _HOLDS_NO_MEMORY
     )
-    free_bytes = max(0, (host.status.available_bytes or 0) - promised_bytes)
+    stated_bytes = host.status.budget_bytes or host.status.available_bytes or 0
+    budget_bytes = max(0, min(stated_bytes, MOST_HOST_BYTES))
+    free_bytes = max(0, min((host.status.available_bytes or 0) - promised_bytes, budget_bytes))
     pressure, paused, accepted, stable = (
         find(host.status.conditions, kind) for kind in (MEMORY_PRESSURE, PAUSED, ADDRESS_ACCEPTED, STABLE)
     )
@@ -81,7 +85,7 @@ def _host_capacity(host: MetalHost, bound: Iterable[Obj]) -> HostCapacity:
         runtimes=frozenset(host.status.runtimes),
         free_bytes=free_bytes,
         short_of_memory=pressure is not None and pressure.status == "True",
-        budget_bytes=host.status.budget_bytes or host.status.available_bytes or 0,
+        budget_bytes=budget_bytes,
         namespaces=frozenset(host.spec.namespaces),
         address_problem=accepted.message if accepted is not None and accepted.status == "False" else "",
         pause=paused.message if paused is not None and paused.status == "True" else "",

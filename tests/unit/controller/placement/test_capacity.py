@@ -2,7 +2,7 @@
 
 import pytest
 
-from controller.placement.capacity import HostCapacity, stored_capacities
+from controller.placement.capacity import MOST_HOST_BYTES, HostCapacity, stored_capacities
 from kube.client import Obj
 from kube.resources import METAL_HOSTS, METAL_PROCESSES
 from tests.support.api_objects import GIB, as_host, condition, host, process, store
@@ -36,6 +36,23 @@ def test_deleted_process_holds_memory_until_its_host_reports_stopped() -> None:
 
 def test_host_whose_memory_is_not_known_has_none() -> None:
     assert capacity_of(host("one", None)).free_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("budget_bytes", "available_bytes", "expected"),
+    [
+        (2**63 - 1, 2**63 - 1, (MOST_HOST_BYTES, MOST_HOST_BYTES)),
+        (-(2**63), 2**63 - 1, (0, 0)),
+        (10 * GIB, -(2**63), (10 * GIB, 0)),
+        (10 * GIB, 64 * GIB, (10 * GIB, 10 * GIB)),
+    ],
+)
+def test_amounts_that_no_host_has_are_not_believed(
+    budget_bytes: int, available_bytes: int, expected: tuple[int, int]
+) -> None:
+    """With them, the sums in the status of a pool were no numbers of the API any more, and were not written."""
+    found = capacity_of(host("one", available_bytes, budgetBytes=budget_bytes))
+    assert (found.budget_bytes, found.free_bytes) == expected
 
 
 def test_namespaces_are_those_that_an_administrator_gives() -> None:
