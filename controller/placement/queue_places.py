@@ -145,12 +145,17 @@ def assign_predecessors(replicas: Sequence[ReplicaUnit]) -> dict[str, frozenset[
     Each running unit is replaced by one waiting unit at most: by that which is nominated for its place, if any is.
     """
     current, earlier, _ending = split_replicas(replicas)
-    running = [each for each in earlier if each.unit.state == "running"]
+    heirs_of, left_of = dict[str, list[Unit]](), dict[str, list[str]]()
+    for each in current:
+        if each.unit.state == "waiting":
+            heirs_of.setdefault(each.rollout, []).append(each.unit)
+    for each in earlier:
+        if each.unit.state == "running":
+            left_of.setdefault(each.rollout, []).append(each.unit.uid)
     found: dict[str, set[str]] = {}
-    for rollout in {each.rollout for each in running}:
-        heirs = [each.unit for each in current if each.rollout == rollout and each.unit.state == "waiting"]
-        heirs.sort(key=lambda unit: unit.order)
-        left = sorted(each.unit.uid for each in running if each.rollout == rollout)
+    for rollout, uids in left_of.items():
+        heirs = sorted(heirs_of.get(rollout, ()), key=lambda unit: unit.order)
+        left = sorted(uids)
         for heir in heirs:
             own = [] if heir.nomination is None else [uid for uid in left if uid in heir.nomination.victims]
             found.setdefault(heir.uid, set()).update(own)

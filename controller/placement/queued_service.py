@@ -3,6 +3,7 @@
 Units are built anew only when one of these facts changes, so that a change of a status costs no round anything.
 """
 
+import bisect
 import functools
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -66,7 +67,9 @@ class QueuedService(NamedTuple):
 
     def find_deployment(self, name: str) -> OwnDeployment | None:
         """Return its Deployment of this name, or None."""
-        return next((each for each in self.deployments if each.name == name), None)
+        index = bisect.bisect_left(self.deployments, (name,))
+        found = self.deployments[index : index + 1]
+        return found[0] if found and found[0].name == name else None
 
     def list_pools(self, accelerator: str) -> tuple[str, ...]:
         """Return the pools that a replica on this accelerator may use, its home first."""

@@ -448,3 +448,17 @@ def test_pod_that_time_alone_calls_earlier_is_not_given_up_for_one_that_runs() -
     """The template of the pod that waits may be the later one of two that were made in one second."""
     runs = queue_pod("runs", template="bbb", created=LATER, gated=False, node="n1")
     assert not observe(queue(queue_pod("waits"), runs, replicas=1))["waits"].is_superseded
+
+
+def test_pod_finds_its_deployment_among_others_with_like_names() -> None:
+    names = ("chat", "chat-1", "chat-10", "chat-2", "chats")
+    pods = [queue_pod(f"of-{name}") for name in names]
+    for pod, name in zip(pods, names, strict=True):
+        pod["metadata"]["ownerReferences"][0]["name"] = f"{name}-aaa"
+    for made in (names, names[::2], ("chat-10",)):
+        known = store(
+            (INFERENCE_SERVICES, queued_service()),
+            *((DEPLOYMENTS, deployment_of(name=name)) for name in made),
+            *((PODS, pod) for pod in pods),
+        )
+        assert observe(known).keys() == {f"of-{name}" for name in made}
