@@ -24,7 +24,7 @@ def elsewhere(obj: Obj) -> Obj:
 
 
 def hang(found: AdmissionBench, method: str) -> list[float]:
-    """Let no call of a method for namespace `team` be answered; return the list of when each was made."""
+    """Answer no call of a method for namespace `team` any more; return the list of when each was made."""
     asked, write = list[float](), getattr(found.api, method)
 
     async def call(*arguments: Any, **options: Any) -> Any:
