@@ -2,11 +2,11 @@
 
 It goes through the waiting units by priority, then by the time since when each waits, and admits what fits. A unit for
 which there is no room may have units of lower priority evicted, as few as possible; it is nominated for their cell and
-holds it until they have ended. A unit for which even that makes no room closes the cells it could use to all later
-units of its priority or a higher one, or a large one would wait for ever behind small ones. Units of lower priority may
-pass, because they can be evicted as soon as that makes enough room; but not on the cell where they could be soonest, or
-each one that passes would begin a new minimum run time. There is no aging: within a priority, the time in the queue
-decides.
+holds it until they have ended, also against older units of its priority. A unit for which even that makes no room
+closes the cells it could use to all later units of its priority or a higher one, or a large one would wait for ever
+behind small ones. Units of lower priority may pass, because they can be evicted as soon as that makes enough room; but
+not on the cell where they could be soonest, or each one that passes would begin a new minimum run time. There is no
+aging: within a priority, the time in the queue decides.
 
 A unit that only a limit of a pool or a quota holds back closes no cell. It closes the limit to all later units. What a
 unit that waits for room needs of a limit is kept for it: those that pass could be evicted for their room, but not for
@@ -171,11 +171,13 @@ class Planning:
 
     def run(self) -> Round:
         """Decide about each waiting unit, in order."""
-        for unit in self._waiting:
-            # A nominated unit is always considered: cells are held for it.
-            if unit.nomination is None and self._has_considered_enough(unit):
-                continue
-            self._decide(unit)
+        for _rank, alike in itertools.groupby(self._waiting, key=lambda unit: unit.rank):
+            units = list(alike)
+            settled = self._keep_promises(units)
+            for unit in units:
+                # A nominated unit is always considered: cells were held for it.
+                if unit.uid not in settled and (unit.nomination is not None or not self._has_considered_enough(unit)):
+                    self._decide(unit)
         return Round(
             tuple(self._actions),
             tuple(self._waiting),
@@ -185,6 +187,21 @@ class Planning:
             self._search.closed,
             self._limits,
         )
+
+    def _keep_promises(self, units: Iterable[Unit]) -> set[str]:
+        """Settle the nominated units of one priority whose nomination holds; return the `uid` of each.
+
+        What is promised to a unit is not for an older one, which may have come after that: it was evicted elsewhere, or
+        its node has just been added. A free place elsewhere is for the older one first.
+        """
+        settled = set[str]()
+        is_first = True
+        for unit in units:
+            if unit.nomination is not None and self._continue_nomination(unit, unit.nomination, may_move=is_first):
+                settled.add(unit.uid)
+            else:
+                is_first = False
+        return settled
 
     def _has_considered_enough(self, unit: Unit) -> bool:
         """Return whether the round has considered enough units; then nothing that comes later may use their pools."""
@@ -198,10 +215,7 @@ class Planning:
         return True
 
     def _decide(self, unit: Unit) -> None:
-        nomination = unit.nomination
-        if nomination is not None and self._continue_nomination(unit, nomination):
-            return
-        shape = self._shape_of(unit)
+        nomination, shape = unit.nomination, self._shape_of(unit)
         if nomination is None and not unit.replaces and self.is_hopeless(unit, shape):
             self._block(unit, shape)
             return
@@ -226,8 +240,14 @@ class Planning:
         parts = tuple(map(need_key, unit.parts))
         return unit.requirement.identity, parts, unit.pools, unit.avoid, unit.rank, unit.is_protected, namespace
 
-    def _continue_nomination(self, unit: Unit, nomination: Nomination) -> bool:
-        """Admit a nominated unit whose cell is free, or hold the cell while victims end; False: it is void."""
+    def _continue_nomination(self, unit: Unit, nomination: Nomination, *, may_move: bool) -> bool:
+        """Admit a nominated unit whose cell is free, or hold the cell while victims end; False: it is void.
+
+        Args:
+            unit: the unit.
+            nomination: its nomination.
+            may_move: whether it may have a free place elsewhere meanwhile.
+        """
         cells = [cell for name in nomination.cells if (cell := self._search.cells.get(name)) is not None]
         staying = [self._holders[uid] for uid in sorted(nomination.victims) if uid in self._holders]
         if len(cells) != len(unit.parts) or not self._is_eligible(unit, cells, staying):
@@ -245,7 +265,7 @@ class Planning:
         if not all(self._candidates.may_evict(unit, each) for each in running):
             return False
         # A better place may have become free meanwhile: what was evicted for this one then serves others.
-        if (found := self._search.find_place(unit, "free")) is not None:
+        if may_move and (found := self._search.find_place(unit, "free")) is not None:
             self._admit(unit, found.cells, found.scores)
             return True
         if not self._search.hold(unit, nomination.cells, staying):
@@ -257,8 +277,9 @@ class Planning:
         return True
 
     def _is_eligible(self, unit: Unit, cells: Iterable[Cell], leaving: Iterable[Unit] = ()) -> bool:
-        """Return whether a unit may use cells in the place of units that it replaces."""
-        replaced = [(each, self._find_pool(each)) for each in leaving if each.uid in unit.replaces]
+        """Return whether a unit may use cells in the place of units that it replaces, some of which may end already."""
+        own = (each for each in leaving if each.uid in unit.replaces or each.service == unit.service)
+        replaced = [(each, self._find_pool(each)) for each in own]
         return all(
             cell.pool in unit.pools
             and not cell.closed

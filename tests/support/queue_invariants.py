@@ -4,13 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from controller.placement.planner import Admit, EvictUnit, Nominate, PlanRules, Round, WithdrawNomination
 from controller.placement.pool_limits import PoolLimits, sum_amounts
-from controller.placement.units import Amounts, Cell, Unit, add_amounts, add_by_cell, add_room, fits
+from controller.placement.units import Amounts, Cell, Unit, add_amounts, add_by_cell, add_room, fits, subtract_amounts
 
 
 def check_round(cells: Sequence[Cell], units: Sequence[Unit], rules: PlanRules, now: float, made: Round) -> None:
     """Check all that one round promises."""
     check_actions(made)
     check_order(cells, units, rules, made)
+    check_promises(cells, units, rules, made)
     check_victims(units, rules, now, made)
     check_promised_room(cells, units, made)
     check_limits(cells, units, rules, made)
@@ -72,6 +73,30 @@ def _could_use(unit: Unit, cell: Cell) -> bool:
         and not unit.requirement.refuse(cell)
         and fits(unit.parts[0], cell.total)
     )
+
+
+def check_promises(cells: Sequence[Cell], units: Iterable[Unit], rules: PlanRules, made: Round) -> None:
+    """Hold that no unit loses what it was promised to one of its priority, however long that has waited."""
+    if rules.pools or rules.quotas:
+        return  # a limit may be what it lost
+    by_id, by_uid = {cell.id: cell for cell in cells}, {unit.uid: unit for unit in units}
+    admitted, nominated = _settled(made)
+    settled = [(by_uid[uid], add_by_cell(by_uid[uid].parts, names)) for uid, names in (admitted | nominated).items()]
+    for unit in made.queue:
+        is_kept = unit.uid in admitted or nominated.get(unit.uid) == (unit.nomination and unit.nomination.cells)
+        if unit.nomination is None or is_kept or len(unit.parts) > 1:
+            continue
+        name, need = unit.nomination.cells[0], unit.parts[0]
+        victims = [by_uid[uid] for uid in unit.nomination.victims if uid in by_uid]
+        if name not in by_id or not _could_use(unit, by_id[name]) or any(each.state != "ending" for each in victims):
+            continue
+        free = by_id[name].free
+        for victim in victims:
+            free = add_room(free, add_by_cell(victim.parts, victim.cells).get(name, {}))
+        for other, needs in settled:
+            is_entitled = other.rank < unit.rank or (other.rank == unit.rank and other.nomination is not None)
+            free = subtract_amounts(free, needs.get(name, {}) if is_entitled else {})
+        assert not fits(need, free), f"{unit.key} lost {name}, which it was promised"
 
 
 def check_victims(units: Sequence[Unit], rules: PlanRules, now: float, made: Round) -> None:
@@ -149,6 +174,13 @@ def check_limits(cells: Sequence[Cell], units: Sequence[Unit], rules: PlanRules,
     by_id = {cell.id: cell for cell in cells}
     admitted, nominated = _settled(made)
     replaced = {uid for unit in made.queue for uid in unit.replaces}
+    replaced |= {
+        each.uid
+        for each in units
+        for unit in made.queue
+        if unit.uid in nominated and unit.nomination is not None and each.uid in unit.nomination.victims
+        if each.state == "ending" and each.service == unit.service
+    }
     settled = {**admitted, **nominated}
     holding = [unit for unit in units if unit.state != "waiting" and unit.cells and unit.uid not in replaced]
 

@@ -192,6 +192,27 @@ def test_more_important_unit_takes_the_room_of_a_nominated_one() -> None:
     assert say(decide([node("n", 4)], units)) == ["top waits on n for r", "high waits for nothing"]
 
 
+def test_promised_room_is_not_for_an_older_unit_of_the_same_priority() -> None:
+    older, new = pod("older", 2, at=-1, priority="high"), nominated(HIGH, "n", "r", "gone")
+    assert say(decide([node("n", 4)], [older, new])) == ["high gets n"]
+    ends = [ending(runs("r", 2, "n")), older, new]
+    assert say(decide([node("n", 4)], ends)) == [], "the room of one that is gone is kept while the other one ends"
+    assert say(decide([node("n", 4), node("m", 2)], ends)) == ["older gets m"]
+
+
+def test_older_unit_is_ahead_of_a_nominated_one_where_nothing_is_promised() -> None:
+    older, new = pod("older", 4, at=-1, priority="high"), nominated(HIGH, "n", "r")
+    units = [ending(runs("r", 4, "n")), older, new]
+    assert say(decide([node("n", 4), node("m", 4)], units)) == ["older gets m"]
+    assert say(decide([node("m", 4)], [older, nominated(HIGH, "n", "gone")])) == ["older gets m", "high waits for nothing"]
+
+
+def test_promised_limit_is_not_for_an_older_unit_of_the_same_priority() -> None:
+    rules = PlanRules(quotas={("team", "nvidia"): PoolQuota(devices=4)})
+    units = [pod("older", 4, at=-1, priority="high"), nominated(HIGH, "n", "gone")]
+    assert say(decide([node("n", 4), node("m", 4)], units, rules)) == ["high gets n"]
+
+
 def test_same_decision_is_not_written_twice() -> None:
     """I8."""
     units = [ending(runs("r", 4, "n")), nominated(HIGH, "n", "r")]
@@ -296,11 +317,28 @@ def test_predecessor_on_a_node_that_lost_its_devices_gives_no_place() -> None:
     assert say(decide([lost], [runs("old", 4, "n"), pod("new", 4, replaces=frozenset({"old"}))])) == []
 
 
+def test_place_of_a_predecessor_is_for_its_successor_also_once_it_is_gone() -> None:
+    old, older = runs("old", 4, "n"), pod("older", 4, at=-1)
+    new = nominated(pod("new", 4, replaces=frozenset({"old"})), "n", "old")
+    for gone in ([old], [ending(old)]):
+        assert say(decide([node("n", 4)], [*gone, older, new])) == []
+    assert say(decide([node("n", 4)], [older, nominated(pod("new", 4), "n", "old")])) == ["new gets n"]
+
+
 def test_successor_at_a_full_quota_takes_the_place_of_its_predecessor() -> None:
     rules = PlanRules(quotas={("team", "nvidia"): PoolQuota(devices=4)})
     units = [runs("old", 4, "n"), pod("new", 4, replaces=frozenset({"old"}))]
     assert say(decide([node("n", 8)], units, rules)) == ["new waits on n for old"]
     assert say(decide([node("n", 8)], [units[0], pod("other", 4)], rules)) == []
+
+
+def test_successor_at_a_full_quota_keeps_the_place_of_its_predecessor_while_that_ends() -> None:
+    rules = PlanRules(quotas={("team", "nvidia"): PoolQuota(devices=4)})
+    ends = ending(runs("old", 4, "n", service="chat"))
+    new = nominated(pod("new", 4, service="chat"), "n", "old")
+    assert say(decide([node("n", 8)], [ends, new, pod("other", 4, at=-1)], rules)) == []
+    other = nominated(pod("other", 4), "n", "old")
+    assert say(decide([node("n", 8)], [ends, other], rules)) == ["other waits for nothing"]
 
 
 # Elastic pools
