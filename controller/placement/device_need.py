@@ -4,6 +4,7 @@ Kubernetes selects devices of ResourceSlices by expressions of CEL. A need is si
 it, so the queue counts by the same rule by which the scheduler chooses.
 """
 
+import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -139,7 +140,12 @@ def _find_qualified(values: Mapping[str, Any], name: str, driver: str) -> Any:
 
 def _read_memory(device: Obj, driver: str) -> int:
     found = _find_qualified(device.get("capacity") or {}, _MEMORY, driver) or {}
-    return int(parse_quantity(found.get("value")) or 0)
+    return _parse_bytes(found.get("value"))
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse_bytes(quantity: object) -> int:
+    return int(parse_quantity(quantity) or 0)
 
 
 def _meets(demand: AttributeDemand, stated: Obj | None) -> bool:
@@ -159,6 +165,7 @@ def _meets(demand: AttributeDemand, stated: Obj | None) -> bool:
     return text in demand.values
 
 
+@functools.lru_cache(maxsize=1024)
 def _parse_version(version: str) -> tuple[tuple[int, ...], bool, str]:
     """Return the sort key of a semantic version: one before a release, such as 1.0.0-rc1, is less than it."""
     number, dash, label = version.partition("+")[0].partition("-")

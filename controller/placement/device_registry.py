@@ -5,6 +5,8 @@ has it, also none of others. Between the admission of a pod and its allocation n
 until then its node gives no claim to a need that might want the same ones: see CLAIM_SLOT.
 """
 
+import functools
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
@@ -105,8 +107,8 @@ class DeviceRegistry:
         self._wanted_by: dict[str, set[str]] = {}
         """uids of the pods that have a need, by its name."""
         self._need_of: dict[str, str] = {}
-        self._matching: dict[str, Mapping[str, frozenset[DeviceId]]] = {}
-        """By node, then by name of the need; found anew after a change of slices or needs."""
+        self._matching: dict[str, dict[str, frozenset[DeviceId]]] = {}
+        """By node, then by name of the need; found anew after a change of slices."""
 
     def take_slice(self, old: Obj | None, new: Obj | None) -> set[str]:
         """Take a change of a ResourceSlice."""
@@ -196,22 +198,36 @@ class DeviceRegistry:
         before = self._need_of.get(uid, "")
         if before == name:
             return set()
-        drivers = set()
+        changed = list[DeviceNeed]()
         if before:
             self._wanted_by[before].discard(uid)
             if not self._wanted_by[before]:
                 del self._wanted_by[before]
-                drivers.add(self._needs.pop(before).driver)
+                changed.append(self._needs.pop(before))
             del self._need_of[uid]
         if need is not None:
             self._need_of[uid] = name
             if name not in self._needs:
                 self._needs[name] = need
-                drivers.add(need.driver)
+                changed.append(need)
             self._wanted_by.setdefault(name, set()).add(uid)
-        nodes = {node for key in self._devices if key.driver in drivers for node in self._devices[key]}
-        for node in nodes:
-            self._matching.pop(node, None)
+        return {node for each in changed for node in self._match_need(each)}
+
+    def _match_need(self, need: DeviceNeed) -> set[str]:
+        """Match all devices with a need that is new, or forget one that is gone; return the nodes of its driver.
+
+        No other need is matched anew: that would take as long as there are needs and devices.
+        """
+        if need.driver not in self._accelerators:
+            return set()
+        name = need.name
+        is_counted = name in self._needs or name == self._accelerators[need.driver][1].name
+        nodes = {node for key in self._devices if key.driver == need.driver for node in self._devices[key]}
+        for node in nodes & self._matching.keys():
+            if is_counted:
+                self._matching[node][name] = self._list_matching(node, need)
+            else:
+                del self._matching[node][name]
         return nodes
 
     def find_accelerator(self, node: str) -> str:
@@ -225,10 +241,13 @@ class DeviceRegistry:
             return NOTHING, NOTHING
         free_devices = self._list_free(node)
         pending = [self._pods[uid] for uid in self._pods_of.get(node, ()) if uid not in self._claim_of_pod]
+        reserved_for = Counter[str]()
+        for each in pending:
+            reserved_for[each.need] += each.number
         total, free = {}, {}
+        unclaimed = {devices: len(devices & free_devices) for devices in set(matching.values())}
         for name, devices in matching.items():
-            reserved = sum(each.number for each in pending if each.need == name)
-            total[name], free[name] = len(devices), len(devices & free_devices) - reserved
+            total[name], free[name] = len(devices), unclaimed[devices] - reserved_for.get(name, 0)
         for driver in {key.driver for key in self._pools[node]}:
             whole, reserved = matching[self._accelerators[driver][1].name], self._sum_pending(pending, driver)
             total[f"{driver}{_WHOLE}"] = len(whole)
@@ -243,8 +262,13 @@ class DeviceRegistry:
 
     def _has_overlap(self, matching: Mapping[str, frozenset[DeviceId]]) -> bool:
         """Return whether pods with different needs might get the same device."""
-        wanted = [devices for name, devices in matching.items() if name in self._needs]
-        return sum(map(len, wanted)) > len(frozenset[DeviceId]().union(*wanted))
+        seen = set[DeviceId]()
+        for name in self._needs:
+            devices = matching.get(name, frozenset[DeviceId]())
+            if not seen.isdisjoint(devices):
+                return True
+            seen |= devices
+        return False
 
     def add_freed(self, unit: Unit) -> Unit:
         """Return a unit with what its end frees beside its parts: for other needs, its devices may do as well."""
@@ -266,17 +290,24 @@ class DeviceRegistry:
             return {}
         found = self._matching.get(node)
         if found is None:
-            devices = {id_: device for key in pools for id_, device in self._devices[key][node].items()}
+            found = self._matching[node] = {}
             own = (self._accelerators[driver][1] for driver in {key.driver for key in pools})
-            needs = {need.name: need for need in (*own, *self._needs.values())}
-            found = self._matching[node] = {
-                name: frozenset(
-                    id_ for id_, each in devices.items() if id_.driver == need.driver and need.matches(each)
-                )
-                for name, need in needs.items()
-                if any(key.driver == need.driver for key in pools)
-            }
+            for name, need in ({need.name: need for need in own} | self._needs).items():
+                if any(key.driver == need.driver for key in pools):
+                    found[name] = self._list_matching(node, need)
         return found
+
+    def _list_matching(self, node: str, need: DeviceNeed) -> frozenset[DeviceId]:
+        """Return the devices of a node that meet a need."""
+        return _share(
+            frozenset(
+                id_
+                for key in self._pools[node]
+                if key.driver == need.driver
+                for id_, device in self._devices[key][node].items()
+                if need.matches(device)
+            )
+        )
 
     def _list_free(self, node: str) -> frozenset[DeviceId]:
         """Return the devices of a node that no claim has, and of which no allocated partition takes a part."""
@@ -296,6 +327,12 @@ class DeviceRegistry:
             not (claim := self._claims[key]).is_ours or claim.pod in self._pods
             for key in self._claims_of.get(device, ())
         )
+
+
+@functools.lru_cache(maxsize=16384)
+def _share(devices: frozenset[DeviceId]) -> frozenset[DeviceId]:
+    """Return the object that equal sets share: most needs are met by the same devices, and those are counted once."""
+    return devices
 
 
 def _list_devices(slices: Collection[Obj]) -> list[tuple[Obj, Obj]]:

@@ -3,8 +3,11 @@
 import itertools
 from typing import Any
 
+import msgspec
+import pytest
+
 from controller.placement.cell_registry import CellRegistry
-from controller.placement.device_need import AttributeDemand, DeviceNeed, encode_need
+from controller.placement.device_need import AttributeDemand, DeviceNeed, any_device, encode_need
 from controller.placement.forecast import forecast
 from controller.placement.observed_units import encode_nomination, parse_nomination
 from controller.placement.planner import EvictUnit, PlanRules, plan
@@ -112,6 +115,48 @@ def test_need_is_counted_as_soon_as_a_pod_has_it() -> None:
     assert (find(cells).total[LARGE.name], find(cells).total[SMALL.name]) == (2, 1)
     known.remove(PODS, "team", "two")
     assert SMALL.name not in find(cells).total
+
+
+def test_another_need_is_compared_with_each_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    slices = [device_slice(name, gpu("a"), gpu("b"), gpu("c", L4)) for name in ("n", "m")]
+    known = store(*((NODES, node(name, status=PLAIN)) for name in ("n", "m")))
+    cells = CellRegistry(known, VENDORS, lambda _host: True)
+    for each in slices:
+        known.put(RESOURCE_SLICES, each)
+    earlier = [msgspec.structs.replace(LARGE, memory_mib=number) for number in range(1, 6)]
+    for number, need in enumerate(earlier):
+        known.put(PODS, pod(f"earlier-{number}", need))
+    cells.list_cells()
+    compared: list[str] = []
+    matches = DeviceNeed.matches
+
+    def count(need: DeviceNeed, device: Obj) -> bool:
+        compared.append(need.name)
+        return matches(need, device)
+
+    monkeypatch.setattr(DeviceNeed, "matches", count)
+    known.put(PODS, pod("one", SMALL))
+    assert [cell.total[SMALL.name] for cell in cells.list_cells()] == [1, 1]
+    assert compared == [SMALL.name] * 6
+    known.remove(PODS, "team", "one")
+    known.remove(PODS, "team", "earlier-0")
+    totals = [cell.total for cell in cells.list_cells()]
+    assert [(SMALL.name in each, earlier[0].name in each, each[earlier[1].name]) for each in totals] == (
+        [(False, False, 3)] * 2
+    )
+    assert len(compared) == 6
+
+
+def test_end_of_a_need_for_any_device_leaves_whole_devices_counted() -> None:
+    known, cells = registry(device_slice("n", gpu("a"), gpu("b")))
+    driver = VENDORS["nvidia"].driver
+    assert driver is not None
+    known.put(PODS, pod("one", any_device(driver)))
+    assert find(cells).total[any_device(driver).name] == 2
+    known.remove(PODS, "team", "one")
+    assert [sum_of_cell(each, each.total) for each in cells.list_cells()] == [2]
+    known.put(PODS, pod("of-nobody", msgspec.structs.replace(ANY, driver="gpu.nobody.example")))
+    assert [sum_of_cell(each, each.total) for each in cells.list_cells()] == [2]
 
 
 def test_claims_of_others_take_devices_and_a_look_with_admin_access_takes_none() -> None:
