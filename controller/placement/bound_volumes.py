@@ -7,8 +7,9 @@ them, and a watch would bring those of the whole cluster.
 """
 
 import asyncio
+import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -31,7 +32,9 @@ UNBOUND_SECONDS: Final = 30.0
 """Time after which the claim of a user is read again that was not bound, or that could not be read."""
 BOUND_SECONDS: Final = 600.0
 """Time after which an object is read again: one of the same name may have taken its place."""
-_MOST_READ: Final = 4096
+READS_AT_ONCE: Final = 8
+_MANY_READ: Final = 4096
+"""Number of objects from which on those are forgotten that nobody has asked for since they were due."""
 _HOSTNAME: Final = "kubernetes.io/hostname"
 _SHARED: Final = frozenset({"ReadWriteMany", "ReadOnlyMany"})
 """Access modes with which a volume is on several nodes at once."""
@@ -53,9 +56,8 @@ class NodeSelection:
 
     def __init__(self, nodes: Iterable[Obj]) -> None:
         self._nodes = list(nodes)
-        self._by_hostname: dict[str, list[Obj]] = {}
-        for node in self._nodes:
-            self._by_hostname.setdefault(node["metadata"]["labels"].get(_HOSTNAME, ""), []).append(node)
+        self._by_label: dict[str, dict[str, list[Obj]]] = {}
+        """By key and value, of the keys by which terms select."""
         self._selected: dict[bytes, frozenset[str]] = {}
 
     def select(self, terms: Sequence[Obj]) -> frozenset[str]:
@@ -69,11 +71,22 @@ class NodeSelection:
         return found
 
     def _narrow(self, term: Obj) -> Iterable[Obj]:
-        """Return the nodes that may meet a term: the volume of a node's own disk names one."""
+        """Return the nodes that may meet a term: that of a volume on the disk of a node names it, by a label."""
         for each in term.get("matchExpressions") or ():
-            if (each["key"], each["operator"]) == (_HOSTNAME, "In"):
-                return [node for value in each["values"] for node in self._by_hostname.get(value, ())]
+            if each["operator"] == "In":
+                labelled = self._group_by_label(each["key"])
+                return [node for value in each["values"] for node in labelled.get(value, ())]
         return self._nodes
+
+    def _group_by_label(self, key: str) -> dict[str, list[Obj]]:
+        """Return the nodes by the value of one of their labels."""
+        found = self._by_label.get(key)
+        if found is None:
+            found = self._by_label[key] = {}
+            for node in self._nodes:
+                if (value := node["metadata"]["labels"].get(key)) is not None:
+                    found.setdefault(value, []).append(node)
+        return found
 
 
 class BoundVolumes:
@@ -91,6 +104,10 @@ class BoundVolumes:
         self._clock = clock
         self._selection = -1, NodeSelection(())
         """The revision of the nodes, and the selection of them."""
+        self._has_all_changes = False
+        """No cell has changed since the revision of the nodes was read, for which each host is looked at."""
+        cells.subscribe(self._note_change)
+        self._forget_at = _MANY_READ
         self._read: dict[tuple[Resource, ObjectKey], _Reading] = {}
         self._wanted: dict[tuple[Resource, ObjectKey], None] = {}
         self._is_wanted = asyncio.Event()
@@ -112,10 +129,19 @@ class BoundVolumes:
             stored = self._store.get(PVCS, claim, namespace)
             obj, is_known = (stored, True) if stored is not None else self._look_up(PVCS, ObjectKey(namespace, claim))
             modes = (obj.get("spec") or {}).get("accessModes") or () if obj is not None else ()
-            for nodes in (list_nodes_of_sharing(pod, modes, sharing), self._find_volume_nodes(obj, is_known=is_known)):
+            placed = self._list_placed(claim, sharing)
+            for nodes in (list_nodes_of_sharing(pod, modes, placed), self._find_volume_nodes(obj, is_known=is_known)):
                 if nodes is not None:
                     found = nodes if found is None else found & nodes
         return found
+
+    def _list_placed(self, claim: str, sharing: Sequence[Obj]) -> Sequence[Obj]:
+        """Return those of the pods with a claim that have a node: they are gathered once for all that wait."""
+
+        def gather() -> Sequence[Obj]:
+            return [each for each in sharing if find_taken_node(each)]
+
+        return self._store.derive(PODS, sharing[0], f"placed with {claim}", gather, sharing) if sharing else ()
 
     async def run(self, leading: Leading) -> None:
         """Read for ever what `find_nodes` lacks."""
@@ -124,7 +150,7 @@ class BoundVolumes:
             await self._is_wanted.wait()
             try:
                 while self._wanted:
-                    await self._read_next(leading.client)
+                    await self._read_some(leading.client)
                     failures = 0
             except (ApiError, Unreachable) as error:
                 failures += 1
@@ -142,18 +168,20 @@ class BoundVolumes:
         """
         lacked = bool(self._wanted)
         while self._wanted:
-            await self._read_next(client)
+            await self._read_some(client)
         return lacked
 
-    async def _read_next(self, client: Client) -> None:
-        """Read one object; if that fails, it is read after all others."""
-        wanted = next(iter(self._wanted))
-        del self._wanted[wanted]
-        try:
-            await self._read_object(client, *wanted)
-        except (ApiError, Unreachable):
-            self._wanted[wanted] = None
-            raise
+    async def _read_some(self, client: Client) -> None:
+        """Read some objects at once; one that cannot be read now is read after all others."""
+        wanted = list(itertools.islice(self._wanted, READS_AT_ONCE))
+        for each in wanted:
+            del self._wanted[each]
+        reads = (self._read_object(client, *each) for each in wanted)
+        outcomes = await asyncio.gather(*reads, return_exceptions=True)
+        failed = {each: error for each, error in zip(wanted, outcomes, strict=True) if error is not None}
+        self._wanted |= dict.fromkeys(failed)
+        for error in failed.values():
+            raise error
 
     async def _read_object(self, client: Client, resource: Resource, key: ObjectKey) -> None:
         obj: Obj | None = None
@@ -165,12 +193,21 @@ class BoundVolumes:
         except Forbidden as error:
             log.warning("volume_refused", resource=str(resource), key=str(key), error=str(error))
             is_refused = True
-        if len(self._read) >= _MOST_READ:
-            self._read.clear()
+        if len(self._read) >= self._forget_at:
+            self._forget_unused()
         is_bound = obj is not None and (resource == PERSISTENT_VOLUMES or _volume_of(obj))
         due = self._clock() + (BOUND_SECONDS if is_bound or is_refused else UNBOUND_SECONDS)
         part = {"spec": _pick_spec(obj)} if obj is not None else None
         self._read[resource, key] = _Reading(part, is_refused, due)
+
+    def _forget_unused(self) -> None:
+        """Forget what nobody has asked for since it was due: what is asked for is read again then."""
+        now = self._clock()
+        self._read = {key: each for key, each in self._read.items() if each.due > now or key in self._wanted}
+        self._forget_at = max(_MANY_READ, 2 * len(self._read))
+
+    def _note_change(self) -> None:
+        self._has_all_changes = False
 
     def _look_up(self, resource: Resource, key: ObjectKey) -> tuple[Obj | None, bool]:
         """Return an object as it was read, and whether it was; one that was not is read soon.
@@ -199,14 +236,16 @@ class BoundVolumes:
         return self._select(required["nodeSelectorTerms"]) if required else None
 
     def _select(self, terms: Sequence[Obj]) -> frozenset[str]:
-        revision = self._cells.node_revision
-        if self._selection[0] != revision:
-            nodes = NodeSelection(cell.node for cell in self._cells.list_cells() if cell.node is not None)
-            self._selection = revision, nodes
+        if not self._has_all_changes:
+            revision = self._cells.node_revision
+            if self._selection[0] != revision:
+                nodes = NodeSelection(cell.node for cell in self._cells.list_cells() if cell.node is not None)
+                self._selection = revision, nodes
+            self._has_all_changes = True
         return self._selection[1].select(terms)
 
 
-def list_nodes_of_sharing(pod: Obj, access_modes: Iterable[str], sharing: Iterable[Obj]) -> frozenset[str] | None:
+def list_nodes_of_sharing(pod: Obj, access_modes: Collection[str], sharing: Iterable[Obj]) -> frozenset[str] | None:
     """Return the nodes to which pods hold a pod that share its volume; None: they do not.
 
     A pod that we keep on one node with others has an affinity for them, by which the scheduler decides. Any other one
@@ -215,9 +254,8 @@ def list_nodes_of_sharing(pod: Obj, access_modes: Iterable[str], sharing: Iterab
     Args:
         pod: a pod that waits.
         access_modes: those of the claim.
-        sharing: all pods that mount it and have not ended.
+        sharing: all pods that mount it and have not ended; those without a node may be left out.
     """
-    others = [each for each in sharing if each["metadata"]["uid"] != pod["metadata"]["uid"] and find_taken_node(each)]
     affinity = ((pod.get("spec") or {}).get("affinity") or {}).get("podAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or ()
     terms = [
@@ -225,12 +263,13 @@ def list_nodes_of_sharing(pod: Obj, access_modes: Iterable[str], sharing: Iterab
         for each in required
         if each["topologyKey"] == _HOSTNAME
     ]
+    if not terms and (not access_modes or not _SHARED.isdisjoint(access_modes)):
+        return None
+    others = [each for each in sharing if each["metadata"]["uid"] != pod["metadata"]["uid"] and find_taken_node(each)]
     if terms:
         beside = [each for each in others if any(_has_labels(each, labels) for labels in terms)]
-    elif _SHARED.isdisjoint(access_modes) and access_modes:
-        beside = [each for each in others if "deletionTimestamp" not in each["metadata"]]
     else:
-        return None
+        beside = [each for each in others if "deletionTimestamp" not in each["metadata"]]
     return frozenset(map(find_taken_node, beside)) or None
 
 

@@ -156,6 +156,7 @@ def test_end_of_a_need_for_any_device_leaves_whole_devices_counted() -> None:
     known.remove(PODS, "team", "one")
     assert [sum_of_cell(each, each.total) for each in cells.list_cells()] == [2]
     known.put(PODS, pod("of-nobody", msgspec.structs.replace(ANY, driver="gpu.nobody.example")))
+    known.remove(PODS, "team", "of-nobody")
     assert [sum_of_cell(each, each.total) for each in cells.list_cells()] == [2]
 
 
