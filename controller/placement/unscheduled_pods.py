@@ -5,7 +5,7 @@ would hold the room of its cell for ever. Its service is not tried there again f
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from controller.placement.units import Unit
 from kube.client import Obj
@@ -18,6 +18,10 @@ BLAME_SECONDS: Final = 4 * PINNED_SECONDS
 """Time in which a node that refuses pods of two namespaces is taken for the cause itself."""
 UNPINNED_SECONDS: Final = 900.0
 """Time for which it may refuse one that goes to any node: an autoscaler adds a node within it, or none."""
+
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 
 class OverduePod(NamedTuple):
@@ -46,7 +50,11 @@ class UnscheduledPods:
         self._since: dict[str, float] = {}
         """Time of the loop, by uid of the unit."""
         self._refusals: dict[tuple[str, ObjectKey], float] = {}
-        """Time of the loop when a cell last refused a service."""
+        """Time of the loop when a cell last refused a service; the latest comes last."""
+        self._services_of: dict[str, set[ObjectKey]] = {}
+        """The services of these refusals by cell."""
+        self._cells_of: dict[ObjectKey, set[str]] = {}
+        """The cells of these refusals by service."""
 
     def list_overdue(
         self, store: Store, units: Iterable[Unit], now: float, is_elastic: Callable[[Unit], bool]
@@ -79,21 +87,35 @@ class UnscheduledPods:
 
         A pod that no node takes says nothing of nodes, or one tenant could close them all to others.
         """
-        recent = {key: since for key, since in self._refusals.items() if now - since < BLAME_SECONDS}
-        self._refusals = recent | {(cell, unit.service): now for cell in unit.cells}
-        return [
-            cell
-            for cell in unit.cells
-            if len({service.namespace for place, service in self._refusals if place == cell}) > 1
-        ]
+        while self._refusals:
+            cell, service = first = next(iter(self._refusals))
+            if now - self._refusals[first] < BLAME_SECONDS:
+                break
+            self._forget(cell, service)
+        for cell in unit.cells:
+            self._refusals.pop((cell, unit.service), None)
+            self._refusals[cell, unit.service] = now
+            self._services_of.setdefault(cell, set()).add(unit.service)
+            self._cells_of.setdefault(unit.service, set()).add(cell)
+        return [cell for cell in unit.cells if len({each.namespace for each in self._services_of[cell]}) > 1]
+
+    def _forget(self, cell: str, service: ObjectKey) -> None:
+        del self._refusals[cell, service]
+        _discard(self._services_of, cell, service)
+        _discard(self._cells_of, service, cell)
 
     def list_avoided(self, service: ObjectKey, now: float) -> frozenset[str]:
         """Return the cells on which a service is not tried again yet."""
         return frozenset(
-            cell
-            for (cell, refused), since in self._refusals.items()
-            if refused == service and now - since < PINNED_SECONDS
+            cell for cell in self._cells_of.get(service, ()) if now - self._refusals[cell, service] < PINNED_SECONDS
         )
+
+
+def _discard(found: dict[_Key, set[_Value]], key: _Key, value: _Value) -> None:
+    """Take a value from the set of a key, and an empty set from all."""
+    found[key].discard(value)
+    if not found[key]:
+        del found[key]
 
 
 def find_refusal(store: Store, unit: Unit) -> str | None:
