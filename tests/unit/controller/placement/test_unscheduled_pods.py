@@ -22,9 +22,9 @@ class CountedKey(ObjectKey):
     __hash__ = ObjectKey.__hash__
 
 
-def refused(number: int, *cells: str) -> Unit:
+def refused(number: int, *cells: str, namespace: str = "team") -> Unit:
     unit = queue_units.pod(f"pod-{number}", cells=cells or (f"node/n{number}",))
-    return msgspec.structs.replace(unit, service=CountedKey("team", f"service-{number}"))
+    return msgspec.structs.replace(unit, service=CountedKey(namespace, f"service-{number}"))
 
 
 def test_refusals_of_others_are_not_looked_at() -> None:
@@ -41,11 +41,11 @@ def test_refusals_of_others_are_not_looked_at() -> None:
 def test_old_refusals_are_forgotten_and_a_repeated_one_is_not() -> None:
     found = UnscheduledPods()
     found.note_refusal(refused(1, "node/a", "node/b"), 0.0)
-    found.note_refusal(refused(2, "node/a"), 1.0)
-    found.note_refusal(refused(1, "node/a"), BLAME_SECONDS)
+    found.note_refusal(refused(2, "node/a", namespace="bank"), 1.0)
+    assert found.note_refusal(refused(1, "node/a"), BLAME_SECONDS) == ["node/a"]
     assert found.list_avoided(refused(1).service, BLAME_SECONDS) == {"node/a"}
-    found.note_refusal(refused(3, "node/c"), BLAME_SECONDS + PINNED_SECONDS)
+    assert found.note_refusal(refused(3, "node/a"), BLAME_SECONDS + PINNED_SECONDS) == []
     assert found.list_avoided(refused(1).service, BLAME_SECONDS) == {"node/a"}
-    other = msgspec.structs.replace(refused(4, "node/a"), service=ObjectKey("bank", "service"))
+    other = refused(4, "node/a", namespace="bank")
     assert found.note_refusal(other, 2 * BLAME_SECONDS - 1) == ["node/a"]
     assert found.note_refusal(other, 3 * BLAME_SECONDS) == []
