@@ -42,7 +42,7 @@ def test_old_refusals_are_forgotten_and_a_repeated_one_is_not() -> None:
     found = UnscheduledPods()
     found.note_refusal(refused(1, "node/a", "node/b"), 0.0)
     found.note_refusal(refused(2, "node/a", namespace="bank"), 1.0)
-    assert found.note_refusal(refused(1, "node/a"), BLAME_SECONDS) == ["node/a"]
+    assert found.note_refusal(refused(1, "node/a"), BLAME_SECONDS - 1) == ["node/a"]
     assert found.list_avoided(refused(1).service, BLAME_SECONDS) == {"node/a"}
     assert found.note_refusal(refused(3, "node/a"), BLAME_SECONDS + PINNED_SECONDS) == []
     assert found.list_avoided(refused(1).service, BLAME_SECONDS) == {"node/a"}
