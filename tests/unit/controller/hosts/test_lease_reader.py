@@ -1,0 +1,65 @@
+"""The Leases of hosts are read all together, and one by one where a single host is decided."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from controller.hosts import reconciler
+from controller.hosts.liveness import OUTAGE_SECONDS
+from controller.hosts.reachability import ReachabilityProber
+from controller.reconcile.plan import Leading, Snapshot
+from controller.services.tokens import KnownTokens
+from kube.client import Client, Obj, ObjectList
+from kube.errors import NotFound
+from kube.resources import METAL_HOSTS, ObjectKey
+from tests.support.api_objects import NOW, host, lease, store
+
+
+class LeaseApi(Client):
+    """An API with Leases only, which notes how many it has sent in each answer."""
+
+    def __init__(self, hosts: Iterable[str]) -> None:
+        self.renewed = dict.fromkeys(hosts, datetime.now(UTC).isoformat())
+        self.sent: list[int] = []
+
+    async def list(self, *_: Any, field_selector: str = "", **__: Any) -> ObjectList:
+        selected = field_selector.removeprefix("metadata.name=")
+        found = [lease(name, renewed) for name, renewed in self.renewed.items() if selected in {"", name}]
+        self.sent.append(len(found))
+        return ObjectList(found, "1")
+
+    async def get(self, *_: Any, **__: Any) -> Obj:
+        raise NotFound("get", status=404)
+
+
+async def test_of_many_hosts_that_are_lost_each_has_its_own_lease_read_before_it_is_decided() -> None:
+    names, now = [f"studio-{number}" for number in range(10)], 0.0
+    api, known = LeaseApi(names), store(*((METAL_HOSTS, host(name, address="")) for name in names))
+    leases, enqueued = reconciler.LeaseReader(clock=lambda: now), list[str]()
+    recorder: Any = None
+    leases._leading = Leading(api, known, recorder, lambda _resource, key: enqueued.append(key.name))
+    told: list[float] = []
+    leases.subscribe(lambda: told.append(now))
+    observe = reconciler.host_reconciler(leases, KnownTokens(), ReachabilityProber()).observe
+    assert observe is not None
+    for _ in range(9):
+        await leases.read()
+        now += 5.0
+    assert {leases.liveness.state(name) for name in names} == {"Expired"}
+    api.sent.clear()
+    enqueued.clear()
+    told.clear()
+    for name in names:
+        found = await observe(api, Snapshot(known, NOW), ObjectKey("", name))
+        assert found.liveness == "Expired"
+    assert (api.sent, enqueued, told) == ([1] * len(names), [], [])
+    api.renewed["studio-3"] = "2030-01-01T00:00:00Z"
+    found = await observe(api, Snapshot(known, NOW), ObjectKey("", "studio-3"))
+    assert (found.liveness, enqueued, len(told)) == ("Alive", ["studio-3"], 1)
+    known.remove(METAL_HOSTS, None, "studio-4")
+    del api.renewed["studio-4"]
+    assert (await observe(api, Snapshot(known, NOW), ObjectKey("", "studio-4"))).liveness == "Unproven"
+    api.sent.clear()
+    now += 2 * OUTAGE_SECONDS
+    assert (await observe(api, Snapshot(known, NOW), ObjectKey("", "studio-5"))).liveness == "Expired"
+    assert api.sent == [9], "after an outage of the API server no answer about one host is enough"
