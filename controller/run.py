@@ -396,13 +396,14 @@ class Controller:
                     for item in self._queue.processing():
                         if item.resource == enqueued:
                             self._enqueue(*item)
-                for obj in (each for each in (old, new) if each is not None):
-                    write = self._executor.writes.get((resource, object_key(obj)))
-                    for key in trigger.keys(self.store, obj):
-                        if write is not None and (enqueued, key) == write.writer:
-                            write.seen.add(new["metadata"]["resourceVersion"] if new is not None else "")
-                        else:
-                            self._enqueue(enqueued, key)
+                there = [each for each in (old, new) if each is not None]
+                write = self._executor.writes.get((resource, object_key(there[-1])))
+                # Most are found by the object before the change and after it.
+                for key in dict.fromkeys(key for obj in there for key in trigger.keys(self.store, obj)):
+                    if write is not None and (enqueued, key) == write.writer:
+                        write.seen.add(new["metadata"]["resourceVersion"] if new is not None else "")
+                    else:
+                        self._enqueue(enqueued, key)
 
 
 def _group_triggers(reconcilers: Iterable[Reconciler]) -> Mapping[Resource, Sequence[tuple[Resource, Trigger]]]:

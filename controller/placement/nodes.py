@@ -48,6 +48,11 @@ def declare_nodes(store: Store, vendors: Vendors) -> None:
     store.index(NODES, _MEMORY_INDEX, _list_memory)
 
 
+def read_sizes(node: Obj) -> object:
+    """Return what `find_device_sizes` and `find_largest_memory` read of a node."""
+    return node["metadata"]["labels"], node["status"]["allocatable"]
+
+
 def _find_ready(status: Obj) -> list[Obj]:
     """Return the condition Ready without the time of the last heartbeat; its reason and message only if it is bad."""
     return [

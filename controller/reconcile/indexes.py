@@ -44,10 +44,12 @@ SERVICE_INDEX: Final = "service"
 MODEL_INDEX: Final = "model"
 """From namespace/name of a Model to the InferenceServices that serve it, as main Model or companion."""
 HOST_INDEX: Final = "host"
-"""From a host's name to the MetalProcesses that it serves, and to its EndpointSlices; the empty name: bound to none.
+"""From a host's name to the MetalProcesses that it serves, and to its EndpointSlices.
 
 Inspections are not among them: they take no memory, and a host gets no Secret and no endpoint by one.
 """
+WAITING_INDEX: Final = "waiting"
+"""From namespace/name of an InferenceService to its MetalProcesses that wait for a host."""
 INSPECTOR_INDEX: Final = "inspector"
 """From a host's name to the MetalProcesses that inspect on it."""
 CLAIM_INDEX: Final = "claim"
@@ -58,7 +60,6 @@ SHORTAGE_INDEX: Final = "shortage"
 """From a node's name to the Models with a copy that finds no space on its disk."""
 KUEUE_INDEX: Final = "kueue"
 """From namespace/name of a LocalQueue of Kueue to our pods that wait in it, and the services that are given to it."""
-UNBOUND: Final = ""
 OF_MODEL_INDEX: Final = "of-model"
 """From a Model's name to the claims that were made for a Model of this name, also an earlier one."""
 GATE_INDEX: Final = "gate"
@@ -130,11 +131,19 @@ def _models(obj: Obj) -> list[str]:
 
 
 def _host_of_process(obj: Obj) -> list[str]:
-    return [] if obj["spec"].get("inspect") else [obj["spec"].get("hostName") or UNBOUND]
+    host = obj["spec"].get("hostName")
+    return [host] if host and not obj["spec"].get("inspect") else []
+
+
+def _service_of_waiting_process(obj: Obj) -> list[str]:
+    spec = obj["spec"]
+    service, is_waiting = spec.get("serviceName"), not spec.get("inspect") and not spec.get("hostName")
+    return [namespaced(obj["metadata"]["namespace"], service)] if service and is_waiting else []
 
 
 def _inspector(obj: Obj) -> list[str]:
-    return [obj["spec"].get("hostName") or UNBOUND] if obj["spec"].get("inspect") else []
+    host = obj["spec"].get("hostName")
+    return [host] if host and obj["spec"].get("inspect") else []
 
 
 def _host_of_slice(obj: Obj) -> list[str]:
@@ -233,7 +242,12 @@ INDEXES: Final[Mapping[Resource, Mapping[str, IndexKeys]]] = {
         KUEUE_INDEX: _kueue_queue_of_pod,
     },
     METAL_HOSTS: {ADDRESS_INDEX: stated_addresses},
-    METAL_PROCESSES: {OWNER_INDEX: _owners, HOST_INDEX: _host_of_process, INSPECTOR_INDEX: _inspector},
+    METAL_PROCESSES: {
+        OWNER_INDEX: _owners,
+        HOST_INDEX: _host_of_process,
+        WAITING_INDEX: _service_of_waiting_process,
+        INSPECTOR_INDEX: _inspector,
+    },
     ENDPOINT_SLICES: {SERVICE_INDEX: _labelled(LABEL_SERVICE_NAME), HOST_INDEX: _host_of_slice},
     INFERENCE_SERVICES: {
         MODEL_INDEX: _models,

@@ -15,6 +15,7 @@ from controller.models.served import format_of, read_companions, runtime_of
 from controller.placement.board import FindStanding
 from controller.placement.device_feed import DeviceFeed
 from controller.placement.kueue import KueueQueues
+from controller.placement.nodes import read_sizes
 from controller.placement.standing import ServiceStanding
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.indexes import (
@@ -25,7 +26,7 @@ from controller.reconcile.indexes import (
     POOL_INDEX,
     REASON_INDEX,
     SERVICE_INDEX,
-    UNBOUND,
+    WAITING_INDEX,
     mounted_claims,
     namespaced,
 )
@@ -227,7 +228,7 @@ def _list_triggers() -> tuple[Trigger, ...]:
         Trigger(MODELS, _services_of_model, everything),
         Trigger(METAL_HOSTS, _services_of_host, serving_facts),
         Trigger(ACCELERATOR_POOLS, _services_of_pool, all_but_status),
-        Trigger(NODES, _services_without_device, everything, finds_by_status=True),
+        Trigger(NODES, _services_without_device, read_sizes, finds_by_status=True),
         Trigger(PODS, _service_by_label(LABEL_SERVICE), scheduled_pod),
         Trigger(PODS, _services_of_fetch, refused_pod),
         Trigger(LOCAL_QUEUES, _services_of_queue, reads_of_queue),
@@ -467,13 +468,11 @@ def _services_beside_volume(store: Store, pod: Obj) -> list[ObjectKey]:
 
 
 def _services_of_host(store: Store, host: Obj) -> list[ObjectKey]:
-    """Return the services that a host serves, and those that wait for a host."""
-    name = host["metadata"]["name"]
-    return [
-        ObjectKey(obj["metadata"]["namespace"], obj["spec"]["serviceName"])
-        for host_name in (name, UNBOUND)
-        for obj in store.by_index(METAL_PROCESSES, HOST_INDEX, host_name)
-    ]
+    """Return the services that a host serves, and those that wait for a host, each once."""
+    served = store.by_index(METAL_PROCESSES, HOST_INDEX, host["metadata"]["name"])
+    found = {ObjectKey(obj["metadata"]["namespace"], obj["spec"]["serviceName"]): None for obj in served}
+    waiting = (ObjectKey(*value.split("/")) for value in store.index_values(METAL_PROCESSES, WAITING_INDEX))
+    return [*(found | dict.fromkeys(waiting))]
 
 
 def _service_by_label(label: str) -> Callable[[Store, Obj], list[ObjectKey]]:

@@ -20,6 +20,7 @@ from controller.reconcile.indexes import (
     REASON_INDEX,
     SERVICE_INDEX,
     SHORTAGE_INDEX,
+    WAITING_INDEX,
     controller_of,
     declare_indexes,
 )
@@ -113,10 +114,13 @@ def search(store: Store, resource: Resource, index: str, value: str) -> list[Obj
         if index in {NODE_INDEX, SHORTAGE_INDEX}:
             field = "copies" if index == NODE_INDEX else "shortages"
             return any(each["node"] == value for each in obj["status"].get(field, ()))
+        if index == WAITING_INDEX:
+            is_waiting = "hostName" not in spec and "inspect" not in spec
+            return is_waiting and f"{namespace}/{spec['serviceName']}" == value
         assert index in {HOST_INDEX, INSPECTOR_INDEX}
         if spec.get("inspect", False) != (index == INSPECTOR_INDEX):
             return False
-        host = spec.get("hostName", "") if resource == METAL_PROCESSES else metadata["name"].partition(".")[2]
+        host = spec.get("hostName") if resource == METAL_PROCESSES else metadata["name"].partition(".")[2]
         return bool(host == value)
 
     return [obj for obj in store.list(resource) if is_found(obj)]
@@ -135,7 +139,7 @@ def test_index_finds_what_a_full_search_finds(changes: list[tuple[Resource, str,
             store.put(resource, obj)
     names = ["one", "two", "three"]
     owners = [f"team/uid-{name}" for name in (*names, "chat")]
-    values = ["", *names, *(f"team/{name}" for name in names), *owners]
+    values = ["", *names, *(f"team/{name}" for name in (*names, "chat")), *owners]
     for resource in KINDS:
         for index in INDEXES[resource]:
             for value in values:

@@ -10,6 +10,7 @@ from controller.reconcile.plan import Plan, Reconciler
 from controller.reconcile.stamp import ANNOTATION_STAMP
 from controller.reconcile.triggers import is_gated
 from controller.run import Controller, ControllerOptions, Item
+from controller.services.preconditions import DEVICE_TOO_SMALL
 from crds.meta import QUEUE_GATE
 from kube.client import Client, Obj
 from kube.queue import WorkQueue
@@ -73,6 +74,13 @@ def slice_of_pods(endpoints: list[Obj]) -> Obj:
     labels = {"kubernetes.io/service-name": "chat"}
     metadata = {"name": "chat-x7k2p", "namespace": "team", "uid": "e", "labels": labels}
     return {"metadata": metadata, "ports": [], "endpoints": endpoints}
+
+
+READY_BUT_FOR_A_DEVICE = condition("Ready", "False", DEVICE_TOO_SMALL)
+
+
+def node_with(gpus: int) -> Obj:
+    return {"metadata": {"name": "gpu-1", "uid": "n"}, "status": {"allocatable": {"nvidia.com/gpu": str(gpus)}}}
 
 
 def enqueued(controller: Controller, resource: Resource, old: Obj | None, new: Obj) -> set[Item]:
@@ -200,6 +208,38 @@ def test_change_that_is_read_enqueues_what_it_concerns(controller: Controller, n
     if name.endswith("Model"):
         controller.store.put(INFERENCE_SERVICES, service())
     assert enqueued(controller, resource, old, new) == expected
+
+
+def test_service_that_waits_is_enqueued_once_for_a_change_of_a_host(controller: Controller) -> None:
+    """Many may wait with many replicas, and many hosts may be lost at once."""
+    for number in range(10):
+        controller.store.put(METAL_PROCESSES, process(f"chat-{number}-0"))
+    bound = process("mail-0", host="studio-1")
+    bound["spec"]["serviceName"] = "mail"
+    controller.store.put(METAL_PROCESSES, bound)
+    added = list[Item]()
+
+    class CountingQueue(CollectingQueue):
+        def add(self, key: Item, *, urgent: bool = False) -> None:
+            added.append(key)
+            super().add(key, urgent=urgent)
+
+    controller.store.put(METAL_HOSTS, host())
+    controller._queue = CountingQueue()
+    lost = host(ready="False")
+    lost["metadata"]["resourceVersion"] = "2"
+    controller.store.put(METAL_HOSTS, lost)
+    assert added.count(CHAT) == 1
+    assert set(added) == {CHAT, Item(INFERENCE_SERVICES, ObjectKey("team", "mail")), STUDIO}
+
+
+def test_node_enqueues_services_without_a_device_only_if_its_devices_change(controller: Controller) -> None:
+    controller.store.put(INFERENCE_SERVICES, service(status={"conditions": [READY_BUT_FOR_A_DEVICE]}))
+    tainted = node_with(gpus=1) | {"spec": {"taints": [{"key": "key", "effect": "NoSchedule"}]}}
+    assert enqueued(controller, NODES, node_with(gpus=1), tainted) == set()
+    larger = node_with(gpus=2)
+    larger["metadata"]["name"] = "gpu-2"
+    assert enqueued(controller, NODES, None, larger) == {CHAT}
 
 
 @pytest.mark.parametrize(
