@@ -3,7 +3,7 @@
 A MetalProcess is released, which means that its finalizer is removed, only when no host can be running it any more.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import msgspec
@@ -12,14 +12,17 @@ from controller.models.served import Served
 from controller.placement.capacity import HostCapacity, stored_capacities
 from controller.placement.displacement import choose_moves, is_requested, list_moved
 from controller.placement.queued_service import HostDemands, require_host
+from controller.placement.units import HostRequirement
 from controller.reconcile.indexes import HOST_INDEX
 from controller.reconcile.plan import Patch, Plan, Reconciler, Snapshot, decode_stored
 from controller.reconcile.triggers import Trigger, all_but_status, serving_facts
 from controller.services import diagnosis, replica_memory
 from controller.services.endpoints import exposed_hosts
+from controller.services.preconditions import ServiceProblem
 from controller.services.replica_memory import MemoryAdvice
 from controller.services.replicas import Replicas
 from controller.services.rollout import (
+    SortedProcesses,
     host_is_lost,
     is_current,
     plan_steps,
@@ -79,10 +82,7 @@ def observe_hosts(
     def advise(free_bytes: int) -> MemoryAdvice:
         return replica_memory.advise_memory(service, served, free_bytes) if served else MemoryAdvice()
 
-    problems = [
-        diagnosis.diagnose_process(each, capacities, standing, advise, require_host(each, demands))
-        for each in standing.kept
-    ]
+    problems = _diagnose_kept(standing, capacities, advise, demands)
     # A displaced process counts while it answers.
     displaced = (each.process for each in standing.displaced)
     answering = [each for each in (*standing.kept, *displaced) if each.status.phase == "Ready"]
@@ -99,6 +99,27 @@ def observe_hosts(
         problem=diagnosis.most_severe(problems),
         steps=steps,
     )
+
+
+def _diagnose_kept(
+    standing: SortedProcesses,
+    capacities: Sequence[HostCapacity],
+    advise: Callable[[int], MemoryAdvice],
+    demands: HostDemands,
+) -> list[ServiceProblem | None]:
+    """Return why each process that is kept does not serve. All hosts are looked at once for those that wait alike."""
+    problems: list[ServiceProblem | None] = []
+    known: dict[tuple[HostRequirement, int], ServiceProblem | None] = {}
+    for each in standing.kept:
+        requirement = require_host(each, demands)
+        if each.spec.host_name is not None:
+            problems.append(diagnosis.diagnose_process(each, capacities, standing, advise, requirement))
+            continue
+        kind = requirement, each.spec.memory_bytes
+        if kind not in known:
+            known[kind] = diagnosis.diagnose_process(each, capacities, standing, advise, requirement)
+        problems.append(known[kind])
+    return problems
 
 
 def list_hosts(store: Store) -> tuple[dict[str, MetalHost], list[HostCapacity]]:

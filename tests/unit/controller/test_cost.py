@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,11 @@ from controller.placement.cell_registry import CellRegistry
 from controller.placement.nodes import declare_nodes
 from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.plan import Snapshot
+from controller.services import diagnosis
+from controller.services.metal_processes import list_hosts, observe_hosts
+from controller.services.preconditions import ServiceProblem
 from controller.services.reconciler import ServiceInputs, decide_service
+from crds.metalprocess import MetalProcess
 from devices.vendors import VENDORS
 from kube.client import Obj
 from kube.resources import (
@@ -25,7 +30,7 @@ from kube.resources import (
     Resource,
 )
 from kube.store import Store
-from tests.support.api_objects import GIB, NOW, host, model, process, service, slice_of
+from tests.support.api_objects import GIB, NOW, as_service, host, model, process, service, slice_of
 from tests.support.service_decisions import KEY, METAL, chat_deployment, chat_service
 
 
@@ -163,6 +168,31 @@ def test_drained_hosts_share_one_look_at_the_hosts() -> None:
     known.reads = 0
     decide_studio(Snapshot(known, NOW))
     assert known.reads < 50
+
+
+def test_replicas_that_wait_alike_share_one_look_at_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = CountingStore()
+    declare_indexes(known)
+    declare_nodes(known, VENDORS)
+    waiting = [process(f"chat-{number}-0") for number in range(3)]
+    waiting.append(process("chat-3-0", gib=2))
+    waiting.append(process("chat-4-0", host="studio-9"))
+    for resource, obj in [*WAITING, *((METAL_PROCESSES, each) for each in waiting)]:
+        known.put(resource, deepcopy(obj))
+    hosts, diagnosed = list_hosts(known)[0], list[str]()
+    find_problem = diagnosis.diagnose_process
+
+    def diagnose(found: MetalProcess, *further: Any) -> ServiceProblem | None:
+        diagnosed.append(found.metadata.name)
+        return find_problem(found, *further)
+
+    monkeypatch.setattr(diagnosis, "diagnose_process", diagnose)
+    snapshot = Snapshot(known, NOW)
+    chat = as_service(chat_service(replicas=5, **METAL)[1])
+    replicas = observe_hosts(snapshot, chat, None, 5)
+    assert len(hosts) == 2
+    assert (replicas.total, sorted(diagnosed)) == (5, ["chat-0-0", "chat-3-0", "chat-4-0"])
+    assert replicas.problem is not None
 
 
 def test_services_that_wait_share_one_look_at_the_hosts() -> None:
