@@ -151,6 +151,12 @@ class Client:
         """Read the metadata of all objects that match: a cheap way to find out which exist."""
         return await self._pages(resource, namespace, _selectors(label_selector, ""), _METADATA_LIST)
 
+    async def try_list(self, resource: Resource, namespace: str | None = None) -> None:
+        """Read the metadata of one object, if any exists: an error says why objects of the kind cannot be listed."""
+        request = Request("GET", resource.path(namespace), {"limit": "1"}, accept=_METADATA_LIST)
+        call = _describe("list", resource, namespace, None)
+        _decode(call, await self._send(call, "list", resource, request), _Page)
+
     async def watch(
         self,
         resource: Resource,

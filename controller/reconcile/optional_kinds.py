@@ -101,7 +101,7 @@ class OptionalKind:
         found: list[str | None] = []
         for namespace in self._namespaces:
             try:
-                await client.list_metadata(self.resource, namespace, label_selector=self._label_selector)
+                await client.try_list(self.resource, namespace)
             except NotFound:
                 return []
             except Forbidden as error:

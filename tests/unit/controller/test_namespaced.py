@@ -42,7 +42,7 @@ class Namespaces(Client):
             raise Forbidden(f"list {resource}", status=403)
         return ObjectList([model(namespace)] if resource == MODELS and namespace else [], "1")
 
-    async def list_metadata(self, resource: Resource, *_: Any, **__: Any) -> ObjectList:
+    async def try_list(self, resource: Resource, *_: Any) -> None:
         raise NotFound(f"list {resource}", status=404)
 
     async def watch(self, *_: Any, **__: Any) -> Any:

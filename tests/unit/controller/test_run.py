@@ -86,7 +86,7 @@ class SlowForeignPods(World):
             await self.answers.wait()
         return await super().list(resource, *arguments, **options)
 
-    async def list_metadata(self, resource: Resource, *_: Any, **__: Any) -> ObjectList:
+    async def try_list(self, resource: Resource, *_: Any) -> None:
         raise NotFound(f"list {resource}", status=404)
 
     async def watch(self, *_: Any, **__: Any) -> Any:

@@ -314,6 +314,18 @@ async def test_reconnecting_ends_running_requests(client_of: ClientOf) -> None:
             await waiting
 
 
+async def test_look_whether_a_kind_can_be_listed_reads_one_object(client_of: ClientOf) -> None:
+    queries: list[dict[str, str]] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        queries.append(dict(request.query))
+        page = {"metadata": {"resourceVersion": "7", "continue": "more"}, "items": [{"metadata": {"name": "a"}}]}
+        return web.json_response(page)
+
+    await (await client_of(answer)).try_list(PODS)
+    assert queries == [{"limit": "1"}]
+
+
 async def test_list_from_the_cache_is_one_request_without_a_limit(client_of: ClientOf) -> None:
     queries: list[dict[str, str]] = []
 

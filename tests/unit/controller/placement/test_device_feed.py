@@ -26,8 +26,8 @@ class ClusterWithDevices:
     def __init__(self) -> None:
         self.read: set[Resource] = set()
 
-    async def list_metadata(self, resource: Resource, *_: Any, **__: Any) -> ObjectList:
-        return await self.list(resource)
+    async def try_list(self, resource: Resource, _namespace: str | None = None) -> None:
+        await self.list(resource)
 
     async def list(self, resource: Resource, *_: Any, **__: Any) -> ObjectList:
         self.read.add(resource)

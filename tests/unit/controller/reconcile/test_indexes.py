@@ -114,14 +114,12 @@ def search(store: Store, resource: Resource, index: str, value: str) -> list[Obj
         if index in {NODE_INDEX, SHORTAGE_INDEX}:
             field = "copies" if index == NODE_INDEX else "shortages"
             return any(each["node"] == value for each in obj["status"].get(field, ()))
-        if index == WAITING_INDEX:
-            is_waiting = "hostName" not in spec and "inspect" not in spec
-            return is_waiting and f"{namespace}/{spec['serviceName']}" == value
-        assert index in {HOST_INDEX, INSPECTOR_INDEX}
+        assert index in {HOST_INDEX, WAITING_INDEX, INSPECTOR_INDEX}
         if spec.get("inspect", False) != (index == INSPECTOR_INDEX):
             return False
         host = spec.get("hostName") if resource == METAL_PROCESSES else metadata["name"].partition(".")[2]
-        return bool(host == value)
+        waits_for = f"{namespace}/{spec.get('serviceName')}" if host is None else None
+        return bool((waits_for if index == WAITING_INDEX else host) == value)
 
     return [obj for obj in store.list(resource) if is_found(obj)]
 

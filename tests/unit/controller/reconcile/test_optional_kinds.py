@@ -22,8 +22,8 @@ class ClusterWithKind:
         self.exists = False
         self.lists = 0
 
-    async def list_metadata(self, resource: Resource, *_: Any, **__: Any) -> ObjectList:
-        return await self.list(resource)
+    async def try_list(self, resource: Resource, _namespace: str | None = None) -> None:
+        await self.list(resource)
 
     async def list(self, resource: Resource, *_: Any, **__: Any) -> ObjectList:
         self.lists += 1
@@ -62,11 +62,11 @@ class RefusesNodes(ClusterWithKind):
 
     refuses = True
 
-    async def list_metadata(self, resource: Resource, *_: Any, **__: Any) -> ObjectList:
+    async def try_list(self, resource: Resource, _namespace: str | None = None) -> None:
         if self.refuses:
             self.lists += 1
             raise Forbidden(f"list {resource}", status=403)
-        return await self.list(resource)
+        await self.list(resource)
 
 
 async def follow_refused_kind() -> None:
