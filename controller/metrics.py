@@ -26,6 +26,10 @@ WAIT_SECONDS: Final = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 10800.0, 4320
 """Bounds of the time in the queue."""
 ERROR_RATIOS: Final = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.33, 2.0, 4.0, 10.0)
 """Bounds of real waits, as multiples of the estimated ones."""
+MOST_POOLS: Final = 128
+"""Pools that have a label of their own; tenants can name pools that do not exist."""
+OTHER_POOLS: Final = "<other>"
+"""Label of all further pools."""
 NO_ANSWER: Final = "<error>"
 """The `code` of a call that was not answered, as in client-go."""
 
@@ -173,21 +177,34 @@ class QueueMetrics:
             buckets=ERROR_RATIOS,
         )
         self._depths: dict[tuple[str, Priority], int] = {}
+        self._pools: set[str] = set()
+        """Those that have a label of their own."""
 
     def set_depths(self, depths: Mapping[tuple[str, Priority], int]) -> None:
         """Set the number of waiting replicas by pool and priority; one that is absent is 0."""
-        for key, depth in (dict.fromkeys(self._depths, 0) | dict(depths)).items():
+        found = Tally[tuple[str, Priority]](dict.fromkeys(self._depths, 0))
+        for (pool, priority), depth in depths.items():
+            found[self._label_pool(pool), priority] += depth
+        for key, depth in found.items():
             if self._depths.get(key) != depth:
                 self._depth.labels(*key).set(depth)
                 self._depths[key] = depth
 
     def count_start(self, start: UnitStart) -> None:
         """Count a replica that was admitted."""
-        pool = start.unit.pools[0] if start.unit.pools else ""
+        pool = self._label_pool(start.unit.pools[0] if start.unit.pools else "")
         self._wait_seconds.labels(pool, start.unit.priority).observe(start.wait_seconds)
         self._starts.labels(pool, start.outcome).inc()
         if (ratio := start.error_ratio) is not None:
             self._error_ratio.labels(pool).observe(ratio)
+
+    def _label_pool(self, pool: str) -> str:
+        """Return the label of a pool: each new one is a series for ever."""
+        if pool not in self._pools:
+            if len(self._pools) >= MOST_POOLS:
+                return OTHER_POOLS
+            self._pools.add(pool)
+        return pool
 
     def count_preemption(self, reason: str) -> None:
         """Count a replica that ended for another one."""

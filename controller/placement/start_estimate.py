@@ -23,6 +23,8 @@ MODEL_DEVIATIONS: Final = 1.3
 NARROWEST: Final = 1.5
 """The least by which it is farther away: a narrower range helps nobody."""
 LEAST_RELEASES: Final = 5.0
+LEAST_REMEMBERED: Final = 0.01
+"""Releases that count for less are forgotten: the last one was a day ago."""
 LEAST_ERRORS: Final = 50
 """Fewest forecasts whose outcome is known before a range is given."""
 MOST_ERRORS: Final = 4000
@@ -134,6 +136,11 @@ class LaneHistory:
         self._arrivals: dict[int, _Flow] = {}
         self._errors: dict[int, _Errors] = {}
         """By rank: a unit that may have others evicted starts earlier than its lane alone tells."""
+
+    @property
+    def is_blank(self) -> bool:
+        """True if nothing runs, and nothing is known by which a start could be estimated."""
+        return not self.running and self._releases.count < LEAST_REMEMBERED and not self._errors
 
     def advance(self, now: float) -> None:
         """Count the time until now; a clock that jumps back passes no time."""

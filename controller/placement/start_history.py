@@ -114,6 +114,8 @@ class StartEstimator:
             del self._waiting[uid]
         for lane in running.keys() | self._lanes.keys():
             self._history(lane, now).running = running.get(lane, 0.0)
+        # Whoever names another pool, or selects other devices, again and again would make one lane after the other.
+        self._lanes = {lane: history for lane, history in self._lanes.items() if not history.is_blank}
         self._displaced &= seen
         self._seen_at = now
 

@@ -3,10 +3,11 @@
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from controller.metrics import ControllerMetrics
+from controller.metrics import MOST_POOLS, OTHER_POOLS, ControllerMetrics
 from controller.placement.start_estimate import StartRange
 from controller.placement.start_history import UnitStart
 from kube.client import Obj
@@ -113,6 +114,22 @@ def test_objects_are_counted_by_their_last_phase() -> None:
     assert counted(METAL_HOSTS, "MemoryPressure") == 1
     metrics.objects.count_change(METAL_PROCESSES, ready, None)
     assert counted(METAL_PROCESSES, "Ready") == 0
+
+
+def test_names_of_pools_without_number_make_a_bounded_number_of_series() -> None:
+    metrics = ControllerMetrics()
+    for number in range(MOST_POOLS + 3):
+        metrics.queue.set_depths({(f"pool-{number}", "high"): 1, (f"pool-{number}", "low"): 1})
+        unit = msgspec.structs.replace(START.unit, pools=(f"pool-{number}",))
+        metrics.queue.count_start(START._replace(unit=unit))
+    assert value(metrics, "pomona_queue_depth", pool="pool-0", priority="high") == 0
+    metrics.queue.set_depths({("more", "high"): 2, ("even-more", "high"): 3, ("pool-0", "high"): 4})
+    assert value(metrics, "pomona_queue_depth", pool=OTHER_POOLS, priority="high") == 5
+    assert value(metrics, "pomona_queue_depth", pool="pool-0", priority="high") == 4
+    assert value(metrics, "pomona_queue_starts_total", pool=OTHER_POOLS, estimate="in_range") == 3
+    lines = metrics.render().decode().splitlines()
+    assert sum(line.startswith("pomona_queue_depth{") for line in lines) == 2 * (MOST_POOLS + 1)
+    assert sum(line.startswith("pomona_queue_starts_total{") for line in lines) == MOST_POOLS + 1
 
 
 def test_depth_of_a_queue_that_became_empty_is_0() -> None:

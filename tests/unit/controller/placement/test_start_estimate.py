@@ -9,6 +9,7 @@ import pytest
 
 from controller.placement.start_estimate import (
     LEAST_ERRORS,
+    MEMORY_SECONDS,
     MOST_ERRORS,
     NARROWEST,
     WIDEST,
@@ -239,3 +240,16 @@ def test_starts_of_half_a_simulated_day_are_in_their_ranges() -> None:
     outcomes = [start.outcome for start in estimator_starts]
     assert outcomes.count("in_range") >= 0.8 * (len(outcomes) - outcomes.count("none"))
     assert outcomes.count("none") < 0.5 * len(outcomes)
+
+
+def test_lane_in_which_nothing_ever_ran_is_forgotten() -> None:
+    estimator = StartEstimator()
+    for number in range(20):
+        waiting = waiting_unit("a", pools=(f"pool-{number}",))
+        estimator.observe([running_unit(waiting_unit("r"), "node/n1"), waiting], (), POOLS, float(number))
+        estimator.estimate(waiting, Lane(f"pool-{number}", GPU), 1.0, float(number))
+    assert len(estimator._lanes) == 2
+    estimator.observe([], (), POOLS, 20.0)
+    assert list(estimator._lanes) == [LANE], "a release is known"
+    estimator.observe([], (), POOLS, 20.0 + 10 * MEMORY_SECONDS)
+    assert not estimator._lanes
