@@ -5,30 +5,70 @@ It judges what a benchmark of crashes promises, by the rules of the queue and by
 
 import asyncio
 import collections
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
 
-from controller.placement.effects import find_gate
-from controller.placement.pod_requests import find_taken_node
-from controller.placement.queue_places import find_own_place
-from crds.meta import LABEL_SERVICE, PRIORITY_RANK, Priority
+from controller.placement.queue_places import find_place
+from crds.meta import LABEL_SERVICE, PRIORITY_RANK, QUEUE_GATE, Priority
 from kube.client import Obj
 from kube.resources import CONFIG_MAPS, PODS, Resource
 from tests.support.simulated_nodes import count_devices
+
+Claims = Mapping[str, str]
+"""The node that the ledger gives to a pod, by uid."""
 
 
 class PodState(NamedTuple):
     """A pod in one state of the cluster."""
 
     name: str
+    service: str
+    """Its service; empty for a pod of others."""
     devices: int
     node: str
     """The node that it is bound to, or that it is pinned to without a gate; empty if it has none."""
     is_bound: bool
     place: tuple[int, float, str] | None
     """Rank, time and uid of one that waits in the queue; None: it does not."""
+
+
+class _Books:
+    """The devices of each node that pods have at one moment, or that the ledger gives to pods that wait."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, PodState] = {}
+        self.claims: Claims = {}
+        self.used: collections.Counter[str] = collections.Counter()
+
+    def put_pod(self, uid: str, state: PodState | None) -> None:
+        """Take a state of a pod; None: it is gone."""
+        self._book(uid, -1)
+        self.pods.pop(uid, None)
+        if state is not None:
+            self.pods[uid] = state
+        self._book(uid, 1)
+
+    def put_claims(self, claims: Claims) -> None:
+        """Take a content of the ledger."""
+        changed = self.claims.keys() | claims.keys()
+        for uid in changed:
+            self._book(uid, -1)
+        self.claims = claims
+        for uid in changed:
+            self._book(uid, 1)
+
+    def find_node(self, uid: str) -> str:
+        """Return the node that a pod has, or is given by the ledger; empty if it has none."""
+        state = self.pods.get(uid)
+        if state is None:
+            return ""
+        return state.node or self.claims.get(uid, "")
+
+    def _book(self, uid: str, sign: int) -> None:
+        if node := self.find_node(uid):
+            self.used[node] += sign * self.pods[uid].devices
 
 
 class QueueRecord:
@@ -42,7 +82,7 @@ class QueueRecord:
     def __init__(self, totals: Mapping[str, int], priorities: Mapping[str, Priority]) -> None:
         self._totals, self._priorities = totals, priorities
         self._states: list[tuple[int, str, PodState | None]] = []
-        self._ledgers: list[tuple[int, Mapping[str, str]]] = []
+        self._ledgers: list[tuple[int, Claims]] = []
         self._version = 0
         self._changed = asyncio.Event()
         self.now: dict[str, PodState] = {}
@@ -77,9 +117,10 @@ class QueueRecord:
     def _read(self, pod: Obj) -> PodState:
         metadata, spec = pod["metadata"], pod["spec"]
         service = (metadata.get("labels") or {}).get(LABEL_SERVICE, "")
-        is_waiting = find_gate(pod) is not None
-        place = (PRIORITY_RANK[self._priorities[service]], find_own_place(pod), metadata["uid"]) if is_waiting else None
-        return PodState(metadata["name"], count_devices(pod), find_taken_node(pod), "nodeName" in spec, place)
+        place = None
+        if _is_gated(spec):
+            place = (PRIORITY_RANK[self._priorities[service]], find_place(pod, 0.0), metadata["uid"])
+        return PodState(metadata["name"], service, count_devices(pod), _find_node(spec), "nodeName" in spec, place)
 
     @property
     def decisions(self) -> int:
@@ -98,22 +139,37 @@ class QueueRecord:
                 self._changed.clear()
                 await self._changed.wait()
 
+    def _replay(self) -> Iterator[tuple[_Books, str | None, Claims]]:
+        """Yield the books after each change, with the uid of the pod that changed, or None and the ledger before."""
+        books = _Books()
+        states = collections.deque(self._states)
+        ledgers = collections.deque(self._ledgers)
+        while states or ledgers:
+            if states and not (ledgers and ledgers[0][0] <= states[0][0]):
+                _, uid, state = states.popleft()
+                books.put_pod(uid, state)
+                yield books, uid, {}
+            else:
+                before = books.claims
+                _, claims = ledgers.popleft()
+                books.put_claims(claims)
+                yield books, None, before
+
     def list_double_bookings(self) -> list[str]:
-        """Return every state in which a node has given away more devices than it has."""
+        """Return every state in which a node has given away, or the ledger has promised, more devices than it has."""
         found = []
-        used: collections.Counter[str] = collections.Counter()
-        known: dict[str, PodState] = {}
-        for _, uid, state in self._states:
-            before = known.pop(uid, None)
-            if before is not None:
-                used[before.node] -= before.devices
-            if state is None:
-                continue
-            known[uid] = state
-            used[state.node] += state.devices
-            if state.node and used[state.node] > self._totals[state.node]:
-                found.append(f"{state.name} on {state.node}: {used[state.node]} of {self._totals[state.node]}")
+        for books, changed, _ in self._replay():
+            nodes = {books.find_node(changed)} if changed is not None else {*books.claims.values()}
+            for node in sorted(nodes - {""}):
+                if books.used[node] > self._totals[node]:
+                    cause = "the ledger" if changed is None else books.pods[changed].name
+                    found.append(f"{cause} on {node}: {books.used[node]} of {self._totals[node]}")
         return found
+
+    def list_unpinned(self) -> list[str]:
+        """Return every pod that had neither the gate nor a node: the scheduler could put it on what is promised."""
+        states = (state for _, _, state in self._states if state is not None)
+        return sorted({state.name for state in states if state.place is None and not state.node})
 
     def list_passed(self) -> list[str]:
         """Return every decision that gave a node to a pod although one ahead should have had it, or waited for it.
@@ -122,32 +178,21 @@ class QueueRecord:
         is too little for it, since it may evict them.
         """
         found = []
-        states = iter(self._states)
-        upcoming = next(states, None)
-        known: dict[str, PodState] = {}
-        before: Mapping[str, str] = {}
-        for version, claims in self._ledgers:
-            while upcoming is not None and upcoming[0] < version:
-                _, uid, state = upcoming
-                known.pop(uid, None)
-                if state is not None:
-                    known[uid] = state
-                upcoming = next(states, None)
-            waiting = [each for uid, each in known.items() if each.place is not None and uid not in claims]
-            left = self._count_left(known, before)
-            decided = [(state, uid) for uid in claims.keys() - before.keys() if (state := known.get(uid)) is not None]
+        for books, changed, before in self._replay():
+            if changed is not None:
+                continue
+            waiting = [each for uid, each in books.pods.items() if each.place is not None and uid not in books.claims]
+            decided = [(books.pods[uid], uid) for uid in books.claims.keys() - before.keys() if uid in books.pods]
+            # What this decision gives away was left before it.
+            left = collections.Counter(self._totals)
+            left.subtract(books.used)
+            for pod, uid in decided:
+                if pod.place is not None:
+                    left[books.claims[uid]] += pod.devices
             for pod, uid in sorted((each for each in decided if each[0].place is not None), key=_order):
-                found += self._list_passed_by(pod, claims[uid], waiting, left[claims[uid]])
-                left[claims[uid]] -= pod.devices
-            before = claims
+                found += self._list_passed_by(pod, books.claims[uid], waiting, left[books.claims[uid]])
+                left[books.claims[uid]] -= pod.devices
         return found
-
-    def _count_left(self, known: Mapping[str, PodState], claims: Mapping[str, str]) -> collections.Counter[str]:
-        """Return the devices of each node that are neither used nor claimed."""
-        left = collections.Counter(self._totals)
-        for uid, state in known.items():
-            left[state.node or claims.get(uid, "")] -= state.devices
-        return left
 
     def _list_passed_by(self, pod: PodState, node: str, waiting: Iterable[PodState], left: int) -> list[str]:
         return [
@@ -160,23 +205,52 @@ class QueueRecord:
         ]
 
     def list_forgotten(self) -> list[str]:
-        """Return the pods that wait although they could have a node now."""
+        """Return the pods that wait although they could have a node now.
+
+        Those ahead of the same priority keep the nodes that they could ever use. Of those of higher priorities, all
+        that are alike keep one node: where they wait only for others to have run long enough to be evicted.
+        """
         left = collections.Counter(self._totals)
         for each in self.now.values():
             left[each.node] -= each.devices
-        most = max(self._totals.values()) + 1
+        open_nodes = {node: self._totals[node] for node, free in left.items() if node and free > 0}
         found = []
+        ahead: set[tuple[int, int]] = set()
         waiting = [(each.place, each) for each in self.now.values() if each.place is not None]
-        for _, each in sorted(waiting):
-            usable = [node for node, total in self._totals.items() if each.devices <= total < most]
-            if any(left[node] >= each.devices for node in usable):
+        for (rank, _, _), each in sorted(waiting):
+            kept_from = min((devices for other, devices in ahead if other == rank), default=None)
+            usable = [
+                node
+                for node, total in open_nodes.items()
+                if left[node] >= each.devices and (kept_from is None or total < kept_from)
+            ]
+            if len(usable) > sum(other < rank for other, _ in ahead):
                 found.append(each.name)
-            most = min(most, each.devices)  # nodes that it could use wait for it
+            ahead.add((rank, each.devices))
         return found
 
     def list_unbound(self) -> list[str]:
         """Return the pods that have left the queue and that the scheduler has not bound."""
         return [each.name for each in self.now.values() if each.place is None and not each.is_bound]
+
+
+def _is_gated(spec: Obj) -> bool:
+    return any(each["name"] == QUEUE_GATE for each in spec.get("schedulingGates") or ())
+
+
+def _find_node(spec: Obj) -> str:
+    """Return the node that a pod is bound to, or the only one to which the scheduler may bind it now.
+
+    It is read from the spec alone, without the marks by which the controller knows its own pins.
+    """
+    if "nodeName" in spec or _is_gated(spec):
+        return str(spec.get("nodeName", ""))
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or ()
+    fields = [[each for each in term.get("matchFields") or () if each["key"] == "metadata.name"] for term in terms]
+    names = [[name for each in found for name in each["values"]] for found in fields]
+    is_pinned = bool(names) and all(each == names[0] and len(each) == 1 for each in names)
+    return str(names[0][0]) if is_pinned else ""
 
 
 def _order(decided: tuple[PodState, str]) -> tuple[int, float, str]:

@@ -1,5 +1,6 @@
 """The record by which a benchmark judges a queue whose controller crashes: it finds what must never be."""
 
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -23,8 +24,9 @@ class Watched:
     def put(self, service: str, **fields: Any) -> None:
         """Bring a pod of a service; `pin` pins it without a gate."""
         self._version += 1
-        pin = fields.pop("pin", "")
-        pod = queue_pod(f"{service}-1", service=service, version=self._version, gated=not pin, created=NOW, **fields)
+        pin, gated = fields.pop("pin", ""), fields.pop("gated", True)
+        is_gated = gated and not pin and not fields.get("node")
+        pod = queue_pod(f"{service}-1", service=service, version=self._version, gated=is_gated, **fields)
         pod = pinned(pod, pin) if pin else pod
         self.record.note(PODS, self._known.get(service), pod)
         self._known[service] = pod
@@ -57,6 +59,69 @@ def test_pods_that_are_pinned_to_one_node_are_counted_together() -> None:
     watched.put("b", devices=2, pin="one")
     assert watched.record.list_double_bookings() == ["b-1 on one: 3 of 2"]
     assert watched.record.list_unbound() == ["a-1", "b-1"]
+
+
+def test_one_moment_in_which_a_node_is_booked_twice_is_found_also_when_it_has_passed() -> None:
+    watched = Watched()
+    watched.put("a", devices=2, node="one")
+    watched.put("b", devices=1, node="one")
+    watched.end("a")
+    assert watched.record.list_double_bookings() == ["b-1 on one: 3 of 2"]
+    assert watched.record.list_unbound() == []
+
+
+def test_devices_of_an_engine_behind_a_proxy_are_counted() -> None:
+    watched = Watched()
+    watched.put("a", devices=2, pin="one")
+    pod = queue_pod("b-1", service="b", gated=False, node="one", version=9, devices=1)
+    (engine,) = pod["spec"]["containers"]
+    pod["spec"] |= {"containers": [{"name": "proxy"}], "initContainers": [engine | {"restartPolicy": "Always"}]}
+    watched.record.note(PODS, None, pod)
+    assert watched.record.list_double_bookings() == ["b-1 on one: 3 of 2"]
+
+
+def test_pin_counts_without_the_mark_by_which_the_controller_knows_it() -> None:
+    watched = Watched()
+    watched.put("a", devices=2, node="one")
+    pod = pinned(queue_pod("b-1", service="b", gated=False, version=9, devices=1), "one")
+    pod["metadata"]["annotations"] = {}
+    watched.record.note(PODS, None, pod)
+    assert watched.record.list_double_bookings() == ["b-1 on one: 3 of 2"]
+
+
+def test_promise_of_the_ledger_counts_beside_what_pods_have_until_it_is_kept() -> None:
+    watched = Watched()
+    watched.put("a", devices=1, pin="one")
+    watched.put("b", devices=2)
+    watched.decide(b="one")
+    assert watched.record.list_double_bookings() == ["the ledger on one: 3 of 2"]
+    watched = Watched()
+    watched.put("b", devices=2)
+    watched.decide(b="one")
+    watched.put("a", devices=1, pin="one")
+    watched.decide()
+    assert watched.record.list_double_bookings() == ["a-1 on one: 3 of 2"]
+    watched = Watched()
+    watched.put("b", devices=2)
+    watched.decide(b="one")
+    watched.put("b", devices=2, pin="one")
+    watched.put("b", devices=2, node="one")
+    assert watched.record.list_double_bookings() == []
+    watched.decide()
+    watched.end("b")
+    watched.put("a", devices=2)
+    watched.decide(a="one")
+    assert watched.record.list_double_bookings() == []
+
+
+def test_pod_without_gate_and_node_could_be_anywhere() -> None:
+    watched = Watched()
+    watched.put("a")
+    watched.put("b", pin="one")
+    assert watched.record.list_unpinned() == []
+    watched.put("a", gated=False)
+    watched.put("a", node="two")
+    assert watched.record.list_unpinned() == ["a-1"]
 
 
 def test_device_of_a_pod_that_is_gone_may_be_given_away() -> None:
@@ -127,3 +192,25 @@ def test_pod_that_waits_beside_room_is_forgotten_unless_the_room_is_kept_for_one
     watched.put("d", devices=2, pin="one")
     watched.put("e", devices=2, pin="two")
     assert watched.record.list_forgotten() == []
+
+
+def test_one_ahead_of_a_higher_priority_may_keep_one_node_and_those_of_the_same_all_that_they_could_use() -> None:
+    watched = Watched(a="high", b="low", e="low")
+    for service, node in (("c", "one"), ("d", "two")):
+        watched.put(service, devices=1, pin=node, labels={LABEL_SERVICE: service})
+    watched.put("f", devices=3, pin="large", labels={LABEL_SERVICE: "f"})
+    watched.put("a", devices=2)
+    watched.put("e", devices=4, created=NOW - timedelta(hours=1))
+    watched.put("b")
+    assert watched.record.list_forgotten() == ["b-1"]
+    watched.put("c", devices=2, pin="one", labels={LABEL_SERVICE: "c"})
+    assert watched.record.list_forgotten() == []  # `a` may keep the other small node
+
+
+def test_devices_that_a_decision_gives_away_are_not_there_for_those_after_it() -> None:
+    watched = Watched(a="high", b="normal", c="low")
+    watched.put("a", devices=2)
+    watched.put("b", devices=3)
+    watched.put("c")
+    watched.decide(b="large", c="large")
+    assert watched.record.list_passed() == ["b-1 passed a-1 on large"]
