@@ -174,35 +174,42 @@ class QueueRecord:
     def list_passed(self) -> list[str]:
         """Return every decision that gave a node to a pod although one ahead should have had it, or waited for it.
 
-        One of the same priority keeps the nodes that it could ever use. One of a higher priority lets others have what
-        is too little for it, since it may evict them.
+        One of the same priority keeps the nodes that it could ever use. Of each higher priority, the first that could
+        ever use the node holds back those of its own priority only: it may evict others. So they may have what is too
+        little for it.
         """
         found = []
         for books, changed, before in self._replay():
             if changed is not None:
                 continue
-            waiting = [each for uid, each in books.pods.items() if each.place is not None and uid not in books.claims]
-            decided = [(books.pods[uid], uid) for uid in books.claims.keys() - before.keys() if uid in books.pods]
-            # What this decision gives away was left before it.
+            pods = books.pods.items()
+            waiting = sorted((each.place, each) for uid, each in pods if each.place and uid not in books.claims)
+            admitted = books.claims.keys() - before.keys()
+            decided = sorted((each.place, uid, each) for uid, each in pods if each.place and uid in admitted)
             left = collections.Counter(self._totals)
             left.subtract(books.used)
-            for pod, uid in decided:
-                if pod.place is not None:
-                    left[books.claims[uid]] += pod.devices
-            for pod, uid in sorted((each for each in decided if each[0].place is not None), key=_order):
-                found += self._list_passed_by(pod, books.claims[uid], waiting, left[books.claims[uid]])
-                left[books.claims[uid]] -= pod.devices
+            for _, uid, pod in decided:  # what this decision gives away was left before it
+                left[books.claims[uid]] += pod.devices
+            for place, uid, pod in decided:
+                node = books.claims[uid]
+                ahead = [each for other, each in waiting if other < place]
+                found += [
+                    f"{pod.name} ({pod.devices}) passed {each.name} ({each.devices}) on {node}: {left[node]} were left"
+                    for each in self._list_passed_by(pod, node, ahead, left[node])
+                ]
+                left[node] -= pod.devices
         return found
 
-    def _list_passed_by(self, pod: PodState, node: str, waiting: Iterable[PodState], left: int) -> list[str]:
-        return [
-            f"{pod.name} passed {each.name} on {node}"
-            for each in waiting
-            if pod.place is not None
-            and each.place is not None
-            and each.place < pod.place
-            and each.devices <= (self._totals[node] if each.place[0] == pod.place[0] else left)
-        ]
+    def _list_passed_by(self, pod: PodState, node: str, ahead: Iterable[PodState], left: int) -> Iterator[PodState]:
+        """Yield those that should have had a node before a pod, of those ahead of it in their order."""
+        heads: set[int] = set()
+        for each in ahead:
+            rank = _rank_of(each)
+            if each.devices > self._totals[node]:
+                continue
+            if rank == _rank_of(pod) or (rank not in heads and each.devices <= left):
+                yield each
+            heads.add(rank)
 
     def list_forgotten(self) -> list[str]:
         """Return the pods that wait although they could have a node now.
@@ -253,7 +260,6 @@ def _find_node(spec: Obj) -> str:
     return str(names[0][0]) if is_pinned else ""
 
 
-def _order(decided: tuple[PodState, str]) -> tuple[int, float, str]:
-    """Return the place of a pod that a decision admits."""
-    pod, _ = decided
-    return pod.place or (0, 0.0, "")
+def _rank_of(pod: PodState) -> int:
+    """Return the rank of a pod that waits."""
+    return pod.place[0] if pod.place is not None else 0

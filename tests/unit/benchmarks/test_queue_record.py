@@ -141,7 +141,7 @@ def test_decision_may_not_pass_one_that_is_ahead_and_fits_the_node() -> None:
     assert watched.record.list_passed() == []
     watched.decide()
     watched.decide(**{second: "two"})
-    assert watched.record.list_passed() == [f"{second}-1 passed {first}-1 on two"]
+    assert watched.record.list_passed() == [f"{second}-1 (1) passed {first}-1 (1) on two: 2 were left"]
 
 
 def test_decision_may_pass_one_for_which_the_node_is_too_small() -> None:
@@ -152,7 +152,7 @@ def test_decision_may_pass_one_for_which_the_node_is_too_small() -> None:
     assert watched.record.list_passed() == []
     watched.decide()
     watched.decide(b="large")
-    assert watched.record.list_passed() == ["b-1 passed a-1 on large"]
+    assert watched.record.list_passed() == ["b-1 (1) passed a-1 (4) on large: 4 were left"]
 
 
 def test_decision_may_use_what_is_too_little_for_one_of_a_higher_priority_but_not_of_the_same() -> None:
@@ -169,7 +169,7 @@ def test_decision_may_use_what_is_too_little_for_one_of_a_higher_priority_but_no
     first, second = order_of(watched)
     watched.put(first, devices=4)
     watched.decide(**{second: "large"})
-    assert watched.record.list_passed() == [f"{second}-1 passed {first}-1 on large"]
+    assert watched.record.list_passed() == [f"{second}-1 (1) passed {first}-1 (4) on large: 3 were left"]
 
 
 def test_pod_that_has_left_the_queue_before_a_decision_is_not_passed() -> None:
@@ -213,4 +213,17 @@ def test_devices_that_a_decision_gives_away_are_not_there_for_those_after_it() -
     watched.put("b", devices=3)
     watched.put("c")
     watched.decide(b="large", c="large")
-    assert watched.record.list_passed() == ["b-1 passed a-1 on large"]
+    assert watched.record.list_passed() == ["b-1 (3) passed a-1 (2) on large: 4 were left"]
+
+
+def test_decision_may_pass_one_that_waits_behind_the_head_of_its_own_priority() -> None:
+    watched = Watched(a="high", b="high", c="low")
+    watched.put("f", devices=1, pin="large", labels={LABEL_SERVICE: "f"})
+    watched.put("a", devices=4, created=NOW - timedelta(hours=1))
+    watched.put("b")
+    watched.put("c")
+    watched.decide(c="large")
+    assert watched.record.list_passed() == []  # `a` keeps the node from `b`, and may evict `c`
+    watched.decide()
+    watched.decide(c="one")  # which `a` could never use
+    assert watched.record.list_passed() == ["c-1 (1) passed b-1 (1) on one: 2 were left"]
