@@ -204,7 +204,10 @@ def test_older_unit_is_ahead_of_a_nominated_one_where_nothing_is_promised() -> N
     older, new = pod("older", 4, at=-1, priority="high"), nominated(HIGH, "n", "r")
     units = [ending(runs("r", 4, "n")), older, new]
     assert say(decide([node("n", 4), node("m", 4)], units)) == ["older gets m"]
-    assert say(decide([node("m", 4)], [older, nominated(HIGH, "n", "gone")])) == ["older gets m", "high waits for nothing"]
+    assert say(decide([node("m", 4)], [older, nominated(HIGH, "n", "gone")])) == [
+        "older gets m",
+        "high waits for nothing",
+    ]
 
 
 def test_promised_limit_is_not_for_an_older_unit_of_the_same_priority() -> None:
