@@ -460,9 +460,7 @@ class _Term:
         done, _ = await asyncio.wait({task}, timeout=HANG_SECONDS)
         return bool(done) and task.result()
 
-    async def _write(
-        self, unit: str, namespace: str, write: Coroutine[object, object, None], longest_seconds: float
-    ) -> bool:
+    async def _write(self, unit: str, namespace: str, write: Coroutine[object, object, None], most: float) -> bool:
         self._unanswered.add(unit)
         try:
             async with self._slots.hold(namespace):
@@ -470,7 +468,7 @@ class _Term:
         except StaleUnit as stale:
             log.info("decision_stale", unit=unit, cause=str(stale))
         except (ApiError, Unreachable) as error:
-            self._retries.note_failure(unit, "", error, longest_seconds)
+            self._retries.note_failure(unit, "", error, most)
         else:
             self._retries.forget(unit)
             return True

@@ -87,11 +87,14 @@ def _without_mirrors(artifact: ApiStruct) -> dict[str, object]:
 def avoid_hosts(replicas: Iterable[ReplicaUnit], processes: Sequence[MetalProcess]) -> list[ReplicaUnit]:
     """Return the units of a service's processes, of which those that wait avoid the hosts of their siblings' failures.
 
-    These are the hosts that have rejected or displace a process of the same owner and spec.
+    These are the hosts that have rejected, stopped by themselves, or displace a process of the same owner and spec.
     """
     unwanted: dict[tuple[str, str], set[str]] = {}
     for process in processes:
-        if process.status.phase == "Rejected" and process.spec.host_name is not None:
+        is_refused = process.status.phase == "Rejected" or (
+            process.status.phase == "Stopped" and process.metadata.deletion_timestamp is None
+        )
+        if is_refused and process.spec.host_name is not None:
             unwanted.setdefault(_spec_key(process), set()).add(f"host/{process.spec.host_name}")
     for process, cell in find_left_cells(processes):
         unwanted.setdefault(_spec_key(process), set()).add(cell)

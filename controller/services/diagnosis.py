@@ -291,7 +291,7 @@ def _unbound(
     outdated = [capacity for capacity in capable if not features <= capacity.features]
     if len(outdated) == len(capable):
         return ServiceProblem(AGENT_TOO_OLD, _explain_outdated(features, outdated), "Pending")
-    refused = {each.spec.host_name: each.status.message for each in siblings.rejected}
+    refused = {each.spec.host_name: each.status.message or "it has stopped it" for each in siblings.rejected}
     left_by = {each.process.spec.host_name for each in siblings.displaced}
     short = {each.process.spec.host_name for each in siblings.displaced if each.why.cause == MEMORY_PRESSURE}
     closed = _closed_hosts(capable, short)

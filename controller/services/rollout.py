@@ -32,6 +32,10 @@ from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, Resource
 
 AVOID_SECONDS: Final = 300.0
 """Time for which a host that rejected a process is avoided while the service still misses a replica."""
+AVOID_STOPPED_SECONDS: Final = 30.0
+"""The same for a host that stopped a process which is not deleted: its agent has read an outdated list, or a thief of
+the Mac makes the controller create one after the other."""
+_REFUSED: Final = frozenset({"Rejected", "Stopped"})
 LEASE_EXPIRED: Final = "LeaseExpired"
 """Reason of a MetalHost's condition Ready while no renewal of its Lease is seen."""
 
@@ -83,7 +87,7 @@ class SortedProcesses(NamedTuple):
     superseded: list[MetalProcess]
     """Processes of an earlier spec, or on a host that is lost, or that they leave: they may still answer."""
     rejected: list[MetalProcess]
-    """Processes of the wanted spec; while they exist, the host that rejected them is avoided."""
+    """Processes of the wanted spec; while they exist, the host that rejected or stopped them is avoided."""
     finished: list[MetalProcess]
     terminating: list[MetalProcess]
     """Being deleted, with memory that their host has not freed yet."""
@@ -131,14 +135,14 @@ def sort_processes(
         if process.metadata.deletion_timestamp is not None:
             if host is not None and phase not in {"Stopped", "Rejected"} and not lost:
                 standing.terminating.append(process)
-        elif phase == "Stopped" or (not current and (phase == "Rejected" or host is None)):
+        elif not current and (phase in _REFUSED or host is None):
             standing.finished.append(process)
-        elif phase == "Rejected" and (
+        elif phase in _REFUSED and (
             administered.is_cordoned or find_untolerated(administered.taints, demands.tolerations) is not None
         ):
             # The agent takes it after all once memory is free, and knows nothing of cordon and taints.
             standing.finished.append(process)
-        elif phase == "Rejected":
+        elif phase in _REFUSED:
             standing.rejected.append(process)
         else:
             why = find_displacement(process, administered, demands.tolerations, moved)
@@ -241,11 +245,12 @@ def _expire_rejections(
     """
     expired, waits = list[MetalProcess](), list[float]()
     for process in standing.rejected:
-        age_seconds = _age_seconds(process, now)
-        if age_seconds >= AVOID_SECONDS or (is_complete and MOVES not in process.metadata.annotations):
+        limit_seconds = AVOID_SECONDS if process.status.phase == "Rejected" else AVOID_STOPPED_SECONDS
+        left_seconds = limit_seconds - _age_seconds(process, now)
+        if left_seconds <= 0 or (is_complete and MOVES not in process.metadata.annotations):
             expired.append(process)
         else:
-            waits.append(AVOID_SECONDS - age_seconds)
+            waits.append(left_seconds)
     return expired, waits
 
 

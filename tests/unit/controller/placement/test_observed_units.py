@@ -294,6 +294,7 @@ def test_processes_wait_run_and_end() -> None:
         (METAL_PROCESSES, process("chat-1-3", host="mac-3", phase="Rejected")),
         (METAL_PROCESSES, process("chat-1-4", host="mac-4", phase="Stopped")),
         (METAL_PROCESSES, process("chat-1-5", deletionTimestamp=timestamp(NOW))),
+        (METAL_PROCESSES, process("chat-1-6", host="mac-6", phase="Stopped", deletionTimestamp=timestamp(NOW))),
     )
     found = observe(known)
     states = {name: (unit.state, unit.cells) for name, unit in found.items()}
@@ -303,7 +304,7 @@ def test_processes_wait_run_and_end() -> None:
         "chat-1-2": ("ending", ("host/mac-2",)),
     }
     waiting = found["chat-1-0"]
-    assert waiting.avoid == {"host/mac-3"}
+    assert waiting.avoid == {"host/mac-3", "host/mac-4"}, "what its host stopped by itself would be stopped there again"
     assert (waiting.parts, waiting.pools, waiting.priority) == (({"memory": 4 * GIB},), ("metal",), "low")
     assert waiting.requirement == HostRequirement("llama.cpp", NAMESPACE)
     assert found["chat-1-1"].evictable_since == NOW.timestamp()

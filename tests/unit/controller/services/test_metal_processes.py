@@ -12,6 +12,7 @@ from controller.reconcile.plan import Plan, Snapshot
 from controller.services.metal_processes import decide_release, desired_spec
 from controller.services.rollout import (
     AVOID_SECONDS,
+    AVOID_STOPPED_SECONDS,
     MetalProcessSteps,
     process_prefix,
     sort_processes,
@@ -222,11 +223,18 @@ def test_rejection_is_remembered_from_the_time_of_its_report() -> None:
     assert steps(1, rejected, process(f"{NAME}-1")).again_seconds == AVOID_SECONDS - 60
 
 
-def test_stopped_process_and_rejected_one_of_an_earlier_spec_are_deleted() -> None:
-    old = process("chat-00000000-0", host="studio-1", phase="Rejected")
-    stopped = process(f"{NAME}-0", host="studio-1", phase="Stopped")
-    assert deleted(steps(1, old, stopped)) == {"chat-00000000-0", f"{NAME}-0"}
-    assert made(steps(1, old, stopped)) == [f"{NAME}-1"]
+@pytest.mark.parametrize("phase", ["Rejected", "Stopped"])
+def test_stopped_or_rejected_process_of_an_earlier_spec_is_deleted(phase: str) -> None:
+    old = process("chat-00000000-0", host="studio-1", phase=phase)
+    assert (deleted(steps(1, old)), made(steps(1, old))) == ({"chat-00000000-0"}, [f"{NAME}-0"])
+
+
+def test_stopped_process_is_replaced_and_kept_for_a_moment() -> None:
+    """A host that stops whatever it gets would else make the controller create processes without end."""
+    stopped = process(f"{NAME}-0", host="studio-1", phase="Stopped", creationTimestamp="2026-11-21T11:59:50Z")
+    done = steps(1, stopped)
+    assert (made(done), deleted(done), done.again_seconds) == ([f"{NAME}-1"], set(), AVOID_STOPPED_SECONDS - 10)
+    assert deleted(steps(1, stopped, process(f"{NAME}-1"), later=AVOID_STOPPED_SECONDS)) == {f"{NAME}-0"}
 
 
 def test_unknown_spec_creates_nothing_and_keeps_serving_processes() -> None:
