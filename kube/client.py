@@ -124,14 +124,20 @@ class Client:
         label_selector: str = "",
         field_selector: str = "",
         read: Read | None = None,
+        part: Callable[[Obj], Obj] | None = None,
     ) -> ObjectList:
-        """Read all objects that match, in pages; items carry apiVersion and kind, or are what `read` returns."""
+        """Read all objects that match, in pages; items carry apiVersion and kind, or are what `read` returns.
+
+        With `part`, no more than one page is in memory as a whole: of each object, what it returns is kept.
+        """
         query = _selectors(label_selector, field_selector)
-        found = await self._pages(resource, namespace, query, "application/json", read)
-        for item in found.items if read is None else ():
+
+        def complete(item: Obj) -> Obj:
             item.setdefault("apiVersion", resource.api_version)
             item.setdefault("kind", resource.kind)
-        return found
+            return part(item) if part is not None else item
+
+        return await self._pages(resource, namespace, query, "application/json", read=read, complete=complete)
 
     async def list_cached(self, resource: Resource, *, field_selector: str = "") -> ObjectList:
         """Read all objects that match as the API server's cache has them: they may be old, and cost etcd nothing.
@@ -336,7 +342,9 @@ class Client:
         namespace: str | None,
         query: dict[str, str],
         accept: str,
+        *,
         read: Read | None = None,
+        complete: Callable[[Obj], Obj] | None = None,
     ) -> ObjectList:
         """Return all pages at one resourceVersion; if that expires between two pages, read the whole list at once."""
         call = _describe("list", resource, namespace, None)
@@ -352,7 +360,8 @@ class Client:
                 items, page_query = [], query
                 continue
             page = _decode(call, body, _Page) if read is None else _read_page(call, body, read)
-            items += page.items or []
+            found = page.items or []
+            items += map(complete, found) if complete is not None and read is None else found
             if not page.metadata.more:
                 return ObjectList(items, page.metadata.resource_version)
             page_query = {**page_query, "continue": page.metadata.more}

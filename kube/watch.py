@@ -4,6 +4,7 @@ A relist reports the objects that vanished, and no answer of the server ends a r
 """
 
 import asyncio
+import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from dataclasses import dataclass
@@ -39,6 +40,9 @@ class WatchCache(Protocol):
         self, resource: Resource, items: Iterable[Obj], *, namespace: str | None = None, before: Snapshot | None = None
     ) -> None:
         """Take a list: what is not in it is gone."""
+
+    def keep_part(self, resource: Resource, obj: Obj) -> Obj:
+        """Return the part of a listed object that `replace` needs; not called for what `read` returns."""
 
     def put(self, resource: Resource, obj: Obj) -> bool:
         """Take an object that is new or has changed."""
@@ -123,13 +127,14 @@ class _Selection:
     field_selector: str
     read: Read | None
 
-    def list(self, client: Client) -> Awaitable[ObjectList]:
+    def list(self, client: Client, store: WatchCache) -> Awaitable[ObjectList]:
         return client.list(
             self.resource,
             self.namespace,
             label_selector=self.label_selector,
             field_selector=self.field_selector,
             read=self.read,
+            part=functools.partial(store.keep_part, self.resource) if self.read is None else None,
         )
 
     def watch(self, client: Client, version: str) -> AsyncIterator[WatchEvent]:
@@ -146,7 +151,7 @@ class _Selection:
 async def _list(client: Client, store: WatchCache, selected: _Selection) -> str:
     """List into the store; return the resourceVersion to watch from."""
     before = store.snapshot(selected.resource, selected.namespace)
-    found = await selected.list(client)
+    found = await selected.list(client, store)
     store.replace(selected.resource, found.items, namespace=selected.namespace, before=before)
     return found.resource_version
 

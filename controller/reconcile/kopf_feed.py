@@ -11,6 +11,7 @@ its events to our loop. The separate thread also lets us continue when kopf exit
 
 import asyncio
 import contextlib
+import functools
 import logging
 import socket
 import sys
@@ -136,7 +137,8 @@ async def load(client: Client, store: Store, watched: Iterable[Watched], namespa
     """Make the store equal to the current state of the server, in one namespace or in all. Raises as `Client`."""
     for resource, label_selector in watched:
         before = store.snapshot(resource, namespace)
-        found = await client.list(resource, namespace, label_selector=label_selector)
+        part = functools.partial(store.keep_part, resource)
+        found = await client.list(resource, namespace, label_selector=label_selector, part=part)
         store.replace(resource, found.items, namespace=namespace, before=before)
 
 

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from kube import watch
-from kube.client import Client
+from kube.client import Client, Obj
 from kube.resources import PODS
 from kube.store import Store
 from kube.watch import reflect
@@ -161,3 +161,27 @@ async def test_watches_that_end_at_once_are_repeated_with_pauses(client_of: Clie
     async with running(reflect(client, Store(), PODS)):
         await asyncio.sleep(0.5)
     assert len(script.asked) < 60, "0.5 s with pauses of about 0.016 s"
+
+
+async def test_objects_of_a_page_are_reduced_before_the_next_page_is_read(client_of: ClientOf) -> None:
+    """Whole objects of a long list would take more memory than a controller has."""
+    store, steps = Store(), list[str]()
+
+    def reduce(obj: Obj) -> Obj:
+        steps.append(obj["metadata"]["name"])
+        return {"metadata": obj["metadata"], "kind": obj["kind"]}
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "watch" in request.query:
+            await asyncio.Event().wait()
+        steps.append("page")
+        page = listed(9, c=3) if "continue" in request.query else listed(9, a=1, b=2)
+        page["metadata"] |= {} if "continue" in request.query else {"continue": "more"}
+        return web.json_response(page)
+
+    store.reduce(PODS, reduce)
+    synced = asyncio.Event()
+    async with running(reflect(await client_of(answer), store, PODS, synced=synced)):
+        await synced.wait()
+    assert steps == ["page", "a", "b", "page", "c"]
+    assert [(type(obj), obj["kind"]) for obj in store.list(PODS)] == [(dict, "Pod")] * 3

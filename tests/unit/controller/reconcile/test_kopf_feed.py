@@ -4,12 +4,15 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from controller.reconcile.kopf_feed import SETTLING_SECONDS, SWEEP_SECONDS, Watched, _keep_swept, _put
+import pytest
+
+from controller.reconcile.kopf_feed import SETTLING_SECONDS, SWEEP_SECONDS, Watched, _keep_swept, _put, load
 from kube.client import Client, Obj, ObjectList
 from kube.errors import Unreachable
 from kube.resources import MODELS, Resource
 from kube.store import Store
 from tests.support import virtual_time
+from tests.support.api_objects import model
 
 GHOST = {"metadata": {"name": "ghost", "namespace": "team", "uid": "1", "resourceVersion": "1"}}
 
@@ -71,3 +74,31 @@ def test_a_sweep_that_fails_is_repeated_soon() -> None:
 
 def test_store_is_swept_periodically() -> None:
     assert sweep_for(SWEEP_SECONDS, Empty(), lambda *_: None).list(MODELS) == []
+
+
+class OnePage(Empty):
+    """A cluster with one Model."""
+
+    async def list_metadata(self, resource: Resource, *_: Any, **__: Any) -> ObjectList:
+        del resource
+        return ObjectList([model()], "9")
+
+    async def list(  # type: ignore[override] # what is not given is not needed
+        self, resource: Resource, *_: Any, part: Callable[[Obj], Obj], **__: Any
+    ) -> ObjectList:
+        del resource
+        return ObjectList([part(model())], "9")
+
+
+@pytest.mark.parametrize("sweeps", [False, True])
+async def test_listed_objects_are_reduced_once_and_in_time(sweeps: bool) -> None:
+    store, reduced = Store(), list[Obj]()
+
+    def reduce(obj: Obj) -> Obj:
+        reduced.append(obj)
+        return {"metadata": obj["metadata"]}
+
+    store.reduce(MODELS, reduce)
+    await (store.sweep(OnePage(), MODELS) if sweeps else load(OnePage(), store, [Watched(MODELS)]))
+    assert store.list(MODELS) == [{"metadata": model()["metadata"]}]
+    assert len(reduced) == 1
