@@ -26,7 +26,8 @@ MOST_REPLICAS: Final = 100
 LOOK_SECONDS: Final = 1.0
 """Least time between two looks at the room of all services that wait for some."""
 IDLE_SHARE: Final = 20.0
-"""After a look, the next one waits for this many times its duration: looks take at most a twentieth of a core."""
+"""After a look, the next one waits for this many times its duration: looks take at most a twentieth of a core. What
+was counted for a decision serves for as long, though a cell has changed: in a large cluster one does all the time."""
 STEP_SECONDS: Final = 0.02
 
 
@@ -180,6 +181,10 @@ class CandidateRooms:
         self._registry, self._on_change = registry, on_change
         self._report: RoundReport | None = None
         self._counter: RoomCounter | None = None
+        self._is_outdated = False
+        """A cell has changed, or a round was planned, since the counter was made."""
+        self._serves_until = 0.0
+        """Time of the loop until which it serves even so."""
         self._followed: dict[ObjectKey, _Followed] = {}
         self._free_since: dict[ObjectKey, dict[str, float]] = {}
         """Time of the loop since which a followed accelerator has had room, by service and accelerator."""
@@ -192,16 +197,21 @@ class CandidateRooms:
         self._expire()
 
     def _expire(self) -> None:
-        self._counter = None
+        self._is_outdated = True
         self._changed.set()
 
     def count(self, prospect: ProspectiveReplica) -> CandidateRoom | None:
         """Return the room for replicas like this one; None: this leader has planned no round yet."""
         if self._report is None:
             return None
-        if self._counter is None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        if self._counter is None or (self._is_outdated and began >= self._serves_until):
             self._counter = RoomCounter(self._registry.list_cells(), self._report.round, self._report.cells)
-        return self._counter.count(hold_at_volumes(prospect, self._find_volume_nodes))
+            self._is_outdated, self._serves_until = False, began
+        found = self._counter.count(hold_at_volumes(prospect, self._find_volume_nodes))
+        self._serves_until += (loop.time() - began) * IDLE_SHARE
+        return found
 
     def follow(self, service: ObjectKey, prospects: Mapping[str, ProspectiveReplica]) -> None:
         """Report a service when the room for one of these replicas comes or goes."""
@@ -251,6 +261,8 @@ class CandidateRooms:
         while True:
             await self._changed.wait()
             self._changed.clear()
+            if self._is_outdated:
+                self._counter = None
             began = until = loop.time()
             for service, followed in list(self._followed.items()):
                 found = self._look(service, followed.prospects)

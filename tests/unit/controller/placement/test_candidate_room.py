@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from controller.placement import candidate_room
 from controller.placement.admission import RoundReport
 from controller.placement.candidate_room import (
+    IDLE_SHARE,
     CandidateRoom,
     CandidateRooms,
     ProspectiveReplica,
@@ -196,6 +198,39 @@ def test_room_is_unknown_before_the_first_round_which_is_told() -> None:
         assert watched.rooms.count(ProspectiveReplica(PROCESS)) is not None
         watched.rooms.restart()
         assert watched.rooms.count(ProspectiveReplica(PROCESS)) is None
+
+    watch(test)
+
+
+def test_room_is_counted_anew_for_decisions_by_what_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With many cells, one changes between any two decisions."""
+
+    async def test(watched: Watched) -> None:
+        made: list[float] = []
+        loop: Any = asyncio.get_running_loop()
+
+        class SlowCounter(RoomCounter):
+            def __init__(self, *arguments: Any) -> None:
+                made.append(loop.time())
+                loop._jump.now += 0.01
+                super().__init__(*arguments)
+
+        monkeypatch.setattr(candidate_room, "RoomCounter", SlowCounter)
+        watched.plan()
+        for _ in range(100):
+            watched.cells = [host_cell("a", 64, 64)]
+            watched.rooms._expire()
+            watched.rooms.count(ProspectiveReplica(PROCESS))
+            loop._jump.now += 0.002
+        assert len(made) == 2
+        assert made[1] - made[0] >= 0.01 * IDLE_SHARE
+        for _ in range(2):
+            loop._jump.now += 1.0
+            watched.rooms.count(ProspectiveReplica(PROCESS))
+        assert len(made) == 3, "nothing has changed"
+        watched.rooms.follow(CHAT, {"metal": ProspectiveReplica(PROCESS)})
+        await watched.change(host_cell("a", 64, 1), seconds=0.01)
+        assert [service for _, service in watched.told] == [CHAT], "a look at all that wait is one at the present"
 
     watch(test)
 
