@@ -40,7 +40,7 @@ from controller.pools.reconciler import pool_reconciler
 from controller.reconcile.executor import Executor
 from controller.reconcile.feed import OURS, Feed
 from controller.reconcile.indexes import declare_indexes
-from controller.reconcile.kopf_feed import load
+from controller.reconcile.kopf_feed import Watched, load
 from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.partial_objects import declare_partial_objects
 from controller.reconcile.plan import LeaderTask, Leading, Reconciler, lead_alone
@@ -349,10 +349,13 @@ class Controller:
         async with asyncio.TaskGroup() as tasks:
             for feed in self._feeds:
                 if feed.namespace not in self._withheld:
-                    tasks.create_task(self._load_feed(feed, listing))
+                    # The kinds of the whole cluster are listed at once, those of a namespace beside other namespaces.
+                    kinds = [(each,) for each in feed.watched] if feed.namespace is None else [feed.watched]
+                    for watched in kinds:
+                        tasks.create_task(self._load_kinds(feed, watched, listing))
 
-    async def _load_feed(self, feed: Feed, listing: asyncio.Semaphore) -> None:
-        for each in feed.watched:
+    async def _load_kinds(self, feed: Feed, watched: Sequence[Watched], listing: asyncio.Semaphore) -> None:
+        for each in watched:
             for failures in itertools.count(1):
                 try:
                     async with listing:
