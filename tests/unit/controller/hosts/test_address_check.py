@@ -83,8 +83,9 @@ class Cluster(Client):
         label_selector: str = "",
         field_selector: str = "",
         read: Callable[[msgspec.Raw], Obj] | None = None,
+        part: Callable[[Obj], Obj] | None = None,
     ) -> ObjectList:
-        del namespace, label_selector, field_selector, read
+        del namespace, label_selector, field_selector, read, part
         assert resource == SERVICE_CIDRS, "all others cost less from the cache"
         raise self.fails or NotFound("list", status=404)
 

@@ -240,8 +240,9 @@ class Api(Client):
         label_selector: str = "",
         field_selector: str = "",
         read: Callable[[msgspec.Raw], Obj] | None = None,
+        part: Callable[[Obj], Obj] | None = None,
     ) -> ObjectList:
-        del read
+        del read, part
         assert (resource, namespace, label_selector, field_selector) == (LEASES, HOSTS_NAMESPACE, "", "")
         return ObjectList([], "1")
 
