@@ -25,6 +25,7 @@ from controller.placement.planner import Action, Admit, EvictUnit, Nominate, Pla
 from controller.placement.pool_limits import PoolRules
 from controller.placement.queue_events import describe_admission, describe_failure, describe_preemption
 from controller.placement.units import NOTHING, Amounts, Cell, Unit, add_amounts, fits, subtract_amounts
+from controller.placement.unreported_ends import UnreportedEnds
 from controller.placement.unscheduled_pods import PINNED_SECONDS, OverduePod, UnscheduledPods
 from controller.placement.vanished_pods import VanishedPods, free_place, is_gone
 from controller.placement.wake_rules import READ, RoomWatch, decisive_facts
@@ -171,6 +172,7 @@ class _Term:
         self._slots = WriteSlots(WRITES_AT_ONCE)
         self._unanswered: set[str] = set()
         """Units with a write that is being made, and may hang: no other one of theirs begins meanwhile."""
+        self._unreported = UnreportedEnds(wake)
         self._events = asyncio.Lock()
         """Events are sent one by one: many admissions at once are not slowed down by as many Events."""
         self._losses = 0
@@ -269,6 +271,7 @@ class _Term:
         self._add_vanished()
         gone = [each for each in self._freed if is_gone(self._leading.store, each)]
         observed = await self._observe(moment, gone)
+        observed = observed._replace(units=self._unreported.add_to(observed.units, self._leading.store))
         cells = reserve(self._parts.registry.list_cells(), self._claims, observed.units)
         self._vanished.expect(observed.units)
         units = [self._parts.registry.devices.add_freed(each) for each in self._list_plannable(observed.units, started)]

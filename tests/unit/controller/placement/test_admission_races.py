@@ -11,14 +11,16 @@ from controller.placement import admission
 from controller.placement.ledger import LEDGER, Claim, FreedPlace, LedgerContent
 from controller.placement.observed_units import LATE_SECONDS
 from controller.placement.process_units import MOST_ENDING_SECONDS
+from controller.placement.unreported_ends import UNREPORTED_SECONDS
 from controller.placement.unscheduled_pods import PINNED_SECONDS
-from crds.meta import CONTROLLER_NAMESPACE
+from crds.meta import CONTROLLER_NAMESPACE, NOMINATED
 from kube.client import Obj
 from kube.errors import ApiError, Conflict
 from kube.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, NODES, PODS
 from tests.support import virtual_time
 from tests.support.admission_api import AdmissionBench
 from tests.support.api_objects import GIB, host, process, store
+from tests.support.eventually import eventually
 from tests.support.queue_objects import deployment_of, queue_pod, queued_service, timestamp
 from tests.unit.controller.placement.test_admission_pods import (
     CLAIM,
@@ -134,6 +136,65 @@ def test_host_that_ends_no_process_holds_up_no_other(monkeypatch: pytest.MonkeyP
             assert found.api.deleted == [first]
             await asyncio.sleep(LATE_SECONDS)
             assert set(found.api.deleted) == {"low-1-0", "low-2-0"}
+
+    virtual_time.run(main())
+
+
+def full_host(name: str, *uids: str) -> Obj:
+    """Return a host that reports processes, and no free memory."""
+    processes = [{"uid": uid, "namespace": "team", "name": uid, "memoryBytes": 8 * GIB} for uid in uids]
+    return host(name, 0, budgetBytes=8 * GIB, processes=processes)
+
+
+async def evict_and_end(found: AdmissionBench) -> None:
+    """Wait until a process is evicted, and end it: its host has not reported that yet."""
+    await eventually(lambda: found.api.deleted)
+    await eventually(lambda: NOMINATED in found.api.find(METAL_PROCESSES, "vip-1-0")["metadata"]["annotations"])
+    found.show(METAL_PROCESSES, "vip-1-0")
+    found.remove(METAL_PROCESSES, found.api.deleted[0])
+
+
+def test_room_of_a_process_that_is_over_stays_promised_until_its_host_reports_it() -> None:
+    old = [
+        process(f"{name}-1-0", host=name, gib=8, priority="low", creationTimestamp="2026-01-01T00:00:00Z")
+        for name in ("one", "two")
+    ]
+    first = process("vip-1-0", gib=8, serviceName="vip", priority="critical")
+    machines = [full_host(name, f"uid-{name}-1-0") for name in ("one", "two")]
+    found = AdmissionBench(
+        store(), *((METAL_HOSTS, each) for each in machines), *((METAL_PROCESSES, each) for each in (*old, first))
+    )
+
+    async def main() -> None:
+        async with found.running():
+            await evict_and_end(found)
+            await asyncio.sleep(5)
+            assert len(found.api.deleted) == 1, "no other one is evicted meanwhile"
+            place = found.api.deleted[0].partition("-")[0]
+            reported = host(place, 8 * GIB, budgetBytes=8 * GIB)
+            reported["metadata"]["resourceVersion"] = "2"
+            found.known.put(METAL_HOSTS, reported)
+            older = process("old-1-0", gib=8, priority="critical", creationTimestamp="2026-01-01T00:00:00Z")
+            found.change(METAL_PROCESSES, older)
+            await eventually(lambda: found.api.tries)
+            assert found.api.tries == [("vip-1-0", place)]
+            assert "ending" not in {unit.state for unit in found.reports[-1].units}, "its room is free, not to come"
+
+    virtual_time.run(main())
+
+
+def test_room_that_a_host_never_gives_back_is_promised_for_some_time_only() -> None:
+    old = process("one-1-0", host="one", gib=8, priority="low", creationTimestamp="2026-01-01T00:00:00Z")
+    first = process("vip-1-0", gib=8, serviceName="vip", priority="critical")
+    objects = ((METAL_PROCESSES, each) for each in (old, first))
+    found = AdmissionBench(store(), (METAL_HOSTS, full_host("one", "uid-one-1-0")), *objects)
+
+    async def main() -> None:
+        async with found.running():
+            await evict_and_end(found)
+            await asyncio.sleep(UNREPORTED_SECONDS - 1)
+            assert NOMINATED in found.api.find(METAL_PROCESSES, "vip-1-0")["metadata"]["annotations"]
+            await eventually(lambda: not found.api.find(METAL_PROCESSES, "vip-1-0")["metadata"]["annotations"])
 
     virtual_time.run(main())
 

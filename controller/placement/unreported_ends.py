@@ -1,0 +1,58 @@
+"""Processes that are over while their host still reports their memory as taken.
+
+An agent reports each process and its host in two writes. Between these, the room of a process is neither taken by a
+unit nor free. Without this module, a unit that was promised it would lose it, and others would be evicted in vain.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import msgspec
+
+from controller.placement.units import Unit
+from kube.resources import METAL_HOSTS
+from kube.store import Store
+
+UNREPORTED_SECONDS: Final = 30.0
+"""Time in which a host certainly reports the end: one that does not has an engine that it cannot end."""
+
+
+class _UnreportedEnd(NamedTuple):
+    unit: Unit
+    until: float
+
+
+class UnreportedEnds:
+    """The processes of the last round, and those of them that are over and reported by their host all the same.
+
+    Args:
+        wake: called when a host has not reported an end in time.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._known: dict[str, Unit] = {}
+        self._ends: dict[str, _UnreportedEnd] = {}
+
+    def add_to(self, units: tuple[Unit, ...], store: Store) -> tuple[Unit, ...]:
+        """Return the units of a round with such processes, as units that end."""
+        loop = asyncio.get_running_loop()
+        there = {unit.uid: unit for unit in units if unit.key.kind == "process" and unit.cells}
+        for uid in self._known.keys() - there.keys():
+            unit = msgspec.structs.replace(self._known[uid], state="ending")
+            if _is_reported(store, unit):
+                self._ends[uid] = _UnreportedEnd(unit, loop.time() + UNREPORTED_SECONDS)
+                loop.call_later(UNREPORTED_SECONDS, self._wake)
+        self._known = there
+        for uid, each in list(self._ends.items()):
+            if each.until <= loop.time() or uid in there or not _is_reported(store, each.unit):
+                del self._ends[uid]
+        return (*units, *(each.unit for each in self._ends.values()))
+
+
+def _is_reported(store: Store, unit: Unit) -> bool:
+    """Return whether the host of a process reports its memory as taken."""
+    host = store.get(METAL_HOSTS, unit.cells[0].removeprefix("host/"))
+    processes = (host.get("status") or {}).get("processes") or () if host is not None else ()
+    return any(each["uid"] == unit.uid for each in processes)
