@@ -27,7 +27,7 @@ from controller.placement.queue_events import describe_admission, describe_failu
 from controller.placement.units import NOTHING, Amounts, Cell, Unit, add_amounts, fits, subtract_amounts
 from controller.placement.unreported_ends import UnreportedEnds
 from controller.placement.unscheduled_pods import PINNED_SECONDS, OverduePod, UnscheduledPods
-from controller.placement.vanished_pods import VanishedPods, free_place, is_gone
+from controller.placement.vanished_units import VanishedUnits, free_place, is_gone
 from controller.placement.wake_rules import READ, RoomWatch, decisive_facts
 from controller.placement.write_retries import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, WriteRetries
 from controller.placement.write_slots import HANG_SECONDS, NamespaceHangs, WriteSlots
@@ -36,7 +36,7 @@ from devices.vendors import Vendors
 from kube.backoff import backoff_seconds
 from kube.client import Obj
 from kube.errors import ApiError, Unreachable
-from kube.resources import INFERENCE_SERVICES, PODS, ObjectKey, Resource
+from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, PODS, ObjectKey, Resource
 
 ROUND_SECONDS: Final = 0.1
 """Least time between the begin of two rounds: what happens together is decided together."""
@@ -106,7 +106,7 @@ class Admission:
         self._is_due = False
         """A change of a unit is planned in any case, one of the cells only if it makes room."""
         self._follows = False
-        self._vanished = VanishedPods()
+        self._vanished = VanishedUnits()
 
     def wake(self) -> None:
         """Plan again soon: something has changed."""
@@ -139,8 +139,8 @@ class Admission:
                 await asyncio.sleep(min(max(0.0, pause), LONGEST_PAUSE_SECONDS))
 
     def _wake_on_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
-        if resource == PODS:
-            self._vanished.note_change(old, new)
+        if resource in {PODS, METAL_PROCESSES}:
+            self._vanished.note_change(resource, old, new)
         if resource in READ and (old and decisive_facts(resource, old)) != (new and decisive_facts(resource, new)):
             self.wake()
 
@@ -154,7 +154,7 @@ class _Term:
         leading: Leading,
         tasks: asyncio.TaskGroup,
         wake: Callable[[], None],
-        vanished: VanishedPods,
+        vanished: VanishedUnits,
     ) -> None:
         self._parts, self._leading, self._tasks = parts, leading, tasks
         self._ledger = QueueLedger(leading.client, parts.identity)
@@ -292,7 +292,7 @@ class _Term:
         return found
 
     def _add_vanished(self) -> None:
-        """Keep the places of pods that have vanished since the last round."""
+        """Keep the places of units that have vanished since the last round."""
         known = {place.unit for place in self._freed}
         found = [place for place in self._vanished.take() if place.unit not in known]
         self._freed = (*self._freed, *found)
@@ -481,14 +481,15 @@ class _Term:
         return False
 
     async def _keep_places(self, observed: ObservedUnits, gone: Sequence[FreedPlace]) -> None:
-        """Write down the places that waiting pods inherit, and forget those that nothing inherits any more.
+        """Write down the places that waiting units inherit, and forget those that nothing inherits any more.
 
         Only places of which the round knew that their pods were gone are forgotten.
         """
         self._retries.keep_only({*(unit.uid for unit in observed.units), *map(str, observed.places)})
-        for name, place in observed.places.items():
-            if not self._retries.is_paused(str(name), asyncio.get_running_loop().time()):
-                await self._try(str(name), name.namespace, self._writer.keep_place("pod", name, place))
+        for key, place in observed.places.items():
+            if not self._retries.is_paused(str(key), asyncio.get_running_loop().time()):
+                name = ObjectKey(key.namespace, key.name)
+                await self._try(str(key), key.namespace, self._writer.keep_place(key.kind, name, place))
         spent = {each for each in gone if each.enqueued_at not in observed.open_places.get(each.service, ())}
         self._freed = tuple(each for each in self._freed if each not in spent)
         self._unwritten.intersection_update(each.unit for each in self._freed)

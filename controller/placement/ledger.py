@@ -107,7 +107,7 @@ def reserve(cells: Iterable[Cell], claims: Mapping[str, Claim], units: Iterable[
 
 
 class FreedPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """The place of a unit that was evicted, which its successor inherits."""
+    """The place of a unit that was evicted or is gone, which its successor inherits."""
 
     service: str
     """uid of the InferenceService."""
@@ -115,7 +115,7 @@ class FreedPlace(msgspec.Struct, frozen=True, kw_only=True):
     """uid of the unit."""
     namespace: str
     name: str
-    """Name of its pod."""
+    """Name of its pod or process."""
     enqueued_at: str
 
 

@@ -26,7 +26,7 @@ from controller.placement.queue_places import (
     parse_seconds,
 )
 from controller.placement.queued_service import QueuedService, count_replicas, find_queued_service
-from controller.placement.units import Nomination, Unit
+from controller.placement.units import Nomination, Unit, UnitKey
 from controller.reconcile.indexes import GATE_INDEX, OWNER_INDEX, SERVICE_INDEX, controller_of, namespaced
 from controller.reconcile.plan import decode_stored
 from crds.meta import NOMINATED
@@ -54,8 +54,8 @@ class ObservedUnits(NamedTuple):
 
     units: tuple[Unit, ...]
     """Units of all services, with the places that `places` gives them."""
-    places: Mapping[ObjectKey, str]
-    """Annotations ENQUEUED_AT that waiting pods are to get."""
+    places: Mapping[UnitKey, str]
+    """Annotations ENQUEUED_AT that waiting pods and processes are to get."""
     open_places: Mapping[str, tuple[str, ...]]
     """Freed places that are still to be inherited, by uid of the service; all others are spent."""
     again_seconds: float | None = None
@@ -68,7 +68,7 @@ class _ServiceUnits(NamedTuple):
     units: tuple[Unit, ...]
     """Units that wait or run."""
     ending: tuple[ReplicaUnit, ...]
-    places: Mapping[ObjectKey, str]
+    places: Mapping[UnitKey, str]
     open_places: tuple[str, ...]
 
 
@@ -123,7 +123,7 @@ def observe_units_in_steps(
     """
     units: list[Unit] = []
     late_at: list[float] = []
-    places: dict[ObjectKey, str] = {}
+    places: dict[UnitKey, str] = {}
     open_places: dict[str, tuple[str, ...]] = {}
     unseen = dict(freed_places)
     for key, objects in _group_by_service(store).items():
@@ -217,7 +217,8 @@ def _build_service_units(
     # An earlier service of the same name may still have pods that end: their places are its own.
     own = [each for each in replicas if service is not None and each.unit.enqueued_at >= service.created_at]
     wanted = service.replicas if service is not None else 0
-    assigned, replaces, superseded = assign_places(own, texts), assign_predecessors(own), find_superseded(own, wanted)
+    assigned, replaces = assign_places(own, texts, wanted), assign_predecessors(own)
+    superseded = find_superseded(own, wanted)
     units = [
         msgspec.structs.replace(
             each.unit,
@@ -230,7 +231,12 @@ def _build_service_units(
         for each in replicas
         if each.unit.state != "ending"
     ]
-    places = {key: format_place(unit.enqueued_at) for unit in units if unit.uid in assigned for key in unit.objects}
+    places = {
+        UnitKey("process" if unit.key.kind == "process" else "pod", *name): format_place(unit.enqueued_at)
+        for unit in units
+        if unit.uid in assigned
+        for name in unit.objects
+    }
     still_open = list_open_places(own, texts, assigned, wanted)
     ending = tuple(each for each in replicas if each.unit.state == "ending")
     return _ServiceUnits(tuple(units), ending, places, tuple(texts[place] for place in still_open))

@@ -29,7 +29,7 @@ def build_process_replica(
     """Return a process as a unit; None if it holds no room and waits for none. `obj` is the process as it is stored."""
     spec, metadata = process.spec, process.metadata
     host, is_deleted = spec.host_name, metadata.deletion_timestamp is not None
-    if spec.inspect or process.status.phase in _HOLDS_NOTHING or (host is None and is_deleted):
+    if spec.inspect or is_over(obj):
         return None
     state: UnitState = "ending" if is_deleted else "waiting" if host is None else "running"
     key = object_key(obj)
@@ -63,6 +63,13 @@ def build_process_replica(
         is_displaced=find_displacement(process) is not None,
         ends_by=deleted_at + MOST_ENDING_SECONDS if deleted_at is not None else None,
     )
+
+
+def is_over(process: Obj) -> bool:
+    """Return whether a process holds no room and waits for none, although its object is still there."""
+    phase = (process.get("status") or {}).get("phase")
+    is_withdrawn = "deletionTimestamp" in process["metadata"] and not process["spec"].get("hostName")
+    return phase in _HOLDS_NOTHING or is_withdrawn
 
 
 def _find_template(process: MetalProcess) -> str:

@@ -7,6 +7,7 @@ inherited by one successor, however many pods of the replica still end.
 
 import hashlib
 import heapq
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
@@ -84,12 +85,13 @@ def find_place(obj: Obj, service_created_at: float) -> float:
     return own if stated is None else min(own, max(stated, service_created_at))
 
 
-def assign_places(replicas: Sequence[ReplicaUnit], freed: Iterable[float]) -> dict[str, float]:
-    """Return the places that waiting pods and gangs inherit now, by `Unit.uid`; a MetalProcess is made with its place.
+def assign_places(replicas: Sequence[ReplicaUnit], freed: Iterable[float], wanted: int) -> dict[str, float]:
+    """Return the places that waiting units inherit now, by `Unit.uid`; most MetalProcesses are made with theirs.
 
     Args:
         replicas: all units of one service.
-        freed: places of units of the service that were evicted and are gone.
+        freed: places of units of the service that are gone.
+        wanted: the number of its replicas.
     """
     current, earlier, ending = split_replicas(replicas)
     taken, staying = _places_of(current), _places_of(earlier)
@@ -97,7 +99,8 @@ def assign_places(replicas: Sequence[ReplicaUnit], freed: Iterable[float]) -> di
     # Units that end are soon gone, and their places with them; earlier ones keep theirs for later successors.
     found = _inherit(current, leaving, staying, taken)
     # What is evicted during a change comes back with the earlier template first.
-    return found | _inherit(earlier, leaving, set(), taken | staying | set(found.values()))
+    found |= _inherit(earlier, leaving, set(), taken | staying | set(found.values()))
+    return found | _inherit_elsewhere(current, found, len(current) - wanted)
 
 
 def _inherit(
@@ -110,12 +113,41 @@ def _inherit(
     heirs = [each for each in replicas if each.unit.state == "waiting" and not each.has_inherited]
     for heir in sorted(heirs, key=lambda each: (each.own_place, each.unit.uid)):
         left = next((each for each in (first, second) if each and each[0] < heir.own_place), None)
-        if left is not None and heir.unit.key.kind != "process":
+        if left is not None:
             found[heir.unit.uid] = heapq.heappop(left)
             if heir.unit.enqueued_at in leaving and heir.unit.enqueued_at not in first:
                 # The place that it leaves is that of another unit, too, whose successor comes next.
                 heapq.heappush(first, heir.unit.enqueued_at)
     return found
+
+
+def _inherit_elsewhere(current: Sequence[ReplicaUnit], found: Mapping[str, float], surplus: int) -> dict[str, float]:
+    """Return the places that the newest units inherit from those of other rollouts, as many as are more than wanted.
+
+    They replace units that are about to end: of another accelerator, or of earlier weights. Which these are is not
+    known yet. It is said of the latest ones that wait, so that none gets a better place than the one that ends.
+    """
+    known = Counter(each.unit.enqueued_at for each in current)
+    known.update(found.values())
+    # A place that two have was inherited already.
+    donors = [each for each in current if known[each.unit.enqueued_at] == 1 and each.unit.uid not in found]
+    donors.sort(key=lambda each: (each.unit.state == "waiting", each.unit.enqueued_at))
+    left: dict[str, list[ReplicaUnit]] = {}
+    for each in donors:
+        left.setdefault(each.rollout, []).append(each)
+    heirs = [each for each in donors if each.unit.state == "waiting" and not each.has_inherited]
+    handed = dict[str, float]()
+    for heir in sorted(heirs, key=lambda each: (-each.own_place, each.unit.uid))[: max(0, surplus)]:
+        for rollout in left.values():
+            # Heirs come from the newest to the oldest: one that is newer than this one gives its place to none.
+            while rollout and rollout[-1].unit.enqueued_at >= heir.own_place:
+                rollout.pop()
+        last = [each[-1] for rollout, each in left.items() if each and rollout != heir.rollout]
+        donor = max(last, key=lambda each: (each.unit.state == "waiting", each.unit.enqueued_at), default=None)
+        if donor is not None:
+            left[donor.rollout].pop()
+            handed[heir.unit.uid] = donor.unit.enqueued_at
+    return handed
 
 
 def list_open_places(

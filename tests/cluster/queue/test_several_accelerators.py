@@ -4,6 +4,7 @@ import contextlib
 import re
 from pathlib import Path
 
+from crds.meta import ENQUEUED_AT
 from kube.client import Client, Obj
 from kube.resources import DEPLOYMENTS, ENDPOINT_SLICES, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES
 from tests.cluster.queue.queue_user import GIB, RUN_SECONDS, QueueUser
@@ -63,6 +64,12 @@ async def list_uids(user: QueueUser, service: str) -> set[str]:
     }
 
 
+async def list_places(user: QueueUser, host: str) -> list[str]:
+    """Return the place in the queue that each process on a host was given."""
+    processes = (await user.client.list(METAL_PROCESSES, user.namespace, field_selector=f"spec.hostName={host}")).items
+    return [each["metadata"].get("annotations", {}).get(ENQUEUED_AT, "") for each in processes]
+
+
 async def test_service_uses_hosts_and_nodes_at_once_and_moves_what_is_evicted(
     plane: ControlPlane, simulated: SimulatedNodes, user: QueueUser, admin: Administrator, tmp_path: Path
 ) -> None:
@@ -93,11 +100,13 @@ async def test_service_uses_hosts_and_nodes_at_once_and_moves_what_is_evicted(
         # A critical service takes the node, and hosts have no room yet.
         await user.serve("critical", priority="critical")
         await user.wait_until_on("critical", "gpu-1")
-        await user.wait_for_status("chat", pool="nvidia", place="1/1")
+        waited = await user.wait_for_status("chat", pool="nvidia", place="1/1")
         await hosts.enter_async_context(FakeMetalAgent(client, "studio-2", GIB + GIB // 2, runtimes=OLLAMA).running())
         await wait_until_split(user, "chat", [], ["studio-1", "studio-1", "studio-2"])
         await print_as_in_document(examples[1])
         assert await list_deployments(user) == ["critical"]
+        (moved,) = await list_places(user, "studio-2")
+        assert moved[:19] == waited["enqueuedAt"][:19], "it has kept its place in the queue"
         on_hosts = await list_uids(user, "chat")
         assert len(before & on_hosts) == 2, "neither the restart nor the move has touched the others"
         # An edit chooses anew: `auto` has nodes first, and one has room again.

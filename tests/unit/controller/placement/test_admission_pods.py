@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -10,7 +9,7 @@ import msgspec
 import pytest
 
 from controller.placement import admission, ledger
-from controller.placement.ledger import LEDGER, Claim, FreedPlace, LedgerContent
+from controller.placement.ledger import LEDGER, Claim, LedgerContent
 from controller.placement.planner import PlanRules
 from controller.placement.pool_limits import PoolRules
 from controller.placement.queue_places import find_own_place, format_place
@@ -25,7 +24,6 @@ from kube.resources import (
     NODES,
     POD_DISRUPTION_BUDGETS,
     PODS,
-    ObjectKey,
 )
 from tests.support import queue_units, virtual_time
 from tests.support.admission_api import AdmissionBench
@@ -381,45 +379,6 @@ def test_claim_of_unknown_outcome_keeps_its_cell_from_those_that_come_first() ->
     assert [place for name, place in tries if name == "b"] in (["n2"], ["n3"])
 
 
-def test_places_of_evicted_pods_outlive_a_ledger_that_people_delete() -> None:
-    found = bench(victim("v", "low"), queue_pod("p", service="vip"), nodes=(node("n1"), node("n2")))
-    found.change(PODS, queue_pod("q", service="vip", gated=False, node="n2"))
-
-    async def main() -> None:
-        async with found.running():
-            await asyncio.sleep(1)
-            assert found.api.evictions == ["v"]
-            del found.api.objects[CONFIG_MAPS, ObjectKey(CONTROLLER_NAMESPACE, LEDGER)]
-            found.remove(PODS, "q")
-            await asyncio.sleep(5)
-
-    virtual_time.run(main())
-    assert found.api.tries == [("p", "n2")]
-    assert [place["unit"] for place in ledger_of(found)["freed"]] == ["uid-v"]
-
-
-def test_place_of_a_pod_that_vanishes_during_a_round_is_not_forgotten() -> None:
-    old = victim("old", "chat")
-    freed = FreedPlace(
-        service="uid-chat", unit="uid-old", namespace="team", name="old", enqueued_at=format_place(find_own_place(old))
-    )
-    other = queue_pod("other", service="mail")
-    found = bench(old, queue_pod("a"), other, ledger=LedgerContent(leader="other", freed=(freed,)))
-    found.during_plan = vanish_once(found, "old")
-    play(found)
-    assert found.api.find(PODS, "a")["metadata"]["annotations"][ENQUEUED_AT] == freed.enqueued_at
-
-
-def vanish_once(found: AdmissionBench, name: str) -> Callable[[], None]:
-    """Return what lets the watch show the end of a pod, at the first call."""
-
-    def vanish() -> None:
-        found.during_plan = lambda: None
-        found.remove(PODS, name)
-
-    return vanish
-
-
 def test_others_have_their_turn_while_the_units_of_many_services_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "STEP_SECONDS", 0.0)
     services, turns = 50, 0
@@ -436,42 +395,3 @@ def test_others_have_their_turn_while_the_units_of_many_services_are_read(monkey
 
     virtual_time.run(main())
     assert turns > services
-
-
-@pytest.mark.parametrize("has_record", [False, True], ids=["it is deleted by force", "it has failed"])
-def test_successor_of_a_pod_that_ends_at_once_has_its_place(has_record: bool) -> None:
-    old = queue_pod("old", gated=False, node="n1", created=LONG_AGO + timedelta(days=1))
-    place = format_place(find_own_place(old))
-    found = bench(old)
-
-    async def main() -> None:
-        async with found.running():
-            await asyncio.sleep(1)
-            if has_record:
-                found.change(PODS, {**old, "status": {"phase": "Failed"}})
-            else:
-                found.remove(PODS, "old")
-            await asyncio.sleep(1)
-            assert [each["enqueued_at"] for each in ledger_of(found)["freed"]] == [place], "the leader may end now"
-            found.change(PODS, queue_pod("new"))
-            await asyncio.sleep(1)
-
-    virtual_time.run(main())
-    assert found.api.find(PODS, "new")["metadata"]["annotations"][ENQUEUED_AT] == place
-
-
-def test_place_of_a_pod_that_nothing_replaces_is_not_kept() -> None:
-    old, stays = (queue_pod(name, gated=False, node="n1", created=LONG_AGO) for name in ("old", "stays"))
-    found = bench(old, stays, nodes=(node("n1", 2),))
-
-    async def main() -> None:
-        async with found.running():
-            await asyncio.sleep(1)
-            found.remove(PODS, "old")
-            await asyncio.sleep(1)
-            found.change(PODS, queue_pod("later"))
-            await asyncio.sleep(1)
-
-    virtual_time.run(main())
-    place = format_place(find_own_place(queue_pod("later")))
-    assert found.api.find(PODS, "later")["metadata"]["annotations"][ENQUEUED_AT] == place

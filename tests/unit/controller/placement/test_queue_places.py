@@ -17,10 +17,11 @@ from controller.placement.queue_places import (
     format_place,
     parse_seconds,
 )
+from controller.placement.units import UnitKey
 from crds.meta import ENQUEUED_AT, POD_TEMPLATE
 from devices.vendors import VENDORS
 from kube.client import Obj
-from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, METAL_PROCESSES, PODS, ObjectKey
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, METAL_PROCESSES, PODS
 from tests.support.api_objects import NAMESPACE, NOW, process, store
 from tests.support.queue_objects import BORN, deployment_of, queue_pod, queued_service, timestamp
 
@@ -66,14 +67,14 @@ def test_pod_without_predecessor_keeps_its_own_place() -> None:
 
 def test_successor_of_an_evicted_pod_inherits_its_place() -> None:
     found = observe([ENDS, NEW])
-    assert found.places == {ObjectKey(NAMESPACE, "new"): own(OLD)}
+    assert found.places == {UnitKey("pod", NAMESPACE, "new"): own(OLD)}
     assert {unit.enqueued_at for unit in found.units} == {find_own_place(OLD)}
 
 
 def test_pod_that_has_ended_has_its_place_until_it_vanishes() -> None:
     ended = {**ENDS, "status": {**ENDS["status"], "phase": "Succeeded"}}
     found = observe([ended, NEW])
-    assert found.places == {ObjectKey(NAMESPACE, "new"): own(OLD)}
+    assert found.places == {UnitKey("pod", NAMESPACE, "new"): own(OLD)}
     assert [unit.cells for unit in found.units] == [(), ()]
 
 
@@ -124,7 +125,7 @@ def test_pod_that_is_evicted_during_a_change_comes_back_at_its_place() -> None:
 
 def test_freed_place_is_inherited_and_then_spent() -> None:
     found = observe([NEW], [own(OLD)])
-    assert found.places == {ObjectKey(NAMESPACE, "new"): own(OLD)}
+    assert found.places == {UnitKey("pod", NAMESPACE, "new"): own(OLD)}
     assert found.open_places == {"uid-chat": (own(OLD),)}
     assert observe([NEW], [own(OLD)], replicas=1).open_places == found.open_places
     stamped = queue_pod("new", annotations={ENQUEUED_AT: own(OLD)})
@@ -147,7 +148,7 @@ def test_no_more_freed_places_are_kept_than_replicas_are_missing() -> None:
     first = tuple(sorted(freed)[:2])
     assert observe([], freed, replicas=2).open_places == {"uid-chat": first}
     found = observe([NEW], freed, replicas=2)
-    assert found.places == {ObjectKey(NAMESPACE, "new"): min(freed)}
+    assert found.places == {UnitKey("pod", NAMESPACE, "new"): min(freed)}
     assert found.open_places == {"uid-chat": first}
 
 
@@ -171,7 +172,7 @@ def _count_comparisons(number: int) -> int:
         ReplicaUnit(msgspec.structs.replace(unit, uid=f"{each}", enqueued_at=1e9 + each), "chat", "a", 1e9 + each)
         for each in range(number)
     ]
-    assert len(assign_places(heirs, [Counted(each) for each in range(number)])) == number
+    assert len(assign_places(heirs, [Counted(each) for each in range(number)], number)) == number
     return count
 
 
@@ -179,16 +180,84 @@ def test_place_of_an_earlier_service_is_not_inherited() -> None:
     found = observe([ENDS, NEW], created=NOW - timedelta(hours=1))
     assert found.places == {}
     assert observe([NEW], ["1970-01-01T00:00:00Z"]).places == {
-        ObjectKey(NAMESPACE, "new"): format_place(BORN.timestamp())
+        UnitKey("pod", NAMESPACE, "new"): format_place(BORN.timestamp())
     }
 
 
-def test_process_is_made_with_its_place() -> None:
+def test_process_that_was_made_without_a_place_inherits_as_a_pod_does() -> None:
     ends = process("chat-1-0", host="mac-1", creationTimestamp=timestamp(NOW - timedelta(hours=2)))
     ends["metadata"]["deletionTimestamp"] = timestamp(NOW)
-    objects = [ends, process("chat-1-1")]
-    known = store((INFERENCE_SERVICES, queued_service()), *((METAL_PROCESSES, each) for each in objects))
-    assert observe_units(known, VENDORS, NOW).places == {}
+    heir = process("chat-1-1", creationTimestamp=timestamp(NOW))
+    assert observe_all([], [ends, heir], 2) == {"chat-1-1": own(ends)}
+    heir["metadata"]["annotations"] = {ENQUEUED_AT: own(ends)}
+    assert observe_all([], [ends, heir], 2) == {}
+    assert observe_all([], [ends, heir, process("chat-1-2", creationTimestamp=timestamp(NOW))], 2) == {}
+
+
+def observe_all(
+    pods: Sequence[Obj], processes: Sequence[Obj], replicas: int, freed: Sequence[str] = ()
+) -> Mapping[str, str]:
+    """Return the places that pods, of one Deployment for each accelerator, and processes inherit."""
+    service = queued_service(replicas=replicas, hardware={"accelerator": "auto"})
+    known = store(
+        (INFERENCE_SERVICES, service),
+        *((DEPLOYMENTS, deployment_of(name=name)) for name in ("chat", "chat-amd")),
+        *((PODS, pod) for pod in pods),
+        *((METAL_PROCESSES, each) for each in processes),
+    )
+    found = observe_units(known, VENDORS, NOW, {"uid-chat": freed})
+    return {key.name: place for key, place in found.places.items()}
+
+
+def on_amd(pod: Obj) -> Obj:
+    """Return a pod of the Deployment for another accelerator."""
+    pod["metadata"]["ownerReferences"][0]["name"] = "chat-amd-aaa"
+    return pod
+
+
+ELSEWHERE = process("chat-1-0", creationTimestamp=timestamp(NOW))
+"""A process that was just made, without a place."""
+
+
+@pytest.mark.parametrize("is_waiting", [True, False])
+def test_replica_that_goes_to_another_accelerator_keeps_its_place(is_waiting: bool) -> None:
+    earlier = queue_pod("old", gated=is_waiting, node="" if is_waiting else "n1", created=NOW - timedelta(hours=2))
+    assert observe_all([earlier], [ELSEWHERE], 1) == {"chat-1-0": own(OLD)}
+    assert observe_all([earlier, on_amd(queue_pod("new"))], [], 1) == {"new": own(OLD)}
+    assert observe_all([earlier], [ELSEWHERE], 2) == {}, "it is a further replica"
+    assert observe_all([earlier, NEW], [], 1) == {}, "one of both ends, and they are of one Deployment"
+
+
+def test_pod_inherits_the_place_of_a_process_that_waits() -> None:
+    waits = process("chat-1-0", creationTimestamp=timestamp(NOW - timedelta(hours=2)))
+    assert observe_all([NEW], [waits], 1) == {"new": own(waits)}
+    runs = process("chat-1-1", host="mac-1", creationTimestamp=timestamp(NOW - timedelta(hours=1)))
+    assert observe_all([NEW], [waits, runs], 2) == {"new": own(waits)}, "those that run stay"
+    runs = on_amd(queue_pod("runs", gated=False, node="n1", created=NOW - timedelta(hours=1)))
+    assert observe_all([NEW, runs], [waits], 2) == {"new": own(waits)}, "also on a third accelerator"
+
+
+def test_replica_on_another_accelerator_has_no_better_place_than_any_that_may_end() -> None:
+    waiting = [queue_pod(name, created=NOW - timedelta(hours=age)) for name, age in (("first", 3), ("second", 2))]
+    assert observe_all(waiting, [ELSEWHERE], 2) == {"chat-1-0": own(waiting[1])}
+    second = process("chat-1-1", creationTimestamp=timestamp(NOW + timedelta(minutes=1)))
+    found = observe_all(waiting, [ELSEWHERE, second], 2)
+    assert found == {"chat-1-1": own(waiting[1]), "chat-1-0": own(waiting[0])}
+    later = queue_pod("later", created=NOW + timedelta(minutes=2))
+    assert observe_all([later], [ELSEWHERE], 1) == {"later": own(ELSEWHERE)}
+    runs = queue_pod("later", gated=False, node="n1", created=NOW + timedelta(minutes=2))
+    assert observe_all([runs], [ELSEWHERE], 1) == {}
+
+
+def test_place_of_a_replica_that_is_gone_is_inherited_before_that_of_another_accelerator() -> None:
+    waits = queue_pod("old", created=NOW - timedelta(minutes=1), annotations={ENQUEUED_AT: own(OLD)})
+    freed = own(queue_pod("gone", created=NOW - timedelta(hours=1)))
+    assert observe_all([waits], [ELSEWHERE], 1, [freed]) == {"chat-1-0": freed}
+
+
+def test_place_is_handed_to_one_replica_elsewhere() -> None:
+    heir = process("chat-1-1", creationTimestamp=timestamp(NOW), annotations={ENQUEUED_AT: own(OLD)})
+    assert observe_all([OLD], [heir, ELSEWHERE], 1) == {}
 
 
 def test_place_that_an_heir_leaves_goes_to_the_next() -> None:
@@ -202,7 +271,7 @@ def test_place_that_an_heir_leaves_goes_to_the_next() -> None:
     first["metadata"]["deletionTimestamp"] = timestamp(SOON)
     assert places([first, second, third, *heirs]) == {"second": own(first), "third": own(second)}
     found = observe([second], [own(first), own(second)], replicas=2)
-    assert found.places == {ObjectKey(NAMESPACE, "second"): own(first)}
+    assert found.places == {UnitKey("pod", NAMESPACE, "second"): own(first)}
     assert found.open_places == {"uid-chat": (own(first), own(second))}
 
 

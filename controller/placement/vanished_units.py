@@ -1,0 +1,70 @@
+"""Places of pods and processes that vanish: by force, with their node, or sooner than a round of the queue sees it.
+
+A unit that ends hands its place on while it ends. One that is gone at once, or has failed and stays as a record, does
+not; its place is written down, as that of an evicted pod is. So does a process whose successor is a pod.
+"""
+
+from collections.abc import Iterable
+
+from controller.placement.ledger import FreedPlace
+from controller.placement.process_units import is_over
+from controller.placement.queue_places import format_place
+from controller.placement.units import Unit
+from controller.reconcile.triggers import ENDED
+from kube.client import Obj
+from kube.resources import METAL_PROCESSES, PODS, Resource
+from kube.store import Store
+
+
+class VanishedUnits:
+    """The units of the last round, and the places of those of them that have vanished since."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Unit] = {}
+        self._freed: list[FreedPlace] = []
+
+    def expect(self, units: Iterable[Unit]) -> None:
+        """Take the units of a round."""
+        self._known = {unit.uid: unit for unit in units if unit.service_uid}
+
+    def note_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
+        """Write down the place of a unit that is gone; `old` and `new` are a pod or process before and after."""
+        if old is None or (new is not None and not _has_left(resource, new)):
+            return
+        unit = self._known.pop(old["metadata"]["uid"], None)
+        if unit is not None:
+            self._freed.append(free_place(unit))
+
+    def take(self) -> list[FreedPlace]:
+        """Return the places that were written down since the last call."""
+        freed, self._freed = self._freed, []
+        return freed
+
+
+def free_place(unit: Unit) -> FreedPlace:
+    """Return the record by which the successor of a unit finds its place, when the unit itself is gone."""
+    namespace, name = unit.objects[0]
+    return FreedPlace(
+        service=unit.service_uid,
+        unit=unit.uid,
+        namespace=namespace,
+        name=name,
+        enqueued_at=format_place(unit.enqueued_at),
+    )
+
+
+def is_gone(store: Store, place: FreedPlace) -> bool:
+    """Return whether the unit of a freed place is gone: until then its successor finds the place in the pod itself.
+
+    The place of a process is written down only once that is over.
+    """
+    found = store.get(PODS, place.name, place.namespace)
+    return found is None or found["metadata"]["uid"] != place.unit or _has_left(PODS, found)
+
+
+def _has_left(resource: Resource, obj: Obj) -> bool:
+    """Return whether a pod or process is in the queue no more, although its object is still there."""
+    if resource == METAL_PROCESSES:
+        return is_over(obj)
+    # It has failed, and its ReplicaSet has made another one.
+    return "deletionTimestamp" not in obj["metadata"] and (obj.get("status") or {}).get("phase") in ENDED
