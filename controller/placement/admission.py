@@ -7,6 +7,7 @@ nothing is lost when the controller dies between any two lines: the next leader 
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 import structlog
 
-from controller.placement.admission_writer import AdmissionWriter, StaleUnit
+from controller.placement.admission_writer import AdmissionWriter, StaleUnit, write_at_once
 from controller.placement.cell_facts import SUSPECT
 from controller.placement.cell_registry import CellRegistry
 from controller.placement.ledger import Claim, FreedPlace, LedgerContent, LedgerLost, QueueLedger, build_claims, reserve
@@ -24,7 +25,7 @@ from controller.placement.observed_units import FindVolumeNodes, ObservedUnits, 
 from controller.placement.planner import Action, Admit, EvictUnit, Nominate, PlanRules, Round, WithdrawNomination, plan
 from controller.placement.pool_limits import PoolRules
 from controller.placement.queue_events import describe_admission, describe_failure, describe_preemption
-from controller.placement.units import NOTHING, Amounts, Cell, Unit, add_amounts, fits, subtract_amounts
+from controller.placement.units import NOTHING, Amounts, Cell, Unit, UnitKey, add_amounts, fits, subtract_amounts
 from controller.placement.unreported_ends import UnreportedEnds
 from controller.placement.unscheduled_pods import PINNED_SECONDS, OverduePod, UnscheduledPods
 from controller.placement.vanished_units import VanishedUnits, free_place, is_gone
@@ -385,11 +386,14 @@ class _Term:
                 # What hangs goes on, with its room reserved, while others are planned.
                 done, pending = await asyncio.wait(pending, timeout=HANG_SECONDS)
         unpromised: set[str] = set()
-        for action in found.actions:
-            if isinstance(action, Nominate | WithdrawNomination):
-                unit, nomination = action.unit, action.nomination if isinstance(action, Nominate) else None
-                if not await self._try(unit.uid, unit.key.namespace, self._writer.nominate(unit, nomination)):
-                    unpromised.add(unit.uid)
+
+        async def note(action: Nominate | WithdrawNomination) -> None:
+            unit, nomination = action.unit, action.nomination if isinstance(action, Nominate) else None
+            if not await self._try(unit.uid, unit.key.namespace, self._writer.nominate(unit, nomination)):
+                unpromised.add(unit.uid)
+
+        noted = (each for each in found.actions if isinstance(each, Nominate | WithdrawNomination))
+        await write_at_once(WRITES_AT_ONCE, (functools.partial(note, each) for each in noted))
         for action in found.actions:
             # Only once its cell is promised: else the room that is made may go to whoever comes first.
             if isinstance(action, EvictUnit) and action.preemptor.uid not in unpromised:
@@ -486,10 +490,14 @@ class _Term:
         Only places of which the round knew that their pods were gone are forgotten.
         """
         self._retries.keep_only({*(unit.uid for unit in observed.units), *map(str, observed.places)})
-        for key, place in observed.places.items():
-            if not self._retries.is_paused(str(key), asyncio.get_running_loop().time()):
-                name = ObjectKey(key.namespace, key.name)
-                await self._try(str(key), key.namespace, self._writer.keep_place(key.kind, name, place))
+        now = asyncio.get_running_loop().time()
+
+        async def keep(key: UnitKey, place: str) -> None:
+            name = ObjectKey(key.namespace, key.name)
+            await self._try(str(key), key.namespace, self._writer.keep_place(key.kind, name, place))
+
+        due = [(key, place) for key, place in observed.places.items() if not self._retries.is_paused(str(key), now)]
+        await write_at_once(WRITES_AT_ONCE, (functools.partial(keep, *each) for each in due))
         spent = {each for each in gone if each.enqueued_at not in observed.open_places.get(each.service, ())}
         self._freed = tuple(each for each in self._freed if each not in spent)
         self._unwritten.intersection_update(each.unit for each in self._freed)

@@ -5,7 +5,7 @@ round. Leadership is required right before each write, since a suspended leader 
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Final, NamedTuple
@@ -240,6 +240,19 @@ class AdmissionWriter:
             resource, name.name, name.namespace, patch, field_manager=_QUEUE_MANAGER
         )
         self._store.put(resource, answer)
+
+
+async def write_at_once(most: int, writes: Iterable[Callable[[], Awaitable[object]]]) -> None:
+    """Make writes of which none depends on another, a number of them at a time."""
+    gate = asyncio.Semaphore(most)
+
+    async def make(write: Callable[[], Awaitable[object]]) -> None:
+        async with gate:
+            await write()
+
+    async with asyncio.TaskGroup() as tasks:
+        for each in writes:
+            tasks.create_task(make(each))
 
 
 def _resource_of(kind: UnitKind) -> Resource:
