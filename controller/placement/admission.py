@@ -445,7 +445,8 @@ class _Term:
         victim, preemptor = action.victim, action.preemptor
         if self._retries.is_paused(victim.uid, asyncio.get_running_loop().time()):
             return
-        if await self._try(victim.uid, victim.key.namespace, self._writer.evict(victim), EVICTION_RETRY_SECONDS):
+        write = self._writer.evict(victim, preemptor)
+        if await self._try(victim.uid, victim.key.namespace, write, EVICTION_RETRY_SECONDS):
             log.info("unit_evicted", unit=str(victim.key), preemptor=str(preemptor.key))
             self._parts.on_preemption(action)
             self._tasks.create_task(self._report(victim.service, describe_preemption(victim, preemptor)))

@@ -122,8 +122,13 @@ class AdmissionWriter:
         """Give a waiting pod the place of its predecessor. Raises as `admit`."""
         await self._annotate(_resource_of(kind), name, ENQUEUED_AT, enqueued_at)
 
-    async def evict(self, victim: Unit) -> None:
-        """End a unit; nothing is raised if it ends already. Raises ApiError and Unreachable."""
+    async def evict(self, victim: Unit, preemptor: Unit) -> None:
+        """End a unit for another one; nothing is raised if it ends already.
+
+        Raises StaleUnit if the other one is gone, ApiError and Unreachable.
+        """
+        for name in preemptor.objects:
+            self._find_object(preemptor, name)
         for name in victim.objects:
             try:
                 obj = self._find_object(victim, name)
@@ -152,6 +157,7 @@ class AdmissionWriter:
                 raise
             else:
                 log.warning("eviction_overruled", pod=str(name), error=str(error))
+            self._require_leadership()
             await self._client.delete(PODS, name.name, name.namespace, uid=uid)
         self._refusals.pop(uid, None)
 

@@ -182,7 +182,7 @@ def join_gangs(pods: Sequence[PodReplica]) -> list[ReplicaUnit]:
 
 def _join(gang: str, members: Sequence[ReplicaUnit]) -> ReplicaUnit:
     units = [each.unit for each in members]
-    first = units[0]
+    first = units[0]  # its uid stands for the gang, as its name does where a place is freed
     cells = tuple(cell for unit in units for cell in unit.cells)
     ends_by = [each.ends_by for each in members if each.ends_by is not None]
     since = [unit.evictable_since for unit in units if unit.evictable_since is not None]
@@ -190,7 +190,6 @@ def _join(gang: str, members: Sequence[ReplicaUnit]) -> ReplicaUnit:
     unit = msgspec.structs.replace(
         first,
         key=UnitKey("gang", first.key.namespace, gang),
-        uid=min(unit.uid for unit in units),
         # Whoever edits labels could lend the oldest place to all others.
         enqueued_at=max(unit.enqueued_at for unit in units),
         parts=tuple(part for unit in units for part in unit.parts),

@@ -8,17 +8,30 @@ from typing import Any
 import pytest
 
 from controller.placement import admission
+from controller.placement.admission_writer import AdmissionWriter
 from controller.placement.ledger import LEDGER, Claim, FreedPlace, LedgerContent
 from controller.placement.observed_units import LATE_SECONDS
 from controller.placement.process_units import MOST_ENDING_SECONDS
+from controller.placement.units import UnitKey
 from controller.placement.unreported_ends import UNREPORTED_SECONDS
 from controller.placement.unscheduled_pods import PINNED_SECONDS
+from controller.reconcile.plan import Leading
 from crds.meta import CONTROLLER_NAMESPACE, NOMINATED
 from kube.client import Obj
-from kube.errors import ApiError, Conflict
-from kube.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, NODES, PODS
-from tests.support import virtual_time
-from tests.support.admission_api import AdmissionBench
+from kube.errors import ApiError, Conflict, LeadershipLost
+from kube.resources import (
+    CONFIG_MAPS,
+    DEPLOYMENTS,
+    INFERENCE_SERVICES,
+    METAL_HOSTS,
+    METAL_PROCESSES,
+    NODES,
+    POD_DISRUPTION_BUDGETS,
+    PODS,
+    Resource,
+)
+from tests.support import queue_units, virtual_time
+from tests.support.admission_api import AdmissionBench, SilentRecorder
 from tests.support.api_objects import GIB, host, process, store
 from tests.support.eventually import eventually
 from tests.support.queue_objects import deployment_of, queue_pod, queued_service, timestamp
@@ -27,9 +40,11 @@ from tests.unit.controller.placement.test_admission_pods import (
     LONG_AGO,
     admitted,
     bench,
+    budget,
     node,
     play,
     unschedulable,
+    victim,
     written,
 )
 
@@ -215,6 +230,47 @@ def test_leader_that_was_overtaken_ends_no_process() -> None:
     found.api.refuse_ledger = lambda: next(answers, Conflict("patch", status=409))
     play(found)
     assert found.api.deleted == []
+
+
+def test_leader_that_is_overtaken_while_a_budget_refuses_an_eviction_deletes_no_pod() -> None:
+    found = bench(victim("v", "low"), queue_pod("p", service="vip"))
+    found.known.put(POD_DISRUPTION_BUDGETS, budget("InferenceService"))
+    is_overtaken = False
+
+    def refuse(_name: str) -> ApiError:
+        nonlocal is_overtaken
+        is_overtaken = True
+        cause = ("", "The disruption budget low needs 1 healthy pods and has 1 currently")
+        return ApiError("create", status=429, causes=(cause,))
+
+    def require_leadership() -> None:
+        if is_overtaken:
+            raise LeadershipLost("the lease was not renewed")
+
+    found.api.refuse_eviction = refuse
+    leading = Leading(found.api, found.known, SilentRecorder(), lambda _resource, _key: None, require_leadership)
+    eviction = AdmissionWriter(leading).evict(
+        queue_units.pod("uid-v", key=UnitKey("pod", "team", "v"), cells=("node/n1",)),
+        queue_units.pod("uid-p", key=UnitKey("pod", "team", "p")),
+    )
+    with pytest.raises(LeadershipLost):
+        virtual_time.run(eviction)
+    assert (found.api.evictions, found.api.deleted) == (["v"], [])
+
+
+def test_nobody_ends_for_a_pod_that_is_deleted_after_it_was_nominated() -> None:
+    found = bench(victim("v", "low"), queue_pod("p", service="vip"))
+    put = found.api.put
+
+    def delete_once_nominated(resource: Resource, obj: Obj) -> Obj:
+        stored = put(resource, obj)
+        if NOMINATED in (obj["metadata"].get("annotations") or {}):
+            found.known.remove(resource, "team", "p", uid="uid-p", resource_version="9000")
+        return stored
+
+    found.api.put = delete_once_nominated  # type: ignore[method-assign]
+    play(found)
+    assert found.api.evictions == []
 
 
 def test_pod_that_the_scheduler_takes_at_the_last_moment_stays() -> None:

@@ -17,6 +17,7 @@ from controller.placement.observed_units import (
 from controller.placement.pod_units import MOST_IN_GANG
 from controller.placement.queue_places import find_own_place, find_place, format_place
 from controller.placement.units import HostRequirement, NodeRequirement, Nomination, Unit, UnitKey
+from controller.placement.vanished_pods import free_place, is_gone
 from crds.meta import ADMITTED_AT, ENQUEUED_AT, LABEL_GANG, LABEL_GANG_SIZE, NOMINATED, POD_TEMPLATE
 from devices.vendors import VENDORS
 from kube.client import Obj
@@ -252,6 +253,18 @@ def test_gang_waits_until_all_of_it_exists() -> None:
     assert unit.enqueued_at == find_own_place(second), "labels lend no pod the place of another"
     first, second = (queue_pod(name, labels=labels, annotations={ENQUEUED_AT: OLD}) for name in ("one", "two"))
     assert format_place(observe(queue(first, second))["big"].enqueued_at) == OLD
+
+
+def test_place_of_a_gang_is_freed_once_the_pod_is_gone_that_stands_for_it() -> None:
+    labels = {LABEL_GANG: "big", LABEL_GANG_SIZE: "2"}
+    pods = [queue_pod(name, labels=labels, gated=False, node="n1") for name in ("one", "two")]
+    pods[0]["metadata"]["uid"] = "uid-z"  # the names of pods and their uids have no common order
+    known = queue(*pods)
+    place = free_place(observe(known)["big"])
+    assert not is_gone(known, place)
+    for pod in pods:
+        known.remove(PODS, "team", pod["metadata"]["name"], uid=pod["metadata"]["uid"])
+    assert is_gone(known, place)
 
 
 def test_pod_that_joins_a_gang_does_not_protect_it_for_longer() -> None:
