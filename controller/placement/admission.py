@@ -214,7 +214,16 @@ class _Term:
             except (ApiError, Unreachable, LedgerLost) as error:
                 failures += 1
                 log.warning("ledger_not_taken_over", error=str(error))
+                if failures >= REPORTED_TRIES:
+                    await self._show_refused_turns(str(error))
                 await asyncio.sleep(backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS))
+
+    async def _show_refused_turns(self, error: str) -> None:
+        """Show which units have their turn while the ledger is refused, without which nothing may be done."""
+        _observed, report = await self._plan(self._list_gone())
+        turns = (each.unit.uid for each in report.round.actions if isinstance(each, Admit | Nominate))
+        undecided = report.round._replace(actions=())
+        self._parts.on_round(report._replace(round=undecided, failures=dict.fromkeys(turns, error)))
 
     async def _finish(self, uid: str, claim: Claim) -> None:
         """Carry out a claim of another leader, which may still send its write: both give the unit the same cell.
@@ -266,22 +275,14 @@ class _Term:
 
     async def play_round(self) -> Round:
         """Plan one round, carry it out and return it."""
-        loop = asyncio.get_running_loop()
-        moment, started = datetime.now(UTC), loop.time()
-        now = moment.timestamp()
         self._add_vanished()
-        gone = [each for each in self._freed if is_gone(self._leading.store, each)]
-        observed = await self._observe(moment, gone)
-        observed = observed._replace(units=self._unreported.add_to(observed.units, self._leading.store))
-        cells = reserve(self._parts.registry.list_cells(), self._claims, observed.units)
-        self._vanished.expect(observed.units)
-        units = [self._parts.registry.devices.add_freed(each) for each in self._list_plannable(observed.units, started)]
-        found = await asyncio.to_thread(plan, cells, units, self._parts.rules(), now)
-        took, failures = loop.time() - started, self._retries.list_errors()
-        self._parts.on_round(RoundReport(found, cells, observed.units, now, took, failures))
+        gone = self._list_gone()
+        observed, report = await self._plan(gone)
+        self._parts.on_round(report)
+        found = report.round
         for seconds in (found.again_seconds, observed.again_seconds):
             if seconds is not None:
-                loop.call_later(seconds, self._wake)
+                asyncio.get_running_loop().call_later(seconds, self._wake)
         await self._keep_places(observed, gone)
         overdue = self._list_overdue(observed.units)
         if found.actions or overdue or self._unwritten:
@@ -291,6 +292,24 @@ class _Term:
             else:
                 self._wake()
         return found
+
+    async def _plan(self, gone: Iterable[FreedPlace]) -> tuple[ObservedUnits, RoundReport]:
+        """Plan one round."""
+        loop = asyncio.get_running_loop()
+        moment, started = datetime.now(UTC), loop.time()
+        now = moment.timestamp()
+        observed = await self._observe(moment, gone)
+        observed = observed._replace(units=self._unreported.add_to(observed.units, self._leading.store))
+        cells = reserve(self._parts.registry.list_cells(), self._claims, observed.units)
+        self._vanished.expect(observed.units)
+        units = [self._parts.registry.devices.add_freed(each) for each in self._list_plannable(observed.units, started)]
+        found = await asyncio.to_thread(plan, cells, units, self._parts.rules(), now)
+        took, failures = loop.time() - started, self._retries.list_errors()
+        return observed, RoundReport(found, cells, observed.units, now, took, failures)
+
+    def _list_gone(self) -> list[FreedPlace]:
+        """Return the freed places that successors may inherit."""
+        return [each for each in self._freed if is_gone(self._leading.store, each)]
 
     def _add_vanished(self) -> None:
         """Keep the places of units that have vanished since the last round."""

@@ -101,6 +101,32 @@ def test_claims_of_another_leader_survive_a_lost_answer_while_the_ledger_is_take
     assert found.api.lost_ledger_answers == 0
 
 
+@pytest.mark.parametrize("begins_well", [True, False], ids=["while it leads", "when it begins to lead"])
+def test_units_whose_turn_the_ledger_does_not_take_say_so(*, begins_well: bool) -> None:
+    refusal = ApiError("patch configmaps pomona-system/pomona-queue", status=422, message="field is immutable")
+    found = bench(victim("v", "low"), nodes=(node("n1"), node("n2")), ledger=LedgerContent())
+
+    async def main() -> None:
+        async with found.running():
+            await asyncio.sleep(5 if begins_well else 0)
+            found.api.refuse_ledger = lambda: refusal
+            for name, priority in (("vip", "critical"), ("chat", "normal"), ("mail", "batch")):
+                found.known.put(INFERENCE_SERVICES, queued_service(name, created=LONG_AGO, priority=priority))
+                found.known.put(DEPLOYMENTS, deployment_of(name))
+                found.change(PODS, queue_pod(name, service=name))
+            await asyncio.sleep(30)
+            report = found.reports[-1]
+            assert report.failures == dict.fromkeys(("uid-vip", "uid-chat"), str(refusal))
+            assert (report.round.actions, [*report.round.blocked]) == ((), ["uid-mail"])
+            assert (found.api.tries, found.api.evictions) == ([], [])
+            found.api.refuse_ledger = lambda: None
+            await asyncio.sleep(60)
+            assert found.reports[-1].failures == {}
+
+    virtual_time.run(main())
+    assert (found.api.tries, {*found.api.evictions}) == ([("vip", "n2")], {"v"})
+
+
 def preemption_on_a_host() -> AdmissionBench:
     """Return the loop with a process that another one, of higher priority, is about to replace."""
     old = process("low-1-0", host="one", gib=8, priority="low", creationTimestamp="2026-01-01T00:00:00Z")

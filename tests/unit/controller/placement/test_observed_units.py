@@ -17,7 +17,7 @@ from controller.placement.observed_units import (
 from controller.placement.pod_units import MOST_IN_GANG
 from controller.placement.queue_places import find_own_place, find_place, format_place
 from controller.placement.units import HostRequirement, NodeRequirement, Nomination, Unit, UnitKey
-from controller.placement.vanished_pods import free_place, is_gone
+from controller.placement.vanished_units import free_place, is_gone
 from crds.meta import ADMITTED_AT, ENQUEUED_AT, LABEL_GANG, LABEL_GANG_SIZE, NOMINATED, POD_TEMPLATE
 from devices.vendors import VENDORS
 from kube.client import Obj
