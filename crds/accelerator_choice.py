@@ -19,9 +19,9 @@ class AcceleratorShare(ApiStruct, frozen=True):
     reason: Annotated[
         ShareReason | None,
         described(
-            "Why not all replicas are there. Refused: the service cannot run there. NoSuchHardware: no node or host "
-            "there could ever run a replica. NoRoom: there was no room. NotNeeded: there was room, and others came "
-            "first. Absent if it has replicas."
+            "Why no replica is there. Refused: the service cannot run there. NoSuchHardware: no node or host there "
+            "could ever run a replica. NoRoom: there was no room. NotNeeded: there was room, but accelerators before "
+            "it had enough. Absent if it has replicas."
         ),
     ] = None
     message: Annotated[str, Meta(max_length=1024), described("The reason in words, with the way out.")] = ""
@@ -46,5 +46,8 @@ class AcceleratorChoice(ApiStruct, frozen=True):
     ] = []
     inputs: Annotated[
         str,
-        described("Digest of the spec for which was chosen. An edit of more than the number of replicas chooses anew."),
+        described(
+            "Digest of the spec by which the accelerators were chosen. After an edit they are chosen anew, unless it "
+            "is one of replicas, suspend, priority or evictionProtection alone."
+        ),
     ] = ""

@@ -32,11 +32,11 @@ class Scheduling(ApiStruct, frozen=True):
         described(
             "Queue: a pod waits with a scheduling gate until the controller's queue, which all accelerators and hosts "
             "share, gives it a node. Native: Kubernetes' scheduler places the pod in its own order, and nothing is "
-            "preempted for it. Default: Queue for pods that request devices, unless the controller serves only some "
-            "namespaces or was started with --scheduling-mode Native. Hosts always go by the queue. An edit restarts "
-            "no replica that has a node: it holds for pods that wait, and for those of the next change of the service. "
-            "Kueue: the pods are given to Kueue, which admits them by the quota of queueName; an edit from or to Kueue "
-            "restarts all replicas."
+            "preempted for it. Kueue: the pods are given to Kueue, which admits them by the quota of queueName. "
+            "Default: Queue for pods that request devices, unless the controller serves only some namespaces or was "
+            "started with --scheduling-mode Native. Hosts always go by the queue. An edit from or to Kueue restarts "
+            "all replicas. Any other edit restarts no replica that has a node: it holds for pods that wait, and for "
+            "those of the next change of the service."
         ),
     ] = None
     queue_name: Annotated[

@@ -75,7 +75,8 @@ class QueueStatus(ApiStruct, frozen=True):
         str, described("What the replica needs, for example nvidia.com/gpu: 2, or on a host memory: 24.0 GiB.")
     ] = ""
     enqueued_at: Annotated[
-        _Time | None, described("Since when the replica waits. A replica that was evicted has its old place again.")
+        _Time | None,
+        described("When the replica came to the queue. One that is evicted keeps this time, and so its old place."),
     ] = None
     nominated: Annotated[
         QueueNomination | None, described("The room that is kept for the replica until others have ended.")
@@ -103,9 +104,9 @@ class QueueStatus(ApiStruct, frozen=True):
     no_estimate: Annotated[
         NoEstimate | None,
         described(
-            "Why there is no estimate. TooFewSeen: too few replicas have ended or started since this controller leads. "
-            "TooFewAhead: so few are ahead that the end of a single one decides. Overtaken: replicas of higher "
-            "priority come as fast as room becomes free. Draining: it starts as soon as others have ended. NoPosition: "
-            "it cannot start."
+            "Why there is no estimate. TooFewSeen: too few replicas have ended or started since this controller became "
+            "the leader. TooFewAhead: so few are ahead that the end of a single one decides. Overtaken: replicas of "
+            "higher priority come as fast as room becomes free. Draining: it starts as soon as others have ended. "
+            "NoPosition: it cannot start."
         ),
     ] = None

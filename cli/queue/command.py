@@ -100,10 +100,10 @@ COLUMNS = [
     TableColumn("PLACE", lambda it: queue_text(it, "place") or "none"),
     TableColumn("SERVICE", lambda it: str(it["metadata"]["name"]), is_name=True),
     TableColumn("PRIORITY", lambda it: str(it["spec"].get("priority", "normal"))),
-    TableColumn("WAITS FOR", lambda it: queue_text(it, "waitingFor")),
     TableColumn("SINCE", lambda it: age_text(it["status"]["queue"].get("enqueuedAt"))),
     TableColumn("ESTIMATED START", lambda it: describe_start(it["status"]["queue"], datetime.now(UTC))),
     TableColumn("REASON", lambda it: queue_text(it, "reason")),
+    TableColumn("WAITS FOR", lambda it: queue_text(it, "waitingFor"), is_wide=True),
     TableColumn("MESSAGE", lambda it: queue_text(it, "message"), is_wide=True),
 ]
 """The columns of one namespace."""

@@ -172,8 +172,7 @@ def describe_wait(unit: Unit, reason: QueueReason, facts: WaitFacts) -> str:
         )
     if reason == "Quota" and facts.limit is not None:
         return f"needs {need}, but {': '.join(describe_limit(facts.limit, unit))}"
-    found = f"the only open {noun}" if counts.open == 1 else f"each of the {counts.open} {noun}s"
-    parts = [f"needs {need}; {found} that could run it has less free"]
+    parts = [f"needs {need}; {_describe_open(unit, counts, noun)}"]
     lacking = find_lacking(unit, counts)
     if lacking != measure_need(unit)[0].resource:
         parts.append(f"most of them lack {lacking}")
@@ -182,9 +181,18 @@ def describe_wait(unit: Unit, reason: QueueReason, facts: WaitFacts) -> str:
     if counts.limited:
         refused = ", ".join(f"{number} {word}" for word, number in sorted(counts.limited.items()))
         parts.append(f"limits keep it out of {_count(sum(counts.limited.values()), noun)} ({refused})")
-    way_out = "it starts once others end" + (" that are ahead or run" if ahead else "")
+    way_out = "it starts after those ahead, once others end" if ahead else "it starts once others end"
     more = f"; add a {noun}, or raise spec.priority so that others make room" if unit.rank else f", or add a {noun}"
     return f"{'; '.join(parts)}: {way_out}{more}"
+
+
+def _describe_open(unit: Unit, counts: CellCounts, noun: str) -> str:
+    """Return that the open cells have too little free: a gang may wait although some of them have enough for a pod."""
+    if len(unit.parts) > 1:
+        found = f"the only open {noun}" if counts.open == 1 else f"the {counts.open} {noun}s"
+        return f"not all of them fit into what is free on {found} that could run one"
+    found = f"the only open {noun}" if counts.open == 1 else f"each of the {counts.open} {noun}s"
+    return f"{found} that could run it has less free"
 
 
 def _describe_missing(unit: Unit, facts: WaitFacts, need: str, noun: str) -> str:

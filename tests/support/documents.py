@@ -26,6 +26,15 @@ def list_steps(text: str) -> list[tuple[str, str]]:
     return [(language, textwrap.dedent(block)) for language, block in _BLOCK.findall(text)]
 
 
+def split_commands(block: str) -> list[tuple[str, str]]:
+    """Return the commands of a block, which follow `$ `, each with what it prints."""
+    found = []
+    for each in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+        command, _, printed = each.partition("\n")
+        found.append((command, printed))
+    return found
+
+
 def list_manifests(path: Path) -> Iterator[str]:
     """Yield the YAML blocks that can be applied; a spec alone is that of a Model if it has a source."""
     for block in list_blocks(path.read_text(), "yaml"):

@@ -7,7 +7,7 @@ import pytest_asyncio
 
 from tests.cluster.queue.queue_user import RUN_SECONDS, QueueUser
 from tests.controlplane.process import CHECKOUT
-from tests.support.documents import list_steps
+from tests.support.documents import list_steps, split_commands
 from tests.support.eventually import eventually
 from tests.support.shell import Shell
 from tests.support.simulated_nodes import SimulatedNodes
@@ -23,15 +23,6 @@ async def shell(user: QueueUser, tmp_path: Path) -> Shell:
     shell.environment["KUBECONFIG"] = f"{tmp_path}/kubeconfig"
     await shell.run(f"kubectl config set-context --current --namespace={user.namespace}")
     return shell
-
-
-def split_commands(block: str) -> list[tuple[str, str]]:
-    """Return the commands of a block, each with what it prints."""
-    found = []
-    for each in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-        command, _, printed = each.partition("\n")
-        found.append((command, printed))
-    return found
 
 
 def is_printed(expected: str, printed: str) -> bool:
