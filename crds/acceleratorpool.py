@@ -105,7 +105,7 @@ class AcceleratorPoolSpec(ApiStruct, frozen=True):
     ] = None
     elastic: Annotated[
         PoolElasticity | None,
-        described("The growth of the pool by an autoscaler. Default: the pool has the nodes that it has."),
+        described("The growth of the pool by an autoscaler. Default: none, and replicas wait for nodes that exist."),
     ] = None
     memory_overcommit_percent: Annotated[
         Annotated[int, Meta(ge=100, le=1600)] | None,

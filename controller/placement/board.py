@@ -225,8 +225,16 @@ class Board:
         reason = entry.reason
         if reason is None:
             reason = find_lack(unit, counts)
-        largest = find_largest(unit, self._cells) if reason == "NoSuchHardware" else None
-        error = self._shown.failures.get(unit.uid, "")
+        kept = entry.nomination.cells if entry.nomination is not None else ()
+        facts = WaitFacts(
+            counts,
+            largest=find_largest(unit, self._cells) if reason == "NoSuchHardware" else None,
+            cells=kept,
+            victims=victims,
+            ahead=sum(entry.ahead),
+            limit=entry.limit,
+            error=self._shown.failures.get(unit.uid, ""),
+        )
         return ServiceStanding(
             pool=entry.pool,
             position=entry.position,
@@ -234,12 +242,10 @@ class Board:
             ahead={_PRIORITIES[rank]: count for rank, count in enumerate(entry.ahead) if count},
             waiting_for=describe_need(unit),
             enqueued_at=unit.enqueued_at,
-            cells=entry.nomination.cells if entry.nomination is not None else (),
+            cells=kept,
             victims=victims,
             reason=reason,
-            message=describe_wait(
-                unit, reason, WaitFacts(counts, largest, victims, sum(entry.ahead), entry.limit, error)
-            ),
+            message=describe_wait(unit, reason, facts),
             start=entry.start,
         )
 

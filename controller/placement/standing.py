@@ -140,6 +140,8 @@ class WaitFacts(NamedTuple):
     counts: CellCounts
     largest: Cell | None = None
     """The largest cell, if no cell can ever run the unit."""
+    cells: tuple[str, ...] = ()
+    """The cells whose room is kept for it."""
     victims: tuple[str, ...] = ()
     """The services whose units end for it."""
     ahead: int = 0
@@ -155,8 +157,8 @@ def describe_wait(unit: Unit, reason: QueueReason, facts: WaitFacts) -> str:
     counts, ahead = facts.counts, facts.ahead
     need, noun = describe_need(unit), _noun(unit)
     if reason == "Draining":
-        ending = ", ".join(facts.victims[:_MOST_NAMED]) or "others"
-        return f"room is kept for it, and it starts as soon as replicas of {ending} have ended there"
+        cells, ending = (", ".join(names[:_MOST_NAMED]) for names in (facts.cells, facts.victims))
+        return f"room on {cells} is kept for it: it starts as soon as replicas of {ending or 'others'} have ended there"
     if reason == "NotConsidered":
         return f"{ahead} replicas are ahead, so many that its turn is not near: add {noun}s{or_raise_priority(unit)}"
     if reason == "AdmissionFailed":

@@ -20,7 +20,7 @@ EXAMPLES: dict[QueueReason, tuple[Unit, WaitFacts]] = {
     "InsufficientDevices": (waiting_unit("chat", 2), WaitFacts(NONE._replace(short={GPU: 3}))),
     "InsufficientMemory": (waiting_process("chat", 24), WaitFacts(NONE._replace(short={"memory": 1}))),
     "HeadOfLine": (waiting_unit("chat"), WaitFacts(NONE._replace(others=1))),
-    "Draining": (waiting_unit("chat"), WaitFacts(NONE, victims=("team/reports",))),
+    "Draining": (waiting_unit("chat"), WaitFacts(NONE, cells=("node/gpu-1",), victims=("team/reports",))),
     "Quota": (waiting_unit("chat", 2), WaitFacts(NONE, limit=QUOTA)),
     "CellsClosed": (waiting_unit("chat"), WaitFacts(NONE._replace(closed={"Cordoned": 1}))),
     "NotConsidered": (waiting_unit("chat"), WaitFacts(NONE, ahead=299)),

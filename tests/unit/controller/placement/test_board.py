@@ -139,7 +139,7 @@ REASONS: dict[str, tuple[list[Cell], list[Unit], str, str]] = {
         [gpu_cell("n1", free=0)],
         [OLD, waiting_unit("chat", 2)],
         "Draining",
-        "room is kept for it, and it starts as soon as replicas of team/old have ended there",
+        "room on node/n1 is kept for it: it starts as soon as replicas of team/old have ended there",
     ),
     "all nodes are closed": (
         [gpu_cell("n1", closed="Cordoned"), gpu_cell("n2", closed="NotReady")],

@@ -27,6 +27,7 @@ from kube.client import Obj
 from kube.errors import ApiError, Forbidden, NotFound, Unreachable
 from kube.resources import INFERENCE_SERVICES, PODS, VISIBLE_QUEUES, ObjectKey, Resource
 from kube.store import Store
+from tests.controlplane.process import CHECKOUT
 from tests.support import virtual_time
 from tests.support.background import running
 
@@ -124,6 +125,13 @@ def test_positions_begin_with_one_and_pods_of_other_local_queues_count_as_ahead(
         "waiting in LocalQueue models of Kueue at position 2 of 2, with 4 ahead in its ClusterQueue: for the reason "
         "see `kubectl describe workload -n team pod-code`"
     )
+
+
+def test_example_of_the_document_is_what_a_service_shows() -> None:
+    document = (CHECKOUT / "docs" / "queue-kueue.md").read_text()
+    place = KueuePlace(1, 0, "2026-01-01T00:00:00Z", "pod-code-58f7d7db84-pxs5l-0c255")
+    found = KueueStanding("team", "models", place, 1, "")
+    assert f"{{.status.queue.message}}'\n{found.message}\n" in document
 
 
 def test_a_service_stands_where_its_first_pod_does() -> None:
