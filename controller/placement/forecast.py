@@ -283,7 +283,7 @@ def explain_wait(end: QueueForecast, fate: UnitFate) -> Wait:
     counts = sort_refusals(RefusalCounter(end.cells, made).count(unit))
     reason = find_reason(made, unit.uid, unit.nomination) or find_lack(unit, counts)
     largest = find_largest(unit, end.cells) if reason == "NoSuchHardware" else None
-    facts = WaitFacts(counts, largest, (), max(0, position - 1), find_limit(made, unit.uid))
+    facts = WaitFacts(counts, largest, ahead=max(0, position - 1), limit=find_limit(made, unit.uid))
     return Wait(position, len(queue), reason, describe_wait(unit, reason, facts))
 
 

@@ -76,7 +76,7 @@ async def test_queue_lists_services_in_their_order(simulated: SimulatedNodes, us
     await user.wait_for_status("batch", place="2/2")
     await user.wait_for_status("large", reason="NoSuchHardware")
     listed = (await pomona.succeed("queue", "-o", "wide")).splitlines()
-    titles = "POOL PLACE SERVICE PRIORITY WAITS FOR SINCE ESTIMATED START REASON MESSAGE"
+    titles = "POOL PLACE SERVICE PRIORITY SINCE ESTIMATED START REASON WAITS FOR MESSAGE"
     assert listed[0].split() == titles.split()
     assert [line.split()[1:4] for line in listed[1:]] == [
         ["1/2", "high", "high"],
