@@ -69,7 +69,7 @@ class AcceleratorPoolSpec(ApiStruct, frozen=True):
         Accelerator,
         described(
             "Accelerator of the nodes, such as nvidia or amd, or metal for hosts. Each accelerator has a pool of its "
-            "own name, also without an AcceleratorPool: one of that name limits it."
+            "own name, also without an AcceleratorPool; an AcceleratorPool of that name sets its limits."
         ),
     ]
     node_selector: Annotated[
@@ -111,16 +111,17 @@ class AcceleratorPoolSpec(ApiStruct, frozen=True):
         Annotated[int, Meta(ge=100, le=1600)] | None,
         described(
             "Memory that replicas on one time-sliced device may take together, in percent of what it has. A replica "
-            "gets a slice only if its part of that is enough. Above 100, replicas that use their memory at the same "
-            "time run out of it: the device refuses some of them more, and their engines crash. Nothing keeps one "
-            "from taking what another needs. Devices that are shared by MPS are never overcommitted. Default: 100.",
+            "gets a slice only if it takes no more than the part of one slice. Above 100, replicas that use their "
+            "memory at the same time run out of it: the device refuses more to some of them, and their engines crash. "
+            "Nothing keeps one from taking what another needs. Devices that are shared by MPS are never overcommitted. "
+            "Default: 100.",
             format="int32",
         ),
     ] = None
     quotas: Annotated[
         list[NamespaceQuota],
         Meta(max_length=256),
-        described("The most that each namespace uses of the pool.", **keyed_by("namespace")),
+        described("The most that each namespace uses of the pool. Default: no quotas.", **keyed_by("namespace")),
     ] = []
 
 

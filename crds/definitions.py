@@ -143,7 +143,7 @@ DEFINITIONS = (
         columns=(
             Column("Phase", ".status.phase"),
             Column("Model", ".spec.modelRef"),
-            Column("Vendor", ".status.accelerator"),
+            Column("Accelerator", ".status.accelerator"),
             Column("Engine", ".status.runtime"),
             Column("Ready", ".status.readyReplicas", "integer"),
             Column("Replicas", ".status.replicas", "integer"),

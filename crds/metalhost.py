@@ -52,8 +52,8 @@ class MetalHostSpec(ApiStruct, frozen=True):
         Meta(max_length=256),
         described(
             "Namespaces whose services this host may run. If the list is empty, the host runs services of all "
-            "namespaces. Processes that run already stay when the list changes. To have a new host run nothing else, "
-            "create its MetalHost before its agent starts.",
+            "namespaces. Processes that run already stay when the list changes. To hold a new host to some namespaces "
+            "from its start, create its MetalHost before its agent starts.",
             **{"x-kubernetes-list-type": "set"},
         ),
     ] = []
@@ -67,10 +67,10 @@ class MetalHostSpec(ApiStruct, frozen=True):
     drain: Annotated[
         bool,
         described(
-            "True: the host is drained, and takes no process either. Each of its processes is replaced on another host "
-            "first, serves until the replacement answers, and is then stopped. A process that fits on no other host "
-            "stays and serves on: see the condition Drained. To set it to false ends the drain: what was not replaced "
-            "yet stays. The command pomona host drain sets it, pomona host uncordon removes it."
+            "True: the host is drained: no process is placed on it any more, and each of its processes is replaced on "
+            "another host, serves until the replacement answers, and is then stopped. A process that fits on no other "
+            "host stays and serves on: see the condition Drained. False ends the drain: what was not replaced yet "
+            "stays. The command pomona host drain sets it, pomona host uncordon removes it."
         ),
     ] = False
 

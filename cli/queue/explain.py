@@ -137,7 +137,7 @@ def is_in_kueue(queue: Obj | None) -> bool:
 def describe_best(found: "WaitExplanation") -> str:
     """Return the best remedy in a sentence; empty if there is none."""
     best = found.best
-    return f"best remedy: {best.remedy} ({best.cell}: {best.message})" if best is not None else ""
+    return f"best remedy, for {best.cell}: {best.remedy} ({best.message})" if best is not None else ""
 
 
 def build_facts(service: Obj, unit: "Unit | None", found: "WaitExplanation | None", missing: list[str]) -> Obj:

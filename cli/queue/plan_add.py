@@ -17,10 +17,14 @@ if TYPE_CHECKING:
     from cli.queue.fate_table import PlannedChange
     from controller.placement.cluster_copy import ClusterCopy
     from controller.placement.forecast import QueueForecast
+    from controller.placement.planner import PlanRules, Round
+    from controller.placement.units import Cell
     from devices.vendors import Vendors
 
 _NAME: Final = "new"
 _METAL: Final = "metal"
+_MOST_EXPLAINED: Final = 3
+"""Most services of which a plan says why they would not start."""
 _CPU: Final = "1000"
 _PODS: Final = "110"
 _READY: Final[Obj] = {
@@ -77,7 +81,7 @@ def command(
     if path is not None and stated_options:
         raise click.UsageError("--file takes no options of a node: write them into the file")
 
-    async def read(cluster: "Cluster") -> "tuple[list[PlannedChange], QueueForecast]":
+    async def read(cluster: "Cluster") -> "tuple[list[PlannedChange], QueueForecast, list[str]]":
         from cli.queue.planning import copy_for_plan  # noqa: PLC0415 - not needed for --help
 
         copied = await copy_for_plan(cluster, stated)
@@ -87,12 +91,12 @@ def command(
             added = build_machine(accelerator or "", devices, memory or "", labels, copied.settings.pods.vendors)
         return plan_addition(copied, added)
 
-    changes, after = run_in_cluster(target, read)
-    print_plan(changes, after, output_format, {}, empty="no replica would start on it")
+    changes, after, notes = run_in_cluster(target, read)
+    print_plan(changes, after, output_format, {}, notes, empty="no replica would start on it")
 
 
-def plan_addition(copied: "ClusterCopy", added: Obj) -> "tuple[list[PlannedChange], QueueForecast]":
-    """Return what would change if a Node or MetalHost were added.
+def plan_addition(copied: "ClusterCopy", added: Obj) -> "tuple[list[PlannedChange], QueueForecast, list[str]]":
+    """Return what would change if a Node or MetalHost were added, and if nothing does, why services still wait.
 
     Raises:
         click.ClickException: it has no accelerator.
@@ -100,6 +104,7 @@ def plan_addition(copied: "ClusterCopy", added: Obj) -> "tuple[list[PlannedChang
     from cli.queue.fate_table import list_changes  # noqa: PLC0415 - not needed for --help
     from cli.queue.planning import read_clock  # noqa: PLC0415 - same
     from controller.placement.forecast import forecast  # noqa: PLC0415 - same
+    from controller.placement.planner import plan  # noqa: PLC0415 - same
     from kube.resources import METAL_HOSTS, NODES  # noqa: PLC0415 - same
 
     now = read_clock()
@@ -112,8 +117,24 @@ def plan_addition(copied: "ClusterCopy", added: Obj) -> "tuple[list[PlannedChang
     more = copied.list_cells()
     if len(more) == len(cells):
         raise click.ClickException("the node has no device of a known accelerator: state its allocatable resources")
-    after = forecast(more, copied.list_units(now), copied.rules, now.timestamp())
-    return list_changes(before, after, ()), after
+    units = copied.list_units(now)
+    after = forecast(more, units, copied.rules, now.timestamp())
+    changes = list_changes(before, after, ())
+    if changes:
+        return changes, after, []
+    known = {cell.id for cell in cells}
+    (cell,) = (each for each in more if each.id not in known)
+    return changes, after, list_refusals(cell, plan(more, units, copied.rules, now.timestamp()), copied.rules)
+
+
+def list_refusals(cell: "Cell", made: "Round", rules: "PlanRules") -> list[str]:
+    """Return for each of the first services that wait after a round why it is not on a cell, and what would help."""
+    from controller.placement.explanation import explain  # noqa: PLC0415 - not needed for --help
+
+    first = {unit.service: unit for unit in reversed(made.queue)}
+    shown = sorted(first.values(), key=lambda unit: unit.order)[:_MOST_EXPLAINED]
+    found = [(unit.service, explain(unit, [cell], made, rules)[0]) for unit in shown]
+    return [f"{service}: {each.message}: {each.remedy}" for service, each in found]
 
 
 def build_machine(

@@ -7,6 +7,7 @@ from typing import Final
 from cli.api_objects import Obj, find_condition, has_condition
 from cli.output import age_text, escape_controls, wrap_text
 from cli.service.verdict import Verdict
+from crds.meta import QUEUE_GATE
 from crds.size import size_text
 
 _LEAST_WIDTH: Final = 20
@@ -111,6 +112,9 @@ def _build_pod(pod: Obj) -> TreeNode:
     phase = "Terminating" if metadata.get("deletionTimestamp") else "Ready" if ready else status.get("phase", "Pending")
     node = pod.get("spec", {}).get("nodeName")
     place = f"on node {node}" if node else "on no node yet"
+    gates = {gate["name"] for gate in pod.get("spec", {}).get("schedulingGates") or ()}
+    if QUEUE_GATE in gates:
+        return TreeNode(f"Pod {metadata['name']}  {phase}", ("waits in the queue",))
     texts = [] if ready else list(_describe_pod_troubles(status))
     return TreeNode(f"Pod {metadata['name']}  {phase}", (place, *texts))
 

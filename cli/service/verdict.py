@@ -96,6 +96,9 @@ def judge_service(service: Obj, program: str = "pomona", target: ClusterOptions 
         # Before its weights are there, a service has no replica with a log.
         log = "" if reason in _BEFORE_REPLICAS else f", or see its log: {program} logs {name}{options}"
         return Verdict("on its way", message, reason, f"wait{log}")
+    if phase == "WaitingForGPU" and reason != "WaitingForKueue":
+        step = f"see what would help: {program} queue explain {name}{options}"
+        return Verdict("waits", message, reason, step)
     return Verdict("waits", message, reason, "wait, or provide what is missing: it goes on by itself then")
 
 

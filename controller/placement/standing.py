@@ -166,7 +166,9 @@ def describe_wait(unit: Unit, reason: QueueReason, facts: WaitFacts) -> str:
     if reason == "NoSuchHardware":
         return _describe_missing(unit, facts, need, noun)
     if reason == "CellsClosed":
-        return f"needs {need}, and {_describe_closed(counts, noun)}: wait until one opens, or add a {noun}"
+        return (
+            f"needs {need}, and {_describe_closed(counts, noun)}: wait until one opens, or add {_name_addition(unit)}"
+        )
     if reason == "HeadOfLine":
         return (
             f"needs {need}; the {noun}s with that much free are kept for a replica ahead, which waits for more: wait"
@@ -174,6 +176,12 @@ def describe_wait(unit: Unit, reason: QueueReason, facts: WaitFacts) -> str:
         )
     if reason == "Quota" and facts.limit is not None:
         return f"needs {need}, but {': '.join(describe_limit(facts.limit, unit))}"
+    return _describe_lack(unit, counts, ahead)
+
+
+def _describe_lack(unit: Unit, counts: CellCounts, ahead: int) -> str:
+    """Return that too little is free."""
+    need, noun = describe_need(unit), _noun(unit)
     parts = [f"needs {need}; {_describe_open(unit, counts, noun)}"]
     lacking = find_lacking(unit, counts)
     if lacking != measure_need(unit)[0].resource:
@@ -184,8 +192,9 @@ def describe_wait(unit: Unit, reason: QueueReason, facts: WaitFacts) -> str:
         refused = ", ".join(f"{number} {word}" for word, number in sorted(counts.limited.items()))
         parts.append(f"limits keep it out of {_count(sum(counts.limited.values()), noun)} ({refused})")
     way_out = "it starts after those ahead, once others end" if ahead else "it starts once others end"
-    more = f"; add a {noun}, or raise spec.priority so that others make room" if unit.rank else f", or add a {noun}"
-    return f"{'; '.join(parts)}: {way_out}{more}"
+    if not unit.rank:
+        return f"{'; '.join(parts)}: {way_out}, or add {_name_addition(unit)}"
+    return f"{'; '.join(parts)}: {way_out}; add {_name_addition(unit)}, or raise spec.priority so that others make room"
 
 
 def _describe_open(unit: Unit, counts: CellCounts, noun: str) -> str:
@@ -241,6 +250,12 @@ def _describe_amount(resource: str, amount: int) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' if number != 1 else ''}"
+
+
+def _name_addition(unit: Unit) -> str:
+    """Return the cell that would help."""
+    is_bound = isinstance(unit.requirement, NodeRequirement) and unit.requirement.volume_nodes is not None
+    return f"a {_noun(unit)}{' that can mount its volume' if is_bound else ''}"
 
 
 def _noun(unit: Unit) -> str:

@@ -44,6 +44,8 @@ _MOST_NAMED: Final = 3
 _NO_HOST_FITS: Final = "NoHostFits"
 WAITS_FOR_HOST: Final = frozenset({"NoHost", _NO_HOST_FITS, AGENT_TOO_OLD, MEMORY_PRESSURE, HOST_PAUSED, FLAPPING})
 """Reasons of a replica that has no host."""
+SCHEDULING_GATED: Final = "SchedulingGated"
+"""Reason by which Kubernetes' scheduler says that a pod has a gate."""
 BINDING: Final = "Binding"
 """Reason of a replica that fits on a host and has not been given to it yet."""
 _UNKNOWN_MEMORY: Final[Mapping[str, str]] = MappingProxyType({})
@@ -77,6 +79,8 @@ def diagnose_pod(pod: Obj, memory: Mapping[str, str] = _UNKNOWN_MEMORY) -> Servi
     for condition in status.get("conditions", []):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             reason = condition.get("reason") or "Unschedulable"
+            if reason == SCHEDULING_GATED and not pod["spec"].get("schedulingGates"):
+                continue  # it was let go a moment ago, and the scheduler has not looked at it since
             return ServiceProblem(reason, f"pod {name}: {condition.get('message', 'no node fits')}", "Pending")
     for container in status.get("containerStatuses", []):
         waiting = container.get("state", {}).get("waiting", {})

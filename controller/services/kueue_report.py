@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 from controller.placement.kueue import KueueQueues, KueueStanding
 from controller.reconcile.conditions import MESSAGE_LENGTH
 from controller.reconcile.indexes import SERVICE_INDEX, namespaced
+from controller.services.diagnosis import SCHEDULING_GATED
 from controller.services.pods.queue_gate import name_local_queue
 from controller.services.preconditions import ServiceProblem
 from crds.inferenceservice import InferenceService
@@ -18,8 +19,6 @@ from kube.time import rfc3339
 
 WAITING: Final = "WaitingForKueue"
 """Reason of a service whose pods Kueue has not admitted."""
-_GATED: Final = "SchedulingGated"
-"""Reason by which Kubernetes' scheduler says that a pod has a gate."""
 _MISSING: Final = (
     "spec.scheduling.mode is Kueue, and the controller finds no LocalQueues of kueue.x-k8s.io/v1beta2 in the cluster, "
     "without which nothing would hold the pods to a quota: install Kueue 0.15 or later, which is found within ten "
@@ -58,7 +57,7 @@ def read_kueue(service: InferenceService, store: Store, queues: KueueQueues | No
 
 def explain_kueue_wait(problem: ServiceProblem | None, standing: KueueStanding | None) -> ServiceProblem | None:
     """Return why a replica is not ready, by Kueue if it is the one that holds it."""
-    if standing is None or (problem is not None and problem.reason != _GATED):
+    if standing is None or (problem is not None and problem.reason != SCHEDULING_GATED):
         return problem
     return ServiceProblem(WAITING, standing.message, "WaitingForGPU")
 

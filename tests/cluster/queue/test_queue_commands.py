@@ -108,7 +108,7 @@ async def test_explanation_names_each_node_and_the_nearest_remedy(
     await user.wait_for_status("chat", reason="InsufficientDevices")
     text = await pomona.succeed("queue", "explain", "chat", *OPTIONS)
     assert "chat waits, 1/1 in pool nvidia (InsufficientDevices)" in text
-    assert "best remedy: open the node (node/sim-2: node sim-2 is cordoned: kubectl uncordon sim-2)" in " ".join(
+    assert "best remedy, for node/sim-2: open the node (node sim-2 is cordoned: kubectl uncordon sim-2)" in " ".join(
         text.split()
     )
     facts = json.loads(await pomona.succeed("queue", "explain", "chat", *OPTIONS, "-o", "json"))

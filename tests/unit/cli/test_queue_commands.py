@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -14,11 +15,11 @@ from cli.queue.command import COLUMNS, describe_start, sort_waiting
 from cli.queue.controller_settings import StatedSettings, list_values, merge_settings
 from cli.queue.explain import build_facts, render_explanation
 from cli.queue.fate_table import build_changes, list_changes, render_changes
-from cli.queue.plan_add import build_machine, load_machine, plan_addition
+from cli.queue.plan_add import build_machine, list_refusals, load_machine, plan_addition
 from cli.queue.plan_drain import find_cell
 from controller.placement.cluster_copy import ClusterCopy
 from controller.placement.forecast import QueueForecast, drain_cell, forecast
-from controller.placement.planner import PlanRules
+from controller.placement.planner import PlanRules, plan
 from controller.placement.remedies import WaitExplanation, explain_unit
 from controller.placement.units import Cell, Unit
 from devices.vendors import VENDORS
@@ -117,7 +118,7 @@ def test_explanation_has_the_best_remedy_before_the_table() -> None:
     lines = render_explanation(waiting_service("chat", message="a wait"), unit, found, [], NO_TARGET, is_wide=True)
     assert lines[0] == "chat waits, 1/9 in pool nvidia (Quota): a wait"
     assert " ".join(lines[1:]).startswith(
-        "best remedy: open the node (node/closed: node closed is cordoned: kubectl uncordon closed)"
+        "best remedy, for node/closed: open the node (node closed is cordoned: kubectl uncordon closed)"
     )
     table = lines[-1].splitlines()
     assert table[0].split("  ")[0] == "CELL"
@@ -207,8 +208,8 @@ def test_cell_is_found_by_its_name_unless_host_and_node_share_it() -> None:
 
 def test_added_node_has_what_was_stated() -> None:
     copied = ClusterCopy()
-    changes, after = plan_addition(copied, build_machine("nvidia", 8, "64Gi", ("zone=x",), VENDORS))
-    assert changes == []
+    changes, after, notes = plan_addition(copied, build_machine("nvidia", 8, "64Gi", ("zone=x",), VENDORS))
+    assert (changes, notes) == ([], [])
     (cell,) = after.cells
     assert (cell.id, cell.pool, cell.total[GPU], cell.total["memory"]) == ("node/new", "nvidia", 8, 64 * 2**30)
     assert cell.node is not None
@@ -216,8 +217,20 @@ def test_added_node_has_what_was_stated() -> None:
     assert not cell.closed
 
 
+def test_plan_says_why_the_first_services_would_not_start_on_a_machine() -> None:
+    cell = node("new", 2)
+    large, again, ours = pod("a-large", 8), pod("b-again", 8), process("c-ours", 4)
+    others = [pod(f"d-{number}", 8) for number in range(4)]
+    made = plan([cell], [large, msgspec.structs.replace(again, service=large.service), ours, *others], PlanRules(), 0.0)
+    assert list_refusals(cell, made, PlanRules()) == [
+        f"team/a-large: 8 of {GPU} needed, 2 in all: lower the need of {GPU}, or add a larger node",
+        "team/c-ours: pool nvidia is not among metal: let the service use pool nvidia",
+        f"team/d-0: 8 of {GPU} needed, 2 in all: lower the need of {GPU}, or add a larger node",
+    ]
+
+
 def test_added_host_takes_processes_of_every_engine() -> None:
-    _, after = plan_addition(ClusterCopy(), build_machine("metal", None, "96Gi", (), VENDORS))
+    _, after, _ = plan_addition(ClusterCopy(), build_machine("metal", None, "96Gi", (), VENDORS))
     (cell,) = after.cells
     assert (cell.id, cell.free) == ("host/new", {"memory": 96 * 2**30})
     assert not process("p").requirement.refuse(cell)
@@ -231,7 +244,7 @@ def test_machine_of_a_file_is_empty_and_open(tmp_path: Path) -> None:
         "{key: node.kubernetes.io/unschedulable, effect: NoSchedule}, {key: gpu, value: x, effect: NoSchedule}]},"
         " status: {capacity: {nvidia.com/gpu: '4', memory: 8Gi, cpu: '4', pods: '9'}}}"
     )
-    _, after = plan_addition(ClusterCopy(), load_machine(path))
+    _, after, _ = plan_addition(ClusterCopy(), load_machine(path))
     (cell,) = after.cells
     assert (cell.closed, cell.free[GPU]) == ("", 4)
     assert cell.node is not None

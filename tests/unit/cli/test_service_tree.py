@@ -9,6 +9,7 @@ from cli.cluster_options import ClusterOptions
 from cli.service.replicas import may_be_on_hosts
 from cli.service.service_tree import ServiceObjects, describe_host_state, render_status
 from cli.service.verdict import judge_service
+from crds.meta import QUEUE_GATE
 from tests.support.api_objects import condition
 
 Obj = dict[str, Any]
@@ -258,6 +259,18 @@ def test_tree_of_a_service_in_pods_names_what_scheduler_and_kubelet_say() -> Non
     assert f"on no node yet Unschedulable: {LONG}" in said
     assert "on node gpu-1 vllm waits: CrashLoopBackOff back-off 10s" in said
     assert "vllm ended before with exit code 1: no CUDA device" in said
+
+
+def test_pod_in_the_queue_is_said_to_wait_there() -> None:
+    reason = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "blocked"}
+    pod: Obj = {"metadata": {"name": "chat-x"}, "spec": {"schedulingGates": [{"name": QUEUE_GATE}]}}
+    pod["status"] = {"phase": "Pending", "conditions": [reason]}
+    waiting = service("WaitingForGPU", "InsufficientDevices", "m")
+    said = "\n".join(render(ServiceObjects(service=waiting, models={"tiny": None}, pods=[pod])))
+    assert "next: see what would help: pomona queue explain chat" in said
+    assert "waits in the queue" in said
+    assert "SchedulingGated" not in said
+    assert "queue explain" not in judge_service(service("WaitingForGPU", "WaitingForKueue", "m")).next_step
 
 
 def test_hidden_parts_are_named() -> None:

@@ -6,11 +6,15 @@ import pytest
 
 from controller.placement.bound_volumes import BoundVolumes, NodeSelection, list_nodes_of_sharing
 from controller.placement.cell_registry import CellRegistry
+from controller.placement.standing import CellCounts, WaitFacts, describe_wait
+from controller.placement.units import NodeRequirement
 from crds.meta import ENQUEUED_AT
+from crds.queue_status import QueueReason
 from devices.vendors import VENDORS
 from kube.client import Obj
 from kube.resources import NODES, PODS, PVCS
 from tests.support.api_objects import store
+from tests.support.waiting_units import GPU, waiting_unit
 
 HOSTNAME = "kubernetes.io/hostname"
 MARK = {"volume.inference.pomona.dev/weights": "true"}
@@ -142,3 +146,16 @@ def test_pod_of_two_volumes_that_are_apart_has_no_node() -> None:
     found = volumes(*claims, (PODS, pod("x", "a")), (PODS, beside_adapter))
     assert found.find_nodes(pod("w", spec={"volumes": mounts[:1]})) == frozenset({"a"})
     assert found.find_nodes(pod("w", spec={"volumes": mounts})) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("bound_to", "addition"), [(None, "add a node, or"), (frozenset({"a"}), "add a node that can mount its volume, or")]
+)
+def test_service_is_told_which_node_would_help(bound_to: frozenset[str] | None, addition: str) -> None:
+    unit = waiting_unit("chat", requirement=NodeRequirement("any", {}, bound_to))
+    cases: dict[QueueReason, CellCounts] = {
+        "InsufficientDevices": CellCounts({}, {}, {GPU: 1}, 0),
+        "CellsClosed": CellCounts({}, {"Cordoned": 1}, {}, 0),
+    }
+    for reason, counts in cases.items():
+        assert addition in f"{describe_wait(unit, reason, WaitFacts(counts))}, or"

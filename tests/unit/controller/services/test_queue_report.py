@@ -9,7 +9,7 @@ from controller.placement.queue_events import describe_admission, describe_preem
 from controller.placement.standing import ServiceStanding
 from controller.placement.start_estimate import StartRange
 from controller.reconcile.plan import Event
-from controller.services.diagnosis import QUEUED
+from controller.services.diagnosis import QUEUED, diagnose_pod
 from controller.services.preconditions import ServiceProblem
 from controller.services.queue_report import build_queue_events, build_queue_status, explain_wait, recall_standing
 from crds.meta import QUEUE_GATE
@@ -101,6 +101,14 @@ def test_status_says_why_there_is_no_estimate() -> None:
 def test_hardware_that_does_not_exist_has_no_place() -> None:
     found = build_queue_status(standing(position=None, reason="NoSuchHardware", start="NoPosition", length=0))
     assert not {"position", "place", "aheadByPriority", "estimatedStart"} & found.keys()
+
+
+def test_pod_that_was_let_go_is_not_said_to_be_gated() -> None:
+    # The scheduler has not looked at it yet, so that its condition is still that of a pod with a gate.
+    assert diagnose_pod(gated_pod()) is not None
+    assert diagnose_pod(gated_pod() | {"spec": {}}) is None
+    kept = gated_pod() | {"spec": {"schedulingGates": [{"name": "example.com/gate"}]}}
+    assert diagnose_pod(kept) == ServiceProblem("SchedulingGated", "pod chat-1: gated", "Pending")
 
 
 def test_gated_pod_waits_for_a_gpu_with_the_reason_of_the_queue() -> None:
