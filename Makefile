@@ -180,7 +180,7 @@ define venv
 	@command -v $(PYTHON) >/dev/null || { echo "pomona: $(PYTHON) is missing: install Python 3.11 or later, or run make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("pomona: %s is Python %s, 3.11 or later is needed: run make PYTHON=python3.11" % (sys.executable, sys.version.split()[0]))'
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "pomona: $(PYTHON) has no ensurepip: install the package python3-venv" >&2; exit 1; }
-	@echo "installing Python packages into $(1) (once)" >&2
+	@echo "installing Python packages into $(1) (once: half a minute, or minutes if they must be downloaded)" >&2
 	@test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 	@$(1)/bin/python -m pip install --quiet --disable-pip-version-check '$(UV)'
 endef
