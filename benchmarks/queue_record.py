@@ -128,6 +128,12 @@ class QueueRecord:
         return len(self._ledgers)
 
     @property
+    def promised(self) -> int:
+        """Number of pods to which the ledger gives a node that they do not have yet."""
+        claims = self._ledgers[-1][1] if self._ledgers else {}
+        return sum(uid in self.now and self.now[uid].place is not None for uid in claims)
+
+    @property
     def states(self) -> int:
         """Number of states of all pods so far."""
         return len(self._states)

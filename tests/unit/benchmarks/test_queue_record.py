@@ -103,9 +103,12 @@ def test_promise_of_the_ledger_counts_beside_what_pods_have_until_it_is_kept() -
     assert watched.record.list_double_bookings() == ["a-1 on one: 3 of 2"]
     watched = Watched()
     watched.put("b", devices=2)
+    assert watched.record.promised == 0
     watched.decide(b="one")
+    assert watched.record.promised == 1
     watched.put("b", devices=2, pin="one")
     watched.put("b", devices=2, node="one")
+    assert watched.record.promised == 0
     assert watched.record.list_double_bookings() == []
     watched.decide()
     watched.end("b")

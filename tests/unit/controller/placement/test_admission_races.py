@@ -274,7 +274,8 @@ def test_leader_that_is_overtaken_while_a_budget_refuses_an_eviction_deletes_no_
             raise LeadershipLost("the lease was not renewed")
 
     found.api.refuse_eviction = refuse
-    leading = Leading(found.api, found.known, SilentRecorder(), lambda _resource, _key: None, require_leadership)
+    recorder: Any = SilentRecorder()
+    leading = Leading(found.api, found.known, recorder, lambda _resource, _key: None, require_leadership)
     eviction = AdmissionWriter(leading).evict(
         queue_units.pod("uid-v", key=UnitKey("pod", "team", "v"), cells=("node/n1",)),
         queue_units.pod("uid-p", key=UnitKey("pod", "team", "p")),
