@@ -79,10 +79,6 @@ class CellIndex:
                 heapq.heappush(self._heap, found.key)
         self._seen = len(self._changes)
 
-    def list_likely(self) -> Container[str]:
-        """Return the cells on which the need may fit, by `Cell.id`."""
-        return self._bounds
-
     def find(self, name: str) -> CellChoice | None:
         """Return the choice of one cell, if the need fits there."""
         if name not in self._bounds:

@@ -28,7 +28,6 @@ _MEANS: Final[Mapping[Means, tuple[Means, ...]]] = {
     "evict": ("free", "evict"),
     "wait": ("free", "evict", "wait"),
 }
-Shape = tuple[object, ...]
 _Need = tuple[tuple[str, int], ...]
 
 
@@ -89,7 +88,7 @@ class PlaceSearch:
         self._admitting: dict[tuple[object, ...], dict[str, Cell]] = {}
         self._feasible: dict[tuple[object, ...], dict[str, Cell]] = {}
         self._open: dict[tuple[object, ...], dict[str, Cell]] = {}
-        self._fitting: dict[tuple[object, ...], list[str]] = {}
+        self._roomy: dict[tuple[object, ...], list[str]] = {}
         """The feasible cells that are open, and those of them on which the need still fitted at the last look."""
         self._indexes: dict[tuple[object, ...], CellIndex] = {}
 
@@ -117,6 +116,24 @@ class PlaceSearch:
             found = self._admitting[key] = {
                 name: cell for name, cell in self._by_pool.get(pool, {}).items() if not unit.requirement.refuse(cell)
             }
+        return found
+
+    def list_roomy(self, unit: Unit, need: Amounts, pool: str) -> Iterable[str]:
+        """Return the open cells of a pool that have room for a need of a unit, by `Cell.id`."""
+        key = (unit.requirement.identity, need_key(need), pool)
+        names: Iterable[str] | None = self._roomy.get(key)
+        if names is None:
+            names = self._list_open(unit, need, pool)
+        # What does not fit now does not fit later in this round, whatever the priority.
+        found = self._roomy[key] = [name for name in names if fits(need, self.left[name])]
+        return found
+
+    def _list_open(self, unit: Unit, need: Amounts, pool: str) -> Mapping[str, Cell]:
+        key = (unit.requirement.identity, need_key(need), pool)
+        found = self._open.get(key)
+        if found is None:
+            feasible = self.list_feasible(unit, need, pool)
+            found = self._open[key] = {name: cell for name, cell in feasible.items() if not cell.closed}
         return found
 
     def is_closed_to(self, unit: Unit, cell: str) -> bool:
@@ -299,42 +316,28 @@ class PlaceSearch:
             return None
         return CellChoice(cost, count_leftover(need, cell, free), -cell.bandwidth_bytes_per_second, name)
 
-    def _list_likely(
-        self, unit: Unit, kind: tuple[object, ...], cells: Mapping[str, Cell], means: Means
-    ) -> Sequence[str]:
+    def _list_likely(self, unit: Unit, need: Amounts, pool: str, means: Means) -> Sequence[str]:
         """Return the cells on which a need may fit by these means, and that are not closed to units like this one."""
         if means == "free":
-            names: Iterable[str] = self._fitting.get(kind, cells)
+            names = self.list_roomy(unit, need, pool)
         else:
             names = self._candidates.list_cells(young=means == "wait")
-        barred = {name for name, closure in self.closed.items() if closure.holds_back(unit)}
-        return [name for name in names if name in cells and name not in barred]
+        cells = self._list_open(unit, need, pool)
+        return [name for name in names if name in cells and not self.is_closed_to(unit, name)]
 
     def _find_index(self, unit: Unit, need: Amounts, pool: str, means: Means) -> CellIndex:
         """Return the index for all units that are like this one to the cells of a pool."""
         is_home = unit.pools[0] == pool
-        kind = (unit.requirement.identity, need_key(need), pool)
-        key = (*kind, means, unit.rank, unit.is_protected, is_home)
+        key = (unit.requirement.identity, need_key(need), pool, means, unit.rank, unit.is_protected, is_home)
         index = self._indexes.get(key)
         if index is None:
-            cells = self._open.get(kind)
-            if cells is None:
-                feasible = self.list_feasible(unit, need, pool)
-                cells = self._open[kind] = {name: cell for name, cell in feasible.items() if not cell.closed}
-            likely = self._list_likely(unit, kind, cells, means)
             index = self._indexes[key] = CellIndex(
-                cells,
+                self._list_open(unit, need, pool),
                 self._changes,
                 lambda name, cell: self._find_bound(unit, need, name, cell, means),
                 lambda name, _: self.evaluate(unit, need, name, means, free=self.left[name], chosen={}),
-                likely,
+                self._list_likely(unit, need, pool, means),
             )
-            if means == "free":
-                # What does not fit now does not fit later in this round, whatever the priority.
-                seen, fitting = set(likely), index.list_likely()
-                self._fitting[kind] = [
-                    name for name in self._fitting.get(kind, cells) if name in fitting or name not in seen
-                ]
         index.refresh()
         return index
 

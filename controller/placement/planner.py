@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from controller.placement.place_search import RESERVED, FoundPlace, HeadOfLine, PlaceSearch, Shape, need_key
+from controller.placement.place_search import RESERVED, FoundPlace, HeadOfLine, PlaceSearch, need_key
 from controller.placement.pool_limits import LimitRefusal, PoolLimits, PoolRules, Quotas
 from controller.placement.preemption import Candidates
 from controller.placement.score import CellScore
@@ -127,6 +127,17 @@ def plan(cells: Iterable[Cell], units: Iterable[Unit], rules: PlanRules, now: fl
     return Planning(cells, units, rules, now).run()
 
 
+class _AwaitedCells(NamedTuple):
+    """The cells that a blocked unit waits for."""
+
+    feasible: Mapping[str, Cell]
+    """All that could ever run it, by `Cell.id`."""
+    open: Mapping[str, Cell]
+    """Those of them for which it waits."""
+    pools: frozenset[str]
+    """The pools of these."""
+
+
 class Planning:
     """The state of one round."""
 
@@ -151,9 +162,11 @@ class Planning:
         self._kept: set[str] = set()
         """Cells of which this round keeps room for nominated units: to the scheduler it is free."""
         self._considered: dict[str, int] = {}
-        self._hopeless: dict[Shape, tuple[Blockage, frozenset[str]]] = {}
+        self._shapes: dict[tuple[object, ...], int] = {}
+        self._hopeless: dict[int, tuple[Blockage, frozenset[str]]] = {}
         """Units of this shape were blocked in this round, and nothing gets better in a round; with the pools in which
         they wait for room."""
+        self._awaited: dict[tuple[object, ...], _AwaitedCells] = {}
         self._actions: list[Action] = []
         self._blocked: dict[str, Blockage] = {}
         self._again_seconds: float | None = None
@@ -175,9 +188,12 @@ class Planning:
             units = list(alike)
             settled = self._keep_promises(units)
             for unit in units:
+                if unit.uid in settled:
+                    continue
+                shape = self._shape_of(unit)
                 # A nominated unit is always considered: cells were held for it.
-                if unit.uid not in settled and (unit.nomination is not None or not self._has_considered_enough(unit)):
-                    self._decide(unit)
+                if unit.nomination is not None or not self._has_considered_enough(unit, shape):
+                    self._decide(unit, shape)
         return Round(
             tuple(self._actions),
             tuple(self._waiting),
@@ -203,9 +219,9 @@ class Planning:
                 is_first = False
         return settled
 
-    def _has_considered_enough(self, unit: Unit) -> bool:
+    def _has_considered_enough(self, unit: Unit, shape: int) -> bool:
         """Return whether the round has considered enough units; then nothing that comes later may use their pools."""
-        if not unit.replaces and self._shape_of(unit) in self._hopeless:
+        if not unit.replaces and shape in self._hopeless:
             return False
         home = unit.pools[0] if unit.pools else ""
         self._considered[home] = self._considered.get(home, 0) + 1
@@ -214,8 +230,8 @@ class Planning:
         self._search.exhausted.update(unit.pools)
         return True
 
-    def _decide(self, unit: Unit) -> None:
-        nomination, shape = unit.nomination, self._shape_of(unit)
+    def _decide(self, unit: Unit, shape: int) -> None:
+        nomination = unit.nomination
         if nomination is None and not unit.replaces and self.is_hopeless(unit, shape):
             self._block(unit, shape)
             return
@@ -230,15 +246,16 @@ class Planning:
                 self._actions.append(WithdrawNomination(unit))
             self._block(unit, shape)
 
-    def is_hopeless(self, unit: Unit, shape: Shape) -> bool:  # noqa: ARG002 - the tests' plain form looks at the unit
+    def is_hopeless(self, unit: Unit, shape: int) -> bool:  # noqa: ARG002 - the tests' plain form looks at the unit
         """Return whether a unit with the same view of cells and limits was blocked in this round."""
         return shape in self._hopeless
 
-    def _shape_of(self, unit: Unit) -> Shape:
-        """Return all that decides about the cells that a unit may use now."""
+    def _shape_of(self, unit: Unit) -> int:
+        """Return the number of all that decides about the cells that a unit may use now."""
         namespace = unit.key.namespace if self._limits.by_namespace else ""
         parts = tuple(map(need_key, unit.parts))
-        return unit.requirement.identity, parts, unit.pools, unit.avoid, unit.rank, unit.is_protected, namespace
+        shape = unit.requirement.identity, parts, unit.pools, unit.avoid, unit.rank, unit.is_protected, namespace
+        return self._shapes.setdefault(shape, len(self._shapes))
 
     def _continue_nomination(self, unit: Unit, nomination: Nomination, *, may_move: bool) -> bool:
         """Admit a nominated unit whose cell is free, or hold the cell while victims end; False: it is void.
@@ -316,7 +333,7 @@ class Planning:
             self._actions.append(Nominate(unit, nomination))
         self._actions += [EvictUnit(victim, unit) for victim in running]
 
-    def _block(self, unit: Unit, shape: Shape) -> None:
+    def _block(self, unit: Unit, shape: int) -> None:
         if shape not in self._hopeless:
             self._hopeless[shape] = self._find_blockage(unit)
         self._blocked[unit.uid], pools = self._hopeless[shape]
@@ -325,16 +342,14 @@ class Planning:
 
     def _find_blockage(self, unit: Unit) -> tuple[Blockage, frozenset[str]]:
         """Close the cells that a unit waits for; return why it waits, and in which pools for room."""
-        feasible = self._list_feasible(unit)
         refusals = {pool: found for pool in unit.pools if (found := self._limits.find_refusal(unit, pool)) is not None}
-        waited_for = {
-            name: cell
-            for name, cell in feasible.items()
-            if not cell.closed and name not in unit.avoid and cell.pool not in refusals
-        }
+        feasible, waited_for, pools = self._list_awaited(unit, refusals)
         is_shadowed = any(
-            self._search.is_closed_to(unit, name) and fits(unit.parts[0], self._search.left[name])
-            for name in waited_for
+            name in waited_for
+            and self._search.is_closed_to(unit, name)
+            and fits(unit.parts[0], self._search.left[name])
+            for pool in unit.pools
+            for name in self._search.list_roomy(unit, unit.parts[0], pool)
         )
         limit = self._find_limit(unit, feasible, refusals)
         for refusal in refusals.values():
@@ -350,7 +365,23 @@ class Planning:
             self._again_seconds = min(place.wait_seconds, self._again_seconds or place.wait_seconds)
             closed.update(dict.fromkeys(place.cells, HeadOfLine(RESERVED, unit)))
         blockage = Blockage(len(feasible), is_shadowed, tuple(refusals.values()), limit)
-        return blockage, frozenset(cell.pool for cell in waited_for.values())
+        return blockage, pools
+
+    def _list_awaited(self, unit: Unit, refusals: Mapping[str, LimitRefusal]) -> _AwaitedCells:
+        """Return the cells for which a unit waits: the same ones for all that differ in their priority alone."""
+        parts = tuple(map(need_key, unit.parts))
+        key = unit.requirement.identity, parts, unit.pools, unit.avoid, tuple(refusals)
+        found = self._awaited.get(key)
+        if found is None:
+            feasible = self._list_feasible(unit)
+            open_cells = {
+                name: cell
+                for name, cell in feasible.items()
+                if not cell.closed and name not in unit.avoid and cell.pool not in refusals
+            }
+            pools = frozenset(cell.pool for cell in open_cells.values())
+            found = self._awaited[key] = _AwaitedCells(feasible, open_cells, pools)
+        return found
 
     def _find_limit(
         self, unit: Unit, feasible: Mapping[str, Cell], refusals: Mapping[str, LimitRefusal]

@@ -3,13 +3,17 @@
 from collections.abc import Iterable
 
 from controller.placement.cell_index import CellChoice
-from controller.placement.place_search import Means, PlaceSearch, PlaceTrial, Shape
+from controller.placement.place_search import Means, PlaceSearch, PlaceTrial
 from controller.placement.planner import Planning, PlanRules, Round
 from controller.placement.units import Amounts, Cell, Unit
 
 
 class PlainSearch(PlaceSearch):
     """A search without an index."""
+
+    def list_roomy(self, unit: Unit, need: Amounts, pool: str) -> Iterable[str]:
+        """Return all cells that could ever have room."""
+        return self.list_feasible(unit, need, pool)
 
     def pick_cell(self, unit: Unit, need: Amounts, pool: str, means: Means, trial: PlaceTrial) -> CellChoice | None:
         """Return the best cell of a pool after a look at each."""
@@ -37,7 +41,7 @@ class PlainPlanning(Planning):
         """Return the plain search."""
         return PlainSearch(cells, self._candidates, self._limits)
 
-    def is_hopeless(self, unit: Unit, shape: Shape) -> bool:
+    def is_hopeless(self, unit: Unit, shape: int) -> bool:
         """Return whether a unit is like one that found no place, after a search for one."""
         found = super().is_hopeless(unit, shape)
         assert not found or self._search.find_place(unit, "evict") is None, f"there is a place for {unit.key}"
