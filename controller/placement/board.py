@@ -121,7 +121,8 @@ class Board:
         self._cells: Sequence[Cell] = ()
         self._closed: frozenset[str] = frozenset()
         self._counter: RefusalCounter | None = None
-        """Made when the first service asks after a round."""
+        self._is_counted = False
+        """The counter has taken the round that is shown: it does so when the first service asks."""
         self._now = 0.0
         self._updated_at = -math.inf
         """The time of the loop when the standings were set last."""
@@ -140,7 +141,7 @@ class Board:
         self._estimator = StartEstimator(self._on_start)
         if self._timer is not None:
             self._timer.cancel()
-        self._latest = self._shown = self._timer = None
+        self._latest = self._shown = self._timer = self._counter = None
         self._updated_at = -math.inf
         self._evicted.clear()
         self._recalled.clear()
@@ -182,7 +183,7 @@ class Board:
         if shown is None:
             return
         self._cells, self._now, units = shown.cells, shown.now, shown.units
-        self._counter, self._updated_at = None, asyncio.get_running_loop().time()
+        self._is_counted, self._updated_at = False, asyncio.get_running_loop().time()
         self._estimator.observe(units, self._evicted, {cell.id: cell.pool for cell in self._cells}, self._now)
         self._evicted.clear()
         entries, lengths = self._list_entries(shown)
@@ -216,9 +217,7 @@ class Board:
         if entry is None:
             return None
         unit = entry.unit
-        if self._counter is None:
-            self._counter = RefusalCounter(self._cells, self._shown.round)
-        counts = sort_refusals(self._counter.count(unit))
+        counts = sort_refusals(self._count_refusals(unit, self._shown))
         ending = entry.nomination.victims if entry.nomination is not None else ()
         services = (self._victims[uid] for uid in ending if uid in self._victims)
         victims = tuple(sorted({name_service(each, service.namespace) for each in services}))
@@ -248,6 +247,14 @@ class Board:
             message=describe_wait(unit, reason, facts),
             start=entry.start,
         )
+
+    def _count_refusals(self, unit: Unit, shown: _ShownRound) -> Mapping[str, int]:
+        if self._counter is None:
+            self._counter = RefusalCounter(self._cells, shown.round)
+        elif not self._is_counted:
+            self._counter.update(self._cells, shown.round)
+        self._is_counted = True
+        return self._counter.count(unit)
 
     def _list_entries(self, shown: _ShownRound) -> tuple[dict[ObjectKey, _Entry], dict[str, int]]:
         """Return the first waiting unit of each service, and the length of the queue of each pool."""

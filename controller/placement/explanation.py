@@ -30,6 +30,8 @@ from crds.size import size_text
 
 FITS: Final = "Fits"
 NOMINATED: Final = "Nominated"
+_MOST_KINDS: Final = 32
+"""Kinds of units of which the verdicts of all cells are kept from one round to the next."""
 
 
 class CellRefusal(NamedTuple):
@@ -84,13 +86,37 @@ class _Feasible(NamedTuple):
     """Those with enough left."""
 
 
+class _Verdict(NamedTuple):
+    """What one cell means to units of one kind."""
+
+    refusal: str
+    """Why it refuses them in any case; empty if it does not."""
+    lacking: str
+    """The resource of which it has too little left; empty if it has enough."""
+
+
 class RefusalCounter:
     """Counts the refusals of units by reason. What units have in common is counted once."""
 
     def __init__(self, cells: Iterable[Cell], made: Round) -> None:
         self._cells, self._made = {cell.id: cell for cell in cells}, made
+        self._verdicts: dict[tuple[object, ...], dict[str, _Verdict]] = {}
+        """By kind of units, the verdicts of cells by `Cell.id`; the kind that was counted last comes last."""
         self._split: dict[tuple[object, ...], tuple[Mapping[str, int], Mapping[str, _Feasible]]] = {}
         self._counts: dict[tuple[object, ...], Mapping[str, int]] = {}
+
+    def update(self, cells: Iterable[Cell], made: Round) -> None:
+        """Count after another round from now on; cells that are as they were are not judged again."""
+        known, left = self._cells, self._made.left
+        self._cells, self._made = {cell.id: cell for cell in cells}, made
+        stale = [
+            name for name, cell in known.items() if cell is not self._cells.get(name) or made.left[name] != left[name]
+        ]
+        for verdicts in self._verdicts.values():
+            for name in stale:
+                verdicts.pop(name, None)
+        self._split.clear()
+        self._counts.clear()
 
     def count(self, unit: Unit) -> Mapping[str, int]:
         """Return the number of cells by the reason for which they refuse a unit."""
@@ -105,7 +131,7 @@ class RefusalCounter:
 
     def _count(self, unit: Unit, kind: tuple[object, ...]) -> Mapping[str, int]:
         if kind not in self._split:
-            self._split[kind] = self._split_cells(unit)
+            self._split[kind] = self._split_cells(unit, kind)
         refused, pools = self._split[kind]
         counts = Counter(refused)
         for pool, feasible in pools.items():
@@ -117,17 +143,17 @@ class RefusalCounter:
             counts.update(str(find_refusal_now(unit, name, self._made, None)) for name in feasible.roomy)
         return dict(counts)
 
-    def _split_cells(self, unit: Unit) -> tuple[Mapping[str, int], Mapping[str, _Feasible]]:
+    def _split_cells(self, unit: Unit, kind: tuple[object, ...]) -> tuple[Mapping[str, int], Mapping[str, _Feasible]]:
         """Return the counts of the cells that refuse a unit in any case, and all other cells by pool."""
         refused: Counter[str] = Counter()
         by_pool: dict[str, dict[str, str]] = {}
-        need, left = largest_part(unit), self._made.left
+        verdicts = self._judge_cells(unit, kind)
         for name, cell in self._cells.items():
-            refusal = find_static_refusal(unit, cell)
-            if refusal is not None:
-                refused[str(refusal)] += 1
+            refusal, lacking = verdicts[name]
+            if refusal:
+                refused[refusal] += 1
             else:
-                by_pool.setdefault(cell.pool, {})[name] = find_shortage(need, left[name])
+                by_pool.setdefault(cell.pool, {})[name] = lacking
         return refused, {
             pool: _Feasible(
                 frozenset(shortages),
@@ -136,6 +162,17 @@ class RefusalCounter:
             )
             for pool, shortages in by_pool.items()
         }
+
+    def _judge_cells(self, unit: Unit, kind: tuple[object, ...]) -> Mapping[str, _Verdict]:
+        verdicts = self._verdicts[kind] = self._verdicts.pop(kind, {})
+        if len(self._verdicts) > _MOST_KINDS:
+            del self._verdicts[next(iter(self._verdicts))]
+        need, left = largest_part(unit), self._made.left
+        for name, cell in self._cells.items():
+            if name not in verdicts:
+                refusal = find_static_refusal(unit, cell)
+                verdicts[name] = _Verdict(str(refusal or ""), "" if refusal else find_shortage(need, left[name]))
+        return verdicts
 
 
 def largest_part(unit: Unit) -> Amounts:

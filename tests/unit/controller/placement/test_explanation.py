@@ -8,7 +8,7 @@ import pytest
 from controller.placement.explanation import RefusalCounter, explain
 from controller.placement.planner import PlanRules
 from controller.placement.pool_limits import PoolQuota, PoolRules
-from controller.placement.units import HostRequirement, NodeRequirement, Unit
+from controller.placement.units import Cell, HostRequirement, NodeRequirement, Unit
 from tests.support.queue_decisions import decide, runs, say, subtract_units
 from tests.support.queue_units import GPU, gpus, host, node, pod, process
 
@@ -120,3 +120,26 @@ def test_counts_are_those_of_the_explanations() -> None:
         explained = Counter(str(each.refusal) for each in explain(unit, cells, made, PlanRules()))
         assert counter.count(unit) == explained, unit.key
     assert say(made)
+
+
+def with_free(name: str, devices: int) -> Cell:
+    return node(name, 8, free={**node(name).total, GPU: devices})
+
+
+def test_counts_after_another_round_are_those_of_a_new_counter() -> None:
+    full = with_free("full", 0)
+    cells = [node(name, 8, labels={"zone": name}) for name in ("filled", "closed", "same", "gone")]
+    units: list[Unit] = [pod(f"u{each}", gpus(1 + each), at=each) for each in range(8)]
+    admitted = pod("taker", 6, priority="critical", selector={"zone": "same"})
+    counter = None
+    changed = (full, with_free("filled", 2), node("closed", 8, closed="Cordoned"), cells[2], node("new", 8))
+    for present, waiting in (
+        ([full, *cells], [*units[7:], admitted]),
+        (changed, units[7:]),
+        ([full, *cells], [*units[7:], admitted]),
+    ):
+        made = decide(present, waiting)
+        counter = counter or RefusalCounter(present, made)
+        counter.update(present, made)
+        fresh = RefusalCounter(present, made)
+        assert [counter.count(unit) for unit in units] == [fresh.count(unit) for unit in units]
