@@ -25,11 +25,12 @@ from controller.placement.observed_units import FindVolumeNodes, ObservedUnits, 
 from controller.placement.planner import Action, Admit, EvictUnit, Nominate, PlanRules, Round, WithdrawNomination, plan
 from controller.placement.pool_limits import PoolRules
 from controller.placement.queue_events import describe_admission, describe_failure, describe_preemption
+from controller.placement.round_pacer import LONGEST_PAUSE_SECONDS, NO_CREDIT, UNIT_CREDIT_SECONDS, RoundTrigger
 from controller.placement.units import NOTHING, Amounts, Cell, Unit, UnitKey, add_amounts, fits, subtract_amounts
 from controller.placement.unreported_ends import UnreportedEnds
 from controller.placement.unscheduled_pods import PINNED_SECONDS, OverduePod, UnscheduledPods
 from controller.placement.vanished_units import VanishedUnits, free_place, is_gone
-from controller.placement.wake_rules import READ, RoomWatch, decisive_facts
+from controller.placement.wake_rules import is_decisive
 from controller.placement.write_retries import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, WriteRetries
 from controller.placement.write_slots import HANG_SECONDS, NamespaceHangs, WriteSlots
 from controller.reconcile.plan import Event, Leading
@@ -38,13 +39,8 @@ from kube.backoff import backoff_seconds
 from kube.client import Obj
 from kube.errors import ApiError, Unreachable
 from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, PODS, ObjectKey, Resource
+from kube.store import Store
 
-ROUND_SECONDS: Final = 0.1
-"""Least time between the begin of two rounds: what happens together is decided together."""
-IDLE_SHARE: Final = 20.0
-"""After a round without a decision the next one waits for this many times its duration: rounds that find nothing take
-at most a twentieth of a core, whatever changes meanwhile."""
-LONGEST_PAUSE_SECONDS: Final = 5.0
 WRITES_AT_ONCE: Final = 8
 SEEN_SECONDS: Final = 5.0
 """Time in which the watch shows what was written; without it, an eviction is asked for again."""
@@ -103,47 +99,35 @@ class Admission:
 
     def __init__(self, parts: AdmissionParts) -> None:
         self._parts = parts
-        self._changed = asyncio.Event()
-        self._is_due = False
-        """A change of a unit is planned in any case, one of the cells only if it makes room."""
+        self._trigger = RoundTrigger(parts.registry.list_cells)
         self._follows = False
         self._vanished = VanishedUnits()
 
     def wake(self) -> None:
         """Plan again soon: something has changed."""
-        self._is_due = True
-        self._changed.set()
+        self._trigger.make_due(UNIT_CREDIT_SECONDS)
 
     async def run(self, leading: Leading) -> None:
         """Plan and admit for ever."""
         if not self._follows:
-            leading.store.subscribe(self._wake_on_change)
-            self._parts.registry.subscribe(self._changed.set)
+            leading.store.subscribe(functools.partial(self._wake_on_change, leading.store))
+            self._parts.registry.subscribe(self._trigger.note_cells)
             self._follows = True
-        loop, watch = asyncio.get_running_loop(), RoomWatch()
         async with asyncio.TaskGroup() as tasks:
             term = _Term(self._parts, leading, tasks, self.wake, self._vanished)
             await term.begin()
-            self.wake()
+            self._trigger.restart()
             while True:
-                await self._changed.wait()
-                self._changed.clear()
-                started = loop.time()
-                has_decided = False
-                if watch.take_cells(self._parts.registry.list_cells()) or self._is_due:
-                    self._is_due = False
-                    found = await term.play_round()
-                    watch.expect(found.queue)
-                    has_decided = bool(found.actions)
-                took = loop.time() - started
-                pause = ROUND_SECONDS - took if has_decided else max(ROUND_SECONDS, took * IDLE_SHARE)
-                await asyncio.sleep(min(max(0.0, pause), LONGEST_PAUSE_SECONDS))
+                await self._trigger.wait()
+                found = await term.play_round()
+                self._trigger.note_round(found.queue, has_decided=bool(found.actions))
 
-    def _wake_on_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
+    def _wake_on_change(self, store: Store, resource: Resource, old: Obj | None, new: Obj | None) -> None:
         if resource in {PODS, METAL_PROCESSES}:
             self._vanished.note_change(resource, old, new)
-        if resource in READ and (old and decisive_facts(resource, old)) != (new and decisive_facts(resource, new)):
-            self.wake()
+        if is_decisive(store, resource, old, new):
+            # What is gone lets others in by its room alone, if at all.
+            self._trigger.make_due(UNIT_CREDIT_SECONDS if new is not None else NO_CREDIT)
 
 
 class _Term:

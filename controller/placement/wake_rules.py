@@ -4,19 +4,20 @@ Agents report their hosts every few seconds and pods change all the time; a chan
 or that makes room for none that waits, plans nothing.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from controller.placement.effects import find_gate
 from controller.placement.units import Amounts, Cell, Unit, fits
-from crds.meta import DISRUPTION_TARGET, ENQUEUED_AT, NOMINATED
+from controller.reconcile.indexes import OWNER_INDEX, SERVICE_INDEX, controller_of, namespaced
+from crds.meta import DISRUPTION_TARGET, ENQUEUED_AT, LABEL_SERVICE, NOMINATED
 from kube.client import Obj
 from kube.resources import ACCELERATOR_POOLS, DEPLOYMENTS, INFERENCE_SERVICES, METAL_PROCESSES, PODS, Resource
+from kube.store import Store
 
-READ: Final = frozenset({ACCELERATOR_POOLS, PODS, METAL_PROCESSES, INFERENCE_SERVICES, DEPLOYMENTS})
-"""Resources of which `decisive_facts` are compared."""
+_READ: Final = frozenset({ACCELERATOR_POOLS, PODS, METAL_PROCESSES, INFERENCE_SERVICES, DEPLOYMENTS})
 _FINAL_PHASES: Final = frozenset({"Succeeded", "Failed", "Stopped", "Rejected"})
 
 
@@ -63,12 +64,42 @@ def find_least(waiting: Iterable[Unit]) -> Mapping[str, Amounts]:
     return least
 
 
+def is_decisive(store: Store, resource: Resource, old: Obj | None, new: Obj | None) -> bool:
+    """Return whether the queue is planned again after a change; `old` and `new` are an object before and after it."""
+    if resource not in _READ:
+        return False
+    obj = new or old
+    if obj is None or not _is_of_units(store, resource, obj):
+        return False
+    return (old and decisive_facts(resource, old)) != (new and decisive_facts(resource, new))
+
+
+def _is_of_units(store: Store, resource: Resource, obj: Obj) -> bool:
+    """Return whether an object concerns any unit: a service without replicas does not, nor does a pod of a Job."""
+    metadata = obj["metadata"]
+    if resource == PODS:
+        return LABEL_SERVICE in (metadata.get("labels") or {})
+    if resource == INFERENCE_SERVICES:
+        processes = store.by_index(METAL_PROCESSES, OWNER_INDEX, namespaced(metadata["namespace"], metadata["uid"]))
+        return bool(processes or _list_pods(store, metadata["namespace"], metadata["name"]))
+    if resource == DEPLOYMENTS:
+        owner = controller_of(obj)
+        return owner is not None and bool(_list_pods(store, metadata["namespace"], owner["name"]))
+    return True
+
+
+def _list_pods(store: Store, namespace: str, service: str) -> Sequence[Obj]:
+    return store.by_index(PODS, SERVICE_INDEX, namespaced(namespace, service))
+
+
 def decisive_facts(resource: Resource, obj: Obj) -> object:
     """Return what the queue reads of an object: another change of it wakes nobody."""
     metadata, status = obj["metadata"], obj.get("status") or {}
     if resource == INFERENCE_SERVICES:
-        is_current = status.get("observedGeneration") == metadata.get("generation")
-        return metadata.get("generation"), status.get("accelerator"), status.get("deviceMemoryBytes"), is_current
+        # That of an earlier spec is not read.
+        generation = metadata.get("generation")
+        memory_bytes = status.get("deviceMemoryBytes") if status.get("observedGeneration") == generation else None
+        return generation, status.get("accelerator"), memory_bytes
     if resource == ACCELERATOR_POOLS:
         return metadata["uid"], metadata.get("generation")
     if resource == DEPLOYMENTS:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from controller.placement import admission, admission_writer
+from controller.placement import admission, admission_writer, round_pacer
 from controller.placement.admission import REPORTED_TRIES
+from controller.placement.round_pacer import ROOM_CREDIT_SECONDS, RoundPacer
 from kube.client import Obj
 from kube.errors import ApiError, Forbidden, Invalid, NotFound
 from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES
@@ -231,6 +232,29 @@ async def test_host_that_comes_alive_is_bound_when_the_loop_is_woken() -> None:
         alive.add("one")
         found.loop.wake()
         await eventually(lambda: found.api.host_of("a-b-0") == "one")
+
+
+def test_room_is_given_while_rounds_that_let_nobody_in_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    class RestingPacer(RoundPacer):
+        def find_begin(self, credit_seconds: float) -> float:
+            return 0.0 if credit_seconds == ROOM_CREDIT_SECONDS or not found.reports else 3600.0
+
+    monkeypatch.setattr(round_pacer, "RoundPacer", RestingPacer)
+    found = bench(*numbered(2, gib=9), hosts=(host("one", 8 * GIB),))
+
+    async def main() -> None:
+        async with found.running():
+            await asyncio.sleep(10)
+            found.loop.wake()
+            await asyncio.sleep(10)
+            assert len(found.reports) == 1
+            grown = host("one", 10 * GIB)
+            grown["metadata"]["resourceVersion"] = "2"
+            found.known.put(METAL_HOSTS, grown)
+            await asyncio.sleep(0.5)
+            assert bound(found) == ["one"]
+
+    virtual_time.run(main())
 
 
 @pytest.mark.parametrize(

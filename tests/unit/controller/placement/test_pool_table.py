@@ -9,7 +9,7 @@ from controller.placement.observed_units import observe_units
 from controller.placement.pool_limits import PoolQuota, PoolRules
 from controller.placement.pool_table import PoolTable, build_table, read_pools
 from controller.placement.units import NodeRequirement
-from controller.placement.wake_rules import READ, decisive_facts
+from controller.placement.wake_rules import is_decisive
 from crds.acceleratorpool import AcceleratorPool
 from devices.vendors import VENDORS
 from kube.client import Obj
@@ -97,9 +97,9 @@ def test_status_of_a_pool_changes_nothing_that_is_derived_from_pools() -> None:
     assert read_pools(known, VENDORS) is first
     known.put(ACCELERATOR_POOLS, pool("team-a", version=3, nominal=1, **TEAM_A))
     assert read_pools(known, VENDORS) is not first
-    assert ACCELERATOR_POOLS in READ
-    facts = [decisive_facts(ACCELERATOR_POOLS, pool("a", version=version)) for version in (1, 1, 2)]
-    assert (facts[0] == facts[1], facts[0] == facts[2]) == (True, False)
+    same, later = pool("a", version=1), pool("a", version=2)
+    assert not is_decisive(known, ACCELERATOR_POOLS, pool("a", version=1), same)
+    assert is_decisive(known, ACCELERATOR_POOLS, same, later)
 
 
 def queue(*pools: Obj, **spec: Any) -> Store:

@@ -4,14 +4,14 @@ import pytest
 
 from controller.placement.cell_registry import CellRegistry
 from controller.placement.observed_units import observe_units
-from controller.placement.wake_rules import RoomWatch, decisive_facts
+from controller.placement.wake_rules import RoomWatch, decisive_facts, is_decisive
 from crds.meta import ENQUEUED_AT, NOMINATED
 from devices.vendors import VENDORS
 from kube.client import Obj
-from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, PODS
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, NODES, PODS, Resource
 from kube.store import Store
 from tests.support.api_objects import GIB, NOW, condition, host, process, service, store
-from tests.support.queue_objects import queue_pod
+from tests.support.queue_objects import deployment_of, queue_pod, queued_service
 
 
 class Watched:
@@ -107,3 +107,41 @@ def test_status_of_a_service_does_not_matter_and_its_spec_does() -> None:
     assert decisive_facts(INFERENCE_SERVICES, service(status={"phase": "Ready"})) == before
     assert decisive_facts(INFERENCE_SERVICES, service(generation=2)) != before
     assert decisive_facts(INFERENCE_SERVICES, service(status={"accelerator": "nvidia"})) != before
+
+
+JOB_POD = {**queue_pod("a"), "metadata": {**queue_pod("a")["metadata"], "labels": {}}}
+
+
+@pytest.mark.parametrize(
+    ("resource", "obj", "alone", "beside_a_pod"),
+    [
+        (PODS, queue_pod("a"), True, True),
+        (PODS, JOB_POD, False, False),
+        (METAL_PROCESSES, process("a-b-0"), True, True),
+        (INFERENCE_SERVICES, queued_service(), False, True),
+        (INFERENCE_SERVICES, queued_service("other"), False, False),
+        (DEPLOYMENTS, deployment_of(), False, True),
+        (NODES, {"metadata": {"name": "n1"}}, False, False),
+    ],
+    ids=["pod", "pod of a Job", "process", "service", "another service", "Deployment", "node"],
+)
+def test_only_what_concerns_a_replica_is_decisive(
+    resource: Resource, obj: Obj, *, alone: bool, beside_a_pod: bool
+) -> None:
+    for others, is_expected in (((), alone), (((PODS, queue_pod("one")),), beside_a_pod)):
+        known = store(*others)
+        assert is_decisive(known, resource, None, obj) == is_expected
+        assert is_decisive(known, resource, obj, None) == is_expected
+        assert not is_decisive(known, resource, obj, obj)
+
+
+def test_service_with_a_process_is_decisive() -> None:
+    chat = service()
+    owned = process(
+        "a-b-0",
+        ownerReferences=[
+            {"kind": "InferenceService", "uid": chat["metadata"]["uid"], "name": "chat", "controller": True}
+        ],
+    )
+    assert is_decisive(store((METAL_PROCESSES, owned)), INFERENCE_SERVICES, chat, service(generation=2))
+    assert not is_decisive(store(), INFERENCE_SERVICES, chat, service(generation=2))
