@@ -5,6 +5,7 @@ label has it (`NVIDIA-H100-80GB-HBM3-SHARED`, `AMD_Instinct_MI300X_OAM`), by AMD
 it (`H100`, `MI300X`, `Gaudi2`). A product that is not listed is unknown, which is no error.
 """
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -96,6 +97,7 @@ _PARTITION: Final = re.compile(r"-MIG-.*$", re.IGNORECASE)
 """End of a product's label on a node whose devices are partitioned alike."""
 
 
+@functools.lru_cache(maxsize=1024)
 def find_product(vendor: str, text: str) -> Product | None:
     """Return the product of `vendor` that a label, a device id or a person names; None if it is not listed.
 
