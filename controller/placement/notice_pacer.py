@@ -15,8 +15,9 @@ SERVICE_SECONDS: Final = 1.0
 """Least time between two notices about one service."""
 MOVE_SECONDS: Final = 0.1
 """Least time between two notices about mere moves, of whatever service."""
-STEADY_MOVE_SECONDS: Final = 0.5
-"""Time between two of them in a queue that moves all the time: each costs a decision, a write and its echo."""
+STEADY_MOVE_SECONDS: Final = 1.0
+"""Time between two of them in a queue that moves all the time: each costs a decision, a write and its echo, which is
+10 ms of a processor."""
 BURST: Final = 100
 """Moves that are told without that, after a time without any: a short queue is told at once."""
 

@@ -396,20 +396,20 @@ def test_storm_of_rounds_tells_each_service_at_most_once_a_second_and_few_of_all
             by_service.setdefault(name, []).append(at)
         gaps = [later - earlier for times in by_service.values() for earlier, later in itertools.pairwise(times)]
         assert min(gaps) >= 1.0 - 1e-9
-        # Two moves a second of all after the first hundred, and those at the front and those that leave at once.
-        assert len(told.notices) < 100 + 60 * (2 + 5 * 5)
-        assert len(told.notices) > 100 + 60 * 2
+        # One move a second of all after the first hundred, and those at the front and those that leave at once.
+        assert len(told.notices) < 100 + 60 * (1 + 5 * 5)
+        assert len(told.notices) > 100 + 60
         told.notices.clear()
         await asyncio.sleep(60)
-        assert 60 < len(told.notices) <= 60 * 2 + 3, "what is pending when the storm ends is told"
-        await asyncio.sleep(60)
+        assert 30 < len(told.notices) <= 60 + 3, "what is pending when the storm ends is told"
+        await asyncio.sleep(180)
         # All that still wait have been told of a move.
         by_service |= {name: [at] for at, name in told.notices}
         assert {unit.service.name for unit in units} <= by_service.keys()
         assert start < max(by_service["s499"])
-        # A queue that was at rest for a minute tells a short change at once.
+        # A queue that was at rest for two minutes tells a short change at once.
         told.notices.clear()
-        await asyncio.sleep(60)
+        await asyncio.sleep(120)
         del units[-1]
         told.update(full(), units)
         await asyncio.sleep(10)
