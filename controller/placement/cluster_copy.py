@@ -149,7 +149,8 @@ class ClusterCopy:
         if pod is None:
             return unit
         vendors = self.settings.pods.vendors
-        service = find_queued_service(self.store, unit.service, vendors, is_queued_by_default=self._is_queued)
+        table = read_pools(self.store, vendors)
+        service = find_queued_service(self.store, unit.service, table, is_queued_by_default=self._is_queued)
         slices = demand_slices(unit.parts[0], service, vendors)
         found = build_requirement(unpin(pod["spec"]), self.volumes.find_nodes(pod), slices)
         return msgspec.structs.replace(unit, requirement=found)

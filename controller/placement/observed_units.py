@@ -15,6 +15,7 @@ import msgspec
 import structlog
 
 from controller.placement.pod_units import PodReplica, build_pod_replica, join_gangs
+from controller.placement.pool_table import read_pools
 from controller.placement.process_units import avoid_hosts, build_process_replica
 from controller.placement.queue_places import (
     ReplicaUnit,
@@ -126,10 +127,12 @@ def observe_units_in_steps(
     places: dict[UnitKey, str] = {}
     open_places: dict[str, tuple[str, ...]] = {}
     unseen = dict(freed_places)
-    for key, objects in _group_by_service(store).items():
-        service = find_queued_service(store, key, vendors, is_queued_by_default=is_queued_by_default)
-        freed = _share(tuple(unseen.pop(service.uid, ()))) if service is not None else ()
-        placed = objects._replace(volume_nodes=_find_volume_nodes(store, key, find_volume_nodes))
+    table = read_pools(store, vendors)
+    for key, objects in sorted(_group_by_service(store).items()):
+        service = find_queued_service(store, key, table, is_queued_by_default=is_queued_by_default)
+        freed = _share(tuple(unseen.pop(service.uid))) if service is not None and service.uid in unseen else ()
+        volume_nodes = _find_volume_nodes(store, key, find_volume_nodes)
+        placed = objects._replace(volume_nodes=volume_nodes) if volume_nodes else objects
         found = _derive_service_units(store, service, placed, vendors, freed)
         units += found.units
         units += [_judge_ending(each, now.timestamp()) for each in found.ending]
@@ -176,18 +179,24 @@ def _group_by_service(store: Store) -> dict[ObjectKey, _ServiceObjects]:
         reference = controller_of(children[0])
         if reference is not None and reference.get("kind") == "InferenceService":
             processes.setdefault(ObjectKey(owner.partition("/")[0], reference["name"]), []).append(children)
-    keys = {ObjectKey(*named.split("/", 1)): named for named in store.index_values(PODS, SERVICE_INDEX)}
-    return {
-        key: _ServiceObjects(
-            store.by_index(PODS, SERVICE_INDEX, keys[key]) if key in keys else (), processes.get(key, ())
-        )
-        for key in sorted({*keys, *processes})
-    }
+    found = {key: _ServiceObjects((), children) for key, children in processes.items()}
+    for named in store.index_values(PODS, SERVICE_INDEX):
+        key = _parse_key(named)
+        found[key] = _ServiceObjects(store.by_index(PODS, SERVICE_INDEX, named), processes.get(key, ()))
+    return found
+
+
+@functools.lru_cache(maxsize=16_384)
+def _parse_key(named: str) -> ObjectKey:
+    """Return the key of a service by its value in an index."""
+    return ObjectKey(*named.split("/", 1))
 
 
 def _find_volume_nodes(store: Store, key: ObjectKey, find_volume_nodes: FindVolumeNodes) -> _VolumeNodes:
     """Return the nodes of the volumes of the waiting pods of a service: what is read for them changes no object."""
     waiting = store.by_index(PODS, GATE_INDEX, namespaced(key.namespace, key.name))
+    if not waiting:
+        return ()
     found: _VolumeNodes = _share(tuple((pod["metadata"]["uid"], find_volume_nodes(pod)) for pod in waiting))
     return found
 

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from controller.placement.pool_table import METAL, NO_POOLS, PoolTable, read_pools
+from controller.placement.pool_table import METAL, NO_POOLS, PoolTable
 from controller.placement.queue_places import parse_seconds
 from controller.placement.units import Amounts, HostRequirement, SliceDemand, UnitKind
 from controller.reconcile.indexes import OWNER_INDEX, namespaced
@@ -80,14 +80,13 @@ class QueuedService(NamedTuple):
 
 
 def find_queued_service(
-    store: Store, key: ObjectKey, vendors: Vendors, *, is_queued_by_default: bool
+    store: Store, key: ObjectKey, table: PoolTable, *, is_queued_by_default: bool
 ) -> QueuedService | None:
     """Return a service of the store: the same object while nothing of it has changed that the queue reads."""
     obj = store.get(INFERENCE_SERVICES, key.name, key.namespace)
     if obj is None:
         return None
     deployments = store.by_index(DEPLOYMENTS, OWNER_INDEX, namespaced(key.namespace, obj["metadata"]["uid"]))
-    table = read_pools(store, vendors)
     compute = functools.partial(_read_service, obj, deployments, table, is_queued_by_default=is_queued_by_default)
     return store.derive(INFERENCE_SERVICES, obj, "queued-service", compute, deployments, table, is_queued_by_default)
 
