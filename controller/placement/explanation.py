@@ -87,7 +87,7 @@ class _Feasible(NamedTuple):
 
 
 class _Verdict(NamedTuple):
-    """What one cell means to units of one kind."""
+    """The verdict of one cell on all units of one kind."""
 
     refusal: str
     """Why it refuses them in any case; empty if it does not."""
