@@ -42,7 +42,7 @@ from tests.support.simulated_nodes import GPU
 
 NODE_COUNT: Final = int(os.environ.get("NODES", "1000"))
 SERVICES: Final = int(os.environ.get("SERVICES", "1000"))
-SECONDS: Final = float(os.environ.get("SECONDS", "180"))
+SECONDS: Final = float(os.environ.get("SECONDS", "120"))
 REST_SECONDS: Final = SECONDS / 3
 SETTLED_SECONDS: Final = 20.0
 """Longer than a killed or stopped leader's Lease."""
