@@ -14,7 +14,7 @@ from typing import Final, Literal
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
-from controller.placement.admission import AdmissionOutcome
+from controller.placement.admission_parts import AdmissionOutcome
 from controller.placement.start_history import UnitStart
 from crds.meta import MEMORY_PRESSURE, Priority
 from kube.client import Obj

@@ -24,7 +24,8 @@ from controller.hosts.reconciler import LeaseReader, host_reconciler
 from controller.http_endpoints import ControllerHealth
 from controller.metrics import ControllerMetrics, ReconcileResult
 from controller.models.reconciler import model_reconciler
-from controller.placement.admission import Admission, AdmissionParts, RoundReport
+from controller.placement.admission import Admission
+from controller.placement.admission_parts import AdmissionParts, RoundReport
 from controller.placement.board import Board
 from controller.placement.bound_volumes import BoundVolumes
 from controller.placement.candidate_room import CandidateRooms

@@ -8,25 +8,23 @@ nothing is lost when the controller dies between any two lines: the next leader 
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import UTC, datetime
-from types import MappingProxyType
-from typing import Final, Literal, NamedTuple
+from typing import Final
 
 import msgspec
 import structlog
 
+from controller.placement.admission_parts import AdmissionOutcome, AdmissionParts, RoundReport
 from controller.placement.admission_writer import AdmissionWriter, StaleUnit, write_at_once
 from controller.placement.cell_facts import SUSPECT
-from controller.placement.cell_registry import CellRegistry
 from controller.placement.ledger import Claim, FreedPlace, LedgerContent, LedgerLost, QueueLedger, build_claims, reserve
-from controller.placement.observed_units import FindVolumeNodes, ObservedUnits, observe_units_in_steps, take_last_step
-from controller.placement.planner import Action, Admit, EvictUnit, Nominate, PlanRules, Round, WithdrawNomination, plan
+from controller.placement.observed_units import ObservedUnits, observe_units_in_steps, take_last_step
+from controller.placement.planner import Action, Admit, EvictUnit, Nominate, Round, WithdrawNomination, plan
 from controller.placement.pool_limits import PoolRules
 from controller.placement.queue_events import describe_admission, describe_failure, describe_preemption
 from controller.placement.round_pacer import LONGEST_PAUSE_SECONDS, NO_CREDIT, UNIT_CREDIT_SECONDS, RoundTrigger
-from controller.placement.units import NOTHING, Amounts, Cell, Unit, UnitKey, add_amounts, fits, subtract_amounts
+from controller.placement.units import NOTHING, Amounts, Unit, UnitKey, add_amounts, fits, subtract_amounts
 from controller.placement.unreported_ends import UnreportedEnds
 from controller.placement.unscheduled_pods import PINNED_SECONDS, OverduePod, UnscheduledPods
 from controller.placement.vanished_units import VanishedUnits, free_place, is_gone
@@ -34,7 +32,6 @@ from controller.placement.wake_rules import is_decisive
 from controller.placement.write_retries import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, WriteRetries
 from controller.placement.write_slots import HANG_SECONDS, NamespaceHangs, WriteSlots
 from controller.reconcile.plan import Event, Leading
-from devices.vendors import Vendors
 from kube.backoff import backoff_seconds
 from kube.client import Obj
 from kube.errors import ApiError, Unreachable
@@ -51,47 +48,7 @@ STEP_SECONDS: Final = 0.02
 REPORTED_TRIES: Final = 3
 """Tries after which the owner of a service is told of an admission that fails: a server that restarts fails a few."""
 
-AdmissionOutcome = Literal["admitted", "stale", "failed"]
-"""Outcome of a decision. stale: before the write, the unit changed, or its cell was lost or had no room left."""
-
 log = structlog.get_logger()
-
-
-class RoundReport(NamedTuple):
-    """One round, for those who tell users about it."""
-
-    round: Round
-    cells: Sequence[Cell]
-    units: Sequence[Unit]
-    """All units, also those whose admission is under way."""
-    now: float
-    """The wall clock, in seconds since 1970."""
-    plan_seconds: float
-    failures: Mapping[str, str] = MappingProxyType({})
-    """The error by uid of each unit whose last write failed: it waits, though the round may leave it out."""
-
-
-class AdmissionParts(NamedTuple):
-    """All that the loop works with beside the API server."""
-
-    registry: CellRegistry
-    vendors: Vendors
-    identity: str
-    """Name of this replica, by which the ledger tells leaders apart."""
-    is_queued_by_default: bool = True
-    """Services that state no mode are in mode Queue."""
-    find_volume_nodes: FindVolumeNodes = lambda _pod: None
-    """Finds the nodes of the volumes of a waiting pod."""
-    rules: Callable[[], PlanRules] = PlanRules
-    """Returns the administrator's rules."""
-    on_round: Callable[[RoundReport], None] = lambda _report: None
-    """Called after each round has been planned."""
-    on_outcome: Callable[[AdmissionOutcome], None] = lambda _outcome: None
-    """Called with the outcome of each admission."""
-    on_preemption: Callable[[EvictUnit], None] = lambda _eviction: None
-    """Called with each unit that was evicted for another one."""
-    admitting: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
-    """Returns the context in which units are admitted."""
 
 
 class Admission:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from controller.placement.admission import RoundReport
+from controller.placement.admission_parts import RoundReport
 from controller.placement.explanation import RefusalCounter, find_static_refusal, largest_part
 from controller.placement.observed_units import FindVolumeNodes
 from controller.placement.place_search import need_key

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from controller.placement.admission import RoundReport
+from controller.placement.admission_parts import RoundReport
 from controller.placement.cell_registry import CellRegistry
 from controller.placement.pool_standing import PoolStanding, measure_pools
 from controller.placement.pool_table import PoolTable, labels_of, read_pools

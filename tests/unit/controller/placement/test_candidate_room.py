@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from controller.placement import candidate_room
-from controller.placement.admission import RoundReport
+from controller.placement.admission_parts import RoundReport
 from controller.placement.candidate_room import (
     IDLE_SHARE,
     CandidateRoom,

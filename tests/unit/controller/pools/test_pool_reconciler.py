@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from controller.placement.admission import RoundReport
+from controller.placement.admission_parts import RoundReport
 from controller.placement.cell_registry import CellRegistry
 from controller.placement.planner import Round
 from controller.placement.pool_limits import PoolProblem
