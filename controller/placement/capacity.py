@@ -1,7 +1,7 @@
 """The capacity of hosts: the memory that each has left, and which of them a process may use.
 
 The free memory of a host is computed from the objects alone: the memory that its agent reports, less that of the bound
-processes that are not in that report yet. It is no more than the budget.
+processes that are not in that report yet.
 """
 
 import functools
@@ -76,7 +76,7 @@ def _host_capacity(host: MetalHost, bound: Iterable[Obj]) -> HostCapacity:
     )
     stated_bytes = host.status.budget_bytes or host.status.available_bytes or 0
     budget_bytes = max(0, min(stated_bytes, MOST_HOST_BYTES))
-    free_bytes = max(0, min((host.status.available_bytes or 0) - promised_bytes, budget_bytes))
+    free_bytes = max(0, min((host.status.available_bytes or 0) - promised_bytes, MOST_HOST_BYTES))
     pressure, paused, accepted, stable = (
         find(host.status.conditions, kind) for kind in (MEMORY_PRESSURE, PAUSED, ADDRESS_ACCEPTED, STABLE)
     )
