@@ -97,7 +97,7 @@ chaos: setup binaries ## Break hosts and API server at random while clients ask,
 
 .PHONY: crash
 crash: setup binaries ## Crash the controller at every write of each scenario, and disturb it; ARGS='-k hosts' for some
-	@CRASH=everything $(SANDBOX) $(PYTEST) tests/cluster/crashes --timeout 3600 $(ARGS)
+	@CRASH=everything $(SANDBOX) $(PYTEST) tests/cluster/crashes tests/cluster/controller/test_model_crashes.py --timeout 3600 $(ARGS)
 
 .PHONY: fuzz
 fuzz: setup ## Plan the queue of simulated clusters, and check all invariants; SECONDS=... for longer, SEED=... to repeat one

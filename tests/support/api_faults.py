@@ -6,10 +6,13 @@ can inject a failure, a lost answer, a repetition or a crash at each call of an 
 
 import asyncio
 import contextlib
+import os
+import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from enum import Enum, auto
 from http import HTTPStatus
+from typing import Final
 
 import msgspec
 
@@ -17,6 +20,9 @@ from kube.errors import Unreachable
 from kube.transport import Request, Response, Stream, Transport
 
 WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+EVERYTHING: Final = os.environ.get("CRASH") == "everything"
+"""`make crash`: a fault at each write, in place of a sample of them that differs from run to run."""
+SAMPLED_ONE_IN: Final = 4
 
 
 class Fault(Enum):
@@ -56,6 +62,11 @@ def nth(number: int, fault: Fault | Response, *, methods: frozenset[str] = WRITE
         return fault if seen == number + 1 else None
 
     return plan
+
+
+def sample_writes(count: int) -> range:
+    """Return the numbers of some of so many writes, others in each run; of all of them for `make crash`."""
+    return range(count) if EVERYTHING else range(secrets.randbelow(SAMPLED_ONE_IN), count, SAMPLED_ONE_IN)
 
 
 class FaultyTransport:
