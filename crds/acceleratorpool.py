@@ -63,7 +63,7 @@ class NamespaceQuota(ApiStruct, frozen=True):
 
 
 class AcceleratorPoolSpec(ApiStruct, frozen=True):
-    """Nodes or hosts of the pool, and its limits. A limit below what runs ends nothing: it admits nothing more."""
+    """Nodes or hosts of the pool, and its limits. A limit below what runs admits nothing more."""
 
     accelerator: Annotated[
         Accelerator,

@@ -326,6 +326,8 @@ def describe_limit(refusal: LimitRefusal, unit: Unit) -> tuple[str, str]:
         return f"{limit} has room, but a replica ahead waits for it", f"wait{or_raise_priority(unit)}"
     is_one = measure == DEVICES and refusal.used == 1
     used = f"{amount_text(measure, refusal.used)} {'is' if is_one else 'are'} used"
+    if unit.rank:
+        return f"{message}, of which {used}", f"raise {field}, {ending}, or raise spec.priority"
     return f"{message}, of which {used}", f"raise {field}, or {ending}"
 
 

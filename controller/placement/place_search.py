@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from controller.placement.cell_index import CellChoice, CellIndex
+from controller.placement.limit_victims import LimitVictims
 from controller.placement.pool_limits import PoolLimits
 from controller.placement.preemption import Candidates, find_victims
 from controller.placement.score import CellScore, count_leftover, score_cell
@@ -60,7 +61,6 @@ class PlaceTrial:
     def __init__(self) -> None:
         self.left: dict[str, Amounts] = {}
         self.victims: dict[str, Unit] = {}
-        self.wait_seconds = 0.0
 
 
 class PlaceSearch:
@@ -76,6 +76,7 @@ class PlaceSearch:
         self.exhausted: set[str] = set()
         """Pools for which units wait that this round does not consider: nothing may pass them."""
         self._candidates, self._limits = candidates, limits
+        self._limit_victims = LimitVictims(candidates, limits)
         self._by_pool: dict[str, dict[str, Cell]] = {}
         self._with_weights: dict[str, set[str]] = {}
         for name, cell in self.cells.items():
@@ -182,11 +183,34 @@ class PlaceSearch:
     def find_place(self, unit: Unit, means: Means) -> FoundPlace | None:
         """Return the place for a unit in the first of its pools that has one."""
         for pool in unit.pools:
-            if pool in self.exhausted or self._limits.find_refusal(unit, pool) is not None:
+            if pool in self.exhausted:
                 continue
-            if (found := self._place_parts(unit, pool, means)) is not None:
+            if self._limits.find_refusal(unit, pool) is None:
+                found = self._place_parts(unit, pool, means, PlaceTrial())
+            else:
+                found = self._place_within_limits(unit, pool, means) if means != "free" else None
+            if found is not None:
                 return found
         return None
+
+    def _place_within_limits(self, unit: Unit, pool: str, means: Means) -> FoundPlace | None:
+        """Return the place for a unit that limits of a pool hold back: first, those end that count against these."""
+        is_patient = means == "wait"
+        first = self._limit_victims.find_first(unit, pool, is_patient=is_patient)
+        if first is None:
+            return None
+        least = self._spare_victims(unit, pool, (), first)
+        if (found := self._place_once_ended(unit, pool, "free", least)) is not None:
+            return found
+        # Where several of them are on one cell, no stranger has to end.
+        alike = self._limit_victims.add_alike(unit, pool, least, is_patient=is_patient)
+        found = self._place_once_ended(unit, pool, "free", alike)
+        return found if found is not None else self._place_once_ended(unit, pool, means, least)
+
+    def _place_once_ended(self, unit: Unit, pool: str, means: Means, victims: Iterable[Unit]) -> FoundPlace | None:
+        trial = PlaceTrial()
+        self._end_in_trial(trial, victims)
+        return self._place_parts(unit, pool, means, trial)
 
     def could_ever_run(self, unit: Unit, pool: str) -> bool:
         """Return whether all parts of a unit would fit into a pool at once if nothing else ran there."""
@@ -201,9 +225,8 @@ class PlaceSearch:
                 return False
         return True
 
-    def _place_parts(self, unit: Unit, pool: str, means: Means) -> FoundPlace | None:
+    def _place_parts(self, unit: Unit, pool: str, means: Means, trial: PlaceTrial) -> FoundPlace | None:
         """Place all parts of a unit or none; the largest first, for which there are the fewest places."""
-        trial = PlaceTrial()
         cells = [""] * len(unit.parts)
         scores: dict[int, CellScore] = {}
         for number in order_parts(unit):
@@ -216,33 +239,37 @@ class PlaceSearch:
             free = trial.left.get(cell.id, self.left[cell.id])
             siblings = self._beside.get(unit.service, {}).get(cell.id, 0)
             cells[number], scores[number] = cell.id, score_cell(unit, need, cell, free, siblings)
-            if len(unit.parts) == 1:
+            if len(unit.parts) == 1 and not trial.victims:
                 wait_seconds = choice.cost[0] if choice.cost else 0.0
                 return FoundPlace(tuple(cells), choice.victims, (scores[0],), wait_seconds)
-            trial.wait_seconds = max(trial.wait_seconds, choice.cost[0] if choice.cost else 0.0)
-            self._add_to_trial(trial, cell.id, need, choice.victims)
-        victims = self._spare_victims(unit, pool, cells, trial.victims)
-        return FoundPlace(tuple(cells), victims, tuple(scores[each] for each in range(len(cells))), trial.wait_seconds)
+            self._end_in_trial(trial, choice.victims)
+            trial.left[cell.id] = subtract_amounts(trial.left.get(cell.id, self.left[cell.id]), need)
+        victims = self._spare_victims(unit, pool, cells, trial.victims.values())
+        wait_seconds = self._candidates.find_wait(victims)
+        return FoundPlace(tuple(cells), victims, tuple(scores[each] for each in range(len(cells))), wait_seconds)
 
-    def _add_to_trial(self, trial: PlaceTrial, cell: str, need: Amounts, victims: Iterable[Unit]) -> None:
+    def _end_in_trial(self, trial: PlaceTrial, victims: Iterable[Unit]) -> None:
         for victim in victims:
             trial.victims[victim.uid] = victim
             # The other parts of a victim free room elsewhere.
             for place, room in self._candidates.list_rooms(victim.uid).items():
                 if place in self.cells:
                     trial.left[place] = add_room(trial.left.get(place, self.left[place]), room)
-        trial.left[cell] = subtract_amounts(trial.left.get(cell, self.left[cell]), need)
 
-    def _spare_victims(
-        self, unit: Unit, pool: str, cells: Sequence[str], victims: Mapping[str, Unit]
-    ) -> tuple[Unit, ...]:
-        """Return the victims of a gang without those that the victims of later parts made needless."""
-        kept = dict(victims)
+    def _spare_victims(self, unit: Unit, pool: str, cells: Sequence[str], victims: Iterable[Unit]) -> tuple[Unit, ...]:
+        """Return victims without those that others made needless, both on the cells and for the limits of a pool."""
+        kept = {victim.uid: victim for victim in victims}
         needs = add_by_cell(unit.parts, cells)
-        for victim in sorted(victims.values(), key=lambda each: self._candidates.spare_order(unit, pool, each)):
-            others = [each for each in kept.values() if each is not victim]
-            if all(fits(need, self.room_with(cell, others)) for cell, need in needs.items()):
+        left = {cell: self.room_with(cell, kept.values()) for cell in needs}
+        lacking = dict(self._limits.list_lacking(unit, pool) or {})
+        for key in lacking:
+            lacking[key] -= sum(self._limits.room_of(uid, key) for uid in kept)
+        for victim in sorted(kept.values(), key=lambda each: self._candidates.spare_order(unit, pool, each)):
+            others = {cell: subtract_amounts(left[cell], self._candidates.room_of(victim.uid, cell)) for cell in needs}
+            short = {key: lack + self._limits.room_of(victim.uid, key) for key, lack in lacking.items()}
+            if max(short.values(), default=0) <= 0 and all(fits(need, others[cell]) for cell, need in needs.items()):
                 del kept[victim.uid]
+                left, lacking = others, short
         return tuple(kept.values())
 
     def pick_cell(self, unit: Unit, need: Amounts, pool: str, means: Means, trial: PlaceTrial) -> CellChoice | None:

@@ -8,16 +8,16 @@ behind small ones. Units of lower priority may pass, because they can be evicted
 not on the cell where they could be soonest, or each one that passes would begin a new minimum run time. There is no
 aging: within a priority, the time in the queue decides.
 
-A unit that only a limit of a pool or a quota holds back closes no cell. It closes the limit to all later units. What a
-unit that waits for room needs of a limit is kept for it: those that pass could be evicted for their room, but not for
-the limit.
+A unit that a limit of a pool or a quota holds back may have units of lower priority evicted that count against this
+limit, if it then gets a cell, too. Else it closes no cell, but the limit to all later units. What a unit that waits for
+room needs of a limit is kept for it.
 
 The plan is a pure function of its inputs: two controllers with the same inputs decide alike, and a decision that was
 written down in part is taken again in the same way.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -155,7 +155,7 @@ class Planning:
         for unit in holding:
             self._search.count_beside(unit.service, unit.cells)
             pool = self._find_pool(unit)
-            self._limits.add(unit, pool)
+            self._limits.add_holder(unit, pool)
             if not unit.cells and pool in self._elastic:
                 self._elastic[pool] -= 1
                 self._leave_room(unit, pool)
@@ -288,21 +288,19 @@ class Planning:
         if not self._search.hold(unit, nomination.cells, staying):
             return False
         self._kept.update(nomination.cells)
-        self._limits.add(unit, cells[0].pool)
+        self._limits.add(unit, cells[0].pool, staying)
         # The eviction of some may have failed, or the controller may have ended before it.
         self._actions += [EvictUnit(each, unit) for each in running]
         return True
 
-    def _is_eligible(self, unit: Unit, cells: Iterable[Cell], leaving: Iterable[Unit] = ()) -> bool:
-        """Return whether a unit may use cells in the place of units that it replaces, some of which may end already."""
-        own = (each for each in leaving if each.uid in unit.replaces or each.service == unit.service)
-        replaced = [(each, self._find_pool(each)) for each in own]
+    def _is_eligible(self, unit: Unit, cells: Iterable[Cell], leaving: Sequence[Unit] = ()) -> bool:
+        """Return whether a unit may use cells once others have ended."""
         return all(
             cell.pool in unit.pools
             and not cell.closed
             and cell.id not in unit.avoid
             and not unit.requirement.refuse(cell)
-            and self._limits.find_refusal(unit, cell.pool, replaced) is None
+            and self._limits.find_refusal(unit, cell.pool, leaving) is None
             for cell in cells
         )
 
@@ -327,7 +325,7 @@ class Planning:
         if not self._search.hold(unit, found.cells, found.victims):
             raise AssertionError(f"{unit.key} does not fit in the place of its victims on {found.cells}")
         self._kept.update(found.cells)
-        self._limits.add(unit, self._search.cells[found.cells[0]].pool)
+        self._limits.add(unit, self._search.cells[found.cells[0]].pool, found.victims)
         nomination = Nomination(found.cells, frozenset(victim.uid for victim in found.victims))
         if nomination != unit.nomination:
             self._actions.append(Nominate(unit, nomination))
@@ -356,14 +354,17 @@ class Planning:
             if feasible:
                 self._limits.hold(unit, refusal)
         # Where the youngest unit keeps it waiting, none that is younger may come.
-        place = self._search.find_place(unit, "wait") if waited_for and self._candidates.has_young else None
+        place = self._search.find_place(unit, "wait") if feasible and self._candidates.has_young else None
         closure, closed = HeadOfLine(unit.rank, unit), self._search.closed
         for name in waited_for:
             if name not in closed or closed[name].rank < unit.rank:
                 closed[name] = closure
         if place is not None:
             self._again_seconds = min(place.wait_seconds, self._again_seconds or place.wait_seconds)
-            closed.update(dict.fromkeys(place.cells, HeadOfLine(RESERVED, unit)))
+            # Where room is left, only the limit is waited for, and that is closed already.
+            needs = add_by_cell(unit.parts, place.cells)
+            reserved = [name for name in needs if name in waited_for or not self._search.takes({name: needs[name]})]
+            closed.update(dict.fromkeys(reserved, HeadOfLine(RESERVED, unit)))
         blockage = Blockage(len(feasible), is_shadowed, tuple(refusals.values()), limit)
         return blockage, pools
 

@@ -1,12 +1,12 @@
 """Limits of pools: what their own units use, what they lend and borrow, and the quotas of namespaces.
 
 The home of a unit is the first of its pools; outside its home it is borrowed. Amounts are devices on nodes and bytes of
-memory on hosts. A limit counts what runs and what is promised. It evicts nothing: one that is below what runs admits
-nothing more.
+memory on hosts. A limit counts what runs and what is promised. One that is below what runs admits nothing more. Units
+that count against a limit may end for a more important one that it holds back: `limit_victims.py` finds them.
 """
 
 import bisect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
@@ -108,47 +108,85 @@ class PoolLimits:
         """Limits for which a unit waits, with its order: a later one that is smaller may not pass, or it would wait for
         ever."""
         self._kept: dict[LimitKey, _KeptAmounts] = {}
+        self._users: dict[LimitKey, list[Unit]] = {}
+        self._rooms: dict[str, dict[LimitKey, int]] = {}
+        """By `uid`, what the end of a unit frees of each limit and is promised to no other one."""
 
     @property
     def by_namespace(self) -> bool:
         """Return whether the namespace of a unit matters."""
         return bool(self._quotas)
 
-    def add(self, unit: Unit, pool: str) -> None:
-        """Count a unit in a pool."""
+    def add_holder(self, unit: Unit, pool: str) -> None:
+        """Count a unit that has a place in a pool, and may end for another one."""
         for key, _, amount in self._list_limits(unit, pool):
             self._used[key] = self._used.get(key, 0) + amount
+            if amount > 0:
+                self._users.setdefault(key, []).append(unit)
+                self._rooms.setdefault(unit.uid, {})[key] = amount
 
-    def find_refusal(self, unit: Unit, pool: str, leaving: Iterable[tuple[Unit, str]] = ()) -> LimitRefusal | None:
+    def add(self, unit: Unit, pool: str, victims: Iterable[Unit] = ()) -> None:
+        """Count a unit that gets a place in a pool, or is promised one; its victims give it what they free."""
+        for key, _, needed in self._list_limits(unit, pool):
+            lacking = needed
+            for victim in victims:
+                room = self.room_of(victim.uid, key)
+                if (claimed := min(lacking, room)) > 0:
+                    self._rooms[victim.uid][key] = room - claimed
+                    lacking -= claimed
+            self._used[key] = self._used.get(key, 0) + lacking
+
+    def find_refusal(self, unit: Unit, pool: str, leaving: Iterable[Unit] = ()) -> LimitRefusal | None:
         """Return the limit that keeps a unit out of a pool, or None.
 
         Args:
             unit: the unit.
             pool: the pool.
-            leaving: units whose place it takes, each with its pool: they count no more.
+            leaving: units that end for it, or that it replaces: what they free counts no more.
         """
-        freed: dict[LimitKey, int] = {}
-        for each, place in leaving:
-            for key, _, amount in self._list_limits(each, place):
-                freed[key] = freed.get(key, 0) + amount
         for key, allowed, amount in self._list_limits(unit, pool):
-            back = freed.get(key, 0)
-            used = self._used.get(key, 0) - back
-            kept = self._kept[key].sum_ahead(unit) if key in self._kept else 0
+            back = sum(self.room_of(each.uid, key) for each in leaving if each.uid in unit.replaces)
+            freed = sum(self.room_of(each.uid, key) for each in leaving if each.uid not in unit.replaces)
+            used = self._used.get(key, 0) - back - freed
             # What takes no more than those that it replaces passes nobody.
-            is_held = key in self._held and self._held[key] < unit.order
-            is_kept = amount > back and (is_held or used + kept + amount > allowed)
+            is_kept = amount > back and (
+                self._is_held(key, unit) or used + self._sum_kept(key, unit) + amount > allowed
+            )
             if amount > 0 and (used + amount > allowed or is_kept):
                 return LimitRefusal(key, allowed, used, amount)
         return None
+
+    def list_lacking(self, unit: Unit, pool: str) -> Mapping[LimitKey, int] | None:
+        """Return what must be freed of each limit that keeps a unit out of a pool; None: that would not help it."""
+        lacking: dict[LimitKey, int] = {}
+        for key, allowed, amount in self._list_limits(unit, pool):
+            if amount > 0 and self._is_held(key, unit):
+                return None
+            lack = self._used.get(key, 0) + self._sum_kept(key, unit) + amount - allowed
+            if amount > 0 and lack > 0:
+                lacking[key] = lack
+        return lacking
+
+    def list_users(self, key: LimitKey) -> Sequence[Unit]:
+        """Return the units with a place that count against a limit."""
+        return self._users.get(key, ())
+
+    def room_of(self, uid: str, key: LimitKey) -> int:
+        """Return what the end of a unit frees of a limit and is promised to no other one."""
+        return self._rooms[uid].get(key, 0) if uid in self._rooms else 0
+
+    def _is_held(self, key: LimitKey, unit: Unit) -> bool:
+        return key in self._held and self._held[key] < unit.order
+
+    def _sum_kept(self, key: LimitKey, unit: Unit) -> int:
+        return self._kept[key].sum_ahead(unit) if key in self._kept else 0
 
     def count_room(self, unit: Unit, pool: str, most: int) -> int:
         """Return the number of units like this one, at most `most`, for which all limits of a pool have room."""
         for key, allowed, amount in self._list_limits(unit, pool):
             if amount > 0:
-                kept = self._kept[key].sum_ahead(unit) if key in self._kept else 0
-                is_held = key in self._held and self._held[key] < unit.order
-                left = 0 if is_held else (allowed - self._used.get(key, 0) - kept) // amount
+                left = (allowed - self._used.get(key, 0) - self._sum_kept(key, unit)) // amount
+                left = 0 if self._is_held(key, unit) else left
                 most = max(0, min(most, left))
         return most
 
@@ -159,7 +197,7 @@ class PoolLimits:
     def keep(self, unit: Unit, pool: str) -> None:
         """Keep for a unit that waits for room in a pool what it needs of each limit; units are kept for in order.
 
-        What passes it may be evicted for its room, but not for a limit: without this, it would then wait for ever.
+        What passes it may be evicted for its room, but only later, and not all: without this, it might wait for ever.
         """
         for key, _, amount in self._list_limits(unit, pool):
             self._kept.setdefault(key, _KeptAmounts()).add(unit, amount)

@@ -44,7 +44,7 @@ class Candidates:
         """By `uid`, what a unit frees on each cell and is not promised yet."""
         self._lowest: dict[str, int] = {}
         """By cell, the rank of the least important unit that may be evicted; of one that ends, `_NO_RANK`."""
-        self._evicted: set[str] = set()
+        self._evicted: dict[str, Unit] = {}
         """Units that this round has evicted: they end, and what is left of their room makes room for others."""
         self._replaced: set[str] = set()
         """Units whose whole room is for their successor."""
@@ -55,8 +55,7 @@ class Candidates:
         for unit in holding:
             self._add(unit)
         for found in self._by_cell.values():
-            # The least important first, and of these the one that was admitted last.
-            found.sort(key=lambda unit: (unit.state != "ending", -unit.rank, -(unit.evictable_since or 0.0), unit.uid))
+            found.sort(key=self.order_victims)
 
     def _add(self, unit: Unit) -> None:
         # Where a unit is must be known of each of its parts, or its end may free nothing.
@@ -81,6 +80,15 @@ class Candidates:
     def is_ending(self, unit: Unit) -> bool:
         """Return whether a unit ends anyway."""
         return unit.state == "ending" or unit.uid in self._evicted
+
+    @staticmethod
+    def order_victims(unit: Unit) -> tuple[bool, int, float, str]:
+        """Return a sort key: the least important first, and of these the one that was admitted last."""
+        return unit.state != "ending", -unit.rank, -(unit.evictable_since or 0.0), unit.uid
+
+    def list_evicted(self) -> Iterable[Unit]:
+        """Return the units that this round has evicted."""
+        return self._evicted.values()
 
     def is_promised(self, uid: str) -> bool:
         """Return whether a unit ends for another one already."""
@@ -111,7 +119,7 @@ class Candidates:
         if is_replaced:
             self._replaced.add(victim.uid)
         elif victim.state == "running" and victim.uid not in self._evicted:
-            self._evicted.add(victim.uid)
+            self._evicted[victim.uid] = victim
             for cell in room:
                 self._lowest[cell] = _NO_RANK
                 self._by_cell[cell].sort(key=lambda unit: not self.is_ending(unit))
@@ -163,6 +171,19 @@ class Candidates:
         """Return whether a unit may have another one evicted now."""
         return victim.rank > preemptor.rank and not victim.is_protected and victim.uid not in self._seconds_left
 
+    def may_end(self, preemptor: Unit, victim: Unit, *, is_patient: bool) -> bool:
+        """Return whether a unit ends, or may be evicted for another one: now, or with patience later."""
+        if victim.uid in self._replaced:
+            return False
+        if self.is_ending(victim):
+            return True
+        is_young = victim.uid in self._seconds_left
+        return victim.rank > preemptor.rank and not victim.is_protected and (is_patient or not is_young)
+
+    def find_wait(self, victims: Iterable[Unit]) -> float:
+        """Return the time until all of these units may be evicted."""
+        return max((self.seconds_left(each) for each in victims if not self.is_ending(each)), default=0.0)
+
     def has_victims(self, rank: int, cell: str) -> bool:
         """Return whether a cell may have a unit that makes room for this rank, without a look at each."""
         return self._lowest.get(cell, -1) > rank
@@ -177,16 +198,9 @@ class Candidates:
 
     def list_victims(self, preemptor: Unit, cell: Cell, *, is_patient: bool) -> Sequence[Unit]:
         """Return the units of a cell that end, or may be evicted for another, in the order in which they should."""
-        rank, young = preemptor.rank, self._seconds_left
-        usable = [
-            unit
-            for unit in self._by_cell.get(cell.id, ())
-            if unit.uid not in self._replaced
-            and (
-                self.is_ending(unit)
-                or (unit.rank > rank and not unit.is_protected and (is_patient or unit.uid not in young))
-            )
-        ]
+        young = self._seconds_left
+        units = self._by_cell.get(cell.id, ())
+        usable = [unit for unit in units if self.may_end(preemptor, unit, is_patient=is_patient)]
         is_owner = not is_borrowed(preemptor, cell.pool)
         if is_patient or (is_owner and any(is_borrowed(unit, cell.pool) for unit in usable)):
             usable.sort(
@@ -258,7 +272,7 @@ def find_victims(
     evicted = [victim for victim, _ in picked if not candidates.is_ending(victim)]
     is_owner = not is_borrowed(preemptor, cell.pool)
     cost = (
-        max((candidates.seconds_left(victim) for victim in evicted), default=0.0),
+        candidates.find_wait(evicted),
         int(is_owner and any(not is_borrowed(victim, cell.pool) for victim in evicted)),
         -min((victim.rank for victim in evicted), default=_NO_RANK),
         len(evicted),

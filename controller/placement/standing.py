@@ -158,7 +158,7 @@ def describe_wait(unit: Unit, reason: QueueReason, facts: WaitFacts) -> str:
     need, noun = describe_need(unit), _noun(unit)
     if reason == "Draining":
         cells, ending = (", ".join(names[:_MOST_NAMED]) for names in (facts.cells, facts.victims))
-        return f"room on {cells} is kept for it: it starts as soon as replicas of {ending or 'others'} have ended there"
+        return f"room on {cells} is kept for it: it starts as soon as replicas of {ending or 'others'} have ended"
     if reason == "NotConsidered":
         return f"{ahead} replicas are ahead, so many that its turn is not near: add {noun}s{or_raise_priority(unit)}"
     if reason == "AdmissionFailed":

@@ -104,7 +104,7 @@ def build_queue_events(before: QueueStatus | None, after: Obj | None) -> tuple[E
     known = before.nominated if before is not None else None
     if promised is not None and (known is None or known.cells != promised["cells"]):
         victims = ", ".join(promised.get("victims", ())) or "others"
-        note = f"gets {', '.join(promised['cells'])} as soon as replicas of {victims} have ended there"
+        note = f"gets {', '.join(promised['cells'])} as soon as replicas of {victims} have ended"
         events.append(Event("Normal", "Nominated", note, "Queue"))
     return tuple(events)
 

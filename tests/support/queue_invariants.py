@@ -1,9 +1,11 @@
 """The invariants I1 to I9 of the queue, checked on one round; `SimulatedQueue.apply` holds I1 at each admission."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
 
 from controller.placement.planner import Admit, EvictUnit, Nominate, PlanRules, Round, WithdrawNomination
-from controller.placement.pool_limits import PoolLimits, sum_amounts
+from controller.placement.pool_limits import LimitKey, Measure, PoolLimits, PoolRules, sum_amounts
 from controller.placement.units import Amounts, Cell, Unit, add_amounts, add_by_cell, add_room, fits, subtract_amounts
 
 
@@ -12,9 +14,10 @@ def check_round(cells: Sequence[Cell], units: Sequence[Unit], rules: PlanRules, 
     check_actions(made)
     check_order(cells, units, rules, made)
     check_promises(cells, units, rules, made)
-    check_victims(units, rules, now, made)
+    check_victims(cells, units, rules, now, made)
     check_promised_room(cells, units, made)
     check_limits(cells, units, rules, made)
+    check_first_blocked(cells, units, rules, now, made)
 
 
 def check_actions(made: Round) -> None:
@@ -99,16 +102,23 @@ def check_promises(cells: Sequence[Cell], units: Iterable[Unit], rules: PlanRule
         assert not fits(need, free), f"{unit.key} lost {name}, which it was promised"
 
 
-def check_victims(units: Sequence[Unit], rules: PlanRules, now: float, made: Round) -> None:
+def _may_evict(preemptor: Unit, victim: Unit, rules: PlanRules, now: float) -> bool:
+    age_seconds = abs(now - victim.evictable_since) if victim.evictable_since is not None else rules.min_run_seconds
+    return (
+        victim.state == "running"
+        and victim.rank > preemptor.rank
+        and not victim.is_protected
+        and age_seconds >= rules.min_run_seconds
+    )
+
+
+def check_victims(cells: Sequence[Cell], units: Sequence[Unit], rules: PlanRules, now: float, made: Round) -> None:
     """Hold I4: victims are less important, unprotected and old enough, and none of them is needless."""
     for each in made.actions:
         if isinstance(each, EvictUnit):
-            victim = each.victim
-            age_seconds = abs(now - victim.evictable_since) if victim.evictable_since is not None else 0.0
-            assert victim.state == "running"
-            assert victim.rank > each.preemptor.rank
-            assert not victim.is_protected
-            assert age_seconds >= rules.min_run_seconds
+            assert _may_evict(each.preemptor, each.victim, rules, now)
+    by_id = {cell.id: cell for cell in cells}
+    before = _count_limits(by_id, units, rules)
     by_uid = {unit.uid: unit for unit in units}
     evicted = {each.victim.uid: each.preemptor.uid for each in made.actions if isinstance(each, EvictUnit)}
     for each in made.actions:
@@ -127,7 +137,27 @@ def check_victims(units: Sequence[Unit], rules: PlanRules, now: float, made: Rou
                 for other in victims:
                     if other is not spared and other.state == "running" and evicted.get(other.uid) == each.unit.uid:
                         free[name] = add_room(free[name], add_by_cell(other.parts, other.cells).get(name, {}))
-            assert not all(fits(need, free[name]) for name, need in needs.items()), f"{spared.key} was evicted in vain"
+            others = [other for other in victims if other is not spared and evicted.get(other.uid) == each.unit.uid]
+            lacking = made.limits.list_lacking(each.unit, by_id[each.nomination.cells[0]].pool)
+            is_within = _keeps_to_limits(each.unit, lacking, before, victims, others)
+            has_room = all(fits(need, free[name]) for name, need in needs.items())
+            assert not (has_room and is_within), f"{spared.key} was evicted in vain"
+
+
+def _keeps_to_limits(
+    unit: Unit,
+    lacking: Mapping[LimitKey, int] | None,
+    before: PoolLimits,
+    victims: Sequence[Unit],
+    others: Sequence[Unit],
+) -> bool:
+    """Return whether a nominated unit, which the limits count, keeps to them if only some of its victims end."""
+    for key, lack in (lacking or {}).items():
+        given = sum(before.room_of(each.uid, key) for each in victims)
+        held = max(0, sum_amounts(unit.parts, key.measure) - given)
+        if lack > held + sum(before.room_of(each.uid, key) for each in others):
+            return False
+    return lacking is not None
 
 
 def _held_of(need: Amounts, name: str, victims: Iterable[Unit]) -> Amounts:
@@ -164,49 +194,107 @@ def check_promised_room(cells: Sequence[Cell], units: Iterable[Unit], made: Roun
 def _count_limits(by_id: Mapping[str, Cell], units: Iterable[Unit], rules: PlanRules) -> PoolLimits:
     limits = PoolLimits(rules.pools, rules.quotas)
     for unit in units:
-        if unit.state != "waiting" and unit.cells and unit.cells[0] in by_id:
-            limits.add(unit, by_id[unit.cells[0]].pool)
+        if unit.state != "waiting":
+            known = (by_id[name].pool for name in unit.cells if name in by_id)
+            elastic = (pool for pool in unit.pools if rules.pools.get(pool, PoolRules()).elastic)
+            limits.add_holder(unit, next(chain(known, elastic, unit.pools)))
     return limits
 
 
+_Placed = Sequence[tuple[Unit, str]]
+"""Units with the pools in which they are."""
+
+
 def check_limits(cells: Sequence[Cell], units: Sequence[Unit], rules: PlanRules, made: Round) -> None:
-    """Hold I9: what is admitted or promised keeps to quotas, lending and borrowing; what ran before may be above."""
+    """Hold I9: what is admitted keeps to all limits, and what is promised once its victims have ended.
+
+    What ran before may be above.
+    """
     by_id = {cell.id: cell for cell in cells}
     admitted, nominated = _settled(made)
     replaced = {uid for unit in made.queue for uid in unit.replaces}
-    replaced |= {
-        each.uid
-        for each in units
-        for unit in made.queue
-        if unit.uid in nominated and unit.nomination is not None and each.uid in unit.nomination.victims
-        if each.state == "ending" and each.service == unit.service
-    }
-    settled = {**admitted, **nominated}
-    holding = [unit for unit in units if unit.state != "waiting" and unit.cells and unit.uid not in replaced]
+    leaving = _list_promised_victims(made, nominated)
 
-    def use(namespace: str, pool: str, uids: bool) -> int:
-        found = [(unit, unit.cells) for unit in holding]
-        found += [(unit, settled[unit.uid]) for unit in made.queue if uids and settled.get(unit.uid)]
-        return sum(
-            sum_amounts(unit.parts, "devices")
-            for unit, places in found
-            if unit.key.namespace == namespace and places[0] in by_id and by_id[places[0]].pool == pool
-        )
+    def find_placed(places: Iterable[tuple[Unit, Sequence[str]]]) -> _Placed:
+        return [(unit, by_id[names[0]].pool) for unit, names in places if names and names[0] in by_id]
 
+    holding = find_placed((each, each.cells) for each in units if each.state != "waiting" and each.uid not in replaced)
+    staying = [(unit, pool) for unit, pool in holding if unit.uid not in leaving]
+    new = find_placed((unit, admitted.get(unit.uid, ())) for unit in made.queue)
+    promised = find_placed((unit, nominated.get(unit.uid, ())) for unit in made.queue)
+    for name, allowed, count in _list_limits(rules):
+        assert count([*holding, *new]) <= max(count(holding), allowed), f"{name} is exceeded"
+        assert count([*staying, *new, *promised]) <= max(count(staying), allowed), f"{name} will be exceeded"
+
+
+def _list_promised_victims(made: Round, nominated: Iterable[str]) -> set[str]:
+    nominations = {unit.uid: unit.nomination for unit in made.queue if unit.nomination is not None}
+    nominations |= {each.unit.uid: each.nomination for each in made.actions if isinstance(each, Nominate)}
+    return {victim for uid in nominated for victim in nominations[uid].victims}
+
+
+def _list_limits(rules: PlanRules) -> Iterator[tuple[str, int, Callable[[_Placed], int]]]:
+    """Yield each limit by name, with what it allows and a count of what units use of it."""
     for (namespace, pool), quota in rules.quotas.items():
-        if quota.devices is not None:
-            before, after = use(namespace, pool, False), use(namespace, pool, True)
-            assert after <= max(before, quota.devices), f"{namespace} uses {after} devices of {pool}"
+        measures: tuple[tuple[Measure, int | None], ...] = (("devices", quota.devices), ("memory", quota.memory_bytes))
+        for measure, allowed in measures:
+            if allowed is not None:
+                count = partial(_count_those, measure, partial(_is_in_quota, namespace, pool))
+                yield f"the quota of {measure} of {namespace} in {pool}", allowed, count
     for pool, limit in rules.pools.items():
-        if limit.lending_limit is None:
+        measure = "memory" if pool == "metal" else "devices"
+        for field, allowed, is_counted in (
+            ("nominal", limit.nominal, _is_at_home),
+            ("lendingLimit", limit.lending_limit, _is_lent),
+            ("borrowingLimit", limit.borrowing_limit, _is_borrowed),
+        ):
+            if allowed is not None:
+                yield f"{field} of {pool}", allowed, partial(_count_those, measure, partial(is_counted, pool))
+
+
+def _is_in_quota(namespace: str, limited: str, unit: Unit, pool: str) -> bool:
+    return (unit.key.namespace, pool) == (namespace, limited)
+
+
+def _is_at_home(limited: str, unit: Unit, pool: str) -> bool:
+    return unit.pools[0] == pool == limited
+
+
+def _is_lent(limited: str, unit: Unit, pool: str) -> bool:
+    return pool == limited != unit.pools[0]
+
+
+def _is_borrowed(limited: str, unit: Unit, pool: str) -> bool:
+    return unit.pools[0] == limited != pool
+
+
+def _count_those(measure: Measure, is_counted: Callable[[Unit, str], bool], placed: _Placed) -> int:
+    return sum(sum_amounts(unit.parts, measure) for unit, pool in placed if is_counted(unit, pool))
+
+
+def check_first_blocked(
+    cells: Sequence[Cell], units: Sequence[Unit], rules: PlanRules, now: float, made: Round
+) -> None:
+    """Check that the first unit which waits could not start if all ended that may end for it."""
+    admitted, nominated = _settled(made)
+    waiting = (unit for unit in made.queue if unit.uid not in admitted and unit.uid not in nominated)
+    unit = next((each for each in waiting if each.uid not in made.blocked or made.blocked[each.uid].feasible), None)
+    if unit is None or unit.uid not in made.blocked or len(unit.parts) > 1:
+        return
+    gone = _list_promised_victims(made, nominated)
+    gone |= {each.victim.uid for each in made.actions if isinstance(each, EvictUnit)}
+    usable = [
+        each
+        for each in units
+        if each.uid not in gone and (each.state == "ending" or _may_evict(unit, each, rules, now))
+    ]
+    before = _count_limits({cell.id: cell for cell in cells}, units, rules)
+    for cell in cells:
+        lacking = made.limits.list_lacking(unit, cell.pool)
+        if not _could_use(unit, cell) or lacking is None:
             continue
-        borrowed = [unit for unit in made.queue if settled.get(unit.uid) and unit.pools[0] != pool]
-        lent = [unit for unit in borrowed if by_id[settled[unit.uid][0]].pool == pool]
-        lent_before = [
-            unit
-            for unit in holding
-            if unit.pools[0] != pool and unit.cells[0] in by_id and by_id[unit.cells[0]].pool == pool
-        ]
-        before = sum(sum_amounts(unit.parts, "devices") for unit in lent_before)
-        added = sum(sum_amounts(unit.parts, "devices") for unit in lent)
-        assert before + added <= max(before, limit.lending_limit), f"{pool} lends {before + added}"
+        room = made.left[cell.id]
+        for each in usable:
+            room = add_room(room, add_by_cell(each.parts, each.cells).get(cell.id, {}))
+        is_within = all(lack <= sum(before.room_of(each.uid, key) for each in usable) for key, lack in lacking.items())
+        assert not (is_within and fits(unit.parts[0], room)), f"{unit.key} could have {cell.id}"

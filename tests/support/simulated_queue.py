@@ -59,15 +59,15 @@ class SimulatedQueue:
             self.add_cell()
         pools: dict[str, PoolRules] = {}
         quotas: dict[tuple[str, str], PoolQuota] = {}
-        if self.chance.random() < 0.4:
+        if self.chance.random() < 0.6:
             pools["nvidia"] = PoolRules(
-                nominal=self.chance.choice([None, 12]),
+                nominal=self.chance.choice([None, 6, 12]),
                 borrowing_limit=self.chance.choice([None, 4]),
                 lending_limit=self.chance.choice([None, 4]),
                 elastic=self.chance.choice([0, 0, 1]),
             )
             pools["metal"] = PoolRules(nominal=self.chance.choice([None, 96]))
-            quotas["a", "nvidia"] = PoolQuota(devices=self.chance.choice([None, 6]), memory_bytes=200)
+            quotas["a", "nvidia"] = PoolQuota(devices=self.chance.choice([None, 4, 8]), memory_bytes=200)
         self.rules = PlanRules(self.chance.choice([0.0, MIN_RUN_SECONDS]), pools, quotas)
 
     def name(self, kind: str) -> str:

@@ -92,7 +92,7 @@ async def test_quota_holds_the_third_service_of_a_namespace_and_no_other(
     for number in (1, 2):
         await user.serve(f"chat-{number}")
         await user.wait_until_on(f"chat-{number}", "sim-1")
-    await user.serve("chat-3", priority="critical")
+    await user.serve("chat-3")
     await user.wait_for_status("chat-3", reason="Quota", place="1/1")
     await neighbour.serve("other", gpus=4, priority="batch")
     await neighbour.wait_until_on("other", "sim-1")
@@ -104,6 +104,12 @@ async def test_quota_holds_the_third_service_of_a_namespace_and_no_other(
     assert await user.nodes("chat-1") == ["sim-1"], "a quota below what runs ends nothing"
     await admin.edit("nvidia", quotas=[{"namespace": user.namespace, "devices": 3}])
     await user.wait_until_on("chat-3", "sim-1")
+    # What is more important takes the place of the last one of its own namespace, though there is room for both.
+    await user.wait_until_evictable("chat-3")
+    await user.serve("urgent", priority="critical")
+    await user.wait_until_on("urgent", "sim-1")
+    await user.wait_for_status("chat-3", reason="Quota", place="1/1")
+    assert (await user.nodes("chat-1"), await neighbour.nodes("other")) == (["sim-1"], ["sim-1"])
 
 
 async def test_replica_that_borrows_goes_first_when_the_owner_comes(

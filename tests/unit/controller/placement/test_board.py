@@ -139,7 +139,7 @@ REASONS: dict[str, tuple[list[Cell], list[Unit], str, str]] = {
         [gpu_cell("n1", free=0)],
         [OLD, waiting_unit("chat", 2)],
         "Draining",
-        "room on node/n1 is kept for it: it starts as soon as replicas of team/old have ended there",
+        "room on node/n1 is kept for it: it starts as soon as replicas of team/old have ended",
     ),
     "all nodes are closed": (
         [gpu_cell("n1", closed="Cordoned"), gpu_cell("n2", closed="NotReady")],
@@ -202,7 +202,7 @@ LIMITS: dict[str, tuple[Sequence[Cell], Unit, PlanRules, str, str]] = {
         "Quota",
         (
             "needs nvidia.com/gpu: 2, but the quota of namespace team in pool nvidia allows 4 devices, of which 3 are "
-            "used: raise the quota, or end services of the namespace"
+            "used: raise the quota, end services of the namespace, or raise spec.priority"
         ),
     ),
     "it needs more than its quota": (

@@ -340,8 +340,10 @@ def test_successor_at_a_full_quota_keeps_the_place_of_its_predecessor_while_that
     ends = ending(runs("old", 4, "n", service="chat"))
     new = nominated(pod("new", 4, service="chat"), "n", "old")
     assert say(decide([node("n", 8)], [ends, new, pod("other", 4, at=-1)], rules)) == []
-    other = nominated(pod("other", 4), "n", "old")
-    assert say(decide([node("n", 8)], [ends, other], rules)) == ["other waits for nothing"]
+    stranger = ending(runs("stranger", 4, "n", namespace="other"))
+    waits = nominated(pod("new", 4), "n", "stranger")
+    units = [runs("busy", 4, "n"), stranger, waits]
+    assert say(decide([node("n", 8)], units, rules)) == ["new waits for nothing"], "that frees nothing of its quota"
 
 
 # Elastic pools

@@ -64,8 +64,7 @@ def test_quota_is_of_its_namespace_and_pool_alone() -> None:
 
 
 def test_quota_below_what_runs_evicts_nothing_and_admits_nothing_more() -> None:
-    units = [runs("r", 4, "n", priority="batch"), pod("a", 1, priority="critical")]
-    assert say(decide([node("n")], units, quota(devices=2))) == []
+    assert say(decide([node("n")], [runs("r", 4, "n"), pod("a", 1)], quota(devices=2))) == []
 
 
 def test_unit_that_only_a_quota_holds_back_closes_no_cell() -> None:
@@ -81,7 +80,7 @@ def test_small_unit_does_not_pass_a_large_one_that_waits_for_the_quota() -> None
 
 
 def test_quota_is_kept_for_a_unit_that_waits_for_room() -> None:
-    # The small one could be evicted for its device, but nothing is evicted for a quota.
+    # The small one could be evicted for device and quota, but not before its minimum run time.
     cells = [node("n", 4), node("m", 1)]
     units = [
         runs("full", 4, "n", namespace="other", priority="critical"),
