@@ -100,7 +100,8 @@ class AcceleratorPoolSpec(ApiStruct, frozen=True):
         described(
             "The most that replicas at home in other pools use of this one, in the unit of nominal. 0: the pool lends "
             "nothing. Replicas that borrow are the first to be evicted for a replica of higher priority that is at "
-            "home here. Any service may name the pool as its home: quotas keep it for namespaces. Default: no limit."
+            "home here, and evict none that is. Any service may name the pool as its home: quotas keep it for "
+            "namespaces. Default: no limit."
         ),
     ] = None
     elastic: Annotated[

@@ -338,7 +338,7 @@ class PlaceSearch:
         if means == "free":
             cost: tuple[float, ...] | None = () if fits(need, free) else None
         else:
-            cost = self._candidates.find_bound(unit.rank, need, name, free, is_patient=means == "wait")
+            cost = self._candidates.find_bound(unit, need, cell, free, is_patient=means == "wait")
         if cost is None:
             return None
         return CellChoice(cost, count_leftover(need, cell, free), -cell.bandwidth_bytes_per_second, name)

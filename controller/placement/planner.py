@@ -22,14 +22,13 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from controller.placement.place_search import RESERVED, FoundPlace, HeadOfLine, PlaceSearch, need_key
-from controller.placement.pool_limits import LimitRefusal, PoolLimits, PoolRules, Quotas
+from controller.placement.pool_limits import LimitRefusal, PoolLimits, PoolRules, Quotas, find_pool
 from controller.placement.preemption import Candidates
 from controller.placement.score import CellScore
 from controller.placement.units import (
     Amounts,
     Cell,
     HostRequirement,
-    NodeRequirement,
     Nomination,
     Unit,
     add_by_cell,
@@ -148,13 +147,15 @@ class Planning:
         holding = [unit for unit in everything if unit.state != "waiting"]
         self._holders = {unit.uid: unit for unit in holding}
         self._rules = rules
-        self._candidates = Candidates(holding, now, rules.min_run_seconds)
+        known = {cell.id: cell for cell in cells}
+        pools = {unit.uid: find_pool(unit, known, rules.pools) for unit in holding}
+        self._candidates = Candidates(holding, pools, now, rules.min_run_seconds)
         self._limits = PoolLimits(rules.pools, rules.quotas)
-        self._search = self.build_search(cells)
+        self._search = self.build_search(known.values())
         self._elastic = {name: each.elastic for name, each in rules.pools.items() if each.elastic > 0}
         for unit in holding:
             self._search.count_beside(unit.service, unit.cells)
-            pool = self._find_pool(unit)
+            pool = pools[unit.uid]
             self._limits.add_holder(unit, pool)
             if not unit.cells and pool in self._elastic:
                 self._elastic[pool] -= 1
@@ -453,20 +454,3 @@ class Planning:
             if any(name in cells and fits(part, cells[name].free) for name in (*self._kept, *closed)):
                 return True
         return False
-
-    def _find_pool(self, unit: Unit) -> str:
-        """Return the pool of a unit; if its node is not known, the first that is elastic, or its home."""
-        for name in unit.cells:
-            if (cell := self._search.cells.get(name)) is not None:
-                return cell.pool
-        elastic = [pool for pool in unit.pools if self._rules.pools.get(pool, PoolRules()).elastic > 0]
-        # It was admitted with the labels of its pool; those of a pool that has none say nothing.
-        labels = {pool: self._rules.pools[pool].node_labels for pool in elastic}
-        requirement = unit.requirement
-        own = (
-            pool
-            for pool in elastic
-            if labels[pool] and isinstance(requirement, NodeRequirement) and requirement.demands(labels[pool])
-        )
-        open_pools = (pool for pool in elastic if not labels[pool])
-        return next(itertools.chain(own, open_pools, elastic, unit.pools), "")

@@ -6,11 +6,12 @@ that count against a limit may end for a more important one that it holds back: 
 """
 
 import bisect
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
-from controller.placement.units import MEMORY, Amounts, Cell, HostRequirement, Unit
+from controller.placement.units import MEMORY, Amounts, Cell, HostRequirement, NodeRequirement, Unit
 from crds.acceleratorpool import EACH_NAMESPACE
 from crds.size import size_text
 
@@ -230,6 +231,24 @@ class PoolLimits:
         for reason, owner, allowed in found:
             if allowed is not None:
                 yield LimitKey(reason, owner, measure), allowed, sum_amounts(unit.parts, measure)
+
+
+def find_pool(unit: Unit, cells: Mapping[str, Cell], pools: Mapping[str, PoolRules]) -> str:
+    """Return the pool of a unit; if its node is not known, the first that is elastic, or its home."""
+    for name in unit.cells:
+        if (cell := cells.get(name)) is not None:
+            return cell.pool
+    elastic = [pool for pool in unit.pools if pools.get(pool, PoolRules()).elastic > 0]
+    # It was admitted with the labels of its pool; those of a pool that has none say nothing.
+    labels = {pool: pools[pool].node_labels for pool in elastic}
+    requirement = unit.requirement
+    own = (
+        pool
+        for pool in elastic
+        if labels[pool] and isinstance(requirement, NodeRequirement) and requirement.demands(labels[pool])
+    )
+    open_pools = (pool for pool in elastic if not labels[pool])
+    return next(itertools.chain(own, open_pools, elastic, unit.pools), "")
 
 
 def is_borrowed(unit: Unit, pool: str) -> bool:

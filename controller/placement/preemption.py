@@ -1,7 +1,8 @@
 """Preemption: the fewest and least important units whose end makes room for one that waits.
 
 Only units of a strictly lower priority are evicted, none that is protected, and none before its minimum run time. A
-unit that ends already comes first, because it costs nothing; then, for a unit at home in the pool, one that borrows.
+unit that ends already comes first, because it costs nothing; then, for a unit at home in the pool, one that borrows. A
+unit that is at home where it runs is evicted for others of the same home only: one that borrows evicts borrowers alone.
 """
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
@@ -37,8 +38,16 @@ class _Yield(NamedTuple):
 class Candidates:
     """The units that hold room, by cell, which of them may be evicted now, and whose room is promised already."""
 
-    def __init__(self, holding: Iterable[Unit], now: float, min_run_seconds: float) -> None:
-        self._now, self._min_run_seconds = now, min_run_seconds
+    def __init__(self, holding: Iterable[Unit], pools: Mapping[str, str], now: float, min_run_seconds: float) -> None:
+        """Take the units that hold room.
+
+        Args:
+            holding: the units.
+            pools: by `Unit.uid`, the pool in which each is.
+            now: the wall clock, in seconds since 1970.
+            min_run_seconds: the time for which a unit is not evicted.
+        """
+        self._now, self._min_run_seconds, self._pools = now, min_run_seconds, pools
         self._by_cell: dict[str, list[Unit]] = {}
         self._room: dict[str, dict[str, Amounts]] = {}
         """By `uid`, what a unit frees on each cell and is not promised yet."""
@@ -51,7 +60,7 @@ class Candidates:
         self._seconds_left: dict[str, float] = {}
         self._lowest_young: dict[str, int] = {}
         """By cell, the rank of the least important unit that may be evicted once it has run for long enough."""
-        self._yields: dict[tuple[str, int, bool], _Yield] = {}
+        self._yields: dict[str, dict[tuple[int, bool, bool], _Yield]] = {}
         for unit in holding:
             self._add(unit)
         for found in self._by_cell.values():
@@ -124,20 +133,20 @@ class Candidates:
                 self._lowest[cell] = _NO_RANK
                 self._by_cell[cell].sort(key=lambda unit: not self.is_ending(unit))
         for cell in room:
-            for rank in PRIORITY_RANK.values():
-                self._yields.pop((cell, rank, True), None)
-                self._yields.pop((cell, rank, False), None)
+            self._yields.pop(cell, None)
         return room
 
     def find_bound(
-        self, rank: int, need: Amounts, cell: str, free: Amounts, *, is_patient: bool
+        self, preemptor: Unit, need: Amounts, cell: Cell, free: Amounts, *, is_patient: bool
     ) -> tuple[float, int, int, int, int] | None:
         """Return a cost below which the victims for a need cannot be, or None if they certainly do not make room."""
-        if not self.has_victims(rank, cell):
+        if not self.has_victims(preemptor.rank, cell.id):
             return None
-        found = self._yields.get((cell, rank, is_patient))
+        yields = self._yields.setdefault(cell.id, {})
+        key = preemptor.rank, is_borrowed(preemptor, cell.pool), is_patient
+        found = yields.get(key)
         if found is None:
-            found = self._yields[cell, rank, is_patient] = self._sum_yield(rank, cell, is_patient=is_patient)
+            found = yields[key] = self._sum_yield(preemptor, cell.id, is_patient=is_patient)
         count = 1
         for name, amount in need.items():
             lacking = amount - free.get(name, amount)
@@ -145,19 +154,16 @@ class Candidates:
                 if lacking > found.most.get(name, 0):
                     return None
                 count = max(count, -(-lacking // found.largest[name]))
-        return 0.0, 0, -self._lowest[cell], 0 if found.has_ending else count, 0
+        return 0.0, 0, -self._lowest[cell.id], 0 if found.has_ending else count, 0
 
-    def _sum_yield(self, rank: int, cell: str, *, is_patient: bool) -> _Yield:
+    def _sum_yield(self, preemptor: Unit, cell: str, *, is_patient: bool) -> _Yield:
         most: dict[str, int] = {}
         largest: dict[str, int] = {}
         has_ending = False
         for unit in self._by_cell.get(cell, ()):
-            is_ending = self.is_ending(unit)
-            if not is_ending and (unit.rank <= rank or unit.is_protected):
+            if not self.may_end(preemptor, unit, is_patient=is_patient):
                 continue
-            if not is_ending and not is_patient and unit.uid in self._seconds_left:
-                continue
-            has_ending = has_ending or is_ending
+            has_ending = has_ending or self.is_ending(unit)
             for name, amount in self.room_of(unit.uid, cell).items():
                 most[name] = most.get(name, 0) + amount
                 largest[name] = max(amount, largest.get(name, 0))
@@ -169,7 +175,17 @@ class Candidates:
 
     def may_evict(self, preemptor: Unit, victim: Unit) -> bool:
         """Return whether a unit may have another one evicted now."""
-        return victim.rank > preemptor.rank and not victim.is_protected and victim.uid not in self._seconds_left
+        return (
+            victim.rank > preemptor.rank
+            and not victim.is_protected
+            and victim.uid not in self._seconds_left
+            and not self._is_owner(victim, preemptor)
+        )
+
+    def _is_owner(self, victim: Unit, preemptor: Unit) -> bool:
+        """Return whether a unit is at home in the pool where it is, and the other one is not."""
+        pool = self._pools[victim.uid]
+        return not is_borrowed(victim, pool) and is_borrowed(preemptor, pool)
 
     def may_end(self, preemptor: Unit, victim: Unit, *, is_patient: bool) -> bool:
         """Return whether a unit ends, or may be evicted for another one: now, or with patience later."""
@@ -177,8 +193,9 @@ class Candidates:
             return False
         if self.is_ending(victim):
             return True
-        is_young = victim.uid in self._seconds_left
-        return victim.rank > preemptor.rank and not victim.is_protected and (is_patient or not is_young)
+        if victim.rank <= preemptor.rank or victim.is_protected or self._is_owner(victim, preemptor):
+            return False
+        return is_patient or victim.uid not in self._seconds_left
 
     def find_wait(self, victims: Iterable[Unit]) -> float:
         """Return the time until all of these units may be evicted."""

@@ -102,22 +102,23 @@ def check_promises(cells: Sequence[Cell], units: Iterable[Unit], rules: PlanRule
         assert not fits(need, free), f"{unit.key} lost {name}, which it was promised"
 
 
-def _may_evict(preemptor: Unit, victim: Unit, rules: PlanRules, now: float) -> bool:
+def _may_evict(preemptor: Unit, victim: Unit, pool: str, rules: PlanRules, now: float) -> bool:
     age_seconds = abs(now - victim.evictable_since) if victim.evictable_since is not None else rules.min_run_seconds
     return (
         victim.state == "running"
         and victim.rank > preemptor.rank
         and not victim.is_protected
         and age_seconds >= rules.min_run_seconds
+        and (victim.pools[0] != pool or preemptor.pools[0] == pool)
     )
 
 
 def check_victims(cells: Sequence[Cell], units: Sequence[Unit], rules: PlanRules, now: float, made: Round) -> None:
     """Hold I4: victims are less important, unprotected and old enough, and none of them is needless."""
+    by_id = {cell.id: cell for cell in cells}
     for each in made.actions:
         if isinstance(each, EvictUnit):
-            assert _may_evict(each.preemptor, each.victim, rules, now)
-    by_id = {cell.id: cell for cell in cells}
+            assert _may_evict(each.preemptor, each.victim, _find_pool(each.victim, by_id, rules), rules, now)
     before = _count_limits(by_id, units, rules)
     by_uid = {unit.uid: unit for unit in units}
     evicted = {each.victim.uid: each.preemptor.uid for each in made.actions if isinstance(each, EvictUnit)}
@@ -195,10 +196,14 @@ def _count_limits(by_id: Mapping[str, Cell], units: Iterable[Unit], rules: PlanR
     limits = PoolLimits(rules.pools, rules.quotas)
     for unit in units:
         if unit.state != "waiting":
-            known = (by_id[name].pool for name in unit.cells if name in by_id)
-            elastic = (pool for pool in unit.pools if rules.pools.get(pool, PoolRules()).elastic)
-            limits.add_holder(unit, next(chain(known, elastic, unit.pools)))
+            limits.add_holder(unit, _find_pool(unit, by_id, rules))
     return limits
+
+
+def _find_pool(unit: Unit, by_id: Mapping[str, Cell], rules: PlanRules) -> str:
+    known = (by_id[name].pool for name in unit.cells if name in by_id)
+    elastic = (pool for pool in unit.pools if rules.pools.get(pool, PoolRules()).elastic)
+    return next(chain(known, elastic, unit.pools))
 
 
 _Placed = Sequence[tuple[Unit, str]]
@@ -281,14 +286,16 @@ def check_first_blocked(
     unit = next((each for each in waiting if each.uid not in made.blocked or made.blocked[each.uid].feasible), None)
     if unit is None or unit.uid not in made.blocked or len(unit.parts) > 1:
         return
+    by_id = {cell.id: cell for cell in cells}
     gone = _list_promised_victims(made, nominated)
     gone |= {each.victim.uid for each in made.actions if isinstance(each, EvictUnit)}
     usable = [
         each
         for each in units
-        if each.uid not in gone and (each.state == "ending" or _may_evict(unit, each, rules, now))
+        if each.uid not in gone
+        and (each.state == "ending" or _may_evict(unit, each, _find_pool(each, by_id, rules), rules, now))
     ]
-    before = _count_limits({cell.id: cell for cell in cells}, units, rules)
+    before = _count_limits(by_id, units, rules)
     for cell in cells:
         lacking = made.limits.list_lacking(unit, cell.pool)
         if not _could_use(unit, cell) or lacking is None:

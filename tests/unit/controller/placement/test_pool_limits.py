@@ -1,5 +1,6 @@
 """Limits of pools in the planner: quotas, nominal amounts, lending, borrowing, and rules that contradict each other."""
 
+import msgspec
 import pytest
 
 from controller.placement.explanation import RefusalCounter
@@ -7,7 +8,7 @@ from controller.placement.planner import PlanRules
 from controller.placement.pool_limits import PoolQuota, PoolRules, find_pool_problems
 from controller.placement.units import Unit
 from crds.size import GIB
-from tests.support.queue_decisions import decide, nominated, runs, say
+from tests.support.queue_decisions import NOW, decide, nominated, runs, say
 from tests.support.queue_units import gpus, host, node, pod, process
 
 BOTH = ("nvidia", "amd")
@@ -172,17 +173,69 @@ def test_borrowing_limit_limits_what_the_units_of_a_home_use_elsewhere() -> None
     assert say(decide(CELLS, units, rules)) == ["b1 gets n", "own gets n"]
 
 
-@pytest.mark.parametrize(
-    ("preemptor", "victim"),
-    [(pod("x", 4, priority="high"), "lent"), (borrower("x", 4, priority="high", avoid=frozenset({"node/a"})), "own")],
-)
-def test_owner_takes_borrowed_victims_first(preemptor: Unit, victim: str) -> None:
-    own = runs("own", 4, "n", priority="batch")
-    lent = runs("lent", 4, "n", pools=("amd", "nvidia"), priority="low")
-    assert say(decide([node("n", 8)], [own, lent, preemptor])) == [f"x waits on n for {victim}", f"{victim} ends for x"]
+OWN = runs("own", 4, "n", priority="batch")
+GUEST = runs("guest", 4, "n", pools=("amd", "nvidia"), priority="low")
+
+
+def test_owner_takes_borrowed_victims_first() -> None:
+    x = pod("x", 4, priority="high")
+    assert say(decide([node("n", 8)], [OWN, GUEST, x])) == ["x waits on n for guest", "guest ends for x"]
     elsewhere = runs("own", 4, "m", priority="batch")
-    made = decide([node("n", 4), node("m", 4)], [elsewhere, lent, preemptor])
-    assert f"{victim} ends for x" in say(made)
+    made = decide([node("n", 4), node("m", 4)], [elsewhere, GUEST, x])
+    assert say(made) == ["x waits on n for guest", "guest ends for x"]
+
+
+def test_unit_that_borrows_evicts_units_that_borrow_and_no_owner() -> None:
+    x = borrower("x", 4, priority="critical")
+    assert say(decide([node("n", 8)], [OWN, GUEST, x])) == ["x waits on n for guest", "guest ends for x"]
+    assert say(decide([node("n", 4)], [OWN, x])) == []
+    assert say(decide([node("n", 8)], [OWN, GUEST, borrower("x", 8, priority="critical")])) == []
+
+
+def test_unit_that_borrows_does_not_wait_until_an_owner_may_be_evicted() -> None:
+    young = msgspec.structs.replace(OWN, evictable_since=NOW - 1)
+    assert decide([node("n", 4)], [young, borrower("x", 4, priority="critical")]).again_seconds is None
+    assert decide([node("n", 4)], [young, pod("x", 4, priority="critical")]).again_seconds is not None
+
+
+def test_unit_that_borrows_evicts_no_owner_for_a_quota_or_by_a_nomination() -> None:
+    x = borrower("x", 4, priority="critical")
+    assert say(decide([node("n", 8)], [OWN, x], quota(devices=4))) == []
+    assert say(decide([node("n", 4)], [OWN, nominated(x, "n", "own")])) == ["x waits for nothing"]
+
+
+def test_unit_that_borrows_takes_the_room_of_an_owner_that_ends_anyway() -> None:
+    leaving = msgspec.structs.replace(OWN, state="ending")
+    assert say(decide([node("n", 4)], [leaving, borrower("x", 4)])) == ["x waits on n for own"]
+
+
+def test_unit_that_borrows_takes_what_an_owner_leaves_of_the_room_of_another() -> None:
+    units = [OWN, pod("x", 2, priority="critical"), borrower("y", 2, priority="high")]
+    assert say(decide([node("n", 4)], units)) == ["x waits on n for own", "own ends for x", "y waits on n for own"]
+
+
+def test_owner_evicts_where_one_that_borrows_could_not() -> None:
+    guest = runs("guest", 4, "o", pools=("amd", "other"), priority="batch")
+    units = [OWN, guest, borrower("x", 4, pools=("amd", "nvidia", "other")), pod("y", 4, at=1)]
+    made = decide([node("n", 4), node("o", 4, pool="other")], units)
+    assert say(made)[::2] == ["x waits on o for guest", "y waits on n for own"]
+
+
+def test_gang_that_borrows_evicts_no_owner() -> None:
+    gang = borrower("x", parts=(gpus(2), gpus(2)), priority="critical")
+    assert say(decide([node("n", 8)], [OWN, runs("full", 4, "n", priority="critical"), gang])) == []
+    assert say(decide([node("n", 8)], [OWN, GUEST, gang])) == ["x waits on n n for guest", "guest ends for x"]
+
+
+def test_unit_that_may_use_all_pools_evicts_at_home_and_those_that_borrow_elsewhere() -> None:
+    # So is one whose service names no pools.
+    x = pod("x", 4, priority="critical", pools=BOTH)
+    at_home, away = runs("at-home", 8, "n", pools=BOTH), runs("away", 4, "a", pools=BOTH)
+    own = runs("amd-own", 4, "a", pools=("amd",), priority="batch")
+    assert say(decide(CELLS, [at_home, away, own, x]))[1:] == ["at-home ends for x"]
+    important = msgspec.structs.replace(at_home, priority="critical")
+    assert say(decide(CELLS, [important, away, own, x]))[1:] == ["away ends for x"]
+    assert say(decide(CELLS, [important, runs("full", 4, "a", pools=BOTH, priority="critical"), own, x])) == []
 
 
 def test_owner_does_not_take_a_borrowed_unit_of_equal_priority() -> None:
