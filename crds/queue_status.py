@@ -64,7 +64,8 @@ class QueueStatus(ApiStruct, frozen=True):
     position: Annotated[
         int | None,
         described(
-            "Place in the queue of the pool; the first is 1. Absent if no node or host could ever run the replica.",
+            "Place in the queue of the pool; the first is 1. Absent if no node or host could ever run the replica, or "
+            "if limits allow less than it needs.",
             format="int32",
         ),
     ] = None
@@ -86,7 +87,8 @@ class QueueStatus(ApiStruct, frozen=True):
         described(
             "InsufficientDevices, InsufficientMemory: too little is free. HeadOfLine: what is free is kept for a "
             "replica ahead that waits for the same nodes or hosts. Draining: others end to make room. Quota: a limit "
-            "of the pool or namespace is reached. CellsClosed: all nodes or hosts that could run it take nothing new. "
+            "of the pool or namespace is reached, or allows less than the replica needs. CellsClosed: all nodes or "
+            "hosts that could run it take nothing new. "
             "NotConsidered: too many are ahead. AdmissionFailed: its turn could not be written, and is tried again. "
             "NoSuchHardware: no node or host could ever run it. None in mode Kueue."
         ),

@@ -64,8 +64,7 @@ class _Entry(NamedTuple):
     def news(self) -> tuple[object, ...]:
         """All of which a change is told at once."""
         front = self.position if self.position is not None and self.position <= FRONT else 0
-        is_hopeless = self.reason == "NoSuchHardware"
-        return self.unit.uid, self.pool, is_hopeless, self.nomination, front
+        return self.unit.uid, self.pool, self.position is None, self.nomination, front
 
 
 class _ShownRound(NamedTuple):
@@ -275,10 +274,12 @@ class Board:
             queue = queues.get(lane.pool) or queues.setdefault(lane.pool, _PoolQueue())
             nomination = nominated.get(uid, None if uid in withdrawn else unit.nomination)
             reason = find_reason(decided, uid, nomination, failures)
+            blockage = decided.blocked.get(uid) if nomination is None else None
+            can_start = blockage is None or blockage.can_start
             depths[lane.pool, unit.priority] = depths.get((lane.pool, unit.priority), 0) + 1
             needed = queue.needed.get(lane, 0) + amount
             if unit.service not in entries:
-                position = None if reason == "NoSuchHardware" else queue.length + 1
+                position = queue.length + 1 if can_start else None
                 entry = _Entry(
                     unit,
                     lane.pool,
@@ -287,11 +288,11 @@ class Board:
                     needed,
                     nomination,
                     reason,
-                    _unestimated(reason),
+                    _unestimated(reason, can_start=can_start),
                     find_limit(decided, uid),
                 )
                 entries[unit.service] = self._estimate(entry, lane)
-            if reason != "NoSuchHardware":
+            if can_start:
                 queue.length += 1
                 queue.ahead[unit.rank] += 1
                 if nomination is None:
@@ -359,7 +360,7 @@ def find_limit(decided: Round, uid: str) -> LimitRefusal | None:
     return blockage.limit if blockage is not None else None
 
 
-def _unestimated(reason: QueueReason | None) -> NoEstimate:
+def _unestimated(reason: QueueReason | None, *, can_start: bool) -> NoEstimate:
     if reason == "Draining":
         return "Draining"
-    return "NoPosition" if reason == "NoSuchHardware" else "TooFewSeen"
+    return "TooFewSeen" if can_start else "NoPosition"

@@ -289,4 +289,4 @@ def explain_wait(end: QueueForecast, fate: UnitFate) -> Wait:
 
 def _is_hopeless(made: Round, unit: Unit) -> bool:
     blockage = made.blocked.get(unit.uid)
-    return blockage is not None and not blockage.feasible
+    return blockage is not None and not blockage.can_start

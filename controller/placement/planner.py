@@ -10,7 +10,7 @@ aging: within a priority, the time in the queue decides.
 
 A unit that a limit of a pool or a quota holds back may have units of lower priority evicted that count against this
 limit, if it then gets a cell, too. Else it closes no cell, but the limit to all later units. What a unit that waits for
-room needs of a limit is kept for it.
+room needs of a limit is kept for it. A unit that needs more than its limits ever allow closes nothing.
 
 The plan is a pure function of its inputs: two controllers with the same inputs decide alike, and a decision that was
 written down in part is taken again in the same way.
@@ -94,6 +94,13 @@ class Blockage(NamedTuple):
     """The limits that keep it out of some of its pools."""
     limit: LimitRefusal | None = None
     """That of them for which it waits; None: room would not be there without them either."""
+    exceeds_limits: bool = False
+    """In each pool that could run it, a limit allows less than it needs."""
+
+    @property
+    def can_start(self) -> bool:
+        """Return whether the unit can start without a change of hardware, limits or its needs."""
+        return self.feasible > 0 and not self.exceeds_limits
 
 
 class Round(NamedTuple):
@@ -162,7 +169,8 @@ class Planning:
                 self._leave_room(unit, pool)
         self._kept: set[str] = set()
         """Cells of which this round keeps room for nominated units: to the scheduler it is free."""
-        self._considered: dict[str, int] = {}
+        self._considered: dict[tuple[str, bool], int] = {}
+        """Units by home, those apart that no limit ever lets start."""
         self._shapes: dict[tuple[object, ...], int] = {}
         self._hopeless: dict[int, tuple[Blockage, frozenset[str]]] = {}
         """Units of this shape were blocked in this round, and nothing gets better in a round; with the pools in which
@@ -216,19 +224,29 @@ class Planning:
         for unit in units:
             if unit.nomination is not None and self._continue_nomination(unit, unit.nomination, may_move=is_first):
                 settled.add(unit.uid)
-            else:
+            elif is_first and self._could_ever_start(unit):
                 is_first = False
         return settled
+
+    def _could_ever_start(self, unit: Unit) -> bool:
+        """Return whether a pool could run a unit if nothing else ran, and no limit of it allows less than it needs."""
+        return any(not self._limits.exceeds(unit, pool) and self._could_ever_run(unit, pool) for pool in unit.pools)
+
+    def _could_ever_run(self, unit: Unit, pool: str) -> bool:
+        """Return whether a pool could run a unit if nothing else ran there, or may get a node that could."""
+        return pool in self._elastic or self._search.could_ever_run(unit, pool)
 
     def _has_considered_enough(self, unit: Unit, shape: int) -> bool:
         """Return whether the round has considered enough units; then nothing that comes later may use their pools."""
         if not unit.replaces and shape in self._hopeless:
             return False
         home = unit.pools[0] if unit.pools else ""
-        self._considered[home] = self._considered.get(home, 0) + 1
-        if self._considered[home] <= CONSIDERED:
+        can_start = not all(self._limits.exceeds(unit, pool) for pool in unit.pools)
+        self._considered[home, can_start] = self._considered.get((home, can_start), 0) + 1
+        if self._considered[home, can_start] <= CONSIDERED:
             return False
-        self._search.exhausted.update(unit.pools)
+        if can_start:
+            self._search.exhausted.update(unit.pools)
         return True
 
     def _decide(self, unit: Unit, shape: int) -> None:
@@ -351,8 +369,8 @@ class Planning:
             for name in self._search.list_roomy(unit, unit.parts[0], pool)
         )
         limit = self._find_limit(unit, feasible, refusals)
-        for refusal in refusals.values():
-            if feasible:
+        for pool, refusal in refusals.items():
+            if feasible and self._could_ever_run(unit, pool):
                 self._limits.hold(unit, refusal)
         # Where the youngest unit keeps it waiting, none that is younger may come.
         place = self._search.find_place(unit, "wait") if feasible and self._candidates.has_young else None
@@ -366,7 +384,8 @@ class Planning:
             needs = add_by_cell(unit.parts, place.cells)
             reserved = [name for name in needs if name in waited_for or not self._search.takes({name: needs[name]})]
             closed.update(dict.fromkeys(reserved, HeadOfLine(RESERVED, unit)))
-        blockage = Blockage(len(feasible), is_shadowed, tuple(refusals.values()), limit)
+        exceeds = not self._could_ever_start(unit)
+        blockage = Blockage(len(feasible), is_shadowed, tuple(refusals.values()), limit, exceeds)
         return blockage, pools
 
     def _list_awaited(self, unit: Unit, refusals: Mapping[str, LimitRefusal]) -> _AwaitedCells:

@@ -145,6 +145,7 @@ class PoolLimits:
             pool: the pool.
             leaving: units that end for it, or that it replaces: what they free counts no more.
         """
+        found: LimitRefusal | None = None
         for key, allowed, amount in self._list_limits(unit, pool):
             back = sum(self.room_of(each.uid, key) for each in leaving if each.uid in unit.replaces)
             freed = sum(self.room_of(each.uid, key) for each in leaving if each.uid not in unit.replaces)
@@ -153,15 +154,22 @@ class PoolLimits:
             is_kept = amount > back and (
                 self._is_held(key, unit) or used + self._sum_kept(key, unit) + amount > allowed
             )
-            if amount > 0 and (used + amount > allowed or is_kept):
+            if amount > allowed:
+                # Whatever ends, this one stays.
                 return LimitRefusal(key, allowed, used, amount)
-        return None
+            if found is None and amount > 0 and (used + amount > allowed or is_kept):
+                found = LimitRefusal(key, allowed, used, amount)
+        return found
+
+    def exceeds(self, unit: Unit, pool: str) -> bool:
+        """Return whether a unit needs more than a limit of a pool allows if nothing else counts."""
+        return any(amount > allowed for _, allowed, amount in self._list_limits(unit, pool))
 
     def list_lacking(self, unit: Unit, pool: str) -> Mapping[LimitKey, int] | None:
         """Return what must be freed of each limit that keeps a unit out of a pool; None: that would not help it."""
         lacking: dict[LimitKey, int] = {}
         for key, allowed, amount in self._list_limits(unit, pool):
-            if amount > 0 and self._is_held(key, unit):
+            if amount > allowed or (amount > 0 and self._is_held(key, unit)):
                 return None
             lack = self._used.get(key, 0) + self._sum_kept(key, unit) + amount - allowed
             if amount > 0 and lack > 0:

@@ -5,7 +5,7 @@ import random
 import sys
 import time
 
-from controller.placement.planner import EvictUnit, Round, plan
+from controller.placement.planner import EvictUnit, Round, WithdrawNomination, plan
 from controller.placement.units import Unit, fits
 from tests.support.plain_planner import plan_plainly
 from tests.support.queue_invariants import check_round
@@ -25,7 +25,21 @@ def plan_and_check(queue: SimulatedQueue) -> Round:
     random.Random(queue.now).shuffle(shuffled_units)  # noqa: S311 - to be repeated, not to be secret
     plain = plan_plainly(shuffled_cells, shuffled_units, queue.rules, queue.now)
     assert made[:5] == plain[:5], "the plain form decides otherwise, or the order of the inputs matters"
+    check_excess(queue, made)
     return made
+
+
+def check_excess(queue: SimulatedQueue, made: Round) -> None:
+    """Check that units which need more than their limits ever allow change nothing for others."""
+    large = {uid for uid, found in made.blocked.items() if found.exceeds_limits}
+    if large:
+        others = plan(
+            queue.observe(), [unit for uid, unit in queue.units.items() if uid not in large], queue.rules, queue.now
+        )
+        actions = [
+            each for each in made.actions if not isinstance(each, WithdrawNomination) or each.unit.uid not in large
+        ]
+        assert actions == list(others.actions), "a unit that can never start changes what others get"
 
 
 def run_simulation(seed: int) -> SimulatedQueue:

@@ -265,7 +265,7 @@ def test_limit_is_told_only_where_it_is_what_the_service_waits_for(case: str) ->
     cells, unit, rules, reason, message = LIMITS[case]
     running = [running_unit(waiting_unit("other", 3), "node/n1")] if "used its quota" in case else []
     found = standings(cells, [unit, *running], rules)["chat"]
-    assert (found.reason, found.place) == (reason, "1/1")
+    assert (found.reason, found.place) == (reason, "" if "needs more" in case or "has no node" in case else "1/1")
     assert message in found.message
 
 
@@ -287,10 +287,12 @@ def test_critical_service_is_not_told_to_raise_its_priority() -> None:
     assert "or raise spec.priority" in found["next"].message
 
 
-def test_hardware_that_does_not_exist_has_no_position_and_holds_up_no_other() -> None:
-    units = [waiting_unit("chat", 16, enqueued_at=1.0), waiting_unit("next", 8, enqueued_at=2.0)]
-    found = standings(full(), units)
-    assert (found["chat"].position, found["chat"].place, found["chat"].start) == (None, "", "NoPosition")
+@pytest.mark.parametrize(("needed", "reason"), [(16, "NoSuchHardware"), (4, "Quota")])
+def test_service_that_can_never_start_has_no_position_and_holds_up_no_other(needed: int, reason: str) -> None:
+    units = [waiting_unit("chat", needed, enqueued_at=1.0), waiting_unit("next", 2, enqueued_at=2.0)]
+    quota = PoolQuota(devices=3 if reason == "Quota" else None)
+    found = standings(full(), units, PlanRules(quotas={("team", "nvidia"): quota}))
+    assert (found["chat"].place, found["chat"].start, found["chat"].reason) == ("", "NoPosition", reason)
     assert (found["next"].place, found["next"].ahead) == ("1/1", {})
 
 

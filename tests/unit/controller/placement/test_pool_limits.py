@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from controller.placement.explanation import RefusalCounter
-from controller.placement.planner import PlanRules
+from controller.placement.planner import CONSIDERED, PlanRules
 from controller.placement.pool_limits import PoolQuota, PoolRules, find_pool_problems
 from controller.placement.units import Unit
 from crds.size import GIB
@@ -145,6 +145,46 @@ def test_unit_that_was_nominated_before_counts_in_the_quota() -> None:
     units = [ending, nominated(pod("a", 8), "n", "r"), pod("b", 4, at=1)]
     assert say(decide([node("n", 8), node("m", 4)], units, quota(devices=8))) == []
     assert say(decide([node("n", 8), node("m", 4)], units, quota(devices=12))) == ["b gets m"]
+
+
+def test_unit_that_needs_more_than_any_limit_allows_holds_up_no_other() -> None:
+    large = [pod(f"large-{number}", gpus(5, memory=number), at=number) for number in range(1, CONSIDERED + 9)]
+    made = decide([node("n")], [*large, pod("small", 2, at=999)], quota(devices=4))
+    assert say(made) == ["small gets n"]
+    assert not any(each.can_start for each in made.blocked.values())
+
+
+def test_unit_that_needs_more_than_any_limit_allows_lets_a_nominated_one_move() -> None:
+    leaving = runs("r", 4, "n", state="ending", namespace="other")
+    units = [pod("large", 5, at=-1), leaving, nominated(pod("x"), "n", "r")]
+    assert say(decide([node("n", 4), node("m", 4)], units, quota(devices=4))) == ["x gets m"]
+
+
+def test_unit_holds_no_limit_of_a_pool_that_could_never_run_it() -> None:
+    rules = PlanRules(pools={"nvidia": PoolRules(borrowing_limit=4)}, quotas=quota(devices=8).quotas)
+    units = [runs("r", 1, "n"), pod("large", 8, at=1, pools=BOTH), pod("small", 2, at=2)]
+    assert say(decide([node("n", 4), node("a", 8, pool="amd")], units, rules)) == ["small gets n"]
+
+
+def test_limit_that_can_never_be_kept_is_told_before_one_that_is_used() -> None:
+    rules = PlanRules(pools={"nvidia": PoolRules(nominal=3)}, quotas=quota(devices=4).quotas)
+    made = decide([node("n")], [runs("r", 2, "n"), pod("x", 4)], rules)
+    limit = made.blocked["x"].limit
+    assert limit is not None
+    assert (limit.reason, limit.could_ever_fit) == ("Nominal", False)
+
+
+@pytest.mark.parametrize(
+    ("lending", "elastic", "can_start"), [(4, 0, True), (3, 0, False), (3, 1, False), (None, 1, True)]
+)
+def test_unit_that_needs_more_than_the_quota_of_one_pool_may_start_in_another(
+    lending: int | None, elastic: int, *, can_start: bool
+) -> None:
+    rules = PlanRules(pools={"amd": PoolRules(lending_limit=lending, elastic=elastic)}, quotas=quota(devices=3).quotas)
+    cells = [node("n"), node("a", 2 if elastic else 8, pool="amd", closed="Cordoned")]
+    volume = msgspec.structs.replace(pod("x").requirement, volume_nodes=frozenset({"n", "a"}))
+    x = pod("x", 4, pools=BOTH, requirement=volume)
+    assert decide(cells, [x], rules).blocked["x"].can_start is can_start
 
 
 # Pools
