@@ -1,11 +1,11 @@
 """The search for a place: what is left of the cells in a round, to whom they are closed, and the best for a unit."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from controller.placement.cell_index import CellChoice, CellIndex
 from controller.placement.limit_victims import LimitVictims
-from controller.placement.pool_limits import PoolLimits
+from controller.placement.pool_limits import PoolLimits, is_borrowed
 from controller.placement.preemption import Candidates, find_victims
 from controller.placement.score import CellScore, count_leftover, score_cell
 from controller.placement.units import (
@@ -75,6 +75,9 @@ class PlaceSearch:
         """Cells for which a blocked unit waits: units of its priority or a higher one may not pass."""
         self.exhausted: set[str] = set()
         """Pools for which units wait that this round does not consider: nothing may pass them."""
+        self._promised: dict[str, dict[str, tuple[Amounts, tuple[Unit, ...]]]] = {}
+        """By cell and `uid`, what units at home there were promised, with their victims: those that borrow could not
+        have made this room."""
         self._candidates, self._limits = candidates, limits
         self._limit_victims = LimitVictims(candidates, limits)
         self._by_pool: dict[str, dict[str, Cell]] = {}
@@ -142,6 +145,40 @@ class PlaceSearch:
         closure = self.closed.get(cell)
         return closure is not None and closure.holds_back(unit)
 
+    def promise(self, unit: Unit, cells: Sequence[str], victims: Sequence[Unit]) -> None:
+        """Keep the cells that a unit was promised before from those that borrow there, until it has its turn."""
+        for name, need in add_by_cell(unit.parts, cells).items():
+            if name in self.cells and not is_borrowed(unit, self.cells[name].pool):
+                self._promised.setdefault(name, {})[unit.uid] = need, tuple(victims)
+
+    def settle(self, unit: Unit, cells: Iterable[str]) -> None:
+        """Note that a unit has taken or holds cells: nothing else is kept for it there."""
+        for name in cells:
+            self._promised.get(name, {}).pop(unit.uid, None)
+
+    def is_promised(
+        self, unit: Unit, need: Amounts, cell: str, free: Amounts, chosen: Container[str] = frozenset()
+    ) -> bool:
+        """Return whether a unit that borrows would take room of a cell that is promised to units at home there.
+
+        Args:
+            unit: the unit.
+            need: what it would take.
+            cell: the cell.
+            free: what is left of the cell.
+            chosen: `uid` of units whose room is in `free` already.
+        """
+        promised = self._promised.get(cell)
+        if not promised or not is_borrowed(unit, self.cells[cell].pool):
+            return False
+        for kept, victims in promised.values():
+            lacking = kept
+            for victim in victims:
+                if victim.uid not in chosen:
+                    lacking = subtract_amounts(lacking, self._candidates.room_of(victim.uid, cell))
+            free = subtract_amounts(free, {name: max(0, amount) for name, amount in lacking.items()})
+        return not fits(need, free)
+
     def takes(self, needs: Mapping[str, Amounts]) -> bool:
         """Return whether cells have what is needed of each."""
         return all(fits(need, self.left[cell]) for cell, need in needs.items())
@@ -168,6 +205,7 @@ class PlaceSearch:
                     claims[victim.uid][cell] = claim
                     needs[cell] = subtract_amounts(needs[cell], claim)
         self.take(needs)
+        self.settle(unit, cells)
         for victim in victims:
             is_replaced = victim.uid in unit.replaces
             self._changes += self._candidates.promise(victim, claims[victim.uid], is_replaced=is_replaced)
@@ -319,6 +357,8 @@ class PlaceSearch:
     ) -> CellChoice | None:
         """Return the choice of a cell for a part of a unit, or None if that does not fit there by these means."""
         cell = self.cells[name]
+        if self.is_promised(unit, need, name, free, chosen):
+            return None
         if means == "free":
             if not fits(need, free):
                 return None

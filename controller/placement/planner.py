@@ -160,6 +160,9 @@ class Planning:
         self._limits = PoolLimits(rules.pools, rules.quotas)
         self._search = self.build_search(known.values())
         self._elastic = {name: each.elastic for name, each in rules.pools.items() if each.elastic > 0}
+        for unit in self._waiting:
+            if unit.nomination is not None and self._could_ever_start(unit):
+                self._search.promise(unit, unit.nomination.cells, self._list_staying(unit.nomination))
         for unit in holding:
             self._search.count_beside(unit.service, unit.cells)
             pool = pools[unit.uid]
@@ -285,7 +288,7 @@ class Planning:
             may_move: whether it may have a free place elsewhere meanwhile.
         """
         cells = [cell for name in nomination.cells if (cell := self._search.cells.get(name)) is not None]
-        staying = [self._holders[uid] for uid in sorted(nomination.victims) if uid in self._holders]
+        staying = self._list_staying(nomination)
         if len(cells) != len(unit.parts) or not self._is_eligible(unit, cells, staying):
             return False
         # Where there is room for both, the limits still count what the unit replaces, which may never end.
@@ -312,6 +315,10 @@ class Planning:
         self._actions += [EvictUnit(each, unit) for each in running]
         return True
 
+    def _list_staying(self, nomination: Nomination) -> Sequence[Unit]:
+        """Return the victims of a nomination that have not ended."""
+        return [self._holders[uid] for uid in sorted(nomination.victims) if uid in self._holders]
+
     def _is_eligible(self, unit: Unit, cells: Iterable[Cell], leaving: Sequence[Unit] = ()) -> bool:
         """Return whether a unit may use cells once others have ended."""
         return all(
@@ -325,6 +332,7 @@ class Planning:
 
     def _admit(self, unit: Unit, cells: tuple[str, ...], scores: tuple[CellScore, ...] = ()) -> None:
         self._search.take(add_by_cell(unit.parts, cells))
+        self._search.settle(unit, cells)
         self._search.count_beside(unit.service, cells)
         self._limits.add(unit, self._search.cells[cells[0]].pool)
         self._actions.append(Admit(unit, cells, scores))
@@ -361,12 +369,13 @@ class Planning:
         """Close the cells that a unit waits for; return why it waits, and in which pools for room."""
         refusals = {pool: found for pool in unit.pools if (found := self._limits.find_refusal(unit, pool)) is not None}
         feasible, waited_for, pools = self._list_awaited(unit, refusals)
+        need, left = unit.parts[0], self._search.left
         is_shadowed = any(
             name in waited_for
-            and self._search.is_closed_to(unit, name)
-            and fits(unit.parts[0], self._search.left[name])
+            and fits(need, left[name])
+            and (self._search.is_closed_to(unit, name) or self._search.is_promised(unit, need, name, left[name]))
             for pool in unit.pools
-            for name in self._search.list_roomy(unit, unit.parts[0], pool)
+            for name in self._search.list_roomy(unit, need, pool)
         )
         limit = self._find_limit(unit, feasible, refusals)
         for pool, refusal in refusals.items():
@@ -449,7 +458,9 @@ class Planning:
             extra = {name: amount for name, amount in lacking.items() if amount > 0}
             # Its own place is its own; beyond that, it waits behind those that are ahead of it.
             is_there = fits(need, self._search.room_with(cell.id, [earlier]))
-            if is_there and not (extra and self._search.is_closed_to(unit, cell.id)):
+            left = self._search.left[cell.id]
+            is_kept = self._search.is_closed_to(unit, cell.id) or self._search.is_promised(unit, extra, cell.id, left)
+            if is_there and not (extra and is_kept):
                 return FoundPlace((cell.id,), (earlier,))
         return None
 

@@ -93,6 +93,8 @@ def check_promises(cells: Sequence[Cell], units: Iterable[Unit], rules: PlanRule
         victims = [by_uid[uid] for uid in unit.nomination.victims if uid in by_uid]
         if name not in by_id or not _could_use(unit, by_id[name]) or any(each.state != "ending" for each in victims):
             continue
+        if any(each.uid in other.replaces for other in made.queue if other.rank < unit.rank for each in victims):
+            continue  # the whole place of a victim is for its successor
         free = by_id[name].free
         for victim in victims:
             free = add_room(free, add_by_cell(victim.parts, victim.cells).get(name, {}))
@@ -296,9 +298,13 @@ def check_first_blocked(
         and (each.state == "ending" or _may_evict(unit, each, _find_pool(each, by_id, rules), rules, now))
     ]
     before = _count_limits(by_id, units, rules)
+    promised = {
+        (name, each.pools[0]) for each in made.queue if each.nomination is not None for name in each.nomination.cells
+    }
     for cell in cells:
         lacking = made.limits.list_lacking(unit, cell.pool)
-        if not _could_use(unit, cell) or lacking is None:
+        is_for_owner = (cell.id, cell.pool) in promised and unit.pools[0] != cell.pool
+        if not _could_use(unit, cell) or lacking is None or is_for_owner:
             continue
         room = made.left[cell.id]
         for each in usable:

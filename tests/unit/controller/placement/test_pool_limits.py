@@ -249,6 +249,22 @@ def test_unit_that_borrows_takes_the_room_of_an_owner_that_ends_anyway() -> None
     assert say(decide([node("n", 4)], [leaving, borrower("x", 4)])) == ["x waits on n for own"]
 
 
+def test_unit_that_borrows_does_not_take_what_is_evicted_for_an_owner() -> None:
+    x, y = borrower("x", 4, priority="critical"), nominated(pod("y", 4), "n", "own")
+    leaving = msgspec.structs.replace(OWN, state="ending")
+    assert say(decide([node("n", 4)], [leaving, x, y])) == []
+    assert say(decide([node("n", 4)], [x, y])) == ["y gets n"]
+    assert say(decide([node("n", 4)], [x, nominated(pod("y", 5), "n", "own")])) == ["x gets n", "y waits for nothing"]
+    # Beside it, there is room for both.
+    beside = [borrower("x", 2, priority="critical"), nominated(pod("y", 2), "n", "own")]
+    assert say(decide([node("n", 4)], beside)) == ["x gets n", "y gets n"]
+    half = msgspec.structs.replace(leaving, parts=(gpus(2),))
+    assert say(decide([node("n", 4)], [half, *beside])) == ["x gets n"]
+    assert say(decide([node("n", 3)], [half, *beside])) == []
+    # One that is at home there, and more important, may.
+    assert say(decide([node("n", 4)], [pod("x", 4, priority="critical"), y])) == ["x gets n", "y waits for nothing"]
+
+
 def test_unit_that_borrows_takes_what_an_owner_leaves_of_the_room_of_another() -> None:
     units = [OWN, pod("x", 2, priority="critical"), borrower("y", 2, priority="high")]
     assert say(decide([node("n", 4)], units)) == ["x waits on n for own", "own ends for x", "y waits on n for own"]
