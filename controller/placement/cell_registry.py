@@ -241,6 +241,7 @@ class CellRegistry:
             pool=pool,
             total={**facts.total, **claimable},
             free={**free, **unclaimed},
+            lasting={name: amount for name, amount in others.items() if name in facts.total and "/" not in name},
             closed=reason,
             closed_message=message,
             node=facts.node,

@@ -168,16 +168,29 @@ class PlaceSearch:
             free: what is left of the cell.
             chosen: `uid` of units whose room is in `free` already.
         """
-        promised = self._promised.get(cell)
-        if not promised or not is_borrowed(unit, self.cells[cell].pool):
+        if not self._promised.get(cell) or not is_borrowed(unit, self.cells[cell].pool):
             return False
-        for kept, victims in promised.values():
+        for kept, victims in self._promised[cell].values():
             lacking = kept
             for victim in victims:
                 if victim.uid not in chosen:
                     lacking = subtract_amounts(lacking, self._candidates.room_of(victim.uid, cell))
             free = subtract_amounts(free, {name: max(0, amount) for name, amount in lacking.items()})
         return not fits(need, free)
+
+<<<<<<< ours
+    def may_become_free(self, unit: Unit, name: str) -> bool:
+        """Return whether a part of a unit fits on a cell once all other units there have ended."""
+        cell = self.cells[name]
+        return not cell.lasting or any(fits(part, subtract_amounts(cell.total, cell.lasting)) for part in unit.parts)
+=======
+    def _leave_promised(self, unit: Unit, cell: str, free: Amounts) -> Amounts:
+        """Return what is free to a unit that has others end: what these free is for those whom it was promised, too."""
+        if is_borrowed(unit, self.cells[cell].pool):
+            for kept, _ in self._promised.get(cell, {}).values():
+                free = subtract_amounts(free, kept)
+        return free
+>>>>>>> theirs
 
     def takes(self, needs: Mapping[str, Amounts]) -> bool:
         """Return whether cells have what is needed of each."""
@@ -305,7 +318,12 @@ class PlaceSearch:
         for victim in sorted(kept.values(), key=lambda each: self._candidates.spare_order(unit, pool, each)):
             others = {cell: subtract_amounts(left[cell], self._candidates.room_of(victim.uid, cell)) for cell in needs}
             short = {key: lack + self._limits.room_of(victim.uid, key) for key, lack in lacking.items()}
-            if max(short.values(), default=0) <= 0 and all(fits(need, others[cell]) for cell, need in needs.items()):
+            ending = kept.keys() - {victim.uid}
+            has_room = all(
+                fits(need, others[cell]) and not self.is_promised(unit, need, cell, others[cell], ending)
+                for cell, need in needs.items()
+            )
+            if has_room and max(short.values(), default=0) <= 0:
                 del kept[victim.uid]
                 left, lacking = others, short
         return tuple(kept.values())
@@ -357,16 +375,15 @@ class PlaceSearch:
     ) -> CellChoice | None:
         """Return the choice of a cell for a part of a unit, or None if that does not fit there by these means."""
         cell = self.cells[name]
-        if self.is_promised(unit, need, name, free, chosen):
-            return None
         if means == "free":
-            if not fits(need, free):
+            if not fits(need, free) or self.is_promised(unit, need, name, free, chosen):
                 return None
             return CellChoice((), count_leftover(need, cell, free), -cell.bandwidth_bytes_per_second, name)
         is_patient = means == "wait"
         if is_patient and not self._candidates.has_young_victims(unit.rank, name):
             return None
-        made = find_victims(unit, need, cell, free, self._candidates, chosen=chosen, is_patient=is_patient)
+        room = self._leave_promised(unit, name, free)
+        made = find_victims(unit, need, cell, room, self._candidates, chosen=chosen, is_patient=is_patient)
         if made is None:
             return None
         leftover = count_leftover(need, cell, free)

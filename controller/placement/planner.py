@@ -407,7 +407,11 @@ class Planning:
             open_cells = {
                 name: cell
                 for name, cell in feasible.items()
-                if not cell.closed and name not in unit.avoid and cell.pool not in refusals
+                if not cell.closed
+                and name not in unit.avoid
+                and cell.pool not in refusals
+                # Where it waits for what may never end, it must not make others wait.
+                and self._search.may_become_free(unit, name)
             }
             pools = frozenset(cell.pool for cell in open_cells.values())
             found = self._awaited[key] = _AwaitedCells(feasible, open_cells, pools)

@@ -43,6 +43,9 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """Amounts for units in all; a resource that is absent is not counted on this cell."""
     free: Amounts
     """Amounts that nothing holds: no unit, running or ending, no other pod, and no process of the host's owner."""
+    lasting: Amounts = NOTHING
+    """Processor, memory and the like that pods hold which are no units, such as those of DaemonSets: these may not end.
+    Devices are not among them: who holds these, such as a training job, ends."""
     closed: str = ""
     """The reason why the cell takes no new unit, as one CamelCase word; empty if it takes units."""
     closed_message: str = ""

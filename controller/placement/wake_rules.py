@@ -43,7 +43,7 @@ class RoomWatch:
         )
 
     def _matters(self, old: Cell | None, new: Cell) -> bool:
-        if old is None or msgspec.structs.replace(old, free=new.free) != new:
+        if old is None or msgspec.structs.replace(old, free=new.free, lasting=new.lasting) != new:
             return True
         least = self._least.get(new.pool)
         has_gained = any(amount > old.free.get(name, 0) for name, amount in new.free.items())

@@ -393,7 +393,7 @@ class Events:
 def test_sums_are_right_after_any_events(seed: int) -> None:
     events = Events(seed)
     cells = events.registry.cells
-    seen: tuple[int, object] = (0, ({}, {}))
+    seen: tuple[int, object] = (0, ({}, {}, {}))
     for _ in range(200):
         events.happen()
         if events.random.random() < 0.3:
@@ -402,7 +402,8 @@ def test_sums_are_right_after_any_events(seed: int) -> None:
         assert free == events.count_free()
         totals = {each.name: each.total["nvidia.com/gpu"] for each in cells.list_cells()}
         assert totals == events.gpus
-        now = cells.revision, (free, totals)
+        lasting = {each.name: dict(each.lasting) for each in cells.list_cells()}
+        now = cells.revision, (free, totals, lasting)
         assert (seen[0] == now[0]) == (seen[1] == now[1])
         seen = now
     events.foreign.replace(PODS, [])

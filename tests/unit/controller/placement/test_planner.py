@@ -5,7 +5,7 @@ import pytest
 
 from controller.placement import planner
 from controller.placement.planner import Admit, EvictUnit, plan
-from controller.placement.units import CPU, MEMORY, NodeRequirement
+from controller.placement.units import CPU, MEMORY, NodeRequirement, subtract_amounts
 from tests.support.queue_decisions import NOW, RULES, decide, nominated, runs, say, subtract_units
 from tests.support.queue_units import GPU, gpus, host, node, pod, process
 
@@ -207,3 +207,13 @@ def test_nothing_passes_a_unit_that_is_not_considered(monkeypatch: pytest.Monkey
 def test_nominated_unit_is_always_considered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "CONSIDERED", 0)
     assert say(decide([node("n", 8)], [nominated(pod("a"), "n", "gone")])) == ["a gets n"]
+
+
+@pytest.mark.parametrize(("lasting", "expected"), [(0, []), (1, ["small gets n"])])
+def test_one_that_waits_for_what_may_never_end_closes_no_cell(lasting: int, expected: list[str]) -> None:
+    """A pod of a DaemonSet has one CPU, and the first pod wants all: it would keep the node from others for ever."""
+    cell = node("n")
+    taken = gpus(0, cpu=lasting or 1)
+    cell = msgspec.structs.replace(cell, free=subtract_amounts(cell.total, taken), lasting=taken if lasting else {})
+    whole = pod("whole", gpus(1, cpu=64))
+    assert say(decide([cell], [whole, pod("small", at=1)])) == expected

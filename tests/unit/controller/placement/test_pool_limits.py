@@ -261,6 +261,9 @@ def test_unit_that_borrows_does_not_take_what_is_evicted_for_an_owner() -> None:
     half = msgspec.structs.replace(leaving, parts=(gpus(2),))
     assert say(decide([node("n", 4)], [half, *beside])) == ["x gets n"]
     assert say(decide([node("n", 3)], [half, *beside])) == []
+    guest = runs("guest", 1, "n", pools=("amd", "nvidia"), priority="low")
+    made = say(decide([node("n", 4)], [half, guest, *beside]))
+    assert made == ["x waits on n for guest own", "guest ends for x", "y waits on n for guest"]
     # One that is at home there, and more important, may.
     assert say(decide([node("n", 4)], [pod("x", 4, priority="critical"), y])) == ["x gets n", "y waits for nothing"]
 
