@@ -178,19 +178,17 @@ class PlaceSearch:
             free = subtract_amounts(free, {name: max(0, amount) for name, amount in lacking.items()})
         return not fits(need, free)
 
-<<<<<<< ours
     def may_become_free(self, unit: Unit, name: str) -> bool:
         """Return whether a part of a unit fits on a cell once all other units there have ended."""
         cell = self.cells[name]
         return not cell.lasting or any(fits(part, subtract_amounts(cell.total, cell.lasting)) for part in unit.parts)
-=======
+
     def _leave_promised(self, unit: Unit, cell: str, free: Amounts) -> Amounts:
         """Return what is free to a unit that has others end: what these free is for those whom it was promised, too."""
         if is_borrowed(unit, self.cells[cell].pool):
             for kept, _ in self._promised.get(cell, {}).values():
                 free = subtract_amounts(free, kept)
         return free
->>>>>>> theirs
 
     def takes(self, needs: Mapping[str, Amounts]) -> bool:
         """Return whether cells have what is needed of each."""
