@@ -23,7 +23,7 @@ from controller.placement.observed_units import ObservedUnits, observe_units_in_
 from controller.placement.planner import Action, Admit, EvictUnit, Nominate, Round, WithdrawNomination, plan
 from controller.placement.pool_limits import PoolRules
 from controller.placement.queue_events import describe_admission, describe_failure, describe_preemption
-from controller.placement.round_pacer import LONGEST_PAUSE_SECONDS, NO_CREDIT, UNIT_CREDIT_SECONDS, RoundTrigger
+from controller.placement.round_pacer import LONGEST_PAUSE_SECONDS, ProcessorMeter, RoundCause, RoundTrigger
 from controller.placement.units import NOTHING, Amounts, Unit, UnitKey, add_amounts, fits, subtract_amounts
 from controller.placement.unreported_ends import UnreportedEnds
 from controller.placement.unscheduled_pods import PINNED_SECONDS, OverduePod, UnscheduledPods
@@ -62,7 +62,7 @@ class Admission:
 
     def wake(self) -> None:
         """Plan again soon: something has changed."""
-        self._trigger.make_due(UNIT_CREDIT_SECONDS)
+        self._trigger.make_due(RoundCause.UNIT)
 
     async def run(self, leading: Leading) -> None:
         """Plan and admit for ever."""
@@ -76,15 +76,15 @@ class Admission:
             self._trigger.restart()
             while True:
                 await self._trigger.wait()
-                found = await term.play_round()
-                self._trigger.note_round(found.queue, has_decided=bool(found.actions))
+                report = await term.play_round()
+                found, spent_seconds = report.round, report.processor_seconds
+                self._trigger.note_round(found.queue, spent_seconds=spent_seconds, has_decided=bool(found.actions))
 
     def _wake_on_change(self, store: Store, resource: Resource, old: Obj | None, new: Obj | None) -> None:
         if resource in {PODS, METAL_PROCESSES}:
             self._vanished.note_change(resource, old, new)
         if is_decisive(store, resource, old, new):
-            # What is gone lets others in by its room alone, if at all.
-            self._trigger.make_due(UNIT_CREDIT_SECONDS if new is not None else NO_CREDIT)
+            self._trigger.make_due(RoundCause.UNIT if new is not None else RoundCause.END)
 
 
 class _Term:
@@ -214,8 +214,8 @@ class _Term:
         self._release(uid)
         self._wake()
 
-    async def play_round(self) -> Round:
-        """Plan one round, carry it out and return it."""
+    async def play_round(self) -> RoundReport:
+        """Plan one round, carry it out and return what was planned."""
         self._add_vanished()
         gone = self._list_gone()
         observed, report = await self._plan(gone)
@@ -232,21 +232,29 @@ class _Term:
                 await self._requeue(overdue)
             else:
                 self._wake()
-        return found
+        return report
 
     async def _plan(self, gone: Iterable[FreedPlace]) -> tuple[ObservedUnits, RoundReport]:
         """Plan one round."""
         loop = asyncio.get_running_loop()
-        moment, started = datetime.now(UTC), loop.time()
+        moment, started, meter = datetime.now(UTC), loop.time(), ProcessorMeter()
         now = moment.timestamp()
-        observed = await self._observe(moment, gone)
-        observed = observed._replace(units=self._unreported.add_to(observed.units, self._leading.store))
-        cells = reserve(self._parts.registry.list_cells(), self._claims, observed.units)
-        self._vanished.expect(observed.units)
-        units = [self._parts.registry.devices.add_freed(each) for each in self._list_plannable(observed.units, started)]
-        found = await asyncio.to_thread(plan, cells, units, self._parts.rules(), now)
+        observed = await self._observe(moment, gone, meter)
+        with meter.running():
+            observed = observed._replace(units=self._unreported.add_to(observed.units, self._leading.store))
+            cells = reserve(self._parts.registry.list_cells(), self._claims, observed.units)
+            self._vanished.expect(observed.units)
+            plannable = self._list_plannable(observed.units, started)
+            units = [self._parts.registry.devices.add_freed(each) for each in plannable]
+            rules = self._parts.rules()
+
+        def run_planner() -> Round:
+            with meter.running():
+                return plan(cells, units, rules, now)
+
+        found = await asyncio.to_thread(run_planner)
         took, failures = loop.time() - started, self._retries.list_errors()
-        return observed, RoundReport(found, cells, observed.units, now, took, failures)
+        return observed, RoundReport(found, cells, observed.units, now, took, meter.seconds, failures)
 
     def _list_gone(self) -> list[FreedPlace]:
         """Return the freed places that successors may inherit."""
@@ -259,7 +267,7 @@ class _Term:
         self._freed = (*self._freed, *found)
         self._unwritten.update(place.unit for place in found)
 
-    async def _observe(self, moment: datetime, gone: Iterable[FreedPlace]) -> ObservedUnits:
+    async def _observe(self, moment: datetime, gone: Iterable[FreedPlace], meter: ProcessorMeter) -> ObservedUnits:
         """Return the units, without keeping others from their turn for long."""
         freed: dict[str, list[str]] = {}
         for each in gone:
@@ -272,7 +280,7 @@ class _Term:
             is_queued_by_default=self._parts.is_queued_by_default,
             find_volume_nodes=self._parts.find_volume_nodes,
         )
-        return await take_last_step(steps, STEP_SECONDS)
+        return await take_last_step(steps, STEP_SECONDS, meter)
 
     def _list_overdue(self, units: Iterable[Unit]) -> Sequence[OverduePod]:
         """Return the units that the scheduler has refused for too long; their cells are not tried for some time."""

@@ -26,6 +26,9 @@ class RoundReport(NamedTuple):
     now: float
     """The wall clock, in seconds since 1970."""
     plan_seconds: float
+    """Duration of the round until it was planned."""
+    processor_seconds: float
+    """Processor time of its planning."""
     failures: Mapping[str, str] = MappingProxyType({})
     """The error by uid of each unit whose last write failed: it waits, though the round may leave it out."""
 

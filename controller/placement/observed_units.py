@@ -27,6 +27,7 @@ from controller.placement.queue_places import (
     parse_seconds,
 )
 from controller.placement.queued_service import QueuedService, count_replicas, find_queued_service
+from controller.placement.round_pacer import ProcessorMeter
 from controller.placement.units import Nomination, Unit, UnitKey
 from controller.reconcile.indexes import GATE_INDEX, OWNER_INDEX, SERVICE_INDEX, controller_of, namespaced
 from controller.reconcile.plan import decode_stored
@@ -146,16 +147,27 @@ def observe_units_in_steps(
     yield ObservedUnits(tuple(units), places, open_places | _keep_unseen(store, unseen), again_seconds)
 
 
-async def take_last_step(steps: Iterable[ObservedUnits | None], seconds: float) -> ObservedUnits:
-    """Return the units once they are read, which keeps others from their turn for some seconds at most."""
+async def take_last_step(steps: Iterable[ObservedUnits | None], seconds: float, meter: ProcessorMeter) -> ObservedUnits:
+    """Return the units once they are read, which keeps others from their turn for some seconds at most.
+
+    The meter counts the processor time of that.
+    """
+    remaining = iter(steps)
+    while True:
+        with meter.running():
+            found = _take_steps(remaining, seconds)
+        if found is not None:
+            return found
+        await asyncio.sleep(0)
+
+
+def _take_steps(steps: Iterator[ObservedUnits | None], seconds: float) -> ObservedUnits | None:
+    """Take steps for some seconds; return the units, or None if there are steps left."""
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
     for found in steps:
-        if found is not None:
+        if found is not None or loop.time() >= until:
             return found
-        if loop.time() >= until:
-            await asyncio.sleep(0)
-            until = loop.time() + seconds
     raise AssertionError("the last step returns the units")
 
 

@@ -1,14 +1,17 @@
 """The pace of the rounds: what happens together is decided together, and rounds that decide nothing take little time.
 
 A round looks at all units, and most changes in a full cluster let nobody in. So each round that decides nothing has to
-be made up for by a rest. A change that makes room, or a unit that is new, does not wait for that unless many such
-rounds came before it.
+be made up for by a rest. A change that makes room waits for no rest but that of earlier rounds with new room, and only
+if these came too often: the same holds for new units, which wait for the rest of both.
 """
 
 import asyncio
 import contextlib
+import enum
 import math
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from controller.placement.units import Cell, Unit
@@ -17,17 +20,45 @@ from controller.placement.wake_rules import RoomWatch
 ROUND_SECONDS: Final = 0.1
 """Least time between the begin of two rounds."""
 IDLE_SHARE: Final = 50.0
-"""Rest for a round without a decision, as a multiple of its duration: such rounds take at most a fiftieth of a core in
-the long run, whatever changes meanwhile."""
+"""Rest for a round without a decision, as a multiple of its processor time: such rounds take at most a fiftieth of a
+core in the long run, whatever changes meanwhile."""
 LONGEST_PAUSE_SECONDS: Final = 5.0
 """Longest time between two rounds while anything changes."""
 MOST_OWED_SECONDS: Final = 20.0
 """The most rest that is made up for."""
-NO_CREDIT: Final = 0.0
-UNIT_CREDIT_SECONDS: Final = 5.0
-"""Rest that may still be owed when units have come or changed: one may have room, or have another one evicted."""
-ROOM_CREDIT_SECONDS: Final = 15.0
-"""The same when a cell has got room for one: units that come for nothing do not delay those that are given room."""
+
+
+class RoundCause(enum.IntEnum):
+    """Cause of a round. A round waits for the rest that rounds of its own and of higher causes owe."""
+
+    END = 0
+    """A unit is gone: it lets others in by its room alone, if at all."""
+    UNIT = 1
+    """A unit has come or changed: it may have room, or have another one evicted."""
+    ROOM = 2
+    """A cell has got room for a unit."""
+
+
+CREDIT_SECONDS: Final[Mapping[RoundCause, float]] = MappingProxyType(
+    {RoundCause.END: 0.0, RoundCause.UNIT: 5.0, RoundCause.ROOM: 15.0}
+)
+"""Rest that may still be owed when a round begins."""
+
+
+class ProcessorMeter:
+    """The processor time of the steps of a round, in whatever thread; time in which a step waits does not count."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Count what happens within, which awaits nothing."""
+        started = time.thread_time()
+        try:
+            yield
+        finally:
+            self.seconds += time.thread_time() - started
 
 
 class RoundPacer:
@@ -35,19 +66,24 @@ class RoundPacer:
 
     def __init__(self) -> None:
         self._began_at = self._ended_at = -math.inf
-        self._rested_at = -math.inf
-        """When all rest that rounds without a decision owe is made up for."""
+        self._rested_at = dict.fromkeys(RoundCause, -math.inf)
+        """When the rest is made up for that rounds of a cause, or of a higher one, owe without a decision."""
 
-    def note_round(self, began_at: float, ended_at: float, *, has_decided: bool) -> None:
-        """Take a round that has ended."""
+    def note_round(
+        self, cause: RoundCause, began_at: float, ended_at: float, *, spent_seconds: float, has_decided: bool
+    ) -> None:
+        """Take a round that has ended, and its processor time."""
         self._began_at, self._ended_at = began_at, ended_at
-        if not has_decided:
-            rest = max(0.0, self._rested_at - ended_at) + (ended_at - began_at) * IDLE_SHARE
-            self._rested_at = ended_at + min(rest, MOST_OWED_SECONDS)
+        if has_decided:
+            return
+        for each in RoundCause:
+            if each <= cause:
+                rest = max(0.0, self._rested_at[each] - ended_at) + spent_seconds * IDLE_SHARE
+                self._rested_at[each] = ended_at + min(rest, MOST_OWED_SECONDS)
 
-    def find_begin(self, credit_seconds: float) -> float:
-        """Return when the next round may begin, if so much rest may still be owed then."""
-        rested_at = min(self._rested_at - credit_seconds, self._ended_at + LONGEST_PAUSE_SECONDS)
+    def find_begin(self, cause: RoundCause) -> float:
+        """Return when the next round may begin, if this is its cause."""
+        rested_at = min(self._rested_at[cause] - CREDIT_SECONDS[cause], self._ended_at + LONGEST_PAUSE_SECONDS)
         return max(rested_at, self._began_at + ROUND_SECONDS)
 
 
@@ -61,23 +97,25 @@ class RoundTrigger:
     def __init__(self, list_cells: Callable[[], Sequence[Cell]]) -> None:
         self._list_cells = list_cells
         self._changed = asyncio.Event()
-        self._credit_seconds: float | None = None
-        """Rest that may still be owed when the next round begins; None: none is due."""
+        self._due: RoundCause | None = None
+        """The cause of the next round; None: none is due."""
         self._watch, self._pacer = RoomWatch(), RoundPacer()
+        self._begun = RoundCause.END
+        """The cause of the round that has begun."""
         self._began_at = -math.inf
 
     def restart(self) -> None:
         """Forget the earlier rounds, and plan one: another replica may have led since."""
         self._watch, self._pacer = RoomWatch(), RoundPacer()
-        self.make_due(UNIT_CREDIT_SECONDS)
+        self.make_due(RoundCause.UNIT)
 
-    def make_due(self, credit_seconds: float) -> None:
-        """Plan a round, before which so much rest may still be owed."""
-        self._raise_credit(credit_seconds)
+    def make_due(self, cause: RoundCause) -> None:
+        """Plan a round for this cause, or for a higher one that is due already."""
+        self._raise_cause(cause)
         self._changed.set()
 
-    def _raise_credit(self, credit_seconds: float) -> None:
-        self._credit_seconds = max(credit_seconds, self._credit_seconds or NO_CREDIT)
+    def _raise_cause(self, cause: RoundCause) -> None:
+        self._due = cause if self._due is None else max(cause, self._due)
 
     def note_cells(self) -> None:
         """Look at the cells soon: one of them may have changed."""
@@ -92,18 +130,19 @@ class RoundTrigger:
                     await self._changed.wait()
             self._changed.clear()
             if self._watch.take_cells(self._list_cells()):
-                self._raise_credit(ROOM_CREDIT_SECONDS)
+                self._raise_cause(RoundCause.ROOM)
             begin_at, now = self._find_begin(), loop.time()
-            if begin_at is not None and begin_at <= now:
-                self._credit_seconds, self._began_at = None, now
+            if self._due is not None and begin_at is not None and begin_at <= now:
+                self._begun, self._began_at, self._due = self._due, now, None
                 return
             await asyncio.sleep(ROUND_SECONDS if begin_at is None else min(ROUND_SECONDS, begin_at - now))
 
-    def note_round(self, waiting: Iterable[Unit], *, has_decided: bool) -> None:
-        """Take the end of the round, and the units that wait after it."""
+    def note_round(self, waiting: Iterable[Unit], *, spent_seconds: float, has_decided: bool) -> None:
+        """Take the end of the round, its processor time, and the units that wait after it."""
         self._watch.expect(waiting)
-        self._pacer.note_round(self._began_at, asyncio.get_running_loop().time(), has_decided=has_decided)
+        now = asyncio.get_running_loop().time()
+        self._pacer.note_round(self._begun, self._began_at, now, spent_seconds=spent_seconds, has_decided=has_decided)
 
     def _find_begin(self) -> float | None:
         """Return when the next round may begin; None: none is due."""
-        return None if self._credit_seconds is None else self._pacer.find_begin(self._credit_seconds)
+        return None if self._due is None else self._pacer.find_begin(self._due)

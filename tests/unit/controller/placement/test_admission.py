@@ -8,7 +8,7 @@ import pytest
 
 from controller.placement import admission, admission_writer, round_pacer
 from controller.placement.admission import REPORTED_TRIES
-from controller.placement.round_pacer import ROOM_CREDIT_SECONDS, RoundPacer
+from controller.placement.round_pacer import RoundCause, RoundPacer
 from kube.client import Obj
 from kube.errors import ApiError, Forbidden, Invalid, NotFound
 from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES
@@ -236,8 +236,8 @@ async def test_host_that_comes_alive_is_bound_when_the_loop_is_woken() -> None:
 
 def test_room_is_given_while_rounds_that_let_nobody_in_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     class RestingPacer(RoundPacer):
-        def find_begin(self, credit_seconds: float) -> float:
-            return 0.0 if credit_seconds == ROOM_CREDIT_SECONDS or not found.reports else 3600.0
+        def find_begin(self, cause: RoundCause) -> float:
+            return 0.0 if cause == RoundCause.ROOM or not found.reports else 3600.0
 
     monkeypatch.setattr(round_pacer, "RoundPacer", RestingPacer)
     found = bench(*numbered(2, gib=9), hosts=(host("one", 8 * GIB),))
@@ -248,6 +248,7 @@ def test_room_is_given_while_rounds_that_let_nobody_in_rest(monkeypatch: pytest.
             found.loop.wake()
             await asyncio.sleep(10)
             assert len(found.reports) == 1
+            assert found.reports[0].plan_seconds == 0 < found.reports[0].processor_seconds, "no virtual time passed"
             grown = host("one", 10 * GIB)
             grown["metadata"]["resourceVersion"] = "2"
             found.known.put(METAL_HOSTS, grown)

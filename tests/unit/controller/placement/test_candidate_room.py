@@ -135,7 +135,7 @@ class Watched:
 
     def plan(self) -> None:
         made = plan(self.cells, (), PlanRules(), NOW)
-        self.rooms.update(RoundReport(made, self.cells, (), NOW, 0.0))
+        self.rooms.update(RoundReport(made, self.cells, (), NOW, 0.0, 0.0))
 
 
 def watch(test: Callable[[Watched], Coroutine[Any, Any, None]]) -> None:

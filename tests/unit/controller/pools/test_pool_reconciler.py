@@ -78,7 +78,7 @@ def test_nothing_is_written_before_the_first_round_or_of_a_pool_that_is_gone() -
 
 
 def report(*units: Unit) -> RoundReport:
-    return RoundReport(Round((), (), {}, {}), (), units, 0.0, 0.0)
+    return RoundReport(Round((), (), {}, {}), (), units, 0.0, 0.0, 0.0)
 
 
 class _Watched:
