@@ -210,7 +210,11 @@ class Controller:
         self._registry = (
             CellRegistry(self.store, options.pods.vendors, leases.bindable) if not options.namespaces else None
         )
-        self._board = Board(functools.partial(self._enqueue, INFERENCE_SERVICES), metrics.queue.count_start)
+        self._board = Board(
+            functools.partial(self._enqueue, INFERENCE_SERVICES),
+            metrics.queue.count_start,
+            functools.partial(self._enqueue_report, INFERENCE_SERVICES),
+        )
         self._devices = DeviceFeed(self.store, options.namespaces)
         queue = self._make_queue(self._registry, options) if self._registry is not None else None
         reconcilers, self._leader_tasks = registrations(
@@ -385,6 +389,12 @@ class Controller:
         return [Item(resource, object_key(obj)) for resource in self._reconcilers for obj in self.store.list(resource)]
 
     def _enqueue(self, resource: Resource, key: ObjectKey) -> None:
+        if (outdate := self._reconcilers[resource].outdate) is not None:
+            outdate(key)
+        self._enqueue_report(resource, key)
+
+    def _enqueue_report(self, resource: Resource, key: ObjectKey) -> None:
+        """Enqueue an object of which only what it reports has changed."""
         if self._queue is not None and key.namespace not in self._withheld:
             found = self.store.get(resource, key.name, key.namespace or None)
             # In a burst, an object that was never decided goes before those that are decided again.

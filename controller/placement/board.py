@@ -102,15 +102,17 @@ class Board:
         self,
         on_change: Callable[[ObjectKey], None],
         on_start: Callable[[UnitStart], None] = lambda _start: None,
+        on_move: Callable[[ObjectKey], None] | None = None,
     ) -> None:
         """Make an empty board.
 
         Args:
             on_change: gets each service whose standing has changed, at most once a second.
             on_start: gets each unit that was admitted, for the metrics.
+            on_move: gets those of which nothing but the standing has changed; None: `on_change` gets them, too.
         """
         self._on_start = on_start
-        self._pacer = NoticePacer(on_change)
+        self._pacer = NoticePacer(on_change, on_move or on_change)
         self._estimator = StartEstimator(on_start)
         self._entries: dict[ObjectKey, _Entry] = {}
         self._lengths: dict[str, int] = {}

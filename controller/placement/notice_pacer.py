@@ -16,17 +16,22 @@ SERVICE_SECONDS: Final = 1.0
 MOVE_SECONDS: Final = 0.1
 """Least time between two notices about mere moves, of whatever service."""
 STEADY_MOVE_SECONDS: Final = 1.0
-"""Time between two of them in a queue that moves all the time: each costs a decision, a write and its echo, which is
-10 ms of a processor."""
+"""Time between two of them in a queue that moves all the time: each costs a write and its echo, which is several
+milliseconds of a processor."""
 BURST: Final = 100
 """Moves that are told without that, after a time without any: a short queue is told at once."""
 
 
 class NoticePacer:
-    """Notices that are due, and a timer for the next one; runs in an event loop."""
+    """Notices that are due, and a timer for the next one; runs in an event loop.
 
-    def __init__(self, notify: Callable[[ObjectKey], None]) -> None:
-        self._notify = notify
+    Args:
+        notify: gets each service to tell something urgent.
+        notify_move: gets each other one.
+    """
+
+    def __init__(self, notify: Callable[[ObjectKey], None], notify_move: Callable[[ObjectKey], None]) -> None:
+        self._notify, self._notify_move = notify, notify_move
         self._urgent: dict[ObjectKey, None] = {}
         """Services to tell something urgent, in this order."""
         self._moves: dict[ObjectKey, None] = {}
@@ -61,7 +66,8 @@ class NoticePacer:
         self._told_at = {key: at for key, at in self._told_at.items() if at + SERVICE_SECONDS > now}
         for service in [each for each in self._urgent if each not in self._told_at]:
             del self._urgent[service]
-            self._tell(service, now)
+            self._told_at[service] = now
+            self._notify(service)
         if now >= self._next_move_at:
             self._tell_move(now)
         dues = [self._told_at[each] + SERVICE_SECONDS for each in self._urgent]
@@ -78,14 +84,11 @@ class NoticePacer:
         del self._moves[service]
         self._steady_until = max(now, self._steady_until) + STEADY_MOVE_SECONDS
         self._next_move_at = max(now + MOVE_SECONDS, self._steady_until - BURST * STEADY_MOVE_SECONDS)
-        self._tell(service, now)
+        self._told_at[service] = now
+        self._notify_move(service)
 
     def _find_next_move(self) -> float:
         """Return when the next move is told; only those that were told a moment ago are looked at."""
         if any(each not in self._told_at for each in self._moves):
             return self._next_move_at
         return max(self._next_move_at, min(self._told_at[each] for each in self._moves) + SERVICE_SECONDS)
-
-    def _tell(self, service: ObjectKey, now: float) -> None:
-        self._told_at[service] = now
-        self._notify(service)

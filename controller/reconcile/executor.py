@@ -97,6 +97,9 @@ class Executor:
         Raises ApiError, LeadershipLost, Unreachable and NotOurs; the caller retries with back-off.
         """
         snapshot, plan = Snapshot(self._store, self._now()), Plan()
+        if reconciler.report is not None and (report := reconciler.report(snapshot, key)) is not None:
+            await self._report(reconciler.resource, key, report)
+            return report.again_seconds
         decided = self._find(reconciler.resource, key)
         try:
             if reconciler.observe is not None:
@@ -115,6 +118,8 @@ class Executor:
             earlier, plan = plan, reconciler.decide(Snapshot(self._store, self._now(), snapshot.inputs), key)
             if overtaken or _has_more_writes(plan, earlier):
                 plan = msgspec.structs.replace(plan, again_seconds=0.0)
+        elif reconciler.decided is not None and not (plan.create or plan.patch or plan.delete):
+            reconciler.decided(snapshot, key, plan)
         await self._report(reconciler.resource, key, plan)
         if plan.labels is not None and await self._write_labels(reconciler.resource, key, plan.labels):
             return 0.0

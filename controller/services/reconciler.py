@@ -55,6 +55,7 @@ from controller.services.kueue_report import (
     reads_of_queue,
 )
 from controller.services.metal_processes import observe_hosts
+from controller.services.moved_services import MovedServices
 from controller.services.pods.claim_templates import list_spent_templates, list_templates
 from controller.services.pods.deployment import build_network_service
 from controller.services.pods.disruption import build_disruption_budget
@@ -176,14 +177,12 @@ def service_reconciler(
         rooms: the room of accelerators; None: no service may use several.
         devices: the devices that services may claim; None: all that they claim exist.
     """
+    moved = MovedServices(find_standing)
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> ServiceInputs | None:
         service = _read_service(snapshot, key)
         if service is None:
-            for forget in (tokens.forget, pacer.forget, *((rooms.forget,) if rooms is not None else ())):
-                forget(key)
-            prober.answer(key, None)
-            meter.follow(key, None)
+            _forget_service(key, prober, meter, moved, tokens, pacer, *([rooms] if rooms is not None else []))
             return None
         has_claims = devices is None or await devices.settle()
         revision, report = snapshot.store.revision, read_kueue(service, snapshot.store, kueue)
@@ -197,9 +196,8 @@ def service_reconciler(
             tokens.read_again(key)
         # If another owner's Secret has the name, creating ours fails and a condition reports that.
         step = await tokens.find_step(client, key, service, snapshot.now, serves=_has_replicas(snapshot, service))
-        traffic = meter.follow(key, _find_traffic_target(view), read_traffic(service.status))
         found = (view.question, answer, step.new_token, view, revision, step.rotation, monitors.exists)
-        return ServiceInputs(*found, traffic, facts)
+        return ServiceInputs(*found, meter.follow(key, _find_traffic_target(view), read_traffic(service.status)), facts)
 
     return Reconciler(
         resource=INFERENCE_SERVICES,
@@ -207,8 +205,20 @@ def service_reconciler(
         triggers=_list_triggers(),
         observe=observe,
         written=tokens.remember,
-        restart=functools.partial(_forget_reads, tokens, pacer),
+        report=moved.report,
+        decided=moved.keep,
+        outdate=moved.forget,
+        restart=functools.partial(_restart_all, tokens, pacer, moved),
     )
+
+
+def _forget_service(
+    key: ObjectKey, prober: Prober, meter: TrafficMeter, *others: MovedServices | KnownTokens | UpdatePacer | RoomSource
+) -> None:
+    for each in others:
+        each.forget(key)
+    prober.answer(key, None)
+    meter.follow(key, None)
 
 
 def _has_replicas(snapshot: Snapshot, service: InferenceService) -> bool:
@@ -217,9 +227,9 @@ def _has_replicas(snapshot: Snapshot, service: InferenceService) -> bool:
     return any(snapshot.children(resource, namespace, uid) for resource in (DEPLOYMENTS, METAL_PROCESSES))
 
 
-def _forget_reads(tokens: KnownTokens, pacer: UpdatePacer) -> None:
-    tokens.restart()
-    pacer.restart()
+def _restart_all(*parts: KnownTokens | UpdatePacer | MovedServices) -> None:
+    for each in parts:
+        each.restart()
 
 
 def _list_triggers() -> tuple[Trigger, ...]:

@@ -128,7 +128,7 @@ class FullCluster:
         self._freed_at: float | None = None
         self._planned = asyncio.Event()
         self.waits: list[float] = []
-        """How long free room waited for its round, each time."""
+        """The time for which free room waited for its round, each time."""
         self.idle_seconds = 0.0
         """Processor time of the rounds that decided nothing."""
 
@@ -155,13 +155,13 @@ class FullCluster:
             self.trigger.note_round(waiting, spent_seconds=spent_seconds, has_decided=freed_at is not None)
 
     async def churn(self, cause: RoundCause) -> None:
-        """Let units come and go."""
+        """Make units come and go."""
         while True:
             await asyncio.sleep(self._chance.expovariate(5.0))
             self.trigger.make_due(cause)
 
     async def free_room(self, count: int) -> None:
-        """Let a cell become free from time to time, and wait for its round."""
+        """Free a cell from time to time, and wait for its round."""
         for _ in range(count):
             # What is admitted runs for some seconds at least.
             await asyncio.sleep(2 + self._chance.expovariate(0.05))

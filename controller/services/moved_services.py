@@ -1,0 +1,108 @@
+"""Services of which nothing but the place in the queue has changed since they were decided.
+
+With each admission the places of hundreds of services move. Neither the objects of a service nor its preconditions
+follow from its place, which is only reported: after a mere move, the status is built from the last view of the service.
+"""
+
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+
+from controller.placement.board import FindStanding
+from controller.reconcile.plan import Plan, Snapshot
+from controller.services.queue_report import recall_standing
+from controller.services.replicas import Replicas
+from controller.services.status import ServiceView, build_events, build_status
+from crds.inferenceservice import InferenceService
+from kube.client import Obj
+from kube.resources import INFERENCE_SERVICES, ObjectKey
+
+_UNREPORTED: Final = ("apply", "keep", "patch", "delete", "steps")
+"""Fields of `Replicas` from which no status is built: whole Deployments of a thousand services need not be kept."""
+
+
+class _DecidedService(NamedTuple):
+    """A service as it was decided."""
+
+    view: ServiceView
+    status: Obj
+    since: datetime
+    until: datetime
+    """When time alone may change the decision."""
+
+
+class DecidedInputs(Protocol):
+    """The view of a service, and the revision of the store at which it was built."""
+
+    @property
+    def view(self) -> ServiceView | None: ...  # noqa: D102 - as above
+
+    @property
+    def revision(self) -> int: ...  # noqa: D102 - as above
+
+
+class MovedServices:
+    """The last views of services that wait, each until something else about its service changes.
+
+    Args:
+        find_standing: returns the place of a service in the queue, or None; it gets the last one that was reported.
+    """
+
+    def __init__(self, find_standing: FindStanding) -> None:
+        self._find_standing = find_standing
+        self._current: set[ObjectKey] = set()
+        """Services of which nothing has changed since they were read."""
+        self._decided: dict[ObjectKey, _DecidedService] = {}
+
+    def forget(self, key: ObjectKey) -> None:
+        """Forget a service, of which something has changed."""
+        self._decided.pop(key, None)
+        self._current.discard(key)
+
+    def restart(self) -> None:
+        """Forget all services: another replica may have led since."""
+        self._decided.clear()
+        self._current.clear()
+
+    def keep(self, snapshot: Snapshot, key: ObjectKey, plan: Plan) -> None:
+        """Keep a service that was decided, if it only waits for all of its replicas."""
+        inputs: DecidedInputs | None = snapshot.inputs
+        if inputs is None or inputs.view is None or inputs.revision != snapshot.store.revision:
+            return
+        view, now = inputs.view, snapshot.now
+        waits = view.standing is not None and not view.replicas.ready and not view.replicas.awaiting
+        is_plain = view.chosen is None and not view.endpoints
+        if key not in self._current or not waits or not is_plain or plan.status is None or plan.again_seconds is None:
+            return
+        nothing = Replicas(total=0)
+        replicas = msgspec.structs.replace(view.replicas, **{name: getattr(nothing, name) for name in _UNREPORTED})
+        until = now + timedelta(seconds=plan.again_seconds)
+        self._decided[key] = _DecidedService(msgspec.structs.replace(view, replicas=replicas), plan.status, now, until)
+
+    def report(self, snapshot: Snapshot, key: ObjectKey) -> Plan | None:
+        """Return a plan that reports the place of a service; None: it is decided now, as more may have changed."""
+        plan = self._find_report(snapshot, key)
+        if plan is None:
+            self._decided.pop(key, None)
+            self._current.add(key)
+        return plan
+
+    def _find_report(self, snapshot: Snapshot, key: ObjectKey) -> Plan | None:
+        found, now = self._decided.get(key), snapshot.now
+        if found is None or not found.since <= now < found.until:
+            return None
+        service = snapshot.read(INFERENCE_SERVICES, key, InferenceService)
+        if service is None or _identify(service) != _identify(found.view.service):
+            return None
+        standing = self._find_standing(key, recall_standing(service.status.queue))
+        if standing is None:
+            return None
+        view = msgspec.structs.replace(found.view, service=service, standing=standing)
+        status = found.status | build_status(view, None)
+        seconds = (found.until - now).total_seconds()
+        return Plan(status=status, events=build_events(service, status), again_seconds=seconds)
+
+
+def _identify(service: InferenceService) -> tuple[str, int, str | None]:
+    return service.metadata.uid, service.metadata.generation, service.metadata.deletion_timestamp
