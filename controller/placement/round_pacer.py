@@ -19,8 +19,8 @@ from controller.placement.wake_rules import RoomWatch
 
 ROUND_SECONDS: Final = 0.1
 """Least time between the begin of two rounds."""
-IDLE_SHARE: Final = 50.0
-"""Rest for a round without a decision, as a multiple of its processor time: such rounds take at most a fiftieth of a
+IDLE_SHARE: Final = 100.0
+"""Rest for a round without a decision, as a multiple of its processor time: such rounds take at most a hundredth of a
 core in the long run, whatever changes meanwhile."""
 LONGEST_PAUSE_SECONDS: Final = 5.0
 """Longest time between two rounds while anything changes."""

@@ -46,9 +46,9 @@ def test_rounds_that_decide_follow_each_other(cause: RoundCause) -> None:
 
 def test_after_a_round_without_a_decision_only_what_may_let_a_unit_in_is_planned_at_once() -> None:
     pacer = RoundPacer()
-    note_idle(pacer, END, 10.0, 0.0625)
+    note_idle(pacer, END, 10.0, 0.03125)
     begins = [pacer.find_begin(cause) for cause in RoundCause]
-    assert begins == [10.0625 + 0.0625 * IDLE_SHARE, 10 + ROUND_SECONDS, 10 + ROUND_SECONDS]
+    assert begins == [10.03125 + 0.03125 * IDLE_SHARE, 10 + ROUND_SECONDS, 10 + ROUND_SECONDS]
 
 
 def test_time_in_which_a_round_waited_needs_no_rest() -> None:
@@ -79,15 +79,15 @@ def test_room_waits_for_no_rest_that_others_owe(cause: RoundCause) -> None:
 
 def test_units_wait_for_the_rest_that_room_owes() -> None:
     pacer = RoundPacer()
-    now = note_idle(pacer, ROOM, 0.0, 0.125)
-    assert pacer.find_begin(UNIT) == now + 0.125 * IDLE_SHARE - CREDIT_SECONDS[UNIT]
+    now = note_idle(pacer, ROOM, 0.0, 0.0625)
+    assert pacer.find_begin(UNIT) == now + 0.0625 * IDLE_SHARE - CREDIT_SECONDS[UNIT]
 
 
 @pytest.mark.parametrize(
     "causes", [(END,), (UNIT,), (ROOM,), (END, UNIT), (END, ROOM), (UNIT, ROOM), tuple(RoundCause)]
 )
-@pytest.mark.parametrize("spent_seconds", [0.001, 0.02, 0.07])
-def test_rounds_that_decide_nothing_take_a_fiftieth_of_the_time(
+@pytest.mark.parametrize("spent_seconds", [0.001, 0.02, 0.04])
+def test_rounds_that_decide_nothing_take_a_hundredth_of_the_time(
     causes: tuple[RoundCause, ...], spent_seconds: float
 ) -> None:
     pacer, now, rounds = RoundPacer(), 0.0, 0
@@ -112,9 +112,9 @@ def test_long_rounds_are_made_up_for_after_a_while() -> None:
     pacer, now = RoundPacer(), 0.0
     for _ in range(20):
         now = note_idle(pacer, UNIT, now, 3.0) + LONGEST_PAUSE_SECONDS
-    now = note_idle(pacer, UNIT, now + MOST_OWED_SECONDS, 0.125)
-    assert pacer.find_begin(END) == now + min(0.125 * IDLE_SHARE, LONGEST_PAUSE_SECONDS)
-    assert pacer.find_begin(UNIT) == pytest.approx(now + 0.125 * IDLE_SHARE - CREDIT_SECONDS[UNIT])
+    now = note_idle(pacer, UNIT, now + MOST_OWED_SECONDS, 0.0625)
+    assert pacer.find_begin(END) == now + min(0.0625 * IDLE_SHARE, LONGEST_PAUSE_SECONDS)
+    assert pacer.find_begin(UNIT) == pytest.approx(now + 0.0625 * IDLE_SHARE - CREDIT_SECONDS[UNIT])
 
 
 class FullCluster:
@@ -142,7 +142,7 @@ class FullCluster:
         while True:
             await self.trigger.wait()
             freed_at, self._freed_at = self._freed_at, None
-            spent_seconds = chance.uniform(0.01, 0.1)
+            spent_seconds = chance.uniform(0.01, 0.05)
             if freed_at is not None:
                 self.waits.append(loop.time() - freed_at)
                 self.set_free("room", 0)
