@@ -99,7 +99,7 @@ async def check_row(cluster: Cluster, node: str) -> None:
     assert (status.accelerator, status.runtime, status.nodes) == ("cpu", "vllm", [node])
     assert status.memory.endswith(" GiB")
     heading, row = (await cluster.kubectl("get", "isvc", "chat", "--output=wide")).splitlines()
-    for column, value in (("VENDOR", "cpu"), ("ENGINE", "vllm"), ("CONTEXT", "2048"), ("MEMORY", status.memory)):
+    for column, value in (("ACCELERATOR", "cpu"), ("ENGINE", "vllm"), ("CONTEXT", "2048"), ("MEMORY", status.memory)):
         assert row[heading.index(column) :].startswith(value), row
 
 

@@ -175,7 +175,9 @@ async def test_kubectl_get_shows_the_state(cluster: Cluster, host: MetalHost) ->
     await cluster.wait_for_phase("absent", "Pending", "ModelNotFound")
     shown = await table(cluster, "isvc")
     endpoint = f"http://chat.{cluster.namespace}.svc:8080/v1"
-    assert cells(shown["chat"], "PHASE", "MODEL", "VENDOR", "ENGINE", "READY", "REPLICAS", "REASON", "ENDPOINT") == [
+    assert cells(
+        shown["chat"], "PHASE", "MODEL", "ACCELERATOR", "ENGINE", "READY", "REPLICAS", "REASON", "ENDPOINT"
+    ) == [
         *("Ready", "tiny", "metal", "llama.cpp", "1", "1", "Serving"),
         endpoint,
     ]

@@ -16,10 +16,10 @@ from tests.support.simulated_nodes import SimulatedNodes
 ENGINE_PORT = 8080
 
 
-@pytest_asyncio.fixture(autouse=True)
-async def engine(plane: ControlPlane) -> AsyncIterator[None]:
+@pytest_asyncio.fixture
+async def engine(controller: Process) -> AsyncIterator[None]:
     """The server behind the address that all simulated pods have."""
-    del plane  # its bridge has the address
+    del controller  # that of the test before may still have the port
 
     async def complete(_request: web.Request) -> web.Response:
         return web.json_response({"choices": [{"message": {"content": "a"}}], "usage": {"completion_tokens": 1}})
@@ -47,8 +47,11 @@ async def simulated(plane: ControlPlane, client: Client) -> AsyncIterator[Simula
 
 
 @pytest_asyncio.fixture
-async def user(plane: ControlPlane, client: Client, namespace: str, controller: Process) -> AsyncIterator[QueueUser]:
+async def user(
+    plane: ControlPlane, client: Client, namespace: str, controller: Process, engine: None
+) -> AsyncIterator[QueueUser]:
     """A user of one namespace, whose services are gone before the nodes are."""
+    del engine
     user = QueueUser(plane, client, namespace, controller)
     await user.make_model()
     yield user
