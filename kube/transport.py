@@ -198,7 +198,11 @@ class _Connector(aiohttp.TCPConnector):
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - the method of aiohttp has it
     ) -> "ResponseHandler":
         async with self._handshakes:
-            return await super()._create_connection(req, traces, timeout)
+            try:
+                return await super()._create_connection(req, traces, timeout)
+            except RuntimeError as error:
+                # After connections were given up, uvloop may take the descriptor of a new one for that of an old one.
+                raise aiohttp.ClientConnectionError(str(error)) from error
 
 
 async def _stream(body: bytes) -> AsyncIterator[bytes]:
