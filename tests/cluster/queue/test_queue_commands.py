@@ -192,10 +192,10 @@ async def test_plan_of_a_drain_tells_where_replicas_go(
     simulated: SimulatedNodes, user: QueueUser, reader: Pomona, client: Client
 ) -> None:
     await simulated.add("sim-1", devices=4)
-    await user.serve("two", 2)
-    await user.wait_for_a_later_second()
-    await user.serve("one", 1)
-    await user.wait_until_run("two", "one")
+    for name, devices in (("two", 2), ("one", 1)):
+        await user.serve(name, devices)
+        await user.wait_until_run(name)
+        await user.wait_for_a_later_second()
     await simulated.add("sim-2", devices=2)
     rows = await plan(reader, "drain", "sim-1")
     (row,) = (each for each in rows.values() if each["outcome"] == "moves")
