@@ -4,7 +4,7 @@ The spec is self-contained and contains no secret, so that a host can serve it f
 The spec is immutable except `hostName`, which is absent until bound and then fixed: an edit or a move is a new object.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -26,6 +26,9 @@ from crds.meta import (
 )
 from crds.model import FilePatterns, Mirrors, Revision
 from crds.serving import AdapterScale, DraftTokens, Role, ServingOptions
+
+HOLDS_NO_MEMORY: Final = frozenset({"Stopped", "Rejected"})
+"""Phases of a process whose engine is not on its host: it has ended there, or was refused."""
 
 
 class Artifact(ApiStruct, frozen=True):

@@ -12,6 +12,7 @@ from controller.reconcile.conditions import condition, find
 from controller.reconcile.indexes import controller_of
 from crds.meta import DRAINED
 from crds.metalhost import MetalHost
+from crds.metalprocess import HOLDS_NO_MEMORY
 from crds.size import size_text
 from kube.client import Obj
 
@@ -22,7 +23,6 @@ LATE_SECONDS: Final = 60.0
 DRAINING: Final = "Draining"
 """Reason while processes are replaced, which is normal progress."""
 _MOST_NAMED: Final = 3
-_GONE: Final = frozenset({"Stopped", "Rejected"})
 
 
 def drained_condition(
@@ -98,7 +98,7 @@ def draining_facts(process: Obj) -> object:
 
 
 def _is_left(process: Obj) -> bool:
-    return process.get("status", {}).get("phase") not in _GONE
+    return process.get("status", {}).get("phase") not in HOLDS_NO_MEMORY
 
 
 def _has_failed(process: Obj) -> bool:

@@ -14,13 +14,13 @@ from controller.reconcile.indexes import HOST_INDEX
 from crds.features import known_features
 from crds.meta import ADDRESS_ACCEPTED, MEMORY_PRESSURE, PAUSED, STABLE
 from crds.metalhost import HostTaint, MetalHost
+from crds.metalprocess import HOLDS_NO_MEMORY
 from kube.client import Obj
 from kube.resources import METAL_HOSTS, METAL_PROCESSES
 from kube.store import Store
 
 MOST_HOST_BYTES: Final = 1 << 44
 """Memory that no host exceeds, whatever a stolen token reports: sums over hosts fit into the status of a pool."""
-_HOLDS_NO_MEMORY: Final = frozenset({"Stopped", "Rejected"})
 
 
 class HostCapacity(NamedTuple):
@@ -72,7 +72,7 @@ def _host_capacity(host: MetalHost, bound: Iterable[Obj]) -> HostCapacity:
     promised_bytes = sum(
         process["spec"]["memoryBytes"]
         for process in bound
-        if process["metadata"]["uid"] not in listed and process.get("status", {}).get("phase") not in _HOLDS_NO_MEMORY
+        if process["metadata"]["uid"] not in listed and process.get("status", {}).get("phase") not in HOLDS_NO_MEMORY
     )
     stated_bytes = host.status.budget_bytes or host.status.available_bytes or 0
     budget_bytes = max(0, min(stated_bytes, MOST_HOST_BYTES))

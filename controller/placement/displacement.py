@@ -18,7 +18,7 @@ from controller.placement.units import HostRequirement
 from controller.reconcile.conditions import find
 from crds.meta import DISRUPTION_TARGET, MOVES, Toleration
 from crds.metalhost import MetalHostSpec
-from crds.metalprocess import MetalProcess
+from crds.metalprocess import HOLDS_NO_MEMORY, MetalProcess
 
 DRAIN: Final = "Drain"
 TAINT: Final = "Taint"
@@ -27,7 +27,6 @@ REBALANCE: Final = "Rebalance"
 REQUEST_SECONDS: Final = 600.0
 """Time for which a request to rebalance holds: a host that joins days later moves nothing by surprise."""
 _NO_ORDERS: Final = MetalHostSpec()
-_GONE: Final = frozenset({"Stopped", "Rejected"})
 
 
 class Displacement(NamedTuple):
@@ -86,7 +85,7 @@ def list_moved(processes: Iterable[MetalProcess], *, bound_only: bool = False) -
         for each in processes
         if (uid := each.metadata.annotations.get(MOVES))
         and each.metadata.deletion_timestamp is None
-        and each.status.phase not in _GONE
+        and each.status.phase not in HOLDS_NO_MEMORY
         and (each.spec.host_name is not None or not bound_only)
     }
 

@@ -11,14 +11,13 @@ from controller.placement.queue_places import ReplicaUnit, find_own_place, find_
 from controller.placement.queued_service import NO_DEMANDS, QueuedService, pools_of, require_host
 from controller.placement.units import MEMORY, Nomination, Unit, UnitKey, UnitState
 from crds.meta import ADMITTED_AT, ApiStruct, without_defaults
-from crds.metalprocess import MetalProcess
+from crds.metalprocess import HOLDS_NO_MEMORY, MetalProcess
 from devices.vendors import Vendors
 from kube.client import Obj
 from kube.resources import ObjectKey, object_key
 
 MOST_ENDING_SECONDS: Final = 120.0
 """Time in which an agent ends a process that is deleted: it withdraws and drains it, ends it, and unloads its model."""
-_HOLDS_NOTHING: Final = frozenset({"Stopped", "Rejected"})
 _REPLACES_NOTHING: Final = frozenset({"hostName", "memoryBytes", "artifact", "furtherArtifacts"})
 """Fields whose changes replace no process, or only in part."""
 
@@ -69,7 +68,7 @@ def is_over(process: Obj) -> bool:
     """Return whether a process holds no room and waits for none, although its object is still there."""
     phase = (process.get("status") or {}).get("phase")
     is_withdrawn = "deletionTimestamp" in process["metadata"] and not process["spec"].get("hostName")
-    return phase in _HOLDS_NOTHING or is_withdrawn
+    return phase in HOLDS_NO_MEMORY or is_withdrawn
 
 
 def _find_template(process: MetalProcess) -> str:

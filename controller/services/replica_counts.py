@@ -14,12 +14,10 @@ from controller.services.pods.observed_deployments import accelerator_label, is_
 from controller.services.rollout import host_is_lost
 from crds.inferenceservice import InferenceService
 from crds.metalhost import MetalHost
-from crds.metalprocess import MetalProcess
+from crds.metalprocess import HOLDS_NO_MEMORY, MetalProcess
 from devices.vendors import Vendors
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, METAL_HOSTS, METAL_PROCESSES
-
-_HOLDS_NOTHING: Final = frozenset({"Rejected", "Stopped"})
 
 
 class ReplicaCounts(NamedTuple):
@@ -94,7 +92,7 @@ def _count_processes(snapshot: Snapshot, service: InferenceService) -> ReplicaCo
     processes = [
         each
         for each in decode_stored(store, METAL_PROCESSES, children, MetalProcess)
-        if each.metadata.deletion_timestamp is None and each.status.phase not in _HOLDS_NOTHING
+        if each.metadata.deletion_timestamp is None and each.status.phase not in HOLDS_NO_MEMORY
     ]
     names = {each.spec.host_name for each in processes if each.spec.host_name}
     stored = [host for name in names if (host := store.get(METAL_HOSTS, name)) is not None]

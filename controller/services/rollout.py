@@ -26,7 +26,7 @@ from controller.reconcile.plan import Ref, child
 from crds.inferenceservice import InferenceService
 from crds.meta import ENQUEUED_AT, LABEL_SERVICE, MOVES, PROCESS_FINALIZER, ObjectMeta, without_defaults
 from crds.metalhost import MetalHost, MetalHostSpec
-from crds.metalprocess import MetalProcess, MetalProcessSpec
+from crds.metalprocess import HOLDS_NO_MEMORY, MetalProcess, MetalProcessSpec
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, Resource
 
@@ -35,7 +35,6 @@ AVOID_SECONDS: Final = 300.0
 AVOID_STOPPED_SECONDS: Final = 30.0
 """The same for a host that stopped a process which is not deleted: its agent has read an outdated list, or a thief of
 the Mac makes the controller create one after the other."""
-_REFUSED: Final = frozenset({"Rejected", "Stopped"})
 LEASE_EXPIRED: Final = "LeaseExpired"
 """Reason of a MetalHost's condition Ready while no renewal of its Lease is seen."""
 
@@ -133,16 +132,16 @@ def sort_processes(
         current = name is None or is_current(process, name, estimated)
         lost = host is not None and host_is_lost(host, hosts)
         if process.metadata.deletion_timestamp is not None:
-            if host is not None and phase not in {"Stopped", "Rejected"} and not lost:
+            if host is not None and phase not in HOLDS_NO_MEMORY and not lost:
                 standing.terminating.append(process)
-        elif not current and (phase in _REFUSED or host is None):
+        elif not current and (phase in HOLDS_NO_MEMORY or host is None):
             standing.finished.append(process)
-        elif phase in _REFUSED and (
+        elif phase in HOLDS_NO_MEMORY and (
             administered.is_cordoned or find_untolerated(administered.taints, demands.tolerations) is not None
         ):
             # The agent takes it after all once memory is free, and knows nothing of cordon and taints.
             standing.finished.append(process)
-        elif phase in _REFUSED:
+        elif phase in HOLDS_NO_MEMORY:
             standing.rejected.append(process)
         else:
             why = find_displacement(process, administered, demands.tolerations, moved)
