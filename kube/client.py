@@ -137,7 +137,9 @@ class Client:
             item.setdefault("kind", resource.kind)
             return part(item) if part is not None else item
 
-        return await self._pages(resource, namespace, query, "application/json", read=read, complete=complete)
+        return await self._pages(
+            resource, namespace, query, "application/json", read=read, complete=complete if read is None else None
+        )
 
     async def list_cached(self, resource: Resource, *, field_selector: str = "") -> ObjectList:
         """Read all objects that match as the API server's cache has them: they may be old, and cost etcd nothing.
@@ -361,7 +363,7 @@ class Client:
                 continue
             page = _decode(call, body, _Page) if read is None else _read_page(call, body, read)
             found = page.items or []
-            items += map(complete, found) if complete is not None and read is None else found
+            items += map(complete, found) if complete is not None else found
             if not page.metadata.more:
                 return ObjectList(items, page.metadata.resource_version)
             page_query = {**page_query, "continue": page.metadata.more}
