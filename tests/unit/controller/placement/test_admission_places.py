@@ -78,12 +78,17 @@ def test_successor_of_a_pod_that_ends_at_once_has_its_place(has_record: bool) ->
                 found.change(PODS, {**old, "status": {"phase": "Failed"}})
             else:
                 found.remove(PODS, "old")
-            await asyncio.sleep(1)
-            assert [each["enqueued_at"] for each in ledger_of(found)["freed"]] == [place], "the leader may end now"
-            found.change(PODS, queue_pod("new"))
-            await asyncio.sleep(1)
+            await see_place_inherited(found, place)
 
     virtual_time.run(main())
+
+
+async def see_place_inherited(found: AdmissionBench, place: str) -> None:
+    """Hold that the place of a unit that has ended is written down, and that the pod which comes then has it."""
+    await asyncio.sleep(1)
+    assert [each["enqueued_at"] for each in ledger_of(found)["freed"]] == [place], "the leader may end now"
+    found.change(PODS, queue_pod("new"))
+    await asyncio.sleep(1)
     assert found.api.find(PODS, "new")["metadata"]["annotations"][ENQUEUED_AT] == place
 
 
@@ -107,13 +112,9 @@ def test_pod_has_the_place_of_a_process_whose_replica_goes_to_a_node(end: str) -
                 ended["metadata"]["deletionTimestamp"] = timestamp(NOW)
                 ended["status"] = {"phase": "Stopped" if end == "stopped" else "Pending"}
                 found.change(METAL_PROCESSES, ended)
-            await asyncio.sleep(1)
-            assert [each["enqueued_at"] for each in ledger_of(found)["freed"]] == [place], "the leader may end now"
-            found.change(PODS, queue_pod("new"))
-            await asyncio.sleep(1)
+            await see_place_inherited(found, place)
 
     virtual_time.run(main())
-    assert found.api.find(PODS, "new")["metadata"]["annotations"][ENQUEUED_AT] == place
 
 
 def test_process_has_the_place_of_the_pod_whose_replica_goes_to_a_host() -> None:
