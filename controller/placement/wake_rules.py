@@ -25,22 +25,26 @@ class RoomWatch:
     """The cells as they were when they were last looked at, and the least that a waiting unit needs of one."""
 
     def __init__(self) -> None:
-        self._cells: Mapping[str, Cell] = {}
+        self._cells: Sequence[Cell] = ()
         self._least: Mapping[str, Amounts] = {}
 
     def expect(self, waiting: Iterable[Unit]) -> None:
         """Take the units that wait from now on."""
         self._least = find_least(waiting)
 
-    def take_cells(self, cells: Iterable[Cell]) -> bool:
+    def take_cells(self, cells: Sequence[Cell]) -> bool:
         """Return whether a cell has changed so that a waiting unit may fit, or may have lost what it was promised."""
-        before, self._cells = self._cells, {cell.id: cell for cell in cells}
+        before, self._cells = self._cells, cells
         if not self._least:
             return False
-        gone = before.keys() - self._cells.keys()
-        return bool(gone) or any(
-            self._matters(before.get(name), cell) for name, cell in self._cells.items() if cell is not before.get(name)
-        )
+        # This is called several times a second, and nearly always a few of the same cells have changed.
+        changed = [(old, new) for old, new in zip(before, cells, strict=False) if old is not new]
+        if len(before) != len(cells) or any(old.id != new.id for old, new in changed):
+            known, found = ({cell.id: cell for cell in each} for each in (before, cells))
+            return not known.keys() <= found.keys() or any(
+                self._matters(known.get(name), cell) for name, cell in found.items() if cell is not known.get(name)
+            )
+        return any(self._matters(old, new) for old, new in changed)
 
     def _matters(self, old: Cell | None, new: Cell) -> bool:
         if old is None or msgspec.structs.replace(old, free=new.free, lasting=new.lasting) != new:

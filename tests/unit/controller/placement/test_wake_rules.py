@@ -12,6 +12,7 @@ from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, METAL_HOSTS, METAL_P
 from kube.store import Store
 from tests.support.api_objects import GIB, NOW, condition, host, process, service, store
 from tests.support.queue_objects import deployment_of, queue_pod, queued_service
+from tests.support.waiting_units import host_cell, waiting_process
 
 
 class Watched:
@@ -66,6 +67,18 @@ def test_cell_of_which_more_than_its_room_changes_wakes(changed: Obj | None, *, 
     else:
         known.put(METAL_HOSTS, version(changed, 2))
     assert watched.look() == is_due
+
+
+def test_cells_are_compared_by_their_names() -> None:
+    small, large = host_cell("small", free_gib=1), host_cell("large", free_gib=9)
+    watch = RoomWatch()
+    watch.take_cells((small, large))
+    watch.expect([waiting_process("chat", 9)])
+    assert not watch.take_cells((large, small)), "the same cells in another order"
+    assert not watch.take_cells((large, host_cell("small", free_gib=2)))
+    assert watch.take_cells((large, host_cell("small", free_gib=9)))
+    assert watch.take_cells((large, host_cell("other", free_gib=1))), "one is gone and another has come"
+    assert watch.take_cells((large,))
 
 
 def test_no_cell_wakes_while_nothing_waits() -> None:
