@@ -1,6 +1,7 @@
 """Inputs of a decision about a Model: its Jobs, claims and consumers, and the changes after which it is decided."""
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -90,13 +91,19 @@ def observe_model(
 def _find_consumers(snapshot: Snapshot, key: ObjectKey, model: Model, vendors: Vendors) -> Iterator[InferenceService]:
     """Yield the services that serve this Model in pods, the oldest first, each with its accelerator stated."""
     objects = snapshot.store.by_index(INFERENCE_SERVICES, MODEL_INDEX, namespaced(key.namespace, key.name))
-    services = decode_stored(snapshot.store, INFERENCE_SERVICES, objects, InferenceService)
-    for service in sorted(services, key=lambda each: (each.metadata.creation_timestamp, each.metadata.name)):
+    objects_by_age = sorted(objects, key=_read_age)
+    # The first one is all that most Models need, and a thousand services may have the same Model.
+    decoded = (decode_stored(snapshot.store, INFERENCE_SERVICES, (obj,), InferenceService) for obj in objects_by_age)
+    for service in itertools.chain.from_iterable(decoded):
         if service.metadata.deletion_timestamp is None and not service.spec.suspend:
             for placed in _list_placed(service, _served_model(snapshot, service) or model):
                 vendor = vendors.get(accelerator_of(placed, model))
                 if vendor is not None and vendor.in_pods:
                     yield placed
+
+
+def _read_age(obj: Obj) -> tuple[str, str]:
+    return obj["metadata"].get("creationTimestamp", ""), obj["metadata"]["name"]
 
 
 def _list_placed(service: InferenceService, model: Model) -> Iterator[InferenceService]:
