@@ -219,7 +219,9 @@ class _Term:
         self._add_vanished()
         gone = self._list_gone()
         observed, report = await self._plan(gone)
-        self._parts.on_round(report)
+        meter = ProcessorMeter()
+        with meter.running():
+            self._parts.on_round(report)
         found = report.round
         for seconds in (found.again_seconds, observed.again_seconds):
             if seconds is not None:
@@ -232,7 +234,7 @@ class _Term:
                 await self._requeue(overdue)
             else:
                 self._wake()
-        return report
+        return report._replace(processor_seconds=report.processor_seconds + meter.seconds)
 
     async def _plan(self, gone: Iterable[FreedPlace]) -> tuple[ObservedUnits, RoundReport]:
         """Plan one round."""

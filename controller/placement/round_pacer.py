@@ -22,9 +22,9 @@ ROUND_SECONDS: Final = 0.1
 IDLE_SHARE: Final = 100.0
 """Rest for a round without a decision, as a multiple of its processor time: such rounds take at most a hundredth of a
 core in the long run, whatever changes meanwhile."""
-LONGEST_PAUSE_SECONDS: Final = 5.0
-"""Longest time between two rounds while anything changes."""
-MOST_OWED_SECONDS: Final = 20.0
+LONGEST_PAUSE_SECONDS: Final = 10.0
+"""Longest time between two rounds while anything changes: the rest of a round over a thousand nodes and services."""
+MOST_OWED_SECONDS: Final = 25.0
 """The most rest that is made up for."""
 
 

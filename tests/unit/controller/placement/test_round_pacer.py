@@ -86,7 +86,7 @@ def test_units_wait_for_the_rest_that_room_owes() -> None:
 @pytest.mark.parametrize(
     "causes", [(END,), (UNIT,), (ROOM,), (END, UNIT), (END, ROOM), (UNIT, ROOM), tuple(RoundCause)]
 )
-@pytest.mark.parametrize("spent_seconds", [0.001, 0.02, 0.04])
+@pytest.mark.parametrize("spent_seconds", [0.001, 0.02, 0.04, 0.08])
 def test_rounds_that_decide_nothing_take_a_hundredth_of_the_time(
     causes: tuple[RoundCause, ...], spent_seconds: float
 ) -> None:
