@@ -214,6 +214,7 @@ class Board:
             if last is not None:
                 self._recalled.add(service)
             return last
+        self._pacer.drop_move(service)
         entry = self._entries.get(service)
         if entry is None:
             return None
@@ -281,19 +282,17 @@ class Board:
             depths[lane.pool, unit.priority] = depths.get((lane.pool, unit.priority), 0) + 1
             needed = queue.needed.get(lane, 0) + amount
             if unit.service not in entries:
-                position = queue.length + 1 if can_start else None
-                entry = _Entry(
+                entries[unit.service] = _Entry(
                     unit,
                     lane.pool,
-                    position,
+                    queue.length + 1 if can_start else None,
                     tuple(queue.ahead),
                     needed,
                     nomination,
                     reason,
-                    _unestimated(reason, can_start=can_start),
+                    self._estimate(unit, lane, needed, reason, can_start=can_start),
                     find_limit(decided, uid),
                 )
-                entries[unit.service] = self._estimate(entry, lane)
             if can_start:
                 queue.length += 1
                 queue.ahead[unit.rank] += 1
@@ -302,11 +301,13 @@ class Board:
         self._needs, self.depths = needs, depths
         return entries, {pool: queue.length for pool, queue in queues.items()}
 
-    def _estimate(self, entry: _Entry, lane: Lane) -> _Entry:
-        """Return an entry with its estimated start."""
-        if entry.start in {"Draining", "NoPosition"}:
-            return entry
-        return entry._replace(start=self._estimator.estimate(entry.unit, lane, entry.needed, self._now))
+    def _estimate(
+        self, unit: Unit, lane: Lane, needed: int, reason: QueueReason | None, *, can_start: bool
+    ) -> StartRange | NoEstimate:
+        """Return the estimated start of a unit."""
+        if reason == "Draining":
+            return "Draining"
+        return self._estimator.estimate(unit, lane, needed, self._now) if can_start else "NoPosition"
 
     def _find_victims(self, entries: Iterable[_Entry], units: Iterable[Unit]) -> None:
         """Find the services whose units end for a nominated one."""
@@ -322,14 +323,14 @@ class Board:
         for service, entry in entries.items():
             last = self._entries.get(service)
             if last is None or last.news != entry.news:
-                self._pacer.add(service, is_urgent=True)
+                self._pacer.add(service)
             elif is_everyone_told or (
                 (last.position, last.ahead, last.reason, last.limit, last.start, self._lengths.get(last.pool))
                 != (entry.position, entry.ahead, entry.reason, entry.limit, entry.start, lengths.get(entry.pool))
             ):
-                self._pacer.add(service, is_urgent=False)
+                self._pacer.add_move(service, entry.position or math.inf)
         for service in (self._entries.keys() | self._recalled) - entries.keys():
-            self._pacer.add(service, is_urgent=True)
+            self._pacer.add(service)
         self._recalled.clear()
 
 
@@ -360,9 +361,3 @@ def find_limit(decided: Round, uid: str) -> LimitRefusal | None:
     """Return the limit for which a unit waits, or None."""
     blockage = decided.blocked.get(uid)
     return blockage.limit if blockage is not None else None
-
-
-def _unestimated(reason: QueueReason | None, *, can_start: bool) -> NoEstimate:
-    if reason == "Draining":
-        return "Draining"
-    return "TooFewSeen" if can_start else "NoPosition"

@@ -2,7 +2,8 @@
 
 With each admission the positions of all that wait behind it move: to write them all at once, again and again, would
 keep controller and API server busy with numbers. So each service is told at most once a second. Of mere moves some are
-told soon, and in a queue that moves all the time a few a second in all, those first that have waited longest for it.
+told soon, and in a queue that moves all the time one in two seconds in all, those nearest to the head first. The others
+are told when their service is reconciled for another reason, as each is from time to time.
 """
 
 import asyncio
@@ -15,10 +16,10 @@ SERVICE_SECONDS: Final = 1.0
 """Least time between two notices about one service."""
 MOVE_SECONDS: Final = 0.1
 """Least time between two notices about mere moves, of whatever service."""
-STEADY_MOVE_SECONDS: Final = 1.0
+STEADY_MOVE_SECONDS: Final = 2.0
 """Time between two of them in a queue that moves all the time: each costs a write and its echo, which is several
 milliseconds of a processor."""
-BURST: Final = 100
+BURST: Final = 50
 """Moves that are told without that, after a time without any: a short queue is told at once."""
 
 
@@ -34,8 +35,8 @@ class NoticePacer:
         self._notify, self._notify_move = notify, notify_move
         self._urgent: dict[ObjectKey, None] = {}
         """Services to tell something urgent, in this order."""
-        self._moves: dict[ObjectKey, None] = {}
-        """Other services to tell something, in this order."""
+        self._moves: dict[ObjectKey, float] = {}
+        """Other services to tell something, each with its place."""
         self._told_at: dict[ObjectKey, float] = {}
         """When each service was told something that was told within the last second."""
         self._next_move_at = 0.0
@@ -43,13 +44,19 @@ class NoticePacer:
         """The time by which as many moves as were told would have been told at the steady pace."""
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, service: ObjectKey, *, is_urgent: bool) -> None:
-        """Tell a service something as soon as that may be; `flush` tells what may be told now."""
-        if is_urgent:
-            self._moves.pop(service, None)
-            self._urgent.setdefault(service)
-        elif service not in self._urgent:
-            self._moves.setdefault(service)
+    def add(self, service: ObjectKey) -> None:
+        """Tell a service something urgent as soon as that may be; `flush` tells what may be told now."""
+        self._moves.pop(service, None)
+        self._urgent.setdefault(service)
+
+    def add_move(self, service: ObjectKey, place: float) -> None:
+        """Tell a service of a mere move when it is its turn: that with the lowest place is next."""
+        if service not in self._urgent:
+            self._moves[service] = place
+
+    def drop_move(self, service: ObjectKey) -> None:
+        """Tell a service of no move: its place is being reported anyway."""
+        self._moves.pop(service, None)
 
     def clear(self) -> None:
         """Forget all that is pending."""
@@ -78,7 +85,8 @@ class NoticePacer:
         self._timer = loop.call_at(min(dues), self.flush) if dues else None
 
     def _tell_move(self, now: float) -> None:
-        service = next((each for each in self._moves if each not in self._told_at), None)
+        tellable = (each for each in self._moves if each not in self._told_at)
+        service = min(tellable, key=self._moves.__getitem__, default=None)
         if service is None:
             return
         del self._moves[service]
