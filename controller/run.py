@@ -79,7 +79,9 @@ WORKERS: Final = 8
 LISTS: Final = CONNECTIONS // 2
 """Lists at once of a new leader: the renewal of its Lease must not wait for all of them."""
 RECONCILE_SECONDS: Final = 60.0
-RESYNC_SECONDS: Final = 600.0
+RESYNC_SECONDS: Final = 3600.0
+"""Time in which every object is decided again, whatever triggers have missed. What is not watched needs no resync: a
+decision that reads a Secret says by itself when it is due again."""
 PAUSE_SECONDS: Final = 0.3
 """Pause of an object after each reconcile: the changes that follow a first one mostly come together."""
 FIRST_RETRY_SECONDS: Final = 1.0
