@@ -157,7 +157,11 @@ class RefusalCounter:
         return refused, {
             pool: _Feasible(
                 frozenset(shortages),
-                Counter(str(CellRefusal("Insufficient", lacking)) for lacking in shortages.values() if lacking),
+                {
+                    str(CellRefusal("Insufficient", lacking)): count
+                    for lacking, count in Counter(shortages.values()).items()
+                    if lacking
+                },
                 [name for name, lacking in shortages.items() if not lacking],
             )
             for pool, shortages in by_pool.items()
