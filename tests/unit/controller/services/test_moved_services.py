@@ -106,6 +106,12 @@ async def test_move_is_reported_as_a_new_decision_would_report_it() -> None:
     assert reported == Plan(status=reported.status, events=reported.events, again_seconds=reported.again_seconds)
 
 
+async def test_waiting_service_reports_its_place_within_ten_minutes_by_itself() -> None:
+    plan = await WaitingChat((PODS, gated_pod())).decide()
+    assert plan.again_seconds is not None
+    assert plan.again_seconds <= 600, "docs/queue.md says how old a position may be"
+
+
 async def test_first_decision_is_never_skipped() -> None:
     assert WaitingChat().report() is None
 
