@@ -41,8 +41,13 @@ demo: setup binaries ## Serve one model from a pod and from a host process; MODE
 	@$(BIN)/python -m tests.demo $(if $(MODEL),--model '$(MODEL)') $(if $(KEEP),--keep)
 
 .PHONY: test
-test: test-fast binaries servers image-root ## Run every test; the slow ones in parallel, each worker with a control plane of its own
-	@$(WORKED) $(SLOW)
+test: test-fast binaries servers image-root ## Run all tests but the long ones; the slow ones in parallel, each worker with a control plane
+	@$(WORKED) -m 'not long' $(SLOW)
+
+# They are a sixth of all work: faults at random, whole upgrades, outages of minutes. CI runs them beside `make test`.
+.PHONY: test-long
+test-long: setup binaries servers image-root ## Run the long tests: chaos, crashes, disturbances, upgrades, the image
+	@$(WORKED) -m long $(SLOW)
 
 # Some tests wait, so that three workers more than processors are quicker; and a file's tests share what they start.
 .PHONY: test-fast

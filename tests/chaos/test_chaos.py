@@ -3,6 +3,10 @@
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.long
+
 SEED = 1
 SANDBOX = (sys.executable, "-m", "tests.controlplane.sandbox", "--")
 

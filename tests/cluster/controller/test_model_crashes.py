@@ -31,6 +31,8 @@ from tests.controlplane.plane import ControlPlane
 from tests.support.api_faults import Crash, Fault, FaultyTransport, Plan, nth, sample_writes
 from tests.support.eventually import eventually
 
+pytestmark = pytest.mark.long
+
 ANSWERS = {
     "inspect": {"file": "tiny.gguf", "revision": "v1", "sizeBytes": 1000, "gguf": {"architecture": "llama"}},
     "fetch": {"file": "tiny.gguf", "sizeBytes": 1000},

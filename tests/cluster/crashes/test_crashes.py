@@ -1,6 +1,7 @@
 """The controller dies before and after each single write of each scenario, and the result is the same as without.
 
-`make crash` tries every write; in `make test` each scenario gets a sample, so that all of them take a minute.
+`make crash` tries every write. Otherwise each scenario gets a sample: the queue in `make test`, all others in
+`make test-long`.
 """
 
 import asyncio
@@ -13,11 +14,11 @@ import pytest
 from kube.transport import Request
 from tests.cluster.crashes.conftest import MakeWorld
 from tests.support.api_faults import EVERYTHING, Fault, Plan
-from tests.support.crash_scenarios import SCENARIOS
+from tests.support.crash_scenarios import SCENARIOS, queue_for_devices
 from tests.support.crash_world import CrashWorld
 
-SAMPLES: Final = 1
-"""Crash points of one scenario in `make test`; which ones changes from run to run."""
+SAMPLES: Final = 3
+"""Crash points of one scenario in a sample; which ones changes from run to run."""
 SAMPLE_LIMIT: Final = 4
 """Samples that are tried until a crash happens: a few writes of a scenario are not made in every run."""
 WORLDS: Final = 12
@@ -52,7 +53,10 @@ def choose(points: list[Point]) -> list[list[Point]]:
     return [points[(first + number) % stride :: stride] for number in range(min(SAMPLE_LIMIT, stride))]
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize(
+    "scenario",
+    [pytest.param(name, marks=() if name == queue_for_devices.__name__ else pytest.mark.long) for name in SCENARIOS],
+)
 async def test_crash_at_any_write_does_not_change_the_result(
     make_world: MakeWorld, scenario: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

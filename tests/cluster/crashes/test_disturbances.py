@@ -116,11 +116,24 @@ async def compare(make_world: MakeWorld, scenario: Scenario, *disturbed: Disturb
 @pytest.mark.parametrize(
     ("scenario", "disturbed"),
     [
-        (live_in_pods, (disturb_two_leaders, refuse_every_third_write, rewrite_all_images)),
-        (live_on_hosts, (disturb_two_leaders, refuse_every_third_write)),
-        (queue_for_devices, (disturb_two_leaders, refuse_every_third_write)),
+        pytest.param(
+            live_in_pods,
+            (disturb_two_leaders, refuse_every_third_write, rewrite_all_images),
+            id="live_in_pods",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            live_on_hosts,
+            (disturb_two_leaders, refuse_every_third_write),
+            id="live_on_hosts",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            queue_for_devices,
+            (disturb_two_leaders, refuse_every_third_write),
+            id="queue_for_devices",
+        ),
     ],
-    ids=["live_in_pods", "live_on_hosts", "queue_for_devices"],
 )
 async def test_disturbed_controllers_reach_the_state_of_an_undisturbed_one(
     make_world: MakeWorld, scenario: Scenario, disturbed: Sequence[Disturbed]
@@ -172,6 +185,7 @@ async def disturb_by_dead_webhook(
         await reach_two_services(world)
 
 
+@pytest.mark.long
 async def test_dead_webhook_of_deployments_stops_no_service_on_hosts(make_world: MakeWorld) -> None:
     async with serving(hang) as silent:
         dead = [partial(disturb_by_dead_webhook, url) for url in (silent, NOBODY_LISTENS)]

@@ -29,6 +29,8 @@ from tests.support.eventually import eventually
 from tests.support.file_server import ALLOWED_NETWORKS, FileServer
 from tests.support.tiny_models import tiny_gguf
 
+pytestmark = pytest.mark.long
+
 RESTRICTED: Obj = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,

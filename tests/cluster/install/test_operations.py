@@ -18,6 +18,8 @@ from tests.support.documents import list_blocks
 from tests.support.eventually import eventually
 from tests.support.shell import Shell
 
+pytestmark = pytest.mark.long
+
 DOCUMENT = (CHECKOUT / "docs" / "operations.md").read_text()
 HOST = "office-7"
 

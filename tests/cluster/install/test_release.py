@@ -36,6 +36,8 @@ from tests.support.shell import Shell
 from tests.support.tiny_models import tiny_gguf
 from tests.support.watched_states import watch_states
 
+pytestmark = pytest.mark.long
+
 SOURCES = f"--set=models.allowPrivateSources={{{','.join(map(str, ALLOWED_NETWORKS))}}}"
 WAIT = ("--wait", "--timeout=5m")
 HUB = f"--set=models.huggingFaceEndpoint=http://{ADDRESS}:{HUB_PORT}"

@@ -171,6 +171,7 @@ async def is_lost(cluster: Cluster, host: MetalHost) -> bool:
     return await ready_of(cluster, host) == ("False", "LeaseExpired") and not slices
 
 
+@pytest.mark.long
 async def test_api_outage_of_two_minutes_interrupts_and_replaces_nothing(
     plane: ControlPlane, cluster: Cluster, host: MetalHost
 ) -> None:

@@ -23,6 +23,8 @@ from tests.support.background import running
 from tests.support.eventually import eventually
 from tests.support.previous_version import marked, unpack
 
+pytestmark = pytest.mark.long
+
 PREVIOUS = "previous"
 STREAMS = 32
 TOKENS = 20000
