@@ -19,7 +19,7 @@ from tests.support.namespaces import open_namespace
 from tests.support.simulated_nodes import GPU, SimulatedNodes
 
 __all__ = ["engine"]
-"""Fixture of the tests of the controller's own queue."""
+"""Fixture of the tests of the controller's own queue; the port of the controller's metrics must be free for it."""
 KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 TAIL_LINES = 30
 PROCESSES = pytest.StashKey[list[Process]]()
@@ -83,7 +83,7 @@ async def controller(
 ) -> AsyncIterator[Process]:
     """The controller, which finds Kueue when it starts."""
     del kueue
-    controller = await members.controller(plane, folder)
+    controller = await members.controller(plane, folder, "--metrics-bind-address=0")
     request.config.stash.setdefault(PROCESSES, []).append(controller)
     controller.start()
     yield controller
@@ -99,10 +99,10 @@ async def simulated(plane: ControlPlane, client: Client) -> AsyncIterator[Simula
 
 @pytest_asyncio.fixture
 async def user(
-    plane: ControlPlane, client: Client, simulated: SimulatedNodes, controller: Process
+    plane: ControlPlane, client: Client, simulated: SimulatedNodes, controller: Process, engine: None
 ) -> AsyncIterator[QueueUser]:
     """A user of one namespace, whose services are gone before the nodes are."""
-    del simulated
+    del simulated, engine
     async with open_namespace(plane) as namespace:
         user = QueueUser(plane, client, namespace, controller)
         await user.make_model()
