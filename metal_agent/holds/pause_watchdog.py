@@ -17,6 +17,7 @@ import structlog
 
 from artifacts import durable
 from crds.meta import HOST_PAUSED, PAUSED
+from crds.metalprocess import HOLDS_NO_MEMORY
 from devices import power, thermal, user_input
 from devices.power import Power
 from kube.client import Obj
@@ -141,7 +142,7 @@ class PauseWatchdog:
     def displacement_of(self, process: HoldableProcess) -> Held | None:
         """Return why the pause displaces the process, or None if it may stay."""
         uid, state = process.assignment.uid, process.state
-        if not self._is_pausing or self._is_spared(uid) or state.phase in {"Stopped", "Rejected"}:
+        if not self._is_pausing or self._is_spared(uid) or state.phase in HOLDS_NO_MEMORY:
             return None
         # Without an engine it waits for the end of the pause, or fetches weights for an engine that would.
         if uid not in self.state.displacing and uid not in self.state.evicted and state.exists:

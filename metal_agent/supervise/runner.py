@@ -12,7 +12,7 @@ from msgspec import structs
 from artifacts.errors import ArtifactError
 from artifacts.source import parse
 from crds.meta import PRIORITY_RANK
-from crds.metalprocess import FetchProgress, LastExit, MetalProcessSpec, MetalProcessStatus
+from crds.metalprocess import HOLDS_NO_MEMORY, FetchProgress, LastExit, MetalProcessSpec, MetalProcessStatus
 from kube.time import rfc3339
 from metal_agent import lifecycle
 from metal_agent import process_events as events
@@ -198,7 +198,7 @@ class Runner:
             # Spawned here and not in a task, so that no event is handled between the start of an engine and its state.
             state, actions = step(self.state, self._spawn(group), time.monotonic())
             self._apply_state(state)
-        is_over = self.state.phase in {"Stopped", "Rejected"} and not self.state.exists
+        is_over = self.state.phase in HOLDS_NO_MEMORY and not self.state.exists
         if self._work and (actions or is_over):
             self._work.cancel()
         if actions:
@@ -210,7 +210,7 @@ class Runner:
             self._host.loads.occupy(self.assignment.uid)
         elif state.phase != "Starting" and not state.queued:
             self._host.loads.release(self.assignment.uid)
-        if state.phase in {"Rejected", "Stopped"} and not state.exists:
+        if state.phase in HOLDS_NO_MEMORY and not state.exists:
             self._host.ledger.release(self.assignment.uid)
             if self._key:
                 self._host.keys.remove(self._key.path)

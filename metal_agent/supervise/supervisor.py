@@ -8,7 +8,7 @@ from dataclasses import replace
 import structlog
 from msgspec import structs
 
-from crds.metalprocess import MetalProcessSpec
+from crds.metalprocess import HOLDS_NO_MEMORY, MetalProcessSpec
 from metal_agent.assignments import Assignment
 from metal_agent.lifecycle import STABLE_SECONDS, restart_backoff_seconds
 from metal_agent.memory.pressure_watchdog import memory_stage
@@ -202,7 +202,7 @@ class Supervisor:
 
     def _list_wanted(self) -> list[MetalProcessSpec]:
         """List the specs of the processes that serve here, or that will serve once they can."""
-        runners = [runner for runner in self.runners.values() if runner.state.phase not in {"Stopped", "Rejected"}]
+        runners = [runner for runner in self.runners.values() if runner.state.phase not in HOLDS_NO_MEMORY]
         return [runner.assignment.spec for runner in runners if runner.assignment.spec]
 
     async def _trim_logs(self) -> None:
