@@ -53,6 +53,16 @@ def test_replicas_of_a_service_are_spread() -> None:
     assert say(decide(cells, units)) == ["a gets n", "b gets m"]
 
 
+def test_host_with_most_memory_free_is_preferred_before_a_faster_one() -> None:
+    cells = [host("g", 32, bandwidth_bytes_per_second=800), host("h", 64, bandwidth_bytes_per_second=400)]
+    assert say(decide(cells, [process("p")])) == ["p gets h"]
+
+
+def test_faster_of_two_hosts_with_as_much_free_is_preferred() -> None:
+    cells = [host("g", bandwidth_bytes_per_second=400), host("h", bandwidth_bytes_per_second=800)]
+    assert say(decide(cells, [process("p")])) == ["p gets h"]
+
+
 def test_cell_with_the_weights_is_preferred() -> None:
     cells = [host("g"), host("h", weights=frozenset({"w"}))]
     assert say(decide(cells, [process("p", weights="w")])) == ["p gets h"]
