@@ -19,17 +19,6 @@ class CellScore(NamedTuple):
     host the memory in use, since models on one host share its bandwidth."""
     bandwidth_bytes_per_second: int
 
-    @property
-    def key(self) -> tuple[int, int, int, int, int]:
-        """Sort key: the best cell has the least."""
-        return (
-            int(self.was_refused),
-            self.siblings,
-            int(self.lacks_weights),
-            self.leftover,
-            -self.bandwidth_bytes_per_second,
-        )
-
     def explain(self) -> str:
         """Return the reasons in words."""
         parts = [
