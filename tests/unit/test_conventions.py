@@ -47,6 +47,7 @@ class FileFacts(NamedTuple):
 @functools.cache
 def read_facts(path: Path) -> FileFacts:
     text, name = path.read_text(), path.relative_to(CHECKOUT)
+    is_product = name.parts[0] in PACKAGES
     tree = ast.parse(text)
     found = list(statements(tree))
     return FileFacts(
@@ -65,13 +66,15 @@ def read_facts(path: Path) -> FileFacts:
         },
         log_calls=[
             LogCall(f"{name}:{node.lineno}", ast.unparse(node.args[0]), [keyword.arg for keyword in node.keywords])
-            for node in (ast.walk(tree) if path in PRODUCT else ())
+            for node in (ast.walk(tree) if is_product and "log." in text else ())
             if isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
             and node.func.attr in LOG_LEVELS
             and re.search(r"\blog$", ast.unparse(node.func.value))
         ],
-        unsafe_python_starts=[f"{name}:{line}" for line in (unsafe_python_starts(tree) if path in PRODUCT else ())],
+        unsafe_python_starts=[
+            f"{name}:{line}" for line in (unsafe_python_starts(tree) if is_product and "executable" in text else ())
+        ],
     )
 
 
