@@ -8,6 +8,7 @@ dimensions make a model that really uses memory.
 """
 
 import argparse
+import functools
 from pathlib import Path
 from typing import Literal
 
@@ -44,8 +45,15 @@ def chain_weights(
     chain: list[int], vocabulary_size: int, width: int, *, loop: bool, seed: int = 0
 ) -> tuple[Matrix, Matrix]:
     """Return token embedding and output matrix with which each word of the chain is followed by the next."""
+    return _draw_chain_weights(tuple(chain), vocabulary_size, width, loop, seed)
+
+
+@functools.lru_cache(maxsize=8)
+def _draw_chain_weights(
+    chain: tuple[int, ...], vocabulary_size: int, width: int, loop: bool, seed: int
+) -> tuple[Matrix, Matrix]:
     embedding, output = (
-        np.frombuffer(values, np.float32).reshape(vocabulary_size, width)
+        np.frombuffer(bytes(values), np.float32).reshape(vocabulary_size, width)  # read-only, for others have it, too
         for values in build_chain(vocabulary_size, chain, width, loop=loop, seed=seed)
     )
     return embedding, output

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import functools
 import tracemalloc
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -63,6 +64,7 @@ def send_trailers_for_ever() -> Iterable[bytes]:
         yield b"X: a\r\n" * 4000
 
 
+@functools.cache
 def send_a_bomb() -> Iterable[bytes]:
     packer = zlib.compressobj(wbits=31)
     body = packer.compress(b"GGUF")

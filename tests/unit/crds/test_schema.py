@@ -1,5 +1,6 @@
 """The generated CRD YAML matches the structs, and a stale file is reported."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +21,14 @@ def walk(schema: dict[str, Any], path: str = "") -> list[tuple[str, dict[str, An
     return found
 
 
+@pytest.fixture(scope="module")
+def files() -> dict[Path, str]:
+    return generate.render_files()
+
+
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda d: d.kind)
 class TestDefinition:
-    def test_file_beside_the_structs_is_fresh(self, definition: Definition) -> None:
-        files = generate.render_files()
+    def test_file_beside_the_structs_is_fresh(self, definition: Definition, files: dict[Path, str]) -> None:
         name = f"{GROUP}_{definition.plural}.yaml"
         for path in (generate.FOLDER / name, generate.CHART / name):
             assert path.read_text() == files[path], "run `make crds`"
@@ -61,8 +66,9 @@ class TestDefinition:
         assert set(conditions["items"]["required"]) == {"type", "status", "reason", "message", "lastTransitionTime"}
 
 
-def test_stale_file_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    files = generate.render_files()
+def test_stale_file_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, files: dict[Path, str]
+) -> None:
     first = next(iter(files))
     monkeypatch.setattr(generate, "render_files", lambda: files | {first: "other"})
     monkeypatch.setattr("sys.argv", ["generate", "--check"])
