@@ -30,6 +30,7 @@ from tests.support.api_objects import (
     store,
 )
 
+_EMPTY = store()
 KEY = ObjectKey("team", "chat")
 SETTINGS = PodSettings("pomona:test")
 OK = ProbeResult(ok=True, reason="Generated", message="http://10.77.0.100:18000 generated a token")
@@ -131,8 +132,7 @@ def forget_mark(deployment: Obj) -> Obj:
 
 def kept_part(deployment: Obj) -> Obj:
     """Return what the controller's store keeps of a Deployment."""
-    (kept,) = store((DEPLOYMENTS, deployment)).list(DEPLOYMENTS)
-    return kept
+    return dict(_EMPTY.keep_part(DEPLOYMENTS, deployment))
 
 
 def bound_process(phase: str = "Ready", **fields: Any) -> tuple[Resource, Obj]:

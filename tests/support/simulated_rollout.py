@@ -6,8 +6,11 @@ once.
 """
 
 import json
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
+
+import msgspec
 
 from controller.reconcile.plan import Plan
 from controller.reconcile.stamp import needs_apply
@@ -88,10 +91,10 @@ class SimulatedRollout:
         """Decide and execute the plan, if anything has changed of what triggers a decision."""
         pods = [scheduled_pod(pod) for pod in self.pods.values()]
         parts = [everything(kept_part(self.deployment))] if self.deployment is not None else [], pods
-        seen = json.dumps((self.spec, parts), sort_keys=True)
+        seen = _encode((self.spec, parts))
         if seen != self._seen:
             self._seen = seen
-            self._execute(decide_chat(*self.list_objects()))
+            self._execute(_decide(self.list_objects()))
 
     def _execute(self, plan: Plan) -> None:
         self._again = plan.again_seconds is not None
@@ -108,7 +111,7 @@ class SimulatedRollout:
         deployment = self.deployment
         if deployment is None:
             return
-        name = json.dumps(deployment["spec"]["template"], sort_keys=True)
+        name = _encode(deployment["spec"]["template"])
         new, old = self.sets.get(name), [each for key, each in self.sets.items() if key != name]
         active = [each for each in self.sets.values() if each.replicas]
         if any(each.annotated[0] != deployment["spec"]["replicas"] for each in active):
@@ -246,7 +249,22 @@ class SimulatedRollout:
 
     def summarize(self) -> str:
         """Return all that changes."""
-        return json.dumps((self.deployment, [vars(each) for each in self.sets.values()], self.pods), sort_keys=True)
+        return _encode((self.deployment, [vars(each) for each in self.sets.values()], self.pods))
+
+
+def _encode(value: Any) -> str:
+    return msgspec.json.encode(value, order="sorted").decode()
+
+
+_DECISIONS: dict[str, Plan] = {}
+
+
+def _decide(objects: Sequence[tuple[Resource, Obj]]) -> Plan:
+    """Decide about these objects, once: of all states of the clusters of a test, half come again and again."""
+    asked = _encode([(resource.kind, obj) for resource, obj in objects])
+    if asked not in _DECISIONS:
+        _DECISIONS[asked] = decide_chat(*objects)
+    return _DECISIONS[asked]
 
 
 def _scale_new(deployment: Obj, new: SimulatedReplicaSet, old: list[SimulatedReplicaSet]) -> bool:
