@@ -58,8 +58,9 @@ def test_time_in_which_a_round_waited_needs_no_rest() -> None:
 
 
 def test_meter_counts_what_a_step_computes() -> None:
-    meter, started = ProcessorMeter(), time.thread_time()
+    meter = ProcessorMeter()
     with meter.running():
+        started = time.thread_time()
         while time.thread_time() < started + 0.02:
             pass
     with meter.running():
