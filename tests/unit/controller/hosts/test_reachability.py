@@ -152,6 +152,7 @@ async def test_new_answer_enqueues_the_host_and_another_place_is_another_questio
         await eventually(lambda: len(enqueued) == 2)
         assert prober.answer(HOST, None) is None
         assert prober.answer(HOST, place) is None, "a host that was forgotten is asked anew"
+        await eventually(lambda: len(enqueued) == 3)
 
 
 class Asking:
