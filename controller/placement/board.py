@@ -234,6 +234,7 @@ class Board:
             victims=victims,
             ahead=sum(entry.ahead),
             limit=entry.limit,
+            priority_helps=may_be_raised(self._shown.round, unit.uid),
             error=self._shown.failures.get(unit.uid, ""),
         )
         return ServiceStanding(
@@ -361,3 +362,9 @@ def find_limit(decided: Round, uid: str) -> LimitRefusal | None:
     """Return the limit for which a unit waits, or None."""
     blockage = decided.blocked.get(uid)
     return blockage.limit if blockage is not None else None
+
+
+def may_be_raised(decided: Round, uid: str) -> bool:
+    """Return whether a higher priority might make room for a unit."""
+    blockage = decided.blocked.get(uid)
+    return blockage is None or blockage.priority_helps

@@ -302,7 +302,8 @@ def _describe_shortage(unit: Unit, cell: Cell, refusal: CellRefusal, made: Round
     else:
         has, place = max(0, made.left[cell.id].get(name, 0)), "left"
         lacking = _amount_text(name, needed - has)
-        remedy = f"end replicas that hold {lacking} of {name} there{or_raise_priority(unit)}"
+        raising = ", or raise spec.priority" if made.candidates.could_yield(unit, {cell.id: cell}, made.left) else ""
+        remedy = f"end replicas that hold {lacking} of {name} there{raising}"
     elastic = rules.pools.get(cell.pool, PoolRules()).elastic
     if elastic > 0:
         remedy += f"; an autoscaler adds nodes for up to {elastic} replica{'' if elastic == 1 else 's'} at once"

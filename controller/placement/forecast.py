@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from controller.placement.board import find_limit, find_reason
+from controller.placement.board import find_limit, find_reason, may_be_raised
 from controller.placement.explanation import RefusalCounter
 from controller.placement.planner import Admit, EvictUnit, Nominate, PlanRules, Round, WithdrawNomination, plan
 from controller.placement.score import CellScore
@@ -283,7 +283,13 @@ def explain_wait(end: QueueForecast, fate: UnitFate) -> Wait:
     counts = sort_refusals(RefusalCounter(end.cells, made).count(unit))
     reason = find_reason(made, unit.uid, unit.nomination) or find_lack(unit, counts)
     largest = find_largest(unit, end.cells) if reason == "NoSuchHardware" else None
-    facts = WaitFacts(counts, largest, ahead=max(0, position - 1), limit=find_limit(made, unit.uid))
+    facts = WaitFacts(
+        counts,
+        largest,
+        ahead=max(0, position - 1),
+        limit=find_limit(made, unit.uid),
+        priority_helps=may_be_raised(made, unit.uid),
+    )
     return Wait(position, len(queue), reason, describe_wait(unit, reason, facts))
 
 

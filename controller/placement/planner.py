@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from controller.placement.place_search import RESERVED, FoundPlace, HeadOfLine, PlaceSearch, need_key
 from controller.placement.pool_limits import LimitRefusal, PoolLimits, PoolRules, Quotas, find_pool
-from controller.placement.preemption import Candidates
+from controller.placement.preemption import NO_CANDIDATES, Candidates
 from controller.placement.score import CellScore
 from controller.placement.units import (
     Amounts,
@@ -96,6 +96,8 @@ class Blockage(NamedTuple):
     """That of them for which it waits; None: room would not be there without them either."""
     exceeds_limits: bool = False
     """In each pool that could run it, a limit allows less than it needs."""
+    priority_helps: bool = True
+    """A higher priority might make room."""
 
     @property
     def can_start(self) -> bool:
@@ -119,6 +121,8 @@ class Round(NamedTuple):
     """The blocked unit for which a cell is closed to others, by `Cell.id`."""
     limits: PoolLimits = PoolLimits()
     """The use of each limit after the round."""
+    candidates: Candidates = NO_CANDIDATES
+    """The units that hold room."""
 
 
 def plan(cells: Iterable[Cell], units: Iterable[Unit], rules: PlanRules, now: float) -> Round:
@@ -214,6 +218,7 @@ class Planning:
             self._again_seconds,
             self._search.closed,
             self._limits,
+            self._candidates,
         )
 
     def _keep_promises(self, units: Iterable[Unit]) -> set[str]:
@@ -394,7 +399,8 @@ class Planning:
             reserved = [name for name in needs if name in waited_for or not self._search.takes({name: needs[name]})]
             closed.update(dict.fromkeys(reserved, HeadOfLine(RESERVED, unit)))
         exceeds = not self._could_ever_start(unit)
-        blockage = Blockage(len(feasible), is_shadowed, tuple(refusals.values()), limit, exceeds)
+        helps = self._candidates.could_yield(unit, waited_for, left)
+        blockage = Blockage(len(feasible), is_shadowed, tuple(refusals.values()), limit, exceeds, helps)
         return blockage, pools
 
     def _list_awaited(self, unit: Unit, refusals: Mapping[str, LimitRefusal]) -> _AwaitedCells:

@@ -8,10 +8,13 @@ unit that is at home where it runs is evicted for others of the same home only: 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+import msgspec
+
 from controller.placement.pool_limits import is_borrowed
 from controller.placement.units import NOTHING, Amounts, Cell, Unit
 from crds.meta import PRIORITY_RANK
 
+_HIGHEST: Final = min(PRIORITY_RANK, key=PRIORITY_RANK.__getitem__)
 _NO_RANK: Final = len(PRIORITY_RANK)
 """Rank below all priorities: no unit is evicted."""
 
@@ -156,6 +159,16 @@ class Candidates:
                 count = max(count, -(-lacking // found.largest[name]))
         return 0.0, 0, -self._lowest[cell.id], 0 if found.has_ending else count, 0
 
+    def could_yield(self, unit: Unit, cells: Mapping[str, Cell], left: Mapping[str, Amounts]) -> bool:
+        """Return whether others might make room on one of the cells for a part of a unit of a higher priority."""
+        highest = msgspec.structs.replace(unit, priority=_HIGHEST)
+        return bool(unit.rank) and any(
+            self.find_bound(highest, part, cells[name], left[name], is_patient=True) is not None
+            for name in self._lowest
+            if name in cells
+            for part in unit.parts
+        )
+
     def _sum_yield(self, preemptor: Unit, cell: str, *, is_patient: bool) -> _Yield:
         most: dict[str, int] = {}
         largest: dict[str, int] = {}
@@ -239,6 +252,9 @@ class Candidates:
             victim.evictable_since or 0.0,
             victim.uid,
         )
+
+
+NO_CANDIDATES: Final = Candidates((), {}, now=0.0, min_run_seconds=0.0)
 
 
 def find_victims(

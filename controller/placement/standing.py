@@ -148,6 +148,8 @@ class WaitFacts(NamedTuple):
     """Number of units ahead."""
     limit: LimitRefusal | None = None
     """The limit for which the unit waits."""
+    priority_helps: bool = True
+    """A higher priority might make room."""
     error: str = ""
     """The reason why its admission failed."""
 
@@ -176,12 +178,12 @@ def describe_wait(unit: Unit, reason: QueueReason, facts: WaitFacts) -> str:
         )
     if reason == "Quota" and facts.limit is not None:
         return f"needs {need}, but {': '.join(describe_limit(facts.limit, unit))}"
-    return _describe_lack(unit, counts, ahead)
+    return _describe_lack(unit, facts)
 
 
-def _describe_lack(unit: Unit, counts: CellCounts, ahead: int) -> str:
+def _describe_lack(unit: Unit, facts: WaitFacts) -> str:
     """Return that too little is free."""
-    need, noun = describe_need(unit), _noun(unit)
+    need, noun, counts = describe_need(unit), _noun(unit), facts.counts
     parts = [f"needs {need}; {_describe_open(unit, counts, noun)}"]
     lacking = find_lacking(unit, counts)
     if lacking != measure_need(unit)[0].resource:
@@ -191,10 +193,13 @@ def _describe_lack(unit: Unit, counts: CellCounts, ahead: int) -> str:
     if counts.limited:
         refused = ", ".join(f"{number} {word}" for word, number in sorted(counts.limited.items()))
         parts.append(f"limits keep it out of {_count(sum(counts.limited.values()), noun)} ({refused})")
-    way_out = "it starts after those ahead, once others end" if ahead else "it starts once others end"
-    if not unit.rank:
-        return f"{'; '.join(parts)}: {way_out}, or add {_name_addition(unit)}"
-    return f"{'; '.join(parts)}: {way_out}; add {_name_addition(unit)}, or raise spec.priority so that others make room"
+    way_out = "it starts after those ahead, once others end" if facts.ahead else "it starts once others end"
+    if unit.rank and facts.priority_helps:
+        way_out += f"; add {_name_addition(unit)}, or raise spec.priority so that others make room"
+        return f"{'; '.join(parts)}: {way_out}"
+    if unit.rank:
+        parts.append("none that runs there may be evicted for it, even at priority critical")
+    return f"{'; '.join(parts)}: {way_out}, or add {_name_addition(unit)}"
 
 
 def _describe_open(unit: Unit, counts: CellCounts, noun: str) -> str:

@@ -99,11 +99,12 @@ def test_admitted_service_has_no_standing_and_is_not_counted() -> None:
 
 
 OLD = running_unit(waiting_unit("old", 8, priority="low"), "node/n1")
+PEER = running_unit(waiting_unit("peer", 8), "node/n0")
 RULED = NodeRequirement("a100", {"nodeSelector": {"gpu": "a100"}})
 REASONS: dict[str, tuple[list[Cell], list[Unit], str, str]] = {
     "no device is free": (
         [*full(2), gpu_cell("n9", free=0, closed="Cordoned")],
-        [waiting_unit("chat", 2)],
+        [waiting_unit("chat", 2), PEER],
         "InsufficientDevices",
         (
             "needs nvidia.com/gpu: 2; each of the 2 nodes that could run it has less free; 1 node that could run it "
@@ -116,8 +117,8 @@ REASONS: dict[str, tuple[list[Cell], list[Unit], str, str]] = {
         [waiting_process("chat", 24)],
         "InsufficientMemory",
         (
-            "needs memory: 24.0 GiB; the only open host that could run it has less free: it starts once others end; "
-            "add a host, or raise spec.priority so that others make room"
+            "needs memory: 24.0 GiB; the only open host that could run it has less free; none that runs there may be "
+            "evicted for it, even at priority critical: it starts once others end, or add a host"
         ),
     ),
     "no memory is free beside devices": (
@@ -227,21 +228,21 @@ LIMITS: dict[str, tuple[Sequence[Cell], Unit, PlanRules, str, str]] = {
         ELSEWHERE,
         PlanRules(pools={"team-b": PoolRules(lending_limit=0)}),
         "InsufficientDevices",
-        "the only open node that could run it has less free; limits keep it out of 1 node (1 Lending): it starts once",
+        "the only open node that could run it has less free; limits keep it out of 1 node (1 Lending); none that",
     ),
     "its home is full, and so is another pool whose quota is used": (
         [gpu_cell("n1", free=0), gpu_cell("n2", free=0, pool="team-b")],
         ELSEWHERE,
         PlanRules(quotas={("team", "team-b"): PoolQuota(devices=1)}),
         "InsufficientDevices",
-        "the only open node that could run it has less free; limits keep it out of 1 node (1 Quota): it starts once",
+        "the only open node that could run it has less free; limits keep it out of 1 node (1 Quota); none that",
     ),
     "its home is full, and the node of another pool whose quota is used is cordoned": (
         [gpu_cell("n1", free=0), gpu_cell("n2", pool="team-b", closed="Cordoned")],
         ELSEWHERE,
         PlanRules(quotas={("team", "team-b"): PoolQuota(devices=1)}),
         "InsufficientDevices",
-        "has less free; 1 node that could run it is closed (1 Cordoned): it starts once",
+        "has less free; 1 node that could run it is closed (1 Cordoned); none that",
     ),
     "its home has no node, and another pool lends nothing": (
         [gpu_cell("n2", pool="team-b")],
@@ -281,10 +282,11 @@ def test_change_of_a_limit_is_told() -> None:
 
 
 def test_critical_service_is_not_told_to_raise_its_priority() -> None:
-    found = standings(full(), [waiting_unit("chat", priority="critical"), waiting_unit("next")])
-    assert "raise spec.priority" not in found["chat"].message
-    assert found["chat"].message.endswith("it starts once others end, or add a node")
-    assert "or raise spec.priority" in found["next"].message
+    critical = one(full(), waiting_unit("chat", priority="critical"))
+    assert critical.message.endswith(
+        "the only open node that could run it has less free: it starts once others end, or add a node"
+    )
+    assert "or raise spec.priority" in one(full(), waiting_unit("chat"), PEER).message
 
 
 @pytest.mark.parametrize(("needed", "reason"), [(16, "NoSuchHardware"), (4, "Quota")])

@@ -9,7 +9,7 @@ from controller.placement.explanation import RefusalCounter, explain
 from controller.placement.planner import PlanRules
 from controller.placement.pool_limits import PoolQuota, PoolRules
 from controller.placement.units import Cell, HostRequirement, NodeRequirement, Unit
-from tests.support.queue_decisions import decide, runs, say, subtract_units
+from tests.support.queue_decisions import NOW, decide, runs, say, subtract_units
 from tests.support.queue_units import GPU, gpus, host, node, pod, process
 
 AHEAD = pod("ahead", 8, at=-1.0)
@@ -107,6 +107,28 @@ def test_elastic_pool_is_named_in_the_remedy() -> None:
     units = [pod("first", 8, at=-1, state="running"), pod("a", 8)]
     (found,) = explain(units[1], [node("c", 1)], decide([node("c", 1)], units, rules), rules)
     assert found.remedy.endswith("an autoscaler adds nodes for up to 1 replica at once")
+
+
+@pytest.mark.parametrize(
+    ("holders", "helps"),
+    [
+        ((runs("r", 8, "n"),), True),
+        ((runs("r", 8, "n", evictable_since=NOW),), True),
+        ((runs("r", 8, "n", is_protected=True),), False),
+        ((runs("r", 8, "n", priority="critical"),), False),
+        ((runs("r", 1, "n"), runs("p", 7, "n", is_protected=True)), False),
+        ((), False),
+    ],
+    ids=["as important", "young", "protected", "critical", "too small", "foreign"],
+)
+def test_a_higher_priority_is_a_remedy_where_others_may_make_room_for_it(
+    holders: tuple[Unit, ...], helps: bool
+) -> None:
+    cells = [node("n", total=gpus(8, 64, 64), free=gpus(8, 64, 64) if holders else gpus(0))]
+    made = decide(cells, [UNIT, *holders])
+    (found,) = explain(UNIT, cells, made, PlanRules())
+    assert made.blocked["a"].priority_helps == helps
+    assert ("raise spec.priority" in found.remedy) == helps
 
 
 def test_counts_are_those_of_the_explanations() -> None:
