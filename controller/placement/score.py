@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from controller.placement.units import MEMORY, Amounts, Cell, Unit
+from crds.size import size_text
 
 
 class CellScore(NamedTuple):
@@ -18,14 +19,20 @@ class CellScore(NamedTuple):
     """Devices that a node has left afterwards, of which fewer are better, so that large units find whole nodes; on a
     host the memory in use, since models on one host share its bandwidth."""
     bandwidth_bytes_per_second: int
+    """Memory bandwidth; 0 if it is unknown."""
+    is_host: bool = False
 
     def explain(self) -> str:
-        """Return the reasons in words."""
+        """Return the reasons in words, in the order in which they decide."""
+        left = size_text(-self.leftover) if self.is_host else f"{self.leftover} device{'s' * (self.leftover != 1)}"
         parts = [
-            f"{self.siblings} replicas of the service there" if self.siblings else "no replica of the service there",
+            "refused there before" if self.was_refused else "",
+            f"{self.siblings or 'no'} replica{'s' * (self.siblings > 1)} of the service there",
             "weights to fetch" if self.lacks_weights else "weights there",
+            f"{left} left",
+            f"{self.bandwidth_bytes_per_second / 1e9:.0f} GB/s" if self.bandwidth_bytes_per_second else "",
         ]
-        return ", ".join(parts)
+        return ", ".join(filter(None, parts))
 
 
 def score_cell(unit: Unit, need: Amounts, cell: Cell, free: Amounts, siblings: int) -> CellScore:
@@ -44,6 +51,7 @@ def score_cell(unit: Unit, need: Amounts, cell: Cell, free: Amounts, siblings: i
         lacks_weights=bool(unit.weights) and unit.weights not in cell.weights,
         leftover=count_leftover(need, cell, free),
         bandwidth_bytes_per_second=cell.bandwidth_bytes_per_second,
+        is_host=cell.kind == "host",
     )
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from controller.placement import planner
 from controller.placement.planner import Admit, EvictUnit, plan
+from controller.placement.score import score_cell
 from controller.placement.units import CPU, MEMORY, NodeRequirement, subtract_amounts
 from tests.support.queue_decisions import NOW, RULES, decide, nominated, runs, say, subtract_units
 from tests.support.queue_units import GPU, gpus, host, node, pod, process
@@ -61,6 +62,16 @@ def test_host_with_most_memory_free_is_preferred_before_a_faster_one() -> None:
 def test_faster_of_two_hosts_with_as_much_free_is_preferred() -> None:
     cells = [host("g", bandwidth_bytes_per_second=400), host("h", bandwidth_bytes_per_second=800)]
     assert say(decide(cells, [process("p")])) == ["p gets h"]
+
+
+def test_score_is_explained_by_all_that_decides() -> None:
+    free = {MEMORY: 40 * 2**30}
+    there = host("h", free=free, weights=frozenset({"w"}), bandwidth_bytes_per_second=800 * 10**9)
+    held = score_cell(process("p", weights="w"), {MEMORY: 8 * 2**30}, there, free, siblings=0)
+    assert held.explain() == "no replica of the service there, weights there, 32.0 GiB left, 800 GB/s"
+    refused = pod("a", weights="w", refused_by=frozenset({"node/n"}))
+    found = score_cell(refused, gpus(2), node("n", 3), node("n", 3).free, siblings=1)
+    assert found.explain() == "refused there before, 1 replica of the service there, weights to fetch, 1 device left"
 
 
 def test_cell_with_the_weights_is_preferred() -> None:
