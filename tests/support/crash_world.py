@@ -146,7 +146,7 @@ class CrashWorld:
                     await asyncio.wait(tasks)
                     await self.transport.settle()
             await assert_unchanged()
-        assert self.double_bookings == []
+        assert self.double_bookings == [], self.double_bookings
 
     async def host(
         self, number: int = 1, gib: int = 8, *, lease_seconds: int = 40, inspects: Obj | None = None
