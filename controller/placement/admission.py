@@ -43,6 +43,8 @@ SEEN_SECONDS: Final = 5.0
 """Time in which the watch shows what was written; without it, an eviction is asked for again."""
 EVICTION_RETRY_SECONDS: Final = 10.0
 """Longest pause before an eviction that a PodDisruptionBudget refused is asked for again."""
+LATE_WRITE_SECONDS: Final = 40.0
+"""Time in which a write of another leader arrives and is seen; the API server ends each after 34 s."""
 STEP_SECONDS: Final = 0.02
 """Time for which the units are read before others have their turn: many are new when a leader starts."""
 REPORTED_TRIES: Final = 3
@@ -171,20 +173,26 @@ class _Term:
 
         That holds for a cell that is gone, too. One of its name may come back and be given to another unit before the
         late write arrives. A pod that no scheduler places goes back to the queue, and the process of a lost host is
-        replaced.
+        replaced. After a failure the cell is kept as long as the other's write may arrive.
         """
-        while True:
-            try:
+        loop, failures = asyncio.get_running_loop(), 0
+        given_up_at = loop.time() + LATE_WRITE_SECONDS
+        outcome: AdmissionOutcome = "failed"
+        while outcome == "failed" and loop.time() < given_up_at:
+            # The watch may not have shown yet what the other leader knew, or has written.
+            await self._writer.read(claim.kind, claim.objects)
+            with contextlib.suppress(NamespaceHangs):
                 async with self._slots.hold(claim.namespace):
-                    await self._settle(uid, claim)
-            except NamespaceHangs:
-                await asyncio.sleep(HANG_SECONDS)
-            else:
-                break
+                    outcome = await self._settle(uid, claim, is_own=False)
+            if outcome == "failed":
+                failures += 1
+                pause = backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LONGEST_PAUSE_SECONDS)
+                await asyncio.sleep(pause)
+        self._release(uid)
         self._wake()
 
-    async def _settle(self, uid: str, claim: Claim) -> AdmissionOutcome:
-        """Carry a claim out; it stays until its outcome is known."""
+    async def _settle(self, uid: str, claim: Claim, *, is_own: bool = True) -> AdmissionOutcome:
+        """Carry a claim out; it stays until its outcome is known. One that is not our own stays if that fails."""
         try:
             await self._writer.admit(uid, claim.kind, claim.objects, claim.cells, claim.node_labels)
         except StaleUnit as stale:
@@ -195,7 +203,8 @@ class _Term:
             if self._retries.note_failure(uid, cell, error) == REPORTED_TRIES:
                 service = ObjectKey(claim.namespace, claim.service)
                 self._tasks.create_task(self._report(service, describe_failure(claim.names[0], cell, str(error))))
-            self._tasks.create_task(self._learn_outcome(uid, claim))
+            if is_own:
+                self._tasks.create_task(self._learn_outcome(uid, claim))
             return "failed"
         else:
             self._retries.forget(uid)

@@ -90,20 +90,31 @@ def build_claims(admissions: Iterable[Admit], claimed: int) -> dict[str, Claim]:
 
 
 def reserve(cells: Iterable[Cell], claims: Mapping[str, Claim], units: Iterable[Unit]) -> list[Cell]:
-    """Return cells without the room of units that are being admitted and are not seen to have it yet."""
+    """Return cells without the room of units that are being admitted and are not seen to have it yet.
+
+    What another leader has claimed may not be seen at all so far, or is no unit here since its service is suspended. It
+    may still be given the cell, and what it needs is unknown: nothing is free there until its outcome is known.
+    """
     taken: dict[str, list[Amounts]] = {}
+    unseen = dict(claims)
     if claims:
         for unit in units:
-            claim = claims.get(unit.uid)
+            claim = unseen.pop(unit.uid, None)
             if claim is not None and unit.state == "waiting":
                 for need, cell in zip(unit.parts, claim.cells, strict=False):
                     taken.setdefault(cell, []).append(need)
+    unknown = {cell for claim in unseen.values() for cell in claim.cells}
     return [
-        msgspec.structs.replace(cell, free=functools.reduce(subtract_amounts, taken[cell.id], cell.free))
-        if cell.id in taken
+        msgspec.structs.replace(cell, free=_leave_free(cell, taken.get(cell.id, ()), is_all_claimed=cell.id in unknown))
+        if cell.id in taken or cell.id in unknown
         else cell
         for cell in cells
     ]
+
+
+def _leave_free(cell: Cell, taken: Iterable[Amounts], *, is_all_claimed: bool) -> Amounts:
+    free = functools.reduce(subtract_amounts, taken, cell.free)
+    return {name: min(0, amount) for name, amount in free.items()} if is_all_claimed else free
 
 
 class FreedPlace(msgspec.Struct, frozen=True, kw_only=True):

@@ -361,11 +361,19 @@ def test_claim_on_a_node_that_is_gone_is_finished_before_another_node_has_its_na
     assert found.api.tries == [("a", "n2")]
 
 
-def test_claim_that_is_refused_for_ever_keeps_no_cell_and_delays_no_start() -> None:
+def test_claim_that_is_refused_for_ever_keeps_its_cell_while_a_late_write_may_arrive_and_delays_no_start() -> None:
     other = queue_pod("b", service="mail")
     found = bench(queue_pod("a"), other, ledger=LedgerContent(leader="other", claims={"uid-a": CLAIM}))
     found.api.refuse = lambda name, _place: Invalid("patch", status=422) if name == "a" else None
-    assert ("b", "n1") in play(found).api.tries
+
+    async def main() -> None:
+        async with found.running():
+            await asyncio.sleep(admission.LATE_WRITE_SECONDS - 5)
+            assert {name for name, _ in found.api.tries} == {"a"}
+            await asyncio.sleep(15)
+
+    virtual_time.run(main())
+    assert ("b", "n1") in found.api.tries
 
 
 def test_claim_of_unknown_outcome_keeps_its_cell_from_those_that_come_first() -> None:
@@ -375,7 +383,7 @@ def test_claim_of_unknown_outcome_keeps_its_cell_from_those_that_come_first() ->
     found.api.refuse = lambda name, _place: Unreachable("patch: cut") if name == "a" else None
     found.api.refused_reads = 1_000_000
     tries = play(found, 60.0).api.tries
-    assert [place for name, place in tries if name == "a"] == ["n1"], "nor is it given another one"
+    assert {place for name, place in tries if name == "a"} <= {"n1"}, "nor is it given another one"
     assert [place for name, place in tries if name == "b"] in (["n2"], ["n3"])
 
 

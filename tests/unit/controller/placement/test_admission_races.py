@@ -66,6 +66,36 @@ def test_claim_that_people_have_damaged_stops_nothing(names: tuple[str, ...], ce
     assert play(found).api.tries == [("a", "n1")]
 
 
+@pytest.mark.parametrize("is_seen", [True, False], ids=["its service is suspended", "its pod is not seen yet"])
+def test_cell_of_a_claim_whose_unit_is_not_seen_goes_to_nobody_else(is_seen: bool) -> None:
+    """Another leader is giving it to a pod that counts as no unit here; its write may still arrive."""
+    found = bench(queue_pod("a"), queue_pod("b", service="vip"), ledger=OF_OTHER)
+    if is_seen:
+        service = queued_service(suspend=True)
+        service["metadata"]["resourceVersion"] = "2"
+        found.change(INFERENCE_SERVICES, service)
+    else:
+        found.known.remove(PODS, "team", "a", uid="uid-a")
+    arrives, patch = asyncio.Event(), found.api.patch_json
+
+    async def patch_json(resource: Resource, name: str, *arguments: Any, **options: Any) -> Obj:
+        if name == "a":
+            await arrives.wait()
+        return await patch(resource, name, *arguments, **options)
+
+    found.api.patch_json = patch_json  # type: ignore[method-assign]
+
+    async def main() -> None:
+        async with found.running():
+            await asyncio.sleep(30)
+            assert found.api.tries == []
+            arrives.set()
+            await asyncio.sleep(30)
+
+    virtual_time.run(main())
+    assert found.api.tries == [("a", "n1")]
+
+
 def test_ledger_that_nests_without_end_counts_as_empty() -> None:
     found = bench(queue_pod("a"))
     found.api.put(CONFIG_MAPS, {**written(OF_OTHER), "data": {"ledger.json": '{"x":' * 100_000}})
