@@ -49,11 +49,11 @@ test: test-fast binaries servers image-root ## Run all tests but the long ones; 
 test-long: setup binaries servers image-root ## Run the long tests: chaos, crashes, disturbances, upgrades, the image
 	@$(WORKED) -m long $(SLOW)
 
-# Some tests wait, so that one worker more than processors is quicker, while each collects all tests; and a file's tests
-# share what they start.
+# Some tests wait, so that three workers more than processors are quicker, though each collects all tests; and a file's
+# tests share what they start.
 .PHONY: test-fast
 test-fast: setup ## Run the tests that need no control plane; TESTS=path and ARGS=... for some of them
-	@$(PYTEST) --numprocesses $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder $(or $(TESTS),tests/unit) $(ARGS)
+	@$(PYTEST) --numprocesses $$(($$(nproc) + 3)) --dist loadfile --no-loadscope-reorder $(or $(TESTS),tests/unit) $(ARGS)
 
 .PHONY: test-hosts
 test-hosts: setup servers ## Run the tests of the agent that start real engines, without a control plane
