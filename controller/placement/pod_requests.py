@@ -5,7 +5,6 @@ them, so the pod needs the larger of both. What a pod states for all of its cont
 running pod's resources counts as soon as it is in the spec, which the kubelet may follow later.
 """
 
-import functools
 import math
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
@@ -114,7 +113,6 @@ def _parse(quantities: Mapping[str, object]) -> dict[str, Decimal]:
     return {name: _quantity(value) for name, value in quantities.items()}
 
 
-@functools.lru_cache(maxsize=4096)
 def _quantity(value: object) -> Decimal:
     return parse_quantity(value) or _ZERO
 
