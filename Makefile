@@ -44,7 +44,7 @@ demo: setup binaries ## Serve one model from a pod and from a host process; MODE
 test: test-fast binaries servers image-root ## Run all tests but the long ones; the slow ones in parallel, each worker with a control plane
 	@$(WORKED) -m 'not long' $(SLOW)
 
-# They are a sixth of all work: faults at random, whole upgrades, outages of minutes. CI runs them beside `make test`.
+# They are a third of the slow work: faults at random, whole upgrades, outages of minutes. CI runs them beside `make test`.
 .PHONY: test-long
 test-long: setup binaries servers image-root ## Run the long tests: chaos, crashes, disturbances, upgrades, the image
 	@$(WORKED) -m long $(SLOW)
