@@ -18,24 +18,30 @@ import structlog
 from controller.placement.admission_parts import AdmissionOutcome, AdmissionParts, RoundReport
 from controller.placement.admission_writer import AdmissionWriter, StaleUnit, write_at_once
 from controller.placement.cell_facts import SUSPECT
-from controller.placement.ledger import Claim, FreedPlace, LedgerContent, LedgerLost, QueueLedger, build_claims, reserve
+from controller.placement.ledger import Claim, FreedPlace, LedgerContent, LedgerLost, QueueLedger, build_claims
 from controller.placement.observed_units import ObservedUnits, observe_units_in_steps, take_last_step
+from controller.placement.open_claims import OpenClaims
 from controller.placement.planner import Action, Admit, EvictUnit, Nominate, Round, WithdrawNomination, plan
 from controller.placement.pool_limits import PoolRules
-from controller.placement.queue_events import describe_admission, describe_failure, describe_preemption
+from controller.placement.queue_events import (
+    QueueEventSender,
+    describe_admission,
+    describe_failure,
+    describe_preemption,
+)
 from controller.placement.round_pacer import LONGEST_PAUSE_SECONDS, ProcessorMeter, RoundCause, RoundTrigger
-from controller.placement.units import NOTHING, Amounts, Unit, UnitKey, add_amounts, fits, subtract_amounts
+from controller.placement.units import Unit, UnitKey
 from controller.placement.unreported_ends import UnreportedEnds
 from controller.placement.unscheduled_pods import PINNED_SECONDS, OverduePod, UnscheduledPods
 from controller.placement.vanished_units import VanishedUnits, free_place, is_gone
 from controller.placement.wake_rules import is_decisive
 from controller.placement.write_retries import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, WriteRetries
 from controller.placement.write_slots import HANG_SECONDS, NamespaceHangs, WriteSlots
-from controller.reconcile.plan import Event, Leading
+from controller.reconcile.plan import Leading
 from kube.backoff import backoff_seconds
 from kube.client import Obj
 from kube.errors import ApiError, Unreachable
-from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, PODS, ObjectKey, Resource
+from kube.resources import METAL_PROCESSES, PODS, ObjectKey, Resource
 from kube.store import Store
 
 WRITES_AT_ONCE: Final = 8
@@ -45,6 +51,9 @@ EVICTION_RETRY_SECONDS: Final = 10.0
 """Longest pause before an eviction that a PodDisruptionBudget refused is asked for again."""
 LATE_WRITE_SECONDS: Final = 40.0
 """Time in which a write of another leader arrives and is seen; the API server ends each after 34 s."""
+_INCOMPLETE: Final = (
+    f"the queue's ledger was missing or damaged: writes of an earlier leader are awaited for {LATE_WRITE_SECONDS:.0f} s"
+)
 STEP_SECONDS: Final = 0.02
 """Time for which the units are read before others have their turn: many are new when a leader starts."""
 REPORTED_TRIES: Final = 3
@@ -104,10 +113,7 @@ class _Term:
         self._ledger = QueueLedger(leading.client, parts.identity)
         self._wake, self._vanished = wake, vanished
         self._writer = AdmissionWriter(leading)
-        self._claims: dict[str, Claim] = {}
-        """Units whose admission has begun and has no known outcome yet."""
-        self._being_written: dict[str, Unit] = {}
-        """Those whose write has begun: their cells may not show yet that they have them."""
+        self._claims = OpenClaims()
         self._freed: tuple[FreedPlace, ...] = ()
         self._unwritten: set[str] = set()
         """Units of freed places that the ledger does not have yet."""
@@ -117,56 +123,64 @@ class _Term:
         self._unanswered: set[str] = set()
         """Units with a write that is being made, and may hang: no other one of theirs begins meanwhile."""
         self._unreported = UnreportedEnds(wake)
-        self._events = asyncio.Lock()
-        """Events are sent one by one: many admissions at once are not slowed down by as many Events."""
+        self._events = QueueEventSender(leading)
         self._losses = 0
         """Writes of the ledger in a row that failed."""
 
     async def begin(self) -> None:
         """Take the ledger over, and finish what the last leader began, while others are admitted."""
-        content = await self._take_over()
         self._vanished.expect(())
         self._vanished.take()
-        self._freed = content.freed
-        self._claims = dict(content.claims)
-        for uid, claim in content.claims.items():
-            self._tasks.create_task(self._finish(uid, claim))
+        await self._take_over()
 
     async def _resume(self) -> None:
         """Take the ledger over again, after a write of it failed."""
         self._losses += 1
         # Of two that believe to lead, one that took over at once, and waited then, would undo each step of the other.
         await asyncio.sleep(backoff_seconds(self._losses, first=FIRST_RETRY_SECONDS, most=LONGEST_PAUSE_SECONDS))
-        content = await self._take_over()
-        if content.leader == self._parts.identity:
-            # It has no claim but our own, and of these this leader knows better which are still open.
-            return
-        known = {place.unit for place in self._freed}
-        self._freed = (*(place for place in content.freed if place.unit not in known), *self._freed)
-        found = {uid: claim for uid, claim in content.claims.items() if uid not in self._claims}
-        self._claims |= found
-        for uid, claim in found.items():
-            self._tasks.create_task(self._finish(uid, claim))
+        await self._take_over()
 
-    async def _take_over(self) -> LedgerContent:
+    async def _take_over(self) -> None:
+        """Make this leader the one that writes the ledger, however long that takes."""
         failures = 0
         while True:
             self._leading.require_leadership()
             try:
-                return await self._ledger.take_over()
+                left = await self._ledger.take_over()
+                self._adopt(left)
+                if left.is_incomplete:
+                    await self._await_late_writes()
             except (ApiError, Unreachable, LedgerLost) as error:
                 failures += 1
                 log.warning("ledger_not_taken_over", error=str(error))
                 if failures >= REPORTED_TRIES:
                     await self._show_refused_turns(str(error))
                 await asyncio.sleep(backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS))
+            else:
+                return
 
-    async def _show_refused_turns(self, error: str) -> None:
-        """Show which units have their turn while the ledger is refused, without which nothing may be done."""
+    def _adopt(self, left: LedgerContent) -> None:
+        """Keep the places that another leader has left, and finish what it began."""
+        known = {place.unit for place in self._freed}
+        self._freed = (*(place for place in left.freed if place.unit not in known), *self._freed)
+        for uid, claim in self._claims.add(left.claims).items():
+            self._tasks.create_task(self._finish(uid, claim))
+
+    async def _await_late_writes(self) -> None:
+        """Wait until no write can arrive whose claim is missing: a unit that is made from now on can have none."""
+        report = await self._show_refused_turns(_INCOMPLETE)
+        if any(unit.state == "waiting" for unit in report.units):
+            log.warning("late_writes_awaited", seconds=LATE_WRITE_SECONDS)
+            await asyncio.sleep(LATE_WRITE_SECONDS)
+        await self._ledger.write(self._claims.list_all({}), self._freed)
+
+    async def _show_refused_turns(self, error: str) -> RoundReport:
+        """Show which units have their turn while nothing may be done, since the ledger is refused or incomplete."""
         _observed, report = await self._plan(self._list_gone())
         turns = (each.unit.uid for each in report.round.actions if isinstance(each, Admit | Nominate))
-        undecided = report.round._replace(actions=())
-        self._parts.on_round(report._replace(round=undecided, failures=dict.fromkeys(turns, error)))
+        failures = dict.fromkeys(turns, error)
+        self._parts.on_round(report._replace(round=report.round._replace(actions=()), failures=failures))
+        return report
 
     async def _finish(self, uid: str, claim: Claim) -> None:
         """Carry out a claim of another leader, which may still send its write: both give the unit the same cell.
@@ -189,7 +203,6 @@ class _Term:
                 pause = backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LONGEST_PAUSE_SECONDS)
                 await asyncio.sleep(pause)
         self._release(uid)
-        self._wake()
 
     async def _settle(self, uid: str, claim: Claim, *, is_own: bool = True) -> AdmissionOutcome:
         """Carry a claim out; it stays until its outcome is known. One that is not our own stays if that fails."""
@@ -202,7 +215,7 @@ class _Term:
             cell = claim.cells[0] if claim.cells else ""
             if self._retries.note_failure(uid, cell, error) == REPORTED_TRIES:
                 service = ObjectKey(claim.namespace, claim.service)
-                self._tasks.create_task(self._report(service, describe_failure(claim.names[0], cell, str(error))))
+                self._tasks.create_task(self._events.send(service, describe_failure(claim.names[0], cell, str(error))))
             if is_own:
                 self._tasks.create_task(self._learn_outcome(uid, claim))
             return "failed"
@@ -214,14 +227,13 @@ class _Term:
 
     def _release(self, uid: str) -> None:
         """Reserve nothing more for a unit: the outcome of its admission is known."""
-        self._claims.pop(uid, None)
-        self._being_written.pop(uid, None)
+        self._claims.release(uid)
+        self._wake()
 
     async def _learn_outcome(self, uid: str, claim: Claim) -> None:
         """Read the objects of a claim whose write failed; until they are known, its cells stay reserved."""
         await self._writer.read(claim.kind, claim.objects)
         self._release(uid)
-        self._wake()
 
     async def play_round(self) -> RoundReport:
         """Plan one round, carry it out and return what was planned."""
@@ -253,7 +265,7 @@ class _Term:
         observed = await self._observe(moment, gone, meter)
         with meter.running():
             observed = observed._replace(units=self._unreported.add_to(observed.units, self._leading.store))
-            cells = reserve(self._parts.registry.list_cells(), self._claims, observed.units)
+            cells, is_all_known = self._claims.reserve(self._parts.registry.list_cells(), observed.units)
             self._vanished.expect(observed.units)
             plannable = self._list_plannable(observed.units, started)
             units = [self._parts.registry.devices.add_freed(each) for each in plannable]
@@ -264,6 +276,11 @@ class _Term:
                 return plan(cells, units, rules, now)
 
         found = await asyncio.to_thread(run_planner)
+        if not is_all_known:
+            # A cell that seems full may be free in a moment: nobody is evicted for want of it.
+            found = found._replace(
+                actions=tuple(each for each in found.actions if isinstance(each, Admit) and each.cells)
+            )
         took, failures = loop.time() - started, self._retries.list_errors()
         return observed, RoundReport(found, cells, observed.units, now, took, meter.seconds, failures)
 
@@ -333,7 +350,7 @@ class _Term:
     async def _write_ledger(self, actions: Sequence[Action], overdue: Iterable[OverduePod]) -> bool:
         """Write what is about to be done; False: nothing of it may be done."""
         admissions = [each for each in actions if isinstance(each, Admit)]
-        claims = build_claims(admissions, sum(len(claim.names) for claim in self._claims.values()))
+        claims = build_claims(admissions, self._claims.count_objects())
         if len(claims) < len(admissions):
             self._wake()
         # The service itself makes the successor of a process, with its place.
@@ -344,12 +361,12 @@ class _Term:
         known = {place.unit for place in self._freed}
         freed_places = (*self._freed, *(place for place in freed if place.unit not in known))
         try:
-            await self._ledger.write(self._claims | claims, freed_places)
+            await self._ledger.write(self._claims.list_all(claims), freed_places)
         except (ApiError, Unreachable, LedgerLost) as error:
             log.warning("ledger_not_written", error=str(error))
             await self._resume()
             return False
-        self._claims |= claims
+        self._claims.add(claims)
         self._freed = freed_places
         self._unwritten.clear()
         self._losses = 0
@@ -383,8 +400,8 @@ class _Term:
         outcome: AdmissionOutcome = "stale"
         try:
             async with self._slots.hold(unit.key.namespace):
-                if self._has_room(unit, action.cells):
-                    self._being_written[unit.uid] = unit
+                if self._claims.has_room(unit, action.cells, self._parts.registry.find_cell):
+                    self._claims.begin_write(unit)
                     outcome = await self._settle(unit.uid, self._claims[unit.uid])
                 else:
                     self._release(unit.uid)
@@ -392,33 +409,9 @@ class _Term:
             outcome = "failed"
             self._release(unit.uid)
             self._retries.note_failure(unit.uid, "", hangs)
-        if outcome == "stale":
-            self._wake()
-        elif outcome == "admitted":
-            self._tasks.create_task(self._report(unit.service, describe_admission(unit, action.cells)))
+        if outcome == "admitted":
+            self._tasks.create_task(self._events.send(unit.service, describe_admission(unit, action.cells)))
         self._parts.on_outcome(outcome)
-
-    def _has_room(self, unit: Unit, names: Sequence[str]) -> bool:
-        """Return whether the cells of a unit still live and have room: planning and the writes before took time."""
-        left = self._sum_being_written(names)
-        for need, name in zip(unit.parts, names, strict=False):
-            cell = self._parts.registry.find_cell(name)
-            if cell is None or cell.closed:
-                return False
-            free = subtract_amounts(cell.free, left.get(name, NOTHING))
-            if not fits(need, free):
-                return False
-            left[name] = add_amounts(left.get(name, NOTHING), need)
-        return True
-
-    def _sum_being_written(self, names: Sequence[str]) -> dict[str, Amounts]:
-        """Return what others are getting of these cells at this moment."""
-        found: dict[str, Amounts] = {}
-        for uid, unit in self._being_written.items():
-            for need, name in zip(unit.parts, self._claims[uid].cells, strict=False):
-                if name in names:
-                    found[name] = add_amounts(found.get(name, NOTHING), need)
-        return found
 
     async def _evict(self, action: EvictUnit) -> None:
         victim, preemptor = action.victim, action.preemptor
@@ -428,7 +421,7 @@ class _Term:
         if await self._try(victim.uid, victim.key.namespace, write, EVICTION_RETRY_SECONDS):
             log.info("unit_evicted", unit=str(victim.key), preemptor=str(preemptor.key))
             self._parts.on_preemption(action)
-            self._tasks.create_task(self._report(victim.service, describe_preemption(victim, preemptor)))
+            self._tasks.create_task(self._events.send(victim.service, describe_preemption(victim, preemptor)))
             # The watch shows the end a moment later: it need not be asked for again.
             self._retries.pause(victim.uid, SEEN_SECONDS)
 
@@ -481,10 +474,3 @@ class _Term:
         spent = {each for each in gone if each.enqueued_at not in observed.open_places.get(each.service, ())}
         self._freed = tuple(each for each in self._freed if each not in spent)
         self._unwritten.intersection_update(each.unit for each in self._freed)
-
-    async def _report(self, service: ObjectKey, event: Event) -> None:
-        """Send an Event about a service, after those before it."""
-        async with self._events:
-            found = self._leading.store.get(INFERENCE_SERVICES, service.name, service.namespace)
-            if found is not None:
-                await self._leading.recorder.event(found, event.type, event.reason, event.note, event.action)

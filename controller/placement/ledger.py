@@ -4,11 +4,14 @@ A leader that was suspended may send a write after another has taken over. So ea
 compare-and-swap: of two leaders one fails, and writes nothing else. The next leader finds in the ledger which cells the
 last one was giving to whom, keeps them reserved, and finishes what the other began; no cell is promised twice.
 
-One object serves all pools: a unit may wait in several, and two objects could not be swapped as one. What has been
-admitted is in the objects themselves, so nothing is lost with a ledger that is deleted or damaged: a new one begins.
+One object serves all pools: a unit may wait in several, and two objects could not be swapped as one.
+
+A ledger that is deleted or damaged is begun anew. What has been admitted is in the objects themselves. A claim of
+another leader is lost, and its write may still arrive. So the new ledger says that it is incomplete, and nothing is
+admitted by it for as long as the API server works on a write. One case remains: a leader that is suspended for longer
+between its last look at its Lease and the sending of a write, while its claim is lost, may book a device twice.
 """
 
-import functools
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
@@ -16,7 +19,7 @@ import msgspec
 import structlog
 
 from controller.placement.planner import Admit
-from controller.placement.units import Amounts, Cell, Unit, UnitKind, subtract_amounts
+from controller.placement.units import UnitKind
 from crds.meta import CONTROLLER_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
 from kube.client import Client, Obj
 from kube.errors import Conflict, NotFound
@@ -89,34 +92,6 @@ def build_claims(admissions: Iterable[Admit], claimed: int) -> dict[str, Claim]:
     return claims
 
 
-def reserve(cells: Iterable[Cell], claims: Mapping[str, Claim], units: Iterable[Unit]) -> list[Cell]:
-    """Return cells without the room of units that are being admitted and are not seen to have it yet.
-
-    What another leader has claimed may not be seen at all so far, or is no unit here since its service is suspended. It
-    may still be given the cell, and what it needs is unknown: nothing is free there until its outcome is known.
-    """
-    taken: dict[str, list[Amounts]] = {}
-    unseen = dict(claims)
-    if claims:
-        for unit in units:
-            claim = unseen.pop(unit.uid, None)
-            if claim is not None and unit.state == "waiting":
-                for need, cell in zip(unit.parts, claim.cells, strict=False):
-                    taken.setdefault(cell, []).append(need)
-    unknown = {cell for claim in unseen.values() for cell in claim.cells}
-    return [
-        msgspec.structs.replace(cell, free=_leave_free(cell, taken.get(cell.id, ()), is_all_claimed=cell.id in unknown))
-        if cell.id in taken or cell.id in unknown
-        else cell
-        for cell in cells
-    ]
-
-
-def _leave_free(cell: Cell, taken: Iterable[Amounts], *, is_all_claimed: bool) -> Amounts:
-    free = functools.reduce(subtract_amounts, taken, cell.free)
-    return {name: min(0, amount) for name, amount in free.items()} if is_all_claimed else free
-
-
 class FreedPlace(msgspec.Struct, frozen=True, kw_only=True):
     """The place of a unit that was evicted or is gone, which its successor inherits."""
 
@@ -139,6 +114,8 @@ class LedgerContent(msgspec.Struct, frozen=True, kw_only=True):
     claims: Mapping[str, Claim] = {}
     """By uid of the unit."""
     freed: tuple[FreedPlace, ...] = ()
+    is_incomplete: bool = False
+    """Claims may be missing, since a ledger was deleted or damaged, and their writes may still arrive."""
 
 
 class LedgerLost(Exception):  # noqa: N818 - no error: another leader has taken over
@@ -157,50 +134,43 @@ class QueueLedger:
         self._client, self._leader = client, leader
         self._written: _WrittenLedger | None = None
         self._left: LedgerContent | None = None
-        """Content of another leader that is being taken over: the write may be made, and its answer lost."""
-
-    @property
-    def content(self) -> LedgerContent:
-        """The last content. Raises LedgerLost before `take_over`."""
-        if self._written is None:
-            raise LedgerLost(_NOT_TAKEN_OVER)
-        return self._written.content
+        """Content that is being taken over: the write may be made, and its answer lost. None before the first."""
 
     async def take_over(self) -> LedgerContent:
-        """Make this leader the one writer, and return what the last one left.
+        """Make this leader the one writer, and return what another one, or an earlier term, has left.
 
-        Raises as `Client`, and LedgerLost; called again, it still returns what the other leader has left.
+        Raises as `Client`, and LedgerLost; called again after that, it still returns what was left. It returns that
+        once: from then on the caller knows better which claims are still open.
         """
         try:
             found = await self._client.get(CONFIG_MAPS, LEDGER, CONTROLLER_NAMESPACE)
         except NotFound:
-            content = LedgerContent(leader=self._leader)
+            content = LedgerContent(leader=self._leader, is_incomplete=True)
             self._written = _WrittenLedger(_version(await self._client.create(CONFIG_MAPS, _encode(content))), content)
-            return LedgerContent()
-        content = _decode(found)
-        self._written = _WrittenLedger(_version(found), content)
-        if content.leader != self._leader or self._left is None:
-            self._left = content
-        await self.write(content.claims, content.freed)
-        left, self._left = self._left, None
-        return left
+        else:
+            content = _decode(found)
+            if self._left is None or content.leader != self._leader:
+                self._left = content
+            self._written = _WrittenLedger(_version(found), content)
+            await self._replace(content)
+        left, self._left = self._left or LedgerContent(), LedgerContent()
+        return msgspec.structs.replace(left, is_incomplete=content.is_incomplete)
 
     async def write(self, claims: Mapping[str, Claim], freed: tuple[FreedPlace, ...]) -> None:
-        """Replace the content, if this leader was the last to write it.
+        """Replace the content, if this leader was the last to write it. No claim is missing from then on.
 
         Raises:
             LedgerLost: another leader, or a person, has written or deleted it.
             ApiError, Unreachable: as `Client`; the content may have been written, and `take_over` must be called.
         """
+        await self._replace(LedgerContent(claims=claims, freed=freed[-_MOST_FREED:]))
+
+    async def _replace(self, content: LedgerContent) -> None:
         if self._written is None:
             raise LedgerLost(_NOT_TAKEN_OVER)
         # Until the answer is there, nobody knows what is written.
         (version, last), self._written = self._written, None
-        content = _shorten(
-            LedgerContent(
-                leader=self._leader, generation=last.generation + 1, claims=claims, freed=freed[-_MOST_FREED:]
-            )
-        )
+        content = _shorten(msgspec.structs.replace(content, leader=self._leader, generation=last.generation + 1))
         operations = (
             {"op": "test", "path": "/metadata/resourceVersion", "value": version},
             {"op": "add", "path": "/data", "value": _encode(content)["data"]},
@@ -236,16 +206,16 @@ def _encode(content: LedgerContent) -> Obj:
 
 
 def _decode(obj: Obj) -> LedgerContent:
-    """Return the content of the object; a damaged one counts as empty: the units say what they have."""
+    """Return the content of the object; of a damaged one what is sound, which is incomplete."""
     text = (obj.get("data") or {}).get(_KEY, "")
     try:
         content = msgspec.json.decode(text, type=LedgerContent)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         log.warning("ledger_unreadable", name=LEDGER, error=str(error))
-        return LedgerContent()
+        return LedgerContent(is_incomplete=True)
     damaged = [uid for uid, claim in content.claims.items() if not claim.is_sound]
     if not damaged:
         return content
     log.warning("claims_unreadable", name=LEDGER, units=damaged)
     sound = {uid: claim for uid, claim in content.claims.items() if claim.is_sound}
-    return msgspec.structs.replace(content, claims=sound)
+    return msgspec.structs.replace(content, claims=sound, is_incomplete=True)

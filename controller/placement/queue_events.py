@@ -1,10 +1,28 @@
 """The Events about admissions and preemptions, which the loop that decides them sends."""
 
-from controller.placement.units import Unit
-from controller.reconcile.plan import Event
-from kube.resources import ObjectKey
+import asyncio
+from typing import Final
 
-_ACTION = "Queue"
+from controller.placement.units import Unit
+from controller.reconcile.plan import Event, Leading
+from kube.resources import INFERENCE_SERVICES, ObjectKey
+
+_ACTION: Final = "Queue"
+
+
+class QueueEventSender:
+    """Sends Events one by one: many admissions at once are not slowed down by as many Events."""
+
+    def __init__(self, leading: Leading) -> None:
+        self._leading = leading
+        self._sending = asyncio.Lock()
+
+    async def send(self, service: ObjectKey, event: Event) -> None:
+        """Send an Event about a service that still exists, after those before it."""
+        async with self._sending:
+            found = self._leading.store.get(INFERENCE_SERVICES, service.name, service.namespace)
+            if found is not None:
+                await self._leading.recorder.event(found, event.type, event.reason, event.note, event.action)
 
 
 def describe_admission(unit: Unit, cells: tuple[str, ...]) -> Event:

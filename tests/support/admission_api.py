@@ -13,8 +13,10 @@ from typing import Any
 from controller.placement.admission import Admission
 from controller.placement.admission_parts import AdmissionParts, RoundReport
 from controller.placement.cell_registry import CellRegistry
+from controller.placement.ledger import LEDGER
 from controller.placement.planner import PlanRules
 from controller.reconcile.plan import Leading
+from crds.meta import CONTROLLER_NAMESPACE
 from devices.vendors import VENDORS
 from kube.client import Client, Obj
 from kube.errors import ApiError, Conflict, NotFound, Unreachable
@@ -193,6 +195,9 @@ class AdmissionBench:
         self.during_plan: Callable[[], None] = lambda: None
         """Called between the moment at which the units are read and the decision."""
         self.api = AdmissionApi(*((resource, obj) for resource, obj in objects if resource not in {METAL_HOSTS, NODES}))
+        # One that has never been would make the loop wait for late writes.
+        metadata = {"name": LEDGER, "namespace": CONTROLLER_NAMESPACE}
+        self.api.put(CONFIG_MAPS, {"metadata": metadata, "data": {"ledger.json": "{}"}})
         self.outcomes: list[str] = []
         self.reports: list[RoundReport] = []
         for resource, obj in objects:

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from controller import run
 from controller.hosts import reconciler as hosts_reconciler
+from controller.placement import admission
 from controller.reconcile import feed
 from kube import credentials
 from kube.client import Client, connect
@@ -42,8 +43,12 @@ MakeWorld = Callable[..., contextlib.AbstractAsyncContextManager[CrashWorld]]
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read Leases as often as the short ones of these tests need, and write in the same order each time."""
+    """Read Leases as often as the short ones of these tests need, and write in the same order each time.
+
+    An API server that holds up no write needs no long wait for late ones.
+    """
     monkeypatch.setattr(hosts_reconciler, "READ_SECONDS", LEASE_SECONDS / 8)
+    monkeypatch.setattr(admission, "LATE_WRITE_SECONDS", 4.0)
     monkeypatch.setattr(run, "WORKERS", 1)
     monkeypatch.setattr(feed, "follow", follow_by_watches)
 

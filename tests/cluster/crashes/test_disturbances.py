@@ -4,15 +4,21 @@ All worlds of one test run at once, the undisturbed one among them: they wait mo
 """
 
 import asyncio
+import random
 import secrets
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Final
 
 import pytest
 
-from kube.resources import INFERENCE_SERVICES, MODELS
+from controller.placement.ledger import LEDGER
+from kube.client import Obj
+from kube.resources import CONFIG_MAPS, INFERENCE_SERVICES, MODELS, Resource
+from kube.store import Store
 from kube.transport import Request, Transport
+from kube.watch import reflect
 from tests.cluster.crashes.conftest import MakeWorld
 from tests.controlplane.plane import ControlPlane, PlaneError
 from tests.support.admission_webhook import (
@@ -27,6 +33,7 @@ from tests.support.admission_webhook import (
     serving,
     try_deployment,
 )
+from tests.support.background import running
 from tests.support.crash_scenarios import (
     METAL,
     POD,
@@ -74,6 +81,47 @@ async def disturb_two_leaders(make_world: MakeWorld, scenario: Scenario, undistu
         raise
     assert faults.injected > 10, seed
     assert watches[0].injected > 10, seed
+
+
+async def lose_ledgers(world: CrashWorld, chance: random.Random, lost: Counter[str]) -> None:
+    """Delete each ledger that has claims, or fill it with garbage, and count both."""
+    store, claimed = Store(), asyncio.Event()
+
+    def note_claims(_resource: Resource, _old: Obj | None, new: Obj | None) -> None:
+        if new is not None and '"claims":{"' in new["data"]["ledger.json"]:
+            claimed.set()
+
+    store.subscribe(note_claims)
+    garbage = {"op": "add", "path": "/data", "value": {"ledger.json": '{"claims":'}}
+    of_world = CONFIG_MAPS, LEDGER, world.namespace
+    async with running(
+        reflect(world.client, store, CONFIG_MAPS, world.namespace, field_selector=f"metadata.name={LEDGER}")
+    ):
+        while True:
+            await claimed.wait()
+            claimed.clear()
+            way = chance.choice(["delete", "fill"])
+            await (world.client.delete(*of_world) if way == "delete" else world.client.patch_json(*of_world, [garbage]))
+            lost[way] += 1
+
+
+async def disturb_two_leaders_and_their_ledger(
+    make_world: MakeWorld, scenario: Scenario, undisturbed: CrashWorld
+) -> None:
+    """Two controllers work at once, and each ledger by which one of them admits is lost at once."""
+    seed, lost = secrets.randbelow(1_000_000), Counter[str]()
+    chance = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
+    try:
+        async with (
+            make_world(undisturbed) as world,
+            running(lose_ledgers(world, chance, lost)),
+            world.running(controllers=2),
+        ):
+            await scenario(world)
+    except BaseException as error:
+        error.add_note(f"two leaders that lose their ledger, seed {seed}, lost: {lost}")
+        raise
+    assert lost.total() >= 4, lost
 
 
 async def refuse_every_third_write(make_world: MakeWorld, scenario: Scenario, undisturbed: CrashWorld) -> None:
@@ -130,7 +178,7 @@ async def compare(make_world: MakeWorld, scenario: Scenario, *disturbed: Disturb
         ),
         pytest.param(
             queue_for_devices,
-            (disturb_two_leaders, refuse_every_third_write),
+            (disturb_two_leaders, disturb_two_leaders_and_their_ledger, refuse_every_third_write),
             id="queue_for_devices",
         ),
     ],

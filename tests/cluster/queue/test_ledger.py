@@ -1,13 +1,16 @@
 """The ledger on the real API server: of two leaders only the last may write, and a damaged ledger loses nothing."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from controller.placement.ledger import LEDGER, Claim, FreedPlace, LedgerLost, QueueLedger
 from crds.meta import CONTROLLER_NAMESPACE
-from kube.client import Client
+from kube.client import Client, Obj
+from kube.errors import Conflict
 from kube.resources import CONFIG_MAPS
 from tests.controlplane.plane import ControlPlane
 
@@ -46,7 +49,32 @@ async def test_a_leader_that_was_overtaken_writes_nothing_more(client: Client) -
     assert (await QueueLedger(client, "three").take_over()).claims == {}
 
 
-async def test_of_two_leaders_that_begin_at_once_one_has_the_ledger(client: Client) -> None:
+async def test_of_two_leaders_that_create_the_ledger_at_once_one_has_it(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get, both_looked = client.get, asyncio.Barrier(2)
+
+    async def get_together(*arguments: Any) -> Obj:
+        try:
+            return await get(*arguments)
+        finally:
+            await both_looked.wait()
+
+    ledgers = QueueLedger(client, "one"), QueueLedger(client, "two")
+    with monkeypatch.context() as patched:
+        patched.setattr(client, "get", get_together)
+        answers = await asyncio.gather(*(each.take_over() for each in ledgers), return_exceptions=True)
+    winner, loser = ledgers if isinstance(answers[1], Conflict) else reversed(ledgers)
+    assert sorted(type(each).__name__ for each in answers) == ["Conflict", "LedgerContent"]
+    with pytest.raises(LedgerLost, match="not taken over"):
+        await loser.write({}, ())
+    await winner.write(CLAIMS, FREED)
+    assert (await loser.take_over()).claims == CLAIMS
+    with pytest.raises(LedgerLost):
+        await winner.write({}, ())
+
+
+async def test_of_two_leaders_that_take_over_in_turn_the_last_one_has_the_ledger(client: Client) -> None:
     first, second = QueueLedger(client, "one"), QueueLedger(client, "two")
     await first.take_over()
     await first.write(CLAIMS, ())
@@ -65,9 +93,15 @@ async def test_a_damaged_ledger_counts_as_empty_and_is_replaced(client: Client, 
     await client.patch_json(CONFIG_MAPS, LEDGER, CONTROLLER_NAMESPACE, [operation])
     with pytest.raises(LedgerLost):
         await ledger.write(CLAIMS, ())
-    assert (await ledger.take_over()).claims == {}
-    await ledger.write(CLAIMS, ())
-    assert (await QueueLedger(client, "two").take_over()).claims == CLAIMS
+    found = await ledger.take_over()
+    assert (found.claims, found.is_incomplete) == ({}, True)
+    found = await QueueLedger(client, "two").take_over()
+    assert (found.claims, found.is_incomplete) == ({}, True), "the first one has not said otherwise"
+    third = QueueLedger(client, "three")
+    await third.take_over()
+    await third.write(CLAIMS, ())
+    found = await QueueLedger(client, "two").take_over()
+    assert (found.claims, found.is_incomplete) == (CLAIMS, False)
 
 
 async def test_a_deleted_ledger_begins_anew(client: Client) -> None:
@@ -76,7 +110,10 @@ async def test_a_deleted_ledger_begins_anew(client: Client) -> None:
     await client.delete(CONFIG_MAPS, LEDGER, CONTROLLER_NAMESPACE)
     with pytest.raises(LedgerLost):
         await ledger.write(CLAIMS, ())
-    assert (await ledger.take_over()).claims == {}
+    found = await ledger.take_over()
+    assert (found.claims, found.is_incomplete) == ({}, True)
+    await ledger.write(CLAIMS, ())
+    assert not (await QueueLedger(client, "two").take_over()).is_incomplete
 
 
 LARGE = Claim(kind="gang", namespace="n" * 63, names=("p" * 253,) * 256, cells=("node/" + "n" * 63,) * 256)

@@ -1,6 +1,7 @@
 """Admission of units: room is promised once, answers that are lost or refused, and what is changed during a round."""
 
 import asyncio
+import itertools
 from functools import partial
 from typing import Any
 
@@ -199,8 +200,9 @@ async def test_memory_that_is_lost_is_missing_to_all_writes_of_a_moment() -> Non
     found = bench(*numbered(3, gib=4), hosts=(host("one", 12 * GIB),))
     short = host("one", 9 * GIB)
     short["metadata"]["resourceVersion"] = "2"
-    # The ledger is written between the decision and its effects.
-    found.api.before_ledger = lambda: found.known.put(METAL_HOSTS, short)
+    # The ledger is taken over first, and then written between the decision and its effects.
+    writes = itertools.count()
+    found.api.before_ledger = lambda: next(writes) and found.known.put(METAL_HOSTS, short)
     async with found.running():
         await eventually(lambda: "stale" in found.outcomes)
     assert len(found.api.tries) == 2

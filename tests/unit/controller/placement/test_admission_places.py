@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 
+from controller.placement.admission import LATE_WRITE_SECONDS
 from controller.placement.ledger import LEDGER, FreedPlace, LedgerContent
 from controller.placement.queue_places import find_own_place, format_place
 from crds.meta import CONTROLLER_NAMESPACE, ENQUEUED_AT
@@ -36,7 +37,7 @@ def test_places_of_evicted_pods_outlive_a_ledger_that_people_delete() -> None:
             assert found.api.evictions == ["v"]
             del found.api.objects[CONFIG_MAPS, ObjectKey(CONTROLLER_NAMESPACE, LEDGER)]
             found.remove(PODS, "q")
-            await asyncio.sleep(5)
+            await asyncio.sleep(LATE_WRITE_SECONDS + 5)
 
     virtual_time.run(main())
     assert found.api.tries == [("p", "n2")]

@@ -1,4 +1,4 @@
-"""Admission in races: claims that are out of date, answers that are lost, objects that change after the decision."""
+"""Admission in races: answers that are lost, objects that change after the decision."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,23 +9,20 @@ import pytest
 
 from controller.placement import admission
 from controller.placement.admission_writer import AdmissionWriter
-from controller.placement.ledger import LEDGER, Claim, FreedPlace, LedgerContent
+from controller.placement.ledger import FreedPlace, LedgerContent
 from controller.placement.observed_units import LATE_SECONDS
 from controller.placement.process_units import MOST_ENDING_SECONDS
 from controller.placement.units import UnitKey
 from controller.placement.unreported_ends import UNREPORTED_SECONDS
 from controller.placement.unscheduled_pods import PINNED_SECONDS
 from controller.reconcile.plan import Leading
-from crds.meta import CONTROLLER_NAMESPACE, NOMINATED
+from crds.meta import NOMINATED
 from kube.client import Obj
 from kube.errors import ApiError, Conflict, LeadershipLost
 from kube.resources import (
     CONFIG_MAPS,
-    DEPLOYMENTS,
-    INFERENCE_SERVICES,
     METAL_HOSTS,
     METAL_PROCESSES,
-    NODES,
     POD_DISRUPTION_BUDGETS,
     PODS,
     Resource,
@@ -34,127 +31,17 @@ from tests.support import queue_units, virtual_time
 from tests.support.admission_api import AdmissionBench, SilentRecorder
 from tests.support.api_objects import GIB, host, process, store
 from tests.support.eventually import eventually
-from tests.support.queue_objects import deployment_of, queue_pod, queued_service, timestamp
+from tests.support.queue_objects import queue_pod, timestamp
 from tests.unit.controller.placement.test_admission_pods import (
-    CLAIM,
     LONG_AGO,
     admitted,
     bench,
     budget,
-    node,
     play,
     unschedulable,
     victim,
     written,
 )
-
-OF_OTHER = LedgerContent(leader="other", claims={"uid-a": CLAIM})
-
-
-@pytest.mark.parametrize(
-    ("names", "cells"),
-    [
-        pytest.param(("a",), ("node/n1", "node/n1"), id="two cells"),
-        pytest.param(("a",), ("host/one",), id="a host"),
-        pytest.param((), (), id="no object"),
-    ],
-)
-def test_claim_that_people_have_damaged_stops_nothing(names: tuple[str, ...], cells: tuple[str, ...]) -> None:
-    claim = Claim(kind="pod", namespace="team", names=names, cells=cells)
-    found = bench(queue_pod("a"), ledger=LedgerContent(leader="other", claims={"uid-a": claim}))
-    found.known.put(METAL_HOSTS, host("one"))
-    assert play(found).api.tries == [("a", "n1")]
-
-
-@pytest.mark.parametrize("is_seen", [True, False], ids=["its service is suspended", "its pod is not seen yet"])
-def test_cell_of_a_claim_whose_unit_is_not_seen_goes_to_nobody_else(is_seen: bool) -> None:
-    """Another leader is giving it to a pod that counts as no unit here; its write may still arrive."""
-    found = bench(queue_pod("a"), queue_pod("b", service="vip"), ledger=OF_OTHER)
-    if is_seen:
-        service = queued_service(suspend=True)
-        service["metadata"]["resourceVersion"] = "2"
-        found.change(INFERENCE_SERVICES, service)
-    else:
-        found.known.remove(PODS, "team", "a", uid="uid-a")
-    arrives, patch = asyncio.Event(), found.api.patch_json
-
-    async def patch_json(resource: Resource, name: str, *arguments: Any, **options: Any) -> Obj:
-        if name == "a":
-            await arrives.wait()
-        return await patch(resource, name, *arguments, **options)
-
-    found.api.patch_json = patch_json  # type: ignore[method-assign]
-
-    async def main() -> None:
-        async with found.running():
-            await asyncio.sleep(30)
-            assert found.api.tries == []
-            arrives.set()
-            await asyncio.sleep(30)
-
-    virtual_time.run(main())
-    assert found.api.tries == [("a", "n1")]
-
-
-def test_ledger_that_nests_without_end_counts_as_empty() -> None:
-    found = bench(queue_pod("a"))
-    found.api.put(CONFIG_MAPS, {**written(OF_OTHER), "data": {"ledger.json": '{"x":' * 100_000}})
-    assert play(found).api.tries == [("a", "n1")]
-
-
-def test_claims_of_another_leader_survive_a_lost_answer_while_the_ledger_is_taken_over() -> None:
-    found = bench(queue_pod("first", service="mail"), nodes=(node("n0"),))
-    freed = FreedPlace(
-        service="uid-chat", unit="uid-gone", namespace="team", name="gone", enqueued_at="2026-01-01T00:00:01.000000Z"
-    )
-
-    def lead_elsewhere() -> None:
-        content = LedgerContent(leader="other", claims={"uid-a": CLAIM}, freed=(freed,))
-        metadata = {"name": LEDGER, "namespace": CONTROLLER_NAMESPACE, "resourceVersion": "9000"}
-        found.api.put(CONFIG_MAPS, {**written(content), "metadata": metadata})
-
-    async def main() -> None:
-        async with found.running():
-            await asyncio.sleep(5)
-            lead_elsewhere()
-            found.api.lost_ledger_answers = 1
-            for name, priority in (("vip", "critical"), ("chat", "normal")):
-                found.known.put(INFERENCE_SERVICES, queued_service(name, created=LONG_AGO, priority=priority))
-                found.known.put(DEPLOYMENTS, deployment_of(name))
-            found.change(PODS, queue_pod("b", service="vip"))
-            found.change(PODS, queue_pod("a"))
-            found.change(NODES, node("n1"))
-            await asyncio.sleep(20)
-
-    virtual_time.run(main())
-    assert found.api.tries == [("first", "n0"), ("a", "n1")], "the other leader may still send its write"
-    assert found.api.lost_ledger_answers == 0
-
-
-@pytest.mark.parametrize("begins_well", [True, False], ids=["while it leads", "when it begins to lead"])
-def test_units_whose_turn_the_ledger_does_not_take_say_so(*, begins_well: bool) -> None:
-    refusal = ApiError("patch configmaps pomona-system/pomona-queue", status=422, message="field is immutable")
-    found = bench(victim("v", "low"), nodes=(node("n1"), node("n2")), ledger=LedgerContent())
-
-    async def main() -> None:
-        async with found.running():
-            await asyncio.sleep(5 if begins_well else 0)
-            found.api.refuse_ledger = lambda: refusal
-            for name, priority in (("vip", "critical"), ("chat", "normal"), ("mail", "batch")):
-                found.known.put(INFERENCE_SERVICES, queued_service(name, created=LONG_AGO, priority=priority))
-                found.known.put(DEPLOYMENTS, deployment_of(name))
-                found.change(PODS, queue_pod(name, service=name))
-            await asyncio.sleep(30)
-            report = found.reports[-1]
-            assert report.failures == dict.fromkeys(("uid-vip", "uid-chat"), str(refusal))
-            assert (report.round.actions, [*report.round.blocked]) == ((), ["uid-mail"])
-            assert (found.api.tries, found.api.evictions) == ([], [])
-            found.api.refuse_ledger = lambda: None
-            await asyncio.sleep(60)
-            assert found.reports[-1].failures == {}
-
-    virtual_time.run(main())
-    assert (found.api.tries, {*found.api.evictions}) == ([("vip", "n2")], {"v"})
 
 
 def preemption_on_a_host() -> AdmissionBench:

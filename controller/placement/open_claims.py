@@ -1,0 +1,113 @@
+"""The claims of the ledger that are open: it is not known yet whether their units have got their cells.
+
+A claim is open from the write of the ledger until the answer about its unit. Until then the cells do not show who has
+them, so that these claims are what keeps a cell from being promised twice.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from controller.placement.ledger import Claim
+from controller.placement.units import NOTHING, Amounts, Cell, Unit, add_amounts, fits, subtract_amounts
+
+
+class ReservedCells(NamedTuple):
+    """Cells without the room of units that are being admitted and are not seen to have it yet."""
+
+    cells: list[Cell]
+    is_all_known: bool
+    """False: nothing is free on some of them, until it is known whether a claim is carried out."""
+
+
+class OpenClaims:
+    """The open claims by uid of their units."""
+
+    def __init__(self) -> None:
+        self._claims: dict[str, Claim] = {}
+        self._being_written: dict[str, Unit] = {}
+        """Units whose write has begun: their cells may not show yet that they have them."""
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._claims
+
+    def __getitem__(self, uid: str) -> Claim:
+        return self._claims[uid]
+
+    def list_all(self, new: Mapping[str, Claim]) -> dict[str, Claim]:
+        """Return them, and new ones of other units."""
+        return {**new, **self._claims}
+
+    def count_objects(self) -> int:
+        """Return the number of their pods and processes."""
+        return sum(len(claim.names) for claim in self._claims.values())
+
+    def add(self, claims: Mapping[str, Claim]) -> dict[str, Claim]:
+        """Add claims, and return those that are new."""
+        new = {uid: claim for uid, claim in claims.items() if uid not in self._claims}
+        self._claims |= new
+        return new
+
+    def begin_write(self, unit: Unit) -> None:
+        """Note that the claim of a unit is being carried out."""
+        self._being_written[unit.uid] = unit
+
+    def release(self, uid: str) -> None:
+        """Reserve nothing more for a unit: the outcome of its admission is known."""
+        self._claims.pop(uid, None)
+        self._being_written.pop(uid, None)
+
+    def reserve(self, cells: Iterable[Cell], units: Iterable[Unit]) -> ReservedCells:
+        """Return cells with what their claims leave.
+
+        What another leader has claimed may not be seen at all so far, or is no unit here since its service is
+        suspended. It may still be given the cell, and what it needs is unknown: nothing is free there until its outcome
+        is known.
+        """
+        taken: dict[str, list[Amounts]] = {}
+        unseen = dict(self._claims)
+        if unseen:
+            for unit in units:
+                claim = unseen.pop(unit.uid, None)
+                if claim is not None and unit.state == "waiting":
+                    for need, cell in zip(unit.parts, claim.cells, strict=False):
+                        taken.setdefault(cell, []).append(need)
+        unknown = {cell for claim in unseen.values() for cell in claim.cells}
+        reserved = [
+            msgspec.structs.replace(
+                cell, free=_leave_free(cell, taken.get(cell.id, ()), is_all_claimed=cell.id in unknown)
+            )
+            if cell.id in taken or cell.id in unknown
+            else cell
+            for cell in cells
+        ]
+        return ReservedCells(reserved, is_all_known=not unknown)
+
+    def has_room(self, unit: Unit, names: Sequence[str], find_cell: Callable[[str], Cell | None]) -> bool:
+        """Return whether the cells of a unit still live and have room: planning and the writes before took time."""
+        left = self._sum_being_written(names)
+        for need, name in zip(unit.parts, names, strict=False):
+            cell = find_cell(name)
+            if cell is None or cell.closed:
+                return False
+            free = subtract_amounts(cell.free, left.get(name, NOTHING))
+            if not fits(need, free):
+                return False
+            left[name] = add_amounts(left.get(name, NOTHING), need)
+        return True
+
+    def _sum_being_written(self, names: Sequence[str]) -> dict[str, Amounts]:
+        """Return what others are getting of these cells at this moment."""
+        found: dict[str, Amounts] = {}
+        for uid, unit in self._being_written.items():
+            for need, name in zip(unit.parts, self._claims[uid].cells, strict=False):
+                if name in names:
+                    found[name] = add_amounts(found.get(name, NOTHING), need)
+        return found
+
+
+def _leave_free(cell: Cell, taken: Iterable[Amounts], *, is_all_claimed: bool) -> Amounts:
+    free = functools.reduce(subtract_amounts, taken, cell.free)
+    return {name: min(0, amount) for name, amount in free.items()} if is_all_claimed else free
