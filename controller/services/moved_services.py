@@ -14,10 +14,13 @@ from controller.reconcile.plan import Plan, Snapshot
 from controller.services.queue_report import recall_standing
 from controller.services.replicas import Replicas
 from controller.services.status import ServiceView, build_events, build_status
+from controller.services.tokens import TokenRotation
 from crds.inferenceservice import InferenceService
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, ObjectKey
 
+DECIDE_AGAIN_SECONDS: Final = 3600.0
+"""Longest time for which a decision about a service that waits is taken to hold."""
 _UNREPORTED: Final = ("apply", "keep", "patch", "delete", "steps")
 """Fields of `Replicas` from which no status is built: whole Deployments of a thousand services need not be kept."""
 
@@ -30,16 +33,21 @@ class _DecidedService(NamedTuple):
     since: datetime
     until: datetime
     """When time alone may change the decision."""
+    again_seconds: float
+    """Time after which its place is reported again, though nothing tells of a move."""
 
 
 class DecidedInputs(Protocol):
-    """The view of a service, and the revision of the store at which it was built."""
+    """The view of a service, the revision of the store at which it was built, and the state of its token."""
 
     @property
     def view(self) -> ServiceView | None: ...  # noqa: D102 - as above
 
     @property
     def revision(self) -> int: ...  # noqa: D102 - as above
+
+    @property
+    def rotation(self) -> TokenRotation: ...  # noqa: D102 - as above
 
 
 class MovedServices:
@@ -71,14 +79,15 @@ class MovedServices:
         if inputs is None or inputs.view is None or inputs.revision != snapshot.store.revision:
             return
         view, now = inputs.view, snapshot.now
-        waits = view.standing is not None and not view.replicas.ready and not view.replicas.awaiting
-        is_plain = view.chosen is None and not view.endpoints
-        if key not in self._current or not waits or not is_plain or plan.status is None or plan.again_seconds is None:
+        is_plain, again = view.chosen is None and not view.endpoints, plan.again_seconds
+        if key not in self._current or not waits_whole(view) or not is_plain or plan.status is None or again is None:
             return
         nothing = Replicas(total=0)
         replicas = msgspec.structs.replace(view.replicas, **{name: getattr(nothing, name) for name in _UNREPORTED})
-        until = now + timedelta(seconds=plan.again_seconds)
-        self._decided[key] = _DecidedService(msgspec.structs.replace(view, replicas=replicas), plan.status, now, until)
+        # The Secret of a service that waits is not read: in that time no more than its place changes.
+        lasts_seconds = DECIDE_AGAIN_SECONDS if again == inputs.rotation.again_seconds else again
+        until, view = now + timedelta(seconds=lasts_seconds), msgspec.structs.replace(view, replicas=replicas)
+        self._decided[key] = _DecidedService(view, plan.status, now, until, again)
 
     def report(self, snapshot: Snapshot, key: ObjectKey) -> Plan | None:
         """Return a plan that reports the place of a service; None: it is decided now, as more may have changed."""
@@ -100,8 +109,13 @@ class MovedServices:
             return None
         view = msgspec.structs.replace(found.view, service=service, standing=standing)
         status = found.status | build_status(view, None)
-        seconds = (found.until - now).total_seconds()
+        seconds = min(found.again_seconds, (found.until - now).total_seconds())
         return Plan(status=status, events=build_events(service, status), again_seconds=seconds)
+
+
+def waits_whole(view: ServiceView) -> bool:
+    """Return whether all replicas of a service wait in the queue."""
+    return view.standing is not None and not view.replicas.ready and not view.replicas.awaiting
 
 
 def _identify(service: InferenceService) -> tuple[str, int, str | None]:

@@ -5,7 +5,6 @@ serves: existing replicas stay until others replace them. `Ready` means that an 
 """
 
 import functools
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -15,34 +14,14 @@ from controller.models.served import format_of, read_companions, runtime_of
 from controller.placement.board import FindStanding
 from controller.placement.device_feed import DeviceFeed
 from controller.placement.kueue import KueueQueues
-from controller.placement.nodes import read_sizes
 from controller.placement.standing import ServiceStanding
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.indexes import (
-    CLAIM_INDEX,
-    HOST_INDEX,
-    KUEUE_INDEX,
-    MODEL_INDEX,
-    POOL_INDEX,
-    REASON_INDEX,
     SERVICE_INDEX,
-    WAITING_INDEX,
-    mounted_claims,
     namespaced,
 )
 from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.plan import Plan, Reconciler, Snapshot, prune
-from controller.reconcile.triggers import (
-    Trigger,
-    all_but_status,
-    everything,
-    offered_endpoints,
-    owned,
-    refused_pod,
-    scheduled_pod,
-    serving_facts,
-    waits_for_node,
-)
 from controller.services import preconditions
 from controller.services.accelerator_choice import ChosenAccelerators, RoomSource, choose_accelerators
 from controller.services.checked_replica import CheckedReplica, check_replica
@@ -52,10 +31,9 @@ from controller.services.kueue_report import (
     KueueReport,
     explain_kueue_wait,
     read_kueue,
-    reads_of_queue,
 )
 from controller.services.metal_processes import observe_hosts
-from controller.services.moved_services import MovedServices
+from controller.services.moved_services import MovedServices, waits_whole
 from controller.services.pods.claim_templates import list_spent_templates, list_templates
 from controller.services.pods.deployment import build_network_service
 from controller.services.pods.disruption import build_disruption_budget
@@ -64,49 +42,35 @@ from controller.services.pods.one_node import has_one_node
 from controller.services.pods.pod_monitor import build_pod_monitor
 from controller.services.pods.pod_replicas import observe_pods
 from controller.services.pods.update_pacer import UpdatePacer
-from controller.services.preconditions import DEVICE_TOO_SMALL
 from controller.services.probe_policy import Question
 from controller.services.queue_report import recall_standing
 from controller.services.readiness_probe import Prober
 from controller.services.replica_counts import keep_label
 from controller.services.replica_memory import ReplicaMemory
 from controller.services.replicas import Replicas, combine_replicas
+from controller.services.service_triggers import OF_PODS, list_triggers
 from controller.services.several_accelerators import find_pod_runtime, list_parts, observe_several, summarize_parts
 from controller.services.status import ServiceView, build_events, build_status
-from controller.services.tokens import KnownTokens, TokenRotation, token_secret
+from controller.services.tokens import KnownTokens, TokenRotation, TokenStep, token_secret
 from controller.services.traffic import UNKNOWN_TRAFFIC, Traffic, find_series, read_traffic
 from controller.services.traffic_meter import TrafficMeter, TrafficTarget
 from crds.inferenceservice import InferenceService
-from crds.meta import LABEL_MODEL, LABEL_SERVICE, LABEL_SERVICE_NAME
 from crds.model import Model
 from kube.client import Client, Obj
 from kube.resources import (
-    ACCELERATOR_POOLS,
     DEPLOYMENTS,
     ENDPOINT_SLICES,
     INFERENCE_SERVICES,
-    LOCAL_QUEUES,
     METAL_HOSTS,
     METAL_PROCESSES,
     MODELS,
-    NETWORK_POLICIES,
-    NODES,
-    POD_DISRUPTION_BUDGETS,
-    POD_MONITORS,
     PODS,
-    RESOURCE_CLAIM_TEMPLATES,
-    SERVICES,
     ObjectKey,
     Resource,
-    object_key,
 )
-from kube.store import Store
 from runtimes.probe import ProbeResult
 from runtimes.registry import RUNTIMES
 
-_OF_PODS: Final = (DEPLOYMENTS, POD_DISRUPTION_BUDGETS, NETWORK_POLICIES, POD_MONITORS)
-"""Kinds of the objects that a service has as long as it has pods."""
-_OWNED: Final = (SERVICES, METAL_PROCESSES, RESOURCE_CLAIM_TEMPLATES, *_OF_PODS)
 AWAITS_UPDATE: Final = "its pods are of an earlier version of Pomona until other services have been updated"
 """Remark about a service whose pods an update replaces after those of other services."""
 ROTATION_SECONDS: Final = 1.0
@@ -194,15 +158,14 @@ def service_reconciler(
         answer = prober.answer(key, view.question, view.proof)
         if prober.take_stale_token(key):
             tokens.read_again(key)
-        # If another owner's Secret has the name, creating ours fails and a condition reports that.
-        step = await tokens.find_step(client, key, service, snapshot.now, serves=_has_replicas(snapshot, service))
+        step = await _find_token_step(tokens, client, snapshot, key, view)
         found = (view.question, answer, step.new_token, view, revision, step.rotation, monitors.exists)
         return ServiceInputs(*found, meter.follow(key, _find_traffic_target(view), read_traffic(service.status)), facts)
 
     return Reconciler(
         resource=INFERENCE_SERVICES,
         decide=functools.partial(decide_service, settings=settings),
-        triggers=_list_triggers(),
+        triggers=list_triggers(),
         observe=observe,
         written=tokens.remember,
         report=moved.report,
@@ -221,6 +184,15 @@ def _forget_service(
     meter.follow(key, None)
 
 
+async def _find_token_step(
+    tokens: KnownTokens, client: Client, snapshot: Snapshot, key: ObjectKey, view: ServiceView
+) -> TokenStep:
+    """Return the next step for the token of a service. Raises as `Client`."""
+    serves, waits = _has_replicas(snapshot, view.service), waits_whole(view)
+    # If another owner's Secret has the name, creating ours fails and a condition reports that.
+    return await tokens.find_step(client, key, view.service, snapshot.now, serves=serves, waits=waits)
+
+
 def _has_replicas(snapshot: Snapshot, service: InferenceService) -> bool:
     """Return whether a service has what makes replicas, whether they are ready or not."""
     namespace, uid = service.metadata.namespace, service.metadata.uid
@@ -230,21 +202,6 @@ def _has_replicas(snapshot: Snapshot, service: InferenceService) -> bool:
 def _restart_all(*parts: KnownTokens | UpdatePacer | MovedServices) -> None:
     for each in parts:
         each.restart()
-
-
-def _list_triggers() -> tuple[Trigger, ...]:
-    return (
-        *(owned(resource, INFERENCE_SERVICES) for resource in _OWNED),
-        Trigger(MODELS, _services_of_model, everything),
-        Trigger(METAL_HOSTS, _services_of_host, serving_facts),
-        Trigger(ACCELERATOR_POOLS, _services_of_pool, all_but_status),
-        Trigger(NODES, _services_without_device, read_sizes, finds_by_status=True),
-        Trigger(PODS, _service_by_label(LABEL_SERVICE), scheduled_pod),
-        Trigger(PODS, _services_of_fetch, refused_pod),
-        Trigger(LOCAL_QUEUES, _services_of_queue, reads_of_queue),
-        Trigger(PODS, _services_beside_volume, _place_of_pod, finds_by_status=True),
-        Trigger(ENDPOINT_SLICES, _service_by_label(LABEL_SERVICE_NAME), offered_endpoints),
-    )
 
 
 def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = DEFAULT_SETTINGS) -> Plan:
@@ -264,7 +221,7 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
     if rotated := rotation.done or service.status.token_rotation:
         status["tokenRotation"] = rotated
     uid = service.metadata.uid
-    observed = [(kind, obj) for kind in _OF_PODS for obj in snapshot.children(kind, key.namespace, uid)]
+    observed = [(kind, obj) for kind in OF_PODS for obj in snapshot.children(kind, key.namespace, uid)]
     has_pods = bool(view.replicas.apply or view.replicas.keep)
     templates = list_templates(service, settings.vendors.get(view.accelerator or "")) if has_pods else ()
     beside_pods = _list_beside_pods(snapshot, view, settings, is_monitored=inputs.is_monitored)
@@ -428,67 +385,3 @@ def _observe_replicas(
     # For each pod that is not ready yet, one earlier replica on a host stays.
     earlier = observe_hosts(snapshot, service, None, max(0, wanted - len(pods.ready)))
     return combine_replicas((pods, msgspec.structs.replace(earlier, ready=(), problem=None)))
-
-
-def _services_of_model(store: Store, model: Obj) -> list[ObjectKey]:
-    named = namespaced(model["metadata"]["namespace"], model["metadata"]["name"])
-    return [object_key(obj) for obj in store.by_index(INFERENCE_SERVICES, MODEL_INDEX, named)]
-
-
-def _services_of_queue(store: Store, queue: Obj) -> list[ObjectKey]:
-    """Return the services that are given to a LocalQueue of Kueue."""
-    named = namespaced(queue["metadata"]["namespace"], queue["metadata"]["name"])
-    return [object_key(obj) for obj in store.by_index(INFERENCE_SERVICES, KUEUE_INDEX, named)]
-
-
-def _services_of_fetch(store: Store, pod: Obj) -> list[ObjectKey]:
-    """Return the services whose replicas wait for the copy of weights that a pod fetches."""
-    metadata = pod["metadata"]
-    name = (metadata.get("labels") or {}).get(LABEL_MODEL)
-    model = store.get(MODELS, name, metadata["namespace"]) if name else None
-    return _services_of_model(store, model) if model is not None else []
-
-
-def _services_without_device(store: Store, _node: Obj) -> list[ObjectKey]:
-    """Return the services that no device is large enough for, which another node may change."""
-    return [object_key(obj) for obj in store.by_index(INFERENCE_SERVICES, REASON_INDEX, DEVICE_TOO_SMALL)]
-
-
-def _services_of_pool(store: Store, pool: Obj) -> list[ObjectKey]:
-    """Return the services that name a pool, and those for which its slices of devices are too small."""
-    naming = store.by_index(INFERENCE_SERVICES, POOL_INDEX, pool["metadata"]["name"])
-    return [*map(object_key, naming), *_services_without_device(store, pool)]
-
-
-def _place_of_pod(pod: Obj) -> object:
-    """Return where a pod runs, and whether it ends there."""
-    node = pod.get("spec", {}).get("nodeName")
-    return (node, "deletionTimestamp" in pod["metadata"]) if node else None
-
-
-def _services_beside_volume(store: Store, pod: Obj) -> list[ObjectKey]:
-    """Return the services whose pods mount a volume of this one, and wait for a node: it may be where this one is."""
-    namespace = pod["metadata"]["namespace"]
-    return [
-        ObjectKey(namespace, each["metadata"]["labels"][LABEL_SERVICE])
-        for claim in mounted_claims(pod.get("spec") or {})
-        for each in store.by_index(PODS, CLAIM_INDEX, namespaced(namespace, claim))
-        if LABEL_SERVICE in each["metadata"]["labels"] and waits_for_node(each)
-    ]
-
-
-def _services_of_host(store: Store, host: Obj) -> list[ObjectKey]:
-    """Return the services that a host serves, and those that wait for a host, each once."""
-    served = store.by_index(METAL_PROCESSES, HOST_INDEX, host["metadata"]["name"])
-    found = {ObjectKey(obj["metadata"]["namespace"], obj["spec"]["serviceName"]): None for obj in served}
-    waiting = (ObjectKey(*value.split("/")) for value in store.index_values(METAL_PROCESSES, WAITING_INDEX))
-    return [*(found | dict.fromkeys(waiting))]
-
-
-def _service_by_label(label: str) -> Callable[[Store, Obj], list[ObjectKey]]:
-    def keys(_store: Store, obj: Obj) -> list[ObjectKey]:
-        metadata = obj["metadata"]
-        service = metadata.get("labels", {}).get(label)
-        return [ObjectKey(metadata["namespace"], service)] if service else []
-
-    return keys

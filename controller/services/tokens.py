@@ -67,7 +67,7 @@ class TokenRotation(NamedTuple):
     patch: Patch | None = None
     """The replacement of the token in the Secret, or the note about it, if that is still to be done."""
     again_seconds: float | None = None
-    """Time until the Secret is to be read again."""
+    """Time until the Secret is to be read again, or until a service that waits is to report its place."""
 
 
 class TokenStep(NamedTuple):
@@ -183,7 +183,7 @@ class KnownTokens:
 
     A new service's Secret is created without a look at it first, and its hosts get the token without one. Any other is
     read once, for the service and for all hosts that know of the same replacement, and again within `READ_AGAIN`, so
-    that an edited Secret is followed and a deleted one is replaced.
+    that an edited Secret is followed and a deleted one is replaced; that of a service which waits, when it starts.
     """
 
     def __init__(self, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
@@ -194,12 +194,30 @@ class KnownTokens:
         self._now = now
 
     async def find_step(
-        self, client: Client, service_key: ObjectKey, service: InferenceService, now: datetime, *, serves: bool
+        self,
+        client: Client,
+        service_key: ObjectKey,
+        service: InferenceService,
+        now: datetime,
+        *,
+        serves: bool,
+        waits: bool,
     ) -> TokenStep:
-        """Return the next step for the service's token; `serves`: it has replicas. Raises as `Client`."""
+        """Return the next step for the service's token.
+
+        Args:
+            client: the API.
+            service_key: namespace and name of the service.
+            service: the service.
+            now: the time of the decision.
+            serves: whether it has what makes replicas.
+            waits: whether all of its replicas wait in the queue: nobody reads the Secret before one of them starts.
+
+        Raises as `Client`.
+        """
         key = _secret_key(service_key)
         uid, seen, wanted = service.metadata.uid, self._seen.get(key), wanted_rotation(service)
-        is_current = seen is not None and seen.service_uid == uid and now < seen.due
+        is_current = seen is not None and seen.service_uid == uid and (waits or now < seen.due)
         if seen is None or not is_current or is_new_rotation(wanted, seen.rotation):
             if seen is None and not service.status.conditions:
                 # Never decided: one that another leader made before it died is found by its creation.
@@ -221,7 +239,8 @@ class KnownTokens:
                 return TokenStep(rotation=TokenRotation(patch=patch))
             seen = self._seen[key] = _sighting(secret, uid, now)
         done = "" if seen.rotation == service.status.token_rotation else seen.rotation
-        return TokenStep(rotation=TokenRotation(done, again_seconds=(seen.due - now).total_seconds()))
+        due = _due(uid, now) if waits else seen.due
+        return TokenStep(rotation=TokenRotation(done, again_seconds=(due - now).total_seconds()))
 
     async def find_token(self, client: Client, key: ObjectKey, service_uid: str, rotation: str) -> FoundToken:
         """Return the token of a service, for its replicas on a host.

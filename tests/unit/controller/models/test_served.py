@@ -10,7 +10,8 @@ from controller.models.observation import models_of_service, models_served_besid
 from controller.models.served import runtime_of
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import Plan, Snapshot
-from controller.services.reconciler import ServiceInputs, _services_of_model, decide_service
+from controller.services.reconciler import ServiceInputs, decide_service
+from controller.services.service_triggers import services_of_model
 from crds.meta import Accelerator
 from crds.model import Model
 from devices.vendor_file import parse_vendors
@@ -235,8 +236,8 @@ def test_engine_is_one_that_has_an_image_for_an_accelerator_of_the_vendors_file(
 def test_service_and_companion_enqueue_each_other() -> None:
     chat = service(**PARTS)
     known = store((INFERENCE_SERVICES, chat))
-    assert _services_of_model(known, named("eyes")) == [KEY]
-    assert _services_of_model(known, named("other")) == []
+    assert services_of_model(known, named("eyes")) == [KEY]
+    assert services_of_model(known, named("other")) == []
     assert models_of_service(known, chat) == [ObjectKey("team", name) for name in ("accent", "eyes", "small", "tiny")]
     assert models_served_beside(known, model()) == [ObjectKey("team", name) for name in ("accent", "eyes", "small")]
 

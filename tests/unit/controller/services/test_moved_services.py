@@ -112,6 +112,18 @@ async def test_waiting_service_reports_its_place_within_ten_minutes_by_itself() 
     assert plan.again_seconds <= 600, "docs/queue.md says how old a position may be"
 
 
+async def test_waiting_service_reports_its_place_for_an_hour_without_another_decision() -> None:
+    chat = WaitingChat((PODS, gated_pod()))
+    decided = await chat.decide()
+    assert decided.again_seconds is not None
+    for _ in range(5):
+        chat.now += timedelta(seconds=decided.again_seconds)
+        plan = chat.report()
+        assert plan is not None
+        assert plan.again_seconds is not None
+        assert plan.again_seconds <= 600
+
+
 async def test_first_decision_is_never_skipped() -> None:
     assert WaitingChat().report() is None
 

@@ -99,9 +99,15 @@ def served(value: str | None, rotation: str = "") -> Obj:
 
 
 async def find_step(
-    api: Client, obj: Obj, tokens: KnownTokens | None = None, *, after: timedelta = timedelta()
+    api: Client,
+    obj: Obj,
+    tokens: KnownTokens | None = None,
+    *,
+    after: timedelta = timedelta(),
+    waits: bool = False,
 ) -> TokenStep:
-    return await (tokens or KnownTokens()).find_step(api, KEY, as_service(obj), NOW + after, serves=True)
+    known = tokens or KnownTokens()
+    return await known.find_step(api, KEY, as_service(obj), NOW + after, serves=True, waits=waits)
 
 
 async def test_new_value_of_the_annotation_replaces_the_token_once() -> None:
@@ -176,6 +182,19 @@ async def test_edit_is_found_within_ten_minutes_without_an_event() -> None:
     assert (early.rotation.patch, api.reads) == (None, 1)
     late = await find_step(api, served(None), tokens, after=timedelta(seconds=step.rotation.again_seconds))
     assert (late.rotation.patch is not None, api.reads) == (True, 2)
+
+
+async def test_secret_of_a_service_that_waits_is_read_when_it_starts() -> None:
+    secret, tokens = stored_secret(), KnownTokens()
+    api = OneSecret(secret)
+    for minutes in (0, 20, 40):
+        step = await find_step(api, served(None), tokens, after=timedelta(minutes=minutes), waits=True)
+        assert step.rotation.again_seconds is not None
+        assert 300 <= step.rotation.again_seconds <= 600, "its place is reported then"
+    api.secret = edited(secret, "mine")
+    assert api.reads == 1
+    started = await find_step(api, served(None), tokens, after=timedelta(minutes=41))
+    assert (started.rotation.patch is not None, api.reads) == (True, 2)
 
 
 class FoundAnEdit(Prober):

@@ -1,0 +1,137 @@
+"""The triggers of services: the services that a change of another object concerns, found by indexes of the store."""
+
+from collections.abc import Callable
+from typing import Final
+
+from controller.placement.nodes import read_sizes
+from controller.reconcile.indexes import (
+    CLAIM_INDEX,
+    HOST_INDEX,
+    KUEUE_INDEX,
+    MODEL_INDEX,
+    POOL_INDEX,
+    REASON_INDEX,
+    WAITING_INDEX,
+    mounted_claims,
+    namespaced,
+)
+from controller.reconcile.triggers import (
+    Trigger,
+    all_but_status,
+    everything,
+    offered_endpoints,
+    owned,
+    refused_pod,
+    scheduled_pod,
+    serving_facts,
+    waits_for_node,
+)
+from controller.services.kueue_report import reads_of_queue
+from controller.services.preconditions import DEVICE_TOO_SMALL
+from crds.meta import LABEL_MODEL, LABEL_SERVICE, LABEL_SERVICE_NAME
+from kube.client import Obj
+from kube.resources import (
+    ACCELERATOR_POOLS,
+    DEPLOYMENTS,
+    ENDPOINT_SLICES,
+    INFERENCE_SERVICES,
+    LOCAL_QUEUES,
+    METAL_HOSTS,
+    METAL_PROCESSES,
+    MODELS,
+    NETWORK_POLICIES,
+    NODES,
+    POD_DISRUPTION_BUDGETS,
+    POD_MONITORS,
+    PODS,
+    RESOURCE_CLAIM_TEMPLATES,
+    SERVICES,
+    ObjectKey,
+    object_key,
+)
+from kube.store import Store
+
+OF_PODS: Final = (DEPLOYMENTS, POD_DISRUPTION_BUDGETS, NETWORK_POLICIES, POD_MONITORS)
+"""Kinds of the objects that a service has as long as it has pods."""
+_OWNED: Final = (SERVICES, METAL_PROCESSES, RESOURCE_CLAIM_TEMPLATES, *OF_PODS)
+
+
+def list_triggers() -> tuple[Trigger, ...]:
+    """Return the triggers of the reconciler of services."""
+    return (
+        *(owned(resource, INFERENCE_SERVICES) for resource in _OWNED),
+        Trigger(MODELS, services_of_model, everything),
+        Trigger(METAL_HOSTS, _services_of_host, serving_facts),
+        Trigger(ACCELERATOR_POOLS, _services_of_pool, all_but_status),
+        Trigger(NODES, _services_without_device, read_sizes, finds_by_status=True),
+        Trigger(PODS, _service_by_label(LABEL_SERVICE), scheduled_pod),
+        Trigger(PODS, _services_of_fetch, refused_pod),
+        Trigger(LOCAL_QUEUES, _services_of_queue, reads_of_queue),
+        Trigger(PODS, _services_beside_volume, _place_of_pod, finds_by_status=True),
+        Trigger(ENDPOINT_SLICES, _service_by_label(LABEL_SERVICE_NAME), offered_endpoints),
+    )
+
+
+def services_of_model(store: Store, model: Obj) -> list[ObjectKey]:
+    """Return the services that serve a model."""
+    named = namespaced(model["metadata"]["namespace"], model["metadata"]["name"])
+    return [object_key(obj) for obj in store.by_index(INFERENCE_SERVICES, MODEL_INDEX, named)]
+
+
+def _services_of_queue(store: Store, queue: Obj) -> list[ObjectKey]:
+    """Return the services that are given to a LocalQueue of Kueue."""
+    named = namespaced(queue["metadata"]["namespace"], queue["metadata"]["name"])
+    return [object_key(obj) for obj in store.by_index(INFERENCE_SERVICES, KUEUE_INDEX, named)]
+
+
+def _services_of_fetch(store: Store, pod: Obj) -> list[ObjectKey]:
+    """Return the services whose replicas wait for the copy of weights that a pod fetches."""
+    metadata = pod["metadata"]
+    name = (metadata.get("labels") or {}).get(LABEL_MODEL)
+    model = store.get(MODELS, name, metadata["namespace"]) if name else None
+    return services_of_model(store, model) if model is not None else []
+
+
+def _services_without_device(store: Store, _node: Obj) -> list[ObjectKey]:
+    """Return the services that no device is large enough for, which another node may change."""
+    return [object_key(obj) for obj in store.by_index(INFERENCE_SERVICES, REASON_INDEX, DEVICE_TOO_SMALL)]
+
+
+def _services_of_pool(store: Store, pool: Obj) -> list[ObjectKey]:
+    """Return the services that name a pool, and those for which its slices of devices are too small."""
+    naming = store.by_index(INFERENCE_SERVICES, POOL_INDEX, pool["metadata"]["name"])
+    return [*map(object_key, naming), *_services_without_device(store, pool)]
+
+
+def _place_of_pod(pod: Obj) -> object:
+    """Return where a pod runs, and whether it ends there."""
+    node = pod.get("spec", {}).get("nodeName")
+    return (node, "deletionTimestamp" in pod["metadata"]) if node else None
+
+
+def _services_beside_volume(store: Store, pod: Obj) -> list[ObjectKey]:
+    """Return the services whose pods mount a volume of this one, and wait for a node: it may be where this one is."""
+    namespace = pod["metadata"]["namespace"]
+    return [
+        ObjectKey(namespace, each["metadata"]["labels"][LABEL_SERVICE])
+        for claim in mounted_claims(pod.get("spec") or {})
+        for each in store.by_index(PODS, CLAIM_INDEX, namespaced(namespace, claim))
+        if LABEL_SERVICE in each["metadata"]["labels"] and waits_for_node(each)
+    ]
+
+
+def _services_of_host(store: Store, host: Obj) -> list[ObjectKey]:
+    """Return the services that a host serves, and those that wait for a host, each once."""
+    served = store.by_index(METAL_PROCESSES, HOST_INDEX, host["metadata"]["name"])
+    found = {ObjectKey(obj["metadata"]["namespace"], obj["spec"]["serviceName"]): None for obj in served}
+    waiting = (ObjectKey(*value.split("/")) for value in store.index_values(METAL_PROCESSES, WAITING_INDEX))
+    return [*(found | dict.fromkeys(waiting))]
+
+
+def _service_by_label(label: str) -> Callable[[Store, Obj], list[ObjectKey]]:
+    def keys(_store: Store, obj: Obj) -> list[ObjectKey]:
+        metadata = obj["metadata"]
+        service = metadata.get("labels", {}).get(label)
+        return [ObjectKey(metadata["namespace"], service)] if service else []
+
+    return keys
