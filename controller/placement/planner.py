@@ -179,9 +179,9 @@ class Planning:
         self._considered: dict[tuple[str, bool], int] = {}
         """Units by home, those apart that no limit ever lets start."""
         self._shapes: dict[tuple[object, ...], int] = {}
-        self._hopeless: dict[int, tuple[Blockage, frozenset[str]]] = {}
-        """Units of this shape were blocked in this round, and nothing gets better in a round; with the pools in which
-        they wait for room."""
+        self._hopeless: dict[int, tuple[Blockage, Mapping[str, bool]]] = {}
+        """Units of this shape were blocked in this round, and nothing gets better in a round; with the pools whose
+        limits are kept for them, True: also those that other namespaces share."""
         self._awaited: dict[tuple[object, ...], _AwaitedCells] = {}
         self._actions: list[Action] = []
         self._blocked: dict[str, Blockage] = {}
@@ -367,11 +367,11 @@ class Planning:
         if shape not in self._hopeless:
             self._hopeless[shape] = self._find_blockage(unit)
         self._blocked[unit.uid], pools = self._hopeless[shape]
-        for pool in pools:
-            self._limits.keep(unit, pool)
+        for pool, is_shared in pools.items():
+            self._limits.keep(unit, pool, is_shared=is_shared)
 
-    def _find_blockage(self, unit: Unit) -> tuple[Blockage, frozenset[str]]:
-        """Close the cells that a unit waits for; return why it waits, and in which pools for room."""
+    def _find_blockage(self, unit: Unit) -> tuple[Blockage, Mapping[str, bool]]:
+        """Close the cells that a unit waits for; return why it waits, and the pools whose limits are kept for it."""
         refusals = {pool: found for pool in unit.pools if (found := self._limits.find_refusal(unit, pool)) is not None}
         feasible, waited_for, pools = self._list_awaited(unit, refusals)
         need, left = unit.parts[0], self._search.left
@@ -383,9 +383,9 @@ class Planning:
             for name in self._search.list_roomy(unit, need, pool)
         )
         limit = self._find_limit(unit, feasible, refusals)
-        for pool, refusal in refusals.items():
-            if feasible and self._could_ever_run(unit, pool):
-                self._limits.hold(unit, refusal)
+        held = [pool for pool in refusals if feasible and self._could_ever_run(unit, pool)]
+        for pool in held:
+            self._limits.hold(unit, refusals[pool])
         # Where the youngest unit keeps it waiting, none that is younger may come.
         place = self._search.find_place(unit, "wait") if feasible and self._candidates.has_young else None
         closure, closed = HeadOfLine(unit.rank, unit), self._search.closed
@@ -401,7 +401,9 @@ class Planning:
         exceeds = not self._could_ever_start(unit)
         helps = self._candidates.could_yield(unit, waited_for, left)
         blockage = Blockage(len(feasible), is_shadowed, tuple(refusals.values()), limit, exceeds, helps)
-        return blockage, pools
+        # What passes by one limit would take its quota. Others need not wait because its own quota is used up.
+        quotas = dict.fromkeys((pool for pool in held if refusals[pool].could_ever_fit), False)
+        return blockage, dict.fromkeys(pools, True) | quotas
 
     def _list_awaited(self, unit: Unit, refusals: Mapping[str, LimitRefusal]) -> _AwaitedCells:
         """Return the cells for which a unit waits: the same ones for all that differ in their priority alone."""

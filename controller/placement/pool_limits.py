@@ -203,13 +203,19 @@ class PoolLimits:
         """Return whether an autoscaler adds nodes to a pool."""
         return self._pools.get(pool, _UNLIMITED).elastic > 0
 
-    def keep(self, unit: Unit, pool: str) -> None:
-        """Keep for a unit that waits for room in a pool what it needs of each limit; units are kept for in order.
+    def keep(self, unit: Unit, pool: str, *, is_shared: bool) -> None:
+        """Keep for a unit that waits for a pool what it needs of the quota there; units are kept for in order.
 
         What passes it may be evicted for its room, but only later, and not all: without this, it might wait for ever.
+
+        Args:
+            unit: the unit.
+            pool: the pool.
+            is_shared: whether it lacks room alone: then limits that other namespaces share are kept, too.
         """
         for key, _, amount in self._list_limits(unit, pool):
-            self._kept.setdefault(key, _KeptAmounts()).add(unit, amount)
+            if is_shared or key.reason == "Quota":
+                self._kept.setdefault(key, _KeptAmounts()).add(unit, amount)
 
     def hold(self, unit: Unit, refusal: LimitRefusal) -> None:
         """Keep what a limit still allows for the unit that it refused."""

@@ -109,6 +109,30 @@ def test_quota_is_kept_for_each_unit_that_waits_for_room() -> None:
     assert ["Quota" in counter.count(each) for each in reversed(heads)] == [True, False]
 
 
+@pytest.mark.parametrize(("devices", "decided"), [(5, []), (6, ["small gets n"])])
+def test_quota_is_kept_for_a_unit_that_another_limit_holds_back(devices: int, decided: list[str]) -> None:
+    """What "small" would take, "large" would lack once the pool's own units have ended."""
+    units = [
+        runs("r", 4, "n", namespace="other", priority="critical"),
+        pod("large", 4, at=1, priority="critical"),
+        borrower("small", 2, at=2, priority="batch"),
+    ]
+    rules = PlanRules(pools={"nvidia": PoolRules(nominal=6)}, quotas={("team", "nvidia"): PoolQuota(devices)})
+    made = decide([node("n", 8)], units, rules)
+    assert say(made) == decided
+    assert str(made.blocked["large"].limits[0].reason) == "Nominal"
+
+
+def test_unit_that_its_quota_holds_back_takes_no_share_of_the_pool_from_other_namespaces() -> None:
+    units = [
+        runs("r", 4, "n", priority="critical"),
+        *(pod(f"more-{number}", 4, at=number, priority="critical") for number in range(3)),
+        pod("other", 2, at=9, namespace="other", priority="batch"),
+    ]
+    rules = PlanRules(pools={"nvidia": PoolRules(nominal=6)}, quotas={("team", "nvidia"): PoolQuota(4)})
+    assert say(decide([node("n", 8)], units, rules)) == ["other gets n"]
+
+
 def test_successor_takes_the_quota_of_its_predecessor_though_it_is_kept_for_others() -> None:
     units = [
         runs("full", 2, "n", namespace="other", priority="critical"),
