@@ -5,9 +5,16 @@ from typing import get_args
 
 import pytest
 
+from controller.placement.admission import LATE_WRITE_SECONDS
+from controller.placement.admission_writer import EVICTION_PATIENCE_SECONDS
+from controller.placement.choice import BETTER_SECONDS, SETTLE_SECONDS
+from controller.placement.planner import CONSIDERED, MIN_RUN_SECONDS
+from controller.placement.pod_units import MOST_IN_GANG
 from controller.placement.pool_limits import DEVICES, LimitKey, LimitRefusal
 from controller.placement.standing import CellCounts, WaitFacts, describe_wait
+from controller.placement.start_estimate import LEAST_ERRORS, LEAST_RELEASES
 from controller.placement.units import Unit
+from controller.placement.unscheduled_pods import PINNED_SECONDS, UNPINNED_SECONDS
 from crds.queue_status import NoEstimate, QueueReason
 from tests.controlplane.process import CHECKOUT
 from tests.support.waiting_units import GPU, gpu_cell, waiting_process, waiting_unit
@@ -53,3 +60,30 @@ def test_example_of_a_reason_is_what_a_service_shows(reason: QueueReason) -> Non
     example, way_out = ROWS[reason]
     assert example == f"`{describe_wait(unit, reason, facts)}`"
     assert way_out
+
+
+NUMBERS: dict[str, tuple[str, float, float]] = {
+    "has run for less than five minutes": ("queue.md", MIN_RUN_SECONDS, 5 * 60),
+    "A PodDisruptionBudget holds up the eviction for a minute": ("queue.md", EVICTION_PATIENCE_SECONDS, 60),
+    "`Suspect`: the scheduler refused a pod there, which is tried again after a minute": (
+        "queue.md",
+        PINNED_SECONDS,
+        60,
+    ),
+    "Nothing is admitted during the next 40 seconds": ("queue.md", LATE_WRITE_SECONDS, 40),
+    "for the first 256 replicas of a pool": ("queue.md", CONSIDERED, 256),
+    "and `inference.pomona.dev/gang-size` with their number, 256 at most": ("queue.md", MOST_IN_GANG, 256),
+    "fewer than 5 replicas have ended in the pool": ("queue.md", LEAST_RELEASES, 5),
+    "(between 10 and 50 are enough)": ("queue.md", LEAST_ERRORS, 50),
+    "One that finds no node within 15 minutes": ("pools.md", UNPINNED_SECONDS, 15 * 60),
+    "One that has waited for 10 seconds": ("several-accelerators.md", SETTLE_SECONDS, 10),
+    "that has had room for 10 minutes without a break": ("several-accelerators.md", BETTER_SECONDS, 10 * 60),
+}
+
+
+@pytest.mark.parametrize("words", NUMBERS)
+def test_number_of_a_guide_is_that_of_the_queue(words: str) -> None:
+    page, actual, stated = NUMBERS[words]
+    text = " ".join((CHECKOUT / "docs" / page).read_text().split())
+    assert words in text, f"docs/{page} says it in other words: state here what it says now"
+    assert actual == stated
