@@ -1,10 +1,11 @@
 """Admission in races: answers that are lost, objects that change after the decision."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from controller.placement import admission
@@ -12,7 +13,7 @@ from controller.placement.admission_writer import AdmissionWriter
 from controller.placement.ledger import FreedPlace, LedgerContent
 from controller.placement.observed_units import LATE_SECONDS
 from controller.placement.process_units import MOST_ENDING_SECONDS
-from controller.placement.units import UnitKey
+from controller.placement.units import Nomination, UnitKey
 from controller.placement.unreported_ends import UNREPORTED_SECONDS
 from controller.placement.unscheduled_pods import PINNED_SECONDS
 from controller.reconcile.plan import Leading
@@ -25,6 +26,7 @@ from kube.resources import (
     METAL_PROCESSES,
     POD_DISRUPTION_BUDGETS,
     PODS,
+    ObjectKey,
     Resource,
 )
 from tests.support import queue_units, virtual_time
@@ -200,6 +202,38 @@ def test_leader_that_is_overtaken_while_a_budget_refuses_an_eviction_deletes_no_
     with pytest.raises(LeadershipLost):
         virtual_time.run(eviction)
     assert (found.api.evictions, found.api.deleted) == (["v"], [])
+
+
+WAITS = queue_units.pod("uid-p", key=UnitKey("pod", "team", "p"))
+RUNS = queue_units.pod("uid-v", key=UnitKey("pod", "team", "v"), state="running", cells=("node/n1",))
+WRITES: dict[str, Callable[[AdmissionWriter], Coroutine[Any, Any, None]]] = {
+    "admit": lambda writer: writer.admit("uid-p", "pod", [ObjectKey("team", "p")], ["node/n1"]),
+    "bind": lambda writer: writer.admit("uid-vip-1-0", "process", [ObjectKey("team", "vip-1-0")], ["host/one"]),
+    "nominate": lambda writer: writer.nominate(WAITS, Nomination(("node/n1",), frozenset())),
+    "keep a place": lambda writer: writer.keep_place("pod", ObjectKey("team", "p"), "2026-01-01T00:00:00.000000Z"),
+    "evict": lambda writer: writer.evict(RUNS, WAITS),
+    "end a process": lambda writer: writer.evict(
+        msgspec.structs.replace(RUNS, uid="uid-vip-1-0", key=UnitKey("process", "team", "vip-1-0")), WAITS
+    ),
+    "requeue": lambda writer: writer.requeue(msgspec.structs.replace(RUNS, evictable_since=None)),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_leader_that_lost_its_lease_makes_no_write(write: str) -> None:
+    """It may have been suspended between any two of its writes, and another leads since."""
+    found = bench(unschedulable(victim("v", "low")), queue_pod("p", service="vip"))
+    found.known.put(METAL_PROCESSES, process("vip-1-0", gib=8))
+    before = dict(found.api.objects)
+
+    def require_leadership() -> None:
+        raise LeadershipLost("the lease was not renewed")
+
+    recorder: Any = SilentRecorder()
+    leading = Leading(found.api, found.known, recorder, lambda _resource, _key: None, require_leadership)
+    with pytest.raises(LeadershipLost):
+        virtual_time.run(WRITES[write](AdmissionWriter(leading)))
+    assert (found.api.objects, found.api.tries, found.api.evictions, found.api.deleted) == (before, [], [], [])
 
 
 def test_nobody_ends_for_a_pod_that_is_deleted_after_it_was_nominated() -> None:
