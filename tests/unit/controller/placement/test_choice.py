@@ -118,11 +118,13 @@ def test_choice_says_why_others_were_refused() -> None:
         Candidate("amd", could_run=False, lack="no node has amd.com/gpu"),
         Candidate("intel", refusal="runtime vllm has no image for accelerator intel"),
         Candidate("intel-gaudi", room=3),
+        Candidate("cerebras", lack="too little is free"),
     ]
     shares = list_shares(candidates, {"metal": 2, "nvidia": 1})
-    assert [each.reason for each in shares] == [None, None, "NoSuchHardware", "Refused", "NotNeeded"]
+    assert [each.reason for each in shares] == [None, None, "NoSuchHardware", "Refused", "NotNeeded", "NoRoom"]
     assert describe_shares(shares) == (
-        "2 on metal, 1 on nvidia; amd: no node has amd.com/gpu; intel: runtime vllm has no image for accelerator intel"
+        "2 on metal, 1 on nvidia; amd: no node has amd.com/gpu; intel: runtime vllm has no image for accelerator intel; "
+        "cerebras: too little is free"
     )
 
 

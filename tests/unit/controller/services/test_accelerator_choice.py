@@ -10,6 +10,7 @@ import pytest
 
 from controller.placement.candidate_room import CandidateRoom, ProspectiveReplica
 from controller.placement.choice import BETTER_SECONDS, SETTLE_SECONDS
+from controller.pod_settings import PodSettings
 from controller.reconcile.plan import Plan, Snapshot
 from controller.services.accelerator_choice import ChosenAccelerators, choose_accelerators
 from crds.meta import LABEL_ACCELERATOR
@@ -77,11 +78,15 @@ class StatedRooms:
 
 
 def choose(
-    chat: Obj, rooms: StatedRooms | None, *objects: tuple[Resource, Obj], of: Obj | None = None
+    chat: Obj,
+    rooms: StatedRooms | None,
+    *objects: tuple[Resource, Obj],
+    of: Obj | None = None,
+    settings: PodSettings = SETTINGS,
 ) -> ChosenAccelerators | None:
     """Return the choice for a service; `of` is its Model."""
     known = store((INFERENCE_SERVICES, chat), (MODELS, of or model()), *objects)
-    return choose_accelerators(Snapshot(known, NOW), KEY, as_service(chat), SETTINGS, rooms)
+    return choose_accelerators(Snapshot(known, NOW), KEY, as_service(chat), settings, rooms)
 
 
 def replicas(chosen: ChosenAccelerators | None) -> dict[str, int]:
@@ -137,6 +142,14 @@ def test_accelerator_that_the_spec_contradicts_is_refused_with_the_reason() -> N
     assert "metal: hardware.count is 2, but accelerator metal has no devices: remove it" in chosen.status.message
 
 
+def test_nodes_are_refused_if_pods_go_by_the_scheduler() -> None:
+    native = PodSettings("pomona:test", scheduling_mode="Native")
+    chosen = choose(service(**AUTO), StatedRooms(nvidia=1, metal=1), settings=native)
+    assert replicas(chosen) == {"metal": 1}, "hosts always go by the queue"
+    assert chosen is not None
+    assert "nvidia: its pods do not go by the queue, which alone knows the room: set" in chosen.status.message
+
+
 def test_spec_that_no_accelerator_can_hold_names_all_reasons() -> None:
     chat = service(
         hardware={"accelerator": "auto", "resource": "amd.com/gpu"}, scheduling={"pools": ["metal", "nvidia"]}
@@ -187,13 +200,41 @@ def test_last_choice_stays_until_the_first_round_of_a_new_leader() -> None:
     assert replicas(choose(with_choice(chat, before), StatedRooms(nvidia=None, metal=None))) == replicas(before)
 
 
-def test_choice_is_kept_until_the_spec_changes() -> None:
+@pytest.mark.parametrize(
+    ("edit", "expected"),
+    [
+        ({"priority": "high"}, {"metal": 1}),
+        ({"evictionProtection": True}, {"metal": 1}),
+        ({"replicas": 2}, {"metal": 1, "nvidia": 1}),
+        ({"suspend": True}, {}),
+        ({"contextLength": 2048}, {"nvidia": 1}),
+    ],
+    ids=str,
+)
+def test_choice_is_kept_until_the_spec_changes(edit: Obj, expected: dict[str, int]) -> None:
     chat = service(replicas=1, **AUTO)
-    chat = with_choice(chat, choose(chat, StatedRooms(metal=1)))
-    chat["spec"]["priority"] = "high"
-    assert replicas(choose(chat, StatedRooms(nvidia=1, metal=1))) == {"metal": 1}
-    chat["spec"]["contextLength"] = 2048
-    assert replicas(choose(chat, StatedRooms(nvidia=1, metal=1))) == {"nvidia": 1}
+    before = choose(chat, StatedRooms(metal=1))
+    chat = with_choice(chat, before)
+    chat["spec"] |= edit
+    chosen = choose(chat, StatedRooms(nvidia=1, metal=0))
+    assert replicas(chosen) == expected
+    assert before is not None
+    assert chosen is not None
+    assert (chosen.inputs == before.inputs) == ("contextLength" not in edit), "a replica returns to where it was"
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"), [({"scheduling": {"pools": ["nvidia", "metal"]}}, "nvidia"), (AUTO, "metal")], ids=str
+)
+def test_replica_moves_to_an_earlier_accelerator_only_if_the_service_orders_them(spec: Obj, expected: str) -> None:
+    chat = service(**spec)
+    chosen = choose(chat, StatedRooms(metal=1))
+    name = decide(chosen, (INFERENCE_SERVICES, chat), (METAL_HOSTS, host())).create[0][1]["metadata"]["name"]
+    serving = (METAL_PROCESSES, process(name, host="studio-1", phase="Ready")), (METAL_HOSTS, host())
+    rooms = StatedRooms(BETTER_SECONDS, nvidia=1, metal=FULL)
+    rooms.followed = {"nvidia"}
+    moved = choose(with_choice(chat, chosen), rooms, *serving, (ENDPOINT_SLICES, slice_of("chat", "studio-1")))
+    assert replicas(moved) == {expected: 1}
 
 
 def test_one_service_makes_a_deployment_and_processes_behind_one_service() -> None:
