@@ -80,6 +80,13 @@ def test_rules_are_evaluated_unless_the_structure_is_wrong() -> None:
         ({"spce": {}}, "spce: unknown field; did you mean spec?"),
         ({"spec": {"modelRef": "tiny", "modelref": "x"}}, "spec.modelref: unknown field; did you mean modelRef?"),
         ({"spec": {"modelRef": "tiny", "hardware": {"gpu": 1}}}, "spec.hardware.gpu: unknown field"),
+        (
+            {"spec": {"modelRef": "tiny", "priority": "urgent"}},
+            (
+                'spec.priority: Unsupported value: "urgent": supported values: "batch", "critical", "high", "low", '
+                '"normal"'
+            ),
+        ),
     ],
     ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
 )

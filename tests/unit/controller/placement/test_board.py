@@ -12,6 +12,7 @@ from controller.placement.board import Board
 from controller.placement.planner import PlanRules, plan
 from controller.placement.pool_limits import PoolQuota, PoolRules
 from controller.placement.standing import ServiceStanding
+from controller.placement.start_history import UnitStart
 from controller.placement.units import Cell, NodeRequirement, Nomination, Unit
 from kube.resources import ObjectKey
 from tests.support import virtual_time
@@ -26,7 +27,8 @@ class Told:
 
     def __init__(self) -> None:
         self.notices: list[tuple[float, str]] = []
-        self.board = Board(self._note)
+        self.starts: list[UnitStart] = []
+        self.board = Board(self._note, self.starts.append)
 
     def _note(self, service: ObjectKey) -> None:
         self.notices.append((asyncio.get_running_loop().time(), service.name))
@@ -281,6 +283,20 @@ def test_change_of_a_limit_is_told() -> None:
     virtual_time.run(main())
 
 
+def test_change_of_the_reason_alone_is_told() -> None:
+    async def main() -> None:
+        told, units = Told(), [waiting_unit("ahead", 2), waiting_unit("chat", enqueued_at=1_001.0)]
+        for free, reason in ((1, "HeadOfLine"), (0, "InsufficientDevices")):
+            told.update([gpu_cell("n1", free=free)], units)
+            await asyncio.sleep(60.0)
+            standing = told.board.standing(ObjectKey("team", "chat"))
+            assert standing is not None
+            assert (standing.place, standing.reason) == ("2/2", reason)
+            assert told.take()[-1] == "chat"
+
+    virtual_time.run(main())
+
+
 def test_critical_service_is_not_told_to_raise_its_priority() -> None:
     critical = one(full(), waiting_unit("chat", priority="critical"))
     assert critical.message.endswith(
@@ -313,6 +329,7 @@ def test_victims_that_an_earlier_round_evicted_are_named() -> None:
     nomination = Nomination(("node/n1",), frozenset({ending.uid}))
     found = one([gpu_cell("n1", free=0)], ending, waiting_unit("chat", nomination=nomination))
     assert (found.reason, found.cells, found.victims) == ("Draining", ("node/n1",), ("team/old",))
+    assert found.start == "Draining", "no estimate"
     of_others = msgspec.structs.replace(ending, service=ObjectKey("bank", "secret"))
     found = one([gpu_cell("n1", free=0)], of_others, waiting_unit("chat", nomination=nomination))
     assert found.victims == ("a service of another namespace",)
@@ -463,6 +480,9 @@ def test_new_leader_begins_with_an_empty_board() -> None:
         told.update(full(), [waiting_unit("chat")])
         await asyncio.sleep(2)
         assert told.take() == ["chat", "chat"]
+        told.board.restart()
+        told.update(full(), [running_unit(waiting_unit("chat"), "node/n1")])
+        assert told.starts == [], "it may have started while another replica led"
 
     virtual_time.run(main())
 

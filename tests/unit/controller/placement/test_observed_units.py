@@ -308,6 +308,7 @@ def test_processes_wait_run_and_end() -> None:
         (METAL_PROCESSES, process("chat-1-4", host="mac-4", phase="Stopped")),
         (METAL_PROCESSES, process("chat-1-5", deletionTimestamp=timestamp(NOW))),
         (METAL_PROCESSES, process("chat-1-6", host="mac-6", phase="Stopped", deletionTimestamp=timestamp(NOW))),
+        (METAL_PROCESSES, process("chat-1-7", host="mac-7", creationTimestamp=timestamp(NOW - MINUTE))),
     )
     found = observe(known)
     states = {name: (unit.state, unit.cells) for name, unit in found.items()}
@@ -315,12 +316,19 @@ def test_processes_wait_run_and_end() -> None:
         "chat-1-0": ("waiting", ()),
         "chat-1-1": ("running", ("host/mac-1",)),
         "chat-1-2": ("ending", ("host/mac-2",)),
+        "chat-1-7": ("running", ("host/mac-7",)),
     }
     waiting = found["chat-1-0"]
     assert waiting.avoid == {"host/mac-3", "host/mac-4"}, "what its host stopped by itself would be stopped there again"
     assert (waiting.parts, waiting.pools, waiting.priority) == (({"memory": 4 * GIB},), ("metal",), "low")
     assert waiting.requirement == HostRequirement("llama.cpp", NAMESPACE)
     assert found["chat-1-1"].evictable_since == NOW.timestamp()
+    of_earlier_version = found["chat-1-7"].evictable_since
+    assert of_earlier_version == pytest.approx((NOW - MINUTE).timestamp(), abs=1.0), "no version noted its admission"
+
+
+def test_priority_that_this_version_does_not_know_is_that_of_most() -> None:
+    assert observe(queue(queue_pod("one"), priority="urgent"))["one"].priority == "normal"
 
 
 def test_inspection_is_no_unit() -> None:

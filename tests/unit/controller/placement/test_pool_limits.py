@@ -235,6 +235,9 @@ def test_borrowing_limit_limits_what_the_units_of_a_home_use_elsewhere() -> None
     units = [borrower("b1", 3, at=1), borrower("b2", 2, at=2), pod("own", 3, at=3)]
     rules = pools(amd=PoolRules(nominal=0, borrowing_limit=3))
     assert say(decide(CELLS, units, rules)) == ["b1 gets n", "own gets n"]
+    # All other pools count together, whichever of them a unit uses.
+    units = [borrower("b1", 3, at=1), borrower("b2", 2, at=2, pools=("amd", "intel")), pod("own", 3, at=3)]
+    assert say(decide([*CELLS, node("i", 8, pool="intel")], units, rules)) == ["b1 gets n", "own gets n"]
 
 
 OWN = runs("own", 4, "n", priority="batch")
