@@ -178,6 +178,7 @@ async def test_pool_is_edited_and_deleted_while_services_wait(
     assert "spec.scheduling.pools names team-a, which does not exist: use nvidia, or create AcceleratorPool" in message
     message = await wait_for_reason(user, "first", "UnknownPool")
     assert message.startswith("still serving; ")
+    await user.wait_for_a_later_second()
     await user.serve("third")
     await user.wait_until_queued("third")
     await admin.define("team-a", nodeSelector={"team": "b"})
