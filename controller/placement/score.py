@@ -13,8 +13,8 @@ class CellScore(NamedTuple):
     """The API server has refused the unit for this cell before."""
     siblings: int
     """Replicas of the same service there: they are spread."""
-    lacks_weights: bool
-    """The weights must be fetched first."""
+    lacks_weights: bool | None
+    """The weights must be fetched first; None: it is not known where they are."""
     leftover: int
     """Devices that a node has left afterwards, of which fewer are better, so that large units find whole nodes; on a
     host the memory in use, since models on one host share its bandwidth."""
@@ -28,7 +28,7 @@ class CellScore(NamedTuple):
         parts = [
             "refused there before" if self.was_refused else "",
             f"{self.siblings or 'no'} replica{'s' * (self.siblings > 1)} of the service there",
-            "weights to fetch" if self.lacks_weights else "weights there",
+            "" if self.lacks_weights is None else "weights to fetch" if self.lacks_weights else "weights there",
             f"{left} left",
             f"{self.bandwidth_bytes_per_second / 1e9:.0f} GB/s" if self.bandwidth_bytes_per_second else "",
         ]
@@ -48,7 +48,7 @@ def score_cell(unit: Unit, need: Amounts, cell: Cell, free: Amounts, siblings: i
     return CellScore(
         was_refused=cell.id in unit.refused_by,
         siblings=siblings,
-        lacks_weights=bool(unit.weights) and unit.weights not in cell.weights,
+        lacks_weights=unit.weights not in cell.weights if unit.weights else None,
         leftover=count_leftover(need, cell, free),
         bandwidth_bytes_per_second=cell.bandwidth_bytes_per_second,
         is_host=cell.kind == "host",
