@@ -8,6 +8,7 @@ import pytest
 from controller.placement.admission import LATE_WRITE_SECONDS
 from controller.placement.admission_writer import EVICTION_PATIENCE_SECONDS
 from controller.placement.choice import BETTER_SECONDS, SETTLE_SECONDS
+from controller.placement.kueue import READ_SECONDS
 from controller.placement.planner import CONSIDERED, MIN_RUN_SECONDS
 from controller.placement.pod_units import MOST_IN_GANG
 from controller.placement.pool_limits import DEVICES, LimitKey, LimitRefusal
@@ -78,6 +79,7 @@ NUMBERS: dict[str, tuple[str, float, float]] = {
     "One that finds no node within 15 minutes": ("pools.md", UNPINNED_SECONDS, 15 * 60),
     "One that has waited for 10 seconds": ("several-accelerators.md", SETTLE_SECONDS, 10),
     "that has had room for 10 minutes without a break": ("several-accelerators.md", BETTER_SECONDS, 10 * 60),
+    "The controller reads it every ten seconds": ("queue-kueue.md", READ_SECONDS, 10),
 }
 
 

@@ -487,6 +487,20 @@ def test_new_leader_begins_with_an_empty_board() -> None:
     virtual_time.run(main())
 
 
+def test_new_leader_keeps_to_the_last_places_until_its_first_round() -> None:
+    last = standings(full(), [waiting_unit("chat"), waiting_unit("gone")])
+
+    async def main() -> None:
+        told = Told()
+        for name in ("chat", "gone"):
+            assert told.board.standing(ObjectKey("team", name), last[name]) is last[name]
+        told.update(full(), [waiting_unit("chat")])
+        assert sorted(told.take()) == ["chat", "gone"]
+        assert told.board.standing(ObjectKey("team", "gone"), last["gone"]) is None
+
+    virtual_time.run(main())
+
+
 def test_standings_are_set_anew_without_a_round_as_time_passes() -> None:
     async def main() -> None:
         told = Told()

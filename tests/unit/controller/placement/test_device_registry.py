@@ -179,6 +179,7 @@ def test_admitted_pod_takes_devices_before_and_after_its_allocation_until_it_is_
     known.put(PODS, pod("waits", LARGE))
     known.put(PODS, pod("runs", LARGE, "n"))
     assert free(cells, LARGE) == [0]
+    assert sum_of_cell(find(cells), find(cells).free) == 1, "its pool counts it as used"
     known.put(RESOURCE_CLAIMS, claim("runs-x", "n", "a", pod="uid-runs", labels=OURS))
     assert free(cells, LARGE) == [0]
     known.put(

@@ -98,6 +98,14 @@ def test_status_says_why_there_is_no_estimate() -> None:
     assert found["nominated"] == {"cells": ["node/n1"], "victims": ["team/old"]}
 
 
+def test_gang_on_many_nodes_has_a_status_that_the_api_server_takes() -> None:
+    cells, victims = (tuple(f"{prefix}{number:03}" for number in range(256)) for prefix in ("node/n", "team/s"))
+    found = build_queue_status(standing(cells=cells, victims=victims, reason="Draining", start="Draining"))
+    nominated = msgspec.convert(found, QueueStatus).nominated
+    assert nominated is not None
+    assert (nominated.cells, nominated.victims) == ([*cells[:32]], [*victims[:32]])
+
+
 def test_hardware_that_does_not_exist_has_no_place() -> None:
     found = build_queue_status(standing(position=None, reason="NoSuchHardware", start="NoPosition", length=0))
     assert not {"position", "place", "aheadByPriority", "estimatedStart"} & found.keys()
