@@ -66,11 +66,7 @@ def test_example_of_a_reason_is_what_a_service_shows(reason: QueueReason) -> Non
 NUMBERS: dict[str, tuple[str, float, float]] = {
     "has run for less than five minutes": ("queue.md", MIN_RUN_SECONDS, 5 * 60),
     "A PodDisruptionBudget holds up the eviction for a minute": ("queue.md", EVICTION_PATIENCE_SECONDS, 60),
-    "`Suspect`: the scheduler refused a pod there, which is tried again after a minute": (
-        "queue.md",
-        PINNED_SECONDS,
-        60,
-    ),
+    "refused pods of several namespaces there, and it is tried again after a minute": ("queue.md", PINNED_SECONDS, 60),
     "Nothing is admitted during the next 40 seconds": ("queue.md", LATE_WRITE_SECONDS, 40),
     "for the first 256 replicas of a pool": ("queue.md", CONSIDERED, 256),
     "and `inference.pomona.dev/gang-size` with their number, 256 at most": ("queue.md", MOST_IN_GANG, 256),
