@@ -242,6 +242,7 @@ def test_one_service_makes_a_deployment_and_processes_behind_one_service() -> No
     plan = decide(choose(chat, StatedRooms(nvidia=1, metal=2)), (INFERENCE_SERVICES, chat), (METAL_HOSTS, host()))
     (made,) = list_applied(plan, DEPLOYMENTS)
     assert (made["metadata"]["name"], made["spec"]["replicas"]) == (NAME, 1)
+    assert made["metadata"]["labels"][LABEL_ACCELERATOR] == "nvidia"
     assert made["spec"]["selector"]["matchLabels"][LABEL_ACCELERATOR] == "nvidia"
     assert made["spec"]["template"]["metadata"]["labels"][LABEL_ACCELERATOR] == "nvidia"
     assert len(plan.create) == 2

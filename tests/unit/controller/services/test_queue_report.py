@@ -1,6 +1,6 @@
 """status.queue, the phase and reason of a service that waits in the queue, and the Events on moves that matter."""
 
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -12,8 +12,9 @@ from controller.reconcile.plan import Event
 from controller.services.diagnosis import QUEUED, diagnose_pod
 from controller.services.preconditions import ServiceProblem
 from controller.services.queue_report import build_queue_events, build_queue_status, explain_wait, recall_standing
+from controller.services.status import REASONS_WITHOUT_EVENT
 from crds.meta import QUEUE_GATE
-from crds.queue_status import QueueStatus
+from crds.queue_status import QueueReason, QueueStatus
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, METAL_HOSTS, METAL_PROCESSES, MODELS, PODS, ObjectKey
 from tests.support.api_objects import host, model, planned_condition, process
@@ -219,6 +220,12 @@ def test_events_report_moves_that_matter(case: str) -> None:
     before, after, notes = EVENTS[case]
     found = build_queue_events(as_before(before), build_queue_status(after) if after is not None else None)
     assert [event.note for event in found] == notes
+
+
+@pytest.mark.parametrize("reason", get_args(QueueReason))
+def test_reason_that_others_change_sends_no_event(reason: QueueReason) -> None:
+    """With each admission these change for many services; only what users must mend is an Event."""
+    assert (reason in REASONS_WITHOUT_EVENT) == (reason not in {"Quota", "NoSuchHardware"})
 
 
 def test_preemption_names_who_needed_the_room() -> None:
