@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import threading
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from controller.placement import admission, admission_writer, round_pacer
 from controller.placement.admission import REPORTED_TRIES
+from controller.placement.planner import Round, plan
 from controller.placement.round_pacer import RoundCause, RoundPacer
 from kube.client import Obj
 from kube.errors import ApiError, Forbidden, Invalid, NotFound
@@ -49,6 +51,22 @@ async def test_a_lost_answer_never_promises_the_same_memory_twice(
         found.known.put(METAL_HOSTS, host("two", 8 * GIB))
         await eventually(lambda: len(bound(found)) == 2)
     assert bound(found) == ["one", "two"]
+
+
+async def test_round_is_planned_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round over a thousand cells takes half a second, in which probes and the Lease go on."""
+    threads: list[threading.Thread] = []
+
+    def note(*arguments: Any) -> Round:
+        threads.append(threading.current_thread())
+        return plan(*arguments)
+
+    monkeypatch.setattr(admission, "plan", note)
+    found = bench(*numbered(2))
+    async with found.running():
+        await eventually(lambda: len(bound(found)) == 2)
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 def test_memory_stays_reserved_while_the_outcome_of_a_write_is_unknown() -> None:

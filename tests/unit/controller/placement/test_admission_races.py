@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from controller.placement import admission
-from controller.placement.admission_writer import AdmissionWriter
+from controller.placement.admission_writer import AdmissionWriter, StaleUnit
 from controller.placement.ledger import FreedPlace, LedgerContent
 from controller.placement.observed_units import LATE_SECONDS
 from controller.placement.process_units import MOST_ENDING_SECONDS
@@ -234,6 +234,22 @@ def test_leader_that_lost_its_lease_makes_no_write(write: str) -> None:
     with pytest.raises(LeadershipLost):
         virtual_time.run(WRITES[write](AdmissionWriter(leading)))
     assert (found.api.objects, found.api.tries, found.api.evictions, found.api.deleted) == (before, [], [], [])
+
+
+@pytest.mark.parametrize(
+    ("uid", "spec"),
+    [("uid-of-a-predecessor", {}), ("uid-vip-1-0", {"host": "two"})],
+    ids=["successor", "bound elsewhere"],
+)
+def test_process_that_is_not_what_was_decided_gets_no_host(uid: str, spec: dict[str, Any]) -> None:
+    """Its name is that of its predecessor, whose claim another leader has left."""
+    found = AdmissionBench(store(), (METAL_PROCESSES, process("vip-1-0", gib=8, **spec)))
+    found.known.put(METAL_PROCESSES, found.api.find(METAL_PROCESSES, "vip-1-0"))
+    recorder: Any = SilentRecorder()
+    writer = AdmissionWriter(Leading(found.api, found.known, recorder, lambda _resource, _key: None, lambda: None))
+    with pytest.raises(StaleUnit):
+        virtual_time.run(writer.admit(uid, "process", [ObjectKey("team", "vip-1-0")], ["host/one"]))
+    assert found.api.tries == []
 
 
 def test_nobody_ends_for_a_pod_that_is_deleted_after_it_was_nominated() -> None:

@@ -123,8 +123,8 @@ def test_choice_says_why_others_were_refused() -> None:
     shares = list_shares(candidates, {"metal": 2, "nvidia": 1})
     assert [each.reason for each in shares] == [None, None, "NoSuchHardware", "Refused", "NotNeeded", "NoRoom"]
     assert describe_shares(shares) == (
-        "2 on metal, 1 on nvidia; amd: no node has amd.com/gpu; intel: runtime vllm has no image for accelerator intel; "
-        "cerebras: too little is free"
+        "2 on metal, 1 on nvidia; amd: no node has amd.com/gpu; intel: runtime vllm has no image for accelerator "
+        "intel; cerebras: too little is free"
     )
 
 

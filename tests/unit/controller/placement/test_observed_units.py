@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.placement import observed_units
+from controller.placement.ledger import MOST_CLAIMED
 from controller.placement.observed_units import (
     LATE_SECONDS,
     encode_nomination,
@@ -190,6 +191,11 @@ def ended(pod: Obj) -> Obj:
         pytest.param(
             ended(queue_pod("one", gated=False, node="n1", deleted=BORN)), False, id="finalizer of one that ran"
         ),
+        pytest.param(
+            queue_pod("one", gated=False, deleted=BORN, annotations={ENQUEUED_AT: OLD}),
+            False,
+            id="finalizer without node",
+        ),
         pytest.param(queue_pod("one", gated=False, annotations={ENQUEUED_AT: OLD}), True, id="admitted for a new node"),
         pytest.param(pinned(queue_pod("one", gated=False), "n1"), True, id="admitted"),
         pytest.param(queue_pod("one", gated=False, node="n1"), True, id="bound"),
@@ -291,6 +297,7 @@ def test_gang_that_the_ledger_could_not_hold_is_not_in_the_queue() -> None:
     labels = {LABEL_GANG: "big", LABEL_GANG_SIZE: "1"}
     pods = [queue_pod(f"p{number}", labels=labels) for number in range(MOST_IN_GANG + 1)]
     assert (observe(queue(*pods)), len(observe(queue(*pods[1:]))["big"].members)) == ({}, MOST_IN_GANG)
+    assert MOST_IN_GANG < MOST_CLAIMED, "it would never be admitted"
 
 
 def test_pod_with_a_damaged_gang_waits_alone() -> None:
