@@ -13,7 +13,7 @@ from controller.placement.planner import CONSIDERED, MIN_RUN_SECONDS
 from controller.placement.pod_units import MOST_IN_GANG
 from controller.placement.pool_limits import DEVICES, LimitKey, LimitRefusal
 from controller.placement.standing import CellCounts, WaitFacts, describe_wait
-from controller.placement.start_estimate import LEAST_ERRORS, LEAST_RELEASES
+from controller.placement.start_estimate import LEAST_ERRORS, LEAST_RELEASES, MEMORY_SECONDS
 from controller.placement.units import Unit
 from controller.placement.unscheduled_pods import PINNED_SECONDS, UNPINNED_SECONDS
 from crds.queue_status import NoEstimate, QueueReason
@@ -71,6 +71,7 @@ NUMBERS: dict[str, tuple[str, float, float]] = {
     "for the first 256 replicas of a pool": ("queue.md", CONSIDERED, 256),
     "and `inference.pomona.dev/gang-size` with their number, 256 at most": ("queue.md", MOST_IN_GANG, 256),
     "fewer than 5 replicas have ended in the pool": ("queue.md", LEAST_RELEASES, 5),
+    "(older ends count less: after four hours, about a third)": ("queue.md", MEMORY_SECONDS, 4 * 3600),
     "(between 10 and 50 are enough)": ("queue.md", LEAST_ERRORS, 50),
     "One that finds no node within 15 minutes": ("pools.md", UNPINNED_SECONDS, 15 * 60),
     "One that has waited for 10 seconds": ("several-accelerators.md", SETTLE_SECONDS, 10),
