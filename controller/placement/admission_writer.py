@@ -102,12 +102,13 @@ class AdmissionWriter:
         log.info("process_bound", process=str(name), host=host, memory_bytes=process["spec"]["memoryBytes"])
 
     async def _ungate(self, name: ObjectKey, pod: Obj, node: str, node_labels: Labels) -> None:
-        if find_gate(pod) is None:
-            return
-        if not pod["metadata"].get("annotations"):
+        if find_gate(pod) is not None and not pod["metadata"].get("annotations"):
             # A JSON patch cannot add one to those that the store does not keep.
             await self.keep_place("pod", name, format_place(find_own_place(pod)))
+            # It may have lost its gate meanwhile.
             pod = self._find(PODS, name)
+        if find_gate(pod) is None:
+            return
         await self._patch(PODS, name, admit_pod(pod, node, node_labels))
         log.info("pod_admitted", pod=str(name), node=node)
 
