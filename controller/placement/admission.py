@@ -338,7 +338,7 @@ class _Term:
             if unit.state != "waiting":
                 yield unit
                 continue
-            if unit.uid in self._claims or self._retries.is_paused(unit.uid, now):
+            if self._claims.cover(unit) or self._retries.is_paused(unit.uid, now):
                 continue
             refused_by = self._retries.refused_by(unit.uid)
             avoided = self._unscheduled.list_avoided(unit.service, now)

@@ -12,6 +12,7 @@ import msgspec
 
 from controller.placement.ledger import Claim
 from controller.placement.units import NOTHING, Amounts, Cell, Unit, add_amounts, fits, subtract_amounts
+from kube.resources import ObjectKey
 
 
 class ReservedCells(NamedTuple):
@@ -29,9 +30,15 @@ class OpenClaims:
         self._claims: dict[str, Claim] = {}
         self._being_written: dict[str, Unit] = {}
         """Units whose write has begun: their cells may not show yet that they have them."""
+        self._gang_pods: set[ObjectKey] = set()
+        """Pods of the gangs."""
 
     def __contains__(self, uid: str) -> bool:
         return uid in self._claims
+
+    def cover(self, unit: Unit) -> bool:
+        """Return whether a unit is being admitted; what is left of a gang is, too."""
+        return unit.uid in self._claims or (unit.key.kind == "gang" and not self._gang_pods.isdisjoint(unit.objects))
 
     def __getitem__(self, uid: str) -> Claim:
         return self._claims[uid]
@@ -48,6 +55,7 @@ class OpenClaims:
         """Add claims, and return those that are new."""
         new = {uid: claim for uid, claim in claims.items() if uid not in self._claims}
         self._claims |= new
+        self._gang_pods.update(*(claim.objects for claim in new.values() if claim.kind == "gang"))
         return new
 
     def begin_write(self, unit: Unit) -> None:
@@ -56,8 +64,10 @@ class OpenClaims:
 
     def release(self, uid: str) -> None:
         """Reserve nothing more for a unit: the outcome of its admission is known."""
-        self._claims.pop(uid, None)
+        claim = self._claims.pop(uid, None)
         self._being_written.pop(uid, None)
+        if claim is not None and claim.kind == "gang":
+            self._gang_pods.difference_update(claim.objects)
 
     def reserve(self, cells: Iterable[Cell], units: Iterable[Unit]) -> ReservedCells:
         """Return cells with what their claims leave.
@@ -67,14 +77,21 @@ class OpenClaims:
         is known.
         """
         taken: dict[str, list[Amounts]] = {}
-        unseen = dict(self._claims)
-        if unseen:
-            for unit in units:
-                claim = unseen.pop(unit.uid, None)
-                if claim is not None and unit.state == "waiting":
-                    for need, cell in zip(unit.parts, claim.cells, strict=False):
-                        taken.setdefault(cell, []).append(need)
-        unknown = {cell for claim in unseen.values() for cell in claim.cells}
+        # What is left of a gang that is admitted in part is a unit with another uid.
+        unseen = {
+            ("" if claim.kind == "gang" else uid, name): cell
+            for uid, claim in self._claims.items()
+            for name, cell in zip(claim.objects, claim.cells, strict=False)
+        }
+        for unit in units if unseen else ():
+            is_gang = unit.key.kind == "gang"
+            if not is_gang and unit.uid not in self._claims:
+                continue
+            for need, name in zip(unit.parts, unit.objects, strict=False):
+                cell_id = unseen.pop(("" if is_gang else unit.uid, name), "")
+                if cell_id and unit.state == "waiting":
+                    taken.setdefault(cell_id, []).append(need)
+        unknown = {*unseen.values()}
         reserved = [
             msgspec.structs.replace(
                 cell, free=_leave_free(cell, taken.get(cell.id, ()), is_all_claimed=cell.id in unknown)

@@ -1,9 +1,42 @@
 """Claims whose outcome is unknown, or whose unit changes while they are carried out."""
 
+import asyncio
+
+import pytest
+
+from controller.placement.ledger import Claim, LedgerContent
+from crds.meta import LABEL_GANG, LABEL_GANG_SIZE
 from kube.client import Obj
-from kube.resources import PODS, Resource
-from tests.support.queue_objects import queue_pod
-from tests.unit.controller.placement.test_admission_pods import bench, is_gated, node, play
+from kube.errors import Invalid
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, PODS, Resource
+from tests.support import virtual_time
+from tests.support.admission_api import AdmissionBench
+from tests.support.eventually import eventually
+from tests.support.queue_objects import deployment_of, queue_pod, queued_service
+from tests.unit.controller.placement.test_admission_pods import (
+    LONG_AGO,
+    bench,
+    is_gated,
+    ledger_of,
+    node,
+    play,
+)
+from tests.unit.controller.placement.test_admission_takeover import hold_write
+
+GANG = {LABEL_GANG: "g", LABEL_GANG_SIZE: "2"}
+OF_GANG = LedgerContent(
+    leader="other",
+    claims={
+        "uid-a": Claim(kind="gang", namespace="team", names=("a", "b"), cells=("node/n1", "node/n2"), service="chat")
+    },
+)
+
+
+def show_vip(found: AdmissionBench) -> None:
+    """Let pod `x` come, which has a higher priority than all others."""
+    found.known.put(INFERENCE_SERVICES, queued_service("vip", created=LONG_AGO, priority="critical"))
+    found.known.put(DEPLOYMENTS, deployment_of("vip"))
+    found.change(PODS, queue_pod("x", service="vip"))
 
 
 def test_pod_that_loses_its_gate_while_its_place_is_written_stops_nothing() -> None:
@@ -19,3 +52,35 @@ def test_pod_that_loses_its_gate_while_its_place_is_written_stops_nothing() -> N
     found.api.put = put_ungated  # type: ignore[method-assign]
     play(found)
     assert not is_gated(found, "b")
+
+
+@pytest.mark.parametrize("room_beside", [0, 1, 2])
+@pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "its third pod is gone"])
+def test_cells_of_a_gang_that_is_admitted_in_part_stay_its_own(room_beside: int, *, is_whole: bool) -> None:
+    """Its other pods wait as one unit, or as none, and have the first uid no more."""
+    labels = GANG if is_whole else {**GANG, LABEL_GANG_SIZE: "3"}
+    pods = [queue_pod(name, labels=labels) for name in ("a", "b")]
+    found = bench(*pods, nodes=(node("n1"), node("n2", 1 + room_beside)), ledger=OF_GANG)
+    arrives = hold_write(found, "b")
+
+    async def main() -> None:
+        async with found.running():
+            await eventually(lambda: not is_gated(found, "a"))
+            show_vip(found)
+            await asyncio.sleep(20)
+            assert "uid-b" not in ledger_of(found)["claims"], "its rest is planned nowhere else"
+            arrives.set()
+            await asyncio.sleep(20)
+
+    virtual_time.run(main())
+    others = [("x", "n2")] if room_beside else []
+    # What a pod needs that is no unit is unknown.
+    rest = [*others, ("b", "n2")] if is_whole else [("b", "n2"), *others]
+    assert found.api.tries == [("a", "n1"), *rest]
+
+
+def test_rest_of_a_gang_that_was_refused_is_admitted_later() -> None:
+    found = bench(*(queue_pod(name, labels=GANG) for name in ("a", "b")), nodes=(node("n1", 2),))
+    refusals = iter([Invalid("patch", status=422)])
+    found.api.refuse = lambda name, _place: next(refusals, None) if name == "b" else None
+    assert [name for name, _ in play(found).api.tries] == ["a", "b", "b"]
