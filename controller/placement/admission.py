@@ -10,6 +10,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Final
 
 import msgspec
@@ -50,7 +51,7 @@ SEEN_SECONDS: Final = 5.0
 EVICTION_RETRY_SECONDS: Final = 10.0
 """Longest pause before an eviction that a PodDisruptionBudget refused is asked for again."""
 LATE_WRITE_SECONDS: Final = 40.0
-"""Time in which a write of another leader arrives and is seen; the API server ends each after 34 s."""
+"""Time in which a write that was not answered here arrives and is seen; the API server ends each after 34 s."""
 _INCOMPLETE: Final = (
     f"the queue's ledger was missing or damaged: writes of an earlier leader are awaited for {LATE_WRITE_SECONDS:.0f} s"
 )
@@ -183,11 +184,11 @@ class _Term:
         return report
 
     async def _finish(self, uid: str, claim: Claim) -> None:
-        """Carry out a claim of another leader, which may still send its write: both give the unit the same cell.
+        """Carry out a claim of another leader, or of a lost answer, whose write may still arrive, with the same cell.
 
         That holds for a cell that is gone, too. One of its name may come back and be given to another unit before the
         late write arrives. A pod that no scheduler places goes back to the queue, and the process of a lost host is
-        replaced. After a failure the cell is kept as long as the other's write may arrive.
+        replaced. After a failure the cell is kept as long as the other's write, or one of these, may arrive.
         """
         loop, failures = asyncio.get_running_loop(), 0
         given_up_at = loop.time() + LATE_WRITE_SECONDS
@@ -202,6 +203,9 @@ class _Term:
                 failures += 1
                 pause = backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LONGEST_PAUSE_SECONDS)
                 await asyncio.sleep(pause)
+        if outcome == "failed":
+            await asyncio.sleep(max(0.0, self._claims.find_late_write(uid) - loop.time()))
+            await self._writer.read(claim.kind, claim.objects)
         self._release(uid)
 
     async def _settle(self, uid: str, claim: Claim, *, is_own: bool = True) -> AdmissionOutcome:
@@ -216,8 +220,13 @@ class _Term:
             if self._retries.note_failure(uid, cell, error) == REPORTED_TRIES:
                 service = ObjectKey(claim.namespace, claim.service)
                 self._tasks.create_task(self._events.send(service, describe_failure(claim.names[0], cell, str(error))))
+            is_unanswered = isinstance(error, Unreachable) or error.status == HTTPStatus.GATEWAY_TIMEOUT
+            if is_unanswered:
+                self._claims.expect_late_write(uid, asyncio.get_running_loop().time() + LATE_WRITE_SECONDS)
             if is_own:
-                self._tasks.create_task(self._learn_outcome(uid, claim))
+                # A write that was not answered may arrive late, as that of another leader.
+                follow_up = self._finish if is_unanswered else self._learn_outcome
+                self._tasks.create_task(follow_up(uid, claim))
             return "failed"
         else:
             self._retries.forget(uid)

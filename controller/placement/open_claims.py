@@ -5,6 +5,7 @@ them, so that these claims are what keeps a cell from being promised twice.
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -30,6 +31,8 @@ class OpenClaims:
         self._claims: dict[str, Claim] = {}
         self._being_written: dict[str, Unit] = {}
         """Units whose write has begun: their cells may not show yet that they have them."""
+        self._late_writes: dict[str, float] = {}
+        """Times of the loop until which writes that were not answered may arrive, by uid of the unit."""
         self._gang_pods: set[ObjectKey] = set()
         """Pods of the gangs."""
 
@@ -62,10 +65,19 @@ class OpenClaims:
         """Note that the claim of a unit is being carried out."""
         self._being_written[unit.uid] = unit
 
+    def expect_late_write(self, uid: str, until: float) -> None:
+        """Note that a write for a unit was not answered, and may arrive until a time of the loop."""
+        self._late_writes[uid] = until
+
+    def find_late_write(self, uid: str) -> float:
+        """Return the time of the loop until which a write for a unit may arrive; minus infinity: none may."""
+        return self._late_writes.get(uid, -math.inf)
+
     def release(self, uid: str) -> None:
         """Reserve nothing more for a unit: the outcome of its admission is known."""
         claim = self._claims.pop(uid, None)
         self._being_written.pop(uid, None)
+        self._late_writes.pop(uid, None)
         if claim is not None and claim.kind == "gang":
             self._gang_pods.difference_update(claim.objects)
 

@@ -1,19 +1,23 @@
 """Claims whose outcome is unknown, or whose unit changes while they are carried out."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
+from controller.placement import admission
+from controller.placement.admission import LATE_WRITE_SECONDS
 from controller.placement.ledger import Claim, LedgerContent
 from crds.meta import LABEL_GANG, LABEL_GANG_SIZE
 from kube.client import Obj
-from kube.errors import Invalid
+from kube.errors import ApiError, Invalid, Unreachable
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, PODS, Resource
 from tests.support import virtual_time
 from tests.support.admission_api import AdmissionBench
 from tests.support.eventually import eventually
 from tests.support.queue_objects import deployment_of, queue_pod, queued_service
 from tests.unit.controller.placement.test_admission_pods import (
+    CLAIM,
     LONG_AGO,
     bench,
     is_gated,
@@ -84,3 +88,68 @@ def test_rest_of_a_gang_that_was_refused_is_admitted_later() -> None:
     refusals = iter([Invalid("patch", status=422)])
     found.api.refuse = lambda name, _place: next(refusals, None) if name == "b" else None
     assert [name for name, _ in play(found).api.tries] == ["a", "b", "b"]
+
+
+def send_late(found: AdmissionBench, error: ApiError | Unreachable, seconds: float) -> asyncio.Event:
+    """Let each write of pod `a` fail, whose first arrives some seconds later all the same; set the Event then."""
+    patch, has_begun, has_arrived = found.api.patch_json, False, asyncio.Event()
+
+    async def patch_json(resource: Resource, name: str, *arguments: Any, **options: Any) -> Obj:
+        nonlocal has_begun
+        if name != "a":
+            return await patch(resource, name, *arguments, **options)
+        if not has_begun:
+            has_begun = True
+            show_vip(found)
+            asyncio.get_running_loop().call_later(seconds, lambda: arrivals.append(asyncio.create_task(arrive())))
+
+        async def arrive() -> None:
+            await patch(resource, name, *arguments, **options)
+            has_arrived.set()
+
+        raise error
+
+    arrivals = list[asyncio.Task[None]]()
+    found.api.patch_json = patch_json  # type: ignore[method-assign]
+    return has_arrived
+
+
+@pytest.mark.parametrize(
+    "error", [Unreachable("patch: timed out"), ApiError("patch", status=504, message="timeout")], ids=["cut", "504"]
+)
+def test_own_write_that_arrives_after_its_time_limit_meets_no_other_unit(error: ApiError | Unreachable) -> None:
+    found = bench(queue_pod("a"))
+    has_arrived = send_late(found, error, seconds=30)
+
+    async def main() -> None:
+        async with found.running():
+            await has_arrived.wait()
+            await asyncio.sleep(2 * LATE_WRITE_SECONDS)
+
+    virtual_time.run(main())
+    assert [is_gated(found, name) for name in ("a", "x")] == [False, True]
+
+
+def test_write_that_was_made_and_not_answered_is_seen_before_its_cell_is_given_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is the last try to finish a claim. The watch shows nothing meanwhile."""
+    monkeypatch.setattr(admission, "backoff_seconds", lambda *_arguments, **_options: LATE_WRITE_SECONDS)
+    found = bench(queue_pod("a"), queue_pod("x", service="vip"), ledger=LedgerContent(claims={"uid-a": CLAIM}))
+    found.api.loses_answers = True
+    assert play(found, 3 * LATE_WRITE_SECONDS).api.tries == [("a", "n1")]
+
+
+def test_cell_of_a_claim_whose_writes_are_never_answered_is_given_away_at_last() -> None:
+    found = bench(queue_pod("a"), ledger=LedgerContent(claims={"uid-a": CLAIM}))
+    found.api.refuse = lambda name, _place: Unreachable("patch: timed out") if name == "a" else None
+
+    async def main() -> None:
+        async with found.running():
+            show_vip(found)
+            await asyncio.sleep(LATE_WRITE_SECONDS + 20)
+            assert ("x", "n1") not in found.api.tries
+            await asyncio.sleep(LATE_WRITE_SECONDS)
+
+    virtual_time.run(main())
+    assert ("x", "n1") in found.api.tries
