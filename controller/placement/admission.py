@@ -203,13 +203,16 @@ class _Term:
                 failures += 1
                 pause = backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LONGEST_PAUSE_SECONDS)
                 await asyncio.sleep(pause)
-        if outcome == "failed":
-            await asyncio.sleep(max(0.0, self._claims.find_late_write(uid) - loop.time()))
+        get = functools.partial(self._leading.store.get, PODS, namespace=claim.namespace)
+        if outcome == "failed" or (outcome == "stale" and claim.kind == "gang" and any(map(get, claim.names))):
+            # If one pod of a gang is gone, the write of another one may arrive all the same.
+            kept_until = max(given_up_at, self._claims.find_late_write(uid))
+            await asyncio.sleep(max(0.0, kept_until - loop.time()))
             await self._writer.read(claim.kind, claim.objects)
         self._release(uid)
 
     async def _settle(self, uid: str, claim: Claim, *, is_own: bool = True) -> AdmissionOutcome:
-        """Carry a claim out; it stays until its outcome is known. One that is not our own stays if that fails."""
+        """Carry a claim out; it stays until its outcome is known. One that is not our own stays in any case."""
         try:
             await self._writer.admit(uid, claim.kind, claim.objects, claim.cells, claim.node_labels)
         except StaleUnit as stale:
@@ -231,7 +234,8 @@ class _Term:
         else:
             self._retries.forget(uid)
             outcome = "admitted"
-        self._release(uid)
+        if is_own:
+            self._release(uid)
         return outcome
 
     def _release(self, uid: str) -> None:

@@ -153,3 +153,22 @@ def test_cell_of_a_claim_whose_writes_are_never_answered_is_given_away_at_last()
 
     virtual_time.run(main())
     assert ("x", "n1") in found.api.tries
+
+
+def test_late_write_of_a_gang_that_has_lost_a_pod_meets_no_other_unit() -> None:
+    rest = queue_pod("b", labels=GANG)
+    found = bench(rest, queue_pod("x", service="vip"), nodes=(node("n2"),), ledger=OF_GANG)
+
+    async def main() -> None:
+        async with found.running():
+            await asyncio.sleep(LATE_WRITE_SECONDS - 5)
+            assert found.api.tries == []
+            await asyncio.sleep(10)
+
+    virtual_time.run(main())
+    assert found.api.tries == [("x", "n2")]
+
+
+def test_cells_of_a_gang_that_is_gone_are_given_away_at_once() -> None:
+    found = bench(queue_pod("x", service="vip"), nodes=(node("n2"),), ledger=OF_GANG)
+    assert play(found).api.tries == [("x", "n2")]
