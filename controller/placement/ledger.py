@@ -22,8 +22,8 @@ from controller.placement.planner import Admit
 from controller.placement.units import UnitKind
 from crds.meta import CONTROLLER_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
 from kube.client import Client, Obj
-from kube.errors import Conflict, NotFound
-from kube.resources import CONFIG_MAPS, ObjectKey
+from kube.errors import Conflict, Invalid, NotFound
+from kube.resources import CONFIG_MAPS, PODS, ObjectKey
 
 LEDGER: Final = "pomona-queue"
 _KEY: Final = "ledger.json"
@@ -56,17 +56,29 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_sound(self) -> bool:
-        """False if people have edited it so that it says no cell for each object."""
+        """False if people have edited it so that it names no objects, or no cell for each."""
         prefix = "host/" if self.kind == "process" else "node/"
-        return bool(self.names) and (
-            (not self.cells and self.kind != "process")
-            or (len(self.cells) == len(self.names) and all(cell.startswith(prefix) for cell in self.cells))
+        if not self.names or not all(map(_may_exist, self.objects)):
+            return False
+        if not self.cells:
+            return self.kind != "process"
+        return len(self.cells) == len(self.names) and all(
+            cell.startswith(prefix) and cell != prefix for cell in self.cells
         )
 
     @property
     def objects(self) -> tuple[ObjectKey, ...]:
         """Its pods, or the process."""
         return tuple(ObjectKey(self.namespace, name) for name in self.names)
+
+
+def _may_exist(name: ObjectKey) -> bool:
+    """Return whether an object may have this name; one that cannot be asked for stays unknown for ever."""
+    try:
+        PODS.path(*name)
+    except Invalid:
+        return False
+    return True
 
 
 def build_claims(admissions: Iterable[Admit], claimed: int) -> dict[str, Claim]:

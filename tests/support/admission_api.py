@@ -69,6 +69,7 @@ class AdmissionApi(Client):
 
     async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
         await asyncio.sleep(0)
+        resource.path(namespace, name)
         if resource != CONFIG_MAPS and self.refused_reads > 0:
             self.refused_reads -= 1
             raise Unreachable("get: cut")

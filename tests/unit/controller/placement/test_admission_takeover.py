@@ -64,6 +64,9 @@ def hold_write(found: AdmissionBench, name: str) -> asyncio.Event:
         pytest.param(("a",), ("node/n1", "node/n1"), id="two cells"),
         pytest.param(("a",), ("host/one",), id="a host"),
         pytest.param((), (), id="no object"),
+        pytest.param(("a",), ("node/",), id="no name of a cell"),
+        pytest.param(("",), ("node/n1",), id="no name"),
+        pytest.param(("a/b",), ("node/n1",), id="no name that can be asked for"),
     ],
 )
 def test_claim_that_people_have_damaged_stops_nothing(names: tuple[str, ...], cells: tuple[str, ...]) -> None:
