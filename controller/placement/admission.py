@@ -19,6 +19,7 @@ import structlog
 from controller.placement.admission_parts import AdmissionOutcome, AdmissionParts, RoundReport
 from controller.placement.admission_writer import AdmissionWriter, StaleUnit, write_at_once
 from controller.placement.cell_facts import SUSPECT
+from controller.placement.effects import find_gate
 from controller.placement.ledger import Claim, FreedPlace, LedgerContent, LedgerLost, QueueLedger, build_claims
 from controller.placement.observed_units import ObservedUnits, observe_units_in_steps, take_last_step
 from controller.placement.open_claims import OpenClaims
@@ -169,19 +170,21 @@ class _Term:
 
     async def _await_late_writes(self) -> None:
         """Wait until no write can arrive whose claim is missing: a unit that is made from now on can have none."""
-        report = await self._show_refused_turns(_INCOMPLETE)
-        if any(unit.state == "waiting" for unit in report.units):
+        await self._show_refused_turns(_INCOMPLETE)
+        store = self._leading.store
+        # One may be no unit here, such as the rest of a gang.
+        is_any_waiting = any(find_gate(pod) is not None for pod in store.list(PODS))
+        if is_any_waiting or any("hostName" not in each["spec"] for each in store.list(METAL_PROCESSES)):
             log.warning("late_writes_awaited", seconds=LATE_WRITE_SECONDS)
             await asyncio.sleep(LATE_WRITE_SECONDS)
         await self._ledger.write(self._claims.list_all({}), self._freed)
 
-    async def _show_refused_turns(self, error: str) -> RoundReport:
+    async def _show_refused_turns(self, error: str) -> None:
         """Show which units have their turn while nothing may be done, since the ledger is refused or incomplete."""
         _observed, report = await self._plan(self._list_gone())
         turns = (each.unit.uid for each in report.round.actions if isinstance(each, Admit | Nominate))
         failures = dict.fromkeys(turns, error)
         self._parts.on_round(report._replace(round=report.round._replace(actions=()), failures=failures))
-        return report
 
     async def _finish(self, uid: str, claim: Claim) -> None:
         """Carry out a claim of another leader, or of a lost answer, whose write may still arrive, with the same cell.

@@ -11,9 +11,10 @@ from controller.placement.ledger import Claim, LedgerContent
 from crds.meta import LABEL_GANG, LABEL_GANG_SIZE
 from kube.client import Obj
 from kube.errors import ApiError, Invalid, Unreachable
-from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, PODS, Resource
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, PODS, Resource
 from tests.support import virtual_time
 from tests.support.admission_api import AdmissionBench
+from tests.support.api_objects import host, process, store
 from tests.support.eventually import eventually
 from tests.support.queue_objects import deployment_of, queue_pod, queued_service
 from tests.unit.controller.placement.test_admission_pods import (
@@ -25,7 +26,7 @@ from tests.unit.controller.placement.test_admission_pods import (
     node,
     play,
 )
-from tests.unit.controller.placement.test_admission_takeover import hold_write
+from tests.unit.controller.placement.test_admission_takeover import LEDGER_PLACE, hold_write
 
 GANG = {LABEL_GANG: "g", LABEL_GANG_SIZE: "2"}
 OF_GANG = LedgerContent(
@@ -172,3 +173,26 @@ def test_late_write_of_a_gang_that_has_lost_a_pod_meets_no_other_unit() -> None:
 def test_cells_of_a_gang_that_is_gone_are_given_away_at_once() -> None:
     found = bench(queue_pod("x", service="vip"), nodes=(node("n2"),), ledger=OF_GANG)
     assert play(found).api.tries == [("x", "n2")]
+
+
+def test_leader_that_begins_without_a_ledger_awaits_writes_of_pods_that_are_no_units() -> None:
+    """One pod of a gang is gone: the others are no unit, and the last leader is giving them their nodes."""
+    found = bench(queue_pod("b", labels=GANG))
+    del found.api.objects[LEDGER_PLACE]
+
+    async def main() -> None:
+        async with found.running():
+            await asyncio.sleep(5)
+            show_vip(found)
+            await asyncio.sleep(LATE_WRITE_SECONDS - 10)
+            assert found.api.tries == []
+            await asyncio.sleep(10)
+
+    virtual_time.run(main())
+    assert found.api.tries == [("x", "n1")]
+
+
+def test_leader_that_begins_without_a_ledger_awaits_writes_of_processes() -> None:
+    found = AdmissionBench(store(), (METAL_HOSTS, host("one")), (METAL_PROCESSES, process("a-1-0")))
+    del found.api.objects[LEDGER_PLACE]
+    assert play(found, LATE_WRITE_SECONDS - 5).api.tries == []
