@@ -212,7 +212,7 @@ class _Term:
             kept_until = max(given_up_at, self._claims.find_late_write(uid))
             await asyncio.sleep(max(0.0, kept_until - loop.time()))
             await self._writer.read(claim.kind, claim.objects)
-        self._release(uid)
+        self._release(uid, is_done=outcome != "failed")
 
     async def _settle(self, uid: str, claim: Claim, *, is_own: bool = True) -> AdmissionOutcome:
         """Carry a claim out; it stays until its outcome is known. One that is not our own stays in any case."""
@@ -238,12 +238,12 @@ class _Term:
             self._retries.forget(uid)
             outcome = "admitted"
         if is_own:
-            self._release(uid)
+            self._release(uid, is_done=True)
         return outcome
 
-    def _release(self, uid: str) -> None:
+    def _release(self, uid: str, *, is_done: bool = False) -> None:
         """Reserve nothing more for a unit: the outcome of its admission is known."""
-        self._claims.release(uid)
+        self._claims.release(uid, is_done=is_done)
         self._wake()
 
     async def _learn_outcome(self, uid: str, claim: Claim) -> None:
@@ -265,7 +265,7 @@ class _Term:
                 asyncio.get_running_loop().call_later(seconds, self._wake)
         await self._keep_places(observed, gone)
         overdue = self._list_overdue(observed.units)
-        if found.actions or overdue or self._unwritten:
+        if found.actions or overdue or self._unwritten or self._claims.has_given_up:
             if await self._write_ledger(found.actions, overdue):
                 await self._carry_out(found)
                 await self._requeue(overdue)
@@ -372,14 +372,16 @@ class _Term:
         # The service itself makes the successor of a process, with its place.
         ended = [each.victim for each in actions if isinstance(each, EvictUnit)] + [each.unit for each in overdue]
         freed = [free_place(unit) for unit in ended if unit.key.kind != "process"]
-        if not claims and not ended and not self._unwritten:
+        if not claims and not ended and not self._unwritten and not self._claims.has_given_up:
             return True
         known = {place.unit for place in self._freed}
         freed_places = (*self._freed, *(place for place in freed if place.unit not in known))
+        self._claims.has_given_up = False
         try:
             await self._ledger.write(self._claims.list_all(claims), freed_places)
         except (ApiError, Unreachable, LedgerLost) as error:
             log.warning("ledger_not_written", error=str(error))
+            self._claims.has_given_up = True
             await self._resume()
             return False
         self._claims.add(claims)

@@ -35,6 +35,8 @@ class OpenClaims:
         """Times of the loop until which writes that were not answered may arrive, by uid of the unit."""
         self._gang_pods: set[ObjectKey] = set()
         """Pods of the gangs."""
+        self.has_given_up = False
+        """A claim was given up, and the ledger may still have it: the next leader would carry it out."""
 
     def __contains__(self, uid: str) -> bool:
         return uid in self._claims
@@ -73,8 +75,9 @@ class OpenClaims:
         """Return the time of the loop until which a write for a unit may arrive; minus infinity: none may."""
         return self._late_writes.get(uid, -math.inf)
 
-    def release(self, uid: str) -> None:
-        """Reserve nothing more for a unit: the outcome of its admission is known."""
+    def release(self, uid: str, *, is_done: bool) -> None:
+        """Reserve nothing more for a unit: the outcome of its admission is known. Not done: it was given up."""
+        self.has_given_up |= not is_done
         claim = self._claims.pop(uid, None)
         self._being_written.pop(uid, None)
         self._late_writes.pop(uid, None)

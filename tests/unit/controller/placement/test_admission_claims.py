@@ -196,3 +196,45 @@ def test_leader_that_begins_without_a_ledger_awaits_writes_of_processes() -> Non
     found = AdmissionBench(store(), (METAL_HOSTS, host("one")), (METAL_PROCESSES, process("a-1-0")))
     del found.api.objects[LEDGER_PLACE]
     assert play(found, LATE_WRITE_SECONDS - 5).api.tries == []
+
+
+@pytest.mark.parametrize("is_refused", [True, False], ids=["its write was refused", "its cell had no room left"])
+def test_next_leader_does_not_carry_out_a_claim_that_was_given_up(*, is_refused: bool) -> None:
+    """The cell is full by then: what has taken it waits in no queue."""
+    first, second = (bench(queue_pod("a"), identity=name) for name in ("one", "two"))
+    second.api = first.api
+
+    def fill() -> None:
+        first.change(PODS, queue_pod("z", gated=False, node="n1"))
+
+    if is_refused:
+        first.api.refuse = lambda _name, _place: Invalid("patch", status=422)
+    else:
+        first.during_plan = lambda: setattr(first.api, "before_ledger", fill)
+
+    async def main() -> None:
+        async with first.running():
+            await asyncio.sleep(1)
+            fill()
+            await asyncio.sleep(LATE_WRITE_SECONDS)
+            written = ledger_of(first)["generation"]
+            first.loop.wake()
+            await asyncio.sleep(5)
+            assert ledger_of(first)["generation"] == written, "that is written once"
+        assert is_gated(first, "a")
+        first.api.refuse = lambda _name, _place: None
+        for name in ("a", "z"):
+            second.show(PODS, name)
+        async with second.running():
+            await asyncio.sleep(5)
+
+    virtual_time.run(main())
+    assert is_gated(first, "a")
+    assert ledger_of(first)["claims"] == {}
+
+
+def test_claim_of_another_leader_that_was_given_up_leaves_the_ledger() -> None:
+    full = queue_pod("z", gated=False, node="n1")
+    found = bench(queue_pod("a"), full, ledger=LedgerContent(claims={"uid-a": CLAIM}))
+    found.api.refuse = lambda _name, _place: Invalid("patch", status=422)
+    assert ledger_of(play(found, 2 * LATE_WRITE_SECONDS))["claims"] == {}
