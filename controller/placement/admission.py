@@ -418,7 +418,8 @@ class _Term:
         outcome: AdmissionOutcome = "stale"
         try:
             async with self._slots.hold(unit.key.namespace):
-                if self._claims.has_room(unit, action.cells, self._parts.registry.find_cell):
+                find_cell = self._parts.registry.find_cell
+                if not self._writer.has_grown(unit) and self._claims.has_room(unit, action.cells, find_cell):
                     self._claims.begin_write(unit)
                     outcome = await self._settle(unit.uid, self._claims[unit.uid])
                 else:

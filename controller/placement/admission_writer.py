@@ -23,7 +23,7 @@ from controller.placement.effects import (
 )
 from controller.placement.observed_units import encode_nomination
 from controller.placement.queue_places import find_own_place, format_place
-from controller.placement.units import Nomination, Unit, UnitKind
+from controller.placement.units import MEMORY, Nomination, Unit, UnitKind
 from controller.placement.unscheduled_pods import find_refusal
 from controller.reconcile.indexes import controller_of
 from controller.reconcile.plan import Leading
@@ -70,6 +70,13 @@ class AdmissionWriter:
         self._require_leadership = leading.require_leadership
         self._refusals: dict[str, _EvictionRefusals] = {}
         """Refusals of evictions, by uid of the pod."""
+
+    def has_grown(self, unit: Unit) -> bool:
+        """Return whether a process needs more by now than was decided about; the needs of a pod stay as they are."""
+        if unit.key.kind != "process":
+            return False
+        found = self._store.get(METAL_PROCESSES, unit.key.name, unit.key.namespace)
+        return found is not None and found["spec"]["memoryBytes"] > unit.parts[0][MEMORY]
 
     async def admit(
         self,

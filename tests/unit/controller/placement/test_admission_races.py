@@ -310,3 +310,20 @@ def test_waiting_process_whose_estimate_shrinks_is_bound() -> None:
 
     virtual_time.run(main())
     assert found.api.host_of("a-1-0") == "one"
+
+
+def test_process_that_grows_after_the_decision_is_not_bound_where_it_does_not_fit() -> None:
+    found = AdmissionBench(store(), (METAL_HOSTS, host("one", 8 * GIB)), (METAL_PROCESSES, process("a-1-0", gib=6)))
+
+    def grow() -> None:
+        found.api.before_ledger = lambda: None
+        small = found.api.find(METAL_PROCESSES, "a-1-0")
+        found.change(METAL_PROCESSES, {**small, "spec": {**small["spec"], "memoryBytes": 10 * GIB}})
+
+    def grow_later() -> None:
+        found.during_plan = lambda: None
+        found.api.before_ledger = grow
+
+    found.during_plan = grow_later
+    assert play(found).api.find(METAL_PROCESSES, "a-1-0")["spec"]["memoryBytes"] == 10 * GIB
+    assert found.api.host_of("a-1-0") == ""
