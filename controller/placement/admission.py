@@ -278,6 +278,7 @@ class _Term:
         loop = asyncio.get_running_loop()
         moment, started, meter = datetime.now(UTC), loop.time(), ProcessorMeter()
         now = moment.timestamp()
+        self._vanished.begin_round()
         observed = await self._observe(moment, gone, meter)
         with meter.running():
             observed = observed._replace(units=self._unreported.add_to(observed.units, self._leading.store))

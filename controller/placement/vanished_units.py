@@ -22,18 +22,30 @@ class VanishedUnits:
     def __init__(self) -> None:
         self._known: dict[str, Unit] = {}
         self._freed: list[FreedPlace] = []
+        self._left: set[str] | None = None
+        """Units unknown here that have vanished while a round reads the units; None: none does."""
+
+    def begin_round(self) -> None:
+        """Note from now on what vanishes before `expect` is called: it may have been read already."""
+        self._left = set()
 
     def expect(self, units: Iterable[Unit]) -> None:
         """Take the units of a round."""
         self._known = {unit.uid: unit for unit in units if unit.service_uid}
+        for uid in self._known.keys() & (self._left or ()):
+            self._freed.append(free_place(self._known.pop(uid)))
+        self._left = None
 
     def note_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
         """Write down the place of a unit that is gone; `old` and `new` are a pod or process before and after."""
         if old is None or (new is not None and not _has_left(resource, new)):
             return
-        unit = self._known.pop(old["metadata"]["uid"], None)
+        uid = old["metadata"]["uid"]
+        unit = self._known.pop(uid, None)
         if unit is not None:
             self._freed.append(free_place(unit))
+        elif self._left is not None:
+            self._left.add(uid)
 
     def take(self) -> list[FreedPlace]:
         """Return the places that were written down since the last call."""

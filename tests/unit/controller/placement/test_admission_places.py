@@ -1,14 +1,17 @@
 """Places in the queue that outlive what had them: pods and processes that are gone, and a ledger that people delete."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
+from controller.placement import admission
 from controller.placement.admission import LATE_WRITE_SECONDS
 from controller.placement.ledger import LEDGER, FreedPlace, LedgerContent
+from controller.placement.observed_units import ObservedUnits, observe_units_in_steps
 from controller.placement.queue_places import find_own_place, format_place
 from crds.meta import CONTROLLER_NAMESPACE, ENQUEUED_AT
 from kube.resources import (
@@ -80,6 +83,29 @@ def test_successor_of_a_pod_that_ends_at_once_has_its_place(has_record: bool) ->
             else:
                 found.remove(PODS, "old")
             await see_place_inherited(found, place)
+
+    virtual_time.run(main())
+
+
+def test_successor_of_a_pod_that_vanishes_while_a_new_leader_reads_the_units_has_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others have their turn between two services: the watch is one of them."""
+    old = queue_pod("old", gated=False, node="n1", created=LONG_AGO + timedelta(days=1))
+    found = bench(old, queue_pod("other", service="mail", devices=9))
+
+    def observe_and_vanish(*arguments: Any, **options: Any) -> Iterator[ObservedUnits | None]:
+        for step in observe_units_in_steps(*arguments, **options):
+            yield step
+            if (PODS, ObjectKey("team", "old")) in found.api.objects:
+                found.remove(PODS, "old")
+
+    monkeypatch.setattr(admission, "observe_units_in_steps", observe_and_vanish)
+
+    async def main() -> None:
+        async with found.running():
+            await asyncio.sleep(1)
+            await see_place_inherited(found, format_place(find_own_place(old)))
 
     virtual_time.run(main())
 
