@@ -217,7 +217,7 @@ class _Term:
     async def _settle(self, uid: str, claim: Claim, *, is_own: bool = True) -> AdmissionOutcome:
         """Carry a claim out; it stays until its outcome is known. One that is not our own stays in any case."""
         try:
-            await self._writer.admit(uid, claim.kind, claim.objects, claim.cells, claim.node_labels)
+            await self._writer.admit(uid, claim)
         except StaleUnit as stale:
             log.info("admission_stale", unit=uid, cause=str(stale))
             outcome: AdmissionOutcome = "stale"
@@ -419,8 +419,7 @@ class _Term:
         outcome: AdmissionOutcome = "stale"
         try:
             async with self._slots.hold(unit.key.namespace):
-                find_cell = self._parts.registry.find_cell
-                if not self._writer.has_grown(unit) and self._claims.has_room(unit, action.cells, find_cell):
+                if self._claims.has_room(unit, action.cells, self._parts.registry.find_cell):
                     self._claims.begin_write(unit)
                     outcome = await self._settle(unit.uid, self._claims[unit.uid])
                 else:

@@ -21,9 +21,10 @@ from controller.placement.effects import (
     build_eviction,
     find_gate,
 )
+from controller.placement.ledger import Claim
 from controller.placement.observed_units import encode_nomination
 from controller.placement.queue_places import find_own_place, format_place
-from controller.placement.units import MEMORY, Nomination, Unit, UnitKind
+from controller.placement.units import Nomination, Unit, UnitKind
 from controller.placement.unscheduled_pods import find_refusal
 from controller.reconcile.indexes import controller_of
 from controller.reconcile.plan import Leading
@@ -71,33 +72,26 @@ class AdmissionWriter:
         self._refusals: dict[str, _EvictionRefusals] = {}
         """Refusals of evictions, by uid of the pod."""
 
-    def has_grown(self, unit: Unit) -> bool:
-        """Return whether a process needs more by now than was decided about; the needs of a pod stay as they are."""
-        if unit.key.kind != "process":
-            return False
-        found = self._store.get(METAL_PROCESSES, unit.key.name, unit.key.namespace)
-        return found is not None and found["spec"]["memoryBytes"] > unit.parts[0][MEMORY]
-
-    async def admit(
-        self,
-        uid: str,
-        kind: UnitKind,
-        names: Sequence[ObjectKey],
-        cells: Sequence[str],
-        node_labels: Labels = (),
-    ) -> None:
-        """Give each object of a unit its cell; without cells a pod goes to any node with these labels.
+    async def admit(self, uid: str, claim: Claim) -> None:
+        """Give each object of a unit its cell; without cells a pod goes to any node with the labels of the claim.
 
         An object that has its cell already is left as it is.
 
         Raises StaleUnit, ApiError and Unreachable; after the last, the object may have its cell.
         """
+        names, cells = claim.objects, claim.cells
         places = [cell.partition("/")[2] for cell in cells] if cells else [""] * len(names)
         for name, place in zip(names, places, strict=True):
-            obj = self._find(_resource_of(kind), name)
-            if kind != "gang" and obj["metadata"]["uid"] != uid:
+            obj = self._find(_resource_of(claim.kind), name)
+            if claim.kind != "gang" and obj["metadata"]["uid"] != uid:
                 raise StaleUnit(f"{name} is the name of a successor")
-            await (self._bind(name, obj, place) if kind == "process" else self._ungate(name, obj, place, node_labels))
+            if claim.kind != "process":
+                await self._ungate(name, obj, place, claim.node_labels)
+            elif claim.memory_bytes and obj["spec"]["memoryBytes"] > claim.memory_bytes:
+                # No write of another leader can arrive late: it tests the version.
+                raise StaleUnit(f"{name} needs more memory by now")
+            else:
+                await self._bind(name, obj, place)
 
     async def _bind(self, name: ObjectKey, process: Obj, host: str) -> None:
         bound = process["spec"].get("hostName")

@@ -19,7 +19,7 @@ import msgspec
 import structlog
 
 from controller.placement.planner import Admit
-from controller.placement.units import UnitKind
+from controller.placement.units import MEMORY, UnitKind
 from crds.meta import CONTROLLER_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
 from kube.client import Client, Obj
 from kube.errors import Conflict, Invalid, NotFound
@@ -53,6 +53,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """Name of its InferenceService."""
     node_labels: tuple[tuple[str, str], ...] = ()
     """Labels of the nodes on which it may be if it has no cells."""
+    memory_bytes: int = 0
+    """Memory of a process, for which its cell has room; 0: unknown, or it is none."""
 
     @property
     def is_sound(self) -> bool:
@@ -100,6 +102,7 @@ def build_claims(admissions: Iterable[Admit], claimed: int) -> dict[str, Claim]:
             cells=cells,
             service=unit.service.name,
             node_labels=node_labels,
+            memory_bytes=unit.parts[0][MEMORY] if unit.key.kind == "process" else 0,
         )
     return claims
 

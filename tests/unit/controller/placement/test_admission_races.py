@@ -10,7 +10,7 @@ import pytest
 
 from controller.placement import admission
 from controller.placement.admission_writer import AdmissionWriter, StaleUnit
-from controller.placement.ledger import FreedPlace, LedgerContent
+from controller.placement.ledger import Claim, FreedPlace, LedgerContent
 from controller.placement.observed_units import LATE_SECONDS
 from controller.placement.process_units import MOST_ENDING_SECONDS
 from controller.placement.units import Nomination, UnitKey
@@ -206,9 +206,12 @@ def test_leader_that_is_overtaken_while_a_budget_refuses_an_eviction_deletes_no_
 
 WAITS = queue_units.pod("uid-p", key=UnitKey("pod", "team", "p"))
 RUNS = queue_units.pod("uid-v", key=UnitKey("pod", "team", "v"), state="running", cells=("node/n1",))
+BINDING = Claim(kind="process", namespace="team", names=("vip-1-0",), cells=("host/one",))
 WRITES: dict[str, Callable[[AdmissionWriter], Coroutine[Any, Any, None]]] = {
-    "admit": lambda writer: writer.admit("uid-p", "pod", [ObjectKey("team", "p")], ["node/n1"]),
-    "bind": lambda writer: writer.admit("uid-vip-1-0", "process", [ObjectKey("team", "vip-1-0")], ["host/one"]),
+    "admit": lambda writer: writer.admit(
+        "uid-p", Claim(kind="pod", namespace="team", names=("p",), cells=("node/n1",))
+    ),
+    "bind": lambda writer: writer.admit("uid-vip-1-0", BINDING),
     "nominate": lambda writer: writer.nominate(WAITS, Nomination(("node/n1",), frozenset())),
     "keep a place": lambda writer: writer.keep_place("pod", ObjectKey("team", "p"), "2026-01-01T00:00:00.000000Z"),
     "evict": lambda writer: writer.evict(RUNS, WAITS),
@@ -248,7 +251,7 @@ def test_process_that_is_not_what_was_decided_gets_no_host(uid: str, spec: dict[
     recorder: Any = SilentRecorder()
     writer = AdmissionWriter(Leading(found.api, found.known, recorder, lambda _resource, _key: None, lambda: None))
     with pytest.raises(StaleUnit):
-        virtual_time.run(writer.admit(uid, "process", [ObjectKey("team", "vip-1-0")], ["host/one"]))
+        virtual_time.run(writer.admit(uid, BINDING))
     assert found.api.tries == []
 
 
@@ -327,3 +330,13 @@ def test_process_that_grows_after_the_decision_is_not_bound_where_it_does_not_fi
     found.during_plan = grow_later
     assert play(found).api.find(METAL_PROCESSES, "a-1-0")["spec"]["memoryBytes"] == 10 * GIB
     assert found.api.host_of("a-1-0") == ""
+
+
+@pytest.mark.parametrize(("gib", "place"), [(10, ""), (6, "one")], ids=["it has grown", "it is as it was"])
+def test_new_leader_binds_no_process_that_has_grown_since_it_was_claimed(gib: int, place: str) -> None:
+    waiting = process("a-1-0", gib=gib)
+    found = AdmissionBench(store(), (METAL_HOSTS, host("one", 8 * GIB)), (METAL_PROCESSES, waiting))
+    names, cells = ("a-1-0",), ("host/one",)
+    claim = Claim(kind="process", namespace="team", names=names, cells=cells, memory_bytes=6 * GIB)
+    found.api.put(CONFIG_MAPS, written(LedgerContent(leader="other", claims={"uid-a-1-0": claim})))
+    assert play(found).api.host_of("a-1-0") == place
