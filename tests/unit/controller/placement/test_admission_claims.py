@@ -38,7 +38,7 @@ OF_GANG = LedgerContent(
 
 
 def show_vip(found: AdmissionBench) -> None:
-    """Let pod `x` come, which has a higher priority than all others."""
+    """Add pod `x`, which has a higher priority than all others, as the watch shows it."""
     found.known.put(INFERENCE_SERVICES, queued_service("vip", created=LONG_AGO, priority="critical"))
     found.known.put(DEPLOYMENTS, deployment_of("vip"))
     found.change(PODS, queue_pod("x", service="vip"))
@@ -92,7 +92,7 @@ def test_rest_of_a_gang_that_was_refused_is_admitted_later() -> None:
 
 
 def send_late(found: AdmissionBench, error: ApiError | Unreachable, seconds: float) -> asyncio.Event:
-    """Let each write of pod `a` fail, whose first arrives some seconds later all the same; set the Event then."""
+    """Refuse each answer to a write of pod `a`; the first arrives some seconds later, which sets the Event."""
     patch, has_begun, has_arrived = found.api.patch_json, False, asyncio.Event()
 
     async def patch_json(resource: Resource, name: str, *arguments: Any, **options: Any) -> Obj:
