@@ -30,7 +30,7 @@ class OpenClaims:
     def __init__(self) -> None:
         self._claims: dict[str, Claim] = {}
         self._being_written: dict[str, Unit] = {}
-        """Units whose write has begun: their cells may not show yet that they have them."""
+        """Units whose write may have begun: their cells may not show yet that they have them."""
         self._late_writes: dict[str, float] = {}
         """Times of the loop until which writes that were not answered may arrive, by uid of the unit."""
         self._gang_pods: set[ObjectKey] = set()
@@ -106,6 +106,9 @@ class OpenClaims:
                 cell_id = unseen.pop(("" if is_gang else unit.uid, name), "")
                 if cell_id and unit.state == "waiting":
                     taken.setdefault(cell_id, []).append(need)
+                    if not is_gang:
+                        # Another leader may be writing it.
+                        self._being_written.setdefault(unit.uid, unit)
         unknown = {*unseen.values()}
         reserved = [
             msgspec.structs.replace(
@@ -119,7 +122,7 @@ class OpenClaims:
 
     def has_room(self, unit: Unit, names: Sequence[str], find_cell: Callable[[str], Cell | None]) -> bool:
         """Return whether the cells of a unit still live and have room: planning and the writes before took time."""
-        left = self._sum_being_written(names)
+        left = self._sum_being_written(unit.uid, names)
         for need, name in zip(unit.parts, names, strict=False):
             cell = find_cell(name)
             if cell is None or cell.closed:
@@ -130,10 +133,12 @@ class OpenClaims:
             left[name] = add_amounts(left.get(name, NOTHING), need)
         return True
 
-    def _sum_being_written(self, names: Sequence[str]) -> dict[str, Amounts]:
+    def _sum_being_written(self, but: str, names: Sequence[str]) -> dict[str, Amounts]:
         """Return what others are getting of these cells at this moment."""
         found: dict[str, Amounts] = {}
         for uid, unit in self._being_written.items():
+            if uid == but:
+                continue
             for need, name in zip(unit.parts, self._claims[uid].cells, strict=False):
                 if name in names:
                     found[name] = add_amounts(found.get(name, NOTHING), need)

@@ -8,11 +8,13 @@ import pytest
 from controller.placement import admission
 from controller.placement.admission import LATE_WRITE_SECONDS
 from controller.placement.ledger import Claim, LedgerContent
+from controller.placement.open_claims import OpenClaims
+from controller.placement.units import UnitKey
 from crds.meta import LABEL_GANG, LABEL_GANG_SIZE
 from kube.client import Obj
 from kube.errors import ApiError, Invalid, Unreachable
-from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, PODS, Resource
-from tests.support import virtual_time
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, NODES, PODS, Resource
+from tests.support import queue_units, virtual_time
 from tests.support.admission_api import AdmissionBench
 from tests.support.api_objects import host, process, store
 from tests.support.eventually import eventually
@@ -238,3 +240,39 @@ def test_claim_of_another_leader_that_was_given_up_leaves_the_ledger() -> None:
     found = bench(queue_pod("a"), full, ledger=LedgerContent(claims={"uid-a": CLAIM}))
     found.api.refuse = lambda _name, _place: Invalid("patch", status=422)
     assert ledger_of(play(found, 2 * LATE_WRITE_SECONDS))["claims"] == {}
+
+
+def test_cell_that_shrinks_after_the_decision_is_not_given_beside_a_claim_of_another_leader() -> None:
+    found = bench(queue_pod("a"), nodes=(node("n1", 2),), ledger=LedgerContent(claims={"uid-a": CLAIM}))
+    arrives = hold_write(found, "a")
+
+    def shrink() -> None:
+        found.api.before_ledger = lambda: None
+        smaller = node("n1", 1)
+        smaller["metadata"]["resourceVersion"] = "2"
+        found.known.put(NODES, smaller)
+
+    def shrink_later() -> None:
+        found.during_plan = lambda: None
+        found.api.before_ledger = shrink
+
+    async def main() -> None:
+        async with found.running():
+            await asyncio.sleep(1)
+            found.during_plan = shrink_later
+            show_vip(found)
+            await asyncio.sleep(5)
+            arrives.set()
+            await asyncio.sleep(5)
+
+    virtual_time.run(main())
+    assert (found.api.tries, "stale" in found.outcomes) == ([("a", "n1")], True)
+
+
+def test_claim_takes_no_room_from_its_own_unit() -> None:
+    """Its write waits for a slot while another round is planned."""
+    claims, cell = OpenClaims(), queue_units.node("n1", 1)
+    unit, other = (queue_units.pod(f"uid-{name}", key=UnitKey("pod", "team", name)) for name in "ab")
+    claims.add({"uid-a": CLAIM})
+    claims.reserve([cell], [unit])
+    assert [claims.has_room(each, ["node/n1"], lambda _name: cell) for each in (unit, other)] == [True, False]
