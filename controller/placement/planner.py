@@ -294,7 +294,8 @@ class Planning:
         """
         cells = [cell for name in nomination.cells if (cell := self._search.cells.get(name)) is not None]
         staying = self._list_staying(nomination)
-        if len(cells) != len(unit.parts) or not self._is_eligible(unit, cells, staying):
+        is_whole = len(cells) == len(nomination.cells) == len(unit.parts)
+        if not is_whole or not self._is_eligible(unit, cells, staying):
             return False
         # Where there is room for both, the limits still count what the unit replaces, which may never end.
         has_room = self._search.takes(add_by_cell(unit.parts, nomination.cells))

@@ -7,7 +7,7 @@ import pytest
 
 from controller.placement.planner import MIN_RUN_SECONDS, EvictUnit, PlanRules
 from controller.placement.pool_limits import PoolQuota, PoolRules
-from controller.placement.units import MEMORY, NodeRequirement, Unit
+from controller.placement.units import MEMORY, NodeRequirement, Nomination, Unit
 from tests.support.queue_decisions import NOW, decide, nominated, runs, say
 from tests.support.queue_units import GPU, gpus, host, node, pod, process
 
@@ -180,6 +180,15 @@ def test_rest_of_a_place_that_was_stolen_in_part_is_used_without_a_needless_evic
 )
 def test_nomination_for_a_cell_that_is_lost_is_withdrawn(cells: list) -> None:  # type: ignore[type-arg]
     assert say(decide(cells, [nominated(HIGH, "n", "gone")])) == ["high waits for nothing"]
+
+
+@pytest.mark.parametrize("victims", [frozenset[str](), frozenset({"r"})], ids=["none", "one that runs"])
+def test_nomination_for_more_cells_than_parts_is_void(victims: frozenset[str]) -> None:
+    """Where no policy holds people, they edit the annotation: a cell that is not there hid that it is one too many."""
+    forged = pod("high", 4, priority="high", nomination=Nomination(("node/n", "node/none"), victims))
+    assert say(decide([node("n", 4)], [forged])) == ["high gets n"]
+    made = decide([node("n", 4)], [runs("r", 4, "n", priority="high"), forged])
+    assert say(made) == ["high waits for nothing"], "the cell is full"
 
 
 def test_nomination_whose_victim_became_protected_is_withdrawn() -> None:
