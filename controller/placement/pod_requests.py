@@ -90,19 +90,24 @@ def is_gated(pod_spec: Obj) -> bool:
 
 
 def find_pinned_node(pod_spec: Obj) -> str:
-    """Return the only node to which all required terms of a pod's node affinity pin it by name; empty if none does."""
+    """Return the only node to which the required node affinity of a pod pins it by name; empty if it does not.
+
+    The queue pins each term. One that a tenant has pinned to another node before is met by no node from then on.
+    """
     affinity = (pod_spec.get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
-    found = {_name_of_term(term) for term in required.get("nodeSelectorTerms") or ()}
-    return found.pop() if len(found) == 1 else ""
+    names = (_names_of_term(term) for term in required.get("nodeSelectorTerms") or ())
+    found = {each for each in names if len(each) <= 1}
+    return next(iter(found.pop()), "") if len(found) == 1 else ""
 
 
-def _name_of_term(term: Obj) -> str:
-    for each in term.get("matchFields") or ():
-        values: list[str] = each.get("values") or []
-        if each["key"] == "metadata.name" and each["operator"] == "In" and len(values) == 1:
-            return values[0]
-    return ""
+def _names_of_term(term: Obj) -> frozenset[str]:
+    """Return the nodes that a term names, all of which a node would have to be."""
+    return frozenset(
+        each["values"][0]
+        for each in term.get("matchFields") or ()
+        if each["key"] == "metadata.name" and each["operator"] == "In" and len(each.get("values") or ()) == 1
+    )
 
 
 def _requests_of(spec: Obj) -> dict[str, Decimal]:

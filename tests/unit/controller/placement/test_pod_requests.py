@@ -52,8 +52,13 @@ def test_allocatable_is_rounded_down() -> None:
     assert count_allocatable({"cpu": "3920m", "memory": "1.5", "pods": "9"}) == {"cpu": 3920, "memory": 1, "pods": 9}
 
 
-def pinned(*nodes: str) -> Obj:
-    terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [each]}]} for each in nodes]
+def pinned(*terms_of: str) -> Obj:
+    """Return a spec with a term for each text, which names the nodes to which the term is pinned, as `a+b`."""
+    names_of = [[name for name in text.split("+") if name] for text in terms_of]
+    terms = [
+        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]} for name in names]}
+        for names in names_of
+    ]
     required = {"nodeSelectorTerms": terms}
     return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}}
 
@@ -75,6 +80,11 @@ DELETED = {"deletionTimestamp": "2026-11-21T12:00:00Z"}
         ({"annotations": {"mine": "1"}}, pinned("a"), "Pending", ""),
         (NOTED, pinned("a", "a"), "Pending", "a"),
         (NOTED, pinned("a", "b"), "Pending", ""),
+        # A tenant's own pin to another node, which the queue has narrowed to none, beside a term that it pinned.
+        (NOTED, pinned("elsewhere+a", "a"), "Pending", "a"),
+        (NOTED, pinned("a+a", "a"), "Pending", "a"),
+        (NOTED, pinned("a+b"), "Pending", ""),
+        (NOTED, pinned("a", ""), "Pending", ""),
         (NOTED, {"nodeName": "b", **pinned("a")}, "Running", "b"),
         (DELETED | NOTED, pinned("a"), "Pending", ""),
         (NOTED, {"schedulingGates": [{"name": QUEUE_GATE}], **pinned("a")}, "Pending", ""),
