@@ -87,9 +87,9 @@ class OpenClaims:
     def reserve(self, cells: Iterable[Cell], units: Iterable[Unit]) -> ReservedCells:
         """Return cells with what their claims leave.
 
-        What another leader has claimed may not be seen at all so far, or is no unit here since its service is
-        suspended. It may still be given the cell, and what it needs is unknown: nothing is free there until its outcome
-        is known.
+        A unit of this leader may vanish while its write hangs: what it needs stays reserved. What another leader has
+        claimed may not be seen at all so far, or is no unit here since its service is suspended. It may still be given
+        the cell, and what it needs is unknown: nothing is free there until its outcome is known.
         """
         taken: dict[str, list[Amounts]] = {}
         # What is left of a gang that is admitted in part is a unit with another uid.
@@ -98,17 +98,24 @@ class OpenClaims:
             for uid, claim in self._claims.items()
             for name, cell in zip(claim.objects, claim.cells, strict=False)
         }
-        for unit in units if unseen else ():
+
+        def take(unit: Unit) -> None:
             is_gang = unit.key.kind == "gang"
-            if not is_gang and unit.uid not in self._claims:
-                continue
             for need, name in zip(unit.parts, unit.objects, strict=False):
                 cell_id = unseen.pop(("" if is_gang else unit.uid, name), "")
                 if cell_id and unit.state == "waiting":
                     taken.setdefault(cell_id, []).append(need)
-                    if not is_gang:
-                        # Another leader may be writing it.
-                        self._being_written.setdefault(unit.uid, unit)
+
+        for unit in units if unseen else ():
+            if unit.key.kind == "gang":
+                take(unit)
+            elif unit.uid in self._claims:
+                take(unit)
+                if unit.state == "waiting":
+                    # Another leader may be writing it.
+                    self._being_written.setdefault(unit.uid, unit)
+        for unit in self._being_written.values():
+            take(unit)
         unknown = {*unseen.values()}
         reserved = [
             msgspec.structs.replace(

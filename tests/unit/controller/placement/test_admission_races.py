@@ -1,6 +1,7 @@
 """Admission in races: answers that are lost, objects that change after the decision."""
 
 import asyncio
+import json
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -22,6 +23,8 @@ from kube.client import Obj
 from kube.errors import ApiError, Conflict, LeadershipLost
 from kube.resources import (
     CONFIG_MAPS,
+    DEPLOYMENTS,
+    INFERENCE_SERVICES,
     METAL_HOSTS,
     METAL_PROCESSES,
     POD_DISRUPTION_BUDGETS,
@@ -33,17 +36,20 @@ from tests.support import queue_units, virtual_time
 from tests.support.admission_api import AdmissionBench, SilentRecorder
 from tests.support.api_objects import GIB, host, process, store
 from tests.support.eventually import eventually
-from tests.support.queue_objects import queue_pod, timestamp
+from tests.support.queue_objects import deployment_of, queue_pod, queued_service, timestamp
 from tests.unit.controller.placement.test_admission_pods import (
     LONG_AGO,
     admitted,
     bench,
     budget,
+    ledger_of,
+    node,
     play,
     unschedulable,
     victim,
     written,
 )
+from tests.unit.controller.placement.test_admission_takeover import hold_write
 
 
 def preemption_on_a_host() -> AdmissionBench:
@@ -340,3 +346,29 @@ def test_new_leader_binds_no_process_that_has_grown_since_it_was_claimed(gib: in
     claim = Claim(kind="process", namespace="team", names=names, cells=cells, memory_bytes=6 * GIB)
     found.api.put(CONFIG_MAPS, written(LedgerContent(leader="other", claims={"uid-a-1-0": claim})))
     assert play(found).api.host_of("a-1-0") == place
+
+
+def move(obj: Obj, namespace: str) -> Obj:
+    return {**obj, "metadata": {**obj["metadata"], "namespace": namespace}}
+
+
+def test_pod_that_vanishes_during_a_write_that_hangs_stops_no_preemption_of_others() -> None:
+    """A webhook hangs in one namespace, whose tenant deletes each pod that is being admitted."""
+    found = bench(victim("v", "low"), nodes=(node("n1"), node("n2")))
+    vip = queued_service("vip", created=LONG_AGO, priority="critical")
+    for namespace in ("theirs", "team"):
+        found.change(INFERENCE_SERVICES, move(vip, namespace))
+        found.change(DEPLOYMENTS, move(deployment_of("vip"), namespace))
+    found.change(PODS, move(queue_pod("a", service="vip"), "theirs"))
+    hold_write(found, "a")
+
+    async def main() -> None:
+        async with found.running():
+            await eventually(lambda: "uid-a" in ledger_of(found)["claims"])
+            found.remove(PODS, "a", "theirs")
+            found.change(PODS, queue_pod("p", service="vip"))
+            await asyncio.sleep(10)
+            assert set(found.api.evictions) == {"v"}
+            assert json.loads(found.api.find(PODS, "p")["metadata"]["annotations"][NOMINATED])["cells"] == ["node/n1"]
+
+    virtual_time.run(main())
