@@ -281,7 +281,8 @@ class Planning:
         """Return the number of all that decides about the cells that a unit may use now."""
         namespace = unit.key.namespace if self._limits.by_namespace else ""
         parts = tuple(map(need_key, unit.parts))
-        shape = unit.requirement.identity, parts, unit.pools, unit.avoid, unit.rank, unit.is_protected, namespace
+        flags = unit.is_protected, unit.has_other_gate
+        shape = unit.requirement.identity, parts, unit.pools, unit.avoid, unit.rank, flags, namespace
         return self._shapes.setdefault(shape, len(self._shapes))
 
     def _continue_nomination(self, unit: Unit, nomination: Nomination, *, may_move: bool) -> bool:
@@ -480,11 +481,12 @@ class Planning:
     def _find_elastic_pool(self, unit: Unit) -> str:
         """Return the pool in which a unit may wait for a node that an autoscaler adds, which may be a larger one."""
         # No autoscaler adds hosts, and a volume that is bound to nodes is on none that comes.
-        if isinstance(unit.requirement, HostRequirement) or unit.requirement.volume_nodes is not None:
+        requirement = unit.requirement
+        if unit.has_other_gate or isinstance(requirement, HostRequirement) or requirement.volume_nodes is not None:
             return ""
         for pool in unit.pools:
             is_open = self._elastic.get(pool, 0) > 0 and pool not in self._search.exhausted
-            takes = is_open and unit.requirement.allows(self._rules.pools[pool].node_labels)
+            takes = is_open and requirement.allows(self._rules.pools[pool].node_labels)
             if takes and self._limits.find_refusal(unit, pool) is None and not self._may_take_from_others(unit, pool):
                 return pool
         return ""

@@ -28,7 +28,7 @@ from controller.placement.units import (
 )
 from controller.reconcile.indexes import controller_of
 from controller.reconcile.triggers import ENDED, is_gated
-from crds.meta import LABEL_GANG, LABEL_GANG_SIZE, LABEL_SERVICE
+from crds.meta import LABEL_GANG, LABEL_GANG_SIZE, LABEL_SERVICE, QUEUE_GATE
 from devices.vendors import Vendors
 from kube.client import Obj
 from kube.resources import ObjectKey, object_key
@@ -104,6 +104,7 @@ def build_pod_replica(
         nomination=nomination if state == "waiting" else None,
         evictable_since=_find_scheduled_at(pod),
         is_protected=service is not None and (service.is_protected or (state != "waiting" and not service.is_queued)),
+        has_other_gate=any(each["name"] != QUEUE_GATE for each in spec.get("schedulingGates") or ()),
     )
     ends_by = parse_seconds(metadata["deletionTimestamp"]) if is_ending else None
     is_present = own.template == read_template_mark(pod) if own is not None and own.template else None
@@ -200,6 +201,7 @@ def _join(gang: str, members: Sequence[ReplicaUnit]) -> ReplicaUnit:
         # One that joins later must not protect the others for another while.
         evictable_since=min(since, default=None),
         is_protected=any(unit.is_protected for unit in units),
+        has_other_gate=any(unit.has_other_gate for unit in units),
     )
     own_place = min(each.own_place for each in members)
     return members[0]._replace(unit=unit, own_place=own_place, ends_by=max(ends_by, default=None))

@@ -251,6 +251,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     does not run yet."""
     is_protected: bool = False
     """It is never evicted for another."""
+    has_other_gate: bool = False
+    """Another gate than that of the queue holds a pod of it: no scheduler places it, and no autoscaler adds a node."""
     replaces: frozenset[str] = frozenset()
     """`uid` of units of an earlier spec of the same service, in whose place it may go."""
     is_superseded: bool = False

@@ -4,6 +4,7 @@ The queue counts what it knows: a scheduler plugin, a volume or a port may stand
 would hold the room of its cell for ever. Its service is not tried there again for some time.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
@@ -18,6 +19,7 @@ BLAME_SECONDS: Final = 4 * PINNED_SECONDS
 """Time in which a node that refuses pods of two namespaces is taken for the cause itself."""
 UNPINNED_SECONDS: Final = 900.0
 """Time for which it may refuse one that goes to any node: an autoscaler adds a node within it, or none."""
+_UNTRIED: Final = "no scheduler has tried to place it"
 
 
 _Key = TypeVar("_Key")
@@ -74,7 +76,8 @@ class UnscheduledPods:
         for each in refused:
             if not each.unit.cells and not is_elastic(each.unit):
                 continue
-            limit = PINNED_SECONDS if each.unit.cells else UNPINNED_SECONDS
+            # What no scheduler looks at keeps room on each node of its pool in vain.
+            limit = PINNED_SECONDS if each.unit.cells or each.message == _UNTRIED else UNPINNED_SECONDS
             left = self._since[each.unit.uid] + limit - now
             if left <= 0:
                 overdue.append(each)
@@ -119,16 +122,19 @@ def _discard(found: dict[_Key, set[_Value]], key: _Key, value: _Value) -> None:
 
 
 def find_refusal(store: Store, unit: Unit) -> str | None:
-    """Return why the scheduler places no pod of an admitted unit; None: it places it, or has not tried."""
+    """Return why no scheduler places the pods of an admitted unit; None: it places them, or has not tried yet.
+
+    A unit without a node may keep the name of a scheduler that nobody runs.
+    """
     is_placed = unit.key.kind == "pod" and unit.evictable_since is not None
     if unit.state != "running" or unit.key.kind == "process" or is_placed:
         return None
-    for name in unit.objects:
-        pod = store.get(PODS, name.name, name.namespace)
-        for condition in _conditions(pod):
-            if (condition["type"], condition.get("reason")) == ("PodScheduled", "Unschedulable"):
-                return str(condition.get("message", ""))
-    return None
+    pods = [store.get(PODS, name.name, name.namespace) for name in unit.objects]
+    for condition in itertools.chain.from_iterable(map(_conditions, pods)):
+        if (condition["type"], condition.get("reason")) == ("PodScheduled", "Unschedulable"):
+            return str(condition.get("message", ""))
+    is_untried = not unit.cells and any(pod is not None and not pod["spec"].get("nodeName") for pod in pods)
+    return _UNTRIED if is_untried else None
 
 
 def _conditions(pod: Obj | None) -> Iterable[Obj]:

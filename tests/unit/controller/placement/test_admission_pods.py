@@ -316,6 +316,32 @@ def test_pod_without_a_pin_goes_back_later_and_only_to_an_elastic_pool(
     assert found.api.deleted[:1] == deleted
 
 
+@pytest.mark.parametrize(
+    ("elastic", "seconds", "deleted"),
+    [(1, PINNED_SECONDS - 5, []), (1, PINNED_SECONDS + 5, ["a"]), (0, 2 * UNPINNED_SECONDS, [])],
+    ids=["young", "overdue", "was never gated"],
+)
+def test_pod_without_a_pin_that_no_scheduler_looks_at_goes_back_soon(
+    elastic: int, seconds: float, deleted: list[str]
+) -> None:
+    """It names a scheduler that nobody runs, and keeps room on each node of the pool meanwhile."""
+    rules = PlanRules(pools={"nvidia": PoolRules(elastic=elastic)})
+    assert play(bench(admitted("a"), rules=rules), seconds).api.deleted[:1] == deleted
+
+
+def test_pod_without_a_pin_that_is_bound_in_the_last_moment_stays() -> None:
+    found = bench(admitted("a"), rules=PlanRules(pools={"nvidia": PoolRules(elastic=1)}))
+
+    async def main() -> None:
+        async with found.running():
+            await asyncio.sleep(PINNED_SECONDS - 1)
+            found.api.before_ledger = lambda: found.change(PODS, queue_pod("a", gated=False, node="n1"))
+            await asyncio.sleep(5)
+
+    virtual_time.run(main())
+    assert found.api.deleted == []
+
+
 def test_pod_that_the_queue_did_not_admit_is_left_to_the_scheduler() -> None:
     rules = PlanRules(pools={"nvidia": PoolRules(elastic=1)})
     never_gated = unschedulable(queue_pod("a", gated=False, created=LONG_AGO))

@@ -39,6 +39,13 @@ def test_what_is_pending_already_counts_until_it_has_a_node() -> None:
     assert say(decide([full], [runs, *units[1:]], RULES)) == ["u0 gets a new node", "u1 gets a new node"]
 
 
+def test_pod_that_another_gate_holds_does_not_go_unpinned() -> None:
+    """No scheduler would place it, and it would keep room on each node of the pool from all others, for ever."""
+    held = pod("held", pools=("team-a",), has_other_gate=True)
+    assert say(decide([], [held, pod("u", at=1, pools=("team-a",))], RULES)) == ["u gets a new node"]
+    assert say(decide([node("n", 1, pool="team-a")], [held], RULES)) == ["held gets n"]
+
+
 def test_room_of_a_new_node_is_left_to_what_waits_for_it_unpinned() -> None:
     pinned = [pod(f"u{each}", at=each, pools=("team-a",)) for each in range(3)]
     units = [pending("p", "team-a", labels=TEAM_A), pending("q", "team-a", labels=TEAM_A), *pinned]

@@ -110,6 +110,13 @@ def test_pods_with_equal_rules_have_one_shape() -> None:
     assert found["one"].requirement.shape == found["two"].requirement.shape
 
 
+def test_pod_that_another_gate_holds_is_known() -> None:
+    held = queue_pod("held")
+    held["spec"]["schedulingGates"].append({"name": "example.com/licence"})
+    found = observe(queue(held, queue_pod("free")))
+    assert {name: unit.has_other_gate for name, unit in found.items()} == {"held": True, "free": False}
+
+
 def test_admitted_pod_runs_where_it_is_bound_or_pinned() -> None:
     bound = queue_pod("bound", gated=False, node="n1")
     reserved = pinned(queue_pod("reserved", gated=False), "n2", "n2")
