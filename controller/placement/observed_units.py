@@ -40,6 +40,8 @@ from kube.store import Store
 
 LATE_SECONDS: Final = 30.0
 """Time after which what should have ended makes no room any more: its node is lost, or its host does not heed."""
+MOST_GRACE_SECONDS: Final = 600.0
+"""Time before its end from which a unit makes room: whoever deletes a pod chooses how long it may take."""
 FindVolumeNodes = Callable[[Obj], frozenset[str] | None]
 """Returns the only nodes on which the volumes of a waiting pod can be; None: they hold it nowhere."""
 _VolumeNodes = tuple[tuple[str, frozenset[str] | None], ...]
@@ -61,7 +63,7 @@ class ObservedUnits(NamedTuple):
     open_places: Mapping[str, tuple[str, ...]]
     """Freed places that are still to be inherited, by uid of the service; all others are spent."""
     again_seconds: float | None = None
-    """Time after which the next unit that ends makes no room any more, if it still has not ended."""
+    """Time after which the next unit that ends makes room, or makes none any more if it still has not ended."""
 
 
 class _ServiceUnits(NamedTuple):
@@ -124,7 +126,7 @@ def observe_units_in_steps(
         find_volume_nodes: finds the nodes of the volumes of a waiting pod.
     """
     units: list[Unit] = []
-    late_at: list[float] = []
+    judged_at: list[float] = []
     places: dict[UnitKey, str] = {}
     open_places: dict[str, tuple[str, ...]] = {}
     unseen = dict(freed_places)
@@ -137,12 +139,13 @@ def observe_units_in_steps(
         found = _derive_service_units(store, service, placed, vendors, freed)
         units += found.units
         units += [_judge_ending(each, now.timestamp()) for each in found.ending]
-        late_at += [each.ends_by + LATE_SECONDS for each in found.ending if each.ends_by is not None]
+        ends = [each.ends_by for each in found.ending if each.ends_by is not None]
+        judged_at += [moment + seconds for moment in ends for seconds in (-MOST_GRACE_SECONDS, LATE_SECONDS)]
         places.update(found.places)
         if service is not None and found.open_places:
             open_places[service.uid] = found.open_places
         yield None
-    waits = (moment - now.timestamp() for moment in late_at)
+    waits = (moment - now.timestamp() for moment in judged_at)
     again_seconds = min((seconds for seconds in waits if seconds >= 0), default=None)
     yield ObservedUnits(tuple(units), places, open_places | _keep_unseen(store, unseen), again_seconds)
 
@@ -299,8 +302,8 @@ def _build_process(
 
 
 def _judge_ending(replica: ReplicaUnit, now: float) -> Unit:
-    """Return a unit that ends; one that should have ended long ago makes no room, and nothing waits for it."""
-    if replica.ends_by is None or now <= replica.ends_by + LATE_SECONDS:
+    """Return a unit that ends soon; nothing waits for one that should have ended long ago, or may take for ever."""
+    if replica.ends_by is None or -LATE_SECONDS <= replica.ends_by - now <= MOST_GRACE_SECONDS:
         return replica.unit
     return msgspec.structs.replace(replica.unit, state="running", is_protected=True)
 

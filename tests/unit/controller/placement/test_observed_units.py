@@ -11,6 +11,7 @@ from controller.placement import observed_units
 from controller.placement.ledger import MOST_CLAIMED
 from controller.placement.observed_units import (
     LATE_SECONDS,
+    MOST_GRACE_SECONDS,
     encode_nomination,
     observe_units,
     parse_nomination,
@@ -175,6 +176,18 @@ def test_pod_that_does_not_end_in_time_makes_no_room() -> None:
     late = NOW - timedelta(seconds=LATE_SECONDS + 1)
     found = observe(queue(queue_pod("soon", deleted=LATER), queue_pod("late", deleted=late)))
     assert (found["soon"].state, found["late"].state, found["late"].is_protected) == ("ending", "running", True)
+
+
+def test_pod_that_ends_in_the_distant_future_makes_no_room_before() -> None:
+    """Whoever deletes a pod chooses its grace period: others would wait for it, and have nobody else evicted."""
+    known = queue(queue_pod("endless", gated=False, node="n1", deleted=NOW + timedelta(days=100)))
+    early = observe_units(known, VENDORS, NOW)
+    (unit,) = early.units
+    assert (unit.state, unit.is_protected, unit.cells) == ("running", True, ("node/n1",))
+    assert early.again_seconds is not None
+    (later,) = observe_units(known, VENDORS, NOW + timedelta(seconds=early.again_seconds)).units
+    assert later.state == "ending"
+    assert early.again_seconds == timedelta(days=100).total_seconds() - MOST_GRACE_SECONDS
 
 
 @pytest.mark.parametrize(
