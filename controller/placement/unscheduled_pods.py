@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
+from controller.placement.device_registry import find_need
 from controller.placement.units import Unit
 from kube.client import Obj
 from kube.resources import PODS, ObjectKey
@@ -76,7 +77,7 @@ class UnscheduledPods:
         for each in refused:
             if not each.unit.cells and not is_elastic(each.unit):
                 continue
-            # What no scheduler looks at keeps room on each node of its pool in vain.
+            # What no scheduler looks at keeps room on each node of its pool, or the choice of devices, in vain.
             limit = PINNED_SECONDS if each.unit.cells or each.message == _UNTRIED else UNPINNED_SECONDS
             left = self._since[each.unit.uid] + limit - now
             if left <= 0:
@@ -124,7 +125,7 @@ def _discard(found: dict[_Key, set[_Value]], key: _Key, value: _Value) -> None:
 def find_refusal(store: Store, unit: Unit) -> str | None:
     """Return why no scheduler places the pods of an admitted unit; None: it places them, or has not tried yet.
 
-    A unit without a node may keep the name of a scheduler that nobody runs.
+    Others wait for a unit without a node, or without the devices that it claims: nobody may run its scheduler.
     """
     is_placed = unit.key.kind == "pod" and unit.evictable_since is not None
     if unit.state != "running" or unit.key.kind == "process" or is_placed:
@@ -133,7 +134,8 @@ def find_refusal(store: Store, unit: Unit) -> str | None:
     for condition in itertools.chain.from_iterable(map(_conditions, pods)):
         if (condition["type"], condition.get("reason")) == ("PodScheduled", "Unschedulable"):
             return str(condition.get("message", ""))
-    is_untried = not unit.cells and any(pod is not None and not pod["spec"].get("nodeName") for pod in pods)
+    unbound = [pod for pod in pods if pod is not None and not pod["spec"].get("nodeName")]
+    is_untried = any(not unit.cells or find_need(pod) is not None for pod in unbound)
     return _UNTRIED if is_untried else None
 
 

@@ -9,12 +9,13 @@ import msgspec
 import pytest
 
 from controller.placement import admission, ledger
+from controller.placement.device_need import DeviceNeed, encode_need
 from controller.placement.ledger import LEDGER, Claim, LedgerContent
 from controller.placement.planner import PlanRules
 from controller.placement.pool_limits import PoolRules
 from controller.placement.queue_places import find_own_place, format_place
 from controller.placement.unscheduled_pods import PINNED_SECONDS, UNPINNED_SECONDS, UnscheduledPods
-from crds.meta import CONTROLLER_NAMESPACE, ENQUEUED_AT, NOMINATED
+from crds.meta import CONTROLLER_NAMESPACE, DEVICE_NEED, ENQUEUED_AT, NOMINATED
 from kube.client import Obj
 from kube.errors import ApiError, Invalid, Unreachable
 from kube.resources import (
@@ -28,6 +29,7 @@ from kube.resources import (
 from tests.support import queue_units, virtual_time
 from tests.support.admission_api import AdmissionBench
 from tests.support.api_objects import store
+from tests.support.device_slices import DRIVER
 from tests.support.queue_objects import deployment_of, pinned, queue_pod, queued_service
 
 LONG_AGO = datetime.fromisoformat("2026-01-01T00:00:00Z")
@@ -327,6 +329,20 @@ def test_pod_without_a_pin_that_no_scheduler_looks_at_goes_back_soon(
     """It names a scheduler that nobody runs, and keeps room on each node of the pool meanwhile."""
     rules = PlanRules(pools={"nvidia": PoolRules(elastic=elastic)})
     assert play(bench(admitted("a"), rules=rules), seconds).api.deleted[:1] == deleted
+
+
+@pytest.mark.parametrize(
+    ("claims", "seconds", "deleted"),
+    [(True, PINNED_SECONDS - 5, []), (True, PINNED_SECONDS + 5, ["a"]), (False, 2 * PINNED_SECONDS, [])],
+)
+def test_pinned_pod_whose_devices_no_scheduler_chooses_goes_back(
+    claims: bool, seconds: float, deleted: list[str]
+) -> None:
+    """Until its devices are chosen, its node gives none to other needs: for ever, for a scheduler that nobody runs."""
+    pod = admitted("a", "n1")
+    if claims:
+        pod["metadata"]["annotations"][DEVICE_NEED] = encode_need(DeviceNeed(driver=DRIVER, device_class=DRIVER))
+    assert play(bench(pod), seconds).api.deleted[:1] == deleted
 
 
 def test_pod_without_a_pin_that_is_bound_in_the_last_moment_stays() -> None:
