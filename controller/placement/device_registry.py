@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from controller.placement.device_need import DeviceNeed, any_device, decode_need
-from controller.placement.pod_requests import find_taken_node
+from controller.placement.pod_requests import find_taken_node, is_noted
 from controller.placement.units import CLAIM_SLOT, NOTHING, Amounts, Unit
 from crds.meta import DEVICE_NEED, LABEL_MANAGED_BY, MANAGED_BY
 from devices.vendors import Vendors
@@ -185,7 +185,8 @@ class DeviceRegistry:
         if (known := self._pods.pop(uid, None)) is not None:
             self._pods_of[known.node].discard(uid)
             nodes.add(known.node)
-        node = find_taken_node(pod) if need is not None else ""
+        # Tenants make pods with the labels and annotations of ours, but only the queue notes places.
+        node = find_taken_node(pod) if need is not None and is_noted(pod) else ""
         if need is not None and node:
             self._pods[uid] = _ClaimingPod(node, need.name, need.number)
             self._pods_of.setdefault(node, set()).add(uid)

@@ -12,6 +12,7 @@ import pytest
 
 from controller.placement.effects import admit_pod
 from crds.meta import (
+    DEVICE_NEED,
     ENQUEUED_AT,
     LABEL_GANG,
     LABEL_MANAGED_BY,
@@ -111,6 +112,7 @@ ATTEMPTS: dict[str, tuple[str, Attempt]] = {
     "pod of no ReplicaSet": (MARKS, remove(label("pod-template-hash"))),
     "the place of its gang": (MARKS, change(label(LABEL_GANG), "all")),
     "pod of an earlier template": (MARKS, change(annotation(POD_TEMPLATE), "earlier")),
+    "devices that it does not claim": (MARKS, change(annotation(DEVICE_NEED), "{}")),
     "an earlier place": (NOTES, change(annotation(ENQUEUED_AT), FIRST)),
     "a promise": (NOTES, change(annotation(NOMINATED), "{}")),
     "pod that is nobody's": ("gets or loses the label", remove(label(LABEL_MANAGED_BY))),

@@ -208,6 +208,18 @@ def test_needs_that_share_devices_are_admitted_one_after_the_other() -> None:
     assert decide(known, cells, "one", "two") == []
 
 
+def test_pod_that_only_says_that_it_claims_devices_takes_none() -> None:
+    """Tenants make pods with the labels and annotations of ours, and bind them: only the queue notes a place."""
+    known, cells = registry(device_slice("n", gpu("a"), gpu("b", L4)))
+    known.put(PODS, pod("one", ANY))
+    known.put(PODS, pod("two", LARGE))
+    forged = pod("forged", msgspec.structs.replace(ANY, number=8), "n")
+    del forged["metadata"]["annotations"][ENQUEUED_AT]
+    forged["spec"]["nodeName"] = "n"
+    known.put(PODS, forged)
+    assert (find(cells).free[CLAIM_SLOT], *free(cells, ANY, LARGE)) == (1, 2, 1)
+
+
 def test_needs_that_share_no_device_are_admitted_at_once() -> None:
     known, cells = registry(device_slice("n", gpu("a"), gpu("b"), gpu("c", L4)))
     for name, need in (("one", LARGE), ("two", LARGE), ("three", SMALL)):
