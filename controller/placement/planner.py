@@ -295,8 +295,7 @@ class Planning:
         """
         cells = [cell for name in nomination.cells if (cell := self._search.cells.get(name)) is not None]
         staying = self._list_staying(nomination)
-        is_whole = len(cells) == len(nomination.cells) == len(unit.parts)
-        if not is_whole or not self._is_eligible(unit, cells, staying):
+        if not len(cells) == len(nomination.cells) == len(unit.parts) or not self._is_eligible(unit, cells, staying):
             return False
         # Where there is room for both, the limits still count what the unit replaces, which may never end.
         has_room = self._search.takes(add_by_cell(unit.parts, nomination.cells))
@@ -385,9 +384,10 @@ class Planning:
             for name in self._search.list_roomy(unit, need, pool)
         )
         limit = self._find_limit(unit, feasible, refusals)
-        held = [pool for pool in refusals if feasible and self._could_ever_run(unit, pool)]
+        fitting = [pool for pool, refusal in refusals.items() if feasible and refusal.could_ever_fit]
+        held = [pool for pool in fitting if self._could_ever_run(unit, pool)]
         for pool in held:
-            self._limits.hold(unit, refusals[pool])
+            self._limits.hold(unit, refusals[pool].key)
         # Where the youngest unit keeps it waiting, none that is younger may come.
         place = self._search.find_place(unit, "wait") if feasible and self._candidates.has_young else None
         closure, closed = HeadOfLine(unit.rank, unit), self._search.closed
@@ -404,8 +404,7 @@ class Planning:
         helps = self._candidates.could_yield(unit, waited_for, left)
         blockage = Blockage(len(feasible), is_shadowed, tuple(refusals.values()), limit, exceeds, helps)
         # What passes by one limit would take its quota. Others need not wait because its own quota is used up.
-        quotas = dict.fromkeys((pool for pool in held if refusals[pool].could_ever_fit), False)
-        return blockage, dict.fromkeys(pools, True) | quotas
+        return blockage, dict.fromkeys(pools, True) | dict.fromkeys(held, False)
 
     def _list_awaited(self, unit: Unit, refusals: Mapping[str, LimitRefusal]) -> _AwaitedCells:
         """Return the cells for which a unit waits: the same ones for all that differ in their priority alone."""

@@ -217,10 +217,9 @@ class PoolLimits:
             if is_shared or key.reason == "Quota":
                 self._kept.setdefault(key, _KeptAmounts()).add(unit, amount)
 
-    def hold(self, unit: Unit, refusal: LimitRefusal) -> None:
+    def hold(self, unit: Unit, key: LimitKey) -> None:
         """Keep what a limit still allows for the unit that it refused."""
-        if refusal.could_ever_fit:
-            self._held.setdefault(refusal.key, unit.order)
+        self._held.setdefault(key, unit.order)
 
     def _list_limits(self, unit: Unit, pool: str) -> Iterator[tuple[LimitKey, int, int]]:
         """Yield each limit that counts a unit in a pool, with what it allows and what the unit needs."""

@@ -111,7 +111,7 @@ def test_quota_is_kept_for_each_unit_that_waits_for_room() -> None:
 
 @pytest.mark.parametrize(("devices", "decided"), [(5, []), (6, ["small gets n"])])
 def test_quota_is_kept_for_a_unit_that_another_limit_holds_back(devices: int, decided: list[str]) -> None:
-    """What "small" would take, "large" would lack once the pool's own units have ended."""
+    """Once the pool's own units have ended, "large" would lack the quota that "small" had taken."""
     units = [
         runs("r", 4, "n", namespace="other", priority="critical"),
         pod("large", 4, at=1, priority="critical"),
