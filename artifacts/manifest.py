@@ -3,10 +3,14 @@
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from artifacts.partial_download import VerifiedFile
+
+MANIFEST: Final = ".manifest.json"
+"""Name of the file with the manifest of an object, in its folder."""
 
 
 class StoredFile(VerifiedFile, frozen=True, kw_only=True, rename="camel"):

@@ -165,6 +165,27 @@ def cache_key(text: str, revision: str, files: Sequence[str] = ()) -> str:
     return hashlib.sha256(identity.encode()).hexdigest()[:_KEY_DIGITS]
 
 
+def weights_identity(text: str, revision: str, files: Sequence[str], sha256: str) -> str:
+    """Return the identity of exact weights, by which a host reports that it has them; empty if they have none.
+
+    It is the SHA-256 if that is known, else a digest of source and revision. Without either, the bytes may change. The
+    owner's own files and models of Ollama have none: they are not in the store of a host.
+    """
+    if scheme_of(text) in (None, "file", "ollama"):
+        return ""
+    if sha256:
+        return sha256
+    try:
+        return name_identity(cache_key(text, revision, files)) if revision else ""
+    except SourceError:
+        return ""
+
+
+def name_identity(key: str) -> str:
+    """Return the identity of the weights of a source at a revision, by their `cache_key`: as long as a SHA-256."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
 def without_secrets(text: str) -> str:
     """Return `text` without a query, a fragment and the user info before an @ in the host."""
     bare = re.split(r"[?#]", text, maxsplit=1)[0]

@@ -25,7 +25,7 @@ from artifacts.errors import ArtifactError
 from artifacts.fetch import FetchedArtifact, ReportProgress, fetch, verify_local
 from artifacts.file_set import FileSet, refuse_digest
 from artifacts.folder_lock import is_in_use, protect_from_eviction, try_lock_folder
-from artifacts.manifest import Manifest, StoredFile, folder_digest
+from artifacts.manifest import MANIFEST, Manifest, StoredFile, folder_digest
 from artifacts.mirrors import parse_mirrors, read_from_any
 from artifacts.partial_download import in_thread, locked, storage_faults
 from artifacts.repositories import local_files
@@ -33,6 +33,7 @@ from artifacts.repositories.address_policy import Networks
 from artifacts.repositories.repository import GGUF_WEIGHTS, SourceAccess
 from artifacts.retry import DEFAULT_PATIENCE, Patience
 from artifacts.source import Source, cache_key, is_digest, refuse_library
+from artifacts.stored_identities import StoredIdentities
 from artifacts.weights_access import AccessRecords, access_key, ask_for_access
 from crds.size import size_text
 
@@ -43,7 +44,6 @@ CheckWeights = Callable[[Path], object]
 """Called with the file or folder of weights; raises ArtifactError if they must not be served."""
 SPARE_SHARE: Final = 0.02
 """Share of the volume that downloads leave free: it may be the disk that the owner works on."""
-_MANIFEST: Final = ".manifest.json"
 
 log = structlog.get_logger()
 
@@ -121,6 +121,7 @@ class WeightsStore:
         self._names = folder / "names"
         self._local = folder / "local"
         self._access = AccessRecords(folder / "access")
+        self._identities = StoredIdentities(self._objects, self._names)
         self._settings = SourceAccess(
             endpoint=endpoint, file_root=file_root, allowed_networks=allowed_networks, patience=patience
         )
@@ -197,7 +198,7 @@ class WeightsStore:
         if durable.read(self._name_path(wanted.source, wanted.revision), str) != digest:
             # The source has not delivered it, it only names the digest: it has to send all of it.
             return False
-        manifest = durable.read(self._object_path(digest) / _MANIFEST, Manifest)
+        manifest = durable.read(self._object_path(digest) / MANIFEST, Manifest)
         try:
             is_let_in = manifest is not None and await ask_for_access(
                 wanted.source, dataclasses.replace(self._settings, token=wanted.token), wanted.revision
@@ -227,7 +228,7 @@ class WeightsStore:
             return None
         with contextlib.ExitStack() as on_return:
             on_return.callback(os.close, descriptor)
-            manifest = durable.read(folder / _MANIFEST, Manifest)
+            manifest = durable.read(folder / MANIFEST, Manifest)
             if manifest is None or not manifest.is_in(folder):
                 return None
             os.utime(descriptor)  # the folder's time records its last use
@@ -240,11 +241,15 @@ class WeightsStore:
         """Describe all objects, the most recently used first. Raises OSError."""
         found = []
         for folder in _list_folders(self._objects):
-            manifest = durable.read(folder / _MANIFEST, Manifest)
+            manifest = durable.read(folder / MANIFEST, Manifest)
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                 if manifest is not None:
                     found.append(StoredWeights(manifest, folder.stat().st_mtime, in_use=is_in_use(folder)))
         return sorted(found, key=lambda stored: -stored.used_at)
+
+    def identities(self) -> Sequence[str]:
+        """Return the `weights_identity` of all complete objects, the most recently used first. Never raises."""
+        return self._identities.read()
 
     def remove(self, digest: str) -> bool:
         """Delete one object; return False when it is in use. Raises OSError and ArtifactError."""
@@ -384,14 +389,14 @@ class WeightsStore:
             if held:
                 self._delete(incoming)  # another source had the same bytes
                 return held
-            durable.write(incoming / _MANIFEST, manifest)
+            durable.write(incoming / MANIFEST, manifest)
             if folder.exists():
                 self._delete(folder)  # it is damaged
             incoming.rename(folder)
             durable.sync_folder(folder.parent)
             held = self.find(source, requested, digest)
         for path in folder.iterdir():
-            if path.name not in {_MANIFEST, *(file.name for file in files)}:
+            if path.name not in {MANIFEST, *(file.name for file in files)}:
                 path.unlink()  # files of the download
         if held is None:
             raise ArtifactError(

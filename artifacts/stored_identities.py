@@ -1,0 +1,92 @@
+"""The identities of the weights that a store has complete, by which others know what is there."""
+
+import contextlib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from artifacts import durable
+from artifacts.manifest import MANIFEST, Manifest
+from artifacts.source import is_digest, name_identity
+
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+
+class StoredIdentities:
+    """The identities of objects; manifests and names are read again only after a folder of the store has changed.
+
+    Args:
+        objects: the folder of objects, each a folder named by its digest.
+        names: the folder of files that name the object of a source at a revision, by their `cache_key`.
+    """
+
+    def __init__(self, objects: Path, names: Path) -> None:
+        self._objects, self._names = objects, names
+        self._known: tuple[object, Sequence[str]] = (None, ())
+        """The times of all folders, and the identities that were read then."""
+
+    def read(self) -> Sequence[str]:
+        """Return the `weights_identity` of each complete object by its digest and by each of its sources.
+
+        Nothing is hashed. The most recently used object comes first. Never raises: what cannot be read is not there.
+        """
+        try:
+            folders = sorted(_list_objects(self._objects), reverse=True)
+            times = folders, _find_time(self._names)
+        except OSError as error:
+            _report(self._objects, error)
+            return ()
+        known_times, known = self._known
+        if times == known_times:
+            return known
+        found = self._read_all([digest for _, digest in folders])
+        self._known = times, found
+        return found
+
+    def _read_all(self, digests: Iterable[str]) -> Sequence[str]:
+        complete = {digest: [digest] for digest in digests if _is_complete(self._objects / digest)}
+        for path in sorted(self._names.glob("*.json")):
+            named = complete.get(_read(path, str) or "")
+            if named is not None:
+                named.append(name_identity(path.stem))
+        return [identity for identities in complete.values() for identity in identities]
+
+
+def _list_objects(folder: Path) -> list[tuple[int, str]]:
+    """Return the digests of all objects, each with the time of its folder, which records its last use."""
+    found = []
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                if is_digest(entry.name):
+                    found.append((entry.stat().st_mtime_ns, entry.name))
+    return found
+
+
+def _find_time(folder: Path) -> int:
+    try:
+        return folder.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def _is_complete(folder: Path) -> bool:
+    manifest = _read(folder / MANIFEST, Manifest)
+    return manifest is not None and manifest.is_in(folder)
+
+
+def _read(path: Path, type_: type[T]) -> T | None:
+    try:
+        return durable.read(path, type_)
+    except OSError as error:
+        _report(path, error)
+        return None
+
+
+def _report(path: Path, error: OSError) -> None:
+    log.warning("stored_weights_unreadable", path=str(path), error=str(error))
