@@ -1,6 +1,6 @@
 """`MetalHost`: an off-cluster host run by a metal agent; the counterpart of a Node with a kubelet."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
@@ -8,6 +8,8 @@ from crds.meta import ApiStruct, Conditions, Features, LabelName, ObjectMeta, de
 
 HostText = Annotated[str, Meta(max_length=256)]
 """A text that a host states. Whatever it is, it fits into messages and tables of others."""
+MOST_WEIGHTS: Final = 128
+"""Identities of weights that a host reports at most."""
 
 
 _LABEL_PART = r"[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?"
@@ -209,6 +211,17 @@ class MetalHostStatus(ApiStruct, frozen=True):
         list[HostText],
         Meta(max_length=64),
         described("Engines that this host can run.", **{"x-kubernetes-list-type": "set"}),
+    ] = []
+    weights: Annotated[
+        list[Annotated[str, Meta(max_length=64, extra_json_schema={"pattern": "^[0-9a-f]{64}$"})]],
+        Meta(max_length=MOST_WEIGHTS),
+        described(
+            "Weights that are complete on the host's disk, those that were used last if there are many: the SHA-256 of "
+            "the file or folder, and a digest of each source and revision that it came from. Of hosts that are equal "
+            "otherwise, a replica goes to one that has its weights. Models of Ollama and the owner's own files "
+            "(file://) are not among them.",
+            **{"x-kubernetes-list-type": "atomic"},
+        ),
     ] = []
     features: Annotated[
         Features,

@@ -462,11 +462,13 @@ class Agent:
         if state.wired_limit_bytes != self._facts.wired_limit_bytes:
             await self._apply_wired_limit(state.wired_limit_bytes)
         runtimes = [*await asyncio.to_thread(engine_command.list_installed), *self._host.daemons.usable()]
+        weights = await asyncio.to_thread(self._host.context.weights.store.identities)
         # Read after the last pause: with the ledger of another moment, memory could be reported as free that is not.
         assigned = [runner.assignment for runner in self._runners.values()]
         wanted = host_status.build_status(
             *(self._facts, state, self._exposed.address, self._ledger, assigned),
             runtimes=runtimes,
+            weights=weights,
             reachability_port=self._listener.port,
         )
         if self._lifetime.stop.is_set():

@@ -9,7 +9,7 @@ import msgspec
 
 from crds.features import AGENT_FEATURES
 from crds.meta import LABEL_MANAGED_BY, MANAGED_BY
-from crds.metalhost import CoreLevel, HostProcess, MetalHostStatus
+from crds.metalhost import MOST_WEIGHTS, CoreLevel, HostProcess, MetalHostStatus
 from crds.size import size_text
 from devices.facts import HostFacts
 from devices.host import HostState
@@ -37,12 +37,13 @@ def build_status(
     assignments: Iterable[Assignment],
     *,
     runtimes: Iterable[str] = (),
+    weights: Sequence[str] = (),
     reachability_port: int | None = None,
 ) -> MetalHostStatus:
     """Return the status of this host; `processes` lists exactly the reservations that reduce `available_bytes`.
 
-    `runtimes` are the runtimes that can serve here; `reachability_port` is the port at which the controller may ask
-    whether the cluster reaches this host.
+    `runtimes` are the runtimes that can serve here; `weights` are the identities of what is on disk, the most recently
+    used first; `reachability_port` is the port at which the controller may ask whether the cluster reaches this host.
     """
     booted_at = facts.booted_at_seconds
     assigned = [each for each in assignments if each.uid in ledger.reserved]
@@ -76,6 +77,7 @@ def build_status(
         available=size_text(available_bytes),
         agent_version=_VERSION,
         runtimes=list(runtimes),
+        weights=sorted(weights[:MOST_WEIGHTS]),  # in an order that a use does not change
         features=list(AGENT_FEATURES),
         inspects=True,
         processes=[

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
@@ -185,3 +186,22 @@ async def test_host_report_includes_a_process_that_is_assigned_meanwhile(
     await agent._report_host()
     assert [process.uid for process in reported[0].processes] == ["new"]
     assert reported[0].available_bytes == 99 * GIB
+
+
+async def test_host_report_has_the_weights_on_disk_which_are_read_beside_the_loop(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported, threads = list[MetalHostStatus](), list[int]()
+
+    async def keep(_client: Client, _name: str, status: MetalHostStatus, _conditions: object) -> None:
+        reported.append(status)
+
+    def list_weights() -> list[str]:
+        threads.append(threading.get_ident())
+        return ["b" * 64, "a" * 64]
+
+    monkeypatch.setattr(host_status, "report_host", keep)
+    monkeypatch.setattr(agent._host.context.weights.store, "identities", list_weights)
+    await agent._report_host()
+    assert reported[0].weights == ["a" * 64, "b" * 64]
+    assert threads != [threading.get_ident()]

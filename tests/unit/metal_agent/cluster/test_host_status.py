@@ -1,5 +1,7 @@
 """The status of a MetalHost has the known facts, and is written only when they change by a step."""
 
+import json
+from contextlib import AbstractAsyncContextManager
 from importlib import metadata
 
 import msgspec
@@ -10,9 +12,11 @@ from devices.gpu import Gpu
 from devices.host import HostState
 from devices.power import Power
 from devices.pressure import PressureReading
-from kube.client import Obj
+from kube.client import Client, Obj
+from kube.transport import Request, Response, Stream
 from metal_agent.assignments import STANDALONE, Assignment
-from metal_agent.cluster.host_status import build_status, skip_small_changes
+from metal_agent.cluster.endpoint_slices import FIELD_MANAGER
+from metal_agent.cluster.host_status import build_status, report_host, skip_small_changes
 from metal_agent.memory.ledger import Ledger
 
 GIB = 2**30
@@ -68,6 +72,49 @@ def test_over_committed_host_does_not_report_unclaimed_memory_as_free() -> None:
     ledger.release("cluster")
     status = build_status(HostFacts(), HostState(), "10.0.0.7", ledger, [left])
     assert status.available_bytes == 8 * GIB
+
+
+class OneHost:
+    """An API server with one MetalHost, which takes its status as server-side apply does."""
+
+    def __init__(self) -> None:
+        self.host: Obj = {"metadata": {"name": "mac-1", "uid": "uid", "resourceVersion": "1"}}
+        self.written: list[Obj] = []
+
+    async def request(self, request: Request) -> Response:
+        if request.method == "PATCH":
+            self.written.append(json.loads(request.body or b"")["status"])
+            owned: Obj = {"f:status": {f"f:{name}": {} for name in self.written[-1]}}
+            entry = {"manager": FIELD_MANAGER, "operation": "Apply", "subresource": "status", "fieldsV1": owned}
+            self.host = {"metadata": {**self.host["metadata"], "managedFields": [entry]}, "status": self.written[-1]}
+        return Response(200, json.dumps(self.host).encode())
+
+    def stream(self, request: Request, *, idle_seconds: float) -> AbstractAsyncContextManager[Stream]:
+        raise NotImplementedError
+
+    async def reconnect(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+def weights(*found: str) -> list[str]:
+    return build_status(HostFacts(), HostState(), "10.0.0.7", Ledger(8 * GIB), [], weights=found).weights
+
+
+def test_weights_that_were_used_last_are_reported_in_an_order_that_a_use_does_not_change() -> None:
+    assert weights("c", "a", "b") == weights("b", "c", "a") == ["a", "b", "c"]
+    used = [f"{number:064x}" for number in reversed(range(300))]
+    assert weights(*used) == sorted(used[:128])
+
+
+async def test_status_with_the_same_weights_is_not_written_again() -> None:
+    api = OneHost()
+    for found in (("b", "a"), ("a", "b"), ("a", "b", "c")):
+        status = build_status(HostFacts(), HostState(), "10.0.0.7", Ledger(8 * GIB), [], weights=found)
+        await report_host(Client(api), "mac-1", status)
+    assert [each["weights"] for each in api.written] == [["a", "b"], ["a", "b", "c"]]
 
 
 @pytest.mark.parametrize(
