@@ -48,6 +48,8 @@ class HostCapacity(NamedTuple):
     agent_version: str = ""
     bandwidth_bytes_per_second: int = 0
     """Memory bandwidth of its chip; 0 if it is unknown."""
+    weights: frozenset[str] = frozenset()
+    """Identities of the weights on its disk; none: they are unknown, or there are none."""
     labels: frozenset[tuple[str, str]] = frozenset()
     taints: tuple[HostTaint, ...] = ()
 
@@ -94,6 +96,7 @@ def _host_capacity(host: MetalHost, bound: Iterable[Obj]) -> HostCapacity:
         features=known_features(host.status),
         agent_version=host.status.agent_version,
         bandwidth_bytes_per_second=host.status.memory_bandwidth_bytes_per_second or 0,
+        weights=frozenset(host.status.weights),
         labels=frozenset(host.metadata.labels.items()),
         taints=tuple(host.spec.taints),
     )

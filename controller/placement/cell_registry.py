@@ -272,6 +272,7 @@ class CellRegistry:
             features=capacity.features,
             labels=capacity.labels,
             taints=capacity.taints,
+            weights=capacity.weights,
             bandwidth_bytes_per_second=capacity.bandwidth_bytes_per_second,
         )
 

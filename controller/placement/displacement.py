@@ -141,7 +141,10 @@ def _has_better_host(
     requirement: HostRequirement,
     capacities: Sequence[HostCapacity],
 ) -> bool:
-    """Return whether an open host is better than that of a process, in the order in which `CellScore` compares."""
+    """Return whether an open host is better than that of a process, in the order in which `CellScore` compares.
+
+    Where the weights are does not count: a host that has just joined has none.
+    """
     own, needed = process.spec.host_name, process.spec.memory_bytes
     others = [each for each in siblings if each is not process]
     present = next((each for each in capacities if each.host == own), None)

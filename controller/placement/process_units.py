@@ -6,11 +6,12 @@ from typing import Final
 
 import msgspec
 
+from artifacts.source import weights_identity
 from controller.placement.displacement import find_displacement, find_left_cells
 from controller.placement.queue_places import ReplicaUnit, find_own_place, find_place, parse_seconds
 from controller.placement.queued_service import NO_DEMANDS, QueuedService, pools_of, require_host
 from controller.placement.units import MEMORY, Nomination, Unit, UnitKey, UnitState
-from crds.meta import ADMITTED_AT, ApiStruct, without_defaults
+from crds.meta import ADMITTED_AT, MOVES, ApiStruct, without_defaults
 from crds.metalprocess import HOLDS_NO_MEMORY, MetalProcess
 from devices.vendors import Vendors
 from kube.client import Obj
@@ -52,6 +53,7 @@ def build_process_replica(
         # One that an earlier version has bound has no annotation.
         evictable_since=None if host is None else parse_seconds(metadata.annotations.get(ADMITTED_AT)) or own_place,
         is_protected=owner is not None and owner.is_protected,
+        weights=_identify_weights(process),
     )
     deleted_at = parse_seconds(metadata.deletion_timestamp)
     return ReplicaUnit(
@@ -62,6 +64,14 @@ def build_process_replica(
         is_displaced=find_displacement(process) is not None,
         ends_by=deleted_at + MOST_ENDING_SECONDS if deleted_at is not None else None,
     )
+
+
+def _identify_weights(process: MetalProcess) -> str:
+    """Return the identity of the weights; empty for a replica that moves to a better host, whatever is to fetch."""
+    if MOVES in process.metadata.annotations:
+        return ""
+    artifact = process.spec.artifact
+    return weights_identity(artifact.source, artifact.revision, artifact.files, artifact.sha256)
 
 
 def is_over(process: Obj) -> bool:

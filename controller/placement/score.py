@@ -48,7 +48,7 @@ def score_cell(unit: Unit, need: Amounts, cell: Cell, free: Amounts, siblings: i
     return CellScore(
         was_refused=cell.id in unit.refused_by,
         siblings=siblings,
-        lacks_weights=unit.weights not in cell.weights if unit.weights else None,
+        lacks_weights=unit.weights not in cell.weights if unit.weights and cell.weights else None,
         leftover=count_leftover(need, cell, free),
         bandwidth_bytes_per_second=cell.bandwidth_bytes_per_second,
         is_host=cell.kind == "host",

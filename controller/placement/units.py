@@ -62,7 +62,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     features: frozenset[str] = frozenset()
     """Features that the agent of a host knows."""
     weights: frozenset[str] = frozenset()
-    """Identities of the weights that are there already."""
+    """Identities of the weights that are there already; none: they are unknown, or there are none."""
     bandwidth_bytes_per_second: int = 0
     """Memory bandwidth; 0 if it is unknown."""
     slice_bytes: int | None = None
@@ -262,7 +262,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     refused_by: frozenset[str] = frozenset()
     """`Cell.id` of cells to which the API server refused it: they are tried last."""
     weights: str = ""
-    """Identity of its weights, such as a digest; a cell that has them starts it sooner."""
+    """Identity of its weights, as `artifacts.source.weights_identity` has it; a cell that has them starts it sooner."""
     freed_beside: Amounts = NOTHING
     """Amounts that its end frees on its cell beside its parts: for other needs, the devices that it has claimed."""
 

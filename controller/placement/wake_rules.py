@@ -47,7 +47,8 @@ class RoomWatch:
         return any(self._matters(old, new) for old, new in changed)
 
     def _matters(self, old: Cell | None, new: Cell) -> bool:
-        if old is None or msgspec.structs.replace(old, free=new.free, lasting=new.lasting) != new:
+        # Weights decide where a unit goes for which there is room, and make none.
+        if old is None or msgspec.structs.replace(old, free=new.free, lasting=new.lasting, weights=new.weights) != new:
             return True
         least = self._least.get(new.pool)
         has_gained = any(amount > old.free.get(name, 0) for name, amount in new.free.items())

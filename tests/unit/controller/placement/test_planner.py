@@ -73,7 +73,9 @@ def test_score_is_explained_by_all_that_decides() -> None:
     assert unknown.explain() == "no replica of the service there, 32.0 GiB left, 800 GB/s"
     refused = pod("a", weights="w", refused_by=frozenset({"node/n"}))
     found = score_cell(refused, gpus(2), node("n", 3), node("n", 3).free, siblings=1)
-    assert found.explain() == "refused there before, 1 replica of the service there, weights to fetch, 1 device left"
+    assert found.explain() == "refused there before, 1 replica of the service there, 1 device left"
+    lacking = score_cell(process("p", weights="v"), {MEMORY: 8 * 2**30}, there, free, siblings=0)
+    assert lacking.explain() == "no replica of the service there, weights to fetch, 32.0 GiB left, 800 GB/s"
 
 
 def test_cell_with_the_weights_is_preferred() -> None:
