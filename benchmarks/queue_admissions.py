@@ -6,8 +6,8 @@ what else the machine does meets both alike; while the loop works, the controlle
 
 The bare loop knows nothing and decides nothing. With as many writes at once as the controller, it makes those without
 which no such system can do: the ledger once for each batch of pods, as large as the controller's were; the JSON patch
-that pins a pod and removes its gate; and beside them, by as many workers as the controller has, a status for each
-service, as often as the controller wrote one. It reads nothing, and sends no Events. The loop's account is that of
+that pins a pod and removes its gate; and beside them, by as many workers as the controller has, as many statuses of
+services as the controller wrote. It reads nothing, and sends no Events. The loop's account is that of
 the controller, so that the API server does as much for it.
 NODES, UNITS and WAVES make a small one: in each wave the controller admits UNITS / WAVES pods, and then the loop.
 """
@@ -109,14 +109,14 @@ class BareLoop:
     def __init__(self, client: Client, store: Store, nodes: Iterable[str], batch: int, statuses: int) -> None:
         self._client, self._store = client, store
         self._nodes, self._batch, self._statuses = iter(nodes), batch, statuses
-        self._told: asyncio.Queue[Obj] = asyncio.Queue()
 
     async def admit(self, namespace: str) -> None:
         """Admit all pods of a namespace."""
         pods = self._store.list(PODS, namespace)
         services = self._store.list(INFERENCE_SERVICES, namespace)
         async with asyncio.TaskGroup() as tasks:
-            tellers = [tasks.create_task(self._tell(iter(services[worker::WORKERS]))) for worker in range(WORKERS)]
+            told = enumerate(itertools.islice(itertools.cycle(services), self._statuses))
+            tellers = [tasks.create_task(self._tell(told)) for _ in range(WORKERS)]
             for begin in range(0, len(pods), self._batch):
                 batch = pods[begin : begin + self._batch]
                 await self._write_ledger(batch)
@@ -138,10 +138,10 @@ class BareLoop:
             operations = admit_pod(pod, next(self._nodes))
             await self._client.patch_json(PODS, metadata["name"], metadata["namespace"], operations)
 
-    async def _tell(self, services: Iterable[Obj]) -> None:
-        for service, number in itertools.product(services, range(self._statuses)):
+    async def _tell(self, services: Iterable[tuple[int, Obj]]) -> None:
+        for number, service in services:
             status = {name: value for name, value in service["status"].items() if name != "queue"}
-            status["phase"] = ("Pending", "Loading")[number % 2]
+            status["phase"] = ("Pending", "Loading")[number // SIZE % 2]
             await apply_status(self._client, INFERENCE_SERVICES, service, status, FIELD_MANAGER)
 
 
@@ -182,7 +182,7 @@ async def admit_by_loop(
     """Admit the pods of a namespace by the bare loop."""
     kinds = count_kinds(wave.calls)
     batch = -(-SIZE // max(1, kinds["patch configmaps"]))
-    statuses = round(kinds["patch inferenceservices/status"] / SIZE)
+    statuses = kinds["patch inferenceservices/status"]
     login = credentials.load(await cluster.plane.service_account_kubeconfig(CONTROLLER_NAMESPACE, CONTROLLER_ACCOUNT))
     # From the last node on: the controller has filled others.
     free = [node for node in find_free_nodes(store, nodes) for _ in range(2)]
