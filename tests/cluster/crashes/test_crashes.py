@@ -14,8 +14,10 @@ import pytest
 from kube.transport import Request
 from tests.cluster.crashes.conftest import MakeWorld
 from tests.support.api_faults import EVERYTHING, Fault, Plan
-from tests.support.crash_scenarios import SCENARIOS, queue_for_devices
+from tests.support.crash_scenarios import SCENARIOS
 from tests.support.crash_world import CrashWorld
+
+pytestmark = pytest.mark.long
 
 SAMPLES: Final = 3
 """Crash points of one scenario in a sample; which ones changes from run to run."""
@@ -53,10 +55,7 @@ def choose(points: list[Point]) -> list[list[Point]]:
     return [points[(first + number) % stride :: stride] for number in range(min(SAMPLE_LIMIT, stride))]
 
 
-@pytest.mark.parametrize(
-    "scenario",
-    [pytest.param(name, marks=() if name == queue_for_devices.__name__ else pytest.mark.long) for name in SCENARIOS],
-)
+@pytest.mark.parametrize("scenario", SCENARIOS)
 async def test_crash_at_any_write_does_not_change_the_result(
     make_world: MakeWorld, scenario: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

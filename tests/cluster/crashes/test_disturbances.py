@@ -47,6 +47,8 @@ from tests.support.crash_world import GIB, MIRROR, CrashWorld
 from tests.support.disturbances import DisturbedWatches, RandomFaults
 from tests.support.eventually import eventually
 
+pytestmark = pytest.mark.long
+
 ONE_IN: Final = 8
 """One of so many calls and events is disturbed."""
 REFUSED_ONE_IN: Final = 3
@@ -168,13 +170,11 @@ async def compare(make_world: MakeWorld, scenario: Scenario, *disturbed: Disturb
             live_in_pods,
             (disturb_two_leaders, refuse_every_third_write, rewrite_all_images),
             id="live_in_pods",
-            marks=pytest.mark.long,
         ),
         pytest.param(
             live_on_hosts,
             (disturb_two_leaders, refuse_every_third_write),
             id="live_on_hosts",
-            marks=pytest.mark.long,
         ),
         pytest.param(
             queue_for_devices,
@@ -233,7 +233,6 @@ async def disturb_by_dead_webhook(
         await reach_two_services(world)
 
 
-@pytest.mark.long
 async def test_dead_webhook_of_deployments_stops_no_service_on_hosts(make_world: MakeWorld) -> None:
     async with serving(hang) as silent:
         dead = [partial(disturb_by_dead_webhook, url) for url in (silent, NOBODY_LISTENS)]
