@@ -26,10 +26,10 @@ from tests.support import virtual_time
 from tests.support.admission_api import AdmissionApi, AdmissionBench, Place, SilentRecorder
 from tests.support.queue_objects import queue_pod
 from tests.unit.controller.placement.test_admission_pods import bench, node
+from tests.unit.controller.placement.test_admission_takeover import LEDGER_PLACE
 
 T = TypeVar("T")
 
-LEDGER_PLACE = CONFIG_MAPS, ObjectKey(CONTROLLER_NAMESPACE, LEDGER)
 SERVICES = ("chat", "mail", "vip", "low")
 GANG_SERVICE = "gang"
 CLIENT_SECONDS = 30.0
