@@ -11,6 +11,7 @@ from crds.meta import GROUP, VERSION
 from crds.metalhost import MetalHost
 from crds.metalprocess import MetalProcess
 from crds.model import Model
+from crds.nodefitness import NodeFitness
 from crds.schema import Schema, field_schema
 
 
@@ -88,7 +89,8 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def _schema(self) -> Schema:
-        spec = field_schema(self.struct, "spec", defaults=True)
+        has_spec = "spec" in self.struct.__struct_fields__
+        spec = {"spec": field_schema(self.struct, "spec", defaults=True)} if has_spec else {}
         schema: Schema = {
             "description": (self.struct.__doc__ or "").strip(),
             "type": "object",
@@ -96,11 +98,11 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
                 "apiVersion": {"type": "string"},
                 "kind": {"type": "string"},
                 "metadata": {"type": "object"},
-                "spec": spec,
+                **spec,
                 "status": field_schema(self.struct, "status", defaults=False),
             },
         }
-        if "required" in spec:
+        if "required" in spec.get("spec", {}):
             schema["required"] = ["spec"]
         if self.rules:
             schema["x-kubernetes-validations"] = list(self.rules)
@@ -222,6 +224,24 @@ DEFINITIONS = (
         ),
         cluster_scoped=True,
         rules=acceleratorpool.OBJECT_RULES,
+    ),
+    Definition(
+        struct=NodeFitness,
+        plural="nodefitnesses",
+        short="nf",
+        columns=(
+            Column("Vendor", ".status.vendor"),
+            Column("Class", ".status.deviceClass"),
+            Column("Heartbeat", ".status.observedAt", "date"),
+            Column("Ready", condition("Ready", "status")),
+            Column("Reason", condition("Ready", "reason")),
+            Column("Source", ".status.source", wide=True),
+            Column("Driver", ".status.driver", wide=True),
+            Column("Cores", ".status.cpuCores", "integer", wide=True),
+            Column("Agent", ".status.agentVersion", wide=True),
+            Column("Message", condition("Ready", "message"), wide=True),
+        ),
+        cluster_scoped=True,
     ),
 )
 """All kinds, in the order in which a user encounters them."""

@@ -38,7 +38,7 @@ def _render_kind(definition: Definition) -> str:
         f"{schema['description']} Short name: `{definition.short}`. {scope}. Columns of `kubectl get`: {columns}.",
         "",
     ]
-    for part in ("spec", "status"):
+    for part in (each for each in ("spec", "status") if each in schema["properties"]):
         lines += [f"### {definition.kind}: {part}", "", "| field | type | default | description |", "|---|---|---|---|"]
         lines += [_render_row(row) for row in _walk(schema["properties"][part], part)]
         lines.append("")

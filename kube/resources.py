@@ -124,3 +124,4 @@ INFERENCE_SERVICES: Final = Resource(GROUP, VERSION, "inferenceservices", "Infer
 METAL_HOSTS: Final = Resource(GROUP, VERSION, "metalhosts", "MetalHost", namespaced=False)
 METAL_PROCESSES: Final = Resource(GROUP, VERSION, "metalprocesses", "MetalProcess")
 ACCELERATOR_POOLS: Final = Resource(GROUP, VERSION, "acceleratorpools", "AcceleratorPool", namespaced=False)
+NODE_FITNESSES: Final = Resource(GROUP, VERSION, "nodefitnesses", "NodeFitness", namespaced=False)

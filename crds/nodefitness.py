@@ -1,0 +1,132 @@
+"""`NodeFitness`: the hardware of a node, as its node agent reads it; a MetalHost states the same of a host."""
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from crds.meta import ApiStruct, Conditions, ObjectMeta, described
+from crds.metalhost import HostText
+
+MOST_DEVICES: Final = 64
+"""Devices that a node reports at most; more are partitions of a few."""
+STALE_SECONDS: Final = 150.0
+"""A reader that has seen no new `observedAt` for this time takes the facts as stale: two heartbeats were missed."""
+
+_Bytes = Annotated[int, Meta(ge=0, le=1 << 50)]
+
+
+class NodeDevice(ApiStruct, frozen=True):
+    """One accelerator device of a node, or one partition of it."""
+
+    id: Annotated[HostText, described("UUID or PCI address by which the vendor names the device.")]
+    product: Annotated[HostText, described("Product, as the vendor names it, for example NVIDIA H100 80GB HBM3.")] = ""
+    architecture: Annotated[HostText, described("Architecture, for example sm_90 or gfx942.")] = ""
+    partition: Annotated[
+        HostText, described("Partition that this entry is, for example the MIG profile 1g.10gb; empty: a whole device.")
+    ] = ""
+    memory_bytes: Annotated[_Bytes | None, described("Memory of the device, in bytes.", format="int64")] = None
+    free_bytes: Annotated[
+        _Bytes | None,
+        described("Memory of the device that nothing uses, in bytes, updated in steps of about 1 GiB.", format="int64"),
+    ] = None
+    memory_bandwidth_bytes_per_second: Annotated[
+        _Bytes | None,
+        described("Memory bandwidth in bytes per second, by its maker or by the vendor's tool.", format="int64"),
+    ] = None
+    utilization_percent: Annotated[
+        Annotated[int, Meta(ge=0, le=100)] | None,
+        described("Utilization in percent when it was last read, updated in steps of about 10.", format="int32"),
+    ] = None
+    temperature_celsius: Annotated[
+        Annotated[int, Meta(ge=-50, le=200)] | None,
+        described("Temperature in degrees Celsius, updated in steps of about 5.", format="int32"),
+    ] = None
+    links: Annotated[
+        list[HostText],
+        Meta(max_length=32),
+        described(
+            "Devices of this node that it reaches by a link of its own, such as NVLink, by their id.",
+            **{"x-kubernetes-list-type": "atomic"},
+        ),
+    ] = []
+
+
+class NodeFitnessStatus(ApiStruct, frozen=True):
+    """Observed hardware of a node. An unknown value is absent, never 0.
+
+    A value that changes all the time is written when it has changed by at least one step, and with each heartbeat.
+    """
+
+    observed_at: Annotated[
+        str | None,
+        described(
+            "Heartbeat: when the node agent last read these facts, at least once a minute. Facts that are older than "
+            "150 seconds are stale, and no replica is placed by them.",
+            format="date-time",
+        ),
+    ] = None
+    vendor: Annotated[
+        HostText, described("Vendor of the devices: nvidia, amd, intel-gaudi or intel; cpu if there are none.")
+    ] = ""
+    device_class: Annotated[
+        HostText,
+        described(
+            "Class of a single device, or of the processor if there are none, for example nvidia-h100-80gb-hbm3x1. "
+            "Measured speeds are kept by it."
+        ),
+    ] = ""
+    driver: Annotated[HostText, described("Version of the driver of the devices.")] = ""
+    source: Annotated[
+        HostText,
+        described(
+            "Where the facts of the devices come from: nvml, nvidia-smi, rocm-smi, hl-smi, sysfs, labels (of another "
+            "labeller of nodes), or proc if there are no devices."
+        ),
+    ] = ""
+    devices: Annotated[
+        list[NodeDevice],
+        Meta(max_length=MOST_DEVICES),
+        described("Accelerator devices of the node.", **{"x-kubernetes-list-type": "atomic"}),
+    ] = []
+    int4: Annotated[bool | None, described("True if the devices compute with 4-bit integers.")] = None
+    fp8: Annotated[bool | None, described("True if the devices compute with 8-bit floating-point numbers.")] = None
+    processor: Annotated[HostText, described("Model of the processor, as the kernel names it.")] = ""
+    cpu_cores: Annotated[Annotated[int, Meta(ge=0)] | None, described("Number of processor cores.", format="int32")] = (
+        None
+    )
+    cpu_features: Annotated[
+        list[HostText],
+        Meta(max_length=32),
+        described(
+            "Instructions of the processor that engines use, for example avx2, avx512f, amx_tile, sve.",
+            **{"x-kubernetes-list-type": "set"},
+        ),
+    ] = []
+    architecture: Annotated[HostText, described("Processor architecture, for example x86_64.")] = ""
+    memory_bytes: Annotated[_Bytes | None, described("Memory of the node, in bytes.", format="int64")] = None
+    available_bytes: Annotated[
+        _Bytes | None,
+        described("Memory of the node that is available, in bytes, updated in steps of about 1 GiB.", format="int64"),
+    ] = None
+    memory_bandwidth_bytes_per_second: Annotated[
+        _Bytes | None,
+        described("Memory bandwidth of the processor, measured when the agent started.", format="int64"),
+    ] = None
+    disk_bytes: Annotated[
+        _Bytes | None, described("Size of the file system of the node's pods, in bytes.", format="int64")
+    ] = None
+    disk_free_bytes: Annotated[
+        _Bytes | None,
+        described("Free part of that file system, in bytes, updated in steps of about 1 GiB.", format="int64"),
+    ] = None
+    agent_version: Annotated[HostText, described("Version of the node agent.")] = ""
+    conditions: Conditions = []
+
+
+class NodeFitness(ApiStruct, frozen=True):
+    """The hardware of a node, and a heartbeat; its name is that of the Node."""
+
+    metadata: ObjectMeta
+    status: Annotated[NodeFitnessStatus, described("Facts that the node agent reports.")] = NodeFitnessStatus()
+    api_version: str = ""
+    kind: str = ""
