@@ -66,7 +66,7 @@ class RoomCounter:
         """Return the room for units like this one, which need not exist."""
         need = largest_part(unit)
         namespace = unit.key.namespace if self._made.limits.by_namespace else ""
-        key = (unit.requirement.identity, need_key(need), unit.pools, unit.rank, unit.is_protected, namespace)
+        key = (unit.identity, need_key(need), unit.pools, unit.rank, unit.is_protected, namespace)
         if key not in self._known:
             self._known[key] = self._count(unit, need)
         return self._known[key]

@@ -1,4 +1,4 @@
-"""An index of the cells of one pool for one kind of need: the best of them is at hand without a look at each.
+"""An index of the cells of one pool and one device class for one kind of need: the best is at hand without a search.
 
 A unit has its own view of a few cells only: those with replicas of its service, with its weights, or that have refused
 it. The planner scores these one by one. All others are the same to every unit of the same need, and a heap has them
@@ -21,6 +21,8 @@ class CellChoice(NamedTuple):
 
     cost: tuple[float, ...]
     """Sort key of what is evicted; empty if nothing is."""
+    points: int
+    """Points that the cell gives to all units of the same need."""
     leftover: int
     bandwidth: int
     """Bandwidth with its sign turned: less is better."""
@@ -30,7 +32,7 @@ class CellChoice(NamedTuple):
     @property
     def key(self) -> tuple[object, ...]:
         """Sort key among cells that are alike to the unit: the best has the least."""
-        return self.cost, self.leftover, self.bandwidth, self.cell_id
+        return self.cost, -self.points, self.leftover, self.bandwidth, self.cell_id
 
 
 _Key = tuple[object, ...]

@@ -18,6 +18,8 @@ from controller.placement.pool_limits import (
 from controller.placement.units import (
     CLAIM_SLOT,
     MEMORY,
+    SPEED_UNKNOWN,
+    TOO_TIGHT,
     Amounts,
     Cell,
     HostRequirement,
@@ -120,7 +122,7 @@ class RefusalCounter:
 
     def count(self, unit: Unit) -> Mapping[str, int]:
         """Return the number of cells by the reason for which they refuse a unit."""
-        kind = (unit.requirement.identity, need_key(largest_part(unit)), unit.pools, unit.avoid)
+        kind = (unit.identity, need_key(largest_part(unit)), unit.pools, unit.avoid)
         # What a limit keeps for others depends on the place of the unit.
         limits = tuple(self._made.limits.find_refusal(unit, pool) for pool in unit.pools)
         key = (*kind, unit.nomination, unit.rank, unit.is_protected, limits, len(unit.parts))
@@ -188,7 +190,7 @@ def find_static_refusal(unit: Unit, cell: Cell) -> CellRefusal | None:
     """Return why a cell refuses a unit whatever else runs there, or None."""
     if cell.pool not in unit.pools:
         return CellRefusal("OtherPool")
-    if reason := unit.requirement.refuse(cell):
+    if reason := unit.refuse(cell):
         return CellRefusal(reason)
     if resource := find_shortage(largest_part(unit), cell.total):
         return CellRefusal("TooSmall", resource)
@@ -234,6 +236,8 @@ def _describe(unit: Unit, cell: Cell, refusal: CellRefusal, made: Round, rules: 
     if refusal.reason == NOMINATED and unit.nomination is not None:
         number = len(unit.nomination.victims)
         return f"held for it until {number} replica{' has' if number == 1 else 's have'} ended", ""
+    if refusal.reason in unit.speeds.refusals.values():
+        return _describe_class(unit, cell, refusal.reason)
     if refusal.reason in {"SharedDevices", "SliceTooSmall"} and isinstance(unit.requirement, NodeRequirement):
         return _describe_slices(unit.requirement.slices or SliceDemand(0), cell, refusal.reason)
     return _describe_rules(unit, cell, refusal.reason)
@@ -278,6 +282,19 @@ def _describe_rules(unit: Unit, cell: Cell, reason: str) -> tuple[str, str]:
             return f"the {cell.kind} has rejected or displaced the replica before", "wait, or solve the cause there"
         case _:
             return cell.closed_message or f"the {cell.kind} takes no new replica", f"open the {cell.kind}"
+
+
+def _describe_class(unit: Unit, cell: Cell, reason: str) -> tuple[str, str]:
+    """Return the words for a device class that a service does not accept."""
+    there = f"{cell.device_class or 'unknown'} of the {cell.kind}"
+    if reason == TOO_TIGHT:
+        return f"the replica fits on device class {there} less well than minFit", "lower spec.placement.minFit"
+    if reason == SPEED_UNKNOWN:
+        remedy = "remove spec.placement.minTokensPerSecond, or measure the speed: pomona bench"
+        return f"the speed of the replica on device class {there} is unknown", remedy
+    speed = unit.speeds.tokens_per_second.get(cell.device_class, 0.0)
+    remedy = "lower spec.placement.minTokensPerSecond, or use a smaller quantization"
+    return f"the replica has {speed:.3g} tokens/s on device class {there}", remedy
 
 
 def _describe_slices(demand: SliceDemand, cell: Cell, reason: str) -> tuple[str, str]:

@@ -1,13 +1,14 @@
 """The search for a place: what is left of the cells in a round, to whom they are closed, and the best for a unit."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Final, Literal, NamedTuple
 
 from controller.placement.cell_index import CellChoice, CellIndex
 from controller.placement.limit_victims import LimitVictims
 from controller.placement.pool_limits import PoolLimits, is_borrowed
 from controller.placement.preemption import Candidates, find_victims
-from controller.placement.score import CellScore, count_leftover, score_cell
+from controller.placement.score import CellScore, count_cell_points, count_leftover, count_unit_points, score_cell
 from controller.placement.units import (
     Amounts,
     Cell,
@@ -81,9 +82,12 @@ class PlaceSearch:
         self._candidates, self._limits = candidates, limits
         self._limit_victims = LimitVictims(candidates, limits)
         self._by_pool: dict[str, dict[str, Cell]] = {}
+        self._classes: dict[str, dict[str, set[str]]] = {}
+        """By pool and device class, the cells: one class is alike to each unit, whatever its speed there."""
         self._with_weights: dict[str, set[str]] = {}
         for name, cell in self.cells.items():
             self._by_pool.setdefault(cell.pool, {})[name] = cell
+            self._classes.setdefault(cell.pool, {}).setdefault(cell.device_class, set()).add(name)
             for weights in cell.weights:
                 self._with_weights.setdefault(weights, set()).add(name)
         self._beside: dict[ObjectKey, dict[str, int]] = {}
@@ -104,7 +108,7 @@ class PlaceSearch:
 
     def list_feasible(self, unit: Unit, need: Amounts, pool: str) -> Mapping[str, Cell]:
         """Return the cells of a pool that could ever run a need of a unit, by `Cell.id`."""
-        key = (unit.requirement.identity, need_key(need), pool)
+        key = (unit.identity, need_key(need), pool)
         found = self._feasible.get(key)
         if found is None:
             found = self._feasible[key] = {
@@ -114,17 +118,17 @@ class PlaceSearch:
 
     def _list_admitting(self, unit: Unit, pool: str) -> Mapping[str, Cell]:
         """Return the cells of a pool whose rules a unit meets."""
-        key = (unit.requirement.identity, pool)
+        key = (unit.identity, pool)
         found = self._admitting.get(key)
         if found is None:
             found = self._admitting[key] = {
-                name: cell for name, cell in self._by_pool.get(pool, {}).items() if not unit.requirement.refuse(cell)
+                name: cell for name, cell in self._by_pool.get(pool, {}).items() if not unit.refuse(cell)
             }
         return found
 
     def list_roomy(self, unit: Unit, need: Amounts, pool: str) -> Iterable[str]:
         """Return the open cells of a pool that have room for a need of a unit, by `Cell.id`."""
-        key = (unit.requirement.identity, need_key(need), pool)
+        key = (unit.identity, need_key(need), pool)
         names: Iterable[str] | None = self._roomy.get(key)
         if names is None:
             names = self._list_open(unit, need, pool)
@@ -133,7 +137,7 @@ class PlaceSearch:
         return found
 
     def _list_open(self, unit: Unit, need: Amounts, pool: str) -> Mapping[str, Cell]:
-        key = (unit.requirement.identity, need_key(need), pool)
+        key = (unit.identity, need_key(need), pool)
         found = self._open.get(key)
         if found is None:
             feasible = self.list_feasible(unit, need, pool)
@@ -327,14 +331,34 @@ class PlaceSearch:
         return tuple(kept.values())
 
     def pick_cell(self, unit: Unit, need: Amounts, pool: str, means: Means, trial: PlaceTrial) -> CellChoice | None:
-        """Return the best cell of a pool for one part of a unit."""
-        index = self._find_index(unit, need, pool, means)
+        """Return the best cell of a pool for one part of a unit: the best of the best of each device class."""
         special = {
             *trial.left,
             *unit.refused_by,
             *self._beside.get(unit.service, ()),
             *self._with_weights.get(unit.weights, ()),
         }
+        best, best_key = None, None
+        for device_class in self._classes.get(pool, ()):
+            if device_class in unit.speeds.refusals:
+                continue
+            index = self._find_index(unit, need, pool, device_class, means)
+            choice = self._pick_of_class(unit, need, index, means, trial=trial, special=special)
+            if choice is not None and (best_key is None or self.sort_key(unit, choice) < best_key):
+                best, best_key = choice, self.sort_key(unit, choice)
+        return best
+
+    def _pick_of_class(
+        self,
+        unit: Unit,
+        need: Amounts,
+        index: CellIndex,
+        means: Means,
+        *,
+        trial: PlaceTrial,
+        special: AbstractSet[str],
+    ) -> CellChoice | None:
+        """Return the best cell of an index; what is special to the unit is looked at one by one."""
         best = index.find_best(special | unit.avoid, lambda cell: self.is_closed_to(unit, cell))
         best_key = None if best is None else self.sort_key(unit, best)
         for name in special:
@@ -355,7 +379,7 @@ class PlaceSearch:
             choice.cost,
             name in unit.refused_by,
             self._beside.get(unit.service, {}).get(name, 0),
-            bool(unit.weights) and unit.weights not in self.cells[name].weights,
+            -choice.points - count_unit_points(unit, self.cells[name]),
             choice.leftover,
             choice.bandwidth,
             name,
@@ -376,7 +400,7 @@ class PlaceSearch:
         if means == "free":
             if not fits(need, free) or self.is_promised(unit, need, name, free, chosen):
                 return None
-            return CellChoice((), count_leftover(need, cell, free), -cell.bandwidth_bytes_per_second, name)
+            return _rate_cell((), need, cell, free)
         is_patient = means == "wait"
         if is_patient and not self._candidates.has_young_victims(unit.rank, name):
             return None
@@ -384,8 +408,7 @@ class PlaceSearch:
         made = find_victims(unit, need, cell, room, self._candidates, chosen=chosen, is_patient=is_patient)
         if made is None:
             return None
-        leftover = count_leftover(need, cell, free)
-        return CellChoice(made.cost, leftover, -cell.bandwidth_bytes_per_second, name, made.victims)
+        return _rate_cell(made.cost, need, cell, free, made.victims)
 
     def _find_bound(self, unit: Unit, need: Amounts, name: str, cell: Cell, means: Means) -> CellChoice | None:
         """Return a choice that is at least as good as that of a cell, or None if there certainly is none."""
@@ -396,32 +419,46 @@ class PlaceSearch:
             cost = self._candidates.find_bound(unit, need, cell, free, is_patient=means == "wait")
         if cost is None:
             return None
-        return CellChoice(cost, count_leftover(need, cell, free), -cell.bandwidth_bytes_per_second, name)
+        return _rate_cell(cost, need, cell, free)
 
-    def _list_likely(self, unit: Unit, need: Amounts, pool: str, means: Means) -> Sequence[str]:
+    def _list_likely(
+        self, unit: Unit, need: Amounts, pool: str, cells: Mapping[str, Cell], means: Means
+    ) -> Sequence[str]:
         """Return the cells on which a need may fit by these means, and that are not closed to units like this one."""
         if means == "free":
             names = self.list_roomy(unit, need, pool)
         else:
             names = self._candidates.list_cells(young=means == "wait")
-        cells = self._list_open(unit, need, pool)
         return [name for name in names if name in cells and not self.is_closed_to(unit, name)]
 
-    def _find_index(self, unit: Unit, need: Amounts, pool: str, means: Means) -> CellIndex:
-        """Return the index for all units that are like this one to the cells of a pool."""
+    def _find_index(self, unit: Unit, need: Amounts, pool: str, device_class: str, means: Means) -> CellIndex:
+        """Return the index for all units that are like this one to the cells of a pool and class."""
         is_home = unit.pools[0] == pool
-        key = (unit.requirement.identity, need_key(need), pool, means, unit.rank, unit.is_protected, is_home)
+        # Whether another class is refused is nothing to this one.
+        kind = unit.requirement.identity
+        key = (kind, need_key(need), pool, device_class, means, unit.rank, unit.is_protected, is_home)
         index = self._indexes.get(key)
         if index is None:
+            members = self._classes[pool][device_class]
+            cells = {name: cell for name, cell in self._list_open(unit, need, pool).items() if name in members}
             index = self._indexes[key] = CellIndex(
-                self._list_open(unit, need, pool),
+                cells,
                 self._changes,
                 lambda name, cell: self._find_bound(unit, need, name, cell, means),
                 lambda name, _: self.evaluate(unit, need, name, means, free=self.left[name], chosen={}),
-                self._list_likely(unit, need, pool, means),
+                self._list_likely(unit, need, pool, cells, means),
             )
         index.refresh()
         return index
+
+
+def _rate_cell(
+    cost: tuple[float, ...], need: Amounts, cell: Cell, free: Amounts, victims: tuple[Unit, ...] = ()
+) -> CellChoice:
+    """Return a cell as a choice, with what rates it among all cells of its class."""
+    leftover = count_leftover(need, cell, free)
+    points = count_cell_points(cell, leftover)
+    return CellChoice(cost, points, leftover, -cell.bandwidth_bytes_per_second, cell.id, victims)
 
 
 def _claim_devices(claim: Amounts, room: Amounts) -> dict[str, int]:

@@ -282,7 +282,7 @@ class Planning:
         namespace = unit.key.namespace if self._limits.by_namespace else ""
         parts = tuple(map(need_key, unit.parts))
         flags = unit.is_protected, unit.has_other_gate
-        shape = unit.requirement.identity, parts, unit.pools, unit.avoid, unit.rank, flags, namespace
+        shape = unit.identity, parts, unit.pools, unit.avoid, unit.rank, flags, namespace
         return self._shapes.setdefault(shape, len(self._shapes))
 
     def _continue_nomination(self, unit: Unit, nomination: Nomination, *, may_move: bool) -> bool:
@@ -331,7 +331,7 @@ class Planning:
             cell.pool in unit.pools
             and not cell.closed
             and cell.id not in unit.avoid
-            and not unit.requirement.refuse(cell)
+            and not unit.refuse(cell)
             and self._limits.find_refusal(unit, cell.pool, leaving) is None
             for cell in cells
         )
@@ -409,7 +409,7 @@ class Planning:
     def _list_awaited(self, unit: Unit, refusals: Mapping[str, LimitRefusal]) -> _AwaitedCells:
         """Return the cells for which a unit waits: the same ones for all that differ in their priority alone."""
         parts = tuple(map(need_key, unit.parts))
-        key = unit.requirement.identity, parts, unit.pools, unit.avoid, tuple(refusals)
+        key = unit.identity, parts, unit.pools, unit.avoid, tuple(refusals)
         found = self._awaited.get(key)
         if found is None:
             feasible = self._list_feasible(unit)

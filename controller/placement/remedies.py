@@ -8,7 +8,7 @@ import msgspec
 from controller.placement.explanation import FITS, NOMINATED, CellExplanation, explain, largest_part
 from controller.placement.planner import Admit, EvictUnit, Nominate, PlanRules, plan
 from controller.placement.pool_limits import LimitReason
-from controller.placement.units import Amounts, Cell, Unit
+from controller.placement.units import SPEED_UNKNOWN, TOO_SLOW, TOO_TIGHT, Amounts, Cell, Unit
 
 _READY: Final = frozenset({FITS, NOMINATED})
 _NEVER: Final = ("TooSmall", "OtherPool", "OtherKind")
@@ -19,7 +19,7 @@ _EFFORTS: Final[Mapping[str, int]] = {
         (
             ("HeadOfLine",),
             get_args(LimitReason),
-            ("OtherNamespace", "NodeRules", "SliceTooSmall", "SharedDevices"),
+            ("OtherNamespace", "NodeRules", "SliceTooSmall", "SharedDevices", TOO_SLOW, SPEED_UNKNOWN, TOO_TIGHT),
             ("AgentTooOld", "RuntimeMissing", "VolumeElsewhere", "Avoided"),
         ),
         start=1,

@@ -9,7 +9,18 @@ import msgspec
 from controller.placement.explanation import FITS, NOMINATED, describe_limit, or_raise_priority
 from controller.placement.pool_limits import LimitReason, LimitRefusal
 from controller.placement.start_estimate import StartRange, measure_need
-from controller.placement.units import CLAIM_SLOT, CPU, MEMORY, Cell, NodeRequirement, Unit, find_shortage
+from controller.placement.units import (
+    CLAIM_SLOT,
+    CPU,
+    MEMORY,
+    SPEED_UNKNOWN,
+    TOO_SLOW,
+    TOO_TIGHT,
+    Cell,
+    NodeRequirement,
+    Unit,
+    find_shortage,
+)
 from crds.meta import Priority
 from crds.queue_status import NoEstimate, QueueReason
 from crds.size import size_text
@@ -25,6 +36,9 @@ _WORDS: Final[Mapping[str, str]] = {
     "LabelMissing": "lack a label of its nodeSelector",
     "Taint": "have taints that it does not tolerate",
     "AgentTooOld": "have an agent that is too old",
+    TOO_SLOW: "are slower than spec.placement.minTokensPerSecond",
+    SPEED_UNKNOWN: "have a speed that is unknown, and spec.placement.minTokensPerSecond is stated",
+    TOO_TIGHT: "fit it less well than spec.placement.minFit",
 }
 """Why a cell can never run a unit, in words."""
 _OPEN: Final = frozenset({"Avoided", "HeadOfLine", FITS, NOMINATED})
@@ -107,7 +121,7 @@ def sort_refusals(refusals: Mapping[str, int]) -> CellCounts:
 def find_largest(unit: Unit, cells: Iterable[Cell]) -> Cell | None:
     """Return the cell with the most of the scarce resource, of those whose rules a unit meets."""
     lane, _ = measure_need(unit)
-    found = [cell for cell in cells if cell.pool in unit.pools and not unit.requirement.refuse(cell)]
+    found = [cell for cell in cells if cell.pool in unit.pools and not unit.refuse(cell)]
     return max(found, key=lambda cell: (cell.total.get(lane.resource, 0), cell.name), default=None)
 
 

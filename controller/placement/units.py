@@ -26,6 +26,12 @@ before the scheduler has allocated it. A pod that runs frees none, so that nothi
 Amounts = Mapping[str, int]
 """Amounts by the name of a Kubernetes resource: bytes, but millicores of `cpu`, and a number of devices or pods."""
 NOTHING: Final[Amounts] = MappingProxyType({})
+TOO_SLOW: Final = "TooSlow"
+SPEED_UNKNOWN: Final = "SpeedUnknown"
+TOO_TIGHT: Final = "TooTight"
+"""Reasons for which a service does not accept a device class."""
+MOST_STEPS: Final = 10
+"""Step of the fastest device class in a `SpeedProfile`."""
 
 CellKind = Literal["node", "host"]
 UnitKind = Literal["pod", "process", "gang"]
@@ -65,6 +71,12 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """Identities of the weights that are there already; none: they are unknown, or there are none."""
     bandwidth_bytes_per_second: int = 0
     """Memory bandwidth; 0 if it is unknown."""
+    device_class: str = ""
+    """Class of one device of a node, or of a host, by which speeds are known; empty if it is unknown."""
+    utilization_percent: int | None = None
+    """Utilization of its devices, if others may share them; None: unknown."""
+    cost_permille: int | None = None
+    """Its cost by the administrator, of the most expensive cell, in thousandths; None: none is stated."""
     slice_bytes: int | None = None
     """Memory of a device that one pod may take, if several share each device of the node; 0: that is unknown. None:
     each device is for one pod."""
@@ -225,6 +237,35 @@ class Nomination(NamedTuple):
     """`Unit.uid` of the units that end for it, or that it replaces."""
 
 
+class SpeedProfile(msgspec.Struct, frozen=True, dict=True):
+    """The speed of one replica on each device class: measured or estimated, of a single stream."""
+
+    speeds: tuple[tuple[str, float], ...] = ()
+    """Tokens/s of generation by `Cell.device_class`; a class that is absent is unknown."""
+    refused: frozenset[tuple[str, str]] = frozenset()
+    """Device classes that the service does not accept, each with the reason as one CamelCase word."""
+
+    @functools.cached_property
+    def steps(self) -> Mapping[str, int]:
+        """The speed on each class in tenths of the fastest that the service accepts."""
+        refusals = self.refusals
+        fastest = max((speed for name, speed in self.speeds if name not in refusals), default=0.0)
+        return {name: min(MOST_STEPS, round(MOST_STEPS * speed / fastest)) for name, speed in self.speeds if fastest}
+
+    @functools.cached_property
+    def refusals(self) -> Mapping[str, str]:
+        """The reasons of `refused` by class."""
+        return dict(self.refused)
+
+    @functools.cached_property
+    def tokens_per_second(self) -> Mapping[str, float]:
+        """The speeds by class."""
+        return dict(self.speeds)
+
+
+NO_SPEEDS: Final = SpeedProfile()
+
+
 class Unit(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is placed as a whole."""
 
@@ -263,8 +304,19 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     """`Cell.id` of cells to which the API server refused it: they are tried last."""
     weights: str = ""
     """Identity of its weights, as `artifacts.source.weights_identity` has it; a cell that has them starts it sooner."""
+    speeds: SpeedProfile = NO_SPEEDS
+    """Its speed by device class."""
     freed_beside: Amounts = NOTHING
     """Amounts that its end frees on its cell beside its parts: for other needs, the devices that it has claimed."""
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Key that units have in common which the same cells admit."""
+        return self.requirement.identity, self.speeds.refused
+
+    def refuse(self, cell: Cell) -> str:
+        """Return why a cell can never run the unit, as one CamelCase word; empty if it can."""
+        return self.requirement.refuse(cell) or self.speeds.refusals.get(cell.device_class, "")
 
     @property
     def freed(self) -> dict[str, Amounts]:

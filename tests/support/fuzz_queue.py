@@ -96,7 +96,7 @@ def is_held_for_ever(queue: SimulatedQueue, made: Round, unit: Unit) -> bool:
         for cell in queue.observe()
         if cell.pool in unit.pools
         and cell.id not in unit.avoid
-        and not unit.requirement.refuse(cell)
+        and not unit.refuse(cell)
         and fits(unit.parts[0], cell.total)
     ]
     return not usable or len(unit.parts) > 1

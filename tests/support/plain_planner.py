@@ -23,7 +23,7 @@ class PlainSearch(PlaceSearch):
             if cell.pool == pool
             and not cell.closed
             and cell.id not in unit.avoid
-            and not unit.requirement.refuse(cell)
+            and not unit.refuse(cell)
             and all(amount <= cell.total.get(name, amount if "/" not in name else 0) for name, amount in need.items())
             and not self.is_closed_to(unit, cell.id)
         ]

@@ -73,7 +73,7 @@ def _could_use(unit: Unit, cell: Cell) -> bool:
         cell.pool in unit.pools
         and cell.id not in unit.avoid
         and not cell.closed
-        and not unit.requirement.refuse(cell)
+        and not unit.refuse(cell)
         and fits(unit.parts[0], cell.total)
     )
 

@@ -17,10 +17,13 @@ from controller.placement.pool_limits import PoolQuota, PoolRules
 from controller.placement.units import (
     CPU,
     MEMORY,
+    NO_SPEEDS,
     PODS,
+    TOO_SLOW,
     Amounts,
     Cell,
     Nomination,
+    SpeedProfile,
     Unit,
     add_amounts,
     add_by_cell,
@@ -32,6 +35,8 @@ from tests.support.queue_units import GPU, host, node, pod, process
 
 PRIORITIES: tuple[Priority, ...] = tuple(PRIORITY_RANK)
 MIN_RUN_SECONDS = 20.0
+SPEEDS = SpeedProfile((("fast", 90.0), ("slow", 30.0)))
+SLOW = frozenset({("slow", TOO_SLOW)})
 
 
 @dataclass
@@ -85,7 +90,12 @@ class SimulatedQueue:
             total = {GPU: chance.choice([1, 2, 4, 8]), MEMORY: chance.choice([16, 64]), CPU: 32, PODS: 8}
             pool = chance.choice(["nvidia", "nvidia", "amd"])
             added = node(self.name("node"), labels=labels, total=total, pool=pool)
-        self.cells[added.id] = added
+        self.cells[added.id] = msgspec.structs.replace(
+            added,
+            device_class=chance.choice(["", "fast", "slow"]),
+            utilization_percent=chance.choice([None, 0, 90]),
+            cost_permille=chance.choice([None, 200, 1000]),
+        )
 
     def add_unit(self) -> None:
         """Add a unit that waits."""
@@ -98,6 +108,7 @@ class SimulatedQueue:
             "service": chance.choice(["s1", "s2", "s3", uid]),
             "avoid": self._pick_cells(),
             "refused_by": self._pick_cells(),
+            "speeds": chance.choice([NO_SPEEDS, SPEEDS, msgspec.structs.replace(SPEEDS, refused=SLOW)]),
         }
         if chance.random() < 0.25:
             added = process(uid, chance.choice([4, 8, 16, 32]), weights=chance.choice(["", "w1"]), **common)

@@ -68,14 +68,14 @@ def test_score_is_explained_by_all_that_decides() -> None:
     free = {MEMORY: 40 * 2**30}
     there = host("h", free=free, weights=frozenset({"w"}), bandwidth_bytes_per_second=800 * 10**9)
     held = score_cell(process("p", weights="w"), {MEMORY: 8 * 2**30}, there, free, siblings=0)
-    assert held.explain() == "no replica of the service there, weights there, 32.0 GiB left, 800 GB/s"
+    assert held.explain() == "no replica of the service there, 48 points, weights there, 32.0 GiB left, 800 GB/s"
     unknown = score_cell(process("p"), {MEMORY: 8 * 2**30}, there, free, siblings=0)
-    assert unknown.explain() == "no replica of the service there, 32.0 GiB left, 800 GB/s"
+    assert unknown.explain() == "no replica of the service there, 32 points, 32.0 GiB left, 800 GB/s"
     refused = pod("a", weights="w", refused_by=frozenset({"node/n"}))
     found = score_cell(refused, gpus(2), node("n", 3), node("n", 3).free, siblings=1)
-    assert found.explain() == "refused there before, 1 replica of the service there, 1 device left"
+    assert found.explain() == "refused there before, 1 replica of the service there, 35 points, 1 device left"
     lacking = score_cell(process("p", weights="v"), {MEMORY: 8 * 2**30}, there, free, siblings=0)
-    assert lacking.explain() == "no replica of the service there, weights to fetch, 32.0 GiB left, 800 GB/s"
+    assert lacking.explain() == "no replica of the service there, 32 points, weights to fetch, 32.0 GiB left, 800 GB/s"
 
 
 def test_cell_with_the_weights_is_preferred() -> None:

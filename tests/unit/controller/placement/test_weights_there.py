@@ -75,12 +75,11 @@ def test_list_of_a_host_is_followed() -> None:
 
 
 def test_explanation_says_where_weights_are_if_that_is_known() -> None:
-    text = "no replica of the service there"
-    for weights, expected in (([DIGEST], f"{text}, weights there, "), ([OTHER], f"{text}, weights to fetch, ")):
+    for weights, expected in (([DIGEST], ", weights there, "), ([OTHER], ", weights to fetch, ")):
         known = store((METAL_HOSTS, host("a", weights=weights)), (METAL_PROCESSES, waiting("p")))
-        assert admit(known)["p"][1].startswith(expected)
+        assert expected in admit(known)["p"][1]
     known = store((METAL_HOSTS, host("a")), (METAL_PROCESSES, waiting("p")))
-    assert admit(known)["p"][1] == f"{text}, 63.0 GiB left"
+    assert "weights" not in admit(known)["p"][1]
 
 
 def test_replicas_are_spread_before_weights_count_and_weights_before_free_memory() -> None:

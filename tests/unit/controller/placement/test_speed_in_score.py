@@ -1,0 +1,128 @@
+"""Placement by speed: a unit goes to the class on which it is fastest, unless other criteria outweigh that."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.placement.explanation import explain
+from controller.placement.planner import Admit, PlanRules, plan
+from controller.placement.score import count_cell_points, count_unit_points, score_cell
+from controller.placement.units import (
+    MEMORY,
+    SPEED_UNKNOWN,
+    TOO_SLOW,
+    TOO_TIGHT,
+    Cell,
+    SpeedProfile,
+    Unit,
+)
+from tests.support.queue_units import gpus, host, node, pod, process
+
+H100, L4, NEW = "nvidia-h100x1", "nvidia-l4x1", "nvidia-newx1"
+SPEEDS = SpeedProfile(((H100, 120.0), (L4, 24.0)))
+GIB = 2**30
+
+
+def place(cells: list[Cell], unit: Unit) -> str:
+    """Return the cell that a unit gets; empty if none."""
+    made = plan(cells, [unit], PlanRules(), 0.0)
+    return next((each.cells[0] for each in made.actions if isinstance(each, Admit)), "")
+
+
+def cells_of(*classes: str, **changes: object) -> list[Cell]:
+    return [node(f"n{number}", device_class=each, **changes) for number, each in enumerate(classes)]
+
+
+def test_unit_goes_to_the_fastest_class() -> None:
+    assert place(cells_of(L4, H100), pod("a", speeds=SPEEDS)) == "node/n1"
+    assert place(cells_of(H100, L4), pod("a", speeds=SPEEDS)) == "node/n0"
+
+
+def test_unit_without_speeds_goes_where_it_went_before() -> None:
+    assert place(cells_of(L4, H100), pod("a")) == place(cells_of("", ""), pod("a")) == "node/n0"
+
+
+def test_class_of_unknown_speed_comes_before_a_very_slow_one_only() -> None:
+    assert place(cells_of(NEW, H100), pod("a", speeds=SPEEDS)) == "node/n1"
+    assert place(cells_of(NEW, L4), pod("a", speeds=SPEEDS)) == "node/n0"
+
+
+def test_weights_outweigh_a_small_difference_in_speed_alone() -> None:
+    for slower, expected in ((80.0, "host/g"), (60.0, "host/h")):
+        speeds = SpeedProfile((("m4", slower), ("m5", 100.0)))
+        cells = [host("g", device_class="m4", weights=frozenset({"w"})), host("h", device_class="m5")]
+        assert place(cells, process("p", speeds=speeds, weights="w")) == expected
+
+
+def test_refused_class_is_no_place_and_no_reason_to_wait_for() -> None:
+    slow = msgspec.structs.replace(SPEEDS, refused=frozenset({(L4, TOO_SLOW)}))
+    assert place(cells_of(L4), pod("a", speeds=slow)) == ""
+    made = plan(cells_of(L4), [pod("a", speeds=slow)], PlanRules(), 0.0)
+    assert made.blocked["a"].feasible == 0
+    taken = [*cells_of(L4), node("full", device_class=H100, free={})]
+    assert place(taken, pod("a", speeds=slow)) == ""
+
+
+def test_refused_class_evicts_nobody() -> None:
+    low = pod("low", 8, priority="low", cells=("node/n0",))
+    slow = msgspec.structs.replace(SPEEDS, refused=frozenset({(L4, TOO_SLOW)}))
+    full = [node("n0", device_class=L4, free={})]
+    assert plan(full, [low, pod("a", speeds=SPEEDS)], PlanRules(), 1e6).actions
+    assert plan(full, [low, pod("a", speeds=slow)], PlanRules(), 1e6).actions == ()
+
+
+@pytest.mark.parametrize(
+    ("reason", "words", "remedy"),
+    [
+        (TOO_SLOW, "has 24 tokens/s on device class nvidia-l4x1 of the node", "minTokensPerSecond"),
+        (SPEED_UNKNOWN, "the speed of the replica on device class nvidia-l4x1 of the node is unknown", "pomona bench"),
+        (TOO_TIGHT, "fits on device class nvidia-l4x1 of the node less well than minFit", "spec.placement.minFit"),
+    ],
+)
+def test_refusal_of_a_class_is_explained_with_the_way_out(reason: str, words: str, remedy: str) -> None:
+    cells, unit = cells_of(L4), pod("a", speeds=msgspec.structs.replace(SPEEDS, refused=frozenset({(L4, reason)})))
+    (row,) = explain(unit, cells, plan(cells, [unit], PlanRules(), 0.0), PlanRules())
+    assert row.refusal.reason == reason
+    assert words in row.message
+    assert remedy in row.remedy
+
+
+def test_idle_and_cheap_node_is_preferred_among_equals() -> None:
+    busy = node("a", device_class=H100, utilization_percent=90)
+    idle = node("b", device_class=H100, utilization_percent=0)
+    assert place([busy, idle], pod("u", speeds=SPEEDS)) == "node/b"
+    dear, cheap = node("a", cost_permille=1000), node("b", cost_permille=100)
+    assert place([dear, cheap], pod("u")) == "node/b"
+
+
+def test_score_says_speed_utilization_and_cost() -> None:
+    cell = node("n", device_class=L4, utilization_percent=40, cost_permille=250)
+    found = score_cell(pod("a", speeds=SPEEDS), gpus(1), cell, cell.free, siblings=0)
+    assert found.explain() == (
+        "no replica of the service there, 19 points, 24 tokens/s, 7 devices left, 40% used, 25% of the highest cost"
+    )
+
+
+@given(
+    st.integers(0, 10**12),
+    st.sampled_from([None, 0, 50, 100]),
+    st.sampled_from([None, 0, 1000]),
+    st.floats(0.1, 1e6),
+    st.sampled_from(["", "w"]),
+)
+def test_points_are_from_0_to_100(free: int, used: int | None, cost: int | None, speed: float, weights: str) -> None:
+    unit = process("p", speeds=SpeedProfile((("m", speed), ("n", 50.0))), weights="w")
+    has = frozenset({weights})
+    cell = host("h", device_class="m", utilization_percent=used, cost_permille=cost, weights=has)
+    found = score_cell(unit, {MEMORY: 8}, cell, {MEMORY: free}, siblings=0)
+    assert 0 <= found.points <= 100
+    assert found.points == count_cell_points(cell, found.leftover) + count_unit_points(unit, cell)
+
+
+@given(st.integers(0, 64), st.integers(0, 64))
+def test_tighter_packing_never_gives_fewer_points(one: int, other: int) -> None:
+    cell = node("n")
+    if one <= other:
+        assert count_cell_points(cell, one) >= count_cell_points(cell, other)
+        assert count_cell_points(host("h"), -one * GIB) <= count_cell_points(host("h"), -other * GIB)
