@@ -30,8 +30,8 @@ def place(cells: list[Cell], unit: Unit) -> str:
     return next((each.cells[0] for each in made.actions if isinstance(each, Admit)), "")
 
 
-def cells_of(*classes: str, **changes: object) -> list[Cell]:
-    return [node(f"n{number}", device_class=each, **changes) for number, each in enumerate(classes)]
+def cells_of(*classes: str) -> list[Cell]:
+    return [node(f"n{number}", device_class=each) for number, each in enumerate(classes)]
 
 
 def test_unit_goes_to_the_fastest_class() -> None:
