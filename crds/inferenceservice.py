@@ -19,6 +19,7 @@ from crds.meta import (
     of_same_namespace,
     rule,
 )
+from crds.placement import ClassSpeeds, PlacementDemands
 from crds.pods import ContainerOptions, PodOptions, Resources, ServiceHardware
 from crds.queue_status import QueueStatus
 from crds.serving import Adapter, RuntimeName, ServingOptions, Speculative
@@ -126,6 +127,9 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
     scheduling: Annotated[
         Scheduling, described("The way in which replicas get devices. Default: by the queue, in order of priority.")
     ] = Scheduling()
+    placement: Annotated[
+        PlacementDemands, described("Demands on the devices of the replicas: least speed, and least fit.")
+    ] = PlacementDemands()
     eviction_protection: Annotated[
         bool,
         described(
@@ -240,6 +244,7 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
             format="int32",
         ),
     ] = None
+    speeds: ClassSpeeds = []
     queue: Annotated[
         QueueStatus | None,
         described(

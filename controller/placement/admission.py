@@ -355,7 +355,7 @@ class _Term:
             if unit.state != "waiting":
                 yield unit
                 continue
-            if self._claims.cover(unit) or self._retries.is_paused(unit.uid, now):
+            if not unit.is_assessed or self._claims.cover(unit) or self._retries.is_paused(unit.uid, now):
                 continue
             refused_by = self._retries.refused_by(unit.uid)
             avoided = self._unscheduled.list_avoided(unit.service, now)

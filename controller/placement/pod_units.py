@@ -18,6 +18,7 @@ from controller.placement.queued_service import (
     read_template_mark,
 )
 from controller.placement.units import (
+    NO_SPEEDS,
     NOTHING,
     NodeRequirement,
     Nomination,
@@ -105,6 +106,8 @@ def build_pod_replica(
         evictable_since=_find_scheduled_at(pod),
         is_protected=service is not None and (service.is_protected or (state != "waiting" and not service.is_queued)),
         has_other_gate=any(each["name"] != QUEUE_GATE for each in spec.get("schedulingGates") or ()),
+        speeds=service.speeds if service is not None else NO_SPEEDS,
+        is_assessed=service is None or service.is_assessed,
     )
     ends_by = parse_seconds(metadata["deletionTimestamp"]) if is_ending else None
     is_present = own.template == read_template_mark(pod) if own is not None and own.template else None

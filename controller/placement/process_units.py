@@ -10,7 +10,7 @@ from artifacts.source import weights_identity
 from controller.placement.displacement import find_displacement, find_left_cells
 from controller.placement.queue_places import ReplicaUnit, find_own_place, find_place, parse_seconds
 from controller.placement.queued_service import NO_DEMANDS, QueuedService, pools_of, require_host
-from controller.placement.units import MEMORY, Nomination, Unit, UnitKey, UnitState
+from controller.placement.units import MEMORY, NO_SPEEDS, Nomination, Unit, UnitKey, UnitState
 from crds.meta import ADMITTED_AT, MOVES, ApiStruct, without_defaults
 from crds.metalprocess import HOLDS_NO_MEMORY, MetalProcess
 from devices.vendors import Vendors
@@ -54,6 +54,8 @@ def build_process_replica(
         evictable_since=None if host is None else parse_seconds(metadata.annotations.get(ADMITTED_AT)) or own_place,
         is_protected=owner is not None and owner.is_protected,
         weights=_identify_weights(process),
+        speeds=owner.speeds if owner is not None else NO_SPEEDS,
+        is_assessed=owner is None or owner.is_assessed,
     )
     deleted_at = parse_seconds(metadata.deletion_timestamp)
     return ReplicaUnit(

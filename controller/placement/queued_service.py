@@ -5,14 +5,14 @@ Units are built anew only when one of these facts changes, so that a change of a
 
 import bisect
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
 from controller.placement.pool_table import METAL, NO_POOLS, PoolTable
 from controller.placement.queue_places import parse_seconds
-from controller.placement.units import Amounts, HostRequirement, SliceDemand, UnitKind
+from controller.placement.units import NO_SPEEDS, Amounts, HostRequirement, SliceDemand, SpeedProfile, UnitKind
 from controller.reconcile.indexes import OWNER_INDEX, namespaced
 from crds.meta import POD_TEMPLATE, PRIORITY_RANK, Priority, Toleration
 from crds.metalprocess import MetalProcess
@@ -64,6 +64,10 @@ class QueuedService(NamedTuple):
     """All pools."""
     device_bytes: int | None = None
     """Memory that a replica takes of each of its devices; None: unknown."""
+    speeds: SpeedProfile = NO_SPEEDS
+    """Speed of a replica by device class."""
+    is_assessed: bool = True
+    """Its status is of the present spec, so that the speeds are, too."""
 
     def find_deployment(self, name: str) -> OwnDeployment | None:
         """Return its Deployment of this name, or None."""
@@ -95,6 +99,7 @@ def _read_service(
     obj: Obj, deployments: Sequence[Obj], table: PoolTable, *, is_queued_by_default: bool
 ) -> QueuedService:
     spec, status = obj["spec"], obj.get("status") or {}
+    is_assessed = status.get("observedGeneration") == obj["metadata"].get("generation")
     scheduling = spec.get("scheduling") or {}
     mode = scheduling.get("mode")
     priority = spec.get("priority", "normal")
@@ -113,9 +118,9 @@ def _read_service(
             pools=tuple(dict.fromkeys(scheduling.get("pools") or ())),
             table=table,
             # That of an earlier spec may be less than what the pods of this one take.
-            device_bytes=status.get("deviceMemoryBytes")
-            if status.get("observedGeneration") == obj["metadata"].get("generation")
-            else None,
+            device_bytes=status.get("deviceMemoryBytes") if is_assessed else None,
+            speeds=read_speeds(status.get("speeds") or ()) if is_assessed else NO_SPEEDS,
+            is_assessed=is_assessed,
         )
     )
 
@@ -137,6 +142,14 @@ def read_host_demands(spec: Obj) -> HostDemands:
     except msgspec.ValidationError:
         tolerations = ()
     return HostDemands(frozenset((spec.get("nodeSelector") or {}).items()), tolerations)
+
+
+def read_speeds(classes: Iterable[Obj]) -> SpeedProfile:
+    """Return `status.speeds` of a service as the planner reads it."""
+    return SpeedProfile(
+        tuple((each["deviceClass"], float(each["tokensPerSecond"])) for each in classes if each.get("tokensPerSecond")),
+        frozenset((each["deviceClass"], each["refusal"]) for each in classes if each.get("refusal")),
+    )
 
 
 def require_host(process: MetalProcess, demands: HostDemands) -> HostRequirement:

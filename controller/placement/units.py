@@ -306,6 +306,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     """Identity of its weights, as `artifacts.source.weights_identity` has it; a cell that has them starts it sooner."""
     speeds: SpeedProfile = NO_SPEEDS
     """Its speed by device class."""
+    is_assessed: bool = True
+    """Its service has been decided for the present spec; until then its speeds are not known."""
     freed_beside: Amounts = NOTHING
     """Amounts that its end frees on its cell beside its parts: for other needs, the devices that it has claimed."""
 

@@ -21,6 +21,8 @@ def timestamp(moment: datetime) -> str:
 def queued_service(name: str = "chat", created: datetime = BORN, **spec: Any) -> Obj:
     found = service(name, **{"hardware": {"accelerator": "nvidia"}, **spec})
     found["metadata"]["creationTimestamp"] = timestamp(created)
+    # Its units wait until the controller has decided about the service.
+    found["status"] = found["status"] or {"observedGeneration": found["metadata"]["generation"]}
     return found
 
 

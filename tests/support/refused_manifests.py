@@ -34,7 +34,13 @@ DEFAULTS: dict[Resource, dict[str, Any]] = {
         "cache": {"medium": "Volume", "scope": "model", "accessMode": "ReadWriteOnce"},
         "hardware": {"accelerator": "cpu"},
     },
-    INFERENCE_SERVICES: {"replicas": 1, "suspend": False, "evictionProtection": False, **_SERVING},
+    INFERENCE_SERVICES: {
+        **_SERVING,
+        "replicas": 1,
+        "suspend": False,
+        "evictionProtection": False,
+        "placement": {"minFit": "marginal"},
+    },
     METAL_PROCESSES: _SERVING | {"inspect": False, "protected": False},
 }
 """Default values that are added to each of `SPECS`."""

@@ -139,7 +139,8 @@ class NotedEvents:
 
 def bench_of_service(events: NotedEvents) -> AdmissionBench:
     found = bench(process("chat-1-0"), recorder=events)
-    found.known.put(INFERENCE_SERVICES, service("chat") | {"kind": "InferenceService"})
+    chat = service("chat", status={"observedGeneration": 1})
+    found.known.put(INFERENCE_SERVICES, chat | {"kind": "InferenceService"})
     return found
 
 

@@ -387,7 +387,7 @@ def test_round_reads_only_what_has_changed(monkeypatch: pytest.MonkeyPatch) -> N
     known.put(PODS, queue_pod("chat-7-1", service="chat-7", gated=False, node="n1", version=2))
     assert count_computations(known, monkeypatch) == nothing | {"build_pod_replica": 1, "assign_places": 1}
     # The status of a service changes all the time, and moves nothing in the queue.
-    reported = queued_service("chat-7") | {"status": {"phase": "WaitingForGPU"}}
+    reported = queued_service("chat-7") | {"status": {"observedGeneration": 1, "phase": "WaitingForGPU"}}
     reported["metadata"]["resourceVersion"] = "2"
     known.put(INFERENCE_SERVICES, reported)
     assert count_computations(known, monkeypatch) == nothing

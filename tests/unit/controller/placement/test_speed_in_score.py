@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.placement.explanation import explain
+from controller.placement.observed_units import observe_units
 from controller.placement.planner import Admit, PlanRules, plan
 from controller.placement.score import count_cell_points, count_unit_points, score_cell
 from controller.placement.units import (
@@ -17,6 +18,11 @@ from controller.placement.units import (
     SpeedProfile,
     Unit,
 )
+from devices.vendors import VENDORS
+from kube.client import Obj
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, PODS
+from tests.support.api_objects import NOW, service, store
+from tests.support.queue_objects import deployment_of, queue_pod
 from tests.support.queue_units import gpus, host, node, pod, process
 
 H100, L4, NEW = "nvidia-h100x1", "nvidia-l4x1", "nvidia-newx1"
@@ -126,3 +132,30 @@ def test_tighter_packing_never_gives_fewer_points(one: int, other: int) -> None:
     if one <= other:
         assert count_cell_points(cell, one) >= count_cell_points(cell, other)
         assert count_cell_points(host("h"), -one * GIB) <= count_cell_points(host("h"), -other * GIB)
+
+
+def observe(status: Obj) -> Unit:
+    """Return the unit of the only pod of a service with this status."""
+    chat = service(status=status, hardware={"accelerator": "nvidia"})
+    known = store((INFERENCE_SERVICES, chat), (DEPLOYMENTS, deployment_of()), (PODS, queue_pod("one")))
+    (unit,) = observe_units(known, VENDORS, NOW).units
+    return unit
+
+
+def test_speeds_of_a_service_are_those_of_its_status() -> None:
+    listed = [
+        {"deviceClass": H100, "tokensPerSecond": "120"},
+        {"deviceClass": L4, "tokensPerSecond": "24.5", "refusal": "TooSlow"},
+        {"deviceClass": NEW, "refusal": "SpeedUnknown"},
+    ]
+    unit = observe({"observedGeneration": 1, "speeds": listed})
+    assert dict(unit.speeds.speeds) == {H100: 120.0, L4: 24.5}
+    assert unit.speeds.refusals == {L4: TOO_SLOW, NEW: SPEED_UNKNOWN}
+    assert [unit.refuse(cell) for cell in cells_of(NEW, L4, H100)] == [SPEED_UNKNOWN, TOO_SLOW, ""]
+
+
+def test_status_of_an_earlier_spec_tells_no_speeds() -> None:
+    listed = [{"deviceClass": H100, "tokensPerSecond": "120", "refusal": "TooSlow"}]
+    for status, is_assessed in (({"observedGeneration": 1}, True), ({"observedGeneration": 0}, False), ({}, False)):
+        unit = observe({**status, "speeds": listed})
+        assert (unit.is_assessed, bool(unit.speeds.speeds)) == (is_assessed, is_assessed)

@@ -1,0 +1,84 @@
+"""Placement by fit and speed: what a service demands, its speed on each device class, and the place that it got."""
+
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta
+
+from crds.meta import ApiStruct, described, keyed_by
+from crds.metalhost import HostText
+
+FitLevel = Literal["perfect", "good", "marginal", "too_tight"]
+"""The fit of a replica on a device, from the best to the worst."""
+SpeedSource = Literal["Measured", "Corrected", "Estimated"]
+"""Measured: a benchmark of this model on this class. Corrected: an estimate that is corrected by benchmarks of other
+models on the class. Estimated: by the memory bandwidth alone."""
+SpeedRefusal = Literal["TooSlow", "SpeedUnknown", "TooTight"]
+MOST_CLASSES: Final = 32
+"""Device classes that a service lists at most."""
+
+Rate = Annotated[str, Meta(max_length=16, pattern=r"^[0-9]+(\.[0-9]+)?$")]
+"""Tokens per second: a decimal number as text, since programs round floating-point numbers differently."""
+
+
+class PlacementDemands(ApiStruct, frozen=True):
+    """Demands of a service on the devices of its replicas."""
+
+    min_tokens_per_second: Annotated[
+        Annotated[int, Meta(ge=1, le=100_000)] | None,
+        described(
+            "Least speed of generation for a single request, in tokens per second. No replica is placed on a device "
+            "class whose measured or estimated speed in status.speeds is lower, or unknown. Default: any speed.",
+            format="int32",
+        ),
+    ] = None
+    min_fit: Annotated[
+        Literal["perfect", "good", "marginal"],
+        described(
+            "Least fit of a replica in the memory of a device class: see status.speeds. Default: marginal, any class "
+            "on which it fits at all."
+        ),
+    ] = "marginal"
+
+
+class ClassSpeed(ApiStruct, frozen=True):
+    """The speed and the fit of one replica on one device class."""
+
+    device_class: Annotated[HostText, described("Device class, for example nvidia-l4x1 or apple-m4-max-40c-128gb.")]
+    tokens_per_second: Annotated[
+        Rate | None, described("Generation for a single request, in tokens per second. Absent if it is unknown.")
+    ] = None
+    low: Annotated[
+        Rate | None, described("Lower end of the range in which 4 of 5 estimates are. Absent if it is measured.")
+    ] = None
+    high: Annotated[Rate | None, described("Upper end of that range, at most three times the lower one.")] = None
+    source: Annotated[
+        SpeedSource | None,
+        described(
+            "Measured: a benchmark of this model on this class. Corrected: an estimate, corrected by benchmarks of "
+            "other models on the class. Estimated: by the memory bandwidth of the class alone."
+        ),
+    ] = None
+    fit: Annotated[
+        FitLevel | None,
+        described(
+            "Fit of a replica in the memory of the class, if nothing else runs there: perfect, good, marginal or "
+            "too_tight. Absent if it is unknown."
+        ),
+    ] = None
+    refusal: Annotated[
+        SpeedRefusal | None,
+        described(
+            "Why no replica is placed on the class. TooSlow, SpeedUnknown: spec.placement.minTokensPerSecond. "
+            "TooTight: spec.placement.minFit. Absent if it may be placed there."
+        ),
+    ] = None
+
+
+ClassSpeeds = Annotated[
+    list[ClassSpeed],
+    Meta(max_length=MOST_CLASSES),
+    described(
+        "Speed and fit of one replica on each device class of the cluster that it may use, the fastest first.",
+        **keyed_by("deviceClass"),
+    ),
+]
