@@ -24,7 +24,9 @@ _CLASS_SPREAD: Final = 0.2
 """Spread of a class of which too few measurements are there: of different models on one device (standard deviation of
 the logarithm)."""
 _VENDOR_SPREAD: Final = 0.3
-"""Spread between devices of a vendor that were never measured."""
+"""Least spread between devices of a vendor, of which another one was never measured."""
+_UNMEASURED: Final = 0.4
+"""Spread of estimates of which nothing was ever measured."""
 
 
 class SpeedRatio(NamedTuple):
@@ -49,6 +51,9 @@ class Correction(NamedTuple):
     """Measurements from which it was learned; 0: none."""
 
 
+_NONE: Final = Correction(1.0, _UNMEASURED, 0)
+
+
 class Corrections(NamedTuple):
     """All that was learned."""
 
@@ -60,7 +65,7 @@ class Corrections(NamedTuple):
     def find(self, vendor: str, device_class: str, runtime: str) -> Correction:
         """Return the correction of a device class, else that of its vendor, else none at all."""
         own = self.by_class.get((device_class, runtime))
-        return own or self.by_vendor.get((vendor, runtime), Correction(1.0, _VENDOR_SPREAD, 0))
+        return own or self.by_vendor.get((vendor, runtime), _NONE)
 
 
 NO_CORRECTIONS: Final = Corrections(MappingProxyType({}), MappingProxyType({}))
