@@ -47,8 +47,8 @@ class Correction(NamedTuple):
     ratio: float
     spread: float
     """Standard deviation of the logarithm of measured by expected."""
-    count: int
-    """Measurements from which it was learned; 0: none."""
+    measurements: int
+    """Number of measurements from which it was learned; 0: none."""
 
 
 _NONE: Final = Correction(1.0, _UNMEASURED, 0)

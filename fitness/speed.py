@@ -153,7 +153,7 @@ def estimate_speed(
         cache_bytes=_cached_bytes(layout, options, min(filled_tokens or _TYPICAL_TOKENS, options.context_length)),
         layers=sum(each.count for each in layout.layers),
         active_share=share,
-        experts_share=_experts_share(layout),
+        experts_share=experts_share(layout),
     )
     seconds = _token_seconds(read, runtime, devices, place)
     if seconds is None:
@@ -162,7 +162,7 @@ def estimate_speed(
     return SpeedEstimate(
         generation=_range(correction.ratio / seconds, correction.spread),
         prompt=_estimate_prompt(layout, runtime, devices, place),
-        method="corrected" if correction.count else "roofline",
+        method="corrected" if correction.measurements else "roofline",
         run_mode=place.run_mode,
         basis=_describe(read, runtime, devices, place, correction),
     )
@@ -231,7 +231,7 @@ def _has_host(devices: ServingDevices) -> bool:
 
 
 def _experts_factor(read: _Reads) -> float:
-    return _EXPERTS_EFFICIENCY if read.experts_share else 1.0
+    return _EXPERTS_EFFICIENCY if read.active_share < 1 else 1.0
 
 
 def _cached_bytes(layout: Layout, options: ServingOptions, tokens: int) -> int:
@@ -249,7 +249,7 @@ def _layer_parameters(layout: Layout) -> tuple[int, int]:
     return width * (2 * layout.attention_size * count + kept), 3 * width * layout.feed_forward_size * count
 
 
-def _experts_share(layout: Layout) -> float:
+def experts_share(layout: Layout) -> float:
     """Return the share of the experts in the parameters that a token uses."""
     if not layout.expert_outputs:
         return 0.0
@@ -289,6 +289,6 @@ def _describe(read: _Reads, runtime: str, devices: ServingDevices, place: Weight
         words += f", {1 - place.device_share:.0%} of it from host memory"
     if place.run_mode == "moe_offload":
         words += ", experts from host memory"
-    if correction.count:
-        words += f"; corrected by {correction.ratio:.2f} from {correction.count} measurements"
+    if correction.measurements:
+        words += f"; corrected by {correction.ratio:.2f} from {correction.measurements} measurements"
     return words
