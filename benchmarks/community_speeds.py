@@ -5,6 +5,7 @@ A submission names a device and a tag of a model, and no sizes: they are read fr
 counted by reason, if the tag does not say what was read from memory, or the submission does not say from which memory.
 """
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -105,8 +106,8 @@ _PROCESSOR_MEMORY: Final[Mapping[str, float]] = MappingProxyType(
         "Ryzen AI 7 350": 89.6,
     }
 )
-"""Memory bandwidth of processors in GB/s by their makers: two channels of the DDR4 or DDR5 that they take at most, which
-is more than many of these machines have. It is also that of integrated devices."""
+"""Memory bandwidth of processors in GB/s by their makers, with two channels of the fastest memory that they take, which
+not all of these machines have. It is also that of integrated devices."""
 _COPY_SHARE: Final = 0.6
 """Share of it that a copy achieves, which is what a node agent measures."""
 _VARIANTS: Final = MappingProxyType({"Apple M3 Max": 30, "Apple M5 Max": 40})
@@ -254,7 +255,7 @@ def _read_hardware(hardware: dict[str, Any], runtime: str) -> _Hardware | str:
 
 
 def _guess_layers(parameters: float) -> int:
-    for (less, fewer), (more, many) in zip(_LAYERS, _LAYERS[1:], strict=False):
+    for (less, fewer), (more, many) in itertools.pairwise(_LAYERS):
         if parameters <= more:
             return round(fewer + (many - fewer) * max(0.0, parameters - less) / (more - less))
     return _LAYERS[-1][1]

@@ -141,7 +141,8 @@ def assess_fit(
         utilization=now.needed_bytes / free if free else float("inf"),
         speed=speed,
         shortfall=_describe_shortfall(workload, options, devices, now, free) if now.level == "too_tight" else "",
-        level_if_idle=idle.level,
+        # Experts in host memory leave more headroom than all weights in an idle device, which is no reason to prefer it.
+        level_if_idle=min(now.level, idle.level, key=FIT_LEVELS.index),
     )
 
 
