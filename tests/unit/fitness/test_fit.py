@@ -1,0 +1,185 @@
+"""Fit is judged on free memory by the artifact's own bytes, and says what is missing and what would help."""
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from crds.serving import ServingOptions
+from crds.size import size_text
+from fitness.fit import FIT_LEVELS, LADDER, Fit, FitLevel, advise_quantization, assess_fit
+from fitness.memory import Workload, estimate, estimate_pod
+from fitness.serving_devices import ServingDevices, describe_devices, describe_host, describe_processor
+from tests.unit.fitness.test_speed import LLAMA_8B, QWEN3_30B, QWEN3_30B_ACTIVE
+
+GIB = 2**30
+CARD = describe_devices("nvidia", "NVIDIA GeForce RTX 4090", memory_bytes=24 * GIB)
+BESIDE = CARD._replace(host_memory_bytes=64 * GIB, host_bandwidth_bytes_per_second=60 * 10**9)
+DENSE = Workload(LLAMA_8B)
+EXPERTS = Workload(QWEN3_30B)
+
+
+def _assess(devices: ServingDevices = CARD, workload: Workload = DENSE, **more: Any) -> Fit:
+    options = more.pop("options", ServingOptions())
+    found = assess_fit(workload, options, devices, **more)
+    assert found
+    return found
+
+
+def _needed(workload: Workload = DENSE, count: int = 1, **options: Any) -> int:
+    found = estimate_pod(workload, ServingOptions(**options), count)
+    assert found
+    assert found.device_bytes_each
+    return found.device_bytes_each
+
+
+@pytest.mark.parametrize(
+    ("headroom", "level"),
+    [(1.4, "perfect"), (1.31, "perfect"), (1.29, "good"), (1.11, "good"), (1.09, "marginal"), (1.0, "marginal")],
+)
+def test_level_follows_the_headroom(headroom: float, level: FitLevel) -> None:
+    found = _assess(CARD._replace(free_bytes=round(_needed() * headroom) + 1))
+    assert (found.level, found.run_mode, found.shortfall) == (level, "accelerator", "")
+    assert found.utilization == pytest.approx(1 / headroom, rel=0.001)
+    assert found.speed
+
+
+def test_level_counts_free_memory_and_tells_that_of_an_idle_device() -> None:
+    found = _assess(CARD._replace(free_bytes=3 * GIB))
+    assert (found.level, found.level_if_idle) == ("too_tight", "perfect")
+    assert (found.available_bytes, found.speed) == (3 * GIB, None)
+    short = size_text(_needed() - 3 * GIB)
+    assert found.shortfall == (
+        f"needs {size_text(_needed())}, 3.0 GiB free on nvidia-geforce-rtx-4090x1: short {short}; it would fit if "
+        "nothing else used the 24.0 GiB there"
+    )
+
+
+def test_shortfall_of_a_small_device_names_a_way_out_that_helps() -> None:
+    devices = CARD._replace(memory_bytes=12 * GIB, free_bytes=12 * GIB)
+    options = ServingOptions(context_length=131_072)
+    found = _assess(devices, options=options)
+    assert found.level == found.level_if_idle == "too_tight"
+    context = re.search(r"a contextLength of (\d+)", found.shortfall)
+    assert context
+    assert _assess(devices, options=structs.replace(options, context_length=int(context[1]))).level != "too_tight"
+
+
+def test_unknown_memory_has_no_fit() -> None:
+    assert assess_fit(DENSE, ServingOptions(), CARD._replace(memory_bytes=None)) is None
+    assert assess_fit(Workload(None), ServingOptions(), CARD) is None
+    assert assess_fit(Workload(LLAMA_8B, "generic"), ServingOptions(), CARD) is None
+
+
+def test_memory_counts_as_free_where_nothing_reports_the_free_part() -> None:
+    assert _assess(CARD._replace(free_bytes=None)).available_bytes == 24 * GIB
+    assert _assess(CARD._replace(free_bytes=0)).level == "too_tight"
+
+
+def test_heads_that_devices_cannot_divide_do_not_fit() -> None:
+    found = _assess(CARD._replace(device_count=3), Workload(LLAMA_8B, "vllm"))
+    assert found.level == "too_tight"
+    assert "does not divide the 32 attention heads" in found.shortfall
+
+
+def test_experts_are_left_in_host_memory_before_layers_are() -> None:
+    small = BESIDE._replace(free_bytes=12 * GIB)
+    found = _assess(small, EXPERTS, active_share=QWEN3_30B_ACTIVE)
+    assert (found.run_mode, found.shortfall) == ("moe_offload", "")
+    assert found.level in {"good", "marginal"}
+    assert found.needed_bytes <= 12 * GIB
+    layers = _assess(small, EXPERTS._replace(layout=structs.replace(QWEN3_30B, expert_outputs=0)))
+    assert (layers.run_mode, layers.level) == ("partial_offload", "marginal")
+    assert found.speed
+    assert layers.speed
+    assert found.speed.generation.expected > 2 * layers.speed.generation.expected
+    assert (found.speed.run_mode, layers.speed.run_mode) == ("moe_offload", "partial_offload")
+
+
+@pytest.mark.parametrize(
+    ("devices", "workload"),
+    [
+        (BESIDE._replace(host_memory_bytes=None), DENSE),
+        (BESIDE._replace(host_memory_bytes=2 * GIB), DENSE),
+        (BESIDE, Workload(LLAMA_8B, "vllm")),
+        (BESIDE, Workload(LLAMA_8B, draft=LLAMA_8B)),
+        (BESIDE._replace(free_bytes=GIB), DENSE),
+    ],
+    ids=["unknown host", "small host", "engine without offload", "draft", "no room for a layer"],
+)
+def test_model_that_cannot_be_divided_is_too_tight(devices: ServingDevices, workload: Workload) -> None:
+    free = min(devices.free_bytes or 4 * GIB, 4 * GIB)
+    assert _assess(devices._replace(free_bytes=free), workload).level == "too_tight"
+
+
+def test_host_and_processor_need_all_of_the_estimate() -> None:
+    whole = estimate(DENSE, ServingOptions())
+    assert whole
+    host = _assess(
+        describe_host("Apple M2 Max", 38, 64 * GIB, budget_bytes=48 * GIB, free_bytes=40 * GIB),
+        Workload(LLAMA_8B, "llama.cpp"),
+    )
+    assert (host.needed_bytes, host.level, host.run_mode) == (whole.total_bytes, "perfect", "accelerator")
+    node = _assess(describe_processor("", 8, memory_bytes=64 * GIB, free_bytes=60 * GIB, bandwidth=10**10))
+    assert (node.needed_bytes, node.level, node.run_mode) == (whole.total_bytes, "good", "cpu")
+
+
+def test_quantization_advice_takes_the_best_that_fits_well() -> None:
+    for free_gib, best in ((24, "Q8_0"), (10.5, "Q6_K"), (8, "Q5_K_M")):
+        devices = CARD._replace(free_bytes=round(free_gib * GIB))
+        found = advise_quantization(DENSE, ServingOptions(), devices, 8_030_000_000)
+        assert found
+        assert found.best
+        assert (found.best.quantization, found.best.fit.level in {"perfect", "good"}) == (best, True)
+        assert [step.quantization for step in found.steps] == [name for name, _ in LADDER]
+        sizes = [step.fit.needed_bytes for step in found.steps]
+        assert sizes == sorted(sizes, reverse=True)
+        speeds = [step.fit.speed.generation.expected for step in found.steps if step.fit.speed]
+        assert speeds == sorted(speeds)
+
+
+def test_quantization_advice_without_a_fit_names_none() -> None:
+    found = advise_quantization(DENSE, ServingOptions(), CARD._replace(free_bytes=2 * GIB), 8_030_000_000)
+    assert found
+    assert found.best is None
+    assert all(step.fit.shortfall for step in found.steps)
+    assert advise_quantization(Workload(LLAMA_8B, "vllm"), ServingOptions(), CARD, 8_030_000_000) is None
+    assert advise_quantization(Workload(None), ServingOptions(), CARD, 1) is None
+
+
+def test_quantization_advice_falls_back_to_what_fits_barely() -> None:
+    needed = _needed(Workload(structs.replace(LLAMA_8B, tensor_bytes=round(8.03e9 * LADDER[-1][1] / 8))))
+    found = advise_quantization(DENSE, ServingOptions(), CARD._replace(free_bytes=needed + 1), 8_030_000_000)
+    assert found
+    assert found.best
+    assert (found.best.quantization, found.best.fit.level) == ("Q2_K", "marginal")
+
+
+@given(
+    free=st.integers(0, 80 * GIB),
+    more=st.integers(0, 40 * GIB),
+    context=st.integers(512, 65_536),
+    host=st.none() | st.integers(0, 128 * GIB),
+    experts=st.booleans(),
+)
+def test_more_free_memory_never_worsens_a_fit(
+    free: int, more: int, context: int, host: int | None, *, experts: bool
+) -> None:
+    options = ServingOptions(context_length=context)
+    workload, share = (EXPERTS, QWEN3_30B_ACTIVE) if experts else (DENSE, None)
+    devices = BESIDE._replace(memory_bytes=200 * GIB, host_memory_bytes=host)
+    less, much = (
+        _assess(devices._replace(free_bytes=each), workload, options=options, active_share=share)
+        for each in (free, free + more)
+    )
+    if less.run_mode == much.run_mode:
+        assert FIT_LEVELS.index(much.level) <= FIT_LEVELS.index(less.level)
+    assert (much.level == "too_tight") <= (less.level == "too_tight")
+    for found in (less, much):
+        fits = found.level != "too_tight"
+        assert fits == (found.needed_bytes <= found.available_bytes)
+        assert fits == (not found.shortfall) == (found.speed is not None)
+        assert FIT_LEVELS.index(found.level_if_idle) <= FIT_LEVELS.index(found.level)
