@@ -70,8 +70,10 @@ def learn_corrections(measurements: Iterable[SpeedRatio]) -> Corrections:
     """Learn the correction of each device class and vendor, with each engine."""
     logs: dict[tuple[str, str, str], list[float]] = {}
     for each in measurements:
-        if each.measured > 0 and each.estimated > 0 and abs(found := math.log(each.measured / each.estimated)) < math.log(
-            _LIMIT
+        if (
+            each.measured > 0
+            and each.estimated > 0
+            and abs(found := math.log(each.measured / each.estimated)) < math.log(_LIMIT)
         ):
             logs.setdefault((each.vendor, each.device_class, each.runtime), []).append(found)
     vendors: dict[tuple[str, str], list[list[float]]] = {}
