@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import aiohttp
-import structlog
 
 from fitness.bench.streamed_completion import (
     BenchError,
@@ -35,8 +34,6 @@ _WORDS: Final = (
     *("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school"),
     *("state", "family", "student", "group", "country", "problem", "hand", "part", "place", "case", "week", "company"),
 )
-
-log = structlog.get_logger()
 
 
 class BenchPlan(NamedTuple):
@@ -63,6 +60,8 @@ class BenchResult(NamedTuple):
 
     timings: tuple[CompletionTiming, ...]
     concurrency: dict[int, float]
+    failed: BenchError | None = None
+    """The reason why more streams were not measured, though there was time."""
 
 
 async def measure_endpoint(
@@ -89,7 +88,6 @@ async def measure_endpoint(
     started = clock()
     while _is_due(plan, len(timings), clock() - started) and (not timings or clock() < ends_at):
         timings.append(await engine.run())
-        log.debug("bench_run", run=len(timings), tokens_per_second=round(timings[-1].tokens_per_second, 2))
     rates = {1: statistics.median(each.tokens_per_second for each in timings)}
     for streams in list_stream_counts(plan.parallel)[1:]:
         if clock() >= ends_at:
@@ -98,8 +96,7 @@ async def measure_endpoint(
             rates[streams] = compute_common_rate(await engine.run_together(streams))
         except BenchError as error:
             # One stream was measured: an engine that cannot serve several is still known by that.
-            log.warning("bench_streams_failed", streams=streams, reason=error.reason, message=error.message)
-            break
+            return BenchResult(tuple(timings), rates, error)
     return BenchResult(tuple(timings), rates)
 
 

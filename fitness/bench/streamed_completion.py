@@ -119,7 +119,7 @@ class _Chunk(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Received:
-    """What has come of an answer so far."""
+    """The part of an answer that has come so far."""
 
     begun: float | None = None
     """Time of the first chunk of the answer, with text or without."""

@@ -1,12 +1,17 @@
 """The real llama.cpp server is measured by the tokens that it counts itself."""
 
+import asyncio
+import json
+import sys
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 
 from fitness.bench.measurement import BenchPlan, measure_endpoint, summarize
 from fitness.bench.streamed_completion import BenchError
+from fitness.performance import MeasuredPerformance
 from tests.support.engine_process import start_engine
 from tests.support.tiny_models import tiny_gguf
 
@@ -61,3 +66,44 @@ async def _count_tokens(url: str, token: str) -> float:
     async with aiohttp.ClientSession(headers=headers) as session, session.get(f"{url}/metrics") as response:
         lines = (await response.text()).splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith("llamacpp:tokens_predicted_total "))
+
+
+async def _bench(*arguments: str) -> tuple[int, str, str]:
+    """Run `pomona bench`; return exit code, output and errors."""
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "cli.main", "bench", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, errors = await program.communicate()
+    assert program.returncode is not None
+    return program.returncode, output.decode(), errors.decode()
+
+
+async def test_command_measures_the_engine_at_a_url(tmp_path: Path, tiny: Path) -> None:
+    result = tmp_path / "result"
+    async with start_engine(tmp_path, tiny, contextLength=512, parallel=2) as engine:
+        assert (await engine.ready()).ok
+        token = tmp_path / "token"
+        token.write_text(f"{engine.token}\n")
+        quick = ("--runs", "3", "--warmup", "0", "--parallel", "2", "--token-file", str(token))
+        code, output, errors = await _bench(engine.url, *quick, "--result", str(result))
+        refused = await _bench(engine.url, "--model", "chat", "--result", str(tmp_path / "refused"))
+    assert (code, errors) == (0, "")
+    assert [line.split()[0] for line in output.splitlines()] == ["generation", "prompt", "first", "between", "2"]
+    record = msgspec.json.decode(result.read_bytes(), type=MeasuredPerformance)
+    assert f"{record.tokens_per_second:,.1f} tokens/s" in output
+    assert list(record.concurrency) == ["1", "2"]
+    assert record.measured_at.endswith("Z")
+    assert result.stat().st_size < 4096
+    code, output, errors = refused
+    assert (code, output) == (2, "")
+    assert "answered 401" in errors
+    assert json.loads((tmp_path / "refused").read_text())["reason"] == "Unauthorized"
+
+
+async def test_command_without_an_engine_may_be_tried_again(tmp_path: Path) -> None:
+    code, _, errors = await _bench("http://127.0.0.1:1", "--result", str(tmp_path / "result"))
+    assert code == 1
+    assert errors.startswith("pomona bench: http://127.0.0.1:1: ")
+    assert json.loads((tmp_path / "result").read_text())["retryable"] is True

@@ -102,6 +102,8 @@ async def test_engine_that_refuses_several_streams_is_known_by_one(engine: Simul
     engine.refuses = lambda _body: len(engine.requests) == 10
     found = await engine.measure(parallel=4)
     assert list(found.concurrency) == [1]
+    assert found.failed is not None
+    assert found.failed.reason == "Refused"
 
 
 async def test_extension_that_an_engine_refuses_is_left_out(engine: SimulatedEngine) -> None:
