@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from controller.benchmarks.performance_source import PerformanceSource
 from controller.hosts.reachability import ReachabilityProber
 from controller.hosts.reconciler import LeaseReader, host_reconciler
 from controller.http_endpoints import ControllerHealth
@@ -133,6 +134,7 @@ def registrations(
     *,
     kueue: KueueQueues,
     devices: DeviceFeed | None = None,
+    measured: PerformanceSource | None = None,
 ) -> tuple[tuple[Reconciler, ...], tuple[LeaderTask, ...]]:
     """Return all reconcilers, and the tasks that run beside them while this replica leads.
 
@@ -155,6 +157,7 @@ def registrations(
             kueue=kueue,
             rooms=queue.rooms if queue is not None else None,
             devices=devices,
+            measured=measured,
         ),
     )
     if options.namespaces:
@@ -192,7 +195,6 @@ class Controller:
         # One that reads the whole cluster follows nodes as it does all else, and decides nothing without them.
         self._nodes = [OptionalKind(NODES, "")] if options.namespaces else []
         self._kueue = KueueQueues(options.namespaces)
-        self._optional_kinds = (monitors, self._kueue.local_queues, *self._nodes)
         self._identity = f"{os.uname().nodename}-{secrets.token_hex(4)}"
         self._elector = (
             Elector(election or client, CONTROLLER_NAMESPACE, LEASE, self._identity) if options.elects else None
@@ -218,9 +220,11 @@ class Controller:
             functools.partial(self._enqueue_report, INFERENCE_SERVICES),
         )
         self._devices = DeviceFeed(self.store, options.namespaces)
+        measured = PerformanceSource(self.store, functools.partial(self._enqueue, INFERENCE_SERVICES))
+        self._optional_kinds = (monitors, measured.kind, self._kueue.local_queues, *self._nodes)
         queue = self._make_queue(self._registry, options) if self._registry is not None else None
         reconcilers, self._leader_tasks = registrations(
-            *(options, leases, metrics, monitors, queue), kueue=self._kueue, devices=self._devices
+            *(options, leases, metrics, monitors, queue), kueue=self._kueue, devices=self._devices, measured=measured
         )
         self._reconcilers = {each.resource: each for each in reconcilers}
         self._triggers = _group_triggers(reconcilers)

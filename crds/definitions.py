@@ -155,6 +155,7 @@ DEFINITIONS = (
             Column("Context", ".spec.contextLength", "integer", wide=True),
             Column("Memory", ".status.memory", wide=True),
             Column("Device memory", ".status.deviceMemory", wide=True),
+            Column("Tokens/s", ".status.performance.tokensPerSecond", wide=True),
             Column("Requests/min", ".status.requestsPerMinute", "integer", wide=True),
             Column("Latency ms", ".status.averageLatencyMs", "integer", wide=True),
             Column("Message", condition("Ready", "message"), wide=True),

@@ -168,6 +168,39 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
     ] = []
 
 
+_Rate = Annotated[str, Meta(max_length=16, pattern=r"^[0-9]*([0-9]\.[0-9]+|[0-9])?$")]
+
+
+class ServicePerformance(ApiStruct, frozen=True, kw_only=True):
+    """The measured speed of a replica."""
+
+    tokens_per_second: Annotated[
+        _Rate, described("Tokens that one request generates per second: the median of the runs, a decimal number.")
+    ]
+    prompt_tokens_per_second: Annotated[
+        _Rate, described("Tokens of a prompt that are read per second, a decimal number. Absent if it is unknown.")
+    ] = ""
+    time_to_first_token_ms: Annotated[
+        int | None,
+        described("Time to the first token of an answer to a prompt of 128 tokens, in milliseconds.", format="int32"),
+    ] = None
+    source: Annotated[
+        Literal["job", "host", "live"],
+        described("job: a Job measured it. host: the agent of a host did. live: it was measured while serving."),
+    ]
+    device_class: Annotated[
+        Annotated[str, Meta(max_length=128)],
+        described("Hardware on which it was measured, for example nvidia-h100-80gb-hbm3x1."),
+    ]
+    model_hash: Annotated[
+        Annotated[str, Meta(max_length=64)],
+        described("Identity of the weights, engine and context: ConfigMap bench-HASH has all measurements of it."),
+    ]
+    measured_at: Annotated[
+        Annotated[str, Meta(max_length=64)], described("Time of the measurement.", format="date-time")
+    ] = ""
+
+
 class InferenceServiceStatus(ApiStruct, frozen=True):
     """Observed state of a service, as the controller reports it."""
 
@@ -245,6 +278,13 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
         ),
     ] = None
     speeds: ClassSpeeds = []
+    performance: Annotated[
+        ServicePerformance | None,
+        described(
+            "Speed of the model on the hardware of the replicas, as it was measured; of replicas on several kinds of "
+            "hardware the slowest. Absent if it was not measured."
+        ),
+    ] = None
     queue: Annotated[
         QueueStatus | None,
         described(

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import aiohttp
-import structlog
 
 from fitness.bench.streamed_completion import (
     BenchError,
@@ -29,12 +28,12 @@ from fitness.performance import MeasuredPerformance
 MICRO_BATCH_TOKENS: Final = 128
 MOST_RUNS: Final = 100
 MOST_STREAMS: Final = 64
+_FIRST_WORDS: Final = 16
+_FIRST_TOKENS: Final = 16
 _WORDS: Final = (
     *("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school"),
     *("state", "family", "student", "group", "country", "problem", "hand", "part", "place", "case", "week", "company"),
 )
-
-log = structlog.get_logger()
 
 
 class BenchPlan(NamedTuple):
@@ -46,7 +45,8 @@ class BenchPlan(NamedTuple):
     """Least number of runs that count."""
     min_duration_seconds: float = 0.0
     """Least time of these runs together."""
-    prompt_words: int = 128
+    prompt_tokens: int = 128
+    """Tokens of each prompt, about."""
     tokens: int = MICRO_BATCH_TOKENS
     """Tokens that each run generates."""
     parallel: int = 1
@@ -60,6 +60,8 @@ class BenchResult(NamedTuple):
 
     timings: tuple[CompletionTiming, ...]
     concurrency: dict[int, float]
+    failed: BenchError | None = None
+    """The reason why more streams were not measured, though there was time."""
 
 
 async def measure_endpoint(
@@ -77,62 +79,65 @@ async def measure_endpoint(
     """
     plan = plan or BenchPlan()
     ends_at = clock() + plan.most_seconds
-    engine = _MeasuredEngine(session, url, CompletionRequest(model, "", plan.tokens), PromptSource(plan.prompt_words))
-    for number in range(plan.warmup):
-        if number and clock() >= ends_at:
-            break
-        await engine.run(clock)
+    engine = _MeasuredEngine(session, url, CompletionRequest(model, "", plan.tokens), clock)
+    await engine.open(plan.prompt_tokens)
+    for _ in range(plan.warmup):
+        if clock() < ends_at:
+            await engine.run()
     timings = list[CompletionTiming]()
     started = clock()
     while _is_due(plan, len(timings), clock() - started) and (not timings or clock() < ends_at):
-        timings.append(await engine.run(clock))
-        log.debug("bench_run", run=len(timings), tokens_per_second=round(timings[-1].tokens_per_second, 2))
+        timings.append(await engine.run())
     rates = {1: statistics.median(each.tokens_per_second for each in timings)}
     for streams in list_stream_counts(plan.parallel)[1:]:
         if clock() >= ends_at:
             break
         try:
-            rates[streams] = compute_common_rate(await engine.run_together(streams, clock))
+            rates[streams] = compute_common_rate(await engine.run_together(streams))
         except BenchError as error:
             # One stream was measured: an engine that cannot serve several is still known by that.
-            log.warning("bench_streams_failed", streams=streams, reason=error.reason, message=error.message)
-            break
+            return BenchResult(tuple(timings), rates, error)
     return BenchResult(tuple(timings), rates)
 
 
 class _MeasuredEngine:
-    """An engine, and the form of a request that it takes."""
+    """An engine, the form of a request that it takes, and the prompts that it is sent."""
 
-    def __init__(
-        self, session: aiohttp.ClientSession, url: str, request: CompletionRequest, prompts: "PromptSource"
-    ) -> None:
-        self._session, self._url, self._request, self._prompts = session, url, request, prompts
-        self._has_answered = False
+    def __init__(self, session: aiohttp.ClientSession, url: str, request: CompletionRequest, clock: Clock) -> None:
+        self._session, self._url, self._request, self._clock = session, url, request, clock
+        self._prompts = PromptSource(_FIRST_WORDS)
 
-    async def run(self, clock: Clock) -> CompletionTiming:
-        """Make one run. Raises BenchError."""
+    async def open(self, prompt_tokens: int) -> None:
+        """Send a first short request, and find out which form the engine takes and how many tokens a word has.
+
+        Raises:
+            BenchError: the engine does not answer as it should.
+        """
+        request = self._request
+        self._request = request._replace(tokens=min(request.tokens, _FIRST_TOKENS))
         try:
-            timing = await self._stream(clock)
+            timing = await self.run()
         except BenchError as error:
             # Some engines refuse what the API of OpenAI has not.
-            if error.reason != "Refused" or self._has_answered:
+            if error.reason != "Refused":
                 raise
+            request = request._replace(ignores_end=False)
             self._request = self._request._replace(ignores_end=False)
-            timing = await self._stream(clock)
-        self._has_answered = True
-        return timing
+            timing = await self.run()
+        self._request = request
+        self._prompts = PromptSource(round(prompt_tokens * _FIRST_WORDS / timing.prompt_tokens) or 1)
 
-    async def run_together(self, streams: int, clock: Clock) -> list[CompletionTiming]:
+    async def run(self) -> CompletionTiming:
+        """Make one run. Raises BenchError."""
+        request = self._request._replace(prompt=self._prompts.next())
+        return await stream_completion(self._session, self._url, request, self._clock)
+
+    async def run_together(self, streams: int) -> list[CompletionTiming]:
         """Make as many runs at once. Raises BenchError: the first that failed."""
-        found = await asyncio.gather(*(self._stream(clock) for _ in range(streams)), return_exceptions=True)
+        found = await asyncio.gather(*(self.run() for _ in range(streams)), return_exceptions=True)
         if failed := next((each for each in found if isinstance(each, BaseException)), None):
             raise failed
         return [each for each in found if isinstance(each, CompletionTiming)]
-
-    async def _stream(self, clock: Clock) -> CompletionTiming:
-        return await stream_completion(
-            self._session, self._url, self._request._replace(prompt=self._prompts.next()), clock
-        )
 
 
 def _is_due(plan: BenchPlan, runs: int, seconds: float) -> bool:

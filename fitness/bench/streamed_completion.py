@@ -33,6 +33,8 @@ _MOST_TOKENS: Final = 10_000_000
 _MOST_CHUNKS_FOR_EACH_TOKEN: Final = 8
 """An engine that sends more chunks than that, never ends."""
 _QUOTED_CHARACTERS: Final = 300
+_HEADERS: Final = {"Connection": "close"}
+"""llama.cpp closes a connection after a stream, also if the next request is on its way."""
 _DATA: Final = b"data:"
 _DONE: Final = b"[DONE]"
 
@@ -117,7 +119,7 @@ class _Chunk(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Received:
-    """What has come of an answer so far."""
+    """The part of an answer that has come so far."""
 
     begun: float | None = None
     """Time of the first chunk of the answer, with text or without."""
@@ -150,7 +152,9 @@ async def stream_completion(
     started, received = clock(), _Received()
     try:
         # A redirect could make this machine ask any address, with the token.
-        async with session.post(f"{url}/v1/completions", json=body, timeout=timeout, allow_redirects=False) as response:
+        async with session.post(
+            f"{url}/v1/completions", json=body, headers=_HEADERS, timeout=timeout, allow_redirects=False
+        ) as response:
             if response.status != HTTPStatus.OK:
                 raise _refuse(response.status, await _quote(response.content))
             async for chunk in _read_chunks(response.content, request.tokens):
@@ -192,9 +196,7 @@ def _judge(received: _Received, started: float, wanted: int) -> CompletionTiming
     """Return the times of a whole answer."""
     usage = received.usage
     if usage is None or not 0 < usage.prompt_tokens <= _MOST_TOKENS:
-        message = (
-            f"the engine counted no tokens in {received.pieces} pieces: it must answer stream_options.include_usage"
-        )
+        message = f"the engine counted no tokens of {received.pieces} pieces: it must know stream_options.include_usage"
         raise BenchError("NoTokenCount", message)
     tokens = usage.completion_tokens
     if tokens > wanted:
