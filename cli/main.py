@@ -33,6 +33,10 @@ SECTIONS = {
     "Programs that others start": {
         "controller": ("run the controller of Models and InferenceServices", "cli.controller"),
         "llama-server": ("run llama.cpp's server out of the wheel of `pomona[llama]`", "cli.llama_server"),
+        "node-agent": (
+            "report the hardware of a node of the cluster; the chart's DaemonSet starts it",
+            "cli.node_agent",
+        ),
         "pod-proxy": ("check the token for an engine in a pod; the controller starts it", "cli.pod_proxy"),
         "proxy": ("run the data plane of a host; its agent starts it", "cli.proxy"),
     },
