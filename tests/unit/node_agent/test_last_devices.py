@@ -8,7 +8,7 @@ from node_agent.last_devices import KEPT_SECONDS, KnownHardware, keep_last_devic
 
 NOW = datetime(2026, 11, 26, 22, 0, tzinfo=UTC)
 DEVICES = tuple(NodeDevice(id=f"GPU-{number}", temperature_celsius=50, free_bytes=1) for number in range(2))
-FOUND = NodeHardware("nvidia", "nvidia-smi", "nvidia-l4x1", "580.1", DEVICES, True, True, cpu_cores=4)  # noqa: FBT003
+FOUND = NodeHardware("nvidia", "nvidia-smi", "nvidia-l4x1", "580.1", DEVICES, True, True, cpu_cores=4)
 FAILED = NodeHardware("cpu", "proc", "cpu-x4", cpu_cores=4, problems=("nvidia-smi printed garbage",))
 PROBLEM = ("nvidia-smi hung",)
 
