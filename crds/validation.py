@@ -74,6 +74,8 @@ def kinds() -> tuple[str, ...]:
 def with_defaults(manifest: Manifest) -> Manifest:
     """Return the manifest with the defaults of the API server; its kind is one of `kinds()`."""
     schema = _schema(manifest["kind"])
+    if "spec" not in schema["properties"]:
+        return manifest
     return {**manifest, "spec": _filled(deepcopy(manifest["spec"]), schema["properties"]["spec"])}
 
 
@@ -82,7 +84,9 @@ def problems(manifest: Manifest) -> list[SchemaViolation]:
     found = [*_envelope(manifest)]
     if found:
         return found
-    whole = {"metadata": manifest["metadata"], **with_defaults({"spec": {}, **manifest})}
+    # A kind without a spec, such as NodeFitness, has a status only.
+    spec = {"spec": {}} if "spec" in _schema(manifest["kind"])["properties"] else {}
+    whole = {"metadata": manifest["metadata"], **with_defaults({**spec, **manifest})}
     errors = sorted(_validator(manifest["kind"]).iter_errors(whole), key=lambda each: [*map(str, each.absolute_path)])
     if any(each.validator in _BLOCKING for each in errors):
         errors = [each for each in errors if each.validator != "x-kubernetes-validations"]

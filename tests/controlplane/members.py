@@ -34,14 +34,16 @@ CONTROLLER_NAMESPACE = "pomona-system"
 CONTROLLER_ACCOUNT = "pomona-controller"
 INSTALLED = CHECKOUT / "deploy" / "install"
 """Folder of the manifests that are rendered from the chart with its default values."""
+RUNNING = {"controller.yaml", "node-agent.yaml"}
+"""Manifests of what runs in the cluster: tests start it as processes."""
 KINDS = (MODELS, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, ACCELERATOR_POOLS)
 SOURCES = {NETWORKS_VARIABLE: networks_text(ALLOWED_NETWORKS)}
 """Variables with which controller, Jobs and agents may fetch weights from the servers of tests and demo."""
 
 
 async def install(plane: ControlPlane) -> None:
-    """Install Pomona's kinds, roles and policies without its controller, and wait until kubectl finds the kinds."""
-    manifests = (path for path in sorted(INSTALLED.iterdir()) if path.name != "controller.yaml")
+    """Install Pomona's kinds, roles and policies without what runs, and wait until kubectl finds the kinds."""
+    manifests = (path for path in sorted(INSTALLED.iterdir()) if path.name not in RUNNING)
     await plane.apply(CHECKOUT / "crds", CHECKOUT / "deploy" / "namespace.yaml", *manifests)
     await wait_for_kinds(plane)
 

@@ -179,6 +179,10 @@ class ControlPlane:
         review = await self.request("POST", path, {"spec": {"expirationSeconds": 86400}})
         return self._write_kubeconfig(f"{namespace}_{name}", review["status"]["token"])
 
+    def token_kubeconfig(self, name: str, token: str) -> Path:
+        """Return a kubeconfig file, named `name`, with a token."""
+        return self._write_kubeconfig(name, token)
+
     async def apply(self, *paths: Path) -> None:
         """`kubectl apply --server-side` files or folders, also what a test before applied with Helm and left.
 

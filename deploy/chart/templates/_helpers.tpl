@@ -13,6 +13,11 @@ app.kubernetes.io/name: pomona
 app.kubernetes.io/component: controller
 {{- end }}
 
+{{- define "pomona.nodeAgentSelector" -}}
+app.kubernetes.io/name: pomona
+app.kubernetes.io/component: node-agent
+{{- end }}
+
 {{- define "pomona.image" -}}
 {{- with .Values.image -}}
 {{- if .digest -}}
@@ -26,4 +31,9 @@ app.kubernetes.io/component: controller
 {{- /* Macs belong to the whole cluster: a controller of some namespaces has none. */}}
 {{- define "pomona.hosts" -}}
 {{- if and .Values.hosts.enabled (not .Values.scope.namespaces) -}}true{{- end -}}
+{{- end }}
+
+{{- /* Nodes belong to the whole cluster, too. */}}
+{{- define "pomona.nodeAgents" -}}
+{{- if and .Values.nodeAgent.enabled (not .Values.scope.namespaces) -}}true{{- end -}}
 {{- end }}

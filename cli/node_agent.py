@@ -1,0 +1,209 @@
+"""`pomona node-agent`: the agent of one node of the cluster."""
+
+import asyncio
+import contextlib
+import re
+import signal
+from pathlib import Path
+from typing import Final
+
+import click
+
+from cli import log
+from cli.options import Duration
+from crds.meta import GROUP, LONGEST_NAME, NAME_PATTERN
+from devices.node_hardware import NodeRoots, measure_memory_bandwidth, read_node_hardware
+from kube import credentials
+from kube.client import connect
+from kube.credentials import Credentials
+from kube.kubeconfig import CredentialsError
+from node_agent.agent import NodeAgent
+from node_agent.metrics import NodeMetrics
+from node_agent.options import NodeAgentOptions
+from node_agent.rest import (
+    EVERYWHERE,
+    LOOPBACK,
+    ApiKeyFile,
+    build_metrics_application,
+    build_rest_application,
+    serve_application,
+)
+
+LEAST_INTERVAL_SECONDS: Final = 1.0
+MOST_INTERVAL_SECONDS: Final = 60.0
+"""A heartbeat follows a probe, and facts are stale 150 s after one."""
+_METRIC_PREFIX: Final = re.compile(r"[a-z][a-z0-9_]{0,62}")
+_PORT: Final = click.IntRange(0, 65535)
+_FOLDER: Final = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+def _read_node_name(_context: click.Context, parameter: click.Parameter, name: str) -> str:
+    if len(name) > LONGEST_NAME or not re.fullmatch(NAME_PATTERN, name):
+        message = f"{name!r} is not a name of a Node: give one of `kubectl get nodes`"
+        raise click.BadParameter(message, param=parameter)
+    return name
+
+
+def _read_label_prefix(_context: click.Context, parameter: click.Parameter, text: str) -> str:
+    """Return the prefix without the slash at its end, with which other tools state it."""
+    prefix = text.removesuffix("/")
+    if len(prefix) > LONGEST_NAME or not re.fullmatch(NAME_PATTERN, prefix):
+        message = f"{text!r} is not the prefix of a label: give a DNS name such as {GROUP}"
+        raise click.BadParameter(message, param=parameter)
+    return prefix
+
+
+def _read_metric_prefix(_context: click.Context, parameter: click.Parameter, prefix: str) -> str:
+    if not _METRIC_PREFIX.fullmatch(prefix):
+        message = f"{prefix!r} cannot begin the name of a metric: give one such as pomona, of a-z, 0-9 and _"
+        raise click.BadParameter(message, param=parameter)
+    return prefix
+
+
+def _read_interval(_context: click.Context, parameter: click.Parameter, seconds: float) -> float:
+    if not LEAST_INTERVAL_SECONDS <= seconds <= MOST_INTERVAL_SECONDS:
+        message = (
+            f"{seconds:g} s is not between {LEAST_INTERVAL_SECONDS:g}s and {MOST_INTERVAL_SECONDS:g}s: facts of a node "
+            "are reported each minute"
+        )
+        raise click.BadParameter(message, param=parameter)
+    return seconds
+
+
+@click.command()
+@click.option(
+    "--node-name",
+    envvar="NODE_NAME",
+    show_envvar=True,
+    required=True,
+    callback=_read_node_name,
+    help="Name of the Node on which this agent runs; in a pod, spec.nodeName by the downward API.",
+)
+@click.option(
+    "--kubeconfig",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Kubeconfig with cluster and credentials. Default: $KUBECONFIG, the pod's ServiceAccount, or ~/.kube/config.",
+)
+@click.option(
+    "--interval",
+    "interval_seconds",
+    type=Duration(),
+    default="30s",
+    show_default=True,
+    callback=_read_interval,
+    help="Time from one probe of the hardware to the next, 1s to 60s. Facts are written each minute, and at once if "
+    "the devices are others.",
+)
+@click.option(
+    "--label-prefix",
+    default=GROUP,
+    show_default=True,
+    callback=_read_label_prefix,
+    help="Prefix of the labels of the Node, such as flexinfer.ai. The policy pomona-node-agents names it, too: set "
+    "nodeAgent.labelPrefix of the chart.",
+)
+@click.option(
+    "--metric-prefix",
+    default="pomona",
+    show_default=True,
+    callback=_read_metric_prefix,
+    help="Beginning of the names of the metrics, such as flexinfer.",
+)
+@click.option(
+    "--metrics-port",
+    type=_PORT,
+    default=9100,
+    show_default=True,
+    help="Port of /metrics and /healthz, on all addresses; 0 turns them off.",
+)
+@click.option("--port", type=_PORT, default=8787, show_default=True, help="Port of the REST API; 0 turns it off.")
+@click.option(
+    "--api-key-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with the key that the REST API asks for, as a bearer token. Default: no key, and the REST API is served "
+    "on loopback only.",
+)
+@click.option(
+    "--proc-root", type=_FOLDER, default="/proc", show_default=True, help="Folder at which the /proc of the node is."
+)
+@click.option(
+    "--sys-root", type=_FOLDER, default="/sys", show_default=True, help="Folder at which the /sys of the node is."
+)
+@click.option(
+    "--disk-root",
+    type=_FOLDER,
+    default="/",
+    show_default=True,
+    help="Folder in the file system whose size is reported: that of the node's pods, such as an emptyDir.",
+)
+@click.option("--verbose", is_flag=True, help="Also log debug events.")
+def command(
+    node_name: str,
+    kubeconfig: Path | None,
+    interval_seconds: float,
+    *,
+    label_prefix: str,
+    metric_prefix: str,
+    metrics_port: int,
+    port: int,
+    api_key_file: Path | None,
+    proc_root: Path,
+    sys_root: Path,
+    disk_root: Path,
+    verbose: bool,
+) -> None:
+    """Report the hardware of a node as its NodeFitness, its labels and metrics.
+
+    \b
+    Examples:
+      pomona node-agent                                     (in a pod with NODE_NAME, as its ServiceAccount)
+      pomona node-agent --node-name gpu-1 --kubeconfig node-agent.kubeconfig
+      pomona node-agent --node-name gpu-1 --label-prefix flexinfer.ai --metric-prefix flexinfer
+    """
+    log.configure(verbose=verbose)
+    options = NodeAgentOptions(
+        node_name=node_name,
+        interval_seconds=interval_seconds,
+        label_prefix=label_prefix,
+        metric_prefix=metric_prefix,
+        metrics_port=metrics_port,
+        rest_port=port,
+        api_key_file=api_key_file,
+        roots=NodeRoots(proc=proc_root, sys=sys_root, disk=disk_root),
+    )
+    try:
+        if api_key_file:
+            ApiKeyFile(api_key_file).read()
+        asyncio.run(_run(credentials.load(kubeconfig), options))
+    except (CredentialsError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+async def _run(identity: Credentials, options: NodeAgentOptions) -> None:
+    """Run until SIGTERM or SIGINT. The facts stay, and are stale 150 s later."""
+    loop, this = asyncio.get_running_loop(), asyncio.current_task()
+    assert this is not None  # noqa: S101 - a coroutine of asyncio.run is a task
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, this.cancel)
+    metrics = NodeMetrics(options.node_name, options.metric_prefix)
+    with contextlib.suppress(asyncio.CancelledError):
+        async with contextlib.AsyncExitStack() as stack:
+            client = await stack.enter_async_context(connect(identity, metrics.count_call))
+            agent = NodeAgent(
+                client,
+                options,
+                lambda labels: asyncio.to_thread(read_node_hardware, labels, options.roots),
+                lambda: asyncio.to_thread(measure_memory_bandwidth),
+                metrics,
+            )
+            if options.metrics_port:
+                served = build_metrics_application(metrics.render)
+                await stack.enter_async_context(
+                    serve_application(served, "--metrics-port", EVERYWHERE, options.metrics_port)
+                )
+            if options.rest_port:
+                key = ApiKeyFile(options.api_key_file) if options.api_key_file else None
+                host = EVERYWHERE if key else LOOPBACK
+                served = build_rest_application(options.node_name, lambda: agent.hardware, key)
+                await stack.enter_async_context(serve_application(served, "--port", host, options.rest_port))
+            await agent.run()

@@ -1,0 +1,71 @@
+"""Values that tools, kernel files and labels state, checked for the ranges of `NodeDevice` before anything uses them.
+
+A tool may print anything: a value that is no number or out of range is unknown, and a text is cut to what fits a status.
+"""
+
+import re
+from typing import Final
+
+from crds.size import MIB
+
+MOST_TEXT: Final = 256
+_MOST_BYTES: Final = 1 << 50
+_NUMBER: Final = re.compile(r"\s*(-?[0-9]{1,20})(?:\.[0-9]{1,20})?(?:\s*(?:MiB|%|C|B))?\s*", re.ASCII)
+"""A number with or without the unit that some versions of a tool add; a fraction is dropped."""
+_MISSING: Final = {"", "n/a", "[n/a]", "na", "none", "[not supported]", "not supported", "[unknown error]", "err!"}
+
+
+def clean_text(text: str) -> str:
+    """Return the printable characters of a text that a status can take; "" if the tool states that it has none."""
+    printable = "".join(character if character.isprintable() else " " for character in text[: 4 * MOST_TEXT])
+    words = " ".join(printable.split())[:MOST_TEXT].rstrip()
+    return "" if words.lower() in _MISSING else words
+
+
+def parse_number(text: str) -> int | None:
+    """Return the whole number in `text`, which may have a unit; None if there is none."""
+    found = _NUMBER.fullmatch(text[:64])
+    return int(found[1]) if found else None
+
+
+def parse_size_bytes(text: str, unit_bytes: int = 1) -> int | None:
+    """Return the size of something that exists, in bytes; None if it is unknown, 0 or absurd."""
+    return parse_rest_bytes(text, unit_bytes) or None
+
+
+def parse_rest_bytes(text: str, unit_bytes: int = 1) -> int | None:
+    """Return bytes that may be 0, such as free memory; None if the number is unknown or absurd."""
+    number = parse_number(text)
+    return number * unit_bytes if number is not None and 0 <= number * unit_bytes <= _MOST_BYTES else None
+
+
+def parse_mib(text: str) -> int | None:
+    """Return a size in MiB as bytes; None if it is unknown, 0 or absurd."""
+    return parse_size_bytes(text, MIB)
+
+
+def parse_percent(text: str) -> int | None:
+    """Return a utilization in percent; None if it is unknown or absurd."""
+    number = parse_number(text)
+    return number if number is not None and 0 <= number <= 100 else None  # noqa: PLR2004 - percent
+
+
+def parse_celsius(text: str) -> int | None:
+    """Return a temperature in degrees Celsius; None if it is unknown or absurd."""
+    return check_celsius(parse_number(text))
+
+
+def parse_millicelsius(text: str) -> int | None:
+    """Return a temperature that the kernel states in thousandths of a degree Celsius."""
+    number = parse_number(text)
+    return None if number is None else check_celsius(round(number / 1000))
+
+
+def check_celsius(number: int | None) -> int | None:
+    """Return the temperature if it is one that a device can have."""
+    return number if number is not None and -50 <= number <= 200 else None  # noqa: PLR2004 - limits of the schema
+
+
+def subtract_used(total_bytes: int | None, used_bytes: int | None) -> int | None:
+    """Return the free part of a memory of which the kernel states the size and the used part."""
+    return max(total_bytes - used_bytes, 0) if total_bytes is not None and used_bytes is not None else None

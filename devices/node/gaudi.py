@@ -1,0 +1,99 @@
+"""The probe of Intel Gaudi cards: hl-smi, else the kernel's files, which state no memory."""
+
+import csv
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from crds.nodefitness import NodeDevice
+from crds.size import MIB
+from devices.node.checked_values import clean_text, parse_celsius, parse_mib, parse_percent, parse_rest_bytes
+from devices.node.drm_cards import read_driver_version, read_temperature_celsius
+from devices.node.kernel_files import list_folder, parse_properties, read_limited
+from devices.node.vendor_reading import VendorReading
+from devices.node.vendor_tool import find_tool, quote_output, run_tool
+from devices.products import find_product
+
+_PCI_VENDOR: Final = "1da3"
+_FIELDS: Final = (
+    *("index", "name", "bus_id", "driver_version", "uuid", "memory.total", "memory.free"),
+    *("utilization.aip", "temperature.aip"),
+)
+_NAME: Final = re.compile(r"HL-(20|2|3)[0-9]", re.IGNORECASE)
+_ARCHITECTURES: Final = {"20": "gaudi", "2": "gaudi2", "3": "gaudi3"}
+
+
+def read_gaudi(sys: Path, proc: Path) -> VendorReading | None:
+    """Read the cards by hl-smi, else by the kernel's files; None if neither is there."""
+    by_kernel = _read_kernel_files(sys, proc)
+    program = find_tool("hl-smi", "/opt/habanalabs/bin/hl-smi")
+    if program is None:
+        return by_kernel
+    answer = run_tool(program, "-Q", ",".join(_FIELDS), "-f", "csv")
+    reading = parse_hl_smi(answer.text)
+    if answer.problem:
+        reading = reading._replace(problems=(f"hl-smi {answer.problem}",))
+    return reading if reading.devices or by_kernel is None else by_kernel._replace(problems=reading.problems)
+
+
+def parse_hl_smi(text: str) -> VendorReading:
+    """Read the table of hl-smi; its header names the columns, whose order and units belong to the version."""
+    lines = [line for line in csv.reader(text.splitlines(), skipinitialspace=True) if len(line) > 1]
+    header = next((line for line in lines if line[0].strip() == "index"), None)
+    names = [cell.partition("[")[0].strip() for cell in header] if header else list(_FIELDS)
+    rows = [dict(zip(names, line, strict=True)) for line in lines if line is not header and len(line) == len(names)]
+    devices = tuple(device for row in rows if (device := _parse_card(row)))
+    if not devices:
+        return VendorReading("intel-gaudi", "hl-smi", problems=(f"hl-smi {quote_output(text)}, which states no card",))
+    driver = next((found for row in rows if (found := clean_text(row.get("driver_version", "")))), "")
+    return VendorReading("intel-gaudi", "hl-smi", devices, driver)
+
+
+def name_gaudi_architecture(name: str) -> str:
+    """Return the architecture of a card, such as gaudi2 for HL-225 or for GAUDI2; empty if it is not known."""
+    found = _NAME.match(name)
+    if found:
+        return _ARCHITECTURES[found[1]]
+    product = find_product("intel-gaudi", re.sub(r"[^A-Za-z0-9]", "", name))
+    return product.family if product else ""
+
+
+def _parse_card(row: Mapping[str, str]) -> NodeDevice | None:
+    name, bus_id = clean_text(row.get("name", "")), clean_text(row.get("bus_id", ""))
+    device_id = clean_text(row.get("uuid", "")) or bus_id
+    if not name or not device_id:
+        return None
+    return NodeDevice(
+        id=device_id,
+        product=name,
+        architecture=name_gaudi_architecture(name),
+        memory_bytes=parse_mib(row.get("memory.total", "")),
+        free_bytes=parse_rest_bytes(row.get("memory.free", ""), MIB),
+        utilization_percent=parse_percent(row.get("utilization.aip", "")),
+        temperature_celsius=parse_celsius(row.get("temperature.aip", "")),
+    )
+
+
+def _read_kernel_files(sys: Path, proc: Path) -> VendorReading | None:
+    found = []
+    for folder in list_folder(sys / "class/accel", r"accel[0-9]+"):
+        device = folder / "device"
+        facts = parse_properties(read_limited(device / "uevent"))
+        address = clean_text(facts.get("PCI_SLOT_NAME", "")) or clean_text(read_limited(device / "pci_addr"))
+        if not facts.get("PCI_ID", "").lower().startswith(f"{_PCI_VENDOR}:") or not address:
+            continue  # another vendor's accelerator, such as the NPU of a notebook
+        kind = clean_text(read_limited(device / "device_type"))
+        architecture = name_gaudi_architecture(kind)
+        product = find_product("intel-gaudi", architecture)
+        found.append(
+            NodeDevice(
+                id=address,
+                product=product.name if product else kind or "Gaudi",
+                architecture=architecture,
+                memory_bytes=product.memory_mib * MIB if product and product.memory_mib else None,
+                temperature_celsius=read_temperature_celsius(device),
+            )
+        )
+    driver = read_driver_version(sys, proc, "habanalabs") if found else ""
+    return VendorReading("intel-gaudi", "sysfs", tuple(found), driver) if found else None

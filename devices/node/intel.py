@@ -1,0 +1,66 @@
+"""The probe of Intel's graphics cards, by the files of the kernel's drivers i915 and xe.
+
+An integrated GPU is no device of a node: it computes in the memory of the machine, which the processor's facts state
+already. A card has memory of its own and is not at 0000:00:02.0, where every integrated GPU is.
+"""
+
+from pathlib import Path
+from typing import Final
+
+from crds.nodefitness import NodeDevice
+from devices.node.checked_values import parse_size_bytes
+from devices.node.drm_cards import DrmCard, list_cards, read_driver_version, read_temperature_celsius
+from devices.node.kernel_files import list_folder, read_limited
+from devices.node.vendor_reading import VendorReading
+
+_VENDOR_ID: Final = "8086"
+_INTEGRATED: Final = "0000:00:02.0"
+INTEL_CARDS: Final = {
+    "56a0": "Arc A770",
+    "56a1": "Arc A750",
+    "56c0": "Data Center GPU Flex 170",
+    "56c1": "Data Center GPU Flex 140",
+    "0bd5": "Data Center GPU Max 1550",
+    "0bda": "Data Center GPU Max 1100",
+    "e20b": "Arc B580",
+    "e20c": "Arc B570",
+    "e211": "Arc Pro B60",
+    "e212": "Arc Pro B50",
+}
+"""Names by PCI device id, as in the public list of PCI ids: the drivers state no name."""
+
+
+def read_intel(sys: Path, proc: Path) -> VendorReading | None:
+    """Read the cards; None if the node has none."""
+    cards = [card for card in list_cards(sys, _VENDOR_ID) if card.address != _INTEGRATED]
+    if not cards:
+        return None
+    devices = tuple(_read_device(card) for card in cards)
+    problems = tuple(
+        f"the driver {card.driver or 'of no name'} does not state the memory of the graphics card {card.address}: use the "
+        "driver xe, or an i915 that has lmem_total_bytes"
+        for card, device in zip(cards, devices, strict=True)
+        if device.memory_bytes is None
+    )
+    return VendorReading("intel", "sysfs", devices, read_driver_version(sys, proc, cards[0].driver), problems)
+
+
+def _read_device(card: DrmCard) -> NodeDevice:
+    return NodeDevice(
+        id=card.address,
+        product=INTEL_CARDS.get(card.device_id, f"Intel {card.device_id}"),
+        memory_bytes=_read_memory_bytes(card),
+        temperature_celsius=read_temperature_celsius(card.folder / "device"),
+    )
+
+
+def _read_memory_bytes(card: DrmCard) -> int | None:
+    whole = parse_size_bytes(read_limited(card.folder / "lmem_total_bytes"))
+    if whole is not None:
+        return whole
+    tiles = [
+        parse_size_bytes(read_limited(tile / "physical_vram_size_bytes"))
+        for tile in list_folder(card.folder / "device", r"tile[0-9]+")
+    ]
+    known = [each for each in tiles if each is not None]
+    return parse_size_bytes(str(sum(known))) if len(known) == len(tiles) else None

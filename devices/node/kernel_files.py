@@ -1,0 +1,62 @@
+"""Small files of /proc and /sys, read with a limit, and the PCI devices among them that models may run on."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+_MOST_BYTES: Final = 1 << 20
+_MOST_ENTRIES: Final = 4096
+_MODALIAS: Final = re.compile(r"pci:v0000([0-9A-F]{4})d0000([0-9A-F]{4})sv.*bc([0-9A-F]{2})sc([0-9A-F]{2})")
+_DISPLAY: Final = "03"
+_ACCELERATOR: Final = "12"
+
+
+class PciDevice(NamedTuple):
+    """A display controller or processing accelerator on the PCI bus."""
+
+    address: str
+    """For example 0000:83:00.0."""
+    vendor_id: str
+    """Four hexadecimal digits in lower case: 10de is NVIDIA."""
+    device_id: str
+
+
+def read_limited(path: Path) -> str:
+    """Return the text of a file, at most 1 MiB of it, without white space around it; "" if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(_MOST_BYTES).decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def list_folder(path: Path, pattern: str) -> Iterator[Path]:
+    """Yield the entries of a folder whose whole name matches, in the order of the numbers in their names."""
+    try:
+        names = [each.name for each, _ in zip(path.iterdir(), range(_MOST_ENTRIES), strict=False)]
+    except OSError:
+        return
+    for name in sorted(names, key=_split_numbers):
+        if re.fullmatch(pattern, name):
+            yield path / name
+
+
+def list_pci_devices(sys: Path) -> tuple[PciDevice, ...]:
+    """Return the display controllers and accelerators on the PCI bus; no privilege is needed for it."""
+    found = []
+    for folder in list_folder(sys / "bus/pci/devices", r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"):
+        alias = _MODALIAS.match(read_limited(folder / "modalias"))
+        if alias and alias[3] in {_DISPLAY, _ACCELERATOR}:
+            found.append(PciDevice(folder.name, alias[1].lower(), alias[2].lower()))
+    return tuple(found)
+
+
+def parse_properties(text: str, separator: str = "=") -> dict[str, str]:
+    """Read lines of a name, a separator and a value, as files named `uevent` or `properties` have them."""
+    pairs = (line.partition(separator) for line in text.splitlines())
+    return {key.strip(): value.strip() for key, found, value in pairs if found}
+
+
+def _split_numbers(name: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]{1,18})", name) if part]

@@ -1,0 +1,116 @@
+"""Devices as the labels of other labellers state them, for nodes where neither a tool nor the kernel answers.
+
+GPU feature discovery, AMD's labeller, Intel's plugins and node feature discovery state product and memory, but nothing
+that changes: free memory, utilization and temperature stay unknown. The keys of product and memory are those of the
+table of vendors.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from crds.nodefitness import MOST_DEVICES, NodeDevice
+from crds.size import MIB
+from devices.node.checked_values import clean_text, parse_mib, parse_number
+from devices.node.intel import INTEL_CARDS
+from devices.node.nvidia_parsers import format_architecture
+from devices.node.vendor_reading import VENDOR_NAMES, NodeVendor, VendorReading
+from devices.products import find_product
+from devices.vendors import VENDORS
+
+Labels = Mapping[str, str]
+_GAUDI: Final = ("intel.feature.node.kubernetes.io/gaudi", "habana.ai/gaudi")
+_SHARED: Final = re.compile(r"-SHARED$")
+_MIG: Final = re.compile(r"-MIG-([0-9a-z.+-]+)$")
+_AMD_COUNT: Final = re.compile(r"(?:beta\.)?amd\.com/gpu\.(?:device-id|product-name|vram)\.\S+")
+_INTEL_COUNT: Final = re.compile(r"gpu\.intel\.com/device-id\.[0-9a-f]{4}-([0-9a-f]{4})\.count")
+
+
+def read_labels(labels: Labels) -> VendorReading | None:
+    """Return the devices that labels of a Node state; None if no labeller states any."""
+    readers: tuple[Callable[[Labels], VendorReading | None], ...] = (_read_nvidia, _read_amd, _read_gaudi, _read_intel)
+    return next((found for read in readers if (found := read(labels))), None)
+
+
+def _read_nvidia(labels: Labels) -> VendorReading | None:
+    stated, memory_bytes = _state(labels, "nvidia")
+    if not stated:
+        return None
+    name = _SHARED.sub("", stated)
+    mig = _MIG.search(name)
+    product = find_product("nvidia", name)
+    capability = f"{labels.get('nvidia.com/gpu.compute.major', '')}.{labels.get('nvidia.com/gpu.compute.minor', '')}"
+    device = NodeDevice(
+        id="",
+        product=_MIG.sub("", name),
+        architecture=format_architecture(capability) or format_architecture(product.capability if product else ""),
+        partition=mig[1] if mig else "",
+        memory_bytes=memory_bytes or (product.memory_mib * MIB if product and product.memory_mib else None),
+    )
+    parts = [labels.get(f"nvidia.com/cuda.driver.{each}", "") for each in ("major", "minor", "rev")]
+    driver = labels.get("nvidia.com/cuda.driver-version.full", "") or ".".join(part for part in parts if part)
+    return _build("nvidia", device, parse_number(labels.get("nvidia.com/gpu.count", "")), driver)
+
+
+def _read_amd(labels: Labels) -> VendorReading | None:
+    stated, memory_bytes = _state(labels, "amd")
+    number = labels.get("amd.com/gpu.device-id", "") or labels.get("beta.amd.com/gpu.device-id", "")
+    if not stated and not number:
+        return None
+    product = find_product("amd", number) or find_product("amd", stated)
+    device = NodeDevice(
+        id="",
+        product=stated or (product.name if product else f"AMD {clean_text(number)}"),
+        architecture=product.capability if product else "",
+        memory_bytes=memory_bytes or (product.memory_mib * MIB if product and product.memory_mib else None),
+    )
+    # Beside each label, its value is a part of another one, which states how many devices have it.
+    counts = [parse_number(value) for key, value in labels.items() if _AMD_COUNT.fullmatch(key)]
+    count = max((each for each in counts if each), default=None)
+    return _build("amd", device, count, labels.get("amd.com/gpu.driver-version", ""))
+
+
+def _read_gaudi(labels: Labels) -> VendorReading | None:
+    if not any(labels.get(key) == "true" for key in _GAUDI):
+        return None
+    return _build("intel-gaudi", NodeDevice(id="", product="Gaudi"), None, "")
+
+
+def _read_intel(labels: Labels) -> VendorReading | None:
+    for key, value in labels.items():
+        found = _INTEL_COUNT.fullmatch(key)
+        # The plugins label integrated GPUs as well, which are no devices of a node.
+        if found and found[1] in INTEL_CARDS:
+            return _build("intel", NodeDevice(id="", product=INTEL_CARDS[found[1]]), parse_number(value), "")
+    return None
+
+
+def _state(labels: Labels, vendor: NodeVendor) -> tuple[str, int | None]:
+    """Return the product and the memory of a device that labels state by the keys in the table of vendors."""
+    entry = VENDORS[vendor]
+    memory = labels.get(entry.memory_label or "", "")
+    mib = entry.memory_values.get(memory)
+    memory_bytes = mib * MIB if mib else None if entry.memory_values else parse_mib(memory)
+    return clean_text(labels.get(entry.product_label or "", "")), memory_bytes
+
+
+def _build(vendor: NodeVendor, device: NodeDevice, count: int | None, driver: str) -> VendorReading:
+    problems = []
+    if count is None or not 0 < count <= 1 << 16:
+        problems.append(
+            f"no label states how many devices of {VENDOR_NAMES[vendor]} the node has, so one is reported: give the node "
+            "agent the vendor's tool, or see what the device plugin allocates"
+        )
+        count = 1
+    name = device.product.lower().replace(" ", "-")
+    devices = (
+        NodeDevice(
+            id=f"{name}-{index}"[-64:],
+            product=device.product,
+            architecture=device.architecture,
+            partition=device.partition,
+            memory_bytes=device.memory_bytes,
+        )
+        for index in range(min(count, MOST_DEVICES + 1))
+    )
+    return VendorReading(vendor, "labels", tuple(devices), clean_text(driver), tuple(problems))

@@ -1,0 +1,28 @@
+"""The result of the probe of one vendor's devices, alike for all vendors."""
+
+from typing import Final, Literal, NamedTuple
+
+from crds.nodefitness import MOST_DEVICES, NodeDevice
+
+NodeVendor = Literal["nvidia", "amd", "intel-gaudi", "intel", "cpu"]
+FactSource = Literal["nvidia-smi", "rocm-smi", "hl-smi", "sysfs", "labels", "proc"]
+VENDOR_NAMES: Final = {"nvidia": "NVIDIA", "amd": "AMD", "intel-gaudi": "Intel Gaudi", "intel": "Intel"}
+
+
+class VendorReading(NamedTuple):
+    """Devices of one vendor; none if nothing answered."""
+
+    vendor: NodeVendor
+    source: FactSource
+    devices: tuple[NodeDevice, ...] = ()
+    driver: str = ""
+    problems: tuple[str, ...] = ()
+    shares_memory: bool = False
+    """True if the devices have no memory of their own and compute in that of the machine."""
+
+    def limit_devices(self) -> "VendorReading":
+        """Return this reading with as many devices as a status can have."""
+        if len(self.devices) <= MOST_DEVICES:
+            return self
+        problem = f"{self.source} states {len(self.devices)} devices, of which the first {MOST_DEVICES} are reported"
+        return self._replace(devices=self.devices[:MOST_DEVICES], problems=(*self.problems, problem))

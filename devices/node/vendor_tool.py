@@ -1,0 +1,116 @@
+"""Run a vendor's tool so that it can neither block the node agent nor fill its memory.
+
+A driver that is stuck makes its tool hang, often where not even SIGKILL ends it. So each run has a time limit, after which
+the tool and its children are killed, and a tool whose last run has not ended yet is not started again. The tools are
+run instead of a library such as NVML: a driver that crashes or hangs takes a process with it, not the agent, a container
+gets the tool and the library from the same runtime, and the same reader serves all vendors.
+"""
+
+import os
+import selectors
+import signal
+import subprocess
+import time
+from typing import IO, Final, NamedTuple
+
+from devices.node.checked_values import clean_text
+from devices.tools import find_program
+
+MOST_OUTPUT_BYTES: Final = 1 << 20
+_TIMEOUT_SECONDS: Final = 10.0
+"""nvidia-smi takes some seconds if no process keeps the driver loaded."""
+_QUOTED: Final = 120
+"""Characters of a tool's output that a problem shows."""
+_hung: Final[dict[str, "subprocess.Popen[bytes]"]] = {}
+"""Runs, by the path of the tool, that were killed and have not ended: one for each tool at most."""
+
+
+class ToolAnswer(NamedTuple):
+    """Output of a tool, or why there is none."""
+
+    text: str = ""
+    problem: str = ""
+    """Empty if the tool answered; else a phrase such as `did not answer within 10 s`."""
+
+
+def find_tool(*paths: str) -> str | None:
+    """Return the first of these programs, by name or by full path, that is installed."""
+    return next((found for path in paths if (found := find_program(path))), None)
+
+
+def run_tool(program: str, *arguments: str, timeout_seconds: float = _TIMEOUT_SECONDS) -> ToolAnswer:
+    """Run the program, given by its full path, and return its standard output; a failure is a problem, never raised."""
+    earlier = _hung.get(program)
+    if earlier is not None and earlier.poll() is None:
+        return ToolAnswer(problem="still hangs since an earlier probe, and is not started again before it ends")
+    _hung.pop(program, None)
+    try:
+        process = subprocess.Popen(
+            (program, *arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "LC_ALL": "C", "TZ": "UTC"},
+            start_new_session=True,
+        )
+    except OSError as error:
+        return ToolAnswer(problem=f"could not be started: {clean_text(str(error))}")
+    assert process.stdout is not None  # noqa: S101 - it is a pipe
+    with process.stdout:
+        output = _read_bounded(process.stdout, time.monotonic() + timeout_seconds)
+    if output is None:
+        _kill(program, process)
+        return ToolAnswer(problem=f"did not answer within {timeout_seconds:g} s")
+    if len(output) > MOST_OUTPUT_BYTES:
+        _kill(program, process)
+        return ToolAnswer(problem=f"printed more than {MOST_OUTPUT_BYTES >> 20} MiB")
+    return _end(program, process, output.decode(errors="replace"))
+
+
+def quote_output(text: str) -> str:
+    """Return the beginning of what a tool printed, for a message."""
+    shown = clean_text(text)
+    return f"printed `{shown[:_QUOTED]}`" if shown else "printed nothing"
+
+
+def _end(program: str, process: "subprocess.Popen[bytes]", text: str) -> ToolAnswer:
+    # It closed its output, so it is about to end.
+    try:
+        status = process.wait(1)
+    except subprocess.TimeoutExpired:
+        _kill(program, process)
+        return ToolAnswer(text)
+    if status or not text.strip():
+        # Some versions print what is wrong on standard output and exit with 0.
+        return ToolAnswer(text, f"exited with {status} and {quote_output(text)}")
+    return ToolAnswer(text)
+
+
+def _read_bounded(stream: IO[bytes], deadline: float) -> bytes | None:
+    """Return the output, at most a little more than the limit; None if the stream is still open at the deadline."""
+    chunks, size = [], 0
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        while size <= MOST_OUTPUT_BYTES:
+            if not selector.select(max(deadline - time.monotonic(), 0)):
+                return None
+            chunk = os.read(stream.fileno(), 1 << 16)
+            if not chunk:
+                break
+            chunks.append(chunk)
+            size += len(chunk)
+            if time.monotonic() > deadline:
+                return None
+    return b"".join(chunks)
+
+
+def _kill(program: str, process: "subprocess.Popen[bytes]") -> None:
+    """Kill the tool with all its children; remember it if it does not end."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    try:
+        process.wait(1)
+    except subprocess.TimeoutExpired:
+        _hung[program] = process

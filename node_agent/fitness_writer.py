@@ -1,0 +1,148 @@
+"""The writes of a node agent: the NodeFitness of its Node and the labels of that Node, each only when it is due.
+
+What the API server has refused is sent again after a pause that grows, so that a thousand agents whose rights are
+missing are no storm.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+import structlog
+
+from crds.nodefitness import NodeFitnessStatus
+from kube.apply import apply_status, merge_conditions
+from kube.backoff import backoff_seconds
+from kube.client import Client, Obj
+from kube.errors import ApiError, Conflict, NotFound, Unreachable
+from kube.resources import NODE_FITNESSES, NODES
+from node_agent.node_fitness import build_object, encode_status, is_due
+from node_agent.node_labels import FIELD_MANAGER, LabelPlan
+
+FIRST_PAUSE_SECONDS = 60.0
+LAST_PAUSE_SECONDS = 600.0
+"""Longest pause after refusals: rights that an administrator adds are noticed this soon."""
+
+log = structlog.get_logger()
+
+
+class RefusedWrites:
+    """The pause after writes of one kind that the API server has refused."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._failures = 0
+        self._until = 0.0
+        self.message = ""
+        """The last refusal; empty: the last write was accepted."""
+
+    @property
+    def is_over(self) -> bool:
+        """True if the next write may be sent."""
+        return self._clock() >= self._until
+
+    def note(self, error: ApiError) -> None:
+        """Pause after a refusal."""
+        self._failures += 1
+        pause = backoff_seconds(self._failures, first=FIRST_PAUSE_SECONDS, most=LAST_PAUSE_SECONDS)
+        self._until = self._clock() + pause
+        if self.message != str(error):
+            log.warning("write_refused", error=str(error), next_try_seconds=round(pause))
+        self.message = str(error)
+
+    def clear(self) -> None:
+        """Note a write that was accepted."""
+        self._failures, self._until, self.message = 0, 0.0, ""
+
+
+class LabelWriter:
+    """The writer of the labels of a Node."""
+
+    def __init__(self, client: Client, clock: Callable[[], float]) -> None:
+        self._client = client
+        self.refused = RefusedWrites(clock)
+
+    async def write(self, node: Obj, plan: LabelPlan) -> Obj | None:
+        """Apply the labels if that changes the Node; return it as it is then, or None if it was not written."""
+        if not plan.is_due:
+            self.refused.clear()
+            return None
+        if not self.refused.is_over:
+            return None
+        metadata = {"name": node["metadata"]["name"], "uid": node["metadata"]["uid"], "labels": dict(plan.applied)}
+        try:
+            written = await self._client.apply(NODES, {"metadata": metadata}, field_manager=FIELD_MANAGER, force=False)
+        except Conflict as error:
+            # Another labeller was faster; the watch brings its label, and the next probe decides again.
+            log.info("labels_taken", error=str(error))
+            return None
+        except Unreachable as error:
+            log.warning("labels_not_written", error=str(error))
+            return None
+        except ApiError as error:
+            self.refused.note(error)
+            return None
+        self.refused.clear()
+        log.info("labels_written", labels=dict(plan.applied))
+        return written
+
+
+class FitnessWriter:
+    """The writer of one NodeFitness."""
+
+    def __init__(self, client: Client, clock: Callable[[], float], interval_seconds: float) -> None:
+        self._client = client
+        self._clock = clock
+        self._interval_seconds = interval_seconds
+        self._observed: Obj | None = None
+        self._written_at: float | None = None
+        self._refused = RefusedWrites(clock)
+
+    async def write(self, node: Obj, status: NodeFitnessStatus | None, condition: Obj, now: datetime) -> bool:
+        """Write the status and its condition if that is due; return whether they were written.
+
+        Args:
+            node: the Node.
+            status: the facts; None: none are known yet, so that those of the agent before this one stay.
+            condition: the condition Ready, without lastTransitionTime.
+            now: the wall clock.
+        """
+        if not self._refused.is_over:
+            return False
+        try:
+            observed = self._observed or await self._get_or_create(node)
+            before: Mapping[str, Any] = observed.get("status") or {}
+            body = encode_status(status, before) if status else dict(before)
+            since = self._written_at
+            silent_seconds = float("inf") if since is None else self._clock() - since
+            if not is_due(body, before, silent_seconds, self._interval_seconds):
+                return False
+            body["conditions"] = merge_conditions(before.get("conditions", []), [condition], now)
+            self._observed = await apply_status(self._client, NODE_FITNESSES, observed, body, FIELD_MANAGER)
+        except NotFound as error:
+            # Somebody has deleted it, so the next probe creates it; or the CRD is not installed.
+            if self._observed is None:
+                self._refused.note(error)
+            self._observed = None
+            return False
+        except Unreachable as error:
+            log.warning("nodefitness_not_written", error=str(error))
+            return False
+        except ApiError as error:
+            self._observed = None
+            self._refused.note(error)
+            return False
+        self._refused.clear()
+        self._written_at = self._clock()
+        return True
+
+    async def _get_or_create(self, node: Obj) -> Obj:
+        name = node["metadata"]["name"]
+        try:
+            return await self._client.get(NODE_FITNESSES, name)
+        except NotFound:
+            pass
+        try:
+            return await self._client.create(NODE_FITNESSES, build_object(node))
+        except Conflict:
+            return await self._client.get(NODE_FITNESSES, name)

@@ -1,0 +1,108 @@
+"""Metrics of a node agent: its devices as they were read last, its probes, and its requests to the API server."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from crds.nodefitness import NodeDevice
+from devices.node_hardware import NodeHardware
+from kube.resources import Resource
+from node_agent.node_labels import LabelConflict
+
+_LABELS: Final = ("gpu", "node")
+
+log = structlog.get_logger()
+
+
+class NodeMetrics:
+    """The metrics of one agent.
+
+    Args:
+        node: the name of the Node, the label `node`.
+        prefix: what the names begin with: `pomona`, or `flexinfer` for the dashboards of that project.
+    """
+
+    def __init__(self, node: str, prefix: str) -> None:
+        self._registry = registry = CollectorRegistry()
+        self._devices = _DeviceCollector(node, prefix)
+        self._conflicts: Sequence[LabelConflict] = ()
+        registry.register(self._devices)
+        name = f"{prefix}_node_agent"
+        self._probes = Counter(f"{name}_probes", "Probes of the hardware.", ["node"], registry=registry).labels(node)
+        self._failures = Counter(
+            f"{name}_probe_failures", "Probes that hung, failed, or named a problem.", ["node"], registry=registry
+        ).labels(node)
+        self._seconds = Gauge(
+            f"{name}_probe_seconds", "Duration of the last probe.", ["node"], registry=registry
+        ).labels(node)
+        self._conflicting = Gauge(
+            f"{name}_label_conflicts", "Labels of the Node that another labeller owns.", ["node"], registry=registry
+        ).labels(node)
+        self._calls = Counter(
+            f"{name}_api_requests",
+            "Requests to the API server; code 0: no answer.",
+            ["verb", "code"],
+            registry=registry,
+        )
+
+    def take(self, hardware: NodeHardware) -> None:
+        """Show the devices that were read last."""
+        self._devices.devices = hardware.devices
+
+    def count_probe(self, seconds: float, *, failed: bool) -> None:
+        """Count a probe."""
+        self._probes.inc()
+        self._failures.inc(failed)
+        self._seconds.set(seconds)
+
+    def note_conflicts(self, conflicts: Sequence[LabelConflict]) -> None:
+        """Show the number of conflicting labels, and log each when it appears."""
+        for each in conflicts:
+            if each not in self._conflicts:
+                log.warning("label_conflict", label=each.name, wanted=each.wanted, found=each.found, owner=each.owner)
+        self._conflicts = conflicts
+        self._conflicting.set(len(conflicts))
+
+    def count_call(self, verb: str, resource: Resource, status: int, seconds: float) -> None:
+        """Count a request to the API server."""
+        del resource, seconds
+        self._calls.labels(verb, str(status)).inc()
+
+    def render(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+
+class _DeviceCollector(Collector):
+    """Gauges of the devices of now: a device that vanishes takes its series with it."""
+
+    def __init__(self, node: str, prefix: str) -> None:
+        self._node = node
+        self._prefix = prefix
+        self.devices: Sequence[NodeDevice] = ()
+
+    def collect(self) -> Iterator[Metric]:
+        values: dict[str, tuple[str, Callable[[NodeDevice], float | None]]] = {
+            "temperature_celsius": ("Temperature of a device.", lambda each: each.temperature_celsius),
+            "utilization_ratio": ("Utilization of a device, from 0 to 1.", _utilization),
+            "memory_bytes": ("Memory of a device.", lambda each: each.memory_bytes),
+            "memory_free_bytes": ("Memory of a device that nothing uses.", lambda each: each.free_bytes),
+        }
+        for name, (text, read) in values.items():
+            family = GaugeMetricFamily(f"{self._prefix}_gpu_{name}", text, labels=_LABELS)
+            for device in self.devices:
+                if (value := read(device)) is not None:
+                    family.add_metric((_name_device(device), self._node), value)
+            yield family
+
+
+def _utilization(device: NodeDevice) -> float | None:
+    return None if device.utilization_percent is None else device.utilization_percent / 100
+
+
+def _name_device(device: NodeDevice) -> str:
+    return f"{device.id}/{device.partition}" if device.partition else device.id

@@ -1,0 +1,154 @@
+"""The status of a NodeFitness: the facts in the shape of the API, and when they are written.
+
+They are written once a minute as a heartbeat, and at once if the devices are others. Everything else waits for the
+heartbeat: a thousand agents cost the API server 17 writes a second.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from importlib import metadata
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from crds.meta import LABEL_MANAGED_BY, MANAGED_BY
+from crds.nodefitness import MOST_DEVICES, NodeFitnessStatus
+from kube.client import Obj
+from kube.time import rfc3339
+from node_agent.last_devices import KnownHardware
+from node_agent.node_labels import LabelConflict
+
+HEARTBEAT_SECONDS: Final = 60.0
+_GIB: Final = 2**30
+_STEPS: Final = {"availableBytes": _GIB, "diskFreeBytes": _GIB}
+_DEVICE_STEPS: Final = {"freeBytes": _GIB, "utilizationPercent": 10, "temperatureCelsius": 5}
+"""Values that change all the time, and the least change of them that a heartbeat writes."""
+_IDENTITY: Final = ("vendor", "deviceClass", "driver")
+_DEVICE_IDENTITY: Final = ("id", "product", "partition", "architecture", "memoryBytes")
+_LONGEST_MESSAGE: Final = 1000
+_VERSION: Final = metadata.version("pomona")
+
+
+class ReportProblems(NamedTuple):
+    """Everything that keeps an agent from reporting as it should, beside what its hardware states."""
+
+    conflicts: Sequence[LabelConflict] = ()
+    labels_refused: str = ""
+    """The answer of the API server to the labels; empty: it took them."""
+    probe_failed: str = ""
+    """A sentence if the last probe read nothing, so that the facts grow old; empty: it did."""
+
+
+def build_status(
+    known: KnownHardware, observed_at: datetime, memory_bandwidth_bytes_per_second: int | None
+) -> NodeFitnessStatus:
+    """Return the status without its conditions.
+
+    Args:
+        known: the hardware.
+        observed_at: when it was read.
+        memory_bandwidth_bytes_per_second: of the processor, measured once.
+    """
+    hardware, is_known = known.hardware, known.standing != "unknown"
+    return NodeFitnessStatus(
+        observed_at=rfc3339(observed_at),
+        vendor=hardware.vendor if is_known else "",
+        device_class=hardware.device_class if is_known else "",
+        driver=hardware.driver if is_known else "",
+        source=hardware.source if is_known else "",
+        devices=list(hardware.devices[:MOST_DEVICES]),
+        int4=hardware.int4,
+        fp8=hardware.fp8,
+        processor=hardware.processor,
+        cpu_cores=hardware.cpu_cores,
+        cpu_features=list(hardware.cpu_features),
+        architecture=hardware.architecture,
+        memory_bytes=hardware.memory_bytes,
+        available_bytes=hardware.available_bytes,
+        memory_bandwidth_bytes_per_second=memory_bandwidth_bytes_per_second,
+        disk_bytes=hardware.disk_bytes,
+        disk_free_bytes=hardware.disk_free_bytes,
+        agent_version=_VERSION,
+    )
+
+
+def encode_status(status: NodeFitnessStatus, written: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the status as it is written; a value that has changed by less than its step stays as in `written`."""
+    body: dict[str, Any] = msgspec.to_builtins(status)
+    before = {_identify_device(each): each for each in written.get("devices", ())}
+    if devices := body.get("devices"):
+        body["devices"] = [_keep_steps(each, before.get(_identify_device(each), {}), _DEVICE_STEPS) for each in devices]
+    return _keep_steps(body, written, _STEPS)
+
+
+def _keep_steps(wanted: dict[str, Any], written: Mapping[str, Any], steps: Mapping[str, int]) -> dict[str, Any]:
+    kept = {
+        field: written[field]
+        for field, step in steps.items()
+        if field in wanted and field in written and abs(wanted[field] - written[field]) < step
+    }
+    return wanted | kept
+
+
+def is_due(body: Mapping[str, Any], written: Mapping[str, Any], silent_seconds: float, interval_seconds: float) -> bool:
+    """Decide whether to write the status now, or to wait for the next probe.
+
+    Args:
+        body: the status as it would be written.
+        written: the status that was written last; empty: none.
+        silent_seconds: time since then.
+        interval_seconds: time until the next probe.
+    """
+    if _identify(body) != _identify(written):
+        return True
+    # The nearest probe counts: one that comes a moment early is followed by one that is a whole interval late.
+    return silent_seconds >= HEARTBEAT_SECONDS - interval_seconds / 2
+
+
+def _identify(body: Mapping[str, Any]) -> object:
+    """Return the part of a status whose change is written at once."""
+    return [body.get(field) for field in _IDENTITY], [_identify_device(each) for each in body.get("devices", ())]
+
+
+def _identify_device(device: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(device.get(field) for field in _DEVICE_IDENTITY)
+
+
+def build_condition(known: KnownHardware | None, problems: ReportProblems) -> Obj:
+    """Return the condition Ready, without lastTransitionTime; its reason is the worst of all that its message names."""
+    tools = [*known.hardware.problems, *_describe_standing(known)] if known and known.hardware.problems else []
+    refused = problems.labels_refused
+    found = {
+        "ProbeFailed": [problems.probe_failed] if problems.probe_failed else [],
+        "ToolFailed": tools,
+        "LabelsRefused": [f"the API server refused the labels of the Node: {refused}"] if refused else [],
+        "LabelConflict": [each.sentence for each in problems.conflicts],
+    }
+    reason = next((each for each, sentences in found.items() if sentences), None)
+    if reason is None:
+        return {"type": "Ready", "status": "True", "reason": "HardwareRead", "message": "the hardware was read"}
+    message = "; ".join(sentence for sentences in found.values() for sentence in sentences)
+    if len(message) > _LONGEST_MESSAGE:
+        message = f"{message[: _LONGEST_MESSAGE - 3]}..."
+    return {"type": "Ready", "status": "False", "reason": reason, "message": message}
+
+
+def _describe_standing(known: KnownHardware) -> list[str]:
+    if known.standing == "kept":
+        return [f"the devices are those of {rfc3339(known.found_at)}"]
+    if known.standing == "unknown":
+        return [f"the devices are unknown; they were found last at {rfc3339(known.found_at)}"]
+    return []
+
+
+def build_object(node: Obj) -> Obj:
+    """Return the NodeFitness of `node`, with which it is deleted."""
+    metadata = node["metadata"]
+    owner = {"apiVersion": "v1", "kind": "Node", "name": metadata["name"], "uid": metadata["uid"]}
+    return {
+        "metadata": {
+            "name": metadata["name"],
+            "labels": {LABEL_MANAGED_BY: MANAGED_BY},
+            "ownerReferences": [owner],
+        }
+    }

@@ -1,0 +1,110 @@
+"""Labels of a Node that state its hardware: which ones are wanted, and which of them this agent may write.
+
+Names after the prefix and values are those of FlexInfer, so that its selectors work with `--label-prefix flexinfer.ai`.
+A label that another manager has written is left as it is: each label has one owner.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from crds.nodefitness import MOST_DEVICES
+from devices.node_hardware import NodeHardware
+from kube.client import Obj
+
+FIELD_MANAGER: Final = "pomona-node-agent"
+"""Owner of the labels, and of the status of a NodeFitness."""
+_MIB: Final = 2**20
+_MOST_GIB: Final = 9999
+"""The policy pomona-node-agents accepts four digits."""
+_ARCHITECTURE: Final = re.compile(r"[a-z0-9]([a-z0-9_.-]{0,30}[a-z0-9])?")
+
+
+class LabelConflict(NamedTuple):
+    """A wanted label that somebody else owns."""
+
+    name: str
+    wanted: str
+    found: str
+    owner: str
+    """The field manager that owns it; empty: it is not recorded."""
+
+    @property
+    def sentence(self) -> str:
+        """The conflict in words, with the way out."""
+        owner = self.owner or "another labeller"
+        return (
+            f"label {self.name} is {self.found!r} by {owner}, not {self.wanted!r}: remove the label, or let {owner} "
+            "leave it out"
+        )
+
+
+class LabelPlan(NamedTuple):
+    """The labels that this agent applies to its Node."""
+
+    applied: Mapping[str, str]
+    """All labels that it owns afterwards; those that it owned and that are not here are removed."""
+    conflicts: tuple[LabelConflict, ...]
+    is_due: bool
+    """Applying them changes the Node."""
+
+
+def build_labels(hardware: NodeHardware, prefix: str) -> dict[str, str]:
+    """Return the labels that state this hardware. A fact that is unknown has no label."""
+    labels = _device_labels(hardware) if hardware.devices else {}
+    if hardware.cpu_features:
+        labels["cpu.avx512"] = _bool_text(any(each.startswith("avx512") for each in hardware.cpu_features))
+    return {f"{prefix}/{name}": value for name, value in labels.items()}
+
+
+def _device_labels(hardware: NodeHardware) -> dict[str, str]:
+    labels = {"gpu.vendor": hardware.vendor.upper(), "gpu.count": str(min(len(hardware.devices), MOST_DEVICES))}
+    sizes = [each.memory_bytes for each in hardware.devices]
+    known = [size for size in sizes if size is not None]
+    # A pod may get any of the devices, so the label states what the least has. MiB are floored, as by FlexInfer.
+    if known and len(known) == len(sizes):
+        labels["gpu.vram"] = f"{min(min(known) // _MIB // 1024, _MOST_GIB)}Gi"
+    architectures = {each.architecture.lower() for each in hardware.devices}
+    if len(architectures) == 1 and _ARCHITECTURE.fullmatch(found := architectures.pop()):
+        labels["gpu.arch"] = found
+    if hardware.int4 is not None:
+        labels["gpu.int4"] = _bool_text(hardware.int4)
+    return labels
+
+
+def _bool_text(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def plan_labels(wanted: Mapping[str, str], node: Obj) -> LabelPlan:
+    """Decide which wanted labels to apply to `node`, which has at least its labels and managedFields."""
+    found: Mapping[str, str] = node["metadata"].get("labels") or {}
+    owners = _list_owners(node)
+    mine = {name for name, managers in owners.items() if FIELD_MANAGER in managers}
+    applied, conflicts = dict[str, str](), list[LabelConflict]()
+    for name, value in wanted.items():
+        others = owners.get(name, set()) - {FIELD_MANAGER}
+        if name not in found or (name in mine and (not others or found[name] == value)):
+            applied[name] = value
+        elif found[name] != value:
+            conflicts.append(LabelConflict(name, value, found[name], min(others, default="")))
+    is_due = any(found.get(name) != value for name, value in applied.items()) or bool(mine - applied.keys())
+    return LabelPlan(applied, tuple(conflicts), is_due)
+
+
+def _list_owners(node: Obj) -> dict[str, set[str]]:
+    """Return the field managers of each label; this agent counts as itself only for what it has applied."""
+    owners: dict[str, set[str]] = {}
+    for entry in node["metadata"].get("managedFields") or ():
+        labels: Mapping[str, Any] = entry.get("fieldsV1", {}).get("f:metadata", {}).get("f:labels", {})
+        is_own = entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Apply"
+        manager = FIELD_MANAGER if is_own else _name_manager(entry)
+        for field in labels:
+            if field.startswith("f:"):
+                owners.setdefault(field[2:], set()).add(manager)
+    return owners
+
+
+def _name_manager(entry: Mapping[str, Any]) -> str:
+    manager = str(entry.get("manager", ""))
+    return f"{manager} ({entry.get('operation')})" if manager == FIELD_MANAGER else manager

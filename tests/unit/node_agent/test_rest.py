@@ -1,0 +1,177 @@
+"""The REST API has llmfit's shapes, asks for its key, and no request makes it fail."""
+
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import pytest
+import yarl
+from aiohttp import web
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from crds.nodefitness import NodeDevice
+from devices.node_hardware import NodeHardware
+from node_agent.metrics import NodeMetrics
+from node_agent.rest import (
+    ApiKeyFile,
+    build_metrics_application,
+    build_rest_application,
+    describe_system,
+    serve_application,
+)
+
+GIB = 2**30
+KEY = "s3cret-key"
+L4 = NodeDevice(
+    id="GPU-1",
+    product="NVIDIA L4",
+    memory_bytes=round(22.49 * GIB),
+    free_bytes=round(21.485 * GIB),
+    memory_bandwidth_bytes_per_second=300 * 10**9,
+)
+TWO_L4 = NodeHardware(
+    *("nvidia", "nvidia-smi", "nvidia-l4x1", "580"),
+    devices=(L4, L4),
+    processor="AMD EPYC",
+    cpu_cores=2,
+    architecture="x86_64",
+    memory_bytes=64 * GIB,
+    available_bytes=round(57.6 * GIB),
+)
+CPU = NodeHardware(
+    *("cpu", "proc", "cpu-amd-epycx2"),
+    processor="AMD EPYC",
+    cpu_cores=2,
+    architecture="x86_64",
+    memory_bytes=round(23.54 * GIB),
+    available_bytes=round(22.28 * GIB),
+)
+RECORDED = Path(__file__).parent / "llmfit"
+"""Answers of llmfit 1.1.17 on a machine with two processors; of `two-l4`, nvidia-smi was simulated."""
+
+Get = Callable[..., Any]
+
+
+def recorded(name: str) -> dict[str, Any]:
+    system: dict[str, Any] = json.loads((RECORDED / f"system-{name}.json").read_text())["system"]
+    return system
+
+
+@pytest.mark.parametrize(("name", "hardware"), [("two-l4", TWO_L4), ("cpu", CPU)])
+def test_system_is_what_llmfit_answers_on_the_same_hardware(name: str, hardware: NodeHardware) -> None:
+    assert describe_system(hardware) == recorded(name)
+
+
+def test_unknown_size_is_null() -> None:
+    unknown = TWO_L4._replace(devices=(NodeDevice(id="GPU-1"), L4), memory_bytes=None)
+    system = describe_system(unknown)
+    assert system["total_ram_gb"] is None
+    assert [each["vram_gb"] for each in system["gpus"]] == [22.49, None]
+    assert [each["free_vram_gb"] for each in system["gpus"]] == [21.49, None]
+
+
+@contextlib.asynccontextmanager
+async def served(application: web.Application) -> AsyncIterator[Get]:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    async with serve_application(application, "--port", "127.0.0.1", port), aiohttp.ClientSession() as session:
+
+        async def get(path: str, header: str | None = f"Bearer {KEY}", method: str = "GET") -> tuple[int, Any, Any]:
+            url = yarl.URL(f"http://127.0.0.1:{port}{path}", encoded=True)
+            headers = {} if header is None else {"Authorization": header}
+            async with session.request(method, url, headers=headers) as answer:
+                text = await answer.text()
+                return answer.status, json.loads(text) if answer.content_type == "application/json" else text, answer
+
+        yield get
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> ApiKeyFile:
+    path = tmp_path / "key"
+    path.write_text(f"{KEY}\n")
+    return ApiKeyFile(path)
+
+
+async def test_health_is_open_and_all_else_asks_for_the_key(key: ApiKeyFile) -> None:
+    async with served(build_rest_application("gpu-1", lambda: CPU, key)) as get:
+        status, body, _ = await get("/health", None)
+        assert (status, body) == (200, {"status": "ok", "node": {"name": "gpu-1", "os": "linux"}})
+        wrong = (None, "", "Bearer", "Bearer ", "Bearer wrong", f"Basic {KEY}", KEY, f"Bearer {KEY}x", "Bearer \xfc")
+        for header in wrong:
+            for path in ("/api/v1/system", "/api/v1/unknown", "/health/../api/v1/system", "//health"):
+                status, body, answer = await get(path, header)
+                assert (status, answer.headers["WWW-Authenticate"]) == (401, "Bearer"), (path, header)
+                assert KEY not in str(body)
+        status, body, _ = await get("/api/v1/system")
+        assert (status, body["system"]["cpu_name"]) == (200, "AMD EPYC")
+        assert (await get("/api/v1/system", f"bearer {KEY}"))[0] == 200
+
+
+async def test_key_is_replaced_without_a_restart(key: ApiKeyFile, tmp_path: Path) -> None:
+    async with served(build_rest_application("gpu-1", lambda: CPU, key)) as get:
+        (tmp_path / "key").write_text("other")
+        assert (await get("/api/v1/system"))[0] == 401
+        assert (await get("/api/v1/system", "Bearer other"))[0] == 200
+        for broken in ("", "x" * 5000):
+            (tmp_path / "key").write_text(broken)
+            assert (await get("/api/v1/system", f"Bearer {broken}"))[0] == 503
+
+
+async def test_hardware_that_was_not_read_yet_is_unavailable() -> None:
+    async with served(build_rest_application("gpu-1", lambda: None, None)) as get:
+        assert (await get("/api/v1/system", None))[0] == 503
+
+
+HOSTILE = ("%00", "%2F", "..%2F..%2Fetc", "%zz", "%FF%FE", "a" * 7000, "a" * 20000, quote("ü" * 100), "%0d%0aX:%20y")
+
+
+async def test_hostile_paths_and_queries_are_answered_and_no_error(key: ApiKeyFile) -> None:
+    async with served(build_rest_application("gpu-1", lambda: CPU, key)) as get:
+        for text in HOSTILE:
+            for path in (
+                f"/{text}",
+                f"/api/v1/{text}",
+                f"/api/v1/system?search={text}",
+                f"/api/v1/system?{text}={text}",
+            ):
+                assert (await get(path))[0] in {200, 400, 404, 414, 431}, path[:80]
+        for method in ("POST", "DELETE", "TRACE"):
+            assert (await get("/api/v1/system", method=method))[0] == 405
+
+
+async def test_metrics_and_health_need_no_key() -> None:
+    metrics = NodeMetrics("gpu-1", "flexinfer")
+    metrics.take(TWO_L4._replace(devices=(NodeDevice(id="GPU-1", temperature_celsius=60, utilization_percent=25),)))
+    async with served(build_metrics_application(metrics.render)) as get:
+        status, text, _ = await get("/metrics", None)
+        assert status == 200
+        assert 'flexinfer_gpu_temperature_celsius{gpu="GPU-1",node="gpu-1"} 60.0' in text
+        assert 'flexinfer_gpu_utilization_ratio{gpu="GPU-1",node="gpu-1"} 0.25' in text
+        assert "flexinfer_gpu_memory_bytes{" not in text
+        metrics.take(CPU)
+        assert "GPU-1" not in (await get("/metrics", None))[1]
+        assert (await get("/healthz", None))[:2] == (200, "ok\n")
+        assert (await get("/unknown", None))[0] == 404
+
+
+async def test_taken_port_ends_nothing() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        application = build_metrics_application(lambda: b"")
+        async with serve_application(application, "--metrics-port", "127.0.0.1", taken.getsockname()[1]):
+            pass
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(header=st.text(max_size=100))
+def test_any_header_but_the_key_is_refused(key: ApiKeyFile, header: str) -> None:
+    assert key.admits(header) is (header.split() == ["Bearer", KEY])
