@@ -48,6 +48,7 @@ from controller.reconcile.partial_objects import declare_partial_objects
 from controller.reconcile.plan import LeaderTask, Leading, Reconciler, lead_alone
 from controller.reconcile.precedence import AdmissionPrecedence
 from controller.reconcile.triggers import Trigger
+from controller.services.class_speeds import SpeedAssessor
 from controller.services.metal_processes import release_reconciler
 from controller.services.pods.replica_reservation import reserve_replica
 from controller.services.pods.update_pacer import UpdatePacer
@@ -135,6 +136,7 @@ def registrations(
     kueue: KueueQueues,
     devices: DeviceFeed | None = None,
     measured: PerformanceSource | None = None,
+    assessor: SpeedAssessor | None = None,
 ) -> tuple[tuple[Reconciler, ...], tuple[LeaderTask, ...]]:
     """Return all reconcilers, and the tasks that run beside them while this replica leads.
 
@@ -158,6 +160,7 @@ def registrations(
             rooms=queue.rooms if queue is not None else None,
             devices=devices,
             measured=measured,
+            assessor=assessor,
         ),
     )
     if options.namespaces:
@@ -224,7 +227,11 @@ class Controller:
         self._optional_kinds = (monitors, measured.kind, self._kueue.local_queues, *self._nodes)
         queue = self._make_queue(self._registry, options) if self._registry is not None else None
         reconcilers, self._leader_tasks = registrations(
-            *(options, leases, metrics, monitors, queue), kueue=self._kueue, devices=self._devices, measured=measured
+            *(options, leases, metrics, monitors, queue),
+            kueue=self._kueue,
+            devices=self._devices,
+            measured=measured,
+            assessor=self._make_assessor(measured, options),
         )
         self._reconcilers = {each.resource: each for each in reconcilers}
         self._triggers = _group_triggers(reconcilers)
@@ -235,6 +242,19 @@ class Controller:
         self._executor = Executor(
             client, self.store, self._recorder, lambda: datetime.now(UTC), self._require_leadership
         )
+
+    def _make_assessor(self, measured: PerformanceSource, options: ControllerOptions) -> SpeedAssessor | None:
+        """Return the speeds by device class; None: the nodes and hosts are not this controller's."""
+        if self._registry is None:
+            return None
+        classes = self._registry.classes
+        classes.subscribe(lambda _accelerator: self._enqueue_services())
+        return SpeedAssessor(classes, measured.table, options.pods.vendors)
+
+    def _enqueue_services(self) -> None:
+        """Decide all services again: a device class has come, has changed or has gone."""
+        for each in self.store.list(INFERENCE_SERVICES):
+            self._enqueue(INFERENCE_SERVICES, object_key(each))
 
     def _make_queue(self, registry: CellRegistry, options: ControllerOptions) -> LeaderQueue:
         volumes = BoundVolumes(self.store, registry)

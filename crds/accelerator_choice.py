@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from crds.meta import Accelerator, ApiStruct, described, keyed_by
+from crds.placement import Rate
 
 ShareReason = Literal["Refused", "NoSuchHardware", "NoRoom", "NotNeeded"]
 
@@ -20,11 +21,18 @@ class AcceleratorShare(ApiStruct, frozen=True):
         ShareReason | None,
         described(
             "Why no replica is there. Refused: the service cannot run there. NoSuchHardware: no node or host there "
-            "could ever run a replica. NoRoom: there was no room. NotNeeded: there was room, but accelerators before "
-            "it had enough. Absent if it has replicas."
+            "could ever run a replica. NoRoom: there was no room. NotNeeded: there was room, but faster "
+            "accelerators, or those before it, had enough. Absent if it has replicas."
         ),
     ] = None
     message: Annotated[str, Meta(max_length=1024), described("The reason in words, with the way out.")] = ""
+    tokens_per_second: Annotated[
+        Rate | None,
+        described(
+            "Speed of a replica on the fastest device class with room there, in tokens per second: see status.speeds. "
+            "Absent if it is unknown."
+        ),
+    ] = None
 
 
 class AcceleratorChoice(ApiStruct, frozen=True):
@@ -39,8 +47,9 @@ class AcceleratorChoice(ApiStruct, frozen=True):
         list[AcceleratorShare],
         Meta(max_length=32),
         described(
-            "All accelerators that were compared, in their order: that of spec.scheduling.pools, else that of the "
-            "controller's table (nvidia, amd, intel-gaudi, intel, metal, then further ones).",
+            "All accelerators that were compared, in their order: that of spec.scheduling.pools, else the fastest "
+            "first, and those of unknown speed in the order of the controller's table (nvidia, amd, intel-gaudi, "
+            "intel, metal, then further ones).",
             **keyed_by("accelerator"),
         ),
     ] = []

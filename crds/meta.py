@@ -50,6 +50,8 @@ ENQUEUED_AT: Final = f"{GROUP}/enqueued-at"
 
 POD_TEMPLATE: Final = f"{GROUP}/template"
 """Annotation of the template of a Deployment, and so of its pods: a digest by which a pod is known to have it."""
+COST: Final = f"{GROUP}/cost"
+"""Annotation of a Node or MetalHost: what it costs, in whatever unit all of them have."""
 QUEUE_GATE: Final = f"{GROUP}/queue"
 """Scheduling gate of a pod that waits for the queue to give it a node."""
 NOMINATED: Final = f"{GROUP}/nominated"

@@ -20,6 +20,13 @@ Rate = Annotated[str, Meta(max_length=16, pattern=r"^[0-9]+(\.[0-9]+)?$")]
 """Tokens per second: a decimal number as text, since programs round floating-point numbers differently."""
 
 
+def format_rate(tokens_per_second: float) -> str:
+    """Return a rate as a decimal number: an API has no floating-point numbers."""
+    if tokens_per_second >= 100:  # noqa: PLR2004 - three digits are enough
+        return f"{tokens_per_second:.0f}"
+    return f"{tokens_per_second:.1f}" if tokens_per_second >= 1 else f"{tokens_per_second:.3f}"
+
+
 class PlacementDemands(ApiStruct, frozen=True):
     """Demands of a service on the devices of its replicas."""
 

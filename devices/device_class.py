@@ -9,6 +9,9 @@ import re
 from typing import Final
 
 _UNFIT: Final = re.compile(r"[^a-z0-9.]+")
+_COUNT: Final = re.compile(r"x[0-9]+$")
+SINGLE: Final = "x1"
+"""End of the class of a single device."""
 _MOST_CHARACTERS: Final = 128
 """The key of a ConfigMap may have 253, and a product that a device states may be a lie of any length."""
 
@@ -26,6 +29,19 @@ def name_device_class(vendor: str, product: str, count: int = 1, partition: str 
     """
     words = _slug(product).removeprefix(f"{_slug(vendor)}-")
     return f"{_join(vendor, words or 'unknown', partition)}x{count}"
+
+
+def count_devices(single_class: str, count: int) -> str:
+    """Return the class of a replica with several devices of a class; 0: it has none, as on a host.
+
+    `count_devices("nvidia-l4x1", 2)` is `nvidia-l4x2`.
+    """
+    return f"{single_class.removesuffix(SINGLE)}x{count}" if count and single_class.endswith(SINGLE) else single_class
+
+
+def find_single_class(device_class: str) -> str:
+    """Return the class of one device of a class; that of a host stays."""
+    return _COUNT.sub(SINGLE, device_class)
 
 
 def name_host_class(chip: str, gpu_cores: int | None, memory_bytes: int | None) -> str:

@@ -12,6 +12,7 @@ import structlog
 from controller.reconcile.optional_kinds import OptionalKind
 from crds.inferenceservice import ServicePerformance
 from crds.meta import CONTROLLER_NAMESPACE
+from crds.placement import format_rate
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import SELECTOR, PerformanceTable, find_model_hash
 from kube.client import Obj
@@ -111,10 +112,3 @@ def describe_performance(record: MeasuredPerformance, model_hash: str, device_cl
         model_hash=model_hash,
         measured_at=record.measured_at,
     )
-
-
-def format_rate(tokens_per_second: float) -> str:
-    """Return a rate as a decimal number: an API has no floating-point numbers."""
-    if tokens_per_second >= 100:  # noqa: PLR2004 - three digits are enough
-        return f"{tokens_per_second:.0f}"
-    return f"{tokens_per_second:.1f}" if tokens_per_second >= 1 else f"{tokens_per_second:.3f}"

@@ -40,6 +40,8 @@ class CandidateRoom(NamedTuple):
     """A cell could run one if nothing else ran, or an autoscaler adds such a node."""
     lack: str = ""
     """Why there is no room, in words."""
+    tokens_per_second: float = 0.0
+    """Speed of a replica on the fastest device class with room; 0: unknown, or there is no room."""
 
 
 class RoomCounter:
@@ -66,13 +68,14 @@ class RoomCounter:
         """Return the room for units like this one, which need not exist."""
         need = largest_part(unit)
         namespace = unit.key.namespace if self._made.limits.by_namespace else ""
-        key = (unit.identity, need_key(need), unit.pools, unit.rank, unit.is_protected, namespace)
+        key = (unit.identity, need_key(need), unit.pools, unit.rank, unit.is_protected, namespace, unit.speeds)
         if key not in self._known:
             self._known[key] = self._count(unit, need)
         return self._known[key]
 
     def _count(self, unit: Unit, need: Amounts) -> CandidateRoom:
-        room, feasible = 0, 0
+        room, feasible, fastest = 0, 0, 0.0
+        speeds = unit.speeds.tokens_per_second
         for pool in unit.pools:
             in_pool = 0
             for cell in self._by_pool.get(pool, ()):
@@ -80,11 +83,15 @@ class RoomCounter:
                 if refusal is None or refusal.reason == cell.closed:
                     feasible += 1
                 if refusal is None and not self._is_closed_to(unit, cell.id):
-                    in_pool += _count_fitting(need, self._left[cell.id])
+                    fitting = _count_fitting(need, self._left[cell.id])
+                    in_pool += fitting
+                    fastest = max(fastest, speeds.get(cell.device_class, 0.0) if fitting else 0.0)
             room += self._made.limits.count_room(unit, pool, min(in_pool, MOST_REPLICAS))
         room = min(room, MOST_REPLICAS)
         could_run = feasible > 0 or any(map(self._made.limits.is_elastic, unit.pools))
-        return CandidateRoom(room, could_run, "" if room else self._explain(unit, feasible, could_run=could_run))
+        if room:
+            return CandidateRoom(room, could_run, tokens_per_second=fastest)
+        return CandidateRoom(0, could_run, self._explain(unit, feasible, could_run=could_run))
 
     def _is_closed_to(self, unit: Unit, cell: str) -> bool:
         closure = self._made.closed.get(cell)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from controller.placement.capacity import HostCapacity
+from controller.placement.cell_costs import read_cost
 from controller.placement.pod_requests import count_allocatable
 from controller.placement.units import Amounts
 from crds.meta import FLAPPING
@@ -47,6 +48,8 @@ class NodeFacts(NamedTuple):
     """The resources that count its devices, partitions included."""
     share: DeviceShare | None = None
     """The way in which pods share its devices; None: they do not."""
+    cost: float | None = None
+    """Its cost by the administrator; None: none is stated."""
 
 
 def find_accelerator(node: Obj, vendors: Vendors) -> str:
@@ -113,7 +116,8 @@ def read_node(node: Obj, vendors: Vendors, claimable: str = "") -> NodeFacts | N
     total = count_allocatable(node["status"]["allocatable"])
     devices = frozenset(filter(vendors[accelerator].offers, total))
     share = read_share(accelerator, vendors[accelerator], node["metadata"]["labels"])
-    return NodeFacts(accelerator, total, close_node(node), part, devices, share)
+    cost = read_cost(node["metadata"].get("annotations") or {})
+    return NodeFacts(accelerator, total, close_node(node), part, devices, share, cost)
 
 
 def _list_condition_taints(node: Obj) -> list[str]:

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from controller.placement.capacity import stored_capacities
+from controller.placement.cell_costs import CellCosts, read_cost
 from controller.placement.cell_facts import Closure, NodeFacts, close_host, read_node
+from controller.placement.device_classes import DeviceClasses
 from controller.placement.device_registry import DeviceRegistry, is_whole
 from controller.placement.foreign_pods import ForeignPods
 from controller.placement.pod_requests import count_requests, find_taken_node
@@ -18,12 +20,16 @@ from controller.placement.taken_room import TakenRoom
 from controller.placement.units import MEMORY, Cell
 from controller.reconcile.plan import decode_stored
 from crds.metalhost import MetalHost
+from crds.nodefitness import STALE_SECONDS, NodeFitness, NodeFitnessStatus
 from devices.vendors import Vendors
+from fitness.serving_devices import ServingDevices
+from fitness.stated_hardware import describe_host, describe_node
 from kube.client import Obj
 from kube.resources import (
     ACCELERATOR_POOLS,
     METAL_HOSTS,
     METAL_PROCESSES,
+    NODE_FITNESSES,
     NODES,
     PODS,
     RESOURCE_CLAIMS,
@@ -66,6 +72,10 @@ class CellRegistry:
         self._clock = clock
         self.foreign = foreign if foreign is not None else ForeignPods()
         self.devices = DeviceRegistry(vendors)
+        self.classes = DeviceClasses()
+        self._costs = CellCosts()
+        self._utilized: dict[str, tuple[str, float]] = {}
+        """Nodes whose utilization counts: their heartbeat, and when it was seen first on the clock of the registry."""
         self._pools = read_pools(store, vendors)
         self._ours: TakenRoom[ObjectKey] = TakenRoom()
         self._nodes: dict[str, NodeFacts] = {}
@@ -79,7 +89,7 @@ class CellRegistry:
         self._revision = 0
         self._node_revision = 0
         self._listeners: list[Callable[[], None]] = []
-        for resource in (NODES, PODS, METAL_HOSTS, RESOURCE_SLICES, RESOURCE_CLAIMS):
+        for resource in (NODES, NODE_FITNESSES, PODS, METAL_HOSTS, RESOURCE_SLICES, RESOURCE_CLAIMS):
             for obj in store.list(resource):
                 self._take_change(resource, None, obj)
         store.subscribe(self._take_change)
@@ -132,20 +142,16 @@ class CellRegistry:
             self._take_pod(old, new)
         elif resource == NODES:
             self._take_node(old, new)
+        elif resource == NODE_FITNESSES:
+            self._take_fitness(old, new)
         elif resource == ACCELERATOR_POOLS:
             self._take_pools()
-        elif resource == METAL_HOSTS:
-            for obj in (old, new):
-                if obj is not None:
-                    self._mark(f"host/{obj['metadata']['name']}")
+        elif resource in {METAL_HOSTS, METAL_PROCESSES}:
+            self._take_host(resource, old, new)
         elif resource == RESOURCE_SLICES:
             self._take_slice(old, new)
         elif resource == RESOURCE_CLAIMS:
             self._mark_nodes(self.devices.take_claim(old, new))
-        elif resource == METAL_PROCESSES:
-            for host in {obj["spec"].get("hostName") for obj in (old, new) if obj is not None}:
-                if host:
-                    self._mark(f"host/{host}")
 
     def _take_pod(self, old: Obj | None, new: Obj | None) -> None:
         if new is not None and (node := find_taken_node(new)):
@@ -163,6 +169,23 @@ class CellRegistry:
         if node is None or (old is not None and new is not None and _is_heartbeat(old, new)):
             return
         self._read_node(node["metadata"]["name"], new)
+
+    def _take_host(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
+        """Take a host, or a process that is bound to one."""
+        found = [each for each in (old, new) if each is not None]
+        hosts = (
+            each["metadata"]["name"] if resource == METAL_HOSTS else each["spec"].get("hostName") for each in found
+        )
+        for host in dict.fromkeys(hosts):
+            if host:
+                self._mark(f"host/{host}")
+
+    def _take_fitness(self, old: Obj | None, new: Obj | None) -> None:
+        """Take the report of a node agent; a heartbeat alone changes nothing, unless utilization counts."""
+        fitness = new or old
+        if fitness is None or (old is not None and new is not None and read_facts(old) == read_facts(new)):
+            return
+        self._mark_nodes((fitness["metadata"]["name"],))
 
     def _take_slice(self, old: Obj | None, new: Obj | None) -> None:
         """Take devices that may be claimed: a node may have no other ones."""
@@ -182,8 +205,11 @@ class CellRegistry:
         pools = read_pools(self._store, self._vendors)
         if pools is not self._pools:
             self._pools = pools
-            for cell_id in self._cells:
-                self._mark(cell_id)
+            self._mark_all()
+
+    def _mark_all(self) -> None:
+        for cell_id in self._cells:
+            self._mark(cell_id)
 
     def _mark_nodes(self, names: Iterable[str]) -> None:
         for name in names:
@@ -203,11 +229,21 @@ class CellRegistry:
         for cell_id in [cell_id for cell_id, each in self._suspicions.items() if each.until <= now]:
             del self._suspicions[cell_id]
             self._mark(cell_id)
+        for cell_id, (_, seen) in self._utilized.items():
+            if now - seen > STALE_SECONDS:
+                self._mark(cell_id)
         for host, was_alive in self._hosts.items():
             if self._bindable(host) != was_alive:
                 self._mark(f"host/{host}")
-        marked, self._marked = self._marked, {}
         before = self._revision
+        # A cell that is built may mark others: their costs are compared with its own.
+        while self._marked:
+            self._build_marked()
+        if self._revision != before:
+            self._listed = tuple(self._cells.values())
+
+    def _build_marked(self) -> None:
+        marked, self._marked = self._marked, {}
         for cell_id in marked:
             kind, _, name = cell_id.partition("/")
             cell = self._build_node(name) if kind == "node" else self._build_host(name)
@@ -222,17 +258,20 @@ class CellRegistry:
             else:
                 del self._cells[cell_id]
                 self._suspicions.pop(cell_id, None)
-        if self._revision != before:
-            self._listed = tuple(self._cells.values())
 
     def _build_node(self, name: str) -> Cell | None:
-        facts = self._nodes.get(name)
+        facts, cell_id = self._nodes.get(name), f"node/{name}"
         if facts is None:
+            self._forget_cell(cell_id)
             return None
+        hardware, utilization_percent = self._read_hardware(name, facts)
+        self.classes.put(cell_id, facts.accelerator, hardware)
+        if self._costs.put(cell_id, facts.cost):
+            self._mark_all()
         ours, others = self._ours.sum_of(name), self.foreign.sum_of(name)
         free = {each: amount - ours.get(each, 0) - others.get(each, 0) for each, amount in facts.total.items()}
         claimable, unclaimed = self.devices.count_room(name)
-        reason, message = self._close(f"node/{name}", facts.closure)
+        reason, message = self._close(cell_id, facts.closure)
         pool = self._pools.find_pool(facts.accelerator, labels_of(facts.node))
         percent = self._pools.find_overcommit_percent(pool)
         return Cell(
@@ -247,18 +286,56 @@ class CellRegistry:
             node=facts.node,
             slice_bytes=facts.share.count_bytes(percent) if facts.share is not None else None,
             devices=facts.devices | frozenset(filter(is_whole, claimable)),
+            device_class=hardware.device_class,
+            utilization_percent=utilization_percent,
+            cost_permille=self._costs.find_permille(cell_id),
         )
+
+    def _forget_cell(self, cell_id: str) -> None:
+        self.classes.put(cell_id, "", None)
+        self._utilized.pop(cell_id, None)
+        if self._costs.put(cell_id, None):
+            self._mark_all()
+
+    def _read_hardware(self, name: str, facts: NodeFacts) -> tuple[ServingDevices, int | None]:
+        """Return one device of a node, and the utilization of its devices in percent if pods share them."""
+        found = self._store.get(NODE_FITNESSES, name)
+        decoded = decode_stored(self._store, NODE_FITNESSES, [found] if found is not None else [], NodeFitness)
+        fitness = decoded[0].status if decoded else None
+        # The hardware of a node does not change because its agent is silent; its utilization does.
+        hardware = describe_node(labels_of(facts.node), fitness, self._vendors)
+        if hardware.vendor != facts.accelerator:
+            return ServingDevices(facts.accelerator, ""), None
+        return hardware.describe_replica(1), self._find_utilization(name, facts, fitness)
+
+    def _find_utilization(self, name: str, facts: NodeFacts, fitness: NodeFitnessStatus | None) -> int | None:
+        """Return the utilization of devices that pods share, from a heartbeat that is not stale."""
+        percents = [each.utilization_percent for each in fitness.devices] if fitness is not None else []
+        stated = [each for each in percents if each is not None]
+        if facts.share is None or fitness is None or not stated:
+            self._utilized.pop(f"node/{name}", None)
+            return None
+        beat, last = fitness.observed_at or "", self._utilized.get(f"node/{name}")
+        if last is None or last[0] != beat:
+            last = self._utilized[f"node/{name}"] = (beat, self._clock())
+        return sum(stated) // len(stated) if self._clock() - last[1] <= STALE_SECONDS else None
 
     def _build_host(self, name: str) -> Cell | None:
         found = self._store.get(METAL_HOSTS, name)
         hosts = decode_stored(self._store, METAL_HOSTS, [found] if found is not None else [], MetalHost)
+        cell_id = f"host/{name}"
         if not hosts:
             self._hosts.pop(name, None)
+            self._forget_cell(cell_id)
             return None
+        if self._costs.put(cell_id, read_cost(hosts[0].metadata.annotations)):
+            self._mark_all()
+        hardware = describe_host(hosts[0].status)
+        self.classes.put(cell_id, METAL, hardware)
         capacity = stored_capacities(self._store, hosts)[0]
         is_alive = self._hosts[name] = self._bindable(name)
         closure = close_host(capacity, is_alive=is_alive and hosts[0].metadata.deletion_timestamp is None)
-        reason, message = self._close(f"host/{name}", closure)
+        reason, message = self._close(cell_id, closure)
         return Cell(
             name=name,
             kind="host",
@@ -274,6 +351,8 @@ class CellRegistry:
             taints=capacity.taints,
             weights=capacity.weights,
             bandwidth_bytes_per_second=capacity.bandwidth_bytes_per_second,
+            device_class=hardware.device_class,
+            cost_permille=self._costs.find_permille(cell_id),
         )
 
     def _close(self, cell_id: str, closure: Closure) -> Closure:
@@ -282,10 +361,22 @@ class CellRegistry:
         return suspicion.closure if suspicion is not None and not closure.reason else closure
 
 
+def read_facts(fitness: Obj) -> object:
+    """Return the facts of a NodeFitness by which cells are scored."""
+    status = fitness.get("status") or {}
+    devices = [
+        (each.get("product"), each.get("memoryBytes"), each.get("utilizationPercent"))
+        for each in status.get("devices") or ()
+    ]
+    is_shared = any(percent for _, _, percent in devices)
+    facts = [status.get(name) for name in ("vendor", "deviceClass", "processor", "cpuCores")]
+    return facts, devices, status.get("observedAt") if is_shared else None
+
+
 def _is_heartbeat(old: Obj, new: Obj) -> bool:
     """Return whether a node is as it was, apart from its version."""
     return old["spec"] == new["spec"] and old["status"] == new["status"] and _identity(old) == _identity(new)
 
 
-def _identity(node: Obj) -> tuple[str, Obj]:
-    return node["metadata"]["uid"], node["metadata"]["labels"]
+def _identity(node: Obj) -> tuple[object, ...]:
+    return node["metadata"]["uid"], node["metadata"]["labels"], node["metadata"].get("annotations")

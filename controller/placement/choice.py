@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from crds.accelerator_choice import AcceleratorShare, ShareReason
+from crds.placement import format_rate
 
 SETTLE_SECONDS: Final = 10.0
 """Time for which a replica waits before it goes elsewhere: by then the queue has certainly looked at it."""
@@ -36,6 +37,8 @@ class Candidate(NamedTuple):
     """Replicas of these that serve."""
     settled: int = 0
     """Replicas that have waited there for `SETTLE_SECONDS`."""
+    tokens_per_second: float = 0.0
+    """Speed of a replica on the fastest device class that has room there, or that is there if none has; 0: unknown."""
     is_better: bool = False
     """It had room for `BETTER_SECONDS`, and the service prefers it to those that come later."""
 
@@ -144,7 +147,8 @@ def list_shares(candidates: Sequence[Candidate], chosen: Mapping[str, int]) -> l
             accelerator=each.accelerator,
             replicas=chosen.get(each.accelerator, 0),
             reason=(reason := _find_reason(each, chosen)),
-            message={"Refused": each.refusal, "NoSuchHardware": each.lack, "NoRoom": each.lack}.get(reason or "", ""),
+            message=_explain_reason(each, reason),
+            tokens_per_second=format_rate(each.tokens_per_second) if each.tokens_per_second else None,
         )
         for each in candidates
     ]
@@ -160,8 +164,22 @@ def _find_reason(candidate: Candidate, chosen: Mapping[str, int]) -> ShareReason
     return "NotNeeded" if candidate.room > 0 else "NoRoom"
 
 
+def _explain_reason(candidate: Candidate, reason: ShareReason | None) -> str:
+    if reason == "Refused":
+        return candidate.refusal
+    if reason in {"NoSuchHardware", "NoRoom"}:
+        return candidate.lack
+    is_unneeded = reason == "NotNeeded" and candidate.tokens_per_second > 0
+    return f"{format_rate(candidate.tokens_per_second)} tokens/s there" if is_unneeded else ""
+
+
 def describe_shares(shares: Sequence[AcceleratorShare]) -> str:
-    """Return a choice in words, such as `2 on metal, 1 on nvidia; amd: no node has amd.com/gpu`."""
-    used = ", ".join(f"{each.replicas} on {each.accelerator}" for each in shares if each.replicas)
+    """Return a choice in words, such as `2 on metal (52 tokens/s), 1 on nvidia; amd: no node has amd.com/gpu`."""
+    used = ", ".join(
+        f"{each.replicas} on {each.accelerator}"
+        + (f" ({each.tokens_per_second} tokens/s)" if each.tokens_per_second is not None else "")
+        for each in shares
+        if each.replicas
+    )
     refused = [f"{each.accelerator}: {each.message}" for each in shares if each.message and not each.replicas]
     return "; ".join([used, *refused] if used else refused)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from crds.acceleratorpool import WHOLE_PERCENT
+from crds.meta import COST
 from crds.quantity import quantity_bytes
 from crds.size import GIB, MIB
 from devices.node_labels import DeviceShare, read_device_mib, read_share
@@ -38,6 +39,7 @@ def declare_nodes(store: Store, vendors: Vendors) -> None:
                 "uid": metadata.get("uid", ""),
                 "resourceVersion": metadata.get("resourceVersion", ""),
                 "labels": metadata.get("labels") or {},
+                **({"annotations": {COST: cost}} if (cost := (metadata.get("annotations") or {}).get(COST)) else {}),
             },
             "spec": {"taints": taints, "unschedulable": bool(spec.get("unschedulable"))},
             "status": {"allocatable": status.get("allocatable") or {}, "conditions": _find_ready(status)},

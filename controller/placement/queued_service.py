@@ -16,6 +16,7 @@ from controller.placement.units import NO_SPEEDS, Amounts, HostRequirement, Slic
 from controller.reconcile.indexes import OWNER_INDEX, namespaced
 from crds.meta import POD_TEMPLATE, PRIORITY_RANK, Priority, Toleration
 from crds.metalprocess import MetalProcess
+from devices.device_class import find_single_class
 from devices.vendors import Vendors
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, ObjectKey, object_key
@@ -145,10 +146,11 @@ def read_host_demands(spec: Obj) -> HostDemands:
 
 
 def read_speeds(classes: Iterable[Obj]) -> SpeedProfile:
-    """Return `status.speeds` of a service as the planner reads it."""
+    """Return `status.speeds` of a service as the planner reads it: by the class of a single device, as of cells."""
+    stated = [(find_single_class(each["deviceClass"]), each) for each in classes]
     return SpeedProfile(
-        tuple((each["deviceClass"], float(each["tokensPerSecond"])) for each in classes if each.get("tokensPerSecond")),
-        frozenset((each["deviceClass"], each["refusal"]) for each in classes if each.get("refusal")),
+        tuple((name, float(each["tokensPerSecond"])) for name, each in stated if each.get("tokensPerSecond")),
+        frozenset((name, each["refusal"]) for name, each in stated if each.get("refusal")),
     )
 
 

@@ -35,6 +35,7 @@ from kube.resources import (
     METAL_PROCESSES,
     MODELS,
     NETWORK_POLICIES,
+    NODE_FITNESSES,
     POD_DISRUPTION_BUDGETS,
     POD_MONITORS,
     PODS,
@@ -279,6 +280,6 @@ _PARTS: Final[Mapping[Resource, Callable[[Obj], Obj]]] = {
     METAL_PROCESSES: _of_process,
     JOBS: _of_job,
     RESOURCE_CLAIMS: _of_claim,
-    **dict.fromkeys((PVCS, ENDPOINT_SLICES, RESOURCE_SLICES), _unmanaged),
+    **dict.fromkeys((PVCS, ENDPOINT_SLICES, RESOURCE_SLICES, NODE_FITNESSES), _unmanaged),
     **dict.fromkeys((INFERENCE_SERVICES, MODELS, METAL_HOSTS, ACCELERATOR_POOLS, ROLES, ROLE_BINDINGS), _managed_by_us),
 }

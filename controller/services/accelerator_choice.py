@@ -25,6 +25,7 @@ from controller.pod_settings import PodSettings
 from controller.reconcile.conditions import MESSAGE_LENGTH
 from controller.reconcile.plan import Snapshot
 from controller.services.candidates import CheckedCandidate, check_candidate, list_candidates, state_accelerator
+from controller.services.class_speeds import FindSpeeds, find_no_speeds, sort_speeds
 from controller.services.pool_preconditions import UNKNOWN_POOL
 from controller.services.preconditions import ServiceProblem
 from controller.services.replica_counts import NO_REPLICAS, ReplicaCounts, count_replicas
@@ -32,6 +33,7 @@ from controller.tenant_limits import CHOICE_OUT_OF_SCOPE
 from crds.accelerator_choice import AcceleratorChoice, AcceleratorShare
 from crds.inferenceservice import InferenceService, InferenceServiceSpec
 from crds.model import Model
+from crds.placement import ClassSpeed
 from kube.resources import MODELS, ObjectKey
 
 _DEFAULTS: Final = InferenceServiceSpec(model_ref="")
@@ -67,6 +69,8 @@ class ChosenAccelerators(NamedTuple):
     """The problem of a Model."""
     again_seconds: float | None = None
     """Choose again after this time."""
+    speeds: tuple[ClassSpeed, ...] = ()
+    """The speed of a replica on each device class of all accelerators."""
 
     @property
     def status(self) -> AcceleratorChoice:
@@ -88,6 +92,7 @@ def choose_accelerators(
     rooms: RoomSource | None,
     *,
     has_claims: bool = True,
+    find_speeds: FindSpeeds = find_no_speeds,
 ) -> ChosenAccelerators | None:
     """Return the choice for a service, or None if its spec or its Model names a single accelerator.
 
@@ -98,6 +103,7 @@ def choose_accelerators(
         settings: options of the controller.
         rooms: the room of accelerators; None: the queue is not this controller's.
         has_claims: devices can be claimed in the cluster.
+        find_speeds: returns the speed of a replica on the device classes of an accelerator.
     """
     model = snapshot.read(MODELS, ObjectKey(key.namespace, service.spec.model_ref), Model)
     table = read_pools(snapshot.store, settings.vendors)
@@ -119,9 +125,11 @@ def choose_accelerators(
         check_candidate(
             *(snapshot.store, state_accelerator(service, name, table, 1), model, companions, settings),
             has_claims=has_claims,
+            find_speeds=find_speeds,
         )
         for name in names
     ]
+    unchanged = unchanged._replace(speeds=sort_speeds(speed for each in checked for speed in each.speeds))
     if all(each.problem is not None for each in checked):
         rooms.forget(key)
         model_problem = checked[0].model_problem
@@ -133,7 +141,8 @@ def choose_accelerators(
         message = "waiting for the controller to look at the queue"
         problem = ServiceProblem("Choosing", message, "Progressing") if not last.accelerators else None
         return unchanged._replace(problem=problem)
-    return _choose_by_room(snapshot, service, checked, known, settings=settings, rooms=rooms)
+    chosen = _choose_by_room(snapshot, service, checked, known, settings=settings, rooms=rooms)
+    return chosen._replace(speeds=unchanged.speeds)
 
 
 def _choose_by_room(
@@ -153,7 +162,10 @@ def _choose_by_room(
         for each in checked
     ]
     is_ordered = bool(service.spec.scheduling.pools)
-    if is_ordered:
+    if not is_ordered:
+        # Python's sort is stable: accelerators of equal or unknown speed stay in the order of the table.
+        candidates.sort(key=lambda each: -each.tokens_per_second)
+    else:
         candidates = [
             each._replace(is_better=rooms.free_seconds(key, each.accelerator) >= BETTER_SECONDS) for each in candidates
         ]
@@ -184,6 +196,9 @@ def _describe(snapshot: Snapshot, checked: CheckedCandidate, room: CandidateRoom
         running=counts.running,
         ready=counts.ready,
         settled=counts.count_settled(snapshot.now, SETTLE_SECONDS),
+        tokens_per_second=room.tokens_per_second or max(
+            (float(each.tokens_per_second or 0) for each in checked.speeds if each.refusal is None), default=0.0
+        ),
     )
 
 

@@ -17,6 +17,7 @@ from controller.pod_settings import PodSettings
 from controller.reconcile.conditions import find
 from controller.reconcile.indexes import mounted_claims
 from controller.services.checked_replica import CheckedReplica, check_replica
+from controller.services.class_speeds import FindSpeeds, find_no_speeds, profile_speeds
 from controller.services.metal_processes import desired_spec
 from controller.services.pods.deployment import build_deployment, companion_weights, mounted_weights
 from controller.services.pods.devices import request_devices
@@ -25,6 +26,7 @@ from controller.services.preconditions import ServiceProblem
 from crds.inferenceservice import InferenceService
 from crds.meta import AUTO_ACCELERATOR, Accelerator
 from crds.model import Model
+from crds.placement import ClassSpeed
 from devices.vendors import Vendors
 from kube.resources import ObjectKey
 from kube.store import Store
@@ -76,6 +78,8 @@ class CheckedCandidate(NamedTuple):
     """The problem of a Model, which a problem of the spec may hide."""
     prospect: ProspectiveReplica | None
     """One replica there; None if there is a problem."""
+    speeds: tuple[ClassSpeed, ...] = ()
+    """Its speed on each device class there."""
 
 
 def check_candidate(
@@ -86,6 +90,7 @@ def check_candidate(
     settings: PodSettings,
     *,
     has_claims: bool = True,
+    find_speeds: FindSpeeds = find_no_speeds,
 ) -> CheckedCandidate:
     """Check one accelerator, which `service` states. Weights are fetched to a volume only after it is chosen."""
     accelerator = service.spec.hardware.accelerator or ""
@@ -97,7 +102,11 @@ def check_candidate(
     problem = found.checked.problem or _refuse_queue(service, found, settings)
     pools = service.spec.scheduling.pools or read_pools(store, settings.vendors).list_pools(accelerator)
     prospect = None if problem is not None else _build_prospect(service, found, tuple(pools), settings)
-    return CheckedCandidate(accelerator, problem, found.checked.model_problem, prospect)
+    key = ObjectKey(service.metadata.namespace, service.metadata.name)
+    speeds = find_speeds(key, service, accelerator, found.checked.served) if prospect is not None else ()
+    if prospect is not None and speeds:
+        prospect = prospect._replace(unit=replace(prospect.unit, speeds=profile_speeds(speeds)))
+    return CheckedCandidate(accelerator, problem, found.checked.model_problem, prospect, speeds)
 
 
 def _assume_weights(model: Model) -> Model:

@@ -27,6 +27,7 @@ from controller.reconcile.plan import Plan, Reconciler, Snapshot, prune
 from controller.services import preconditions
 from controller.services.accelerator_choice import ChosenAccelerators, RoomSource, choose_accelerators
 from controller.services.checked_replica import CheckedReplica, check_replica
+from controller.services.class_speeds import SpeedAssessor, find_no_speeds
 from controller.services.endpoints import ready_endpoints, replica_addresses
 from controller.services.kueue_report import (
     NO_REPORT,
@@ -59,6 +60,7 @@ from controller.services.traffic_meter import TrafficMeter, TrafficTarget
 from crds.inferenceservice import InferenceService, ServicePerformance
 from crds.meta import without_defaults
 from crds.model import Model
+from crds.placement import ClassSpeed
 from fitness.performance import hash_model
 from kube.client import Client, Obj
 from kube.resources import (
@@ -116,6 +118,8 @@ class ServiceInputs(NamedTuple):
     """True if the cluster has PodMonitors."""
     traffic: Traffic = UNKNOWN_TRAFFIC
     facts: ViewFacts = NO_FACTS
+    speeds: tuple[ClassSpeed, ...] = ()
+    """Speed of a replica on each device class."""
     performance: ServicePerformance | None = None
     """Measured speed on the hardware of the replicas; None: unknown."""
 
@@ -133,6 +137,7 @@ def service_reconciler(
     rooms: RoomSource | None = None,
     devices: DeviceFeed | None = None,
     measured: PerformanceSource | None = None,
+    assessor: SpeedAssessor | None = None,
 ) -> Reconciler:
     """Return the reconciler.
 
@@ -148,18 +153,22 @@ def service_reconciler(
         rooms: the room of accelerators; None: no service may use several.
         devices: the devices that services may claim; None: all that they claim exist.
         measured: the measured speeds; None: none is known.
+        assessor: the speeds by device class; None: none is known.
     """
     moved = MovedServices(find_standing)
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> ServiceInputs | None:
         service = _read_service(snapshot, key)
         if service is None:
-            _forget_service(key, prober, meter, moved, tokens, pacer, rooms, measured)
+            _forget_service(key, prober, meter, moved, tokens, pacer, rooms, measured, assessor)
             return None
         has_claims = devices is None or await devices.settle()
         revision, report = snapshot.store.revision, read_kueue(service, snapshot.store, kueue)
         standing = find_standing(key, recall_standing(service.status.queue)) if report == NO_REPORT else None
-        chosen = choose_accelerators(snapshot, key, service, settings, rooms, has_claims=has_claims)
+        find_speeds = assessor.assess if assessor is not None else find_no_speeds
+        chosen = choose_accelerators(
+            snapshot, key, service, settings, rooms, has_claims=has_claims, find_speeds=find_speeds
+        )
         facts = ViewFacts(pacer.may_roll_out(key), standing, report, chosen, has_claims)
         view = build_view(snapshot, key, service, settings, facts)
         pacer.wait(key, view.replicas.awaiting)
@@ -167,7 +176,8 @@ def service_reconciler(
         step = await _find_token_step(tokens, client, snapshot, key, view)
         found = (view.question, answer, step.new_token, view, revision, step.rotation, monitors.exists)
         traffic = meter.follow(key, _find_traffic_target(view), read_traffic(service.status))
-        return ServiceInputs(*found, traffic, facts, _find_performance(snapshot, key, view, settings, measured))
+        speeds = chosen.speeds if chosen else find_speeds(key, service, view.accelerator, view.served)
+        return ServiceInputs(*found, traffic, facts, speeds, _find_performance(snapshot, key, view, settings, measured))
 
     return Reconciler(
         resource=INFERENCE_SERVICES,
@@ -182,7 +192,7 @@ def service_reconciler(
     )
 
 
-_ForgettingPart = MovedServices | KnownTokens | UpdatePacer | RoomSource | PerformanceSource
+_ForgettingPart = MovedServices | KnownTokens | UpdatePacer | RoomSource | PerformanceSource | SpeedAssessor
 
 
 def _forget_service(key: ObjectKey, prober: Prober, meter: TrafficMeter, *others: _ForgettingPart | None) -> None:
@@ -226,6 +236,8 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
     # The cluster may have changed while the inputs were read: an answer to another question is ignored.
     status = build_status(view, inputs.answer if inputs.question == view.question else None)
     status |= inputs.traffic.fields()
+    if inputs.speeds:
+        status["speeds"] = [without_defaults(each) for each in inputs.speeds]
     if inputs.performance is not None:
         status["performance"] = without_defaults(inputs.performance)
     rotation = inputs.rotation

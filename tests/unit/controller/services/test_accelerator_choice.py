@@ -14,6 +14,7 @@ from controller.pod_settings import PodSettings
 from controller.reconcile.plan import Plan, Snapshot
 from controller.services.accelerator_choice import ChosenAccelerators, choose_accelerators
 from crds.meta import LABEL_ACCELERATOR
+from crds.placement import ClassSpeed
 from kube.client import Obj
 from kube.resources import (
     ACCELERATOR_POOLS,
@@ -124,6 +125,51 @@ def test_auto_compares_all_accelerators_and_says_why_others_are_refused() -> Non
     needs = {name: dict(prospect.unit.parts[0]) for name, prospect in rooms.prospects.items()}
     assert needs["nvidia"]["nvidia.com/gpu"] == 1
     assert needs["metal"]["memory"] > GIB
+
+
+def room(replicas: int, tokens_per_second: float) -> CandidateRoom:
+    return CandidateRoom(replicas, could_run=True, tokens_per_second=tokens_per_second)
+
+
+def test_auto_takes_the_fastest_accelerator_with_room_and_says_the_speed_of_others() -> None:
+    rooms = StatedRooms(nvidia=room(5, 24.4), amd=room(0, 0.0), metal=room(1, 51.0))
+    chosen = choose(service(replicas=2, **AUTO), rooms)
+    assert replicas(chosen) == {"metal": 1, "nvidia": 1}
+    assert chosen is not None
+    assert chosen.status.message.startswith("1 on metal (51.0 tokens/s), 1 on nvidia (24.4 tokens/s)")
+    alone = choose(service(**AUTO), rooms)
+    assert alone is not None
+    assert alone.status.message.startswith("1 on metal (51.0 tokens/s); nvidia: 24.4 tokens/s there; ")
+    assert [each.accelerator for each in alone.shares][:2] == ["metal", "nvidia"]
+
+
+def test_faster_accelerator_moves_no_replica_that_runs() -> None:
+    slow, fast = room(5, 24.0), room(5, 90.0)
+    chosen = choose(service(**AUTO), StatedRooms(nvidia=slow))
+    later = choose(with_choice(service(**AUTO), chosen), StatedRooms(nvidia=slow, metal=fast))
+    assert replicas(later) == {"nvidia": 1}
+
+
+def test_pools_outrank_speed() -> None:
+    chat = service(scheduling={"pools": ["nvidia", "metal"]})
+    assert replicas(choose(chat, StatedRooms(nvidia=room(1, 5.0), metal=room(1, 90.0)))) == {"nvidia": 1}
+
+
+def test_speeds_of_all_accelerators_are_listed_and_decide_about_places() -> None:
+    rooms = StatedRooms(nvidia=1, metal=1)
+    known = store((INFERENCE_SERVICES, chat := service(**AUTO)), (MODELS, model()))
+
+    def find_speeds(
+        _key: ObjectKey, _service: object, accelerator: str | None, _served: object
+    ) -> tuple[ClassSpeed, ...]:
+        rate, refusal = ("9", "TooSlow") if accelerator == "metal" else ("20", None)
+        return (ClassSpeed(device_class=f"{accelerator}-x1", tokens_per_second=rate, refusal=refusal),)
+
+    found = choose_accelerators(Snapshot(known, NOW), KEY, as_service(chat), SETTINGS, rooms, find_speeds=find_speeds)
+    assert found is not None
+    assert {each.device_class for each in found.speeds} >= {"nvidia-x1", "metal-x1"}
+    assert rooms.prospects["metal"].unit.speeds.refusals == {"metal-x1": "TooSlow"}
+    assert rooms.prospects["nvidia"].unit.speeds.tokens_per_second == {"nvidia-x1": 20.0}
 
 
 def test_pools_of_several_accelerators_are_used_in_their_order() -> None:

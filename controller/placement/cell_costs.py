@@ -1,0 +1,42 @@
+"""The costs of cells, as administrators state them in the annotation inference.pomona.dev/cost of a Node or MetalHost.
+
+They may be of any unit, such as the price of an hour or watts: only their ratio to the highest one counts.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from crds.meta import COST
+
+_NUMBER: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
+
+
+def read_cost(annotations: Mapping[str, str]) -> float | None:
+    """Return the cost that annotations state; None if they state none, or it is no decimal number."""
+    text = annotations.get(COST, "")
+    return float(text) if _NUMBER.fullmatch(text) else None
+
+
+class CellCosts:
+    """The costs of all cells."""
+
+    def __init__(self) -> None:
+        self._costs: dict[str, float] = {}
+        self._highest = 0.0
+
+    def put(self, cell: str, cost: float | None) -> bool:
+        """Note the cost of a cell, by its `Cell.id`; return whether the ratios of all others change by it."""
+        last = self._costs.pop(cell, None)
+        if cost is not None:
+            self._costs[cell] = cost
+        if last == cost:
+            return False
+        highest = max(self._costs.values(), default=0.0) if last == self._highest else max(self._highest, cost or 0.0)
+        is_other, self._highest = highest != self._highest, highest
+        return is_other
+
+    def find_permille(self, cell: str) -> int | None:
+        """Return the cost of a cell in thousandths of the highest one; None if none is stated."""
+        cost = self._costs.get(cell)
+        return round(1000 * cost / self._highest) if cost is not None and self._highest else None

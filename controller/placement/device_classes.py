@@ -1,0 +1,80 @@
+"""The device classes of the cluster, by accelerator: kept as nodes and hosts come, change and go.
+
+A class is described by the weakest of its devices, so that what is estimated for it holds for all of them. The classes
+of an accelerator are the same tuple until one of them changes, so that what follows from them is computed once.
+"""
+
+from collections.abc import Callable, Sequence
+
+from fitness.serving_devices import ServingDevices
+
+
+class DeviceClasses:
+    """All device classes that nodes and hosts have."""
+
+    def __init__(self) -> None:
+        self._cells: dict[str, tuple[str, ServingDevices]] = {}
+        """By `Cell.id`, its accelerator and one of its devices."""
+        self._members: dict[tuple[str, str], dict[ServingDevices, int]] = {}
+        """By accelerator and class, how many cells describe the class alike."""
+        self._listed: dict[str, tuple[ServingDevices, ...]] = {}
+        self._listeners: list[Callable[[str], None]] = []
+
+    def subscribe(self, listener: Callable[[str], None]) -> None:
+        """Call `listener(accelerator)` when a class of an accelerator comes, changes or goes."""
+        self._listeners.append(listener)
+
+    def list_classes(self, accelerator: str) -> Sequence[ServingDevices]:
+        """Return one device of each class of an accelerator, by the name of the class."""
+        return self._listed.get(accelerator, ())
+
+    def put(self, cell: str, accelerator: str, devices: ServingDevices | None) -> None:
+        """Note the devices of a cell, by its `Cell.id`; None: it is gone, or what it has is not known."""
+        entry = (accelerator, devices) if devices is not None and devices.device_class else None
+        last = self._cells.get(cell)
+        if entry == last:
+            return
+        touched = set[str]()
+        if last is not None:
+            del self._cells[cell]
+            touched |= self._count(*last, -1)
+        if entry is not None:
+            self._cells[cell] = entry
+            touched |= self._count(*entry, 1)
+        for each in sorted(touched):
+            self._list(each)
+
+    def _count(self, accelerator: str, devices: ServingDevices, number: int) -> set[str]:
+        """Count cells of a class, and return its accelerator if that may change the description of the class."""
+        key = accelerator, devices.device_class
+        members = self._members.setdefault(key, {})
+        count = members.get(devices, 0) + number
+        if count:
+            members[devices] = count
+        else:
+            del members[devices]
+        if not members:
+            del self._members[key]
+        return {accelerator} if count <= 1 else set()
+
+    def _list(self, accelerator: str) -> None:
+        found = tuple(
+            min(members, key=_rate)
+            for (name, _), members in sorted(self._members.items(), key=lambda item: item[0])
+            if name == accelerator
+        )
+        if found == self._listed.get(accelerator, ()):
+            return
+        self._listed[accelerator] = found
+        for listener in self._listeners:
+            listener(accelerator)
+
+
+def _rate(devices: ServingDevices) -> tuple[float, ...]:
+    """Return a key by which the weakest devices of a class come first; what is unknown counts as least."""
+    return (
+        devices.memory_bytes or 0,
+        devices.bandwidth_bytes_per_second or 0,
+        devices.flops or 0.0,
+        devices.cores or 0,
+    )

@@ -1,0 +1,170 @@
+"""The speed and fit of one replica on each device class, as `status.speeds` lists them and the queue uses them.
+
+What was measured on a class is preferred to an estimate. A class on which the service does not accept its replicas is
+listed with the reason, and the queue places none there.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple
+
+from controller.models.served import Served
+from controller.placement.device_classes import DeviceClasses
+from controller.placement.queued_service import read_speeds
+from controller.placement.units import SpeedProfile
+from controller.services.pods.devices import NO_DEVICES, request_devices
+from controller.services.replica_memory import describe_workload, is_memory_stated
+from crds.inferenceservice import InferenceService
+from crds.meta import without_defaults
+from crds.placement import MOST_CLASSES, ClassSpeed, PlacementDemands, SpeedRefusal, SpeedSource, format_rate
+from devices.device_class import count_devices
+from devices.vendors import Vendors
+from fitness.fit import FIT_LEVELS, Fit, assess_fit
+from fitness.performance import MeasuredPerformance, hash_model
+from fitness.performance_store import PerformanceTable
+from fitness.serving_devices import ServingDevices
+from fitness.speed import SpeedMethod
+from kube.resources import ObjectKey
+
+_SOURCES: Final[Mapping[SpeedMethod, SpeedSource]] = {
+    "measured": "Measured",
+    "corrected": "Corrected",
+    "roofline": "Estimated",
+}
+
+
+def assess_classes(
+    service: InferenceService,
+    served: Served,
+    number: int,
+    classes: Iterable[ServingDevices],
+    measured: Mapping[str, MeasuredPerformance],
+) -> tuple[ClassSpeed, ...]:
+    """Return the speed of a replica on each device class.
+
+    Args:
+        service: the service.
+        served: its Models.
+        number: devices of one replica; 0 on hosts.
+        classes: one device of each class.
+        measured: measurements of the Model with this engine and these options, by device class.
+    """
+    workload = describe_workload(served)
+    if is_memory_stated(served):
+        workload = workload._replace(stated_bytes=served.model.spec.memory_bytes)
+    total, active = served.model.status.total_parameters, served.model.status.active_parameters
+    share = active / total if total and active else None
+    found = []
+    for each in classes:
+        devices = each._replace(device_class=count_devices(each.device_class, number), device_count=max(1, number))
+        fit = assess_fit(workload, service.spec, devices, active_share=share)
+        record = measured.get(devices.device_class) if not served.companions else None
+        found.append(_describe_class(devices.device_class, fit, record, service.spec.placement))
+    return sort_speeds(found)
+
+
+def profile_speeds(speeds: Iterable[ClassSpeed]) -> SpeedProfile:
+    """Return speeds as the planner reads them from the status."""
+    return read_speeds(map(without_defaults, speeds))
+
+
+def sort_speeds(speeds: Iterable[ClassSpeed]) -> tuple[ClassSpeed, ...]:
+    """Return the speeds as they are listed: the fastest first, and not more than fit into the status."""
+    return tuple(sorted(speeds, key=lambda each: (-float(each.tokens_per_second or 0), each.device_class)))[
+        :MOST_CLASSES
+    ]
+
+
+def _describe_class(
+    device_class: str, fit: Fit | None, record: MeasuredPerformance | None, demands: PlacementDemands
+) -> ClassSpeed:
+    level = fit.level_if_idle if fit is not None else None
+    estimated = fit.speed if fit is not None else None
+    speed, low, high, source = None, None, None, None
+    if record is not None:
+        speed, source = record.tokens_per_second, _SOURCES["measured"]
+    elif estimated is not None:
+        low, speed, high = estimated.generation
+        source = _SOURCES[estimated.method]
+    least = demands.min_tokens_per_second
+    refusal: SpeedRefusal | None = None
+    if least is not None and (speed is None or speed < least):
+        refusal = "SpeedUnknown" if speed is None else "TooSlow"
+    # Whether it fits at all is decided by what is free there.
+    if demands.min_fit != "marginal" and (level is None or FIT_LEVELS.index(level) > FIT_LEVELS.index(demands.min_fit)):
+        refusal = refusal or "TooTight"
+    return ClassSpeed(
+        device_class=device_class,
+        tokens_per_second=_format(speed),
+        low=_format(low),
+        high=_format(high),
+        source=source,
+        fit=level,
+        refusal=refusal,
+    )
+
+
+def _format(tokens_per_second: float | None) -> str | None:
+    return format_rate(tokens_per_second) if tokens_per_second else None
+
+
+FindSpeeds = Callable[[ObjectKey, InferenceService, str | None, Served | None], tuple[ClassSpeed, ...]]
+"""`SpeedAssessor.assess`."""
+
+
+def find_no_speeds(
+    _key: ObjectKey, _service: InferenceService, _accelerator: str | None, _served: Served | None
+) -> tuple[ClassSpeed, ...]:
+    """Return that nothing is known: the controller knows no node and no host."""
+    return ()
+
+
+class _Assessment(NamedTuple):
+    """The speeds of a service on one accelerator, and all that they follow from."""
+
+    inputs: tuple[object, ...]
+    speeds: tuple[ClassSpeed, ...]
+
+
+class SpeedAssessor:
+    """The speeds of all services by device class, each computed once until something changes from which it follows.
+
+    Args:
+        classes: the device classes of the cluster.
+        measured: the stored measurements.
+        vendors: the table of accelerators.
+    """
+
+    def __init__(self, classes: DeviceClasses, measured: PerformanceTable, vendors: Vendors) -> None:
+        self._classes, self._measured, self._vendors = classes, measured, vendors
+        self._known: dict[ObjectKey, dict[str, _Assessment]] = {}
+
+    def assess(
+        self, key: ObjectKey, service: InferenceService, accelerator: str | None, served: Served | None
+    ) -> tuple[ClassSpeed, ...]:
+        """Return the speeds of a replica on one accelerator; none if it cannot be there, or its devices are unknown.
+
+        Args:
+            key: the service.
+            service: the service, as if it stated the accelerator.
+            accelerator: the accelerator.
+            served: its Models; None: it cannot be there.
+        """
+        vendor = self._vendors.get(accelerator or "")
+        if accelerator is None or vendor is None or served is None:
+            return ()
+        request = request_devices(service, vendor) if vendor.in_pods else NO_DEVICES
+        if request.resource not in {None, vendor.resource, vendor.shared_resource}:
+            return ()  # a partition, of which classes of whole devices say nothing
+        model_hash = hash_model(served.model, served.runtime, service.spec)
+        records = self._measured.list_classes(model_hash, key.namespace)
+        classes = self._classes.list_classes(accelerator)
+        inputs = (served, service.spec, request.number, classes, records)
+        known = self._known.setdefault(key, {}).get(accelerator)
+        if known is None or known.inputs != inputs:
+            speeds = assess_classes(service, served, request.number, classes, records)
+            known = self._known[key][accelerator] = _Assessment(inputs, speeds)
+        return known.speeds
+
+    def forget(self, key: ObjectKey) -> None:
+        """Forget a service that is gone."""
+        self._known.pop(key, None)

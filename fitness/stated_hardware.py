@@ -1,0 +1,148 @@
+"""The hardware of a node or host as the objects of the cluster state it: labels, NodeFitness, MetalHost.
+
+Placement, the scheduler extender and benchmarks read it here, so that they agree about the device class of a node.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from crds.metalhost import MetalHostStatus
+from crds.nodefitness import NodeFitnessStatus
+from crds.size import MIB
+from devices.device_class import SINGLE, count_devices, name_device_class, name_processor_class
+from devices.node_labels import read_device_mib, read_share
+from devices.vendors import Vendors
+from fitness import serving_devices
+from fitness.serving_devices import ServingDevices, describe_devices, describe_processor
+
+_PRODUCT: Final = re.compile(r"(?P<product>.*?)(-MIG-(?P<partition>.+?))?(-SHARED)?")
+"""Value of a product label, of which GPU feature discovery makes names of partitions and shared devices."""
+
+
+class DeviceHardware(NamedTuple):
+    """The hardware of a node, which is the same on many."""
+
+    vendors: frozenset[str] = frozenset()
+    """Vendors of devices that the node has, by their names in `devices/vendors.py`; empty: unknown."""
+    vendor: str = ""
+    """The one that the other facts are about; cpu: the node has no devices; empty: unknown."""
+    product: str = ""
+    partition: str = ""
+    """Partition that each of its devices is, such as the MIG profile 1g.10gb; empty: whole devices."""
+    single_class: str = ""
+    """Device class of a replica with one device; empty: unknown."""
+    memory_bytes: tuple[int | None, ...] = ()
+    """Memory of each device; one entry for all if `lists_devices` is false."""
+    lists_devices: bool = False
+    """The node agent reports each device; else only labels are known."""
+    is_shared: bool = False
+    """Several pods get the same device."""
+    bandwidth_bytes_per_second: int | None = None
+    """Memory bandwidth of each device."""
+    processor_class: str = ""
+    """Device class of a replica that computes on all cores of the processor; empty: unknown."""
+    processor: str = ""
+    cores: int | None = None
+    node_memory_bytes: int | None = None
+    processor_bandwidth_bytes_per_second: int | None = None
+
+    def name_class(self, count: int, partition: str = "") -> str:
+        """Return the device class of a replica with `count` devices; 0: on the processor; empty: unknown."""
+        if count == 0:
+            return self.processor_class
+        if partition and self.product:
+            return name_device_class(self.vendor, self.product, count, partition)
+        return count_devices(self.single_class, count)
+
+    def describe_replica(self, count: int, partition: str = "") -> ServingDevices:
+        """Return the devices of a replica, for an estimate of its speed."""
+        if count == 0:
+            return describe_processor(
+                self.processor,
+                self.cores or 0,
+                memory_bytes=self.node_memory_bytes,
+                free_bytes=None,
+                bandwidth=self.processor_bandwidth_bytes_per_second,
+            )._replace(device_class=self.processor_class)
+        stated = [each for each in self.memory_bytes if each is not None]
+        found = describe_devices(
+            self.vendor,
+            self.product,
+            count,
+            memory_bytes=min(stated) if stated and not partition else None,
+            bandwidth=None if partition else self.bandwidth_bytes_per_second,
+            partition=partition or self.partition,
+        )
+        return found._replace(device_class=self.name_class(count, partition))
+
+
+def describe_node(labels: Mapping[str, str], fitness: NodeFitnessStatus | None, vendors: Vendors) -> DeviceHardware:
+    """Return the hardware of a node.
+
+    Args:
+        labels: labels of the Node.
+        fitness: what its node agent reports; None: nothing.
+        vendors: the table of vendors.
+    """
+    labelled = _read_labels(labels, vendors)
+    if fitness is None or not fitness.device_class:
+        return labelled
+    processor = DeviceHardware(
+        processor_class=name_processor_class(fitness.processor, fitness.cpu_cores) if fitness.cpu_cores else "",
+        processor=fitness.processor,
+        cores=fitness.cpu_cores,
+        node_memory_bytes=fitness.memory_bytes,
+        processor_bandwidth_bytes_per_second=fitness.memory_bandwidth_bytes_per_second,
+    )
+    if not fitness.devices:
+        return processor._replace(vendors=labelled.vendors, vendor=fitness.vendor)
+    bandwidths = [each.memory_bandwidth_bytes_per_second for each in fitness.devices]
+    stated = [each for each in bandwidths if each is not None]
+    return processor._replace(
+        vendors=labelled.vendors | {fitness.vendor},
+        vendor=fitness.vendor,
+        product=fitness.devices[0].product,
+        single_class=fitness.device_class if fitness.device_class.endswith(SINGLE) else "",
+        memory_bytes=tuple(each.memory_bytes for each in fitness.devices),
+        lists_devices=True,
+        is_shared=labelled.is_shared,
+        bandwidth_bytes_per_second=min(stated) if stated else None,
+    )
+
+
+def _read_labels(labels: Mapping[str, str], vendors: Vendors) -> DeviceHardware:
+    """Return the devices that the labels of the vendors' labellers state."""
+    found = DeviceHardware()
+    for name, vendor in vendors.items():
+        stated = labels.get(vendor.product_label or "", "")
+        if not stated and not labels.get(vendor.memory_label or ""):
+            continue
+        named = _PRODUCT.fullmatch(stated)
+        product = named["product"] if named else ""
+        partition = (named["partition"] if named else None) or ""
+        mib = read_device_mib(name, vendor, labels)
+        found = DeviceHardware(
+            vendors=found.vendors | {name},
+            vendor=name,
+            product=product,
+            partition=partition,
+            single_class=name_device_class(name, product, 1, partition) if product else "",
+            memory_bytes=() if mib is None else (mib * MIB,),
+            is_shared=read_share(name, vendor, labels) is not None,
+        )
+    return found
+
+
+def describe_host(status: MetalHostStatus) -> ServingDevices:
+    """Return the devices of a replica on a host."""
+    found = serving_devices.describe_host(
+        status.chip,
+        status.gpu_cores,
+        status.memory_bytes,
+        budget_bytes=status.budget_bytes,
+        free_bytes=None,
+        bandwidth=status.memory_bandwidth_bytes_per_second,
+    )
+    # Hosts of unknown chips are of many kinds, and a speed of one would be believed of all.
+    return found if status.chip else found._replace(device_class="")

@@ -1,0 +1,135 @@
+"""`status.speeds`: what a service is expected to do on each device class, and which classes it refuses."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from controller.models.served import Served
+from controller.placement.device_classes import DeviceClasses
+from controller.services.class_speeds import SpeedAssessor, assess_classes, profile_speeds, sort_speeds
+from crds.inferenceservice import InferenceService
+from crds.model import Model
+from crds.placement import MOST_CLASSES, ClassSpeed
+from devices.vendors import VENDORS
+from fitness.performance import MeasuredPerformance, hash_model
+from fitness.performance_store import PerformanceTable, build_config_map, encode_record
+from fitness.serving_devices import ServingDevices, describe_devices, describe_host
+from tests.support.api_objects import GIB, as_service, model, service
+from tests.support.service_decisions import KEY
+
+L4 = describe_devices("nvidia", "NVIDIA-L4", memory_bytes=23034 * 2**20)
+H100 = describe_devices("nvidia", "NVIDIA-H100-80GB-HBM3", memory_bytes=81559 * 2**20)
+UNKNOWN = ServingDevices("nvidia", "nvidia-newx1", "New", memory_bytes=8 * GIB)
+MAC = describe_host("Apple M4 Max", 40, 128 * GIB, budget_bytes=96 * GIB, free_bytes=None)
+SERVED = Served(msgspec.convert(model(), Model), "llama.cpp")
+
+
+def chat(**spec: Any) -> InferenceService:
+    return as_service(service(**spec))
+
+
+def assess(
+    *classes: ServingDevices, number: int = 1, record: MeasuredPerformance | None = None, **spec: Any
+) -> dict[str, ClassSpeed]:
+    measured = {"nvidia-l4x1": record} if record is not None else {}
+    found = assess_classes(chat(**spec), SERVED, number, classes, measured)
+    return {each.device_class: each for each in found}
+
+
+def test_fastest_class_is_listed_first_and_unknown_ones_last() -> None:
+    assert list(assess(UNKNOWN, L4, H100)) == ["nvidia-h100-80gb-hbm3x1", "nvidia-l4x1", "nvidia-newx1"]
+
+
+def test_estimate_has_a_range_and_its_source() -> None:
+    found = assess(L4)["nvidia-l4x1"]
+    assert (found.source, found.fit, found.refusal) == ("Estimated", "perfect", None)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.tokens_per_second is not None
+    assert float(found.low) < float(found.tokens_per_second) < float(found.high) < 3.1 * float(found.low)
+
+
+def test_measurement_is_preferred_to_an_estimate_and_has_no_range() -> None:
+    found = assess(L4, record=MeasuredPerformance(tokens_per_second=12.34))["nvidia-l4x1"]
+    assert (found.tokens_per_second, found.low, found.high, found.source) == ("12.3", None, None, "Measured")
+
+
+def test_class_is_that_of_all_devices_of_a_replica() -> None:
+    assert list(assess(L4, number=2)) == ["nvidia-l4x2"]
+    assert list(assess(MAC, number=0)) == ["apple-m4-max-40c-128gb"]
+
+
+@pytest.mark.parametrize(
+    ("demands", "expected"),
+    [
+        ({}, {"nvidia-l4x1": None, "nvidia-newx1": None}),
+        ({"minTokensPerSecond": 1}, {"nvidia-l4x1": None, "nvidia-newx1": "SpeedUnknown"}),
+        ({"minTokensPerSecond": 100_000}, {"nvidia-l4x1": "TooSlow", "nvidia-newx1": "SpeedUnknown"}),
+        ({"minFit": "perfect"}, {"nvidia-l4x1": None, "nvidia-newx1": None}),
+    ],
+)
+def test_class_that_does_not_meet_the_demands_is_refused(
+    demands: dict[str, Any], expected: dict[str, str | None]
+) -> None:
+    found = assess(L4, UNKNOWN, placement=demands)
+    assert {name: each.refusal for name, each in found.items()} == expected
+
+
+def test_class_that_fits_less_well_than_stated_is_refused() -> None:
+    small = L4._replace(device_class="nvidia-smallx1", memory_bytes=2 * GIB)
+    fits = {name: each.fit for name, each in assess(small, L4).items()}
+    assert fits == {"nvidia-l4x1": "perfect", "nvidia-smallx1": "too_tight"}
+    refused = {name: each.refusal for name, each in assess(small, L4, placement={"minFit": "good"}).items()}
+    assert refused == {"nvidia-l4x1": None, "nvidia-smallx1": "TooTight"}
+    assert {each.refusal for each in assess(small, L4).values()} == {None}, (
+        "what is free decides whether it fits at all"
+    )
+
+
+def test_planner_reads_the_class_of_one_device() -> None:
+    profile = profile_speeds(assess(L4, UNKNOWN, number=2, placement={"minTokensPerSecond": 1}).values())
+    assert list(profile.tokens_per_second) == ["nvidia-l4x1"]
+    assert profile.refusals == {"nvidia-newx1": "SpeedUnknown"}
+
+
+def test_slowest_classes_are_left_out_of_a_long_list() -> None:
+    many = [ClassSpeed(device_class=f"c{number}", tokens_per_second=f"{number}") for number in range(100)]
+    found = sort_speeds(many)
+    assert (len(found), found[0].device_class, found[-1].device_class) == (MOST_CLASSES, "c99", "c68")
+
+
+def assessor(*classes: ServingDevices) -> tuple[SpeedAssessor, DeviceClasses, PerformanceTable]:
+    known, table = DeviceClasses(), PerformanceTable()
+    for number, each in enumerate(classes):
+        known.put(f"node/{number}", each.vendor, each)
+    return SpeedAssessor(known, table, VENDORS), known, table
+
+
+def test_speeds_are_computed_again_only_when_something_changes() -> None:
+    found, classes, table = assessor(L4)
+    stated = chat(hardware={"accelerator": "nvidia"})
+    first = found.assess(KEY, stated, "nvidia", SERVED)
+    assert found.assess(KEY, chat(hardware={"accelerator": "nvidia"}), "nvidia", SERVED) is first
+    classes.put("node/2", "nvidia", H100)
+    second = found.assess(KEY, stated, "nvidia", SERVED)
+    assert [each.device_class for each in second] == ["nvidia-h100-80gb-hbm3x1", "nvidia-l4x1"]
+    model_hash = hash_model(SERVED.model, SERVED.runtime, stated.spec)
+    record = encode_record(MeasuredPerformance(tokens_per_second=90_000.0))
+    table.update(build_config_map(model_hash, {"nvidia-l4x1": record}))
+    third = found.assess(KEY, stated, "nvidia", SERVED)
+    assert [(each.device_class, each.source) for each in third] == [
+        ("nvidia-l4x1", "Measured"),
+        ("nvidia-h100-80gb-hbm3x1", "Estimated"),
+    ]
+    found.forget(KEY)
+    assert found.assess(KEY, stated, "nvidia", SERVED) == third
+
+
+def test_replica_that_cannot_be_and_a_partition_have_no_speeds() -> None:
+    found, _, _ = assessor(L4)
+    stated = chat(hardware={"accelerator": "nvidia"})
+    assert found.assess(KEY, stated, "nvidia", None) == ()
+    assert found.assess(KEY, stated, None, SERVED) == ()
+    sliced = chat(hardware={"accelerator": "nvidia", "resource": "nvidia.com/mig-1g.10gb"})
+    assert found.assess(KEY, sliced, "nvidia", SERVED) == ()
