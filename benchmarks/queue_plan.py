@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Final
 
 from benchmarks.report import Figure, print_figures
+from controller.placement.actions import EvictUnit
 from controller.placement.explanation import RefusalCounter
-from controller.placement.planner import EvictUnit, PlanRules, Round, plan
+from controller.placement.planner import PlanRules, Round, plan
 from controller.placement.units import Cell, Unit, add_by_cell, subtract_amounts
 from crds.meta import PRIORITY_RANK
 from tests.support.queue_units import gpus, host, node, pod, process

@@ -14,7 +14,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from benchmarks.report import Figure, print_figures
-from controller.placement.planner import Admit, EvictUnit, Nominate, PlanRules, Round, WithdrawNomination, plan
+from controller.placement.actions import Admit, EvictUnit, Nominate, WithdrawNomination
+from controller.placement.planner import PlanRules, Round, plan
 from controller.placement.start_estimate import WIDEST, StartRange, measure_need
 from controller.placement.start_history import StartEstimator, UnitStart
 from controller.placement.units import MEMORY, Cell, HostRequirement, NodeRequirement, Unit, UnitKey

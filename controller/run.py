@@ -25,6 +25,7 @@ from controller.hosts.reconciler import LeaseReader, host_reconciler
 from controller.http_endpoints import ControllerHealth
 from controller.metrics import ControllerMetrics, ReconcileResult
 from controller.models.reconciler import model_reconciler
+from controller.placement.actions import Admit
 from controller.placement.admission import Admission
 from controller.placement.admission_parts import AdmissionParts, RoundReport
 from controller.placement.board import Board
@@ -34,6 +35,7 @@ from controller.placement.cell_registry import CellRegistry
 from controller.placement.device_feed import DeviceFeed
 from controller.placement.kueue import KueueQueues
 from controller.placement.nodes import declare_nodes
+from controller.placement.placement_notes import PlacementNotes
 from controller.placement.planner import MIN_RUN_SECONDS, PlanRules
 from controller.placement.pool_table import read_pools
 from controller.pod_settings import PodSettings
@@ -124,6 +126,7 @@ class LeaderQueue(NamedTuple):
     pools: PoolBoard
     volumes: BoundVolumes
     rooms: CandidateRooms
+    notes: PlacementNotes
 
 
 def registrations(
@@ -161,6 +164,7 @@ def registrations(
             devices=devices,
             measured=measured,
             assessor=assessor,
+            notes=queue.notes if queue is not None else None,
         ),
     )
     if options.namespaces:
@@ -271,6 +275,12 @@ class Controller:
             pools.update(report)
             rooms.update(report)
 
+        notes = PlacementNotes(functools.partial(self._enqueue, INFERENCE_SERVICES))
+
+        def note_admission(action: Admit) -> None:
+            cell = registry.find_cell(action.cells[0]) if action.cells else None
+            notes.note(action, cell.device_class if cell is not None else "")
+
         parts = AdmissionParts(
             registry,
             vendors,
@@ -280,12 +290,13 @@ class Controller:
             rules=read_rules,
             on_round=show_round,
             on_outcome=self._metrics.count_admission,
+            on_admitted=note_admission,
             on_preemption=lambda _eviction: self._metrics.queue.count_preemption("Priority"),
             admitting=self._precedence.admitting,
         )
         admission = Admission(parts)
         volumes.subscribe(admission.wake)
-        return LeaderQueue(admission, self._board, pools, volumes, rooms)
+        return LeaderQueue(admission, self._board, pools, volumes, rooms, notes)
 
     def _show_round(self, report: RoundReport) -> None:
         """Set what users see of the queue."""

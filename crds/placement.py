@@ -89,3 +89,50 @@ ClassSpeeds = Annotated[
         **keyed_by("deviceClass"),
     ),
 ]
+
+
+class PlacementAlternative(ApiStruct, frozen=True):
+    """Another place that was compared."""
+
+    device_class: Annotated[HostText, described("Device class of the place; empty if it is unknown.")] = ""
+    place: Annotated[
+        HostText,
+        described("The best free node or host of the class, as node/NAME or host/NAME. Absent if none is free."),
+    ] = ""
+    score: Annotated[int | None, described("Points of the place, from 0 to 100.", format="int32")] = None
+    tokens_per_second: Annotated[
+        Rate | None, described("Speed of the replica there, in tokens per second. Absent if it is unknown.")
+    ] = None
+    reason: Annotated[str, Meta(max_length=512), described("What makes up the score, or why it is no place.")] = ""
+
+
+class Placement(ApiStruct, frozen=True):
+    """The place of the last replica that the queue has placed, and why it is there."""
+
+    place: Annotated[HostText, described("Node or host, as node/NAME or host/NAME.")]
+    device_class: Annotated[HostText, described("Device class of the place; empty if it is unknown.")] = ""
+    score: Annotated[
+        int | None,
+        described(
+            "Points of the place when it was chosen, from 0 to 100: up to 60 for the speed in relation to the fastest "
+            "class, 16 if the weights are there, up to 14 for packing, 5 for low utilization and 5 for low cost. "
+            "Absent if others ended to make room there.",
+            format="int32",
+        ),
+    ] = None
+    tokens_per_second: Annotated[
+        Rate | None, described("Speed of the replica there, in tokens per second: see status.speeds.")
+    ] = None
+    source: Annotated[
+        SpeedSource | None, described("Where the speed comes from: Measured, Corrected or Estimated.")
+    ] = None
+    fit: Annotated[FitLevel | None, described("Fit of the replica in the memory of the place.")] = None
+    reason: Annotated[str, Meta(max_length=512), described("What makes up the score, in words.")] = ""
+    others: Annotated[
+        list[PlacementAlternative],
+        Meta(max_length=3),
+        described(
+            "The best three other places when it was chosen, one for each device class, the best first.",
+            **{"x-kubernetes-list-type": "atomic"},
+        ),
+    ] = []

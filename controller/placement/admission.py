@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 import structlog
 
+from controller.placement.actions import Action, Admit, EvictUnit, Nominate, WithdrawNomination
 from controller.placement.admission_parts import AdmissionOutcome, AdmissionParts, RoundReport
 from controller.placement.admission_writer import AdmissionWriter, StaleUnit, write_at_once
 from controller.placement.cell_facts import SUSPECT
@@ -23,7 +24,7 @@ from controller.placement.effects import find_gate
 from controller.placement.ledger import Claim, FreedPlace, LedgerContent, LedgerLost, QueueLedger, build_claims
 from controller.placement.observed_units import ObservedUnits, observe_units_in_steps, take_last_step
 from controller.placement.open_claims import OpenClaims
-from controller.placement.planner import Action, Admit, EvictUnit, Nominate, Round, WithdrawNomination, plan
+from controller.placement.planner import Round, plan
 from controller.placement.pool_limits import PoolRules
 from controller.placement.queue_events import (
     QueueEventSender,
@@ -429,6 +430,7 @@ class _Term:
             self._release(unit.uid)
             self._retries.note_failure(unit.uid, "", hangs)
         if outcome == "admitted":
+            self._parts.on_admitted(action)
             self._tasks.create_task(self._events.send(unit.service, describe_admission(unit, action.cells)))
         self._parts.on_outcome(outcome)
 

@@ -6,9 +6,10 @@ from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+from controller.placement.actions import Admit, EvictUnit
 from controller.placement.cell_registry import CellRegistry
 from controller.placement.observed_units import FindVolumeNodes
-from controller.placement.planner import EvictUnit, PlanRules, Round
+from controller.placement.planner import PlanRules, Round
 from controller.placement.units import Cell, Unit
 from devices.vendors import Vendors
 
@@ -50,6 +51,8 @@ class AdmissionParts(NamedTuple):
     """Called after each round has been planned."""
     on_outcome: Callable[[AdmissionOutcome], None] = lambda _outcome: None
     """Called with the outcome of each admission."""
+    on_admitted: Callable[[Admit], None] = lambda _action: None
+    """Called with each unit that was admitted."""
     on_preemption: Callable[[EvictUnit], None] = lambda _eviction: None
     """Called with each unit that was evicted for another one."""
     admitting: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext

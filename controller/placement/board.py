@@ -10,9 +10,10 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from controller.placement.actions import Admit, EvictUnit, Nominate, WithdrawNomination
 from controller.placement.explanation import RefusalCounter
 from controller.placement.notice_pacer import NoticePacer
-from controller.placement.planner import Admit, EvictUnit, Nominate, Round, WithdrawNomination
+from controller.placement.planner import Round
 from controller.placement.pool_limits import LimitRefusal
 from controller.placement.queue_events import name_service
 from controller.placement.standing import (

@@ -10,9 +10,10 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from controller.placement.actions import Admit, EvictUnit, Nominate, WithdrawNomination
 from controller.placement.board import find_limit, find_reason, may_be_raised
 from controller.placement.explanation import RefusalCounter
-from controller.placement.planner import Admit, EvictUnit, Nominate, PlanRules, Round, WithdrawNomination, plan
+from controller.placement.planner import PlanRules, Round, plan
 from controller.placement.score import CellScore
 from controller.placement.standing import WaitFacts, describe_wait, find_lack, find_largest, sort_refusals
 from controller.placement.units import (

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import msgspec
 import structlog
 
-from controller.placement.planner import Admit
+from controller.placement.actions import Admit
 from controller.placement.units import MEMORY, UnitKind
 from crds.meta import CONTROLLER_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
 from kube.client import Client, Obj
@@ -91,7 +91,8 @@ def build_claims(admissions: Iterable[Admit], claimed: int) -> dict[str, Claim]:
         claimed: pods and processes of the claims that the ledger has.
     """
     claims = dict[str, Claim]()
-    for unit, cells, _, node_labels in admissions:
+    for admission in admissions:
+        unit = admission.unit
         claimed += len(unit.objects)
         if claimed > MOST_CLAIMED:
             break
@@ -99,9 +100,9 @@ def build_claims(admissions: Iterable[Admit], claimed: int) -> dict[str, Claim]:
             kind=unit.key.kind,
             namespace=unit.key.namespace,
             names=tuple(name.name for name in unit.objects),
-            cells=cells,
+            cells=admission.cells,
             service=unit.service.name,
-            node_labels=node_labels,
+            node_labels=admission.node_labels,
             memory_bytes=unit.parts[0][MEMORY] if unit.key.kind == "process" else 0,
         )
     return claims

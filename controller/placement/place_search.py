@@ -289,9 +289,7 @@ class PlaceSearch:
             if choice is None:
                 return None
             cell = self.cells[choice.cell_id]
-            free = trial.left.get(cell.id, self.left[cell.id])
-            siblings = self._beside.get(unit.service, {}).get(cell.id, 0)
-            cells[number], scores[number] = cell.id, score_cell(unit, need, cell, free, siblings)
+            cells[number], scores[number] = cell.id, self.score(unit, cell.id, number, trial)
             if len(unit.parts) == 1 and not trial.victims:
                 wait_seconds = choice.cost[0] if choice.cost else 0.0
                 return FoundPlace(tuple(cells), choice.victims, (scores[0],), wait_seconds)
@@ -420,6 +418,22 @@ class PlaceSearch:
         if cost is None:
             return None
         return _rate_cell(cost, need, cell, free)
+
+    def list_device_classes(self, pool: str) -> Iterable[str]:
+        """Return the device classes of a pool."""
+        return self._classes.get(pool, ())
+
+    def find_free(self, unit: Unit, pool: str, device_class: str, skipped: Iterable[str]) -> CellChoice | None:
+        """Return the best cell of a class that is free for a unit of one part, apart from some."""
+        index = self._find_index(unit, unit.parts[0], pool, device_class, "free")
+        return index.find_best({*skipped, *unit.avoid}, lambda cell: self.is_closed_to(unit, cell))
+
+    def score(self, unit: Unit, name: str, number: int = 0, trial: PlaceTrial | None = None) -> CellScore:
+        """Return the score of a cell for one part of a unit."""
+        cell = self.cells[name]
+        free = trial.left.get(name, self.left[name]) if trial is not None else self.left[name]
+        siblings = self._beside.get(unit.service, {}).get(name, 0)
+        return score_cell(unit, unit.parts[number], cell, free, siblings)
 
     def _list_likely(
         self, unit: Unit, need: Amounts, pool: str, cells: Mapping[str, Cell], means: Means

@@ -21,6 +21,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from controller.placement.actions import Action, Admit, EvictUnit, Nominate, WithdrawNomination
+from controller.placement.alternatives import list_alternatives
 from controller.placement.place_search import RESERVED, FoundPlace, HeadOfLine, PlaceSearch, need_key
 from controller.placement.pool_limits import LimitRefusal, PoolLimits, PoolRules, Quotas, find_pool
 from controller.placement.preemption import NO_CANDIDATES, Candidates
@@ -48,39 +50,6 @@ class PlanRules(NamedTuple):
     min_run_seconds: float = MIN_RUN_SECONDS
     pools: Mapping[str, PoolRules] = MappingProxyType({})
     quotas: Quotas = MappingProxyType({})
-
-
-class Admit(NamedTuple):
-    """Give these cells to a unit; none: its pods go unpinned, so that an autoscaler adds a node."""
-
-    unit: Unit
-    cells: tuple[str, ...]
-    scores: tuple[CellScore, ...] = ()
-    node_labels: tuple[tuple[str, str], ...] = ()
-    """Labels of the nodes on which an unpinned pod may be: those of the pool to which a node is added."""
-
-
-class Nominate(NamedTuple):
-    """Promise cells to a unit until its victims have ended."""
-
-    unit: Unit
-    nomination: Nomination
-
-
-class WithdrawNomination(NamedTuple):
-    """Take the nomination of a unit back: its cell has no room for it any more, or none is needed."""
-
-    unit: Unit
-
-
-class EvictUnit(NamedTuple):
-    """End a unit, which then waits at its old place."""
-
-    victim: Unit
-    preemptor: Unit
-
-
-Action = Admit | Nominate | WithdrawNomination | EvictUnit
 
 
 class Blockage(NamedTuple):
@@ -337,11 +306,12 @@ class Planning:
         )
 
     def _admit(self, unit: Unit, cells: tuple[str, ...], scores: tuple[CellScore, ...] = ()) -> None:
+        others = list_alternatives(self._search, unit, cells)
         self._search.take(add_by_cell(unit.parts, cells))
         self._search.settle(unit, cells)
         self._search.count_beside(unit.service, cells)
         self._limits.add(unit, self._search.cells[cells[0]].pool)
-        self._actions.append(Admit(unit, cells, scores))
+        self._actions.append(Admit(unit, cells, scores, others=others))
 
     def _admit_unpinned(self, unit: Unit, pool: str) -> None:
         self._elastic[pool] -= 1

@@ -5,8 +5,9 @@ from typing import Final, NamedTuple, get_args
 
 import msgspec
 
+from controller.placement.actions import Admit, EvictUnit, Nominate
 from controller.placement.explanation import FITS, NOMINATED, CellExplanation, explain, largest_part
-from controller.placement.planner import Admit, EvictUnit, Nominate, PlanRules, plan
+from controller.placement.planner import PlanRules, plan
 from controller.placement.pool_limits import LimitReason
 from controller.placement.units import SPEED_UNKNOWN, TOO_SLOW, TOO_TIGHT, Amounts, Cell, Unit
 

@@ -196,9 +196,8 @@ def _describe(snapshot: Snapshot, checked: CheckedCandidate, room: CandidateRoom
         running=counts.running,
         ready=counts.ready,
         settled=counts.count_settled(snapshot.now, SETTLE_SECONDS),
-        tokens_per_second=room.tokens_per_second or max(
-            (float(each.tokens_per_second or 0) for each in checked.speeds if each.refusal is None), default=0.0
-        ),
+        tokens_per_second=room.tokens_per_second
+        or max((float(each.tokens_per_second or 0) for each in checked.speeds if each.refusal is None), default=0.0),
     )
 
 

@@ -16,6 +16,7 @@ from controller.models.served import format_of, read_companions, runtime_of
 from controller.placement.board import FindStanding
 from controller.placement.device_feed import DeviceFeed
 from controller.placement.kueue import KueueQueues
+from controller.placement.placement_notes import PlacementNotes
 from controller.placement.standing import ServiceStanding
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.indexes import (
@@ -37,6 +38,7 @@ from controller.services.kueue_report import (
 )
 from controller.services.metal_processes import observe_hosts
 from controller.services.moved_services import MovedServices, waits_whole
+from controller.services.placement_report import report_placement
 from controller.services.pods.claim_templates import list_spent_templates, list_templates
 from controller.services.pods.deployment import build_network_service
 from controller.services.pods.disruption import build_disruption_budget
@@ -60,7 +62,7 @@ from controller.services.traffic_meter import TrafficMeter, TrafficTarget
 from crds.inferenceservice import InferenceService, ServicePerformance
 from crds.meta import without_defaults
 from crds.model import Model
-from crds.placement import ClassSpeed
+from crds.placement import ClassSpeed, Placement
 from fitness.performance import hash_model
 from kube.client import Client, Obj
 from kube.resources import (
@@ -120,6 +122,8 @@ class ServiceInputs(NamedTuple):
     facts: ViewFacts = NO_FACTS
     speeds: tuple[ClassSpeed, ...] = ()
     """Speed of a replica on each device class."""
+    placement: Placement | None = None
+    """Place of the last replica that was placed; None: unknown."""
     performance: ServicePerformance | None = None
     """Measured speed on the hardware of the replicas; None: unknown."""
 
@@ -138,6 +142,7 @@ def service_reconciler(
     devices: DeviceFeed | None = None,
     measured: PerformanceSource | None = None,
     assessor: SpeedAssessor | None = None,
+    notes: PlacementNotes | None = None,
 ) -> Reconciler:
     """Return the reconciler.
 
@@ -154,13 +159,14 @@ def service_reconciler(
         devices: the devices that services may claim; None: all that they claim exist.
         measured: the measured speeds; None: none is known.
         assessor: the speeds by device class; None: none is known.
+        notes: why replicas are where they are; None: the queue is not this controller's.
     """
     moved = MovedServices(find_standing)
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> ServiceInputs | None:
         service = _read_service(snapshot, key)
         if service is None:
-            _forget_service(key, prober, meter, moved, tokens, pacer, rooms, measured, assessor)
+            _forget_service(key, prober, meter, moved, tokens, pacer, rooms, measured, assessor, notes)
             return None
         has_claims = devices is None or await devices.settle()
         revision, report = snapshot.store.revision, read_kueue(service, snapshot.store, kueue)
@@ -177,7 +183,11 @@ def service_reconciler(
         found = (view.question, answer, step.new_token, view, revision, step.rotation, monitors.exists)
         traffic = meter.follow(key, _find_traffic_target(view), read_traffic(service.status))
         speeds = chosen.speeds if chosen else find_speeds(key, service, view.accelerator, view.served)
-        return ServiceInputs(*found, traffic, facts, speeds, _find_performance(snapshot, key, view, settings, measured))
+        note = notes.find(key) if notes is not None else None
+        placement = report_placement(note, service.status.placement, speeds, view.replicas.nodes)
+        return ServiceInputs(
+            *found, traffic, facts, speeds, placement, _find_performance(snapshot, key, view, settings, measured)
+        )
 
     return Reconciler(
         resource=INFERENCE_SERVICES,
@@ -188,11 +198,13 @@ def service_reconciler(
         report=moved.report,
         decided=moved.keep,
         outdate=moved.forget,
-        restart=functools.partial(_restart_all, tokens, pacer, moved),
+        restart=functools.partial(_restart_all, tokens, pacer, moved, notes),
     )
 
 
-_ForgettingPart = MovedServices | KnownTokens | UpdatePacer | RoomSource | PerformanceSource | SpeedAssessor
+_ForgettingPart = (
+    MovedServices | KnownTokens | UpdatePacer | RoomSource | PerformanceSource | SpeedAssessor | PlacementNotes
+)
 
 
 def _forget_service(key: ObjectKey, prober: Prober, meter: TrafficMeter, *others: _ForgettingPart | None) -> None:
@@ -218,9 +230,10 @@ def _has_replicas(snapshot: Snapshot, service: InferenceService) -> bool:
     return any(snapshot.children(resource, namespace, uid) for resource in (DEPLOYMENTS, METAL_PROCESSES))
 
 
-def _restart_all(*parts: KnownTokens | UpdatePacer | MovedServices) -> None:
+def _restart_all(*parts: KnownTokens | UpdatePacer | MovedServices | PlacementNotes | None) -> None:
     for each in parts:
-        each.restart()
+        if each is not None:
+            each.restart()
 
 
 def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = DEFAULT_SETTINGS) -> Plan:
@@ -238,6 +251,8 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
     status |= inputs.traffic.fields()
     if inputs.speeds:
         status["speeds"] = [without_defaults(each) for each in inputs.speeds]
+    if inputs.placement is not None:
+        status["placement"] = without_defaults(inputs.placement)
     if inputs.performance is not None:
         status["performance"] = without_defaults(inputs.performance)
     rotation = inputs.rotation

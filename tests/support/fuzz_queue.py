@@ -5,7 +5,8 @@ import random
 import sys
 import time
 
-from controller.placement.planner import Admit, EvictUnit, Round, WithdrawNomination, plan
+from controller.placement.actions import Admit, EvictUnit, WithdrawNomination
+from controller.placement.planner import Round, plan
 from controller.placement.units import Unit, fits
 from tests.support.plain_planner import plan_plainly
 from tests.support.queue_invariants import check_round

@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 
-from controller.placement.planner import Action, Admit, EvictUnit, Nominate, PlanRules, Round, WithdrawNomination, plan
+from controller.placement.actions import Action, Admit, EvictUnit, Nominate, WithdrawNomination
+from controller.placement.planner import PlanRules, Round, plan
 from controller.placement.units import Cell, Nomination, Unit, add_by_cell, subtract_amounts
 from tests.support.queue_units import pod
 

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 
-from controller.placement.planner import Admit, EvictUnit, Nominate, PlanRules, Round, WithdrawNomination
+from controller.placement.actions import Admit, EvictUnit, Nominate, WithdrawNomination
+from controller.placement.planner import PlanRules, Round
 from controller.placement.pool_limits import LimitKey, Measure, PoolLimits, PoolRules, sum_amounts
 from controller.placement.units import Amounts, Cell, Unit, add_amounts, add_by_cell, add_room, fits, subtract_amounts
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from controller.placement.planner import Action, Admit, EvictUnit, Nominate, PlanRules, Round, WithdrawNomination
+from controller.placement.actions import Action, Admit, EvictUnit, Nominate, WithdrawNomination
+from controller.placement.planner import PlanRules, Round
 from controller.placement.pool_limits import PoolQuota, PoolRules
 from controller.placement.units import (
     CPU,

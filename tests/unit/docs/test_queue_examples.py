@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from cli.queue.command import describe_start
+from controller.placement.actions import Admit
 from controller.placement.board import Board
-from controller.placement.planner import Admit, PlanRules, plan
+from controller.placement.planner import PlanRules, plan
 from controller.placement.standing import ServiceStanding
 from controller.placement.start_history import UnitStart
 from controller.placement.units import Cell, Unit

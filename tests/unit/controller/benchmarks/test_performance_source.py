@@ -6,8 +6,9 @@ import pytest
 from msgspec import structs
 
 from controller.benchmarks.device_classes import find_replica_class
-from controller.benchmarks.performance_source import MeasuredPair, PerformanceSource, format_rate
+from controller.benchmarks.performance_source import MeasuredPair, PerformanceSource
 from controller.reconcile.plan import Snapshot
+from crds.placement import format_rate
 from devices.vendors import VENDORS
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import RecordKey, build_config_map, put_record

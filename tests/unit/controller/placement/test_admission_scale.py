@@ -5,9 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from controller.placement import observed_units
+from controller.placement.actions import Admit
 from controller.placement.cell_registry import CellRegistry
 from controller.placement.observed_units import observe_units
-from controller.placement.planner import Admit, PlanRules, Round, plan
+from controller.placement.planner import PlanRules, Round, plan
 from controller.placement.process_units import build_process_replica
 from controller.placement.units import Cell, HostRequirement
 from devices.vendors import VENDORS

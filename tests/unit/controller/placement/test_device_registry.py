@@ -6,11 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from controller.placement.actions import EvictUnit
 from controller.placement.cell_registry import CellRegistry
 from controller.placement.device_need import AttributeDemand, DeviceNeed, any_device, encode_need
 from controller.placement.forecast import forecast
 from controller.placement.observed_units import encode_nomination, parse_nomination
-from controller.placement.planner import EvictUnit, PlanRules, plan
+from controller.placement.planner import PlanRules, plan
 from controller.placement.pod_units import build_pod_replica
 from controller.placement.pool_limits import sum_of_cell
 from controller.placement.queued_service import OwnDeployment, QueuedService

@@ -4,7 +4,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from controller.placement.planner import Admit, PlanRules
+from controller.placement.actions import Admit
+from controller.placement.planner import PlanRules
 from controller.placement.pool_limits import PoolQuota, PoolRules
 from controller.placement.units import NodeRequirement, Unit
 from tests.support.queue_decisions import decide, nominated, say

@@ -1,8 +1,9 @@
 """Partitions of devices, such as NVIDIA's MIG, are devices of their own: a whole one does not stand in for them."""
 
+from controller.placement.actions import Admit
 from controller.placement.cell_registry import CellRegistry
 from controller.placement.explanation import RefusalCounter, explain
-from controller.placement.planner import Admit, PlanRules, Round, plan
+from controller.placement.planner import PlanRules, Round, plan
 from controller.placement.pod_units import build_requirement
 from controller.placement.pool_limits import sum_of_cell
 from controller.placement.standing import WaitFacts, describe_wait, find_largest, sort_refusals

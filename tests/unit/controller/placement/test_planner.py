@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from controller.placement import planner
-from controller.placement.planner import Admit, EvictUnit, plan
+from controller.placement.actions import Admit, EvictUnit
+from controller.placement.planner import plan
 from controller.placement.score import score_cell
 from controller.placement.units import CPU, MEMORY, NodeRequirement, subtract_amounts
 from tests.support.queue_decisions import NOW, RULES, decide, nominated, runs, say, subtract_units

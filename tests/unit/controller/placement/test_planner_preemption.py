@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.placement.planner import MIN_RUN_SECONDS, EvictUnit, PlanRules
+from controller.placement.actions import EvictUnit
+from controller.placement.planner import MIN_RUN_SECONDS, PlanRules
 from controller.placement.pool_limits import PoolQuota, PoolRules
 from controller.placement.units import MEMORY, NodeRequirement, Nomination, Unit
 from tests.support.queue_decisions import NOW, decide, nominated, runs, say

@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.placement.actions import Admit
 from controller.placement.explanation import explain
 from controller.placement.observed_units import observe_units
-from controller.placement.planner import Admit, PlanRules, plan
+from controller.placement.planner import PlanRules, plan
 from controller.placement.score import count_cell_points, count_unit_points, score_cell
 from controller.placement.units import (
     MEMORY,
@@ -159,3 +160,42 @@ def test_status_of_an_earlier_spec_tells_no_speeds() -> None:
     for status, is_assessed in (({"observedGeneration": 1}, True), ({"observedGeneration": 0}, False), ({}, False)):
         unit = observe({**status, "speeds": listed})
         assert (unit.is_assessed, bool(unit.speeds.speeds)) == (is_assessed, is_assessed)
+
+
+def alternatives(cells: list[Cell], unit: Unit, *others: Unit) -> list[tuple[str, str, str]]:
+    """Return device class, cell and refusal of the other places of an admitted unit."""
+    made = plan(cells, [unit, *others], PlanRules(), 0.0)
+    (admitted,) = [each for each in made.actions if isinstance(each, Admit) and each.unit is unit]
+    return [(each.device_class, each.cell, each.refusal) for each in admitted.others]
+
+
+def test_others_are_the_best_free_cell_of_each_class_the_best_first() -> None:
+    cells = [*cells_of(L4, H100, H100, NEW), node("full", device_class="nvidia-a100x1", free={})]
+    assert alternatives(cells, pod("a", speeds=SPEEDS)) == [
+        (H100, "node/n2", ""),
+        (NEW, "node/n3", ""),
+        (L4, "node/n0", ""),
+    ]
+
+
+def test_class_without_a_place_is_among_the_others_with_the_reason() -> None:
+    slow = msgspec.structs.replace(SPEEDS, refused=frozenset({(L4, TOO_SLOW)}))
+    cells = [*cells_of(L4, H100), node("full", device_class=NEW, free={})]
+    assert alternatives(cells, pod("a", speeds=slow)) == [(L4, "", TOO_SLOW), (NEW, "", "NoRoom")]
+
+
+def test_what_earlier_units_of_the_round_took_is_no_other_place() -> None:
+    first, second = pod("a", 8, at=1, speeds=SPEEDS), pod("b", 8, at=2, speeds=SPEEDS)
+    made = plan(cells_of(H100, H100, L4), [first, second], PlanRules(), 0.0)
+    found = {each.unit.uid: each.others for each in made.actions if isinstance(each, Admit)}
+    assert [each.cell for each in found["a"]] == ["node/n1", "node/n2"]
+    assert [each.cell for each in found["b"]] == ["node/n2"]
+
+
+def test_score_of_another_place_is_that_which_it_would_have_had() -> None:
+    made = plan(cells_of(H100, L4), [pod("a", speeds=SPEEDS)], PlanRules(), 0.0)
+    (admitted,) = [each for each in made.actions if isinstance(each, Admit)]
+    (other,) = admitted.others
+    assert other.score is not None
+    assert (admitted.scores[0].points, other.score.points) == (71, 23)
+    assert other.score.tokens_per_second == 24.0

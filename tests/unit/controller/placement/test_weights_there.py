@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from artifacts.source import weights_identity
+from controller.placement.actions import Admit
 from controller.placement.cell_registry import CellRegistry
 from controller.placement.observed_units import observe_units
-from controller.placement.planner import Admit, PlanRules, plan
+from controller.placement.planner import PlanRules, plan
 from crds.meta import MOVES
 from devices.vendors import VENDORS
 from kube.client import Obj

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from controller.hosts.drain import LATE_SECONDS, drained_condition
 from controller.hosts.reconciler import fits_some_host
 from controller.models.served import Served
+from controller.placement.actions import Admit, Nominate, WithdrawNomination
 from controller.placement.cell_registry import CellRegistry
 from controller.placement.observed_units import encode_nomination, observe_units
-from controller.placement.planner import Admit, Nominate, PlanRules, WithdrawNomination, plan
+from controller.placement.planner import PlanRules, plan
 from controller.reconcile.plan import Snapshot
 from controller.services.metal_processes import decide_release, observe_hosts
 from controller.services.rollout import AVOID_SECONDS

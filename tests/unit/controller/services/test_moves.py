@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.models.served import Served
+from controller.placement.actions import Admit
 from controller.placement.cell_registry import CellRegistry
 from controller.placement.displacement import REQUEST_SECONDS
 from controller.placement.observed_units import observe_units
-from controller.placement.planner import Admit, PlanRules, plan
+from controller.placement.planner import PlanRules, plan
 from controller.reconcile.plan import Snapshot
 from controller.services.metal_processes import observe_hosts
 from crds.meta import ADMITTED_AT, MOVES, REBALANCE_AT

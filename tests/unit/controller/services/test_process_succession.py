@@ -1,8 +1,9 @@
 """Succession of MetalProcesses: the place in the queue, and the memory that a process leaves to its successor."""
 
+from controller.placement.actions import Admit
 from controller.placement.cell_registry import CellRegistry
 from controller.placement.observed_units import encode_nomination, observe_units
-from controller.placement.planner import Admit, PlanRules, plan
+from controller.placement.planner import PlanRules, plan
 from controller.placement.queue_places import find_own_place, format_place
 from controller.placement.units import Nomination
 from controller.services.rollout import (

@@ -1,0 +1,52 @@
+"""The other places for a unit: the best free cell of each device class, and why other classes have none.
+
+One cell of a class stands for all of them, so that the answer is short, and costs little however many cells there are.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from controller.placement.place_search import PlaceSearch
+from controller.placement.score import CellScore
+from controller.placement.units import Unit
+
+MOST_ALTERNATIVES: Final = 3
+NO_ROOM: Final = "NoRoom"
+
+
+class Alternative(NamedTuple):
+    """Another place, or a class without one."""
+
+    device_class: str
+    cell: str = ""
+    """`Cell.id` of the best cell of the class; empty if none is free."""
+    score: CellScore | None = None
+    refusal: str = ""
+    """Why it is no place, as one CamelCase word; empty if it is one."""
+
+
+def list_alternatives(search: PlaceSearch, unit: Unit, cells: Sequence[str]) -> tuple[Alternative, ...]:
+    """Return the best other places for a unit that gets cells, the best first; of a gang none.
+
+    Args:
+        search: the room before the unit takes the cells.
+        unit: the unit.
+        cells: `Cell.id` of what it gets.
+    """
+    if len(unit.parts) != 1:
+        return ()
+    own = search.cells[cells[0]].device_class
+    free, refused = [], dict[str, Alternative]()
+    for pool in unit.pools:
+        for device_class in search.list_device_classes(pool):
+            refusal = unit.speeds.refusals.get(device_class, "")
+            choice = None if refusal else search.find_free(unit, pool, device_class, cells)
+            if choice is not None:
+                score = search.score(unit, choice.cell_id)
+                free.append((search.sort_key(unit, choice), Alternative(device_class, choice.cell_id, score)))
+            elif device_class != own:
+                refused[device_class] = Alternative(device_class, refusal=refusal or NO_ROOM)
+    free.sort(key=lambda each: each[0])
+    known = {each.device_class for _, each in free}
+    others = [each for name, each in sorted(refused.items()) if name not in known]
+    return tuple([each for _, each in free] + others)[:MOST_ALTERNATIVES]

@@ -1,0 +1,56 @@
+"""`status.placement` of a service: the place of its last replica, with the score and the best other places."""
+
+from collections.abc import Collection, Iterable
+
+from controller.placement.alternatives import NO_ROOM, Alternative
+from controller.placement.placement_notes import PlacementNote
+from controller.placement.units import SPEED_UNKNOWN, TOO_SLOW, TOO_TIGHT
+from crds.placement import ClassSpeed, Placement, PlacementAlternative, format_rate
+from devices.device_class import find_single_class
+
+_REFUSALS = {
+    NO_ROOM: "too little is free there",
+    TOO_SLOW: "slower than spec.placement.minTokensPerSecond",
+    SPEED_UNKNOWN: "its speed is unknown, and spec.placement.minTokensPerSecond is stated",
+    TOO_TIGHT: "fits less well than spec.placement.minFit",
+}
+
+
+def report_placement(
+    note: PlacementNote | None, last: Placement | None, speeds: Iterable[ClassSpeed], nodes: Collection[str]
+) -> Placement | None:
+    """Return the placement as the status has it; None: no replica runs where it was reported to be.
+
+    Args:
+        note: what this leader knows; None: nothing, so the last report stays.
+        last: the last report.
+        speeds: the speed by device class.
+        nodes: names of the nodes and hosts with a replica.
+    """
+    if note is None:
+        return last if last is not None and last.place.partition("/")[2] in nodes else None
+    if note.cell.partition("/")[2] not in nodes:
+        return None
+    by_class = {find_single_class(each.device_class): each for each in speeds}
+    known = by_class.get(note.device_class)
+    return Placement(
+        place=note.cell,
+        device_class=known.device_class if known is not None else note.device_class,
+        score=note.score.points if note.score is not None else None,
+        tokens_per_second=known.tokens_per_second if known is not None else None,
+        source=known.source if known is not None else None,
+        fit=known.fit if known is not None else None,
+        reason=note.score.explain() if note.score is not None else "others ended to make room for it there",
+        others=[_describe_alternative(each, by_class.get(each.device_class)) for each in note.others],
+    )
+
+
+def _describe_alternative(other: Alternative, speed: ClassSpeed | None) -> PlacementAlternative:
+    rate = other.score.tokens_per_second if other.score is not None else None
+    return PlacementAlternative(
+        place=other.cell,
+        device_class=speed.device_class if speed is not None else other.device_class,
+        score=other.score.points if other.score is not None else None,
+        tokens_per_second=format_rate(rate) if rate else speed.tokens_per_second if speed is not None else None,
+        reason=other.score.explain() if other.score is not None else _REFUSALS.get(other.refusal, other.refusal),
+    )

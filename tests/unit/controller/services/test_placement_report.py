@@ -1,0 +1,79 @@
+"""`status.placement` says where a replica is and why, as long as it is there."""
+
+import msgspec
+
+from controller.placement.actions import Admit
+from controller.placement.alternatives import Alternative
+from controller.placement.placement_notes import PlacementNote, PlacementNotes
+from controller.placement.score import score_cell
+from controller.placement.units import SpeedProfile
+from controller.services.placement_report import report_placement
+from crds.placement import ClassSpeed, Placement
+from kube.resources import ObjectKey
+from tests.support.queue_units import gpus, node, pod
+from tests.support.service_decisions import chat_service, decide_chat
+
+UNIT = pod("a", 2, service="chat", speeds=SpeedProfile((("nvidia-h100x1", 120.0), ("nvidia-l4x1", 24.0))))
+H100, L4 = node("h", device_class="nvidia-h100x1"), node("l", device_class="nvidia-l4x1")
+SPEEDS = (
+    ClassSpeed(device_class="nvidia-h100x2", tokens_per_second="120", source="Estimated", fit="perfect"),
+    ClassSpeed(device_class="nvidia-l4x2", tokens_per_second="24.0", source="Measured", fit="good"),
+)
+NOTE = PlacementNote(
+    "node/h",
+    "nvidia-h100x1",
+    score_cell(UNIT, gpus(2), H100, H100.free, 0),
+    (
+        Alternative("nvidia-l4x1", "node/l", score_cell(UNIT, gpus(2), L4, L4.free, 0)),
+        Alternative("nvidia-oldx1", refusal="NoRoom"),
+    ),
+)
+
+
+def test_placement_names_the_place_its_speed_and_the_best_others() -> None:
+    found = report_placement(NOTE, None, SPEEDS, {"h"})
+    assert found is not None
+    assert (found.place, found.device_class, found.score) == ("node/h", "nvidia-h100x2", 72)
+    assert (found.tokens_per_second, found.source, found.fit) == ("120", "Estimated", "perfect")
+    assert found.reason.startswith("no replica of the service there, 72 points, 120 tokens/s")
+    assert [(each.place, each.device_class, each.tokens_per_second) for each in found.others] == [
+        ("node/l", "nvidia-l4x2", "24.0"),
+        ("", "nvidia-oldx1", None),
+    ]
+    assert found.others[1].reason == "too little is free there"
+
+
+def test_place_that_others_made_room_for_has_no_score() -> None:
+    found = report_placement(NOTE._replace(score=None), None, (), {"h"})
+    assert found is not None
+    assert (found.score, found.reason) == (None, "others ended to make room for it there")
+
+
+def test_placement_goes_with_the_replica_and_outlives_the_leader() -> None:
+    reported = Placement(place="node/h")
+    assert report_placement(NOTE, reported, SPEEDS, {"other"}) is None
+    assert report_placement(None, reported, SPEEDS, {"h"}) is reported
+    assert report_placement(None, reported, SPEEDS, {"other"}) is None
+    assert report_placement(None, None, SPEEDS, {"h"}) is None
+
+
+def test_note_is_that_of_the_last_admission_of_a_service() -> None:
+    told = list[ObjectKey]()
+    notes = PlacementNotes(told.append)
+    notes.note(Admit(UNIT, ("node/h",), (), others=NOTE.others), "nvidia-h100x1")
+    notes.note(Admit(UNIT, ()), "")  # an autoscaler adds its node
+    notes.note(Admit(UNIT, ("node/l",)), "nvidia-l4x1")
+    assert notes.find(UNIT.service) == PlacementNote("node/l", "nvidia-l4x1", None, ())
+    assert told == [UNIT.service] * 2
+    notes.restart()
+    assert notes.find(UNIT.service) is None
+
+
+def test_speeds_and_placement_are_in_the_status() -> None:
+    found = report_placement(NOTE, None, SPEEDS, {"h"})
+    plan = decide_chat(chat_service(), speeds=SPEEDS, placement=found)
+    assert plan.status is not None
+    assert [each["deviceClass"] for each in plan.status["speeds"]] == ["nvidia-h100x2", "nvidia-l4x2"]
+    assert plan.status["placement"]["others"][0]["place"] == "node/l"
+    assert msgspec.convert(plan.status["placement"], Placement) == found
+    assert "speeds" not in (decide_chat(chat_service()).status or {})
