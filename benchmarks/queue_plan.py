@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from benchmarks.report import Figure, print_figures
-from controller.placement.actions import EvictUnit
+from controller.placement.actions import Admit, EvictUnit
 from controller.placement.explanation import RefusalCounter
 from controller.placement.planner import PlanRules, Round, plan
-from controller.placement.units import Cell, Unit, add_by_cell, subtract_amounts
+from controller.placement.units import TOO_SLOW, Cell, SpeedProfile, Unit, add_by_cell, subtract_amounts
 from crds.meta import PRIORITY_RANK
 from tests.support.queue_units import gpus, host, node, pod, process
 
@@ -22,6 +24,8 @@ NOW: Final = 1_000_000.0
 REPEATS: Final = 3
 _PRIORITIES: Final = tuple(PRIORITY_RANK)
 _CPUS: Final = (1, 2, 4)
+_SLOW: Final = 50.0
+"""Tokens/s that some services refuse."""
 
 
 def build_nodes(count: int, chance: random.Random) -> tuple[list[Cell], list[Unit]]:
@@ -94,6 +98,41 @@ def build_hosts(count: int, waiting: int, chance: random.Random) -> tuple[list[C
     return cells, units
 
 
+def place_all(cells: list[Cell], waiting: list[Unit]) -> int:
+    """Play rounds until each unit has a place, and return how many have."""
+    placed = 0
+    while waiting:
+        by_id = {cell.id: cell for cell in cells}
+        admitted = {}
+        for each in plan(cells, waiting, PlanRules(), NOW).actions:
+            if isinstance(each, Admit):
+                admitted[each.unit.uid] = each
+                cell = by_id[each.cells[0]]
+                by_id[cell.id] = _take(cell, msgspec.structs.replace(each.unit, cells=each.cells))
+        if not admitted:
+            break
+        placed += len(admitted)
+        cells, waiting = list(by_id.values()), [unit for unit in waiting if unit.uid not in admitted]
+    return placed
+
+
+def build_classes(count: int, classes: int) -> list[Cell]:
+    """Return empty nodes of eight devices, of several device classes."""
+    total = {"nvidia.com/gpu": 8, "memory": 1024, "cpu": 128, "pods": 110}
+    return [node(f"node-{each}", total=total, device_class=f"class-{each % classes}") for each in range(count)]
+
+
+def build_unlike_pods(count: int, classes: int, chance: random.Random) -> list[Unit]:
+    """Return pods of as many services, each with speeds of its own; a tenth of them refuse the slower classes."""
+    found = []
+    for number in range(count):
+        speeds = tuple((f"class-{each}", chance.uniform(5.0, 200.0)) for each in range(classes))
+        refused = frozenset((name, TOO_SLOW) for name, speed in speeds if speed < _SLOW) if number % 10 == 0 else ()
+        profile = SpeedProfile(speeds, frozenset(refused))
+        found.append(pod(f"waiting-{number}", chance.choice([1, 2]), at=float(number), speeds=profile))
+    return found
+
+
 def _take(cell: Cell, unit: Unit) -> Cell:
     free = subtract_amounts(cell.free, add_by_cell(unit.parts, unit.cells)[cell.id])
     return type(cell)(**{**{name: getattr(cell, name) for name in cell.__struct_fields__}, "free": free})
@@ -135,6 +174,10 @@ def main() -> None:
                 counter.count(unit)
 
         figures.append(Figure(f"{name}: refusals of {len(blocked)}", measure(count), None, None, "s"))
+    empty, unlike = build_classes(1000, 8), build_unlike_pods(1000, 8, chance)
+    count_placed = place_all(empty, unlike)
+    name = f"{count_placed} of 1,000 services placed by speed on 1,000 nodes of 8 classes"
+    figures.append(Figure(name, measure(lambda: place_all(empty, unlike)), None, 2.0, "s"))
     print_figures("one round of the queue", figures)
 
 
