@@ -1,6 +1,7 @@
 """Values that tools, kernel files and labels state, checked for the ranges of `NodeDevice` before anything uses them.
 
-A tool may print anything: a value that is no number or out of range is unknown, and a text is cut to what fits a status.
+A tool may print anything: a value that is no number or out of range is unknown, and a text is cut to what a status
+takes.
 """
 
 import re

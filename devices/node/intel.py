@@ -37,8 +37,8 @@ def read_intel(sys: Path, proc: Path) -> VendorReading | None:
         return None
     devices = tuple(_read_device(card) for card in cards)
     problems = tuple(
-        f"the driver {card.driver or 'of no name'} does not state the memory of the graphics card {card.address}: use the "
-        "driver xe, or an i915 that has lmem_total_bytes"
+        f"the driver {card.driver or 'of no name'} does not state the memory of the graphics card {card.address}: "
+        "use the driver xe, or an i915 that has lmem_total_bytes"
         for card, device in zip(cards, devices, strict=True)
         if device.memory_bytes is None
     )

@@ -98,8 +98,8 @@ def _build(vendor: NodeVendor, device: NodeDevice, count: int | None, driver: st
     problems = []
     if count is None or not 0 < count <= 1 << 16:
         problems.append(
-            f"no label states how many devices of {VENDOR_NAMES[vendor]} the node has, so one is reported: give the node "
-            "agent the vendor's tool, or see what the device plugin allocates"
+            f"no label states how many devices of {VENDOR_NAMES[vendor]} the node has, so one is reported: "
+            "give the node agent the vendor's tool, or see what the device plugin allocates"
         )
         count = 1
     name = device.product.lower().replace(" ", "-")
