@@ -59,15 +59,22 @@ def name_gaudi_architecture(name: str) -> str:
     return product.family if product else ""
 
 
+def _name_product(architecture: str) -> str:
+    """Return the product, which is the same whether the tool (HL-225) or the kernel (GAUDI2) states it."""
+    product = find_product("intel-gaudi", architecture)
+    return product.name if product else ""
+
+
 def _parse_card(row: Mapping[str, str]) -> NodeDevice | None:
     name, bus_id = clean_text(row.get("name", "")), clean_text(row.get("bus_id", ""))
     device_id = clean_text(row.get("uuid", "")) or bus_id
     if not name or not device_id:
         return None
+    architecture = name_gaudi_architecture(name)
     return NodeDevice(
         id=device_id,
-        product=name,
-        architecture=name_gaudi_architecture(name),
+        product=_name_product(architecture) or name,
+        architecture=architecture,
         memory_bytes=parse_mib(row.get("memory.total", "")),
         free_bytes=parse_rest_bytes(row.get("memory.free", ""), MIB),
         utilization_percent=parse_percent(row.get("utilization.aip", "")),
@@ -89,7 +96,7 @@ def _read_kernel_files(sys: Path, proc: Path) -> VendorReading | None:
         found.append(
             NodeDevice(
                 id=address,
-                product=product.name if product else kind or "Gaudi",
+                product=_name_product(architecture) or kind or "Gaudi",
                 architecture=architecture,
                 memory_bytes=product.memory_mib * MIB if product and product.memory_mib else None,
                 temperature_celsius=read_temperature_celsius(device),

@@ -61,7 +61,7 @@ def test_cards_are_read_from_the_recorded_table() -> None:
     assert (len(reading.devices), reading.driver, reading.problems) == (8, "1.24.1-b336d5e", ())
     assert reading.devices[0] == NodeDevice(
         id="01P4-HL3090A0-18-UAN071-12-03-01",
-        product="HL-325L",
+        product="Gaudi3",
         architecture="gaudi3",
         memory_bytes=131_072 * MIB,
         free_bytes=130_400 * MIB,
