@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from crds.nodefitness import NodeDevice
-from devices.node.checked_values import parse_size_bytes
+from devices.node.checked_values import clean_text, parse_size_bytes
 from devices.node.drm_cards import DrmCard, list_cards, read_driver_version, read_temperature_celsius
 from devices.node.kernel_files import list_folder, read_limited
 from devices.node.vendor_reading import VendorReading
@@ -48,7 +48,7 @@ def read_intel(sys: Path, proc: Path) -> VendorReading | None:
 def _read_device(card: DrmCard) -> NodeDevice:
     return NodeDevice(
         id=card.address,
-        product=INTEL_CARDS.get(card.device_id, f"Intel {card.device_id}"),
+        product=INTEL_CARDS.get(card.device_id) or clean_text(f"Intel {card.device_id}"),
         memory_bytes=_read_memory_bytes(card),
         temperature_celsius=read_temperature_celsius(card.folder / "device"),
     )

@@ -60,7 +60,7 @@ def _read_amd(labels: Labels) -> VendorReading | None:
     product = find_product("amd", number) or find_product("amd", stated)
     device = NodeDevice(
         id="",
-        product=stated or (product.name if product else f"AMD {clean_text(number)}"),
+        product=stated or (product.name if product else clean_text(f"AMD {number}")),
         architecture=product.capability if product else "",
         memory_bytes=memory_bytes or (product.memory_mib * MIB if product and product.memory_mib else None),
     )

@@ -55,6 +55,17 @@ def test_unreadable_processor_is_unknown(tmp_path: Path) -> None:
     assert read_file_system(tmp_path / "absent") == (None, None)
 
 
+def test_absurd_size_is_unknown(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text(f"MemTotal: {2**41} kB\nMemAvailable: 1024 kB\n")
+    assert read_memory(tmp_path) == (None, 1 << 20)
+
+
+def test_large_processor_is_read_whole(tmp_path: Path) -> None:
+    entry = "processor\t: {0}\nphysical id\t: 0\ncore id\t: {0}\nflags\t: " + "avx " * 700 + "\n\n"
+    (tmp_path / "cpuinfo").write_text("".join(entry.format(number) for number in range(1024)))
+    assert read_processor(tmp_path).cores == 1024
+
+
 def test_this_machine_is_read() -> None:
     processor, memory = read_processor(Path("/proc")), read_memory(Path("/proc"))
     assert processor.cores == psutil.cpu_count(logical=False) or processor.cores == psutil.cpu_count()
