@@ -20,6 +20,8 @@ _FIELDS: Final = (
     *("index", "name", "bus_id", "driver_version", "uuid", "memory.total", "memory.free"),
     *("utilization.aip", "temperature.aip"),
 )
+_OLD_FIELDS: Final = 7
+"""Fields before those of utilization and temperature, which versions name differently."""
 _NAME: Final = re.compile(r"HL-(20|2|3)[0-9]", re.IGNORECASE)
 _ARCHITECTURES: Final = {"20": "gaudi", "2": "gaudi2", "3": "gaudi3"}
 
@@ -30,11 +32,20 @@ def read_gaudi(sys: Path, proc: Path) -> VendorReading | None:
     program = find_tool("hl-smi", "/opt/habanalabs/bin/hl-smi")
     if program is None:
         return by_kernel
-    answer = run_tool(program, "-Q", ",".join(_FIELDS), "-f", "csv")
-    reading = parse_hl_smi(answer.text)
-    if answer.problem:
-        reading = reading._replace(problems=(f"hl-smi {answer.problem}",))
+    reading = _ask_tool(program)
     return reading if reading.devices or by_kernel is None else by_kernel._replace(problems=reading.problems)
+
+
+def _ask_tool(program: str) -> VendorReading:
+    """Return the answer to all fields, or to those that all versions know if this one refuses the others."""
+    for fields in (_FIELDS, _FIELDS[:_OLD_FIELDS]):
+        answer = run_tool(program, "-Q", ",".join(fields), "-f", "csv")
+        reading = parse_hl_smi(answer.text)
+        if answer.problem:
+            reading = reading._replace(problems=(f"hl-smi {answer.problem}",))
+        if reading.devices or not answer.text:
+            break
+    return reading
 
 
 def parse_hl_smi(text: str) -> VendorReading:

@@ -76,6 +76,14 @@ def test_columns_are_found_by_their_names(tools: ToolFolder, tmp_path: Path) -> 
     assert (device.utilization_percent, device.temperature_celsius, device.architecture) == (37, 41, "gaudi2")
 
 
+def test_field_that_a_version_does_not_know_loses_no_card(tools: ToolFolder, tmp_path: Path) -> None:
+    (tmp_path / "table").write_text(recorded("hl_smi_gaudi3.csv"))
+    tools.add("hl-smi", f'case "$2" in *aip*) echo "unknown field"; exit 1;; *) exec cat {tmp_path}/table;; esac')
+    reading = read_gaudi(tmp_path, tmp_path)
+    assert reading is not None
+    assert (len(reading.devices), reading.problems) == (8, ())
+
+
 def test_kernels_files_answer_without_the_tool(tools: ToolFolder, tmp_path: Path) -> None:
     assert tools.folder.exists()
     reading = read_gaudi(write_tree(tmp_path, ACCEL), tmp_path)
