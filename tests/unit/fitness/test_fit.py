@@ -79,6 +79,19 @@ def test_memory_counts_as_free_where_nothing_reports_the_free_part() -> None:
     assert _assess(CARD._replace(free_bytes=0)).level == "too_tight"
 
 
+def test_vllm_needs_its_share_of_the_device_to_be_free() -> None:
+    small = Workload(structs.replace(LLAMA_8B, tensor_bytes=10**9), "vllm")
+    assert _assess(CARD, small).level == "perfect"
+    found = _assess(CARD._replace(free_bytes=20 * GIB), small)
+    assert (found.level, found.level_if_idle) == ("too_tight", "perfect")
+    assert found.shortfall.startswith(
+        "needs 22.1 GiB, 20.0 GiB free on nvidia-geforce-rtx-4090x1: short 2.1 GiB; it would"
+    )
+    lower = ServingOptions(extra_args=["--gpu-memory-utilization", "0.5"])
+    assert _assess(CARD._replace(free_bytes=20 * GIB), small, options=lower).level != "too_tight"
+    assert _assess(CARD._replace(free_bytes=20 * GIB), small._replace(runtime="sglang")).level == "perfect"
+
+
 def test_heads_that_devices_cannot_divide_do_not_fit() -> None:
     found = _assess(CARD._replace(device_count=3), Workload(LLAMA_8B, "vllm"))
     assert found.level == "too_tight"

@@ -191,7 +191,7 @@ def test_measurements_of_a_class_correct_the_estimate_and_narrow_its_range() -> 
     found = _estimate(corrections=learn_corrections(ratios))
     assert (plain.method, found.method) == ("roofline", "corrected")
     assert found.generation.expected == pytest.approx(0.8 * plain.generation.expected, rel=0.02)
-    assert found.generation.high / found.generation.low < 0.6 * plain.generation.high / plain.generation.low
+    assert found.generation.high / found.generation.low < 0.7 * plain.generation.high / plain.generation.low
     assert "corrected by 0.80 from 40 measurements" in found.basis
 
 
@@ -204,29 +204,36 @@ def test_measured_speed_has_the_range_of_its_runs() -> None:
     assert wild.high <= 3.001 * wild.low
 
 
+ANY_DEVICES = st.builds(
+    ServingDevices,
+    vendor=st.sampled_from(["nvidia", "amd", "intel", "intel-gaudi", "metal", "cpu"]),
+    device_class=st.just("any"),
+    device_count=st.integers(1, 16),
+    bandwidth_bytes_per_second=st.integers(10**9, 10**14),
+    flops=st.none() | st.floats(1e12, 1e16),
+    cores=st.none() | st.integers(1, 256),
+)
+
+
 @given(
     layers=st.integers(1, 200),
     tensor_bytes=st.integers(1, 10**13),
-    bandwidth=st.integers(10**9, 10**14),
-    count=st.integers(1, 16),
+    devices=ANY_DEVICES,
     runtime=st.sampled_from(sorted(PRIORS)),
-    vendor=st.sampled_from(["nvidia", "amd", "intel", "intel-gaudi", "metal", "cpu"]),
     tokens=st.integers(1, 2_000_000),
 )
 def test_ranges_are_ordered_positive_and_at_most_threefold(
-    layers: int, tensor_bytes: int, bandwidth: int, count: int, runtime: str, vendor: str, tokens: int
+    layers: int, tensor_bytes: int, devices: ServingDevices, runtime: str, tokens: int
 ) -> None:
     layout = structs.replace(
         LLAMA_8B, tensor_bytes=tensor_bytes, layers=[structs.replace(LLAMA_8B.layers[0], count=layers)]
     )
-    devices = ServingDevices(
-        vendor, "any", device_count=count, bandwidth_bytes_per_second=bandwidth, flops=10.0**13, cores=4
-    )
     found = estimate_speed(layout, ServingOptions(context_length=2_097_152), runtime, devices, filled_tokens=tokens)
-    assert (found is None) == (vendor not in PRIORS[runtime])
+    assert (found is None) == (devices.vendor not in PRIORS[runtime])
     for each in (found.generation, found.prompt) if found else ():
         if each:
             assert 0 < each.low <= each.expected <= each.high <= 3.0001 * each.low
     if found:
         # No token is read faster than memory delivers its weights.
-        assert found.generation.expected <= bandwidth * count / tensor_bytes
+        bandwidth = devices.bandwidth_bytes_per_second or 0
+        assert found.generation.expected <= bandwidth * devices.device_count / tensor_bytes
