@@ -19,7 +19,7 @@ _VENDOR_WEIGHT: Final = 1.0
 _LIMIT: Final = 20.0
 """A ratio beyond this or its inverse is a damaged or forged record, and is not learned from."""
 _MAD_TO_DEVIATION: Final = 1.4826
-"""Of a normal distribution: its standard deviation divided by its median absolute deviation."""
+"""Standard deviation of a normal distribution, divided by its median absolute deviation."""
 _CLASS_SPREAD: Final = 0.2
 """Least spread between different models on one device class (standard deviation of the logarithm)."""
 _VENDOR_SPREAD: Final = 0.3

@@ -63,7 +63,7 @@ class Fit(NamedTuple):
     speed: SpeedEstimate | None
     """None: it is unknown, or the model does not fit."""
     shortfall: str
-    """What is missing, and the way out; empty if the model fits."""
+    """Message with the missing bytes and the way out; empty if the model fits."""
     level_if_idle: FitLevel
     """The level if nothing else ran there."""
 

@@ -52,15 +52,31 @@ def _expected(*arguments: Any, **more: Any) -> float:
     return _estimate(*arguments, **more).generation.expected
 
 
-# Published figures: llama.cpp's own table of quantizations (tools/quantize/README.md, a device that reads 513 GB/s by
-# its rows) is the reason for the two terms; the others are medians of community measurements.
+# Speeds of llama-bench (128 tokens) on products of which llmfit's community has no measurement with this engine:
+# llama.cpp pull requests 26705 (R9700) and 4766 (P40), a user's report (RTX 4090), a benchmark page (RTX 3090).
 @pytest.mark.parametrize(
-    ("product", "measured"),
-    [("NVIDIA GeForce RTX 5070", 105), ("NVIDIA GB10", 43), ("AMD Radeon RX 7900 XT", 100)],
+    ("vendor", "product", "tensor_bytes", "layers", "measured"),
+    [
+        ("nvidia", "NVIDIA GeForce RTX 4090", 6_596_000_000, 32, 93),
+        ("nvidia", "NVIDIA GeForce RTX 3090", 2_490_000_000, 34, 189),
+        ("nvidia", "Tesla P40", 2_950_000_000, 32, 30.9),
+        ("amd", "AMD Radeon AI PRO R9700", 3_170_000_000, 32, 116),
+    ],
 )
-def test_estimate_of_an_8b_model_is_near_published_speeds(product: str, measured: float) -> None:
-    vendor = "amd" if "AMD" in product else "nvidia"
-    found = _estimate(devices=describe_devices(vendor, product)).generation
+def test_published_speed_is_within_the_range(
+    vendor: str, product: str, tensor_bytes: int, layers: int, measured: float
+) -> None:
+    layout = structs.replace(
+        LLAMA_8B, tensor_bytes=tensor_bytes, layers=[structs.replace(LLAMA_8B.layers[0], count=layers)]
+    )
+    found = _estimate(layout, describe_devices(vendor, product)).generation
+    assert found.low <= measured <= found.high
+
+
+@pytest.mark.parametrize(("product", "measured"), [("RTX 3090", 3500), ("RTX 4090", 5700)])
+def test_published_prompt_speed_is_within_the_range(product: str, measured: float) -> None:
+    found = _estimate(devices=describe_devices("nvidia", product)).prompt
+    assert found
     assert found.low <= measured <= found.high
 
 
@@ -165,14 +181,14 @@ def test_few_cores_cannot_use_all_of_the_bandwidth() -> None:
 
 def test_old_architecture_reads_quantized_weights_slowly() -> None:
     pascal = RTX_4090._replace(product="NVIDIA GeForce GTX 1080 Ti")
-    assert _expected(devices=pascal) < 0.5 * _expected()
+    assert _expected(devices=pascal) < 0.6 * _expected()
 
 
 def test_prompt_speed_follows_from_arithmetic() -> None:
     found = _estimate().prompt
     assert found
     # 8 * 10^9 parameters but for the embeddings, two operations each.
-    assert found.expected == pytest.approx(330.3e12 * 0.35 / (2 * 6.98e9), rel=0.02)
+    assert found.expected == pytest.approx(330.3e12 * 0.3 / (2 * 6.98e9), rel=0.02)
     assert _estimate(devices=describe_devices("nvidia", "GeForce RTX 4060")).prompt is None
     assert _estimate(place=WeightsPlace("partial_offload", 0.5)).prompt is None
     two = _estimate(devices=RTX_4090._replace(device_count=2), runtime="vllm").prompt
