@@ -77,6 +77,12 @@ def compare_speed(product: str, memory_mib: int) -> PeerSpeed:
     return PeerSpeed((devices.bandwidth_bytes_per_second or 0) / _GB, peer_bandwidth, ratios)
 
 
+def count_understated_experts(product: str, memory_mib: int) -> tuple[int, int]:
+    """Return how many models with experts llmfit puts whole on a device, and how many of these need less than a file."""
+    rows = [row for row in estimate_catalog(product, memory_mib) if row["is_moe"] and row["run_mode"] == "GPU"]
+    return len(rows), sum(row["memory_required_gb"] < row["disk_size_gb"] for row in rows if row["disk_size_gb"])
+
+
 def _dense_rows(product: str, memory_mib: int) -> Iterator[tuple[dict[str, Any], Layout]]:
     """Yield llmfit's rows of dense models whose dimensions its catalog has, with a layout of the same weights."""
     entries = {entry["name"]: entry for entry in read_catalog()}

@@ -17,7 +17,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from benchmarks.community_speeds import CommunityRow, read_rows
-from benchmarks.peer_estimates import PRODUCTS_COMPARED, PeerMemory, compare_memory, compare_speed
+from benchmarks.peer_estimates import (
+    PRODUCTS_COMPARED,
+    PeerMemory,
+    compare_memory,
+    compare_speed,
+    count_understated_experts,
+)
 from crds.serving import ServingOptions
 from fitness.corrections import NO_CORRECTIONS, Corrections, SpeedRatio, learn_corrections
 from fitness.speed import SpeedEstimate, estimate_speed
@@ -181,6 +187,7 @@ def render() -> str:
     total = len(rows) + dropped.total()
     held, each = judge_held_back(rows), judge_each_device(rows)
     reasons = "; ".join(f"{count} because {reason}" for reason, count in dropped.most_common())
+    whole, understated = count_understated_experts("NVIDIA H100 80GB HBM3", 81_559)
     version = importlib.metadata.version("llmfit")
     return "\n".join(
         (
@@ -201,6 +208,9 @@ def render() -> str:
             "### Memory by our estimate / by llmfit, dense models of its catalog",
             "",
             *_memory_table(compare_memory()),
+            "",
+            f"Models with experts that llmfit puts whole on an H100: {whole}. Of these, {understated} need less memory by its "
+            "own estimate than the weights of the quantization that it chose have on the disk.",
             "",
             "### Speed by our estimate / by llmfit, dense models of its catalog from 3 B parameters",
             "",

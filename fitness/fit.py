@@ -209,6 +209,10 @@ def _find_room(
     offload = find_offload(workload, options, devices, free_bytes, active_share)
     if offload is None:
         return whole
+    roomy = find_offload(workload, options, devices, int(free_bytes / _GOOD_HEADROOM), active_share)
+    if roomy is not None and roomy.place.run_mode == offload.place.run_mode:
+        # A little more in host memory costs little speed, and leaves the devices some headroom.
+        offload = roomy
     level = _grade(offload.place.run_mode, offload.device_bytes_each, free_bytes)
     return _Room(level, offload.place, offload.device_bytes_each)
 

@@ -150,6 +150,44 @@ def test_devices_share_layers_in_one_engine_and_take_turns_in_another() -> None:
     assert "share each layer" in _estimate(devices=two, runtime="vllm").basis
 
 
+def test_time_of_a_token_is_reading_and_the_overhead_of_layers() -> None:
+    prior, cache = PRIORS["vllm"]["nvidia"], 32 * 512 * 2048 * 2
+    one, two = (1 / _expected(devices=RTX_4090._replace(device_count=count), runtime="vllm") for count in (1, 2))
+    reading = (LLAMA_8B.tensor_bytes + cache) / (1008e9 * prior.efficiency)
+    assert one == pytest.approx(reading + 32 * prior.layer_ms / 1000)
+    assert two == pytest.approx(reading / 2 + 32 * (prior.layer_ms + 0.03) / 1000)
+
+
+def test_time_with_experts_in_host_memory_is_the_sum_of_both_readings() -> None:
+    found = _expected(QWEN3_30B, active_share=QWEN3_30B_ACTIVE, place=WeightsPlace("moe_offload", 0.5))
+    attention, forward = 2048 * (2 * 4096 + 1024) * 48, 3 * 2048 * 6144 * 48
+    experts = forward / (attention + forward + 151_936 * 2048)
+    stored = 1 - QWEN3_30B_ACTIVE * (1 - experts)
+    active, cache = QWEN3_30B.tensor_bytes * QWEN3_30B_ACTIVE, 48 * 512 * 1024 * 2
+    in_host = active * experts * 0.5 / stored
+    priors = PRIORS["llama.cpp"]
+    seconds = in_host / (60e9 * priors["cpu"].efficiency * 0.85)
+    seconds += (active + cache - in_host) / (1008e9 * priors["nvidia"].efficiency * 0.85)
+    assert 1 / found == pytest.approx(seconds + 48 * priors["nvidia"].layer_ms / 1000)
+
+
+def test_cache_is_never_longer_than_the_context() -> None:
+    options = ServingOptions(context_length=1024)
+    assert _expected(options=options, filled_tokens=10**6) == _expected(options=options, filled_tokens=1024)
+
+
+@pytest.mark.parametrize(
+    ("devices", "place"), [(RTX_4090, WeightsPlace("cpu")), (EPYC, WeightsPlace("accelerator"))], ids=["gpu", "cpu"]
+)
+def test_run_mode_that_devices_do_not_have_has_no_estimate(devices: ServingDevices, place: WeightsPlace) -> None:
+    assert estimate_speed(LLAMA_8B, ServingOptions(), "llama.cpp", devices, place=place) is None
+
+
+def test_few_cores_slow_down_what_is_in_host_memory() -> None:
+    place = WeightsPlace("partial_offload", 0.5)
+    assert _expected(devices=RTX_4090._replace(cores=1), place=place) < 0.5 * _expected(place=place)
+
+
 def test_layers_in_host_memory_slow_a_model_down() -> None:
     shares = [1.0, 0.9, 0.5, 0.1]
     speeds = [_expected(place=WeightsPlace("partial_offload", share)) for share in shares]
