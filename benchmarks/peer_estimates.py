@@ -78,7 +78,7 @@ def compare_speed(product: str, memory_mib: int) -> PeerSpeed:
 
 
 def count_understated_experts(product: str, memory_mib: int) -> tuple[int, int]:
-    """Return how many models with experts llmfit puts whole on a device, and how many of these need less than a file."""
+    """Return how many models with experts llmfit puts whole on a device, and how many need less than their file."""
     rows = [row for row in estimate_catalog(product, memory_mib) if row["is_moe"] and row["run_mode"] == "GPU"]
     return len(rows), sum(row["memory_required_gb"] < row["disk_size_gb"] for row in rows if row["disk_size_gb"])
 

@@ -209,8 +209,7 @@ def render() -> str:
             "",
             *_memory_table(compare_memory()),
             "",
-            f"Models with experts that llmfit puts whole on an H100: {whole}. Of these, {understated} need less memory by its "
-            "own estimate than the weights of the quantization that it chose have on the disk.",
+            f"Models with experts that llmfit puts whole on an H100: {whole}; with less memory than their file: {understated}.",
             "",
             "### Speed by our estimate / by llmfit, dense models of its catalog from 3 B parameters",
             "",
