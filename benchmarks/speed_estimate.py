@@ -209,7 +209,7 @@ def render() -> str:
             "",
             *_memory_table(compare_memory()),
             "",
-            f"Models with experts that llmfit puts whole on an H100: {whole}; with less memory than their file: {understated}.",
+            f"Models with experts that llmfit puts whole on an H100: {whole}; in less than their file: {understated}.",
             "",
             "### Speed by our estimate / by llmfit, dense models of its catalog from 3 B parameters",
             "",
