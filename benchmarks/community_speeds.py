@@ -109,7 +109,7 @@ _PROCESSOR_MEMORY: Final[Mapping[str, float]] = MappingProxyType(
 """Memory bandwidth of processors in GB/s by their makers, with two channels of the fastest memory that they take, which
 not all of these machines have. It is also that of integrated devices."""
 _COPY_SHARE: Final = 0.6
-"""Share of it that a copy achieves, which is what a node agent measures."""
+"""Share of it that a copy achieves, which is what a node agent measures and what integrated devices get as well."""
 _VARIANTS: Final = MappingProxyType({"Apple M3 Max": 30, "Apple M5 Max": 40})
 """GPU cores of the submitted machines, which their memory or processor cores tell."""
 _FULL: Final = 1.07
@@ -251,7 +251,7 @@ def _read_hardware(hardware: dict[str, Any], runtime: str) -> _Hardware | str:
     if vendor == "intel" and runtime == "ollama":
         # Ollama has no backend for them, and runs on the processor.
         return _Hardware(hardware["cpu"], "cpu", memory * _COPY_SHARE, hardware["ramGb"], True)
-    return _Hardware(f"{name} of {hardware['cpu']}", vendor, memory, hardware["ramGb"], True)
+    return _Hardware(f"{name} of {hardware['cpu']}", vendor, memory * _COPY_SHARE, hardware["ramGb"], True)
 
 
 def _guess_layers(parameters: float) -> int:

@@ -1,4 +1,4 @@
-"""What llmfit, a peer of the dev environment, carries and says: its catalog, its measurements, and its estimates.
+"""Data of llmfit, a peer that the dev environment has: its catalog, its measurements, and its estimates.
 
 Its wheel is a program with both data sets embedded as JSON, under the MIT license (© 2026 Alex Jones). They are read
 from the installed program whenever they are needed, and nothing of them is kept here. Its messages go to stderr, one of

@@ -21,7 +21,8 @@ class Product(NamedTuple):
     capability: str
     """Compute capability of NVIDIA, or the target of AMD's compiler; empty if the vendor has none."""
     memory_mib: int | None = None
-    """Memory as labels and the vendor's tool state it; None if products of this name differ in it."""
+    """Memory as labels and the vendor's tool state it; None if products of this name differ in it, or error correction
+    takes a part of it when it is switched on."""
     gb_per_second: float | None = None
     """Memory bandwidth in 10^9 bytes a second; None if products of this name differ in it."""
     source: str = ""
@@ -33,11 +34,11 @@ class Product(NamedTuple):
 
 
 _PASCAL: Final = (
-    Product("P100-16GB", "pascal", "6.0", 16_384, 732, "Tesla P100 data sheet", 18.7),
-    Product("P100-12GB", "pascal", "6.0", 12_288, 549, "Tesla P100 data sheet", 18.7),
+    Product("P100-16GB", "pascal", "6.0", None, 732, "Tesla P100 data sheet", 18.7),
+    Product("P100-12GB", "pascal", "6.0", None, 549, "Tesla P100 data sheet", 18.7),
     Product("P100", "pascal", "6.0"),
-    Product("P40", "pascal", "6.1", 24_576, 346, "Tesla P40 data sheet"),
-    Product("P4", "pascal", "6.1", 8192, 192, "Tesla P4 data sheet"),
+    Product("P40", "pascal", "6.1", None, 346, "Tesla P40 data sheet"),
+    Product("P4", "pascal", "6.1", None, 192, "Tesla P4 data sheet"),
     Product("GTX-1050", "pascal", "6.1", None, 112, "128 bit x 7 Gb/s"),
     Product("GTX-1050-Ti", "pascal", "6.1", 4096, 112, "128 bit x 7 Gb/s"),
     Product("GTX-1060", "pascal", "6.1", None, 192, "192 bit x 8 Gb/s"),
@@ -51,7 +52,7 @@ _VOLTA: Final = (
     Product("V100-32GB", "volta", "7.0", 32_768, 900, "V100 data sheet", 112),
     Product("V100S", "volta", "7.0", 32_768, 1134, "V100 data sheet", 130),
     Product("V100", "volta", "7.0", None, 900, "V100 data sheet", 112),
-    Product("TITAN-V", "volta", "7.0", 12_288, 652.8, "3072 bit x 1.7 Gb/s", 110),
+    Product("TITAN-V", "volta", "7.0", None, 652.8, "3072 bit x 1.7 Gb/s", 110),
 )
 _TURING: Final = (
     Product("T4", "turing", "7.5", 15_360, 320, "T4 data sheet", 65),
@@ -71,11 +72,11 @@ _TURING: Final = (
     Product("RTX-2080", "turing", "7.5", 8192, 448, "256 bit x 14 Gb/s"),
     Product("RTX-2080-SUPER", "turing", "7.5", 8192, 496, "256 bit x 15.5 Gb/s"),
     Product("RTX-2080-Ti", "turing", "7.5", 11_264, 616, "352 bit x 14 Gb/s"),
-    Product("TITAN-RTX", "turing", "7.5", 24_576, 672, "384 bit x 14 Gb/s"),
-    Product("Quadro-RTX-4000", "turing", "7.5", 8192, 416, "256 bit x 13 Gb/s"),
-    Product("Quadro-RTX-5000", "turing", "7.5", 16_384, 448, "256 bit x 14 Gb/s"),
-    Product("Quadro-RTX-6000", "turing", "7.5", 24_576, 672, "384 bit x 14 Gb/s"),
-    Product("Quadro-RTX-8000", "turing", "7.5", 49_152, 672, "384 bit x 14 Gb/s"),
+    Product("TITAN-RTX", "turing", "7.5", None, 672, "384 bit x 14 Gb/s"),
+    Product("Quadro-RTX-4000", "turing", "7.5", None, 416, "256 bit x 13 Gb/s"),
+    Product("Quadro-RTX-5000", "turing", "7.5", None, 448, "256 bit x 14 Gb/s"),
+    Product("Quadro-RTX-6000", "turing", "7.5", None, 672, "384 bit x 14 Gb/s"),
+    Product("Quadro-RTX-8000", "turing", "7.5", None, 672, "384 bit x 14 Gb/s"),
 )
 _AMPERE: Final = (
     Product("A100-40GB", "ampere", "8.0", 40_960, 1555, "A100 data sheet", 312),
@@ -83,6 +84,7 @@ _AMPERE: Final = (
     Product("A100-80GB", "ampere", "8.0", 81_920, 2039, "A100 data sheet", 312),
     Product("A100-80GB-PCIe", "ampere", "8.0", 81_920, 1935, "A100 data sheet", 312),
     Product("A800-80GB", "ampere", "8.0", 81_920, 2039, "A800 data sheet", 312),
+    Product("A800-80GB-PCIe", "ampere", "8.0", 81_920, 1935, "A800 data sheet", 312),
     Product("A30", "ampere", "8.0", 24_576, 933, "A30 data sheet", 165),
     Product("A2", "ampere", "8.6", 15_356, 200, "A2 data sheet", 18),
     Product("A10", "ampere", "8.6", 23_028, 600, "A10 data sheet", 125),
@@ -130,7 +132,7 @@ _ADA: Final = (
     Product("RTX-4000-Ada", "ada", "8.9", 20_475, 360, "RTX 4000 Ada data sheet"),
     Product("RTX-4500-Ada", "ada", "8.9", 24_570, 432, "RTX 4500 Ada data sheet"),
     Product("RTX-5000-Ada", "ada", "8.9", 32_760, 576, "RTX 5000 Ada data sheet"),
-    Product("RTX-5880-Ada", "ada", "8.9", 49_140, 960, "RTX 5880 Ada data sheet"),
+    Product("RTX-5880-Ada", "ada", "8.9", None, 960, "RTX 5880 Ada data sheet"),
     Product("RTX-6000-Ada", "ada", "8.9", 49_140, 960, "RTX 6000 Ada data sheet", 364.2),
     Product("RTX-4060", "ada", "8.9", 8188, 272, "128 bit x 17 Gb/s"),
     Product("RTX-4060-Ti", "ada", "8.9", None, 288, "128 bit x 18 Gb/s"),
@@ -154,13 +156,14 @@ _HOPPER: Final = (
     Product("H100-PCIe", "hopper", "9.0", 81_559, 2000, "H100 data sheet, PCIe", 756),
     Product("H100-NVL", "hopper", "9.0", 95_830, 3900, "H100 data sheet, NVL", 835),
     Product("H800", "hopper", "9.0", 81_559, 3350, "H800 data sheet, SXM", 989),
+    Product("H800-PCIe", "hopper", "9.0", 81_559, 2000, "H800 data sheet, PCIe", 756),
     Product("H20", "hopper", "9.0", 97_871, 4000, "H20 data sheet", 148),
     Product("H200", "hopper", "9.0", 143_771, 4800, "H200 data sheet, SXM", 989),
     Product("H200-NVL", "hopper", "9.0", 143_771, 4800, "H200 data sheet, NVL", 835),
     # With HBM3 of 96 GB it has 4000 GB/s, with HBM3e of 144 GB 4900.
     Product("GH200", "hopper", "9.0", None, None, "", 989),
     Product("GH200-480GB", "hopper", "9.0", 97_871, 4000, "GH200 data sheet, HBM3", 989),
-    Product("GH200-144G", "hopper", "9.0", 147_456, 4900, "GH200 data sheet, HBM3e", 989),
+    Product("GH200-144G", "hopper", "9.0", None, 4900, "GH200 data sheet, HBM3e", 989),
     Product("H100", "hopper", "9.0"),
 )
 _BLACKWELL: Final = (
@@ -182,9 +185,9 @@ _BLACKWELL: Final = (
     Product("RTX-5070-Ti-Laptop", "blackwell", "12.0", 12_227, 672, "192 bit x 28 Gb/s"),
     Product("RTX-5080-Laptop", "blackwell", "12.0", 16_303, 896, "256 bit x 28 Gb/s"),
     Product("RTX-5090-Laptop", "blackwell", "12.0", 24_463, 896, "256 bit x 28 Gb/s"),
-    Product("RTX-PRO-2000", "blackwell", "12.0", 16_311, 288, "RTX PRO 2000 Blackwell data sheet"),
-    Product("RTX-PRO-4000", "blackwell", "12.0", 24_467, 672, "RTX PRO 4000 Blackwell data sheet"),
-    Product("RTX-PRO-4500", "blackwell", "12.0", 32_623, 896, "RTX PRO 4500 Blackwell data sheet"),
+    Product("RTX-PRO-2000", "blackwell", "12.0", None, 288, "RTX PRO 2000 Blackwell data sheet"),
+    Product("RTX-PRO-4000", "blackwell", "12.0", None, 672, "RTX PRO 4000 Blackwell data sheet"),
+    Product("RTX-PRO-4500", "blackwell", "12.0", None, 896, "RTX PRO 4500 Blackwell data sheet"),
     Product("RTX-PRO-5000", "blackwell", "12.0", None, 1344, "RTX PRO 5000 Blackwell data sheet"),
     # Its editions differ in bandwidth.
     Product("RTX-PRO-6000", "blackwell", "12.0", 97_887),

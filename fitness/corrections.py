@@ -19,10 +19,9 @@ _VENDOR_WEIGHT: Final = 1.0
 _LIMIT: Final = 20.0
 """A ratio beyond this or its inverse is a damaged or forged record, and is not learned from."""
 _MAD_TO_DEVIATION: Final = 1.4826
-"""Of a normal distribution: its standard deviation divided by its median absolute deviation."""
+"""Standard deviation of a normal distribution, divided by its median absolute deviation."""
 _CLASS_SPREAD: Final = 0.2
-"""Spread of a class of which too few measurements are there: of different models on one device (standard deviation of
-the logarithm)."""
+"""Least spread between different models on one device class (standard deviation of the logarithm)."""
 _VENDOR_SPREAD: Final = 0.3
 """Least spread between devices of a vendor, of which another one was never measured."""
 _UNMEASURED: Final = 0.4
@@ -106,7 +105,7 @@ def _learn_class(found: list[float], vendor: Correction) -> Correction:
     weight = len(found) / (len(found) + _CLASS_WEIGHT)
     ratio = weight * statistics.median(found) + (1 - weight) * math.log(vendor.ratio)
     spread = weight * _deviation(found, _CLASS_SPREAD) + (1 - weight) * vendor.spread
-    return Correction(math.exp(ratio), max(_CLASS_SPREAD / 2, spread), len(found))
+    return Correction(math.exp(ratio), max(_CLASS_SPREAD, spread), len(found))
 
 
 def _deviation(found: list[float], assumed: float) -> float:

@@ -22,7 +22,7 @@ from msgspec import structs
 from crds.serving import ServingOptions
 from crds.size import size_text
 from fitness.corrections import NO_CORRECTIONS, Corrections
-from fitness.memory import Workload, estimate_pod, refuse_device_count, way_out
+from fitness.memory import Workload, estimate_pod, least_free_bytes, refuse_device_count, way_out
 from fitness.offload import find_offload
 from fitness.serving_devices import ServingDevices
 from fitness.speed import OFFLOADING_ENGINES, RunMode, SpeedEstimate, WeightsPlace, estimate_speed
@@ -63,7 +63,7 @@ class Fit(NamedTuple):
     speed: SpeedEstimate | None
     """None: it is unknown, or the model does not fit."""
     shortfall: str
-    """What is missing, and the way out; empty if the model fits."""
+    """Message with the missing bytes and the way out; empty if the model fits."""
     level_if_idle: FitLevel
     """The level if nothing else ran there."""
 
@@ -141,7 +141,7 @@ def assess_fit(
         utilization=now.needed_bytes / free if free else float("inf"),
         speed=speed,
         shortfall=_describe_shortfall(workload, options, devices, now, free) if now.level == "too_tight" else "",
-        # Experts in host memory leave more headroom than all weights in an idle device, which is no reason to prefer it.
+        # Experts in host memory leave more headroom than all weights in an idle device.
         level_if_idle=min(now.level, idle.level, key=FIT_LEVELS.index),
     )
 
@@ -200,12 +200,19 @@ def _find_room(
     mode: RunMode = "cpu" if devices.vendor == "cpu" else "accelerator"
     if refuse_device_count(workload, max(1, count)) is not None:
         return _Room("too_tight", WeightsPlace(mode), needed)
+    least = least_free_bytes(workload, options, devices.memory_bytes or 0) if count else 0
+    if needed <= free_bytes < least:
+        return _Room("too_tight", WeightsPlace(mode), least)
     whole = _Room(_grade(mode, needed, free_bytes), WeightsPlace(mode), needed)
     if whole.level != "too_tight" or not count:
         return whole
     offload = find_offload(workload, options, devices, free_bytes, active_share)
     if offload is None:
         return whole
+    roomy = find_offload(workload, options, devices, int(free_bytes / _GOOD_HEADROOM), active_share)
+    if roomy is not None and roomy.place.run_mode == offload.place.run_mode:
+        # A little more in host memory costs little speed, and leaves the devices some headroom.
+        offload = roomy
     level = _grade(offload.place.run_mode, offload.device_bytes_each, free_bytes)
     return _Room(level, offload.place, offload.device_bytes_each)
 

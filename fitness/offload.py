@@ -53,8 +53,10 @@ def find_offload(
     container = found.container_bytes
     total = layout.tensor_bytes
     if layout.expert_outputs and active_share is not None:
-        share = _floor_to_layer(layout, (free_bytes - rest - cache) / weights if weights else 0.0)
-        if share >= 1 - _stored_experts_share(layout, active_share):
+        experts = _stored_experts_share(layout, active_share)
+        room = (free_bytes - rest - cache) / weights - (1 - experts) if weights and experts else -1.0
+        if room >= 0:
+            share = 1 - experts * (1 - _floor_to_layer(layout, room / experts))
             place = WeightsPlace("moe_offload", share)
             moved = Offload(place, rest + cache + round(weights * share), container + round(total * (1 - share)))
             return moved if moved.host_bytes <= host else None

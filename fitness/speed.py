@@ -74,16 +74,19 @@ PARALLEL_ENGINES: Final = frozenset({"vllm", "sglang", "tgi"})
 """Engines that divide each layer among devices; others give each device some of the layers, which take turns."""
 OFFLOADING_ENGINES: Final = frozenset({"llama.cpp", "llama-cpp-python", "ollama"})
 """Engines that compute some of the layers or experts on the processor."""
-_FAMILY_EFFICIENCY: Final[Mapping[str, float]] = MappingProxyType({"pascal": 0.4})
-"""Factor for architectures that unpack quantized weights more slowly than they read them: they have no matrix units."""
+_FAMILY_EFFICIENCY: Final[Mapping[str, float]] = MappingProxyType({"pascal": 0.5})
+"""Factor for architectures that unpack quantized weights more slowly than they read them, having no matrix units: from
+0.3 on a GTX 1080 Ti to 0.8 on a P40."""
 _EXPERTS_EFFICIENCY: Final = 0.85
 """Factor for models with experts: what is read of each is small and scattered."""
 _REDUCE_MS: Final = 0.03
 """Two exchanges between the devices for each layer that they share."""
 _CORE_BYTES_PER_SECOND: Final = 8e9
-"""Weights that one core unpacks and multiplies in a second, however fast the memory is."""
-_PROMPT_EFFICIENCY: Final[Mapping[bool, float]] = MappingProxyType({True: 0.5, False: 0.35})
-"""Share of the arithmetic speed that a prompt achieves, by membership in `PARALLEL_ENGINES`."""
+"""Weights that one core unpacks and multiplies in a second, however fast the memory is: llama.cpp b11549 on a Xeon of
+2026 with AVX-512 does 7 GB with Q8_0 and 12 GB with F16."""
+_PROMPT_EFFICIENCY: Final[Mapping[bool, float]] = MappingProxyType({True: 0.5, False: 0.3})
+"""Share of the arithmetic speed that a prompt achieves, by membership in `PARALLEL_ENGINES`: with llama.cpp 0.34 on an
+RTX 3090 and 0.25 on an RTX 4090 (its pull requests 7860 and 7716); assumed for the others."""
 _PROMPT_SPREAD: Final = 0.45
 _TYPICAL_TOKENS: Final = 512
 """Tokens in the cache while speed is measured: a short question, and half of the answer."""
@@ -182,7 +185,7 @@ def report_measured(found: MeasuredPerformance, run_mode: RunMode) -> SpeedEstim
 
 
 class _Reads(NamedTuple):
-    """What a token reads."""
+    """Bytes that a token reads, and the layers that it passes."""
 
     weights_bytes: float
     cache_bytes: int

@@ -80,6 +80,8 @@ def test_families_are_in_order_of_age_and_have_products() -> None:
         ("NVIDIA A100-SXM4-40GB", 40_960, 1555),
         ("A100", 81_920, 2039),
         ("A100", None, None),
+        ("NVIDIA H800 PCIe", 81_559, 2000),
+        ("NVIDIA A800 80GB PCIe", 81_920, 1935),
         ("NVIDIA RTX A1000", 8188, 192),
         ("NVIDIA T400 4GB", 4096, 80),
         ("NVIDIA GH200 480GB", 97_871, 4000),

@@ -12,6 +12,7 @@ from crds.serving import ServingOptions
 from crds.size import size_text
 from fitness.fit import FIT_LEVELS, LADDER, Fit, FitLevel, advise_quantization, assess_fit
 from fitness.memory import Workload, estimate, estimate_pod
+from fitness.offload import Offload, find_offload
 from fitness.serving_devices import ServingDevices, describe_devices, describe_host, describe_processor
 from tests.unit.fitness.test_speed import LLAMA_8B, QWEN3_30B, QWEN3_30B_ACTIVE
 
@@ -79,6 +80,19 @@ def test_memory_counts_as_free_where_nothing_reports_the_free_part() -> None:
     assert _assess(CARD._replace(free_bytes=0)).level == "too_tight"
 
 
+def test_vllm_needs_its_share_of_the_device_to_be_free() -> None:
+    small = Workload(structs.replace(LLAMA_8B, tensor_bytes=10**9), "vllm")
+    assert _assess(CARD, small).level == "perfect"
+    found = _assess(CARD._replace(free_bytes=20 * GIB), small)
+    assert (found.level, found.level_if_idle) == ("too_tight", "perfect")
+    assert found.shortfall.startswith(
+        "needs 22.1 GiB, 20.0 GiB free on nvidia-geforce-rtx-4090x1: short 2.1 GiB; it would"
+    )
+    lower = ServingOptions(extra_args=["--gpu-memory-utilization", "0.5"])
+    assert _assess(CARD._replace(free_bytes=20 * GIB), small, options=lower).level != "too_tight"
+    assert _assess(CARD._replace(free_bytes=20 * GIB), small._replace(runtime="sglang")).level == "perfect"
+
+
 def test_heads_that_devices_cannot_divide_do_not_fit() -> None:
     found = _assess(CARD._replace(device_count=3), Workload(LLAMA_8B, "vllm"))
     assert found.level == "too_tight"
@@ -99,16 +113,77 @@ def test_experts_are_left_in_host_memory_before_layers_are() -> None:
     assert (found.speed.run_mode, layers.speed.run_mode) == ("moe_offload", "partial_offload")
 
 
+def test_experts_in_host_memory_leave_headroom_in_the_device() -> None:
+    needed = _needed(EXPERTS)
+    found = _assess(BESIDE._replace(free_bytes=needed - 1, memory_bytes=needed), EXPERTS, active_share=QWEN3_30B_ACTIVE)
+    assert (found.run_mode, found.level, found.level_if_idle) == ("moe_offload", "good", "good")
+    assert found.needed_bytes * 1.1 <= needed
+    whole = _assess(CARD._replace(free_bytes=needed), EXPERTS, active_share=QWEN3_30B_ACTIVE)
+    assert (whole.run_mode, whole.level) == ("accelerator", "marginal")
+
+
+def test_headroom_is_not_bought_by_leaving_whole_layers_to_the_host() -> None:
+    share = 0.9
+    free = _needed(EXPERTS) - round(0.62 * QWEN3_30B.tensor_bytes)
+    found = _assess(BESIDE._replace(free_bytes=free), EXPERTS, active_share=share)
+    assert (found.run_mode, found.level) == ("moe_offload", "marginal")
+
+
+def _offload(workload: Workload, in_devices: float, *, with_cache: bool, **more: Any) -> Offload | None:
+    """Return the division with room for this share of the weights beside all else."""
+    found = estimate_pod(workload, ServingOptions(), 1)
+    assert found
+    assert found.device
+    weights, cache = found.device.parts.weights_bytes, found.device.parts.cache_bytes
+    rest = _needed(workload) - weights - cache
+    free = rest + round(cache + weights * in_devices if with_cache else (weights + cache) * in_devices)
+    return find_offload(workload, ServingOptions(), more.pop("devices", BESIDE), free, **more)
+
+
+def test_device_without_room_for_attention_gets_no_experts_offload() -> None:
+    enough = _offload(EXPERTS, 0.06, with_cache=True, active_share=QWEN3_30B_ACTIVE)
+    assert enough
+    assert enough.place.run_mode == "moe_offload"
+    # Beside attention the device has the experts of whole layers.
+    attention, layer = (
+        _offload(EXPERTS, each, with_cache=True, active_share=QWEN3_30B_ACTIVE) for each in (0.05, 0.07)
+    )
+    assert attention
+    assert layer
+    assert enough.place.device_share == attention.place.device_share < layer.place.device_share
+    assert _offload(EXPERTS, 0.03, with_cache=True, active_share=QWEN3_30B_ACTIVE) is None
+
+
+@pytest.mark.parametrize(("workload", "share"), [(DENSE, None), (EXPERTS, QWEN3_30B_ACTIVE)], ids=["dense", "experts"])
+def test_host_must_have_room_for_what_the_devices_have_not(workload: Workload, share: float | None) -> None:
+    found = _offload(workload, 0.5, with_cache=False, active_share=share)
+    assert found
+    just = BESIDE._replace(host_memory_bytes=found.host_bytes)
+    assert _offload(workload, 0.5, with_cache=False, active_share=share, devices=just) == found
+    less = BESIDE._replace(host_memory_bytes=found.host_bytes - 1)
+    assert _offload(workload, 0.5, with_cache=False, active_share=share, devices=less) is None
+
+
+def test_few_layers_in_the_device_are_not_worth_it() -> None:
+    assert _offload(DENSE, 0.2, with_cache=False)
+    assert _offload(DENSE, 0.08, with_cache=False) is None
+
+
+def test_model_with_a_draft_is_not_divided() -> None:
+    draft = structs.replace(LLAMA_8B, tensor_bytes=10**8, layers=[structs.replace(LLAMA_8B.layers[0], count=1)])
+    assert _assess(BESIDE._replace(free_bytes=5 * GIB), DENSE).run_mode == "partial_offload"
+    assert _assess(BESIDE._replace(free_bytes=5 * GIB), DENSE._replace(draft=draft)).level == "too_tight"
+
+
 @pytest.mark.parametrize(
     ("devices", "workload"),
     [
         (BESIDE._replace(host_memory_bytes=None), DENSE),
         (BESIDE._replace(host_memory_bytes=2 * GIB), DENSE),
         (BESIDE, Workload(LLAMA_8B, "vllm")),
-        (BESIDE, Workload(LLAMA_8B, draft=LLAMA_8B)),
         (BESIDE._replace(free_bytes=GIB), DENSE),
     ],
-    ids=["unknown host", "small host", "engine without offload", "draft", "no room for a layer"],
+    ids=["unknown host", "small host", "engine without offload", "no room for a layer"],
 )
 def test_model_that_cannot_be_divided_is_too_tight(devices: ServingDevices, workload: Workload) -> None:
     free = min(devices.free_bytes or 4 * GIB, 4 * GIB)

@@ -1,4 +1,4 @@
-"""What is known of a product fills in what a probe could not read, and never contradicts it."""
+"""Figures of a product fill in what a probe could not read, and never contradict it."""
 
 import pytest
 

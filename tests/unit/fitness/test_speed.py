@@ -52,15 +52,31 @@ def _expected(*arguments: Any, **more: Any) -> float:
     return _estimate(*arguments, **more).generation.expected
 
 
-# Published figures: llama.cpp's own table of quantizations (tools/quantize/README.md, a device that reads 513 GB/s by
-# its rows) is the reason for the two terms; the others are medians of community measurements.
+# Speeds of llama-bench (128 tokens) on products of which llmfit's community has no measurement with this engine:
+# llama.cpp pull requests 26705 (R9700) and 4766 (P40), a user's report (RTX 4090), a benchmark page (RTX 3090).
 @pytest.mark.parametrize(
-    ("product", "measured"),
-    [("NVIDIA GeForce RTX 5070", 105), ("NVIDIA GB10", 43), ("AMD Radeon RX 7900 XT", 100)],
+    ("vendor", "product", "tensor_bytes", "layers", "measured"),
+    [
+        ("nvidia", "NVIDIA GeForce RTX 4090", 6_596_000_000, 32, 93),
+        ("nvidia", "NVIDIA GeForce RTX 3090", 2_490_000_000, 34, 189),
+        ("nvidia", "Tesla P40", 2_950_000_000, 32, 30.9),
+        ("amd", "AMD Radeon AI PRO R9700", 3_170_000_000, 32, 116),
+    ],
 )
-def test_estimate_of_an_8b_model_is_near_published_speeds(product: str, measured: float) -> None:
-    vendor = "amd" if "AMD" in product else "nvidia"
-    found = _estimate(devices=describe_devices(vendor, product)).generation
+def test_published_speed_is_within_the_range(
+    vendor: str, product: str, tensor_bytes: int, layers: int, measured: float
+) -> None:
+    layout = structs.replace(
+        LLAMA_8B, tensor_bytes=tensor_bytes, layers=[structs.replace(LLAMA_8B.layers[0], count=layers)]
+    )
+    found = _estimate(layout, describe_devices(vendor, product)).generation
+    assert found.low <= measured <= found.high
+
+
+@pytest.mark.parametrize(("product", "measured"), [("RTX 3090", 3500), ("RTX 4090", 5700)])
+def test_published_prompt_speed_is_within_the_range(product: str, measured: float) -> None:
+    found = _estimate(devices=describe_devices("nvidia", product)).prompt
+    assert found
     assert found.low <= measured <= found.high
 
 
@@ -134,6 +150,44 @@ def test_devices_share_layers_in_one_engine_and_take_turns_in_another() -> None:
     assert "share each layer" in _estimate(devices=two, runtime="vllm").basis
 
 
+def test_time_of_a_token_is_reading_and_the_overhead_of_layers() -> None:
+    prior, cache = PRIORS["vllm"]["nvidia"], 32 * 512 * 2048 * 2
+    one, two = (1 / _expected(devices=RTX_4090._replace(device_count=count), runtime="vllm") for count in (1, 2))
+    reading = (LLAMA_8B.tensor_bytes + cache) / (1008e9 * prior.efficiency)
+    assert one == pytest.approx(reading + 32 * prior.layer_ms / 1000)
+    assert two == pytest.approx(reading / 2 + 32 * (prior.layer_ms + 0.03) / 1000)
+
+
+def test_time_with_experts_in_host_memory_is_the_sum_of_both_readings() -> None:
+    found = _expected(QWEN3_30B, active_share=QWEN3_30B_ACTIVE, place=WeightsPlace("moe_offload", 0.5))
+    attention, forward = 2048 * (2 * 4096 + 1024) * 48, 3 * 2048 * 6144 * 48
+    experts = forward / (attention + forward + 151_936 * 2048)
+    stored = 1 - QWEN3_30B_ACTIVE * (1 - experts)
+    active, cache = QWEN3_30B.tensor_bytes * QWEN3_30B_ACTIVE, 48 * 512 * 1024 * 2
+    in_host = active * experts * 0.5 / stored
+    priors = PRIORS["llama.cpp"]
+    seconds = in_host / (60e9 * priors["cpu"].efficiency * 0.85)
+    seconds += (active + cache - in_host) / (1008e9 * priors["nvidia"].efficiency * 0.85)
+    assert 1 / found == pytest.approx(seconds + 48 * priors["nvidia"].layer_ms / 1000)
+
+
+def test_cache_is_never_longer_than_the_context() -> None:
+    options = ServingOptions(context_length=1024)
+    assert _expected(options=options, filled_tokens=10**6) == _expected(options=options, filled_tokens=1024)
+
+
+@pytest.mark.parametrize(
+    ("devices", "place"), [(RTX_4090, WeightsPlace("cpu")), (EPYC, WeightsPlace("accelerator"))], ids=["gpu", "cpu"]
+)
+def test_run_mode_that_devices_do_not_have_has_no_estimate(devices: ServingDevices, place: WeightsPlace) -> None:
+    assert estimate_speed(LLAMA_8B, ServingOptions(), "llama.cpp", devices, place=place) is None
+
+
+def test_few_cores_slow_down_what_is_in_host_memory() -> None:
+    place = WeightsPlace("partial_offload", 0.5)
+    assert _expected(devices=RTX_4090._replace(cores=1), place=place) < 0.5 * _expected(place=place)
+
+
 def test_layers_in_host_memory_slow_a_model_down() -> None:
     shares = [1.0, 0.9, 0.5, 0.1]
     speeds = [_expected(place=WeightsPlace("partial_offload", share)) for share in shares]
@@ -165,14 +219,14 @@ def test_few_cores_cannot_use_all_of_the_bandwidth() -> None:
 
 def test_old_architecture_reads_quantized_weights_slowly() -> None:
     pascal = RTX_4090._replace(product="NVIDIA GeForce GTX 1080 Ti")
-    assert _expected(devices=pascal) < 0.5 * _expected()
+    assert _expected(devices=pascal) < 0.6 * _expected()
 
 
 def test_prompt_speed_follows_from_arithmetic() -> None:
     found = _estimate().prompt
     assert found
     # 8 * 10^9 parameters but for the embeddings, two operations each.
-    assert found.expected == pytest.approx(330.3e12 * 0.35 / (2 * 6.98e9), rel=0.02)
+    assert found.expected == pytest.approx(330.3e12 * 0.3 / (2 * 6.98e9), rel=0.02)
     assert _estimate(devices=describe_devices("nvidia", "GeForce RTX 4060")).prompt is None
     assert _estimate(place=WeightsPlace("partial_offload", 0.5)).prompt is None
     two = _estimate(devices=RTX_4090._replace(device_count=2), runtime="vllm").prompt
@@ -191,7 +245,7 @@ def test_measurements_of_a_class_correct_the_estimate_and_narrow_its_range() -> 
     found = _estimate(corrections=learn_corrections(ratios))
     assert (plain.method, found.method) == ("roofline", "corrected")
     assert found.generation.expected == pytest.approx(0.8 * plain.generation.expected, rel=0.02)
-    assert found.generation.high / found.generation.low < 0.6 * plain.generation.high / plain.generation.low
+    assert found.generation.high / found.generation.low < 0.7 * plain.generation.high / plain.generation.low
     assert "corrected by 0.80 from 40 measurements" in found.basis
 
 
@@ -204,29 +258,36 @@ def test_measured_speed_has_the_range_of_its_runs() -> None:
     assert wild.high <= 3.001 * wild.low
 
 
+ANY_DEVICES = st.builds(
+    ServingDevices,
+    vendor=st.sampled_from(["nvidia", "amd", "intel", "intel-gaudi", "metal", "cpu"]),
+    device_class=st.just("any"),
+    device_count=st.integers(1, 16),
+    bandwidth_bytes_per_second=st.integers(10**9, 10**14),
+    flops=st.none() | st.floats(1e12, 1e16),
+    cores=st.none() | st.integers(1, 256),
+)
+
+
 @given(
     layers=st.integers(1, 200),
     tensor_bytes=st.integers(1, 10**13),
-    bandwidth=st.integers(10**9, 10**14),
-    count=st.integers(1, 16),
+    devices=ANY_DEVICES,
     runtime=st.sampled_from(sorted(PRIORS)),
-    vendor=st.sampled_from(["nvidia", "amd", "intel", "intel-gaudi", "metal", "cpu"]),
     tokens=st.integers(1, 2_000_000),
 )
 def test_ranges_are_ordered_positive_and_at_most_threefold(
-    layers: int, tensor_bytes: int, bandwidth: int, count: int, runtime: str, vendor: str, tokens: int
+    layers: int, tensor_bytes: int, devices: ServingDevices, runtime: str, tokens: int
 ) -> None:
     layout = structs.replace(
         LLAMA_8B, tensor_bytes=tensor_bytes, layers=[structs.replace(LLAMA_8B.layers[0], count=layers)]
     )
-    devices = ServingDevices(
-        vendor, "any", device_count=count, bandwidth_bytes_per_second=bandwidth, flops=10.0**13, cores=4
-    )
     found = estimate_speed(layout, ServingOptions(context_length=2_097_152), runtime, devices, filled_tokens=tokens)
-    assert (found is None) == (vendor not in PRIORS[runtime])
+    assert (found is None) == (devices.vendor not in PRIORS[runtime])
     for each in (found.generation, found.prompt) if found else ():
         if each:
             assert 0 < each.low <= each.expected <= each.high <= 3.0001 * each.low
     if found:
         # No token is read faster than memory delivers its weights.
-        assert found.generation.expected <= bandwidth * count / tensor_bytes
+        bandwidth = devices.bandwidth_bytes_per_second or 0
+        assert found.generation.expected <= bandwidth * devices.device_count / tensor_bytes
