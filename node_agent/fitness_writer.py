@@ -19,7 +19,7 @@ from kube.resources import NODE_FITNESSES, NODES
 from node_agent.node_fitness import build_object, encode_status, is_due
 from node_agent.node_labels import FIELD_MANAGER, LabelPlan
 
-FIRST_PAUSE_SECONDS = 60.0
+FIRST_PAUSE_SECONDS = 10.0
 LAST_PAUSE_SECONDS = 600.0
 """Longest pause after refusals: rights that an administrator adds are noticed this soon."""
 
@@ -115,9 +115,9 @@ class FitnessWriter:
             body = encode_status(status, before) if status else dict(before)
             since = self._written_at
             silent_seconds = float("inf") if since is None else self._clock() - since
+            body["conditions"] = merge_conditions(before.get("conditions", []), [condition], now)
             if not is_due(body, before, silent_seconds, self._interval_seconds):
                 return False
-            body["conditions"] = merge_conditions(before.get("conditions", []), [condition], now)
             self._observed = await apply_status(self._client, NODE_FITNESSES, observed, body, FIELD_MANAGER)
         except NotFound as error:
             # Somebody has deleted it, so the next probe creates it; or the CRD is not installed.
