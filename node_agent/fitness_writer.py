@@ -4,6 +4,7 @@ What the API server has refused is sent again after a pause that grows, so that 
 missing are no storm.
 """
 
+import random
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
@@ -16,7 +17,7 @@ from kube.backoff import backoff_seconds
 from kube.client import Client, Obj
 from kube.errors import ApiError, Conflict, NotFound, Unreachable
 from kube.resources import NODE_FITNESSES, NODES
-from node_agent.node_fitness import build_object, encode_status, is_due
+from node_agent.node_fitness import HEARTBEAT_SECONDS, build_object, encode_status, is_due
 from node_agent.node_labels import FIELD_MANAGER, LabelPlan
 
 FIRST_PAUSE_SECONDS = 10.0
@@ -133,8 +134,16 @@ class FitnessWriter:
             self._refused.note(error)
             return False
         self._refused.clear()
-        self._written_at = self._clock()
+        # Agents that start together do not report together for ever: the first heartbeat is at any of a minute's probes.
+        early_seconds = self._draw_phase() if self._written_at is None else 0.0
+        self._written_at = self._clock() - early_seconds
         return True
+
+    def _draw_phase(self) -> float:
+        """Return how much earlier the first write counts, so that any of the next probes is the heartbeat's."""
+        probes = max(1, round(HEARTBEAT_SECONDS / self._interval_seconds))
+        nth = random.randrange(probes)  # noqa: S311 - spreads load
+        return HEARTBEAT_SECONDS - (nth + 0.5) * self._interval_seconds
 
     async def _get_or_create(self, node: Obj) -> Obj:
         name = node["metadata"]["name"]
