@@ -134,7 +134,7 @@ class FitnessWriter:
             self._refused.note(error)
             return False
         self._refused.clear()
-        # Agents that start together do not report together for ever: the first heartbeat is at any of a minute's probes.
+        # Agents that start together do not report together for ever: any of the next probes may be the heartbeat's.
         early_seconds = self._draw_phase() if self._written_at is None else 0.0
         self._written_at = self._clock() - early_seconds
         return True
