@@ -38,7 +38,7 @@ EVERYTHING: dict[str, Any] = {
         "metricPrefix": "flexinfer",
         "apiKeySecret": "node-api-key",
         "nvidia": {"runtimeClassName": "nvidia", "nodeSelector": {"nvidia.com/gpu.present": "true"}},
-        "resources": {"limits": {"memory": "96Mi"}},
+        "resources": {"requests": {"cpu": "30m", "memory": "64Mi"}, "limits": {"memory": "96Mi"}},
         "nodeSelector": {"pool": "models"},
         "tolerations": [{"key": "models", "operator": "Exists"}],
         "priorityClassName": "system-node-critical",
@@ -82,7 +82,9 @@ REFUSED = {
     "hosts=null": "missing property 'hosts'",
     "nodeAgent.interval=5m": "'/nodeAgent/interval': '5m' does not match pattern",
     "nodeAgent.labelPrefix=flexinfer.ai/": "'/nodeAgent/labelPrefix': 'flexinfer.ai/' does not match pattern",
-    "nodeAgent.nvidia.nodeSelector=null": "missing property",
+    "nodeAgent.nvidia.runtimeClassName=nvidia,nodeAgent.nvidia.nodeSelector=null": (
+        "nodeAgent.nvidia.runtimeClassName is nvidia, and nodeAgent.nvidia.nodeSelector selects no nodes"
+    ),
     "models.nodeCacheSize=big": "'/models/nodeCacheSize': 'big' does not match pattern",
 }
 Identity = tuple[str, str, str]
