@@ -79,7 +79,7 @@ class NodeFitnessStatus(ApiStruct, frozen=True):
     source: Annotated[
         HostText,
         described(
-            "Where the facts of the devices come from: nvml, nvidia-smi, rocm-smi, hl-smi, sysfs, labels (of another "
+            "Where the facts of the devices come from: nvidia-smi, rocm-smi, hl-smi, sysfs, labels (of another "
             "labeller of nodes), or proc if there are no devices."
         ),
     ] = ""

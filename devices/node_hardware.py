@@ -14,7 +14,7 @@ from crds.nodefitness import NodeDevice
 from devices.device_class import name_device_class, name_processor_class
 from devices.node.amd import read_amd
 from devices.node.gaudi import read_gaudi
-from devices.node.intel import read_intel
+from devices.node.intel import INTEL_CARDS, read_intel
 from devices.node.kernel_files import PciDevice, list_pci_devices
 from devices.node.labels import read_labels
 from devices.node.memory_bandwidth import measure_memory_bandwidth
@@ -22,12 +22,11 @@ from devices.node.number_formats import NumberFormats, find_number_formats
 from devices.node.nvidia import read_nvidia
 from devices.node.processor import MachineMemory, Processor, read_file_system, read_memory, read_processor
 from devices.node.vendor_reading import VENDOR_NAMES, FactSource, NodeVendor, VendorReading
+from devices.products import find_product
 
 __all__ = ["FactSource", "NodeHardware", "NodeRoots", "NodeVendor", "measure_memory_bandwidth", "read_node_hardware"]
 
 _TOOLS: Final[Mapping[NodeVendor, str]] = {"nvidia": "nvidia-smi", "amd": "rocm-smi", "intel-gaudi": "hl-smi"}
-_PCI_VENDORS: Final[Mapping[str, NodeVendor]] = {"10de": "nvidia", "1da3": "intel-gaudi"}
-"""Vendors without integrated GPUs: a device on the bus is one that the node has for models."""
 
 
 class NodeRoots(NamedTuple):
@@ -37,6 +36,9 @@ class NodeRoots(NamedTuple):
     sys: Path = Path("/sys")
     disk: Path = Path("/")
     """A folder in the file system of the node's pods."""
+
+
+_MACHINE: Final = NodeRoots()
 
 
 class NodeHardware(NamedTuple):
@@ -70,7 +72,7 @@ class NodeHardware(NamedTuple):
     """Each tool that is missing, hung or printed what is no answer, in a sentence with the way out."""
 
 
-def read_node_hardware(labels: Mapping[str, str], roots: NodeRoots = NodeRoots()) -> NodeHardware:
+def read_node_hardware(labels: Mapping[str, str], roots: NodeRoots = _MACHINE) -> NodeHardware:
     """Read the hardware of this node now. Blocks for the time limit of a vendor's tool at most.
 
     Args:
@@ -117,16 +119,15 @@ def choose_reading(
     problems = [problem for each in readings for problem in _explain_failures(each)]
     found = [each for each in readings if each.devices]
     answered = {each.vendor for each in readings}
-    for vendor in dict.fromkeys(_PCI_VENDORS.get(device.vendor_id) for device in on_bus):
-        if vendor is not None and vendor not in answered:
-            problems.append(_explain_missing_tool(vendor))
+    on_bus_only = dict.fromkeys(vendor for each in on_bus if (vendor := _find_vendor(each)) and vendor not in answered)
+    problems += (_explain_missing_tool(vendor) for vendor in on_bus_only)
     if not found and by_labels is not None:
         found, problems = [by_labels], [*problems, *by_labels.problems]
     if not found:
         return VendorReading("cpu", "proc", problems=tuple(problems))
     problems += (
-        f"the node has devices of {VENDOR_NAMES[each.vendor]} as well, which are not reported: a node is of one vendor, and "
-        f"this one of {VENDOR_NAMES[found[0].vendor]}"
+        f"the node has devices of {VENDOR_NAMES[each.vendor]} as well, which are not reported: "
+        f"a node is of one vendor, and this one of {VENDOR_NAMES[found[0].vendor]}"
         for each in found[1:]
     )
     return found[0]._replace(problems=tuple(problems)).limit_devices()
@@ -148,11 +149,23 @@ def _explain_failures(reading: VendorReading) -> list[str]:
     return [f"{each}: {hint}" if tool and each.startswith(f"{tool} ") else each for each in reading.problems]
 
 
+def _find_vendor(device: PciDevice) -> NodeVendor | None:
+    """Return the vendor of a device that the node has for models; None for integrated GPUs and others."""
+    if device.vendor_id == "10de":
+        return "nvidia"
+    if device.vendor_id == "1da3":
+        return "intel-gaudi"
+    if device.vendor_id == "1002" and find_product("amd", device.device_id):
+        return "amd"
+    return "intel" if device.vendor_id == "8086" and device.device_id in INTEL_CARDS else None
+
+
 def _explain_missing_tool(vendor: NodeVendor) -> str:
+    tool = _TOOLS.get(vendor)
+    missing = f"{tool} is not in the node agent's container" if tool else "no driver of the kernel states it"
     return (
-        f"the node has a device of {VENDOR_NAMES[vendor]}, and {_TOOLS[vendor]} is not in the node agent's container: run "
-        "the agent with the vendor's runtime class or with the driver's folder mounted, or let the vendor's labeller "
-        "label the node"
+        f"the node has a device of {VENDOR_NAMES[vendor]}, and {missing}: install the driver on the node, run the "
+        "agent with the vendor's runtime class or with the tool mounted, or let the vendor's labeller label the node"
     )
 
 

@@ -86,7 +86,8 @@ def _read_device(card: DrmCard, device_id: str, target: str, linked: Sequence[st
     partition = clean_text(f"{compute}_{memory}").lower() if compute and compute.upper() != "SPX" else ""
     return NodeDevice(
         id=device_id,
-        product=clean_text(card.read("product_name")) or (product.name if product else f"AMD {card.device_id}"),
+        product=clean_text(card.read("product_name"))
+        or (product.name if product else clean_text(f"AMD {card.device_id}")),
         architecture=target or (product.capability if product else ""),
         partition=partition,
         memory_bytes=total_bytes,

@@ -1,4 +1,4 @@
-"""The topology of AMD's compute driver: the compiler target of each GPU, and the links of Infinity Fabric between them."""
+"""The topology of AMD's compute driver: the compiler target of each GPU, and its links of Infinity Fabric to others."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,6 +1,7 @@
 """Values that tools, kernel files and labels state, checked for the ranges of `NodeDevice` before anything uses them.
 
-A tool may print anything: a value that is no number or out of range is unknown, and a text is cut to what fits a status.
+A tool may print anything: a value that is no number or out of range is unknown, and a text is cut to what a status
+takes.
 """
 
 import re
@@ -36,7 +37,12 @@ def parse_size_bytes(text: str, unit_bytes: int = 1) -> int | None:
 def parse_rest_bytes(text: str, unit_bytes: int = 1) -> int | None:
     """Return bytes that may be 0, such as free memory; None if the number is unknown or absurd."""
     number = parse_number(text)
-    return number * unit_bytes if number is not None and 0 <= number * unit_bytes <= _MOST_BYTES else None
+    return None if number is None else check_bytes(number * unit_bytes)
+
+
+def check_bytes(number: int | None) -> int | None:
+    """Return the number of bytes if it is one that a machine can have."""
+    return number if number is not None and 0 <= number <= _MOST_BYTES else None
 
 
 def parse_mib(text: str) -> int | None:

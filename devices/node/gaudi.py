@@ -20,6 +20,8 @@ _FIELDS: Final = (
     *("index", "name", "bus_id", "driver_version", "uuid", "memory.total", "memory.free"),
     *("utilization.aip", "temperature.aip"),
 )
+_OLD_FIELDS: Final = 7
+"""Fields before those of utilization and temperature, which versions name differently."""
 _NAME: Final = re.compile(r"HL-(20|2|3)[0-9]", re.IGNORECASE)
 _ARCHITECTURES: Final = {"20": "gaudi", "2": "gaudi2", "3": "gaudi3"}
 
@@ -30,11 +32,20 @@ def read_gaudi(sys: Path, proc: Path) -> VendorReading | None:
     program = find_tool("hl-smi", "/opt/habanalabs/bin/hl-smi")
     if program is None:
         return by_kernel
-    answer = run_tool(program, "-Q", ",".join(_FIELDS), "-f", "csv")
-    reading = parse_hl_smi(answer.text)
-    if answer.problem:
-        reading = reading._replace(problems=(f"hl-smi {answer.problem}",))
+    reading = _ask_tool(program)
     return reading if reading.devices or by_kernel is None else by_kernel._replace(problems=reading.problems)
+
+
+def _ask_tool(program: str) -> VendorReading:
+    """Return the answer to all fields, or to those that all versions know if this one refuses the others."""
+    for fields in (_FIELDS, _FIELDS[:_OLD_FIELDS]):
+        answer = run_tool(program, "-Q", ",".join(fields), "-f", "csv")
+        reading = parse_hl_smi(answer.text)
+        if answer.problem:
+            reading = reading._replace(problems=(f"hl-smi {answer.problem}",))
+        if reading.devices or not answer.text:
+            break
+    return reading
 
 
 def parse_hl_smi(text: str) -> VendorReading:
@@ -59,15 +70,22 @@ def name_gaudi_architecture(name: str) -> str:
     return product.family if product else ""
 
 
+def _name_product(architecture: str) -> str:
+    """Return the product, which is the same whether the tool (HL-225) or the kernel (GAUDI2) states it."""
+    product = find_product("intel-gaudi", architecture)
+    return product.name if product else ""
+
+
 def _parse_card(row: Mapping[str, str]) -> NodeDevice | None:
     name, bus_id = clean_text(row.get("name", "")), clean_text(row.get("bus_id", ""))
     device_id = clean_text(row.get("uuid", "")) or bus_id
     if not name or not device_id:
         return None
+    architecture = name_gaudi_architecture(name)
     return NodeDevice(
         id=device_id,
-        product=name,
-        architecture=name_gaudi_architecture(name),
+        product=_name_product(architecture) or name,
+        architecture=architecture,
         memory_bytes=parse_mib(row.get("memory.total", "")),
         free_bytes=parse_rest_bytes(row.get("memory.free", ""), MIB),
         utilization_percent=parse_percent(row.get("utilization.aip", "")),
@@ -89,7 +107,7 @@ def _read_kernel_files(sys: Path, proc: Path) -> VendorReading | None:
         found.append(
             NodeDevice(
                 id=address,
-                product=product.name if product else kind or "Gaudi",
+                product=_name_product(architecture) or kind or "Gaudi",
                 architecture=architecture,
                 memory_bytes=product.memory_mib * MIB if product and product.memory_mib else None,
                 temperature_celsius=read_temperature_celsius(device),

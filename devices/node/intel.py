@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from crds.nodefitness import NodeDevice
-from devices.node.checked_values import parse_size_bytes
+from devices.node.checked_values import clean_text, parse_size_bytes
 from devices.node.drm_cards import DrmCard, list_cards, read_driver_version, read_temperature_celsius
 from devices.node.kernel_files import list_folder, read_limited
 from devices.node.vendor_reading import VendorReading
@@ -37,8 +37,8 @@ def read_intel(sys: Path, proc: Path) -> VendorReading | None:
         return None
     devices = tuple(_read_device(card) for card in cards)
     problems = tuple(
-        f"the driver {card.driver or 'of no name'} does not state the memory of the graphics card {card.address}: use the "
-        "driver xe, or an i915 that has lmem_total_bytes"
+        f"the driver {card.driver or 'of no name'} does not state the memory of the graphics card {card.address}: "
+        "use the driver xe, or an i915 that has lmem_total_bytes"
         for card, device in zip(cards, devices, strict=True)
         if device.memory_bytes is None
     )
@@ -48,7 +48,7 @@ def read_intel(sys: Path, proc: Path) -> VendorReading | None:
 def _read_device(card: DrmCard) -> NodeDevice:
     return NodeDevice(
         id=card.address,
-        product=INTEL_CARDS.get(card.device_id, f"Intel {card.device_id}"),
+        product=INTEL_CARDS.get(card.device_id) or clean_text(f"Intel {card.device_id}"),
         memory_bytes=_read_memory_bytes(card),
         temperature_celsius=read_temperature_celsius(card.folder / "device"),
     )

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-_MOST_BYTES: Final = 1 << 20
+_MOST_BYTES: Final = 4 << 20
+"""/proc/cpuinfo has some 3 KB for each thread of the processor."""
 _MOST_ENTRIES: Final = 4096
 _MODALIAS: Final = re.compile(r"pci:v0000([0-9A-F]{4})d0000([0-9A-F]{4})sv.*bc([0-9A-F]{2})sc([0-9A-F]{2})")
 _DISPLAY: Final = "03"
@@ -23,7 +24,7 @@ class PciDevice(NamedTuple):
 
 
 def read_limited(path: Path) -> str:
-    """Return the text of a file, at most 1 MiB of it, without white space around it; "" if it cannot be read."""
+    """Return the text of a file, at most 4 MiB of it, without white space around it; "" if it cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(_MOST_BYTES).decode(errors="replace").strip()

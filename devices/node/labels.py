@@ -60,7 +60,7 @@ def _read_amd(labels: Labels) -> VendorReading | None:
     product = find_product("amd", number) or find_product("amd", stated)
     device = NodeDevice(
         id="",
-        product=stated or (product.name if product else f"AMD {clean_text(number)}"),
+        product=stated or (product.name if product else clean_text(f"AMD {number}")),
         architecture=product.capability if product else "",
         memory_bytes=memory_bytes or (product.memory_mib * MIB if product and product.memory_mib else None),
     )
@@ -98,8 +98,8 @@ def _build(vendor: NodeVendor, device: NodeDevice, count: int | None, driver: st
     problems = []
     if count is None or not 0 < count <= 1 << 16:
         problems.append(
-            f"no label states how many devices of {VENDOR_NAMES[vendor]} the node has, so one is reported: give the node "
-            "agent the vendor's tool, or see what the device plugin allocates"
+            f"no label states how many devices of {VENDOR_NAMES[vendor]} the node has, so one is reported: "
+            "give the node agent the vendor's tool, or see what the device plugin allocates"
         )
         count = 1
     name = device.product.lower().replace(" ", "-")

@@ -17,7 +17,7 @@ def measure_memory_bandwidth() -> int | None:
     A few threads copy buffers. All buffers together take 32 MiB, which is what the agent's memory allows: where the
     processor's cache is larger, the figure is too high, and estimates by it are corrected by measured speeds.
     """
-    copied_bytes = [0] * min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+    copied_bytes = [0] * min(_MOST_THREADS, os.cpu_count() or 1)
     started = time.perf_counter()
     deadline = started + _MEASURE_SECONDS
     workers = [

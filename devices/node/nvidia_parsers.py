@@ -28,12 +28,14 @@ _COLOR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _LISTED_GPU: Final = re.compile(r"GPU [0-9]+: .*\(UUID: (\S+)\)")
 _LISTED_PARTITION: Final = re.compile(r"\s*MIG (\S+)\s+Device\s+([0-9]{1,3}): \(UUID: (\S+)\)")
 _MOST_LINKS: Final = 32
+_MOST_GPUS: Final = 1024
 
 
 class NvidiaGpu(NamedTuple):
     """One GPU as nvidia-smi states it."""
 
-    index: int
+    number: int
+    """Index by which nvidia-smi counts it."""
     bus_id: str
     """For example 00000000:83:00.0."""
     device: NodeDevice
@@ -47,7 +49,8 @@ class NvidiaGpu(NamedTuple):
 class Partition(NamedTuple):
     """One MIG partition of a GPU."""
 
-    index: int
+    number: int
+    """Index in its GPU."""
     profile: str
     """For example 1g.10gb."""
     id: str
@@ -126,13 +129,13 @@ def list_devices(
     links: Mapping[int, Sequence[int]],
 ) -> tuple[NodeDevice, ...]:
     """Return the devices on which something can run: a GPU, or its partitions if MIG is on."""
-    ids = {gpu.index: gpu.device.id for gpu in gpus}
+    ids = {gpu.number: gpu.device.id for gpu in gpus}
     devices: list[NodeDevice] = []
     for gpu in gpus:
         if gpu.is_partitioned:
             devices += (_build_partition(gpu, each, memory) for each in partitions.get(gpu.device.id, ()))
             continue
-        reached = [ids[each] for each in links.get(gpu.index, ()) if each in ids and each != gpu.index]
+        reached = [ids[each] for each in links.get(gpu.number, ()) if each in ids and each != gpu.number]
         devices.append(replace(gpu.device, links=reached[:_MOST_LINKS]))
     return tuple(devices)
 
@@ -147,7 +150,7 @@ def _build_partition(
     gpu: NvidiaGpu, partition: Partition, memory: Mapping[tuple[str, int], PartitionMemory]
 ) -> NodeDevice:
     # A GPU with MIG states no utilization, and its temperature is that of all partitions.
-    own = memory.get((gpu.bus_id, partition.index), PartitionMemory(None, None))
+    own = memory.get((gpu.bus_id, partition.number), PartitionMemory(None, None))
     return replace(
         gpu.device,
         id=partition.id,
@@ -159,10 +162,10 @@ def _build_partition(
 
 
 def _parse_gpu(cells: Mapping[str, str]) -> NvidiaGpu | None:
-    index, bus_id = parse_number(cells.get("index", "")), clean_text(cells.get("pci.bus_id", ""))
+    number, bus_id = parse_number(cells.get("index", "")), clean_text(cells.get("pci.bus_id", ""))
     device_id = clean_text(cells.get("uuid", "")) or bus_id
     name = clean_text(cells.get("name", ""))
-    if index is None or not 0 <= index < 1 << 10 or not device_id or not name:
+    if number is None or not 0 <= number < _MOST_GPUS or not device_id or not name:
         return None
     memory_bytes = parse_mib(cells.get("memory.total", ""))
     device = NodeDevice(
@@ -175,7 +178,7 @@ def _parse_gpu(cells: Mapping[str, str]) -> NvidiaGpu | None:
         temperature_celsius=parse_celsius(cells.get("temperature.gpu", "")),
     )
     return NvidiaGpu(
-        index,
+        number,
         bus_id,
         device,
         driver=clean_text(cells.get("driver_version", "")),

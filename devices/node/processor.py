@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from devices.linux import parse_cpuinfo
-from devices.node.checked_values import clean_text
+from devices.node.checked_values import check_bytes, clean_text
 from devices.node.kernel_files import read_limited
 from devices.proc import parse_meminfo
 
@@ -72,7 +72,7 @@ def parse_processor(text: str, architecture: str) -> Processor:
 def read_memory(proc: Path) -> MachineMemory:
     """Return the memory of the machine and its available part."""
     facts = parse_meminfo(read_limited(proc / "meminfo"))
-    return MachineMemory(facts.get("MemTotal") or None, facts.get("MemAvailable"))
+    return MachineMemory(check_bytes(facts.get("MemTotal")) or None, check_bytes(facts.get("MemAvailable")))
 
 
 def read_file_system(folder: Path) -> FileSystem:
@@ -81,4 +81,7 @@ def read_file_system(folder: Path) -> FileSystem:
         found = os.statvfs(folder)
     except OSError:
         return FileSystem()
-    return FileSystem(found.f_blocks * found.f_frsize or None, found.f_bavail * found.f_frsize)
+    # A file system on the network may state more than any disk has.
+    return FileSystem(
+        check_bytes(found.f_blocks * found.f_frsize) or None, check_bytes(found.f_bavail * found.f_frsize)
+    )

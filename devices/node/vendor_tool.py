@@ -1,11 +1,12 @@
 """Run a vendor's tool so that it can neither block the node agent nor fill its memory.
 
-A driver that is stuck makes its tool hang, often where not even SIGKILL ends it. So each run has a time limit, after which
-the tool and its children are killed, and a tool whose last run has not ended yet is not started again. The tools are
-run instead of a library such as NVML: a driver that crashes or hangs takes a process with it, not the agent, a container
-gets the tool and the library from the same runtime, and the same reader serves all vendors.
+A driver that is stuck makes its tool hang, often where not even SIGKILL ends it. So each run has a time limit, after
+which the tool and its children are killed, and a tool whose last run has not ended yet is not started again. The tools
+are run instead of a library such as NVML: a driver that crashes or hangs takes a process with it, not the agent, a
+container gets tool and library from the same runtime, and one reader serves all vendors.
 """
 
+import contextlib
 import os
 import selectors
 import signal
@@ -106,10 +107,8 @@ def _read_bounded(stream: IO[bytes], deadline: float) -> bytes | None:
 
 def _kill(program: str, process: "subprocess.Popen[bytes]") -> None:
     """Kill the tool with all its children; remember it if it does not end."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     try:
         process.wait(1)
     except subprocess.TimeoutExpired:

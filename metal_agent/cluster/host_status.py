@@ -1,9 +1,9 @@
 """Write the MetalHost of this host: its facts, memory budget and reservations."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -17,6 +17,7 @@ from kube.apply import apply_status, merge_conditions
 from kube.client import Client, Obj
 from kube.errors import Conflict, NotFound
 from kube.resources import METAL_HOSTS
+from kube.small_changes import skip_small_changes
 from kube.time import rfc3339
 from metal_agent.assignments import Assignment
 from metal_agent.cluster.endpoint_slices import FIELD_MANAGER
@@ -97,19 +98,9 @@ async def report_host(client: Client, host: str, wanted: MetalHostStatus, condit
     """
     observed = await _get_or_create(client, host)
     written = observed.get("status") or {}
-    body = skip_small_changes(msgspec.to_builtins(wanted), written)
+    body = skip_small_changes(msgspec.to_builtins(wanted), written, _STEPS)
     body["conditions"] = merge_conditions(written.get("conditions", []), conditions, datetime.now(UTC))
     return await apply_status(client, METAL_HOSTS, observed, body, FIELD_MANAGER)
-
-
-def skip_small_changes(wanted: dict[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep the written value of each field that changes all the time, until it has changed by its step."""
-    kept = {}
-    for field, step in _STEPS.items():
-        now, before = wanted.get(field), written.get(field)
-        if isinstance(now, int) and isinstance(before, int) and abs(now - before) < step:
-            kept[field] = before
-    return wanted | kept
 
 
 async def _get_or_create(client: Client, host: str) -> Obj:

@@ -16,7 +16,7 @@ from kube.client import Client, Obj
 from kube.transport import Request, Response, Stream
 from metal_agent.assignments import STANDALONE, Assignment
 from metal_agent.cluster.endpoint_slices import FIELD_MANAGER
-from metal_agent.cluster.host_status import build_status, report_host, skip_small_changes
+from metal_agent.cluster.host_status import build_status, report_host
 from metal_agent.memory.ledger import Ledger
 
 GIB = 2**30
@@ -115,24 +115,3 @@ async def test_status_with_the_same_weights_is_not_written_again() -> None:
         status = build_status(HostFacts(), HostState(), "10.0.0.7", Ledger(8 * GIB), [], weights=found)
         await report_host(Client(api), "mac-1", status)
     assert [each["weights"] for each in api.written] == [["a", "b"], ["a", "b", "c"]]
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "written"),
-    [
-        (5 * GIB, 5 * GIB + 900, 5 * GIB),
-        (5 * GIB, 6 * GIB - 1, 5 * GIB),
-        (5 * GIB, 6 * GIB, 6 * GIB),
-        (5 * GIB, 4 * GIB, 4 * GIB),
-        (None, 900, 900),
-        (5 * GIB, None, None),
-    ],
-)
-def test_fields_that_change_all_the_time_are_written_by_steps(
-    before: int | None, now: int | None, written: int | None
-) -> None:
-    wanted = {"chip": "Apple M5"} | ({} if now is None else {"swapUsedBytes": now})
-    observed = {} if before is None else {"swapUsedBytes": before}
-    assert skip_small_changes(wanted, observed) == {"chip": "Apple M5"} | (
-        {} if written is None else {"swapUsedBytes": written}
-    )

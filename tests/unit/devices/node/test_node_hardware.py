@@ -1,0 +1,129 @@
+"""All probes together: this machine as it is, the choice among vendors and labels, and problems with their way out."""
+
+from pathlib import Path
+
+import pytest
+
+from crds.nodefitness import MOST_DEVICES, NodeDevice
+from devices.node.kernel_files import PciDevice, list_pci_devices
+from devices.node.vendor_reading import VendorReading
+from devices.node_hardware import NodeHardware, NodeRoots, choose_reading, read_node_hardware
+from tests.unit.devices.node.stand_ins import ToolFolder, recorded, write_tree
+from tests.unit.devices.node.test_node_labels import H100
+from tests.unit.devices.node.test_nvidia_probe import GB10, WHOLE
+
+NVIDIA = VendorReading("nvidia", "nvidia-smi", (NodeDevice(id="GPU-a", product="H100", architecture="sm_90"),))
+AMD = VendorReading("amd", "sysfs", (NodeDevice(id="0000:03:00.0", product="MI300X", architecture="gfx942"),))
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> NodeRoots:
+    """A node without devices, whose processor is this machine's."""
+    return NodeRoots(sys=tmp_path / "sys", disk=tmp_path)
+
+
+def test_this_machine_is_read_as_it_is(tools: ToolFolder) -> None:
+    assert tools.folder.exists()
+    found = read_node_hardware({})
+    assert (found.vendor, found.source, found.devices, found.int4, found.fp8) == ("cpu", "proc", (), None, None)
+    assert found.device_class.startswith("cpu-")
+    assert found.device_class.endswith(f"x{found.cpu_cores}")
+    assert None not in (found.memory_bytes, found.available_bytes, found.disk_bytes, found.disk_free_bytes)
+    assert found.problems == ()
+
+
+def test_devices_are_read_by_their_tool(tools: ToolFolder, roots: NodeRoots) -> None:
+    tools.add_recorded("nvidia-smi", {"--query-gpu=": WHOLE})
+    found = read_node_hardware(H100, roots)
+    assert (found.vendor, found.source, found.driver) == ("nvidia", "nvidia-smi", "550.54.15")
+    assert found.device_class == "nvidia-h100-80gb-hbm3x1"
+    assert (found.int4, found.fp8) == (False, True)
+
+
+def test_class_by_labels_is_that_by_the_tool(tools: ToolFolder, roots: NodeRoots) -> None:
+    by_labels = read_node_hardware(H100, roots)
+    tools.add_recorded("nvidia-smi", {"--query-gpu=": WHOLE})
+    assert by_labels.source == "labels"
+    assert by_labels.device_class == read_node_hardware({}, roots).device_class
+
+
+def test_partitions_have_a_class_of_their_own(tools: ToolFolder, roots: NodeRoots) -> None:
+    answers = {"--query-gpu=": recorded("nvidia_h100_mig_query.csv"), "-L": recorded("nvidia_h100_mig_list.txt")}
+    tools.add_recorded("nvidia-smi", answers)
+    assert read_node_hardware({}, roots).device_class == "nvidia-h100-80gb-hbm3-3g.40gbx1"
+
+
+def test_device_without_memory_has_that_of_the_machine(tools: ToolFolder, roots: NodeRoots) -> None:
+    tools.add_recorded("nvidia-smi", {"--query-gpu=": GB10})
+    found = read_node_hardware({}, roots)
+    (device,) = found.devices
+    assert (device.memory_bytes, device.free_bytes) == (found.memory_bytes, found.available_bytes)
+
+
+def test_labels_answer_for_a_tool_that_fails(tools: ToolFolder, roots: NodeRoots) -> None:
+    tools.add("nvidia-smi", 'echo "NVIDIA-SMI has failed because it couldn\'t communicate with the driver."; exit 9')
+    found = read_node_hardware(H100, roots)
+    assert (found.source, len(found.devices)) == ("labels", 8)
+    assert found.problems[0].startswith("nvidia-smi exited with 9 and printed `NVIDIA-SMI has failed")
+    assert found.problems[0].endswith("run nvidia-smi on the node, and see the driver's messages there (dmesg)")
+
+
+def test_missing_tool_is_named_if_the_hardware_is_there(tools: ToolFolder, roots: NodeRoots) -> None:
+    assert tools.folder.exists()
+    alias = "pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00"
+    write_tree(roots.sys, f"bus/pci/devices/0000_18_00.0/modalias: {alias}")
+    (roots.sys / "bus/pci/devices/0000_18_00.0").rename(roots.sys / "bus/pci/devices/0000:18:00.0")
+    found = read_node_hardware({}, roots)
+    assert found.vendor == "cpu"
+    assert found.problems[0].startswith(
+        "the node has a device of NVIDIA, and nvidia-smi is not in the node agent's container: install the driver"
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "named"),
+    [
+        (PciDevice("0000:43:00.0", "1da3", "1020"), "Intel Gaudi"),
+        (PciDevice("0000:43:00.0", "1002", "74a1"), "AMD"),
+        (PciDevice("0000:43:00.0", "8086", "56c0"), "Intel"),
+        (PciDevice("0000:00:02.0", "8086", "5917"), ""),
+        (PciDevice("0000:0b:00.0", "1002", "164e"), ""),
+        (PciDevice("0000:02:00.0", "1a03", "2000"), ""),
+    ],
+)
+def test_only_hardware_for_models_needs_a_tool(device: PciDevice, named: str) -> None:
+    problems = choose_reading([], None, [device, device]).problems
+    assert [each.partition(",")[0] for each in problems] == ([f"the node has a device of {named}"] if named else [])
+
+
+def test_tool_that_answered_is_not_missing() -> None:
+    on_bus = [PciDevice("0000:18:00.0", "10de", "2330")]
+    assert choose_reading([NVIDIA], None, on_bus).problems == ()
+    failed = VendorReading("nvidia", "nvidia-smi", problems=("nvidia-smi did not answer within 10 s",))
+    assert len(choose_reading([failed], None, on_bus).problems) == 1
+
+
+def test_second_vendor_is_named_and_not_mixed() -> None:
+    chosen = choose_reading([NVIDIA, AMD], None, [])
+    assert chosen.devices == NVIDIA.devices
+    assert chosen.problems == (
+        "the node has devices of AMD as well, which are not reported: a node is of one vendor, and this one of NVIDIA",
+    )
+
+
+def test_devices_are_bounded() -> None:
+    many = NVIDIA._replace(devices=NVIDIA.devices * (MOST_DEVICES + 1))
+    chosen = choose_reading([many], None, [])
+    assert len(chosen.devices) == MOST_DEVICES
+    assert "65 devices" in chosen.problems[0]
+
+
+def test_unreadable_bus_has_no_devices(tmp_path: Path) -> None:
+    assert list_pci_devices(tmp_path) == ()
+
+
+def test_nothing_readable_is_a_node_without_facts(tools: ToolFolder, tmp_path: Path) -> None:
+    assert tools.folder.exists()
+    absent = tmp_path / "absent"
+    found = read_node_hardware({}, NodeRoots(proc=absent, sys=absent, disk=absent))
+    assert found == NodeHardware("cpu", "proc", "cpu-unknownx1", architecture=found.architecture)
