@@ -68,10 +68,10 @@ def estimate_parts(layout: Layout, options: ServingOptions, runtime: str) -> Par
         cells = slot_tokens
         if layers.window is not None and near_tokens is not None:
             cells = _padded(min(slot_tokens, layers.window * (slots if unified else 1) + near_tokens))
-        cache += layers.count * (cells * streams * _token_bytes(layers, options) + slots * layers.state_bytes)
+        cache += layers.count * (cells * streams * token_bytes(layers, options) + slots * layers.state_bytes)
         if cells < slot_tokens or layers.state_bytes:
             kept = min(cells, (layers.window or 0) + batch) if layers.window is not None else 0
-            checkpoint += layers.count * (kept * _token_bytes(layers, options) + layers.state_bytes)
+            checkpoint += layers.count * (kept * token_bytes(layers, options) + layers.state_bytes)
     return Parts(
         weights_bytes=layout.tensor_bytes,
         cache_bytes=cache,
@@ -120,8 +120,8 @@ def _split_bytes(layout: Layout, size_bytes: int, devices: int) -> int:
     return -(-size_bytes * -(-count // devices) // count) if count else size_bytes
 
 
-def _token_bytes(layers: Layers, options: ServingOptions) -> int:
-    """Return the bytes of one cell of one layer; a row has whole blocks only."""
+def token_bytes(layers: Layers, options: ServingOptions) -> int:
+    """Return the bytes that one layer keeps of a token; a row has whole blocks only."""
     kept = ((layers.key_elements, options.cache_type_k), (layers.value_elements, options.cache_type_v))
     return sum(-(-elements // _BLOCK_ELEMENTS) * _BLOCK_BYTES[cache_type] for elements, cache_type in kept)
 

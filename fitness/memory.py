@@ -31,6 +31,8 @@ class _Estimator(NamedTuple):
     """Memory of a replica in a pod with devices, by their number; None: the engine does not run so."""
     refuse_devices: Callable[[Layout, int], str | None] = lambda _layout, _devices: None
     """Return why the engine cannot divide a model among so many devices, or None if it can."""
+    least_free: Callable[[ServingOptions, str, int], int] = lambda _options, _runtime, _memory_bytes: 0
+    """Return the bytes of a device that must be free when the engine starts, however few of them it needs."""
 
 
 _LLAMA_CPP: Final = _Estimator(llama_cpp.estimate_parts, llama_cpp.estimate_device_parts)
@@ -45,7 +47,10 @@ ESTIMATORS: Final[Mapping[str, _Estimator]] = MappingProxyType(
         "omlx": _MLX,
         **{
             name: _Estimator(
-                paged_engines.estimate_parts, paged_engines.estimate_device_parts, paged_engines.refuse_devices
+                paged_engines.estimate_parts,
+                paged_engines.estimate_device_parts,
+                paged_engines.refuse_devices,
+                paged_engines.least_free_bytes,
             )
             for name in paged_engines.ENGINES
         },
@@ -235,6 +240,12 @@ def refuse_device_count(workload: Workload, devices: int) -> str | None:
     """Return why the engine cannot divide the model among `devices` devices, with what it can do; None if it can."""
     estimator, layout = ESTIMATORS.get(workload.runtime), workload.layout
     return estimator.refuse_devices(layout, devices) if estimator and layout else None
+
+
+def least_free_bytes(workload: Workload, options: ServingOptions, memory_bytes: int) -> int:
+    """Return the bytes of a device of `memory_bytes` that must be free at the start; 0: as many as are needed."""
+    estimator = ESTIMATORS.get(workload.runtime)
+    return estimator.least_free(options, workload.runtime, memory_bytes) if estimator else 0
 
 
 class _Needed(NamedTuple):

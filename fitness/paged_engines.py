@@ -88,6 +88,8 @@ class _Engine(NamedTuple):
     """
     token_reserve_kib: int = 0
     """Memory that the engine leaves free for each token of a batch."""
+    needs_free_share: bool = False
+    """True if the engine refuses to start while less than its share of the device is free."""
 
 
 ENGINES: Final[Mapping[str, _Engine]] = MappingProxyType(
@@ -101,6 +103,8 @@ ENGINES: Final[Mapping[str, _Engine]] = MappingProxyType(
             whole_prompts_argument="--no-enable-chunked-prefill",
             eager_argument="--enforce-eager",
             has_windows=True,
+            # `request_memory` in v1/worker/utils.py.
+            needs_free_share=True,
         ),
         # It leaves free, of the whole device: 1.5 MiB for each token, 512 MiB for attention, 128 MiB for each device, 2
         # MiB for each sequence of the largest graph, and 8 MiB for each graph of prompts.
@@ -167,6 +171,12 @@ def estimate_device_parts(layout: Layout, options: ServingOptions, runtime: str,
         engine_bytes=_container_bytes(layout, devices),
     )
     return DeviceParts(container, found, devices, permille)
+
+
+def least_free_bytes(options: ServingOptions, runtime: str, memory_bytes: int) -> int:
+    """Return the bytes of a device that must be free when the engine starts, however few of them it needs."""
+    engine = ENGINES[runtime]
+    return memory_bytes * _used_permille(engine, options) // 1000 if engine.needs_free_share else 0
 
 
 def refuse_devices(layout: Layout, devices: int) -> str | None:

@@ -1,6 +1,14 @@
 """The hardware of one replica, as far as its fit and its speed depend on it: pods, hosts and processors alike."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+from crds.size import MIB
+from devices.chips import bandwidth_bytes_per_second
+from devices.device_class import name_device_class, name_host_class, name_processor_class
+from devices.products import find_product
+
+_GIGA: Final = 10**9
+_TERA: Final = 10**12
 
 
 class ServingDevices(NamedTuple):
@@ -30,3 +38,88 @@ class ServingDevices(NamedTuple):
     """Bandwidth of that memory."""
     cores: int | None = None
     """Processor cores, of a replica that computes on them."""
+
+
+def describe_devices(
+    vendor: str,
+    product: str,
+    count: int = 1,
+    *,
+    partition: str = "",
+    memory_bytes: int | None = None,
+    free_bytes: int | None = None,
+    bandwidth: int | None = None,
+    host_memory_bytes: int | None = None,
+    host_bandwidth: int | None = None,
+    cores: int | None = None,
+) -> ServingDevices:
+    """Return the devices of a replica in a pod, with what the table of products knows of them.
+
+    Args:
+        vendor: its name in `devices/vendors.py`.
+        product: the product as a label or the vendor's tool names it.
+        count: devices of the replica.
+        partition: the partition of a device, such as the MIG profile `1g.10gb`; empty: whole devices.
+        memory_bytes: memory of each device or partition; None: that of the product.
+        free_bytes: the part of it that is free.
+        bandwidth: bytes a second by the vendor's tool; None: that of the product.
+        host_memory_bytes: free memory beside the devices.
+        host_bandwidth: its bandwidth in bytes a second.
+        cores: processor cores of the replica.
+    """
+    listed = find_product(vendor, product, memory_bytes // MIB if memory_bytes and not partition else None)
+    whole_bytes = listed.memory_mib * MIB if listed and listed.memory_mib else None
+    if bandwidth is None and listed and listed.gb_per_second:
+        bandwidth = round(listed.gb_per_second * _GIGA)
+        if partition:
+            # A partition has its share of the memory, and of the ways to it.
+            known = memory_bytes and whole_bytes
+            bandwidth = round(bandwidth * min(1.0, (memory_bytes or 0) / (whole_bytes or 1))) if known else None
+    return ServingDevices(
+        vendor=vendor,
+        device_class=name_device_class(vendor, product, count, partition),
+        product=product,
+        device_count=count,
+        memory_bytes=memory_bytes or (None if partition else whole_bytes),
+        free_bytes=free_bytes,
+        bandwidth_bytes_per_second=bandwidth,
+        flops=listed.tflops * _TERA if listed and listed.tflops and not partition else None,
+        host_memory_bytes=host_memory_bytes,
+        host_bandwidth_bytes_per_second=host_bandwidth,
+        cores=cores,
+    )
+
+
+def describe_processor(
+    model: str, cores: int, *, memory_bytes: int | None, free_bytes: int | None, bandwidth: int | None
+) -> ServingDevices:
+    """Return the processor of a replica without devices; `bandwidth` is what the node agent measured."""
+    return ServingDevices(
+        vendor="cpu",
+        device_class=name_processor_class(model, cores),
+        product=model,
+        memory_bytes=memory_bytes,
+        free_bytes=free_bytes,
+        bandwidth_bytes_per_second=bandwidth,
+        cores=cores,
+    )
+
+
+def describe_host(
+    chip: str,
+    gpu_cores: int | None,
+    total_bytes: int | None,
+    *,
+    budget_bytes: int | None,
+    free_bytes: int | None,
+    bandwidth: int | None = None,
+) -> ServingDevices:
+    """Return an off-cluster host, whose budget is the part of its memory that models may have."""
+    return ServingDevices(
+        vendor="metal",
+        device_class=name_host_class(chip, gpu_cores, total_bytes),
+        product=chip,
+        memory_bytes=budget_bytes,
+        free_bytes=free_bytes,
+        bandwidth_bytes_per_second=bandwidth or bandwidth_bytes_per_second(chip, gpu_cores),
+    )

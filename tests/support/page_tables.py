@@ -9,7 +9,7 @@ from typing import Final
 
 from controller.services.pods.device_claims import ACCEPTED_SHARE
 from crds.size import MIB
-from devices.products import PRODUCTS
+from devices.product_table import PRODUCTS
 from devices.vendors import VENDORS, Exporter, Vendor
 from runtimes.pod import EngineMetrics, EnginePod
 from runtimes.quantization import QUANTIZATIONS

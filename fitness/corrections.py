@@ -1,0 +1,116 @@
+"""Corrections of speed estimates, learned from measurements by device class and engine.
+
+An estimate follows from bandwidth and bytes, and every engine and device has habits that neither states. The ratio of
+measured to estimated speed tells them: its median corrects the next estimate of the same class and engine, and its
+spread is the width of the range. Few measurements say little, so a correction shrinks towards that of its vendor, and
+that of a vendor towards 1.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+_CLASS_WEIGHT: Final = 2.0
+"""Measurements of a class that count as much as the correction of its vendor."""
+_VENDOR_WEIGHT: Final = 1.0
+"""Device classes of a vendor that count as much as no correction."""
+_LIMIT: Final = 20.0
+"""A ratio beyond this or its inverse is a damaged or forged record, and is not learned from."""
+_MAD_TO_DEVIATION: Final = 1.4826
+"""Standard deviation of a normal distribution, divided by its median absolute deviation."""
+_CLASS_SPREAD: Final = 0.2
+"""Least spread between different models on one device class (standard deviation of the logarithm)."""
+_VENDOR_SPREAD: Final = 0.3
+"""Least spread between devices of a vendor, of which another one was never measured."""
+_UNMEASURED: Final = 0.4
+"""Spread of estimates of which nothing was ever measured."""
+
+
+class SpeedRatio(NamedTuple):
+    """One measurement beside the estimate without corrections."""
+
+    vendor: str
+    device_class: str
+    runtime: str
+    measured: float
+    """Tokens a second."""
+    estimated: float
+    """Tokens a second."""
+
+
+class Correction(NamedTuple):
+    """The factor from estimate to expectation, and how far measurements lie from it."""
+
+    ratio: float
+    spread: float
+    """Standard deviation of the logarithm of measured by expected."""
+    measurements: int
+    """Number of measurements from which it was learned; 0: none."""
+
+
+_NONE: Final = Correction(1.0, _UNMEASURED, 0)
+
+
+class Corrections(NamedTuple):
+    """All that was learned."""
+
+    by_class: Mapping[tuple[str, str], Correction]
+    """By device class and engine."""
+    by_vendor: Mapping[tuple[str, str], Correction]
+    """By vendor and engine, for classes that were never measured."""
+
+    def find(self, vendor: str, device_class: str, runtime: str) -> Correction:
+        """Return the correction of a device class, else that of its vendor, else none at all."""
+        own = self.by_class.get((device_class, runtime))
+        return own or self.by_vendor.get((vendor, runtime), _NONE)
+
+
+NO_CORRECTIONS: Final = Corrections(MappingProxyType({}), MappingProxyType({}))
+
+
+def learn_corrections(measurements: Iterable[SpeedRatio]) -> Corrections:
+    """Learn the correction of each device class and vendor, with each engine."""
+    logs: dict[tuple[str, str, str], list[float]] = {}
+    for each in measurements:
+        if (
+            each.measured > 0
+            and each.estimated > 0
+            and abs(found := math.log(each.measured / each.estimated)) < math.log(_LIMIT)
+        ):
+            logs.setdefault((each.vendor, each.device_class, each.runtime), []).append(found)
+    vendors: dict[tuple[str, str], list[list[float]]] = {}
+    for (vendor, _, runtime), found_logs in sorted(logs.items()):
+        vendors.setdefault((vendor, runtime), []).append(found_logs)
+    by_vendor = {key: _learn_vendor(classes) for key, classes in vendors.items()}
+    by_class = {
+        (device_class, runtime): _learn_class(found_logs, by_vendor[vendor, runtime])
+        for (vendor, device_class, runtime), found_logs in logs.items()
+    }
+    return Corrections(MappingProxyType(by_class), MappingProxyType(by_vendor))
+
+
+def _learn_vendor(classes: list[list[float]]) -> Correction:
+    """Learn from the medians of the classes, so that a device that was measured often counts no more than another."""
+    medians = [statistics.median(each) for each in classes]
+    weight = len(medians) / (len(medians) + _VENDOR_WEIGHT)
+    between = _deviation(medians, _VENDOR_SPREAD)
+    within = statistics.median(_deviation(each, _CLASS_SPREAD) for each in classes)
+    spread = max(_VENDOR_SPREAD, math.hypot(between, within))
+    return Correction(math.exp(weight * statistics.median(medians)), spread, sum(map(len, classes)))
+
+
+def _learn_class(found: list[float], vendor: Correction) -> Correction:
+    weight = len(found) / (len(found) + _CLASS_WEIGHT)
+    ratio = weight * statistics.median(found) + (1 - weight) * math.log(vendor.ratio)
+    spread = weight * _deviation(found, _CLASS_SPREAD) + (1 - weight) * vendor.spread
+    return Correction(math.exp(ratio), max(_CLASS_SPREAD, spread), len(found))
+
+
+def _deviation(found: list[float], assumed: float) -> float:
+    """Return a standard deviation that outliers do not move, mixed with the assumed one while values are few."""
+    middle = statistics.median(found)
+    own = _MAD_TO_DEVIATION * statistics.median(abs(each - middle) for each in found)
+    weight = (len(found) - 1) / (len(found) + 1)
+    return weight * own + (1 - weight) * assumed

@@ -1,0 +1,245 @@
+"""The fit of a model on the devices of a replica: run mode, level, speed, and what is missing, in words.
+
+A level compares what the model needs, by its own header, with the memory that is free, because a card that another
+process fills serves nobody. The level with nothing else on the devices is told beside it. The need is an upper bound
+after prompts of the full context on all slots, so that little headroom is enough:
+
+    perfect    all in the devices, which have 1.3 times the need
+    good       all in the devices, or all but experts, or on the processor, with 1.1 times the need
+    marginal   it fits
+    too_tight  it does not
+
+llmfit, a peer, compares with all memory of the devices, calls twice the size of a 4-bit quantization perfect and 1.2
+times the need good; docs/fit-and-speed.md compares both.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple
+
+from msgspec import structs
+
+from crds.serving import ServingOptions
+from crds.size import size_text
+from fitness.corrections import NO_CORRECTIONS, Corrections
+from fitness.memory import Workload, estimate_pod, least_free_bytes, refuse_device_count, way_out
+from fitness.offload import find_offload
+from fitness.serving_devices import ServingDevices
+from fitness.speed import OFFLOADING_ENGINES, RunMode, SpeedEstimate, WeightsPlace, estimate_speed
+
+FitLevel = Literal["perfect", "good", "marginal", "too_tight"]
+FIT_LEVELS: Final[tuple[FitLevel, ...]] = ("perfect", "good", "marginal", "too_tight")
+"""From the best to the worst."""
+_PERFECT_HEADROOM: Final = 1.3
+_GOOD_HEADROOM: Final = 1.1
+_BEST_LEVEL: Final[Mapping[RunMode, FitLevel]] = MappingProxyType(
+    {"accelerator": "perfect", "moe_offload": "good", "cpu": "good", "partial_offload": "marginal"}
+)
+"""The best level of a run mode, however much memory is free: the others are slower than they need to be."""
+
+LADDER: Final[tuple[tuple[str, float], ...]] = (
+    ("Q8_0", 8.5008),
+    ("Q6_K", 6.5633),
+    ("Q5_K_M", 5.7036),
+    ("Q4_K_M", 4.8944),
+    ("Q3_K_M", 4.0),
+    ("Q2_K", 3.1593),
+)
+"""Quantizations of GGUF files from the best, with bits of a weight: llama.cpp, tools/quantize/README.md, Llama 3.1 8B;
+Q3_K_M is not in that table, and its file of the same model has 4.02 GB."""
+
+
+class Fit(NamedTuple):
+    """The fit of one model on the devices of one replica, with what is free now."""
+
+    level: FitLevel
+    run_mode: RunMode
+    needed_bytes: int
+    """Memory that each device must have in this run mode, or the container or host if it has no devices."""
+    available_bytes: int
+    """The memory that is free there."""
+    utilization: float
+    """needed_bytes by available_bytes."""
+    speed: SpeedEstimate | None
+    """None: it is unknown, or the model does not fit."""
+    shortfall: str
+    """Message with the missing bytes and the way out; empty if the model fits."""
+    level_if_idle: FitLevel
+    """The level if nothing else ran there."""
+
+
+class QuantizationStep(NamedTuple):
+    """One quantization of a model, and its fit."""
+
+    quantization: str
+    fit: Fit
+
+
+class QuantizationAdvice(NamedTuple):
+    """All steps of the ladder, from the best quantization."""
+
+    steps: tuple[QuantizationStep, ...]
+
+    @property
+    def best(self) -> QuantizationStep | None:
+        """Return the best quantization whose fit is good; else the best one that fits; None if none does."""
+        for levels in (("perfect", "good"), ("marginal",)):
+            for step in self.steps:
+                if step.fit.level in levels:
+                    return step
+        return None
+
+
+class _Room(NamedTuple):
+    """The need of a run mode, and its level."""
+
+    level: FitLevel
+    place: WeightsPlace
+    needed_bytes: int
+
+
+def assess_fit(
+    workload: Workload,
+    options: ServingOptions,
+    devices: ServingDevices,
+    corrections: Corrections = NO_CORRECTIONS,
+    *,
+    active_share: float | None = None,
+) -> Fit | None:
+    """Assess the fit of `workload`; None if its memory or that of the devices is unknown.
+
+    Args:
+        workload: what the engine loads.
+        options: serving options.
+        devices: devices of one replica.
+        corrections: what was learned from measurements.
+        active_share: share of the parameters that a token uses, of a model with experts; None: unknown.
+    """
+    free = devices.free_bytes if devices.free_bytes is not None else devices.memory_bytes
+    if free is None:
+        return None
+    now = _find_room(workload, options, devices, free, active_share)
+    if now is None:
+        return None
+    idle = _find_room(workload, options, devices, max(free, devices.memory_bytes or 0), active_share) or now
+    speed = None
+    if workload.layout is not None and now.level != "too_tight":
+        speed = estimate_speed(
+            workload.layout,
+            options,
+            workload.runtime,
+            devices,
+            corrections,
+            active_share=active_share,
+            place=now.place,
+        )
+    return Fit(
+        level=now.level,
+        run_mode=now.place.run_mode,
+        needed_bytes=now.needed_bytes,
+        available_bytes=free,
+        utilization=now.needed_bytes / free if free else float("inf"),
+        speed=speed,
+        shortfall=_describe_shortfall(workload, options, devices, now, free) if now.level == "too_tight" else "",
+        # Experts in host memory leave more headroom than all weights in an idle device.
+        level_if_idle=min(now.level, idle.level, key=FIT_LEVELS.index),
+    )
+
+
+def advise_quantization(
+    workload: Workload,
+    options: ServingOptions,
+    devices: ServingDevices,
+    parameters: int,
+    corrections: Corrections = NO_CORRECTIONS,
+    *,
+    active_share: float | None = None,
+) -> QuantizationAdvice | None:
+    """Assess each quantization of the ladder; None if the engine loads no GGUF files, or a size is unknown.
+
+    Args:
+        workload: the model in whatever quantization it is.
+        options: serving options.
+        devices: devices of one replica.
+        parameters: all parameters of the model.
+        corrections: what was learned from measurements.
+        active_share: share of the parameters that a token uses, of a model with experts; None: unknown.
+    """
+    if workload.layout is None or workload.runtime not in OFFLOADING_ENGINES:
+        return None
+    steps = []
+    for quantization, bits in LADDER:
+        layout = structs.replace(workload.layout, tensor_bytes=round(parameters * bits / 8))
+        fit = assess_fit(
+            workload._replace(layout=layout, stated_bytes=None),
+            options,
+            devices,
+            corrections,
+            active_share=active_share,
+        )
+        if fit is None:
+            return None
+        steps.append(QuantizationStep(quantization, fit))
+    return QuantizationAdvice(tuple(steps))
+
+
+def _pod_devices(devices: ServingDevices) -> int:
+    """Return the devices of a pod, which have memory of their own; 0 on a host or processor."""
+    return 0 if devices.vendor in {"cpu", "metal"} else devices.device_count
+
+
+def _find_room(
+    workload: Workload, options: ServingOptions, devices: ServingDevices, free_bytes: int, active_share: float | None
+) -> _Room | None:
+    """Return the best run mode with `free_bytes` on each device; None if the need is unknown."""
+    count = _pod_devices(devices)
+    found = estimate_pod(workload, options, count)
+    if found is None:
+        return None
+    needed = found.container_bytes if found.device_bytes_each is None else found.device_bytes_each
+    mode: RunMode = "cpu" if devices.vendor == "cpu" else "accelerator"
+    if refuse_device_count(workload, max(1, count)) is not None:
+        return _Room("too_tight", WeightsPlace(mode), needed)
+    least = least_free_bytes(workload, options, devices.memory_bytes or 0) if count else 0
+    if needed <= free_bytes < least:
+        return _Room("too_tight", WeightsPlace(mode), least)
+    whole = _Room(_grade(mode, needed, free_bytes), WeightsPlace(mode), needed)
+    if whole.level != "too_tight" or not count:
+        return whole
+    offload = find_offload(workload, options, devices, free_bytes, active_share)
+    if offload is None:
+        return whole
+    roomy = find_offload(workload, options, devices, int(free_bytes / _GOOD_HEADROOM), active_share)
+    if roomy is not None and roomy.place.run_mode == offload.place.run_mode:
+        # A little more in host memory costs little speed, and leaves the devices some headroom.
+        offload = roomy
+    level = _grade(offload.place.run_mode, offload.device_bytes_each, free_bytes)
+    return _Room(level, offload.place, offload.device_bytes_each)
+
+
+def _grade(mode: RunMode, needed_bytes: int, free_bytes: int) -> FitLevel:
+    if needed_bytes > free_bytes:
+        return "too_tight"
+    level: FitLevel = "marginal"
+    if needed_bytes * _PERFECT_HEADROOM <= free_bytes:
+        level = "perfect"
+    elif needed_bytes * _GOOD_HEADROOM <= free_bytes:
+        level = "good"
+    return max(level, _BEST_LEVEL[mode], key=FIT_LEVELS.index)
+
+
+def _describe_shortfall(
+    workload: Workload, options: ServingOptions, devices: ServingDevices, room: _Room, free_bytes: int
+) -> str:
+    count = _pod_devices(devices)
+    refused = refuse_device_count(workload, max(1, count))
+    if refused is not None:
+        return refused
+    each = "each of " if count > 1 else ""
+    words = (
+        f"needs {size_text(room.needed_bytes)}, {size_text(free_bytes)} free on {each}{devices.device_class}: "
+        f"short {size_text(room.needed_bytes - free_bytes)}"
+    )
+    if devices.memory_bytes is not None and devices.memory_bytes >= room.needed_bytes:
+        return f"{words}; it would fit if nothing else used the {size_text(devices.memory_bytes)} there"
+    return f"{words}; {way_out(workload, options, free_bytes, count)}"

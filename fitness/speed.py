@@ -1,0 +1,297 @@
+"""Estimator of the speed of a model on hardware where it may never have run.
+
+Each token of an answer reads all active weights and the cache once, so that memory bandwidth bounds its speed, and
+starting the kernels of a layer takes time however small the layer is. That is a roofline with two terms:
+
+    seconds of a token = bytes that are read / (bandwidth x efficiency) + layers x overhead of a layer
+
+A prompt is computed in batches, so that arithmetic bounds its speed. What was measured on a device class corrects the
+estimate (`fitness/corrections.py`). Without bandwidth there is no estimate: a constant instead of it is wrong by up to
+a factor of five (docs/fit-and-speed.md), and nobody sees it.
+"""
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple
+
+from crds.model import Layout
+from crds.serving import ServingOptions
+from crds.size import size_text
+from devices.products import find_family
+from fitness.corrections import NO_CORRECTIONS, Correction, Corrections
+from fitness.llama_cpp import token_bytes
+from fitness.performance import MeasuredPerformance
+from fitness.serving_devices import ServingDevices
+
+RunMode = Literal["accelerator", "partial_offload", "moe_offload", "cpu"]
+"""Where the weights are: all in devices; some layers in host memory; the experts in host memory; no devices."""
+SpeedMethod = Literal["measured", "corrected", "roofline"]
+"""measured: this model on this device class; corrected: other models on the class or its vendor; roofline: neither."""
+
+
+class _Prior(NamedTuple):
+    """Habits of an engine on a vendor's devices."""
+
+    efficiency: float
+    """Share of the bandwidth that reading weights achieves."""
+    layer_ms: float
+    """Time that a layer takes beside reading: starting its kernels, and what they wait for."""
+
+
+_LLAMA: Final[Mapping[str, _Prior]] = MappingProxyType(
+    {
+        "nvidia": _Prior(0.76, 0.05),
+        "amd": _Prior(0.90, 0.10),
+        "metal": _Prior(0.92, 0.15),
+        # No dedicated device of Intel is among the measurements: that of others, with a wide range.
+        "intel": _Prior(0.55, 0.20),
+        "cpu": _Prior(0.55, 0.30),
+    }
+)
+_MLX: Final[Mapping[str, _Prior]] = MappingProxyType({"metal": _Prior(0.88, 0.10), "cpu": _Prior(0.4, 0.50)})
+_PAGED: Final[Mapping[str, _Prior]] = MappingProxyType(
+    {
+        # One measurement on an RTX 4090 and the makers' own figures; captured graphs start all kernels at once.
+        "nvidia": _Prior(0.85, 0.03),
+        "amd": _Prior(0.70, 0.05),
+        "intel-gaudi": _Prior(0.60, 0.10),
+        "intel": _Prior(0.50, 0.10),
+        "cpu": _Prior(0.50, 0.50),
+    }
+)
+PRIORS: Final[Mapping[str, Mapping[str, _Prior]]] = MappingProxyType(
+    {
+        **dict.fromkeys(("llama.cpp", "llama-cpp-python", "ollama"), _LLAMA),
+        **dict.fromkeys(("mlx-lm", "omlx"), _MLX),
+        **dict.fromkeys(("vllm", "sglang", "tgi"), _PAGED),
+    }
+)
+"""By engine and vendor, fitted to the part of llmfit's community measurements that `benchmarks/speed_estimate.py` does
+not hold back. The speed of an engine that is not here is unknown."""
+
+PARALLEL_ENGINES: Final = frozenset({"vllm", "sglang", "tgi"})
+"""Engines that divide each layer among devices; others give each device some of the layers, which take turns."""
+OFFLOADING_ENGINES: Final = frozenset({"llama.cpp", "llama-cpp-python", "ollama"})
+"""Engines that compute some of the layers or experts on the processor."""
+_FAMILY_EFFICIENCY: Final[Mapping[str, float]] = MappingProxyType({"pascal": 0.5})
+"""Factor for architectures that unpack quantized weights more slowly than they read them, having no matrix units: from
+0.3 on a GTX 1080 Ti to 0.8 on a P40."""
+_EXPERTS_EFFICIENCY: Final = 0.85
+"""Factor for models with experts: what is read of each is small and scattered."""
+_REDUCE_MS: Final = 0.03
+"""Two exchanges between the devices for each layer that they share."""
+_CORE_BYTES_PER_SECOND: Final = 8e9
+"""Weights that one core unpacks and multiplies in a second, however fast the memory is: llama.cpp b11549 on a Xeon of
+2026 with AVX-512 does 7 GB with Q8_0 and 12 GB with F16."""
+_PROMPT_EFFICIENCY: Final[Mapping[bool, float]] = MappingProxyType({True: 0.5, False: 0.3})
+"""Share of the arithmetic speed that a prompt achieves, by membership in `PARALLEL_ENGINES`: with llama.cpp 0.34 on an
+RTX 3090 and 0.25 on an RTX 4090 (its pull requests 7860 and 7716); assumed for the others."""
+_PROMPT_SPREAD: Final = 0.45
+_TYPICAL_TOKENS: Final = 512
+"""Tokens in the cache while speed is measured: a short question, and half of the answer."""
+_WIDTH: Final = 1.645
+"""Standard deviations on each side of the expectation: nine of ten measurements of a normal distribution."""
+_LARGEST_RATIO: Final = 3.0
+"""Upper end of a range by its lower one: a wider range helps nobody to choose."""
+
+
+class SpeedRange(NamedTuple):
+    """Tokens a second."""
+
+    low: float
+    expected: float
+    high: float
+
+
+class SpeedEstimate(NamedTuple):
+    """The speed of one stream, and how it is known."""
+
+    generation: SpeedRange
+    prompt: SpeedRange | None
+    """Prompt tokens a second; None: the arithmetic speed of the devices is unknown."""
+    method: SpeedMethod
+    run_mode: RunMode
+    basis: str
+    """The figures behind it, for people."""
+
+
+class WeightsPlace(NamedTuple):
+    """Where the weights are while the model runs."""
+
+    run_mode: RunMode
+    device_share: float = 1.0
+    """Share of the bytes of the weights that the devices hold, from 0 to 1."""
+
+
+def estimate_speed(
+    layout: Layout,
+    options: ServingOptions,
+    runtime: str,
+    devices: ServingDevices,
+    corrections: Corrections = NO_CORRECTIONS,
+    *,
+    active_share: float | None = None,
+    place: WeightsPlace | None = None,
+    filled_tokens: int | None = None,
+) -> SpeedEstimate | None:
+    """Estimate the speed of one stream; None if it cannot be known: bandwidth, active share or engine are not.
+
+    Args:
+        layout: layout of the model, from the artifact's header.
+        options: serving options.
+        runtime: the engine.
+        devices: devices of one replica.
+        corrections: what was learned from measurements.
+        active_share: share of the parameters that a token uses, of a model with experts; None: unknown.
+        place: where the weights are; None: in the devices, or in memory if the replica has none.
+        filled_tokens: tokens in the cache; None: as while speeds are measured, with a short prompt.
+    """
+    place = place or WeightsPlace("cpu" if devices.vendor == "cpu" else "accelerator")
+    share = active_share if layout.expert_outputs else 1.0
+    if share is None or not 0 < share <= 1 or not layout.tensor_bytes:
+        return None
+    read = _Reads(
+        weights_bytes=layout.tensor_bytes * share,
+        cache_bytes=_cached_bytes(layout, options, min(filled_tokens or _TYPICAL_TOKENS, options.context_length)),
+        layers=sum(each.count for each in layout.layers),
+        active_share=share,
+        experts_share=experts_share(layout),
+    )
+    seconds = _token_seconds(read, runtime, devices, place)
+    if seconds is None:
+        return None
+    correction = corrections.find(devices.vendor, devices.device_class, runtime)
+    return SpeedEstimate(
+        generation=_range(correction.ratio / seconds, correction.spread),
+        prompt=_estimate_prompt(layout, runtime, devices, place),
+        method="corrected" if correction.measurements else "roofline",
+        run_mode=place.run_mode,
+        basis=_describe(read, runtime, devices, place, correction),
+    )
+
+
+def report_measured(found: MeasuredPerformance, run_mode: RunMode) -> SpeedEstimate:
+    """Return the speed of a model that was measured on a device class, with the spread of its runs."""
+    expected, runs = found.tokens_per_second, found.runs or [found.tokens_per_second]
+    prompt = found.prompt_tokens_per_second
+    return SpeedEstimate(
+        generation=_limit(SpeedRange(min(*runs, expected), expected, max(*runs, expected))),
+        prompt=SpeedRange(prompt, prompt, prompt) if prompt else None,
+        method="measured",
+        run_mode=run_mode,
+        basis=f"measured {found.measured_at or 'at an unknown time'} on {found.node or 'a node of this class'}",
+    )
+
+
+class _Reads(NamedTuple):
+    """Bytes that a token reads, and the layers that it passes."""
+
+    weights_bytes: float
+    cache_bytes: int
+    layers: int
+    active_share: float
+    """Share of the weights that a token uses."""
+    experts_share: float
+    """Share of experts in these; 0: the model has none."""
+
+
+def _token_seconds(read: _Reads, runtime: str, devices: ServingDevices, place: WeightsPlace) -> float | None:
+    """Return the seconds of a token without corrections, or None if a figure is unknown."""
+    bandwidth, prior = devices.bandwidth_bytes_per_second, PRIORS.get(runtime, {}).get(devices.vendor)
+    if not bandwidth or prior is None or (place.run_mode == "cpu") != (devices.vendor == "cpu"):
+        return None
+    rate = bandwidth * prior.efficiency * _experts_factor(read)
+    layers_seconds = read.layers * prior.layer_ms / 1000
+    if place.run_mode == "cpu":
+        # Work in a process ends when its slowest part does, so cores that are fewer than the memory can feed decide.
+        rate = min(rate, (devices.cores or math.inf) * _CORE_BYTES_PER_SECOND)
+        return (read.weights_bytes + read.cache_bytes) / rate + layers_seconds
+    rate *= _FAMILY_EFFICIENCY.get(find_family(devices.vendor, devices.product) or "", 1.0)
+    if place.run_mode != "accelerator":
+        return _offloaded_seconds(read, runtime, devices, place, rate) + layers_seconds if _has_host(devices) else None
+    if devices.device_count > 1 and runtime in PARALLEL_ENGINES:
+        rate *= devices.device_count
+        layers_seconds += read.layers * _REDUCE_MS / 1000
+    return (read.weights_bytes + read.cache_bytes) / rate + layers_seconds
+
+
+def _offloaded_seconds(read: _Reads, runtime: str, devices: ServingDevices, place: WeightsPlace, rate: float) -> float:
+    """Return the seconds of reading when the processor computes a part; both parts take turns."""
+    in_host, cache_in_host = 1 - place.device_share, read.cache_bytes * (1 - place.device_share)
+    if place.run_mode == "moe_offload":
+        # The devices hold attention and cache before they hold any experts.
+        experts = 1 - read.active_share * (1 - read.experts_share)
+        in_host, cache_in_host = read.experts_share * min(1.0, in_host / experts), 0
+    host_rate = (devices.host_bandwidth_bytes_per_second or 0) * PRIORS[runtime]["cpu"].efficiency
+    host_rate = min(host_rate * _experts_factor(read), (devices.cores or math.inf) * _CORE_BYTES_PER_SECOND)
+    host_bytes = read.weights_bytes * in_host + cache_in_host
+    return (read.weights_bytes + read.cache_bytes - host_bytes) / rate + host_bytes / host_rate
+
+
+def _has_host(devices: ServingDevices) -> bool:
+    return bool(devices.host_bandwidth_bytes_per_second)
+
+
+def _experts_factor(read: _Reads) -> float:
+    return _EXPERTS_EFFICIENCY if read.active_share < 1 else 1.0
+
+
+def _cached_bytes(layout: Layout, options: ServingOptions, tokens: int) -> int:
+    """Return the bytes of the cache that a token reads when `tokens` are in it."""
+    return sum(
+        each.count * (min(tokens, each.window or tokens) * token_bytes(each, options) + each.state_bytes)
+        for each in layout.layers
+    )
+
+
+def _layer_parameters(layout: Layout) -> tuple[int, int]:
+    """Return the parameters that a token uses in all layers: of attention, and of feed-forward parts."""
+    width, count = layout.embedding_size, sum(each.count for each in layout.layers)
+    kept = sum(each.count * (each.key_elements + each.value_elements) for each in layout.layers)
+    return width * (2 * layout.attention_size * count + kept), 3 * width * layout.feed_forward_size * count
+
+
+def experts_share(layout: Layout) -> float:
+    """Return the share of the experts in the parameters that a token uses."""
+    if not layout.expert_outputs:
+        return 0.0
+    attention, forward = _layer_parameters(layout)
+    every = attention + forward + layout.vocabulary_size * layout.embedding_size
+    return forward / every if every else 0.0
+
+
+def _estimate_prompt(layout: Layout, runtime: str, devices: ServingDevices, place: WeightsPlace) -> SpeedRange | None:
+    """Estimate prompt tokens a second, with all weights in the devices; None if their arithmetic speed is unknown."""
+    parameters = sum(_layer_parameters(layout))
+    if not devices.flops or not parameters or place.run_mode != "accelerator":
+        return None
+    parallel = runtime in PARALLEL_ENGINES
+    count = devices.device_count if parallel else 1
+    # A multiplication and an addition for each parameter.
+    return _range(devices.flops * count * _PROMPT_EFFICIENCY[parallel] / (2 * parameters), _PROMPT_SPREAD)
+
+
+def _range(expected: float, spread: float) -> SpeedRange:
+    factor = min(math.exp(_WIDTH * spread), math.sqrt(_LARGEST_RATIO))
+    return SpeedRange(expected / factor, expected, expected * factor)
+
+
+def _limit(found: SpeedRange) -> SpeedRange:
+    factor = math.sqrt(_LARGEST_RATIO)
+    return SpeedRange(max(found.low, found.expected / factor), found.expected, min(found.high, found.expected * factor))
+
+
+def _describe(read: _Reads, runtime: str, devices: ServingDevices, place: WeightsPlace, correction: Correction) -> str:
+    words = f"{size_text(round(read.weights_bytes + read.cache_bytes))} for each token"
+    words += f" at {(devices.bandwidth_bytes_per_second or 0) / 1e9:.4g} GB/s"
+    if devices.device_count > 1:
+        shared = "which share each layer" if runtime in PARALLEL_ENGINES else "which take turns by layer"
+        words += f" of each of {devices.device_count} devices, {shared}"
+    if place.run_mode == "partial_offload":
+        words += f", {1 - place.device_share:.0%} of it from host memory"
+    if place.run_mode == "moe_offload":
+        words += ", experts from host memory"
+    if correction.measurements:
+        words += f"; corrected by {correction.ratio:.2f} from {correction.measurements} measurements"
+    return words
