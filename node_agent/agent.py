@@ -107,7 +107,7 @@ class NodeAgent:
         except TimeoutError:
             log.warning("node_not_read", node=self._options.node_name, remedy="is the API server reachable?")
         await self.step()
-        # Agents that start together must not report together for ever.
+        # Agents that start together do not probe together for ever.
         next_at = self._clock() + random.uniform(0, self._options.interval_seconds)  # noqa: S311 - spreads load
         while True:
             await asyncio.sleep(next_at - self._clock())

@@ -4,6 +4,7 @@ What the API server has refused is sent again after a pause that grows, so that 
 missing are no storm.
 """
 
+import random
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
@@ -16,10 +17,10 @@ from kube.backoff import backoff_seconds
 from kube.client import Client, Obj
 from kube.errors import ApiError, Conflict, NotFound, Unreachable
 from kube.resources import NODE_FITNESSES, NODES
-from node_agent.node_fitness import build_object, encode_status, is_due
+from node_agent.node_fitness import HEARTBEAT_SECONDS, build_object, encode_status, is_due
 from node_agent.node_labels import FIELD_MANAGER, LabelPlan
 
-FIRST_PAUSE_SECONDS = 60.0
+FIRST_PAUSE_SECONDS = 10.0
 LAST_PAUSE_SECONDS = 600.0
 """Longest pause after refusals: rights that an administrator adds are noticed this soon."""
 
@@ -115,9 +116,9 @@ class FitnessWriter:
             body = encode_status(status, before) if status else dict(before)
             since = self._written_at
             silent_seconds = float("inf") if since is None else self._clock() - since
+            body["conditions"] = merge_conditions(before.get("conditions", []), [condition], now)
             if not is_due(body, before, silent_seconds, self._interval_seconds):
                 return False
-            body["conditions"] = merge_conditions(before.get("conditions", []), [condition], now)
             self._observed = await apply_status(self._client, NODE_FITNESSES, observed, body, FIELD_MANAGER)
         except NotFound as error:
             # Somebody has deleted it, so the next probe creates it; or the CRD is not installed.
@@ -133,8 +134,16 @@ class FitnessWriter:
             self._refused.note(error)
             return False
         self._refused.clear()
-        self._written_at = self._clock()
+        # Agents that start together do not report together for ever: any of the next probes may be the heartbeat's.
+        early_seconds = self._draw_phase() if self._written_at is None else 0.0
+        self._written_at = self._clock() - early_seconds
         return True
+
+    def _draw_phase(self) -> float:
+        """Return how much earlier the first write counts, so that any of the next probes is the heartbeat's."""
+        probes = max(1, round(HEARTBEAT_SECONDS / self._interval_seconds))
+        nth = random.randrange(probes)  # noqa: S311 - spreads load
+        return HEARTBEAT_SECONDS - (nth + 0.5) * self._interval_seconds
 
     async def _get_or_create(self, node: Obj) -> Obj:
         name = node["metadata"]["name"]

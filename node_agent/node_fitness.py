@@ -1,7 +1,7 @@
 """The status of a NodeFitness: the facts in the shape of the API, and when they are written.
 
-They are written once a minute as a heartbeat, and at once if the devices are others. Everything else waits for the
-heartbeat: a thousand agents cost the API server 17 writes a second.
+They are written once a minute as a heartbeat, and at once if the devices are others, or the condition Ready turns.
+Everything else waits for the heartbeat: a thousand agents cost the API server 17 writes a second.
 """
 
 from collections.abc import Mapping, Sequence
@@ -107,7 +107,9 @@ def is_due(body: Mapping[str, Any], written: Mapping[str, Any], silent_seconds: 
 
 def _identify(body: Mapping[str, Any]) -> object:
     """Return the part of a status whose change is written at once."""
-    return [body.get(field) for field in _IDENTITY], [_identify_device(each) for each in body.get("devices", ())]
+    devices = [_identify_device(each) for each in body.get("devices", ())]
+    conditions = [(each["type"], each["status"]) for each in body.get("conditions", ())]
+    return [body.get(field) for field in _IDENTITY], devices, conditions
 
 
 def _identify_device(device: Mapping[str, Any]) -> tuple[Any, ...]:

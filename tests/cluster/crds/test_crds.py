@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from crds.definitions import DEFINITIONS
 from crds.meta import API_VERSION
 from kube.client import Client, Obj
 from kube.errors import Invalid
@@ -192,7 +193,7 @@ async def test_get_pomona_shows_every_kind(plane: ControlPlane, client: Client, 
     assert {name.partition(".")[0] for name in listed} >= {"model", "inferenceservice", "metalprocess"}
     kinds = (await plane.request("GET", f"/apis/{API_VERSION}"))["resources"]
     assert {kind["name"]: kind["categories"] for kind in kinds if "/" not in kind["name"]} == {
-        resource.plural: ["pomona"] for resource in SPECS
+        definition.plural: ["pomona"] for definition in DEFINITIONS
     }
 
 

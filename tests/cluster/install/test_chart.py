@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from cli.controller import command
+from cli.node_agent import command as node_agent
 from tests.controlplane.helm import CHART, HelmError, run_helm
 from tests.controlplane.helm.manifests import render_manifests
 from tests.controlplane.plane import ControlPlane
@@ -31,6 +32,17 @@ EVERYTHING: dict[str, Any] = {
     "podAnnotations": {"sidecar.istio.io/inject": "false"},
     "verbose": True,
     "hosts": {"ports": {"first": 19000, "last": 19099}, "ca": {"configMap": "hosts-ca", "key": "all.pem"}},
+    "nodeAgent": {
+        "interval": "10s",
+        "labelPrefix": "flexinfer.ai",
+        "metricPrefix": "flexinfer",
+        "apiKeySecret": "node-api-key",
+        "nvidia": {"runtimeClassName": "nvidia", "nodeSelector": {"nvidia.com/gpu.present": "true"}},
+        "resources": {"requests": {"cpu": "30m", "memory": "64Mi"}, "limits": {"memory": "96Mi"}},
+        "nodeSelector": {"pool": "models"},
+        "tolerations": [{"key": "models", "operator": "Exists"}],
+        "priorityClassName": "system-node-critical",
+    },
     "models": {
         "allowPrivateSources": ["10.1.0.0/16"],
         "nodeCacheSize": "500Gi",
@@ -68,6 +80,11 @@ REFUSED = {
     "services.monitorLabels.a b=c": "'/services/monitorLabels': additional properties 'a b' not allowed",
     "services.maxPriority=urgent": "'/services/maxPriority': value must be one of 'critical', 'high', 'normal', 'low'",
     "hosts=null": "missing property 'hosts'",
+    "nodeAgent.interval=5m": "'/nodeAgent/interval': '5m' does not match pattern",
+    "nodeAgent.labelPrefix=flexinfer.ai/": "'/nodeAgent/labelPrefix': 'flexinfer.ai/' does not match pattern",
+    "nodeAgent.nvidia.runtimeClassName=nvidia,nodeAgent.nvidia.nodeSelector=null": (
+        "nodeAgent.nvidia.runtimeClassName is nvidia, and nodeAgent.nvidia.nodeSelector selects no nodes"
+    ),
     "models.nodeCacheSize=big": "'/models/nodeCacheSize': 'big' does not match pattern",
 }
 Identity = tuple[str, str, str]
@@ -204,6 +221,56 @@ async def test_every_value_reaches_the_objects_beside_the_controller(tmp_path: P
     selected = rendered[CONTROLLER]["spec"]["selector"]
     budget = rendered["PodDisruptionBudget", "pomona-system", "pomona-controller"]["spec"]
     assert (monitor["spec"]["selector"], budget["selector"], policy["podSelector"]) == (selected,) * 3
+
+
+async def test_every_value_reaches_the_node_agents(tmp_path: Path) -> None:
+    rendered = await render_everything(tmp_path)
+    stated = EVERYTHING["nodeAgent"]
+    options = {option for each in node_agent.params for option in each.opts}
+    for name in ("pomona-node-agent", "pomona-node-agent-nvidia"):
+        pod = rendered["DaemonSet", "pomona-system", name]["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        assert container["args"] == [
+            "node-agent",
+            "--interval=10s",
+            "--label-prefix=flexinfer.ai",
+            "--metric-prefix=flexinfer",
+            "--disk-root=/var/lib/pomona",
+            "--api-key-file=/etc/pomona/node-agent/key",
+            "--verbose",
+        ]
+        assert {each.partition("=")[0] for each in container["args"][1:]} <= options
+        assert (pod["tolerations"], pod["priorityClassName"]) == (stated["tolerations"], stated["priorityClassName"])
+        assert container["resources"] == stated["resources"]
+        assert [volume.get("secret") for volume in pod["volumes"]] == [None, {"secretName": "node-api-key"}]
+    (rule,) = [
+        each["expression"]
+        for each in rendered["ValidatingAdmissionPolicy", "", "pomona-node-agents"]["spec"]["validations"]
+        if "flexinfer.ai/gpu.vendor" in each["expression"]
+    ]
+    assert "inference.pomona.dev" not in rule
+
+
+async def test_node_has_one_agent_with_or_without_the_runtime_of_its_devices(tmp_path: Path) -> None:
+    rendered = await render_everything(tmp_path)
+    plain, nvidia = [
+        rendered["DaemonSet", "pomona-system", name]["spec"]["template"]["spec"]
+        for name in ("pomona-node-agent", "pomona-node-agent-nvidia")
+    ]
+    assert nvidia["runtimeClassName"] == "nvidia"
+    assert nvidia["nodeSelector"] == {"pool": "models", "nvidia.com/gpu.present": "true"}
+    environment = {each["name"]: each.get("value") for each in nvidia["containers"][0]["env"]}
+    assert environment["NVIDIA_VISIBLE_DEVICES"] == "all"
+    assert "runtimeClassName" not in plain
+    assert plain["nodeSelector"] == {"pool": "models"}
+    (term,) = plain["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    (rule,) = term["matchExpressions"]
+    assert rule == {"key": "nvidia.com/gpu.present", "operator": "NotIn", "values": ["true"]}
+
+
+@pytest.mark.parametrize("value", ["nodeAgent.enabled=false", "scope.namespaces={team-a}"])
+async def test_cluster_without_node_agents_has_nothing_of_them(value: str) -> None:
+    assert [identity for identity in await render("--set", value) if "node-agent" in identity[2]] == []
 
 
 async def test_change_of_vendors_starts_new_pods() -> None:

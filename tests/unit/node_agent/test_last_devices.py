@@ -43,8 +43,8 @@ def test_devices_are_unknown_after_the_time_limit_and_stay_so_while_the_tool_fai
     for second in range(30, int(KEPT_SECONDS), 30):
         state = keep_last_devices(state, FAILED, NOW, float(second))
         assert state.standing == "kept"
-    for second in (KEPT_SECONDS, KEPT_SECONDS + 3600):
-        state = keep_last_devices(state, FAILED, NOW, second)
+    for later in (KEPT_SECONDS, KEPT_SECONDS + 3600):
+        state = keep_last_devices(state, FAILED, NOW, later)
         assert (state.standing, state.hardware.devices, state.found_at) == ("unknown", (), NOW)
     assert keep_last_devices(state, FOUND, NOW, 9999.0).standing == "found"
 

@@ -104,6 +104,14 @@ def test_nothing_else_is_written_beside_the_heartbeat(available: int, temperatur
     assert is_due(body, encode(), 60.0, 30.0)
 
 
+def test_turn_of_the_condition_is_written_at_once_and_another_reason_is_not() -> None:
+    def at(status: str, reason: str) -> dict[str, Any]:
+        return {**encode(), "conditions": [{"type": "Ready", "status": status, "reason": reason}]}
+
+    assert is_due(at("False", "ToolFailed"), at("True", "HardwareRead"), 0.0, 30.0)
+    assert not is_due(at("False", "ToolFailed"), at("False", "LabelConflict"), 0.0, 30.0)
+
+
 def test_condition_is_true_only_without_problems() -> None:
     assert build_condition(known(), ReportProblems())["reason"] == "HardwareRead"
 

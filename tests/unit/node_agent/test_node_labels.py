@@ -21,7 +21,7 @@ LABELS = st.dictionaries(NAMES, st.sampled_from(["1", "2"]))
 
 def node(labels: dict[str, str], **owners: list[str]) -> dict[str, Any]:
     """Return a Node with labels, and the labels that each manager has; `pomona` applies, others update."""
-    fields = [
+    fields: list[Any] = [
         {
             "manager": FIELD_MANAGER if manager == "pomona" else manager,
             "operation": "Apply" if manager == "pomona" else "Update",
@@ -119,7 +119,8 @@ def test_no_label_of_others_changes_and_every_wanted_one_is_applied_there_or_nam
         assert [name in plan.applied, name in named, name not in plan.applied and found.get(name) == value].count(
             True
         ) == 1
-    after = {name: value for name, value in found.items() if name not in mine or name in theirs} | plan.applied
+    after = {name: value for name, value in found.items() if name not in mine or name in theirs}
+    after |= plan.applied
     owned = [name for name in (mine & found.keys()) | plan.applied.keys() if name in plan.applied]
     again = plan_labels(wanted, node(after, pomona=owned, nfd=sorted(theirs & found.keys())))
     assert not again.is_due

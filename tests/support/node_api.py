@@ -73,7 +73,7 @@ class NodeApi:
         self._changed.set()
 
     def _node(self) -> Obj:
-        entries = [
+        entries: list[Obj] = [
             {
                 "manager": manager,
                 "operation": "Apply" if manager == FIELD_MANAGER else "Update",
@@ -106,7 +106,7 @@ class NodeApi:
             assert request.query["fieldSelector"] == f"metadata.name={NAME}"
             return _answer({"metadata": {"resourceVersion": str(self._version)}, "items": [self._node()]})
         assert request.query == {"fieldManager": FIELD_MANAGER, "force": "false"}
-        wanted: dict[str, str] = msgspec.json.decode(request.body)["metadata"]["labels"]
+        wanted: dict[str, str] = msgspec.json.decode(request.body or b"")["metadata"]["labels"]
         taken = [
             name
             for name, value in wanted.items()
@@ -125,12 +125,12 @@ class NodeApi:
         version = {"resourceVersion": str(self._version), "uid": "fitness-uid"}
         if request.method == "POST":
             assert self.fitness is None
-            self.fitness = msgspec.json.decode(request.body)
+            self.fitness = msgspec.json.decode(request.body or b"")
         if self.fitness is None:
             return _answer({"message": "not found", "reason": "NotFound"}, 404)
         if request.method == "PATCH":
             assert request.path == NODE_FITNESSES.path(None, NAME, "status")
-            self.fitness["status"] = msgspec.json.decode(request.body)["status"]
+            self.fitness["status"] = msgspec.json.decode(request.body or b"")["status"]
         if request.method != "GET":
             self.fitness["metadata"] |= version
         return _answer(self.fitness)

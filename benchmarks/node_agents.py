@@ -1,0 +1,167 @@
+"""Memory and processor time of one node agent, and the writes of a thousand on their API server.
+
+One real `pomona node-agent` runs for SECONDS beside an API server that is an HTTP server in this process; what lacks is
+TLS, which takes 2 MiB. A thousand agents run for an hour of virtual time, each with a transport of its own, from the
+moment when all start together. The floor of the memory is Python with the libraries of the agent.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import psutil
+import structlog
+from aiohttp import web
+
+from benchmarks.report import Figure, print_figures
+from crds.nodefitness import NodeDevice
+from devices.node_hardware import NodeHardware
+from kube.transport import Request
+from node_agent.agent import NodeAgent
+from node_agent.metrics import NodeMetrics
+from node_agent.options import NodeAgentOptions
+from tests.support import virtual_time
+from tests.support.eventually import eventually
+from tests.support.node_api import NAME, NodeApi
+
+SECONDS: Final = float(os.environ.get("SECONDS_OF_AGENT", "120"))
+AGENTS: Final = int(os.environ.get("AGENTS", "1000"))
+HOUR_SECONDS: Final = 3600.0
+MOST_MIB: Final = 64.0
+MOST_PERCENT: Final = 0.5
+MOST_WRITES: Final = 20.0
+MIB: Final = 2**20
+GIB: Final = 2**30
+LIBRARIES: Final = "aiohttp.web, click, msgspec, prometheus_client, psutil, structlog"
+IMPORTS: Final = f"import {LIBRARIES}; print(psutil.Process().memory_info().rss)"
+L4: Final = NodeDevice(id="GPU-1", product="NVIDIA L4", architecture="sm_89", memory_bytes=23034 * MIB)
+HARDWARE: Final = NodeHardware("nvidia", "nvidia-smi", "nvidia-l4x1", "580", (L4,), int4=True)
+
+
+@contextlib.asynccontextmanager
+async def serve_api(api: NodeApi) -> AsyncIterator[str]:
+    """Serve an API server with one Node; yields its address."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "watch" in request.query:
+            response = web.StreamResponse()
+            await response.prepare(request)
+            await asyncio.Event().wait()
+            return response
+        asked = Request(request.method, request.path, dict(request.query), await request.read())
+        found = await api.request(asked)
+        return web.Response(status=found.status, body=found.body, content_type="application/json")
+
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def write_kubeconfig(path: Path, server: str) -> None:
+    """Write a kubeconfig without a secret."""
+    config = {
+        "clusters": [{"name": "a", "cluster": {"server": server}}],
+        "users": [{"name": "a", "user": {"token": "none"}}],
+        "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+        "current-context": "a",
+    }
+    path.write_bytes(msgspec.json.encode(config))
+
+
+async def measure_agent() -> list[Figure]:
+    """Run one agent, and return its memory and its share of a processor after its start."""
+    floor = int(subprocess.check_output([sys.executable, "-P", "-c", IMPORTS]))  # noqa: ASYNC221 - nothing else runs
+    api = NodeApi()
+    with tempfile.TemporaryDirectory() as folder:
+        kubeconfig = Path(folder) / "kubeconfig"
+        async with serve_api(api) as server:
+            write_kubeconfig(kubeconfig, server)
+            agent = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "cli.main", "node-agent", f"--node-name={NAME}"),
+                *(f"--kubeconfig={kubeconfig}", "--metrics-port=0", "--port=0"),
+                stderr=asyncio.subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+            )
+            try:
+                await eventually(lambda: api.fitness is not None and "conditions" in api.status)
+                process = psutil.Process(agent.pid)
+                before, started = sum(process.cpu_times()[:2]), time.monotonic()
+                await asyncio.sleep(SECONDS)
+                spent = sum(process.cpu_times()[:2]) - before
+                percent = 100 * spent / (time.monotonic() - started)
+                resident = process.memory_info().rss
+                own = process.memory_full_info().uss
+            finally:
+                agent.kill()
+                await agent.wait()
+    return [
+        Figure("resident memory of one agent", resident / MIB, floor / MIB, MOST_MIB, "MiB"),
+        Figure("the part that it shares with nobody", own / MIB, None, None, "MiB"),
+        Figure(f"processor of one agent in {SECONDS:.0f} s", percent, None, MOST_PERCENT, "%"),
+    ]
+
+
+class _LiveHardware:
+    """The hardware of a node whose values of the moment change with each probe."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    async def probe(self, _labels: Mapping[str, str]) -> NodeHardware:
+        self._number += 1
+        device = msgspec.structs.replace(
+            L4, temperature_celsius=40 + self._number % 40, free_bytes=self._number % 20 * GIB
+        )
+        return HARDWARE._replace(devices=(device,), available_bytes=self._number % 60 * GIB)
+
+    async def measure(self) -> int | None:
+        return None
+
+
+async def count_writes() -> Counter[int]:
+    """Run a thousand agents for an hour; return the number of writes in each second."""
+    servers = [NodeApi() for _ in range(AGENTS)]
+    agents = []
+    for number, api in enumerate(servers):
+        hardware = _LiveHardware(number)
+        options = NodeAgentOptions(NAME)
+        agent = NodeAgent(api.client, options, hardware.probe, hardware.measure, NodeMetrics(NAME, "pomona"))
+        agents.append(asyncio.ensure_future(agent.run()))
+    await asyncio.sleep(HOUR_SECONDS)
+    for each in agents:
+        each.cancel()
+    await asyncio.gather(*agents, return_exceptions=True)
+    return Counter(int(at) for api in servers for _, at in api.writes)
+
+
+def measure_writes() -> list[Figure]:
+    """Return the writes a second of all agents."""
+    seconds = virtual_time.run(count_writes())
+    settled = [seconds[second] for second in range(60, int(HOUR_SECONDS))]
+    return [
+        Figure(f"writes of {AGENTS} agents", sum(settled) / len(settled), AGENTS / 60, MOST_WRITES, "/s"),
+        Figure("most in one second after the first minute", max(settled), None, None, "/s"),
+        Figure("in the second in which all start", seconds[0], None, None, "/s"),
+    ]
+
+
+if __name__ == "__main__":
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    print_figures("node agents", [*asyncio.run(measure_agent()), *measure_writes()])
