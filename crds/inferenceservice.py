@@ -61,6 +61,25 @@ class Scheduling(ApiStruct, frozen=True):
     ] = []
 
 
+class BenchmarkOptions(ApiStruct, frozen=True):
+    """The extent of the benchmarks of a service."""
+
+    warmup_iterations: Annotated[
+        Annotated[int, Meta(ge=0, le=20)], described("Runs before those that count.", format="int32")
+    ] = 2
+    runs: Annotated[
+        Annotated[int, Meta(ge=1, le=50)],
+        described("Least number of runs that count, of which the median is the speed.", format="int32"),
+    ] = 5
+    min_duration: Annotated[
+        Annotated[str, Meta(max_length=8, pattern=r"^[1-9][0-9]{0,3}[sm]$")] | None,
+        described(
+            "Least time of these runs together, such as 30s: more runs follow until it is over. A benchmark begins no "
+            "run after 5 minutes. Default: none."
+        ),
+    ] = None
+
+
 class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
     """Desired state of a service; the fields of `ServingOptions` are part of it."""
 
@@ -147,6 +166,13 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
         ),
     ] = None
     pod: Annotated[PodOptions, described("What is added to the pods of this service.")] = PodOptions()
+    benchmark: Annotated[
+        BenchmarkOptions,
+        described(
+            "Extent of the Jobs that measure the speed of the model, if the controller runs with --benchmarks. An edit "
+            "measures nothing anew that was measured, and restarts no replica."
+        ),
+    ] = BenchmarkOptions()
     node_selector: Annotated[
         dict[str, str],
         described(
