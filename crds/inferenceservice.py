@@ -167,12 +167,12 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
     ] = None
     pod: Annotated[PodOptions, described("What is added to the pods of this service.")] = PodOptions()
     benchmark: Annotated[
-        BenchmarkOptions,
+        BenchmarkOptions | None,
         described(
             "Extent of the Jobs that measure the speed of the model, if the controller runs with --benchmarks. An edit "
             "measures nothing anew that was measured, and restarts no replica."
         ),
-    ] = BenchmarkOptions()
+    ] = None
     node_selector: Annotated[
         dict[str, str],
         described(
@@ -299,6 +299,14 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
             format="int32",
         ),
     ] = None
+    tokens_per_second: Annotated[
+        _Rate,
+        described(
+            "Tokens that all pods together generate per second, by their metrics: the mean of one minute, read every "
+            "5 minutes; a change of less than a tenth is not shown. Absent if it is unknown: before the first "
+            "reading, on hosts, and for engines that count no tokens."
+        ),
+    ] = ""
     performance: Annotated[
         ServicePerformance | None,
         described(

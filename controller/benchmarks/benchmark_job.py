@@ -23,7 +23,7 @@ from controller.services.pods.one_node import label_claims
 from controller.services.pods.pod_options import pin_to_node
 from controller.services.pods.pod_template import EngineChoice, build_pod
 from controller.services.tokens import TOKEN_KEY
-from crds.inferenceservice import InferenceService
+from crds.inferenceservice import BenchmarkOptions, InferenceService
 from crds.meta import GROUP, LABEL_MANAGED_BY, LABEL_MODEL, MANAGED_BY
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import LABEL_BENCHMARK
@@ -240,7 +240,7 @@ def _mount_key(volume: Obj) -> Obj:
 
 
 def _build_container(service: InferenceService, settings: PodSettings) -> Obj:
-    spec, options = service.spec, service.spec.benchmark
+    spec, options = service.spec, service.spec.benchmark or BenchmarkOptions()
     arguments = ["bench", f"http://127.0.0.1:{SERVICE_PORT}", "--model", service.metadata.name]
     arguments += ["--token-file", f"{TOKEN_DIRECTORY}/{TOKEN_KEY}", "--parallel", str(spec.parallel)]
     arguments += ["--warmup", str(options.warmup_iterations), "--runs", str(options.runs)]

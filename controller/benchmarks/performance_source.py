@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from controller.reconcile.optional_kinds import OptionalKind
+from controller.services.rate_text import format_rate
 from crds.inferenceservice import ServicePerformance
 from crds.meta import CONTROLLER_NAMESPACE
 from fitness.performance import MeasuredPerformance
@@ -141,10 +142,3 @@ def describe_performance(record: MeasuredPerformance, model_hash: str, device_cl
         model_hash=model_hash,
         measured_at=record.measured_at,
     )
-
-
-def format_rate(tokens_per_second: float) -> str:
-    """Return a rate as a decimal number: an API has no floating-point numbers."""
-    if tokens_per_second >= 100:  # noqa: PLR2004 - three digits are enough
-        return f"{tokens_per_second:.0f}"
-    return f"{tokens_per_second:.1f}" if tokens_per_second >= 1 else f"{tokens_per_second:.3f}"

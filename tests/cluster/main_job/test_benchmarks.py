@@ -1,5 +1,7 @@
 """The speed of a model is measured on an idle device by a Job, stored, and shown by the service."""
 
+import re
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,8 +17,10 @@ from tests.cluster.main_job.cluster import Cluster
 from tests.cluster.nodes import joined
 from tests.cluster.shared_controller import SharedController
 from tests.controlplane.plane import ControlPlane
-from tests.controlplane.process import Process
+from tests.controlplane.process import CHECKOUT, Process
+from tests.support.documents import list_blocks
 from tests.support.eventually import eventually
+from tests.support.shell import Shell
 
 LABELS = {"nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.memory": "23034"}
 QUICK = {"warmupIterations": 0, "runs": 2}
@@ -36,7 +40,9 @@ async def l4_node(plane: ControlPlane, tmp_path: Path, watched: list[Process]) -
 
 
 @pytest.mark.usefixtures("l4_node")
-async def test_speed_of_a_service_is_measured_on_an_idle_device(cluster: Cluster) -> None:
+async def test_speed_of_a_service_is_measured_on_an_idle_device(
+    cluster: Cluster, plane: ControlPlane, tmp_path: Path
+) -> None:
     service = cluster.service("chat", "nvidia", parallel=2, benchmark=QUICK)
     await cluster.apply(cluster.model(), service)
 
@@ -64,6 +70,23 @@ async def test_speed_of_a_service_is_measured_on_an_idle_device(cluster: Cluster
         return not jobs.items
 
     await eventually(jobs_are_gone)
+    await _follow_document(plane, cluster, tmp_path)
     wide = await cluster.kubectl("get", "isvc", "chat", "-o", "wide")
     assert shown.tokens_per_second in wide.split()
     await cluster.client.delete(CONFIG_MAPS, stored["metadata"]["name"], "pomona-system")
+
+
+async def _follow_document(plane: ControlPlane, cluster: Cluster, folder: Path) -> None:
+    """Run the commands of the document, and compare what they print, but for numbers and hashes."""
+    document = CHECKOUT / "docs" / "benchmarks.md"
+    shell = Shell(plane, folder / "user")
+    config = folder / "user" / "kubeconfig"
+    await shell.run(f"cp '{plane.environment['KUBECONFIG']}' '{config}'")
+    shell.environment |= {"KUBECONFIG": str(config), "PATH": f"{sys.prefix}/bin:{shell.environment['PATH']}"}
+    await shell.run(f"kubectl config set-context --current --namespace={cluster.namespace}")
+    for command, output in zip(list_blocks(document.read_text(), "sh"), list_blocks(document.read_text()), strict=True):
+        assert _mask(await shell.run(command)) == _mask(output)
+
+
+def _mask(text: str) -> list[list[str]]:
+    return [re.sub(r"bench-[0-9a-f]{16}|[0-9][0-9.,]*", "N", line).split() for line in text.splitlines()]

@@ -6,8 +6,9 @@ import pytest
 from msgspec import structs
 
 from controller.benchmarks.device_classes import find_replica_class
-from controller.benchmarks.performance_source import MeasuredPair, PerformanceSource, format_rate
+from controller.benchmarks.performance_source import MeasuredPair, PerformanceSource
 from controller.reconcile.plan import Snapshot
+from controller.services.rate_text import format_rate
 from devices.vendors import VENDORS
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import RecordKey, build_config_map, put_record
@@ -112,7 +113,7 @@ def test_config_map_of_another_namespace_is_no_measurement() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "shown"), [(1234.6, "1235"), (100, "100"), (99.96, "100.0"), (7.52, "7.5"), (0.0123, "0.012")]
+    ("rate", "shown"), [(1234.6, "1235"), (100, "100"), (99.96, "100.0"), (7.52, "7.5"), (0.0123, "0.012"), (0, "0.0")]
 )
 def test_rate_is_a_decimal_number(rate: float, shown: str) -> None:
     assert format_rate(rate) == shown
