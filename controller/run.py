@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from controller.benchmarks.benchmark_runner import BenchmarkRunner
 from controller.benchmarks.performance_source import PerformanceSource
 from controller.hosts.reachability import ReachabilityProber
 from controller.hosts.reconciler import LeaseReader, host_reconciler
@@ -109,6 +110,8 @@ class ControllerOptions(NamedTuple):
     """The only namespaces that it reads and writes, without hosts; none: the whole cluster."""
     min_run_seconds: float = MIN_RUN_SECONDS
     """Time for which an admitted replica is not evicted for another one."""
+    benchmarks: bool = False
+    """Measure the speed of models on idle devices."""
 
 
 class Item(NamedTuple):
@@ -127,6 +130,8 @@ class LeaderQueue(NamedTuple):
     volumes: BoundVolumes
     rooms: CandidateRooms
     notes: PlacementNotes
+    benchmarks: BenchmarkRunner | None
+    """None: nothing is measured."""
 
 
 def registrations(
@@ -174,6 +179,8 @@ def registrations(
     if queue is not None:
         leases.subscribe(queue.admission.wake)
         queue_tasks = (queue.board.run, queue.pools.run, queue.volumes.run, queue.rooms.run, queue.admission.run)
+        if queue.benchmarks is not None:
+            queue_tasks += (queue.benchmarks.run,)
         pools = (pool_reconciler(queue.pools.standing),)
     hosts = ReachabilityProber()
     on_hosts = (release_reconciler(leases.wait_seconds), host_reconciler(leases, tokens, hosts))
@@ -229,7 +236,7 @@ class Controller:
         self._devices = DeviceFeed(self.store, options.namespaces)
         measured = PerformanceSource(self.store, functools.partial(self._enqueue, INFERENCE_SERVICES))
         self._optional_kinds = (monitors, measured.kind, self._kueue.local_queues, *self._nodes)
-        queue = self._make_queue(self._registry, options) if self._registry is not None else None
+        queue = self._make_queue(self._registry, options, measured) if self._registry is not None else None
         reconcilers, self._leader_tasks = registrations(
             *(options, leases, metrics, monitors, queue),
             kueue=self._kueue,
@@ -260,11 +267,15 @@ class Controller:
         for each in self.store.list(INFERENCE_SERVICES):
             self._enqueue(INFERENCE_SERVICES, object_key(each))
 
-    def _make_queue(self, registry: CellRegistry, options: ControllerOptions) -> LeaderQueue:
+    def _make_queue(
+        self, registry: CellRegistry, options: ControllerOptions, measured: PerformanceSource
+    ) -> LeaderQueue:
         volumes = BoundVolumes(self.store, registry)
         vendors = options.pods.vendors
         pools = PoolBoard(self.store, vendors, registry, functools.partial(self._enqueue, ACCELERATOR_POOLS))
         rooms = CandidateRooms(registry, functools.partial(self._enqueue, INFERENCE_SERVICES), volumes.find_nodes)
+
+        benchmarks = self._make_benchmarks(registry, options, measured) if options.benchmarks else None
 
         def read_rules() -> PlanRules:
             table = read_pools(self.store, vendors)
@@ -274,6 +285,8 @@ class Controller:
             self._show_round(report)
             pools.update(report)
             rooms.update(report)
+            if benchmarks is not None:
+                benchmarks.wake()
 
         notes = PlacementNotes(functools.partial(self._enqueue, INFERENCE_SERVICES))
 
@@ -296,7 +309,18 @@ class Controller:
         )
         admission = Admission(parts)
         volumes.subscribe(admission.wake)
-        return LeaderQueue(admission, self._board, pools, volumes, rooms, notes)
+        return LeaderQueue(admission, self._board, pools, volumes, rooms, notes, benchmarks)
+
+    def _make_benchmarks(
+        self, registry: CellRegistry, options: ControllerOptions, measured: PerformanceSource
+    ) -> BenchmarkRunner:
+        return BenchmarkRunner(
+            self.store,
+            options.pods,
+            measured,
+            list_cells=registry.list_cells,
+            list_waiting_pools=lambda: [pool for (pool, _), waiting in self._board.depths.items() if waiting],
+        )
 
     def _show_round(self, report: RoundReport) -> None:
         """Set what users see of the queue."""

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from crds.meta import Accelerator, ApiStruct, described, keyed_by
-from crds.placement import Rate
+from crds.rate import Rate
 
 ShareReason = Literal["Refused", "NoSuchHardware", "NoRoom", "NotNeeded"]
 

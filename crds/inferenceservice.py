@@ -22,6 +22,7 @@ from crds.meta import (
 from crds.placement import ClassSpeeds, Placement, PlacementDemands
 from crds.pods import ContainerOptions, PodOptions, Resources, ServiceHardware
 from crds.queue_status import QueueStatus
+from crds.rate import Rate
 from crds.serving import Adapter, RuntimeName, ServingOptions, Speculative
 
 
@@ -60,6 +61,25 @@ class Scheduling(ApiStruct, frozen=True):
             **{"x-kubernetes-list-type": "atomic"},
         ),
     ] = []
+
+
+class BenchmarkOptions(ApiStruct, frozen=True):
+    """The extent of the benchmarks of a service."""
+
+    warmup_iterations: Annotated[
+        Annotated[int, Meta(ge=0, le=20)], described("Runs before those that count.", format="int32")
+    ] = 2
+    runs: Annotated[
+        Annotated[int, Meta(ge=1, le=50)],
+        described("Least number of runs that count, of which the median is the speed.", format="int32"),
+    ] = 5
+    min_duration: Annotated[
+        Annotated[str, Meta(max_length=8, pattern=r"^[1-9][0-9]{0,3}[sm]$")] | None,
+        described(
+            "Least time of these runs together, such as 30s: more runs follow until it is over. A benchmark begins no "
+            "run after 5 minutes. Default: none."
+        ),
+    ] = None
 
 
 class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
@@ -151,6 +171,13 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
         ),
     ] = None
     pod: Annotated[PodOptions, described("What is added to the pods of this service.")] = PodOptions()
+    benchmark: Annotated[
+        BenchmarkOptions | None,
+        described(
+            "Extent of the Jobs that measure the speed of the model, if the controller runs with --benchmarks. An edit "
+            "measures nothing anew that was measured, and restarts no replica."
+        ),
+    ] = None
     node_selector: Annotated[
         dict[str, str],
         described(
@@ -168,17 +195,14 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
     ] = []
 
 
-_Rate = Annotated[str, Meta(max_length=16, pattern=r"^[0-9]*([0-9]\.[0-9]+|[0-9])?$")]
-
-
 class ServicePerformance(ApiStruct, frozen=True, kw_only=True):
     """The measured speed of a replica."""
 
     tokens_per_second: Annotated[
-        _Rate, described("Tokens that one request generates per second: the median of the runs, a decimal number.")
+        Rate, described("Tokens that one request generates per second: the median of the runs, a decimal number.")
     ]
     prompt_tokens_per_second: Annotated[
-        _Rate, described("Tokens of a prompt that are read per second, a decimal number. Absent if it is unknown.")
+        Rate, described("Tokens of a prompt that are read per second, a decimal number. Absent if it is unknown.")
     ] = ""
     time_to_first_token_ms: Annotated[
         int | None,
@@ -285,6 +309,14 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
             "there any more."
         ),
     ] = None
+    tokens_per_second: Annotated[
+        Rate,
+        described(
+            "Tokens that all pods together generate per second, by their metrics: the mean of one minute, read every "
+            "5 minutes; a change of less than a tenth is not shown. Absent if it is unknown: before the first "
+            "reading, on hosts, and for engines that count no tokens."
+        ),
+    ] = ""
     performance: Annotated[
         ServicePerformance | None,
         described(

@@ -6,6 +6,7 @@ from msgspec import Meta
 
 from crds.meta import ApiStruct, described, keyed_by
 from crds.metalhost import HostText
+from crds.rate import Rate
 
 FitLevel = Literal["perfect", "good", "marginal", "too_tight"]
 """The fit of a replica on a device, from the best to the worst."""
@@ -15,16 +16,6 @@ models on the class. Estimated: by the memory bandwidth alone."""
 SpeedRefusal = Literal["TooSlow", "SpeedUnknown", "TooTight"]
 MOST_CLASSES: Final = 32
 """Device classes that a service lists at most."""
-
-Rate = Annotated[str, Meta(max_length=16, pattern=r"^[0-9]+(\.[0-9]+)?$")]
-"""Tokens per second: a decimal number as text, since programs round floating-point numbers differently."""
-
-
-def format_rate(tokens_per_second: float) -> str:
-    """Return a rate as a decimal number: an API has no floating-point numbers."""
-    if tokens_per_second >= 100:  # noqa: PLR2004 - three digits are enough
-        return f"{tokens_per_second:.0f}"
-    return f"{tokens_per_second:.1f}" if tokens_per_second >= 1 else f"{tokens_per_second:.3f}"
 
 
 class PlacementDemands(ApiStruct, frozen=True):

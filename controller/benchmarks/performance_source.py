@@ -4,15 +4,15 @@ A service asks for the speed of its model on the hardware of its replicas, and i
 that model changes. What is damaged in a ConfigMap is logged once for each version of it.
 """
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple
 
 import structlog
 
 from controller.reconcile.optional_kinds import OptionalKind
 from crds.inferenceservice import ServicePerformance
 from crds.meta import CONTROLLER_NAMESPACE
-from crds.placement import format_rate
+from crds.rate import format_rate
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import SELECTOR, PerformanceTable, find_model_hash
 from kube.client import Obj
@@ -27,6 +27,25 @@ class MeasuredPair(NamedTuple):
 
     model_hash: str
     device_classes: frozenset[str]
+
+
+class BenchmarkProblem(NamedTuple):
+    """Why the speed of a service could not be measured, for its condition."""
+
+    reason: str
+    message: str
+
+
+class KnownSpeed(NamedTuple):
+    """All that is known of the speed of a service."""
+
+    performance: ServicePerformance | None = None
+    """None: it is unknown."""
+    problem: BenchmarkProblem | None = None
+    """Why the last benchmark has measured nothing."""
+
+
+UNKNOWN_SPEED: Final = KnownSpeed()
 
 
 class PerformanceSource:
@@ -44,16 +63,27 @@ class PerformanceSource:
         self._enqueue = enqueue
         self._hashes: dict[ObjectKey, str] = {}
         self._services: dict[str, set[ObjectKey]] = {}
+        self._problems: Mapping[ObjectKey, BenchmarkProblem] = {}
         for each in store.list(CONFIG_MAPS):
             self._take_change(CONFIG_MAPS, None, each)
         store.subscribe(self._take_change)
 
-    def find(self, key: ObjectKey, pair: MeasuredPair | None) -> ServicePerformance | None:
-        """Return the speed that a service shows, and follow that of its model from now on; None: it is unknown.
+    def find(self, key: ObjectKey, pair: MeasuredPair | None) -> KnownSpeed:
+        """Return the speed that a service shows, and follow that of its model from now on.
 
         Of replicas on several device classes the slowest is shown.
         """
         self._follow(key, pair.model_hash if pair is not None else "")
+        return KnownSpeed(self._find_performance(key, pair), self._problems.get(key))
+
+    def report_problems(self, problems: Mapping[ObjectKey, BenchmarkProblem]) -> None:
+        """Take the services that could not be measured, and enqueue those of which that is new."""
+        last, self._problems = self._problems, problems
+        for key in sorted(last.keys() | problems.keys()):
+            if last.get(key) != problems.get(key):
+                self._enqueue(key)
+
+    def _find_performance(self, key: ObjectKey, pair: MeasuredPair | None) -> ServicePerformance | None:
         if pair is None:
             return None
         known = self.table.list_classes(pair.model_hash, key.namespace)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from crds.accelerator_choice import AcceleratorShare, ShareReason
-from crds.placement import format_rate
+from crds.rate import format_rate
 
 SETTLE_SECONDS: Final = 10.0
 """Time for which a replica waits before it goes elsewhere: by then the queue has certainly looked at it."""

@@ -15,7 +15,8 @@ from controller.services.pods.devices import NO_DEVICES, request_devices
 from controller.services.replica_memory import describe_workload, is_memory_stated
 from crds.inferenceservice import InferenceService
 from crds.meta import without_defaults
-from crds.placement import MOST_CLASSES, ClassSpeed, PlacementDemands, SpeedRefusal, SpeedSource, format_rate
+from crds.placement import MOST_CLASSES, ClassSpeed, PlacementDemands, SpeedRefusal, SpeedSource
+from crds.rate import format_rate
 from devices.device_class import count_devices
 from devices.vendors import Vendors
 from fitness.fit import FIT_LEVELS, Fit, assess_fit

@@ -5,7 +5,8 @@ from collections.abc import Collection, Iterable
 from controller.placement.alternatives import NO_ROOM, Alternative
 from controller.placement.placement_notes import PlacementNote
 from controller.placement.units import SPEED_UNKNOWN, TOO_SLOW, TOO_TIGHT
-from crds.placement import ClassSpeed, Placement, PlacementAlternative, format_rate
+from crds.placement import ClassSpeed, Placement, PlacementAlternative
+from crds.rate import format_rate
 from devices.device_class import find_single_class
 
 _REFUSALS = {

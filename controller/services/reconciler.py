@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from controller.benchmarks.device_classes import find_replica_class
-from controller.benchmarks.performance_source import MeasuredPair, PerformanceSource
+from controller.benchmarks.performance_source import UNKNOWN_SPEED, KnownSpeed, MeasuredPair, PerformanceSource
 from controller.models.discovery import label_service
 from controller.models.served import format_of, read_companions, runtime_of
 from controller.placement.board import FindStanding
@@ -19,6 +19,7 @@ from controller.placement.kueue import KueueQueues
 from controller.placement.placement_notes import PlacementNotes
 from controller.placement.standing import ServiceStanding
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
+from controller.reconcile.conditions import condition
 from controller.reconcile.indexes import (
     SERVICE_INDEX,
     namespaced,
@@ -59,7 +60,7 @@ from controller.services.status import MOST_NODES, ServiceView, build_events, bu
 from controller.services.tokens import KnownTokens, TokenRotation, TokenStep, token_secret
 from controller.services.traffic import UNKNOWN_TRAFFIC, Traffic, find_series, read_traffic
 from controller.services.traffic_meter import TrafficMeter, TrafficTarget
-from crds.inferenceservice import InferenceService, ServicePerformance
+from crds.inferenceservice import InferenceService
 from crds.meta import without_defaults
 from crds.model import Model
 from crds.placement import ClassSpeed, Placement
@@ -81,6 +82,8 @@ from runtimes.registry import RUNTIMES
 
 AWAITS_UPDATE: Final = "its pods are of an earlier version of Pomona until other services have been updated"
 """Remark about a service whose pods an update replaces after those of other services."""
+BENCHMARKED: Final = "Benchmarked"
+"""Type of the condition of a service whose speed could not be measured; absent in all other cases."""
 ROTATION_SECONDS: Final = 1.0
 """Pause between two steps of the replacement of a token."""
 
@@ -124,8 +127,8 @@ class ServiceInputs(NamedTuple):
     """Speed of a replica on each device class."""
     placement: Placement | None = None
     """Place of the last replica that was placed; None: unknown."""
-    performance: ServicePerformance | None = None
-    """Measured speed on the hardware of the replicas; None: unknown."""
+    speed: KnownSpeed = UNKNOWN_SPEED
+    """Measured speed on the hardware of the replicas."""
 
 
 def service_reconciler(
@@ -185,9 +188,8 @@ def service_reconciler(
         speeds = chosen.speeds if chosen else find_speeds(key, service, view.accelerator, view.served)
         note = notes.find(key) if notes is not None else None
         placement = report_placement(note, service.status.placement, speeds, view.replicas.nodes)
-        return ServiceInputs(
-            *found, traffic, facts, speeds, placement, _find_performance(snapshot, key, view, settings, measured)
-        )
+        speed = _find_speed(snapshot, key, view, settings, measured)
+        return ServiceInputs(*found, traffic, facts, speeds, placement, speed)
 
     return Reconciler(
         resource=INFERENCE_SERVICES,
@@ -253,8 +255,7 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
         status["speeds"] = [without_defaults(each) for each in inputs.speeds]
     if inputs.placement is not None:
         status["placement"] = without_defaults(inputs.placement)
-    if inputs.performance is not None:
-        status["performance"] = without_defaults(inputs.performance)
+    status = _add_speed(status, inputs.speed, service.metadata.generation)
     rotation = inputs.rotation
     if rotated := rotation.done or service.status.token_rotation:
         status["tokenRotation"] = rotated
@@ -309,10 +310,21 @@ def _probe_service(prober: Prober, tokens: KnownTokens, key: ObjectKey, view: Se
     return answer
 
 
-def _find_performance(
+def _find_speed(
     snapshot: Snapshot, key: ObjectKey, view: ServiceView, settings: PodSettings, measured: PerformanceSource | None
-) -> ServicePerformance | None:
-    return measured.find(key, _find_measured_pair(snapshot, view, settings)) if measured is not None else None
+) -> KnownSpeed:
+    return measured.find(key, _find_measured_pair(snapshot, view, settings)) if measured is not None else UNKNOWN_SPEED
+
+
+def _add_speed(status: Obj, speed: KnownSpeed, generation: int) -> Obj:
+    """Return the status with the measured speed, and with a condition if it could not be measured."""
+    if speed.performance is not None:
+        status = {**status, "performance": without_defaults(speed.performance)}
+    if speed.problem is None:
+        return status
+    reason, message = speed.problem
+    failed = condition(BENCHMARKED, true=False, reason=reason, message=message, generation=generation)
+    return {**status, "conditions": [*status["conditions"], failed]}
 
 
 def _find_measured_pair(snapshot: Snapshot, view: ServiceView, settings: PodSettings) -> MeasuredPair | None:

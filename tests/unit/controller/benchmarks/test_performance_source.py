@@ -8,7 +8,6 @@ from msgspec import structs
 from controller.benchmarks.device_classes import find_replica_class
 from controller.benchmarks.performance_source import MeasuredPair, PerformanceSource
 from controller.reconcile.plan import Snapshot
-from crds.placement import format_rate
 from devices.vendors import VENDORS
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import RecordKey, build_config_map, put_record
@@ -56,12 +55,12 @@ class Watched:
 
 def test_slowest_of_the_classes_of_the_replicas_is_shown() -> None:
     source = Watched(measured(h100=FAST, l4=SLOW, t4=SLOW)).source
-    fast = source.find(KEY, pair("h100"))
+    fast = source.find(KEY, pair("h100")).performance
     assert fast is not None
     assert (fast.tokens_per_second, fast.prompt_tokens_per_second, fast.time_to_first_token_ms) == ("112", "3400", 41)
     assert (fast.device_class, fast.model_hash, fast.source) == ("h100", HASH, "job")
     assert fast.measured_at == "2026-11-26T10:00:00Z"
-    slow = source.find(KEY, pair("h100", "l4"))
+    slow = source.find(KEY, pair("h100", "l4")).performance
     assert slow is not None
     assert (slow.tokens_per_second, slow.prompt_tokens_per_second, slow.time_to_first_token_ms) == ("7.5", "", None)
     assert slow.device_class == "l4"
@@ -69,16 +68,16 @@ def test_slowest_of_the_classes_of_the_replicas_is_shown() -> None:
 
 def test_unmeasured_hardware_shows_nothing() -> None:
     source = Watched(measured(h100=FAST)).source
-    assert source.find(KEY, pair("l4")) is None
-    assert source.find(KEY, pair()) is None
-    assert source.find(KEY, None) is None
-    assert source.find(KEY, pair("h100", model_hash=OTHER)) is None
+    assert source.find(KEY, pair("l4")).performance is None
+    assert source.find(KEY, pair()).performance is None
+    assert source.find(KEY, None).performance is None
+    assert source.find(KEY, pair("h100", model_hash=OTHER)).performance is None
 
 
 def test_claim_of_another_namespace_is_not_shown() -> None:
     source = Watched(measured(h100_other=FAST, l4_team=SLOW)).source
-    assert source.find(KEY, pair("h100")) is None
-    assert source.find(KEY, pair("l4")) is not None
+    assert source.find(KEY, pair("h100")).performance is None
+    assert source.find(KEY, pair("l4")).performance is not None
 
 
 def test_change_of_a_measurement_concerns_the_services_of_its_model_alone() -> None:
@@ -92,7 +91,7 @@ def test_change_of_a_measurement_concerns_the_services_of_its_model_alone() -> N
     assert watched.enqueued == [KEY, other]
     watched.store.remove(CONFIG_MAPS, "pomona-system", f"bench-{HASH}")
     assert watched.enqueued == [KEY, other, KEY]
-    assert watched.source.find(KEY, pair("h100")) is None
+    assert watched.source.find(KEY, pair("h100")).performance is None
 
 
 def test_service_that_is_gone_or_has_another_model_is_not_enqueued() -> None:
@@ -109,11 +108,11 @@ def test_service_that_is_gone_or_has_another_model_is_not_enqueued() -> None:
 def test_config_map_of_another_namespace_is_no_measurement() -> None:
     foreign = measured(h100=FAST)
     foreign["metadata"]["namespace"] = "team"
-    assert Watched(foreign).source.find(KEY, pair("h100")) is None
+    assert Watched(foreign).source.find(KEY, pair("h100")).performance is None
 
 
 @pytest.mark.parametrize(
-    ("rate", "shown"), [(1234.6, "1235"), (100, "100"), (99.96, "100.0"), (7.52, "7.5"), (0.0123, "0.012")]
+    ("rate", "shown"), [(1234.6, "1235"), (100, "100"), (99.96, "100.0"), (7.52, "7.5"), (0.0123, "0.012"), (0, "0.0")]
 )
 def test_rate_is_a_decimal_number(rate: float, shown: str) -> None:
     assert format_rate(rate) == shown
@@ -162,7 +161,7 @@ def test_class_of_a_processor_has_its_cores() -> None:
 
 def test_status_has_all_of_the_measurement() -> None:
     shown = Watched(measured(h100=FAST)).source.find(KEY, pair("h100"))
-    status = decide_chat(chat_service(), (MODELS, model()), performance=shown).status
+    status = decide_chat(chat_service(), (MODELS, model()), speed=shown).status
     assert status is not None
     assert status["performance"] == {
         "tokensPerSecond": "112",

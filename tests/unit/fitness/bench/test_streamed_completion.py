@@ -1,15 +1,23 @@
 """An engine is measured by the tokens that it counts, and one that cannot be measured is a named error."""
 
 import asyncio
+import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
 
-from fitness.bench.streamed_completion import BenchError, CompletionRequest, CompletionTiming, stream_completion
+from fitness.bench.streamed_completion import (
+    BenchError,
+    BenchReason,
+    CompletionRequest,
+    CompletionTiming,
+    stream_completion,
+)
+from tests.controlplane.process import CHECKOUT
 from tests.support.stub_server import serve_stub
 
 PROMPT = "a prompt that nobody quotes"
@@ -152,3 +160,13 @@ async def test_address_without_an_engine_is_named(unused_tcp_port_factory: Calla
         with pytest.raises(BenchError, match=url) as raised:
             await stream_completion(session, url, REQUEST)
     assert raised.value.reason == "Unreachable"
+
+
+def test_document_has_each_reason() -> None:
+    table = (CHECKOUT / "docs" / "benchmarks.md").read_text().partition("| reason |")[2].partition("\n\n")[0]
+    listed = [
+        name
+        for line in table.splitlines()
+        for name in re.findall(r"`(\w+)`", line.split("|")[1] if "|" in line else "")
+    ]
+    assert sorted(listed) == sorted(get_args(BenchReason))
