@@ -273,7 +273,9 @@ class Controller:
         volumes = BoundVolumes(self.store, registry)
         vendors = options.pods.vendors
         pools = PoolBoard(self.store, vendors, registry, functools.partial(self._enqueue, ACCELERATOR_POOLS))
-        rooms = CandidateRooms(registry, functools.partial(self._enqueue, INFERENCE_SERVICES), volumes.find_nodes)
+        rooms = CandidateRooms(
+            *(registry, functools.partial(self._enqueue, INFERENCE_SERVICES), volumes.find_nodes, volumes.has_read)
+        )
 
         benchmarks = self._make_benchmarks(registry, options, measured) if options.benchmarks else None
 

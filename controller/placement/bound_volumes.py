@@ -135,6 +135,17 @@ class BoundVolumes:
                     found = nodes if found is None else found & nodes
         return found
 
+    def has_read(self, pod: Obj) -> bool:
+        """Return whether all is known that `find_nodes` depends on; what is not is read soon, by `run`."""
+        namespace = pod["metadata"].get("namespace", "")
+        for claim in mounted_claims(pod.get("spec") or {}):
+            stored = self._store.get(PVCS, claim, namespace)
+            obj, is_known = (stored, True) if stored is not None else self._look_up(PVCS, ObjectKey(namespace, claim))
+            name = _volume_of(obj) if obj is not None else ""
+            if not is_known or (name and not self._look_up(PERSISTENT_VOLUMES, ObjectKey("", name))[1]):
+                return False
+        return True
+
     def _list_placed(self, claim: str, sharing: Sequence[Obj]) -> Sequence[Obj]:
         """Return those of the pods with a claim that have a node: they are gathered once for all that wait."""
 

@@ -176,6 +176,7 @@ class CandidateRooms:
         registry: CellSource,
         on_change: Callable[[ObjectKey], None],
         find_volume_nodes: FindVolumeNodes = lambda _pod: None,
+        has_read_volumes: Callable[[Obj], bool] = lambda _pod: True,
     ) -> None:
         """Follow the cells.
 
@@ -183,7 +184,9 @@ class CandidateRooms:
             registry: the cells.
             on_change: gets each service for which room came or went.
             find_volume_nodes: finds the nodes of the volumes of a pod.
+            has_read_volumes: returns whether these nodes are known yet.
         """
+        self._has_read_volumes = has_read_volumes
         self._find_volume_nodes = find_volume_nodes
         self._registry, self._on_change = registry, on_change
         self._report: RoundReport | None = None
@@ -208,8 +211,12 @@ class CandidateRooms:
         self._changed.set()
 
     def count(self, prospect: ProspectiveReplica) -> CandidateRoom | None:
-        """Return the room for replicas like this one; None: this leader has planned no round yet."""
-        if self._report is None:
+        """Return the room for replicas like this one; None: it is not known yet.
+
+        This leader has planned no round, or has not read where the volumes of the pod are: a choice by what is known
+        until then would stay.
+        """
+        if self._report is None or (prospect.pod is not None and not self._has_read_volumes(prospect.pod)):
             return None
         loop = asyncio.get_running_loop()
         began = loop.time()

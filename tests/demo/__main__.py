@@ -31,18 +31,19 @@ def main() -> int:
     except (sandbox.SandboxError, BuildError) as error:
         print(f"make demo: {error}", file=sys.stderr)
         return 1
-    weights = asyncio.run(fetch_weights(options.model)) if options.model else write_tiny_weights()
-    inside = [sys.executable, "-m", "tests.demo.inside", "--weights", str(weights)]
+    weights = asyncio.run(fetch_weights(options.model)) if options.model else write_weights("tiny.gguf")
+    larger = write_weights("larger.gguf", n_embd=256, n_ff=16384)
+    inside = [sys.executable, "-m", "tests.demo.inside", "--weights", str(weights), "--larger", str(larger)]
     return sandbox.run([*inside, *(["--keep"] if options.keep else [])])
 
 
-def write_tiny_weights() -> Path:
-    """Write the tiny weights into the user's cache, which is visible in the sandbox too."""
+def write_weights(name: str, **dimensions: int) -> Path:
+    """Write generated weights into the user's cache, which is visible in the sandbox too."""
     from tests.support.tiny_models.tiny_gguf import write  # noqa: PLC0415 - numpy is only needed to generate
 
-    weights = cache_folder() / "models" / "tiny.gguf"
+    weights = cache_folder() / "models" / name
     weights.parent.mkdir(parents=True, exist_ok=True)
-    write(weights)
+    write(weights, **dimensions)
     return weights
 
 

@@ -28,13 +28,17 @@ from tests.controlplane.helm import CHART, ensure_helm, run_helm
 from tests.controlplane.network import ADDRESS, Network
 from tests.controlplane.plane import ControlPlane, PlaneError
 from tests.controlplane.process import CHECKOUT, Process
+from tests.demo.placement_steps import show_placement
 from tests.demo.queue_steps import show_queue
 from tests.support.file_server import ALLOWED_NETWORKS
 
 NODE = "gpu-1"
 DEVICES = {"nvidia.com/gpu": "1"}
 """The node says that it has a GPU; engines run on its processor nevertheless."""
-DEVICE_LABELS = {"nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.memory": "23034"}
+DEVICE_LABELS = {"nvidia.com/gpu.product": "Tesla-T4", "nvidia.com/gpu.memory": "15360"}
+FASTER_NODE = "gpu-2"
+FASTER_DEVICES = {"amd.com/gpu": "1"}
+FASTER_LABELS = {"amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM", "amd.com/gpu.vram": "192G"}
 MIN_RUN = "1s"
 """A replica may be evicted after this time, in place of minutes, so that nobody waits for the demo."""
 METAL_HOST = "studio-1"
@@ -51,17 +55,18 @@ class DemoCluster:
         binaries: the control plane's programs.
         folder: for data, credentials and logs.
         weights: the GGUF file that the cluster fetches.
+        larger: one of which a token reads so much that memory bandwidth decides about its speed.
 
     """
 
-    def __init__(self, binaries: Binaries, folder: Path, weights: Path) -> None:
+    def __init__(self, binaries: Binaries, folder: Path, weights: Path, larger: Path) -> None:
         self.plane = ControlPlane(binaries, folder / "plane")
         self.changed = asyncio.Event()
         """Set when the store has changed, or when a process has ended, which is a failure."""
         self.milestones = Milestones()
         self._processes: list[Process] = []
         self._folder = folder
-        self._weights = weights
+        self._weights = {"model.gguf": weights, "larger.gguf": larger}
 
     async def start(self) -> None:
         """Start all parts; each waits for the parts that it needs."""
@@ -85,6 +90,13 @@ class DemoCluster:
             tasks.create_task(self._start_host(network))
         print_event("off-cluster host is started")
         self.milestones.reach("host")
+
+    async def add_faster_node(self) -> None:
+        """Start a node whose device has more memory bandwidth, and wait until it is ready."""
+        node = members.kubelet(self.plane, FASTER_NODE, self._folder, resources=FASTER_DEVICES, labels=FASTER_LABELS)
+        self._start(node)
+        await self.plane.kubectl("wait", "--for=create", f"node/{FASTER_NODE}", "--timeout=60s")
+        await self.plane.kubectl("wait", "--for=condition=Ready", f"node/{FASTER_NODE}", "--timeout=60s")
 
     async def stop(self) -> None:
         """End all processes; their children end with the sandbox."""
@@ -124,14 +136,15 @@ class DemoCluster:
         loop.add_reader(exited, ended)
 
     async def _publish_weights(self) -> None:
-        """Serve the weights at the address that the example names."""
+        """Serve the weights at the address that the examples name."""
         served = self._folder / "served"
         served.mkdir()
-        (served / "model.gguf").touch()
-        # A bind mount, visible in this sandbox only: a file server refuses a link that leads out of its folder.
-        mounting = await asyncio.create_subprocess_exec("mount", "--bind", self._weights, served / "model.gguf")
-        if await mounting.wait() != 0:
-            raise PlaneError(f"{self._weights} cannot be mounted")
+        for name, weights in self._weights.items():
+            (served / name).touch()
+            # A bind mount, visible in this sandbox only: a file server refuses a link that leads out of its folder.
+            mounting = await asyncio.create_subprocess_exec("mount", "--bind", weights, served / name)
+            if await mounting.wait() != 0:
+                raise PlaneError(f"{weights} cannot be mounted")
         argv = [
             sys.executable,
             "-m",
@@ -264,6 +277,9 @@ async def run_demo(cluster: DemoCluster, *, keep: bool) -> bool:
         print(f"\n{cluster.milestones}\n")
         print("$ kubectl get mdl,isvc,mh,mp")
         print(await cluster.plane.kubectl("get", "mdl,isvc,mh,mp"))
+        print_event("placement by speed: a node with another accelerator joins")
+        await cluster.add_faster_node()
+        await show_placement(cluster.plane, store, partial(wait_until, cluster, store))
         print_event("the queue: services that want the only GPU of the node")
         await show_queue(cluster.plane, store, partial(wait_until, cluster, store))
         if keep:
@@ -294,12 +310,13 @@ async def main() -> int:
     """Run the demo in this sandbox, and return the exit status."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--larger", type=Path, required=True)
     parser.add_argument("--keep", action="store_true")
     options = parser.parse_args()
     # Hide warnings: the watches retry until the kinds are installed.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     # /tmp belongs to the sandbox and is deleted with it.
-    cluster = DemoCluster(ensure_binaries(), Path(tempfile.mkdtemp(prefix="pomona-")), options.weights)
+    cluster = DemoCluster(ensure_binaries(), Path(tempfile.mkdtemp(prefix="pomona-")), options.weights, options.larger)
     try:
         return 0 if await run_demo(cluster, keep=options.keep) else 1
     except (AskError, PlaneError, TimeoutError) as error:

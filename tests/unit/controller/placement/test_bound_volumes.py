@@ -132,6 +132,13 @@ def test_pod_waits_until_its_volume_and_a_claim_of_a_user_were_read() -> None:
     assert volumes().find_nodes(pod("w")) == frozenset()
 
 
+def test_place_of_volumes_is_known_once_claims_and_volumes_were_read() -> None:
+    assert not volumes((PVCS, claim("pv-1", "ReadWriteMany"))).has_read(pod("w"))
+    assert not volumes().has_read(pod("w"))
+    assert volumes((PVCS, claim())).has_read(pod("w")), "a claim that is not bound has no volume"
+    assert volumes().has_read(pod("w", spec={"volumes": []}))
+
+
 def test_pod_stays_where_its_volume_is_mounted() -> None:
     found = volumes((PVCS, claim("", "ReadWriteOnce")), (PODS, pod("x", "a")), (PODS, pod("w")))
     assert found.find_nodes(pod("w")) == frozenset({"a"})

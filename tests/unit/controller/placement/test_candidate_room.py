@@ -186,6 +186,34 @@ def test_service_is_told_at_most_once_a_second() -> None:
     watch(test)
 
 
+def test_room_is_unknown_until_it_is_known_where_the_volumes_of_the_pod_are() -> None:
+    """A choice before that would stay: `auto` took a slower accelerator, as if no node could mount the weights."""
+
+    async def main() -> None:
+        known, told, cells = False, list[ObjectKey](), Watched()
+        cells.cells = [gpu_cell("a")]
+        rooms = CandidateRooms(cells, told.append, lambda _pod: frozenset({"a"} if known else ()), lambda _pod: known)
+        cells.rooms = rooms
+        prospect = ProspectiveReplica(POD, {"metadata": {}, "spec": {}})
+        leading: Leading = None  # type: ignore[assignment]
+        task = asyncio.get_running_loop().create_task(rooms.run(leading))
+        await asyncio.sleep(0)
+        cells.plan()
+        assert rooms.count(prospect) is None
+        assert rooms.count(ProspectiveReplica(POD)) is not None
+        rooms.follow(CHAT, {"nvidia": prospect})
+        known = True
+        cells.plan()
+        await asyncio.sleep(5.0)
+        assert told == [CHAT]
+        found = rooms.count(prospect)
+        assert found is not None
+        assert found.replicas > 0
+        task.cancel()
+
+    virtual_time.run(main())
+
+
 def test_room_is_unknown_before_the_first_round_which_is_told() -> None:
     async def test(watched: Watched) -> None:
         watched.rooms.follow(CHAT, {"metal": ProspectiveReplica(PROCESS)})
