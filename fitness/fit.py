@@ -82,12 +82,17 @@ class QuantizationAdvice(NamedTuple):
 
     @property
     def best(self) -> QuantizationStep | None:
-        """Return the best quantization whose fit is good; else the best one that fits; None if none does."""
-        for levels in (("perfect", "good"), ("marginal",)):
-            for step in self.steps:
-                if step.fit.level in levels:
-                    return step
-        return None
+        """Return the best quantization whose fit is good, else the best one that fits; None if none does.
+
+        One that needs no offload goes first: a smaller quantization in the devices is faster than experts in memory.
+        """
+        fitting = [step for step in self.steps if step.fit.level != "too_tight"]
+        # The first of equals: the steps are in the order of quality.
+        return min(fitting, key=lambda step: (_is_offloaded(step.fit), step.fit.level == "marginal"), default=None)
+
+
+def _is_offloaded(fit: Fit) -> bool:
+    return fit.run_mode in {"moe_offload", "partial_offload"}
 
 
 class _Room(NamedTuple):

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
-from crds.model import Layout
+from crds.model import Layout, Model
 from crds.serving import ServingOptions
 from crds.size import size_text
 from devices.products import find_family
@@ -169,6 +169,16 @@ def estimate_speed(
         run_mode=place.run_mode,
         basis=_describe(read, runtime, devices, place, correction),
     )
+
+
+def find_active_share(model: Model) -> float | None:
+    """Return the share of its parameters that a token uses: what the user states counts more than the header.
+
+    None: the model has no experts, or their share is not known.
+    """
+    total = model.spec.total_parameters or model.status.total_parameters
+    active = model.spec.active_parameters or model.status.active_parameters
+    return active / total if total and active and active <= total else None
 
 
 def report_measured(found: MeasuredPerformance, run_mode: RunMode) -> SpeedEstimate:

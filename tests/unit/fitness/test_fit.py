@@ -216,6 +216,22 @@ def test_quantization_advice_takes_the_best_that_fits_well() -> None:
         assert speeds == sorted(speeds)
 
 
+def test_quantization_advice_prefers_a_smaller_one_in_the_device_to_experts_in_memory() -> None:
+    devices = BESIDE._replace(free_bytes=24 * GIB)
+    found = advise_quantization(EXPERTS, ServingOptions(), devices, 30_500_000_000, active_share=QWEN3_30B_ACTIVE)
+    assert found
+    assert found.best
+    by_name = {step.quantization: step.fit for step in found.steps}
+    assert (by_name["Q8_0"].run_mode, by_name["Q8_0"].level) == ("moe_offload", "good")
+    assert (found.best.quantization, found.best.fit.run_mode) == ("Q5_K_M", "accelerator")
+    assert found.best.fit.level in {"perfect", "good"}
+    tiny = devices._replace(free_bytes=5 * GIB)
+    offloaded = advise_quantization(EXPERTS, ServingOptions(), tiny, 30_500_000_000, active_share=QWEN3_30B_ACTIVE)
+    assert offloaded
+    assert offloaded.best
+    assert (offloaded.best.quantization, offloaded.best.fit.run_mode) == ("Q8_0", "moe_offload")
+
+
 def test_quantization_advice_without_a_fit_names_none() -> None:
     found = advise_quantization(DENSE, ServingOptions(), CARD._replace(free_bytes=2 * GIB), 8_030_000_000)
     assert found

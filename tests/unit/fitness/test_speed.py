@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from crds.model import Layers, Layout
+from crds.meta import ObjectMeta
+from crds.model import Layers, Layout, Model, ModelSpec, ModelStatus
 from crds.serving import ServingOptions
 from fitness.corrections import SpeedRatio, learn_corrections
 from fitness.performance import MeasuredPerformance
 from fitness.serving_devices import ServingDevices, describe_devices, describe_host, describe_processor
-from fitness.speed import PRIORS, SpeedEstimate, WeightsPlace, estimate_speed, report_measured
+from fitness.speed import PRIORS, SpeedEstimate, WeightsPlace, estimate_speed, find_active_share, report_measured
 
 GIB = 2**30
 LLAMA_8B = Layout(
@@ -247,6 +248,26 @@ def test_measurements_of_a_class_correct_the_estimate_and_narrow_its_range() -> 
     assert found.generation.expected == pytest.approx(0.8 * plain.generation.expected, rel=0.02)
     assert found.generation.high / found.generation.low < 0.7 * plain.generation.high / plain.generation.low
     assert "corrected by 0.80 from 40 measurements" in found.basis
+
+
+@pytest.mark.parametrize(
+    ("stated", "found", "share"),
+    [
+        ((None, None), (30, 3), 0.1),
+        ((20, 5), (30, 3), 0.25),
+        ((None, None), (30, None), None),
+        ((None, None), (None, None), None),
+        ((None, None), (3, 30), None),
+    ],
+)
+def test_active_share_is_that_of_the_user_or_of_the_header(
+    stated: tuple[int | None, int | None], found: tuple[int | None, int | None], share: float | None
+) -> None:
+    source = "hf://org/repo/file.gguf"
+    spec = ModelSpec(source=source, total_parameters=stated[0], active_parameters=stated[1])
+    status = ModelStatus(total_parameters=found[0], active_parameters=found[1])
+    model = Model(ObjectMeta(name="tiny"), spec, status)
+    assert find_active_share(model) == share
 
 
 def test_measured_speed_has_the_range_of_its_runs() -> None:
