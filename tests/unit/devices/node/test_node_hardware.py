@@ -40,6 +40,18 @@ def test_devices_are_read_by_their_tool(tools: ToolFolder, roots: NodeRoots) -> 
     assert (found.int4, found.fp8) == (False, True)
 
 
+@pytest.mark.parametrize(
+    ("capability", "formats"), [("9.0", (False, True)), ("8.6", (False, False)), ("[N/A]", (False, None))]
+)
+def test_format_is_one_of_all_devices(
+    tools: ToolFolder, roots: NodeRoots, capability: str, formats: tuple[bool | None, bool | None]
+) -> None:
+    second = WHOLE.replace("0, GPU-a", "1, GPU-b").replace("9.0", capability)
+    tools.add_recorded("nvidia-smi", {"--query-gpu=": WHOLE + second})
+    found = read_node_hardware({}, roots)
+    assert (found.int4, found.fp8) == formats
+
+
 def test_class_by_labels_is_that_by_the_tool(tools: ToolFolder, roots: NodeRoots) -> None:
     by_labels = read_node_hardware(H100, roots)
     tools.add_recorded("nvidia-smi", {"--query-gpu=": WHOLE})

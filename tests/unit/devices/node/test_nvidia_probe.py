@@ -53,7 +53,8 @@ def test_partitions_replace_their_gpu(tools: ToolFolder) -> None:
     tools.add_recorded(
         "nvidia-smi",
         {
-            "--query-gpu=": recorded("nvidia_h100_mig_query.csv"),
+            # The recorded driver states no utilization of a partitioned GPU: whatever one states is not a partition's.
+            "--query-gpu=": recorded("nvidia_h100_mig_query.csv").replace("[N/A]", "99"),
             "-L": recorded("nvidia_h100_mig_list.txt"),
             "-q": recorded("nvidia_h100_mig_q.txt"),
         },
@@ -122,8 +123,10 @@ def test_gpu_without_memory_of_its_own_shares_that_of_the_machine(tools: ToolFol
     reading = read()
     assert reading.shares_memory
     assert reading.devices[0].architecture == "sm_121"
-    (ordinary,) = parse_gpus(WHOLE, FIELDS)
-    assert not ordinary.shares_memory
+    # A GH200 addresses the machine's memory as well, and has its own.
+    for own in (WHOLE, WHOLE.replace("None", "ATS")):
+        (gpu,) = parse_gpus(own, FIELDS)
+        assert not gpu.shares_memory
 
 
 def test_lost_gpu_does_not_lose_the_others(tools: ToolFolder) -> None:
