@@ -109,8 +109,10 @@ class BenchmarkRunner:
         self._wake.set()
         pause: float | None = None
         while True:
+            # asyncio.wait_for may lose a cancellation that comes with the wake.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), pause or _IDLE_SECONDS)
+                async with asyncio.timeout(_IDLE_SECONDS if pause is None else pause):
+                    await self._wake.wait()
             self._wake.clear()
             try:
                 pause = await self._run_round(leading)
