@@ -95,7 +95,7 @@ class World(Client):
         return self.put(resource, obj)
 
     def run_pod(self, **bench: Any) -> None:
-        """Let the pod of the only Job have this state of its container, and its engine run."""
+        """Set the state of the container in the pod of the only Job; its engine runs, unless it is stated, too."""
         (job,) = self.list_jobs()
         owner = {
             "uid": job["metadata"]["uid"],
@@ -117,7 +117,7 @@ class World(Client):
         self.put(PODS, {"metadata": metadata, "spec": {"nodeName": "n1"}, "status": status})
 
     def finish(self, message: str, code: int = 0) -> None:
-        """Let the only Job end."""
+        """End the only Job."""
         now = VirtualClock.now(UTC).isoformat()
         state = {"exitCode": code, "message": message, "startedAt": now, "finishedAt": now}
         self.run_pod(state={"terminated": state})
