@@ -20,7 +20,6 @@ from typing import Final, NamedTuple
 import structlog
 
 from controller.benchmarks.benchmark_runner import BenchmarkRunner
-from controller.benchmarks.performance_source import PerformanceSource
 from controller.hosts.reachability import ReachabilityProber
 from controller.hosts.reconciler import LeaseReader, host_reconciler
 from controller.http_endpoints import ControllerHealth
@@ -50,6 +49,7 @@ from controller.reconcile.plan import LeaderTask, Leading, Reconciler, lead_alon
 from controller.reconcile.precedence import AdmissionPrecedence
 from controller.reconcile.triggers import Trigger
 from controller.services.metal_processes import release_reconciler
+from controller.services.performance_source import PerformanceSource
 from controller.services.pods.replica_reservation import reserve_replica
 from controller.services.pods.update_pacer import UpdatePacer
 from controller.services.readiness_probe import Prober

@@ -11,10 +11,10 @@ import pytest
 
 from controller.benchmarks import benchmark_runner
 from controller.benchmarks.benchmark_runner import BenchmarkRunner
-from controller.benchmarks.performance_source import MeasuredPair, PerformanceSource
 from controller.placement.units import Cell
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import Leading
+from controller.services.performance_source import MeasuredPair, PerformanceSource
 from kube.client import Client, Obj
 from kube.errors import Unreachable
 from kube.resources import CONFIG_MAPS, INFERENCE_SERVICES, JOBS, MODELS, NODES, PODS, ObjectKey, Resource

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from controller.benchmarks.device_classes import find_replica_class
-from controller.benchmarks.performance_source import MeasuredPair, PerformanceSource
 from controller.reconcile.plan import Snapshot
+from controller.services.device_classes import find_replica_class
+from controller.services.performance_source import MeasuredPair, PerformanceSource
 from controller.services.rate_text import format_rate
 from devices.vendors import VENDORS
 from fitness.performance import MeasuredPerformance
