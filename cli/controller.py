@@ -202,6 +202,12 @@ def _read_namespaces(_context: click.Context, parameter: click.Parameter, names:
     help="Measure the speed of models by Jobs on devices that are idle, at the lowest priority: they end when anything "
     "waits for such a device. Without effect with --namespace.",
 )
+@click.option(
+    "--flexinfer-export",
+    is_flag=True,
+    help="Also write measured speeds into ConfigMap pomona-system/flexinfer-benchmarks, with the names of FlexInfer. "
+    "Without effect with --namespace.",
+)
 @click.option("--verbose", is_flag=True, help="Also log debug events.")
 def command(
     kubeconfig: Path | None,
@@ -224,6 +230,7 @@ def command(
     scheduling_mode: DefaultSchedulingMode | None,
     min_run_seconds: float,
     has_benchmarks: bool,
+    flexinfer_export: bool,
     verbose: bool,
 ) -> None:
     """Run the controller of Models and InferenceServices.
@@ -252,7 +259,8 @@ def command(
             image_pull_secrets=image_pull_secrets,
             scheduling_mode=scheduling_mode or ("Native" if namespaces else "Queue"),
         )
-        options = ControllerOptions(pods, trust, leader_elect, namespaces, min_run_seconds, has_benchmarks)
+        measures = (has_benchmarks, flexinfer_export)
+        options = ControllerOptions(pods, trust, leader_elect, namespaces, min_run_seconds, *measures)
         metrics, health = ControllerMetrics(), ControllerHealth()
         with (
             serve("--metrics-bind-address", metrics_bind_address, metrics_routes(metrics.render)),

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from controller.benchmarks.benchmark_runner import BenchmarkRunner
-from controller.benchmarks.performance_source import PerformanceSource
+from controller.benchmarks.flexinfer_export import FlexInferExport
 from controller.hosts.reachability import ReachabilityProber
 from controller.hosts.reconciler import LeaseReader, host_reconciler
 from controller.http_endpoints import ControllerHealth
@@ -53,6 +53,7 @@ from controller.reconcile.precedence import AdmissionPrecedence
 from controller.reconcile.triggers import Trigger
 from controller.services.class_speeds import SpeedAssessor
 from controller.services.metal_processes import release_reconciler
+from controller.services.performance_source import PerformanceSource
 from controller.services.pods.replica_reservation import reserve_replica
 from controller.services.pods.update_pacer import UpdatePacer
 from controller.services.readiness_probe import Prober
@@ -112,6 +113,8 @@ class ControllerOptions(NamedTuple):
     """Time for which an admitted replica is not evicted for another one."""
     benchmarks: bool = False
     """Measure the speed of models on idle devices."""
+    flexinfer_export: bool = False
+    """Write measured speeds for programs of FlexInfer, too."""
 
 
 class Item(NamedTuple):
@@ -181,6 +184,8 @@ def registrations(
         queue_tasks = (queue.board.run, queue.pools.run, queue.volumes.run, queue.rooms.run, queue.admission.run)
         if queue.benchmarks is not None:
             queue_tasks += (queue.benchmarks.run,)
+        if options.flexinfer_export and measured is not None:
+            queue_tasks += (FlexInferExport(measured).run,)
         pools = (pool_reconciler(queue.pools.standing),)
     hosts = ReachabilityProber()
     on_hosts = (release_reconciler(leases.wait_seconds), host_reconciler(leases, tokens, hosts))

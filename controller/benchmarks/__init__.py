@@ -1,1 +1,1 @@
-"""Measured speeds: their source for services, and the Jobs that measure what is unknown."""
+"""The Jobs that measure the speed of models that nobody has measured."""

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
 from controller.benchmarks.benchmark_job import BenchmarkJob, BenchmarkKey
-from controller.benchmarks.performance_source import BenchmarkProblem
+from controller.services.performance_source import BenchmarkProblem
 from fitness.performance import MeasuredPerformance
 from kube.backoff import EXACT, backoff_seconds
 from kube.resources import ObjectKey

@@ -26,11 +26,11 @@ from controller.benchmarks.benchmark_plan import (
     WantedBenchmark,
     plan_benchmarks,
 )
-from controller.benchmarks.performance_source import PerformanceSource
 from controller.benchmarks.wanted_benchmarks import PreparedBenchmark, open_scope, prepare_benchmarks
 from controller.placement.units import Cell
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import FIELD_MANAGER, Leading, Snapshot
+from controller.services.performance_source import PerformanceSource
 from crds.meta import CONTROLLER_NAMESPACE
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import LABEL_BENCHMARK, RecordKey, build_config_map, name_config_map, put_record
@@ -109,8 +109,10 @@ class BenchmarkRunner:
         self._wake.set()
         pause: float | None = None
         while True:
+            # asyncio.wait_for may lose a cancellation that comes with the wake.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), pause or _IDLE_SECONDS)
+                async with asyncio.timeout(_IDLE_SECONDS if pause is None else pause):
+                    await self._wake.wait()
             self._wake.clear()
             try:
                 pause = await self._run_round(leading)

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from controller.benchmarks.benchmark_job import BenchmarkKey, build_benchmark_pod, digest_inputs
 from controller.benchmarks.benchmark_plan import WantedBenchmark
-from controller.benchmarks.device_classes import find_node_class
 from controller.models.served import Served, accelerator_of, list_companions
 from controller.placement.pod_requests import count_requests
 from controller.placement.pod_units import build_requirement
@@ -22,6 +21,7 @@ from controller.pod_settings import PodSettings
 from controller.reconcile.plan import decode_stored
 from controller.services.candidates import list_candidates, state_accelerator
 from controller.services.checked_replica import check_replica
+from controller.services.device_classes import find_node_class
 from controller.services.pods.pod_template import EngineChoice
 from crds.inferenceservice import InferenceService
 from crds.model import Model

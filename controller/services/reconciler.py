@@ -9,8 +9,6 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from controller.benchmarks.device_classes import find_replica_class
-from controller.benchmarks.performance_source import UNKNOWN_SPEED, KnownSpeed, MeasuredPair, PerformanceSource
 from controller.models.discovery import label_service
 from controller.models.served import format_of, read_companions, runtime_of
 from controller.placement.board import FindStanding
@@ -30,6 +28,7 @@ from controller.services import preconditions
 from controller.services.accelerator_choice import ChosenAccelerators, RoomSource, choose_accelerators
 from controller.services.checked_replica import CheckedReplica, check_replica
 from controller.services.class_speeds import SpeedAssessor, find_no_speeds
+from controller.services.device_classes import find_replica_class
 from controller.services.endpoints import ready_endpoints, replica_addresses
 from controller.services.kueue_report import (
     NO_REPORT,
@@ -40,6 +39,7 @@ from controller.services.kueue_report import (
 from controller.services.metal_processes import observe_hosts
 from controller.services.moved_services import MovedServices, waits_whole
 from controller.services.placement_report import report_placement
+from controller.services.performance_source import UNKNOWN_SPEED, KnownSpeed, MeasuredPair, PerformanceSource
 from controller.services.pods.claim_templates import list_spent_templates, list_templates
 from controller.services.pods.deployment import build_network_service
 from controller.services.pods.disruption import build_disruption_budget

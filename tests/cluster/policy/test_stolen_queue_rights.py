@@ -163,13 +163,15 @@ ATTEMPTS: dict[str, tuple[str, Attempt]] = {
     "ConfigMap of a tenant": ("cannot create", ledger(namespace="default")),
     "ledger that stays": ("no owner and no finalizer", ledger(finalizers=["thief.example/stay"])),
     "ledger that holds a node": ("no owner and no finalizer", ledger(ownerReferences=[NODE])),
+    "measurement without a label": ("has the label inference.pomona.dev/benchmark", ledger(name=f"bench-{'0' * 16}")),
+    "measurement by another name": ("writes only ConfigMap pomona-system/pomona-queue", ledger(name="bench-x")),
     "ports of hosts": (
-        "cannot patch",
+        "writes only ConfigMap pomona-system/pomona-queue",
         lambda queue: queue.api.patch_json(
             CONFIG_MAPS, "pomona-host-ports", CONTROLLER_NAMESPACE, [{"op": "add", "path": "/data", "value": {}}]
         ),
     ),
-    "ConfigMaps": ("cannot list", lambda queue: queue.api.list(CONFIG_MAPS, CONTROLLER_NAMESPACE)),
+    "ConfigMaps of tenants": ("cannot list", lambda queue: queue.api.list(CONFIG_MAPS, "default")),
 }
 
 

@@ -64,6 +64,7 @@ class PerformanceSource:
         self._hashes: dict[ObjectKey, str] = {}
         self._services: dict[str, set[ObjectKey]] = {}
         self._problems: Mapping[ObjectKey, BenchmarkProblem] = {}
+        self._listeners: list[Callable[[], None]] = []
         for each in store.list(CONFIG_MAPS):
             self._take_change(CONFIG_MAPS, None, each)
         store.subscribe(self._take_change)
@@ -92,6 +93,10 @@ class PerformanceSource:
             return None
         record, device_class = min(found, key=lambda each: each[0].tokens_per_second)
         return describe_performance(record, pair.model_hash, device_class)
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after each change of a measurement."""
+        self._listeners.append(listener)
 
     def forget(self, key: ObjectKey) -> None:
         """Follow nothing for a service that is gone."""
@@ -123,6 +128,8 @@ class PerformanceSource:
                 log.warning("measurement_damaged", problem=str(each))
         for key in _list_concerned(self._services, (old, new)):
             self._enqueue(key)
+        for listener in self._listeners:
+            listener()
 
 
 def _list_concerned(services: dict[str, set[ObjectKey]], versions: Iterable[Obj | None]) -> set[ObjectKey]:

@@ -1,0 +1,252 @@
+"""The runner starts few Jobs, stores what they measured, and ends them in the way of what waits; time is virtual."""
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+
+from controller.benchmarks import benchmark_runner
+from controller.benchmarks.benchmark_runner import BenchmarkRunner
+from controller.placement.units import Cell
+from controller.pod_settings import PodSettings
+from controller.reconcile.plan import Leading
+from controller.services.performance_source import MeasuredPair, PerformanceSource
+from kube.client import Client, Obj
+from kube.errors import Unreachable
+from kube.resources import CONFIG_MAPS, INFERENCE_SERVICES, JOBS, MODELS, NODES, PODS, ObjectKey, Resource
+from tests.support import virtual_time
+from tests.support.api_objects import model, service, store
+from tests.support.background import running
+
+START = datetime(2026, 11, 26, 12, tzinfo=UTC).timestamp()
+CHAT = ObjectKey("team", "chat")
+LABELS = {"nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.memory": "23034"}
+RESULT = '{"tokensPerSecond": 52.1, "runs": [52.1]}'
+
+
+class VirtualClock(datetime):
+    """The wall clock, in step with that of the loop."""
+
+    @classmethod
+    def now(cls, tz: Any = None) -> "VirtualClock":
+        return cls.fromtimestamp(START + asyncio.get_running_loop().time(), tz)
+
+
+class World(Client):
+    """A cluster with one node, one Model and one service, and the Jobs that are asked of it."""
+
+    def __init__(self) -> None:
+        self.store = store()
+        self.waiting: list[str] = []
+        self.enqueued: list[ObjectKey] = []
+        self.created: list[Obj] = []
+        self.deleted: list[str] = []
+        self.fails = False
+        self.measured = PerformanceSource(self.store, self.enqueued.append)
+        self.runner = BenchmarkRunner(
+            self.store,
+            PodSettings("pomona:test"),
+            self.measured,
+            list_cells=self.list_cells,
+            list_waiting_pools=lambda: self.waiting,
+        )
+        self._versions = itertools.count(1)
+        metadata = {"name": "n1", "uid": "n1", "labels": LABELS}
+        self.put(NODES, {"metadata": metadata, "status": {"allocatable": {"nvidia.com/gpu": "1"}}})
+        self.put(MODELS, model())
+        self.put(INFERENCE_SERVICES, service(hardware={"accelerator": "nvidia"}))
+
+    def put(self, resource: Resource, obj: Obj) -> Obj:
+        stored = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(next(self._versions))}}
+        self.store.put(resource, stored)
+        return stored
+
+    def list_cells(self) -> list[Cell]:
+        free = {"nvidia.com/gpu": 0 if self.list_jobs() else 1, "memory": 2**40}
+        node = {"metadata": {"labels": LABELS}, "spec": {}}
+        return [Cell(name="n1", kind="node", pool="nvidia", total={"nvidia.com/gpu": 1}, free=free, node=node)]
+
+    def list_jobs(self) -> list[Obj]:
+        return list(self.store.list(JOBS))
+
+    async def create(self, resource: Resource, obj: Any) -> Obj:
+        if self.fails:
+            raise Unreachable("create jobs: no answer")
+        created = {
+            **obj["metadata"],
+            "uid": f"uid-{len(self.created)}",
+            "creationTimestamp": VirtualClock.now(UTC).isoformat(),
+        }
+        job = {**obj, "metadata": created}
+        self.created.append(job)
+        return self.put(resource, job)
+
+    async def delete(self, resource: Resource, name: str, namespace: str | None = None, **_: Any) -> None:
+        self.deleted.append(name)
+        for pod in list(self.store.list(PODS)):
+            self.store.remove(PODS, "team", pod["metadata"]["name"])
+        self.store.remove(resource, namespace, name)
+
+    async def apply(self, resource: Resource, obj: Any, **_: Any) -> Obj:
+        return self.put(resource, obj)
+
+    def run_pod(self, **bench: Any) -> None:
+        """Set the state of the container in the pod of the only Job; its engine runs, unless it is stated, too."""
+        (job,) = self.list_jobs()
+        owner = {
+            "uid": job["metadata"]["uid"],
+            "controller": True,
+            "kind": "Job",
+            "name": "j",
+            "apiVersion": "batch/v1",
+        }
+        metadata = {
+            "name": "pod",
+            "namespace": "team",
+            "uid": "pod",
+            "ownerReferences": [owner],
+            "labels": {"inference.pomona.dev/benchmark": "true"},
+            "creationTimestamp": VirtualClock.now(UTC).isoformat(),
+        }
+        engine = {"name": "llama-server", **bench.pop("engine", {"state": {"running": {}}})}
+        status = {"containerStatuses": [engine, {"name": "bench", **bench}]}
+        self.put(PODS, {"metadata": metadata, "spec": {"nodeName": "n1"}, "status": status})
+
+    def finish(self, message: str, code: int = 0) -> None:
+        """End the only Job."""
+        now = VirtualClock.now(UTC).isoformat()
+        state = {"exitCode": code, "message": message, "startedAt": now, "finishedAt": now}
+        self.run_pod(state={"terminated": state})
+        (job,) = self.list_jobs()
+        ended = {"type": "Failed" if code else "Complete", "status": "True", "lastTransitionTime": now}
+        self.put(JOBS, {**job, "status": {"conditions": [ended]}})
+
+    def run(self, story: Callable[[], Awaitable[None]]) -> None:
+        """Run a story beside the runner."""
+        recorder: Any = None
+        leading = Leading(self, self.store, recorder, lambda _resource, key: self.enqueued.append(key))
+
+        async def main() -> None:
+            async with running(self.runner.run(leading)):
+                await asyncio.sleep(10)
+                await story()
+
+        virtual_time.run(main())
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(benchmark_runner, "datetime", VirtualClock)
+    return World()
+
+
+def test_result_is_stored_and_shown_and_its_job_deleted(world: World) -> None:
+    async def story() -> None:
+        assert len(world.created) == 1
+        world.finish(RESULT)
+        await asyncio.sleep(10)
+        (stored,) = world.store.list(CONFIG_MAPS)
+        assert list(stored["data"]) == ["nvidia-l4x1_team"]
+        model_hash = stored["metadata"]["labels"]["inference.pomona.dev/model-hash"]
+        shown = world.measured.find(CHAT, MeasuredPair(model_hash, frozenset({"nvidia-l4x1"}))).performance
+        assert shown is not None
+        assert shown.tokens_per_second == "52.1"
+        assert world.list_jobs() == []
+        await asyncio.sleep(5000)
+        assert len(world.created) == 1
+
+    world.run(story)
+
+
+def test_benchmark_ends_within_seconds_when_anything_waits(world: World) -> None:
+    async def story() -> None:
+        world.run_pod(state={"running": {}})
+        world.waiting = ["nvidia"]
+        world.runner.wake()
+        await asyncio.sleep(2)
+        assert world.list_jobs() == []
+        await asyncio.sleep(1000)
+        assert len(world.created) == 1
+        assert world.measured.find(CHAT, None).problem is None
+        world.waiting = []
+        world.put(NODES, world.store.get(NODES, "n1") or {})
+        await asyncio.sleep(20)
+        assert len(world.created) == 2
+
+    world.run(story)
+
+
+def test_engine_that_always_ends_is_tried_thrice_and_reported(world: World) -> None:
+    async def story() -> None:
+        crashed = {"state": {}, "lastState": {"terminated": {"exitCode": 1, "message": "no memory"}}}
+        for tries in (1, 2, 3):
+            assert len(world.created) == tries
+            world.run_pod(engine=crashed, state={})
+            await asyncio.sleep(200)
+        await asyncio.sleep(100_000)
+        assert len(world.created) == 3
+        assert world.list_jobs() == []
+        problem = world.measured.find(CHAT, None).problem
+        assert problem is not None
+        assert problem.reason == "EngineFailed"
+        assert "no memory" in problem.message
+        assert CHAT in world.enqueued
+        world.put(INFERENCE_SERVICES, service(hardware={"accelerator": "nvidia"}, parallel=2))
+        await asyncio.sleep(20)
+        assert len(world.created) == 4
+        assert world.measured.find(CHAT, None).problem is None
+
+    world.run(story)
+
+
+def test_api_server_that_does_not_answer_delays_no_more_than_it_must(world: World) -> None:
+    world.fails = True
+
+    async def story() -> None:
+        assert world.created == []
+        world.fails = False
+        await asyncio.sleep(60)
+        assert len(world.created) == 1
+
+    world.run(story)
+
+
+def test_result_of_a_job_that_nobody_wants_is_not_stored(world: World) -> None:
+    async def story() -> None:
+        (job,) = world.list_jobs()
+        annotations = job["metadata"]["annotations"]
+        order = msgspec.json.decode(annotations["inference.pomona.dev/benchmark-order"]) | {"modelHash": "f" * 16}
+        forged = {"inference.pomona.dev/benchmark-order": msgspec.json.encode(order).decode()}
+        world.put(JOBS, {**job, "metadata": {**job["metadata"], "annotations": forged}})
+        world.finish(RESULT)
+        await asyncio.sleep(10)
+        assert list(world.store.list(CONFIG_MAPS)) == []
+        assert job["metadata"]["name"] in world.deleted
+
+    world.run(story)
+
+
+def test_services_are_looked_at_only_after_a_change(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = list[float]()
+    prepare = BenchmarkRunner._prepare
+
+    async def count(self: BenchmarkRunner) -> None:
+        looks.append(asyncio.get_running_loop().time())
+        await prepare(self)
+
+    monkeypatch.setattr(BenchmarkRunner, "_prepare", count)
+
+    async def story() -> None:
+        before = len(looks)
+        await asyncio.sleep(500)
+        assert len(looks) == before
+        for _ in range(100):
+            world.put(INFERENCE_SERVICES, world.store.get(INFERENCE_SERVICES, "chat", "team") or {})
+            await asyncio.sleep(0.1)
+        assert len(looks) - before <= 3
+
+    world.run(story)
