@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from artifacts.source import parse
 from cli.main import main
-from cli.service.catalog_entries import CatalogError, choose_source, load_catalog
+from fitness.catalog_entries import CatalogError, choose_source, load_catalog
 from cli.service.manifests import ServiceOptions, build_objects
 from crds.serving import ServingOptions
 from crds.size import GIB, size_text
