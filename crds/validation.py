@@ -85,7 +85,7 @@ def problems(manifest: Manifest) -> list[SchemaViolation]:
     if found:
         return found
     # A kind without a spec, such as NodeFitness, has a status only.
-    spec = {"spec": {}} if "spec" in _schema(manifest["kind"])["properties"] else {}
+    spec: Manifest = {"spec": {}} if "spec" in _schema(manifest["kind"])["properties"] else {}
     whole = {"metadata": manifest["metadata"], **with_defaults({**spec, **manifest})}
     errors = sorted(_validator(manifest["kind"]).iter_errors(whole), key=lambda each: [*map(str, each.absolute_path)])
     if any(each.validator in _BLOCKING for each in errors):
