@@ -25,6 +25,7 @@ def write_earlier_chart(folder: Path) -> Path:
     stated: dict[str, Any] = yaml.safe_load(values.read_text())
     del stated[VALUE]
     stated["image"]["tag"] = "previous"
+    stated["nodeAgent"]["enabled"] = False  # the image of the previous version has none
     values.write_text(yaml.safe_dump(stated))
     about = chart / "Chart.yaml"
     about.write_text(about.read_text().replace("version: 0.1.0", "version: 0.0.9", 1))
