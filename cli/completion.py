@@ -85,7 +85,7 @@ def complete_namespaces(ctx: click.Context, _parameter: click.Parameter, incompl
 
 def complete_catalog(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the name of an entry of the catalog."""
-    from cli.service.catalog_entries import load_catalog  # noqa: PLC0415 - same
+    from fitness.catalog_entries import load_catalog  # noqa: PLC0415 - same
 
     return [CompletionItem(name) for name in load_catalog() if name.startswith(incomplete)]
 

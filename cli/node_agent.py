@@ -204,6 +204,8 @@ async def _run(identity: Credentials, options: NodeAgentOptions) -> None:
             if options.rest_port:
                 key = ApiKeyFile(options.api_key_file) if options.api_key_file else None
                 host = EVERYWHERE if key else LOOPBACK
-                served = build_rest_application(options.node_name, lambda: agent.hardware, key)
+                served = build_rest_application(
+                    options.node_name, lambda: agent.hardware, lambda: agent.memory_bandwidth, key
+                )
                 await stack.enter_async_context(serve_application(served, "--port", host, options.rest_port))
             await agent.run()

@@ -85,6 +85,11 @@ class NodeAgent:
         """The hardware as it was read last; None: not yet."""
         return self._known.hardware if self._known else None
 
+    @property
+    def memory_bandwidth(self) -> int | None:
+        """The memory bandwidth of the processor, in bytes a second; None: unknown."""
+        return self._bandwidth
+
     async def run(self) -> None:
         """Run until cancelled."""
         synced = asyncio.Event()

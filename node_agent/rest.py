@@ -4,6 +4,7 @@ Metrics and health are a server of their own, so that a scraper and the kubelet 
 served on loopback only.
 """
 
+import asyncio
 import contextlib
 import hmac
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -25,10 +26,14 @@ _GIB: Final = 2**30
 _BACKENDS: Final = {"nvidia": "CUDA", "amd": "ROCm", "intel": "SYCL", "intel-gaudi": "Gaudi"}
 _X86: Final = frozenset({"x86_64", "amd64", "i686"})
 _LONGEST_KEY: Final = 4096
+_TOP_LIMIT: Final = 5
+_NAME_LIMIT: Final = 20
+"""Rows that llmfit answers with if the client states no limit."""
 
 log = structlog.get_logger()
 
 ReadKnownHardware = Callable[[], NodeHardware | None]
+ReadBandwidth = Callable[[], int | None]
 
 
 class ApiKeyFile:
@@ -52,15 +57,44 @@ class ApiKeyFile:
         return hmac.compare_digest(given, self.read()) and scheme.lower() == "bearer"
 
 
-def build_rest_application(node: str, read: ReadKnownHardware, key: ApiKeyFile | None) -> web.Application:
+def build_rest_application(
+    node: str, read: ReadKnownHardware, read_bandwidth: ReadBandwidth, key: ApiKeyFile | None
+) -> web.Application:
     """Return the REST API.
 
     Args:
         node: the name of the Node.
         read: returns the hardware as it was read last; None: not yet.
+        read_bandwidth: returns the memory bandwidth of its processor.
         key: the key that all but /health ask for; None: no key.
     """
     identity = {"name": node, "os": "linux"}
+
+    async def answer_models(request: web.Request) -> web.Response:
+        # The estimates and the catalog take some MiB, which an agent that nobody asks does without.
+        from node_agent import model_fits  # noqa: PLC0415 - as said
+
+        hardware, name = read(), request.match_info.get("name")
+        if hardware is None:
+            return _refuse_early()
+        try:
+            query = model_fits.parse_fit_query(
+                request.query, limit=_TOP_LIMIT if name is None else _NAME_LIMIT, search=name or ""
+            )
+        except ValueError as error:
+            return web.json_response({"error": str(error)}, status=400)
+        if name is None and query.min_fit == "too_tight":
+            query = query._replace(min_fit="marginal")
+        rows = await asyncio.to_thread(model_fits.list_fits, hardware, read_bandwidth(), query)
+        answer = {
+            "node": identity,
+            "system": describe_system(hardware),
+            "total_models": len(rows),
+            "returned_models": min(len(rows), query.limit),
+            "filters": model_fits.describe_filters(query, top_only=name is None),
+            "models": rows[: query.limit],
+        }
+        return web.json_response(answer)
 
     async def answer_health(_: web.Request) -> web.Response:
         return web.json_response({"status": "ok", "node": identity})
@@ -68,7 +102,7 @@ def build_rest_application(node: str, read: ReadKnownHardware, key: ApiKeyFile |
     async def answer_system(_: web.Request) -> web.Response:
         hardware = read()
         if hardware is None:
-            return web.json_response({"error": "the hardware was not read yet: ask again"}, status=503)
+            return _refuse_early()
         return web.json_response({"node": identity, "system": describe_system(hardware)})
 
     middlewares: list[Middleware] = [_answer_errors]
@@ -77,7 +111,13 @@ def build_rest_application(node: str, read: ReadKnownHardware, key: ApiKeyFile |
     application = web.Application(middlewares=middlewares)
     application.router.add_get("/health", answer_health)
     application.router.add_get("/api/v1/system", answer_system)
+    application.router.add_get("/api/v1/models/top", answer_models)
+    application.router.add_get("/api/v1/models/{name:.+}", answer_models)
     return application
+
+
+def _refuse_early() -> web.Response:
+    return web.json_response({"error": "the hardware was not read yet: ask again"}, status=503)
 
 
 def build_metrics_application(render: Callable[[], bytes]) -> web.Application:

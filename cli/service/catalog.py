@@ -8,7 +8,7 @@ from cli.lazy import program_name
 from cli.output import TableColumn, facts_option, print_facts, render_table, terminal_width, wrap_text
 
 if TYPE_CHECKING:
-    from cli.service.catalog_entries import CatalogEntry
+    from fitness.catalog_entries import CatalogEntry
 
 _NOTE = (
     "~4 BIT and BF16 are the sizes of the weights by third parties, unchecked; * assumes a lower quantization than 4 "
@@ -30,7 +30,7 @@ def command(*, output_format: Literal["table", "json", "yaml"]) -> None:
       pomona catalog
       pomona deploy qwen3-8b --accelerator metal
     """
-    from cli.service.catalog_entries import load_catalog  # noqa: PLC0415 - not needed for --help
+    from fitness.catalog_entries import load_catalog  # noqa: PLC0415 - not needed for --help
 
     entries = load_catalog()
     if output_format != "table":

@@ -10,9 +10,9 @@ import click
 
 from cli.api_objects import Obj
 from cli.lazy import program_name
-from cli.service.catalog_entries import CatalogEntry, CatalogError, choose_source, load_catalog
 from crds import validation
 from crds.meta import API_VERSION
+from fitness.catalog_entries import CatalogEntry, CatalogError, choose_source, load_catalog
 
 _SCHEME: Final = "://"
 _OPTION_OF_FIELD: Final[Mapping[validation.Path, str]] = {

@@ -229,11 +229,11 @@ def test_refused_writes_are_sent_again_after_growing_pauses(kind: str) -> None:
         node.found = FOUND._replace(driver="581", int4=False)
         before = node.api.count(kind)
         await asyncio.sleep(HOUR)
-        assert 1 < node.api.count(kind) - before < 12
+        assert 1 < node.api.count(kind) - before < 20
         if kind == "nodes":
             assert node.api.condition["reason"] == "LabelsRefused"
         node.api.refusals = {}
-        await asyncio.sleep(1.2 * LAST_PAUSE_SECONDS + FIRST_PAUSE_SECONDS)
+        await asyncio.sleep(1.2 * LAST_PAUSE_SECONDS + FIRST_PAUSE_SECONDS + 60)
         assert node.api.labels[f"{PREFIX}/gpu.int4"] == "false"
         assert node.api.condition["reason"] == "HardwareRead"
 

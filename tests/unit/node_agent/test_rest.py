@@ -101,7 +101,7 @@ def key(tmp_path: Path) -> ApiKeyFile:
 
 
 async def test_health_is_open_and_all_else_asks_for_the_key(key: ApiKeyFile) -> None:
-    async with served(build_rest_application("gpu-1", lambda: CPU, key)) as get:
+    async with served(build_rest_application("gpu-1", lambda: CPU, lambda: 40 * 10**9, key)) as get:
         status, body, _ = await get("/health", None)
         assert (status, body) == (200, {"status": "ok", "node": {"name": "gpu-1", "os": "linux"}})
         wrong = (None, "", "Bearer", "Bearer ", "Bearer wrong", f"Basic {KEY}", KEY, f"Bearer {KEY}x", "Bearer \xfc")
@@ -116,7 +116,7 @@ async def test_health_is_open_and_all_else_asks_for_the_key(key: ApiKeyFile) -> 
 
 
 async def test_key_is_replaced_without_a_restart(key: ApiKeyFile, tmp_path: Path) -> None:
-    async with served(build_rest_application("gpu-1", lambda: CPU, key)) as get:
+    async with served(build_rest_application("gpu-1", lambda: CPU, lambda: 40 * 10**9, key)) as get:
         (tmp_path / "key").write_text("other")
         assert (await get("/api/v1/system"))[0] == 401
         assert (await get("/api/v1/system", "Bearer other"))[0] == 200
@@ -126,15 +126,16 @@ async def test_key_is_replaced_without_a_restart(key: ApiKeyFile, tmp_path: Path
 
 
 async def test_hardware_that_was_not_read_yet_is_unavailable() -> None:
-    async with served(build_rest_application("gpu-1", lambda: None, None)) as get:
-        assert (await get("/api/v1/system", None))[0] == 503
+    async with served(build_rest_application("gpu-1", lambda: None, lambda: None, None)) as get:
+        for path in ("system", "models/top", "models/qwen"):
+            assert (await get(f"/api/v1/{path}", None))[0] == 503
 
 
 HOSTILE = ("%00", "%2F", "..%2F..%2Fetc", "%zz", "%FF%FE", "a" * 7000, "a" * 20000, quote("ü" * 100), "%0d%0aX:%20y")
 
 
 async def test_hostile_paths_and_queries_are_answered_and_no_error(key: ApiKeyFile) -> None:
-    async with served(build_rest_application("gpu-1", lambda: CPU, key)) as get:
+    async with served(build_rest_application("gpu-1", lambda: CPU, lambda: 40 * 10**9, key)) as get:
         for text in HOSTILE:
             for path in (
                 f"/{text}",
@@ -145,6 +146,47 @@ async def test_hostile_paths_and_queries_are_answered_and_no_error(key: ApiKeyFi
                 assert (await get(path))[0] in {200, 400, 404, 414, 431}, path[:80]
         for method in ("POST", "DELETE", "TRACE"):
             assert (await get("/api/v1/system", method=method))[0] == 405
+
+
+ROW_KEYS_OF_OURS = {"title", "source"}
+
+
+async def test_models_are_rows_of_llmfit_that_fit_the_memory_that_is_free(key: ApiKeyFile) -> None:
+    async with served(build_rest_application("gpu-1", lambda: CPU, lambda: 40 * 10**9, key)) as get:
+        status, body, _ = await get("/api/v1/models/top?limit=2")
+        llmfit = json.loads((RECORDED / "models-top.json").read_text())
+        assert status == 200
+        assert body.keys() == llmfit.keys()
+        assert body["filters"].keys() <= llmfit["filters"].keys()
+        assert len(body["models"]) == body["returned_models"] == 2 <= body["total_models"]
+        for row in body["models"]:
+            assert row.keys() - ROW_KEYS_OF_OURS <= llmfit["models"][0].keys()
+            assert 0 < row["memory_required_gb"] <= row["memory_available_gb"] == 22.28
+            assert (row["run_mode"], row["fit_level"] != "too_tight") == ("cpu_only", True)
+            assert row["estimated_tps"] > 0
+        _, body, _ = await get("/api/v1/models/QWEN3-8b")
+        assert [row["name"] for row in body["models"]] == ["qwen3-8b"]
+        assert (await get("/api/v1/models/no-such-model"))[1]["models"] == []
+
+
+async def test_model_that_is_too_large_is_there_only_if_asked_for(key: ApiKeyFile) -> None:
+    small = CPU._replace(memory_bytes=GIB, available_bytes=GIB)
+    async with served(build_rest_application("gpu-1", lambda: small, lambda: None, key)) as get:
+        for path in ("top", "top?min_fit=too_tight", "qwen3-8b"):
+            assert (await get(f"/api/v1/models/{path}"))[1]["models"] == []
+        (row,) = (await get("/api/v1/models/qwen3-8b?min_fit=too_tight"))[1]["models"]
+        assert (row["fit_level"], row["estimated_tps"]) == ("too_tight", None)
+        assert row["notes"]
+
+
+async def test_hostile_names_of_models_are_refused_or_found_nowhere(key: ApiKeyFile) -> None:
+    async with served(build_rest_application("gpu-1", lambda: CPU, lambda: None, key)) as get:
+        for text in HOSTILE:
+            status, body, _ = await get(f"/api/v1/models/{text}")
+            assert status in {200, 400, 404, 414, 431}
+            assert status != 200 or body["models"] == [], text[:20]
+        for query in ("limit=-1", "limit=x", "limit=%D9%A3", "limit=99999999999999999999", "min_fit=best", "limit=1.5"):
+            assert (await get(f"/api/v1/models/top?{query}"))[0] == 400, query
 
 
 async def test_metrics_and_health_need_no_key() -> None:

@@ -1,0 +1,158 @@
+"""The fit of the models of the catalog on a node, in the shape of llmfit's rows.
+
+A row is about one device of the node, with what is free now. A model has a row if the catalog knows the layout of its
+first source, and if an engine takes that source on the node's devices: others are not guessed.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from crds.serving import ServingOptions
+from devices.node_hardware import NodeHardware
+from fitness.catalog_entries import CatalogEntry, load_catalog
+from fitness.fit import FIT_LEVELS, Fit, FitLevel, assess_fit
+from fitness.memory import Workload
+from fitness.serving_devices import ServingDevices, describe_devices, describe_processor
+
+CONTEXT_LENGTH: Final = 8192
+"""Context of the rows, as by llmfit."""
+MOST_ROWS: Final = 1000
+LONGEST_SEARCH: Final = 256
+_GIB: Final = 2**30
+_RUN_MODES: Final[Mapping[str, tuple[str, str]]] = {
+    "accelerator": ("gpu", "GPU"),
+    "moe_offload": ("moe_offload", "MoE"),
+    "partial_offload": ("cpu_offload", "CPU+GPU"),
+    "cpu": ("cpu_only", "CPU"),
+}
+"""Name and label of each run mode in llmfit's words."""
+_LLAMA_CPP_ON: Final = frozenset({"cpu", "nvidia", "amd", "intel"})
+"""Vendors on which llama.cpp takes a GGUF file, also where the catalog prefers another source."""
+
+
+class FitQuery(NamedTuple):
+    """The rows to answer with."""
+
+    limit: int
+    min_fit: FitLevel = "marginal"
+    search: str = ""
+    """Part of the name or title, in any case; empty: all."""
+
+
+def parse_fit_query(query: Mapping[str, str], *, limit: int, search: str = "") -> FitQuery:
+    """Return the query of a request; `limit` is the default. Raises ValueError in words for the client."""
+    stated = query.get("limit", query.get("n", str(limit)))
+    if not (
+        stated.isascii() and stated.isdecimal() and len(stated) <= len(str(MOST_ROWS)) and int(stated) <= MOST_ROWS
+    ):
+        raise ValueError(f"limit is a number from 0 to {MOST_ROWS}")
+    level = query.get("min_fit", "marginal")
+    found = next((each for each in FIT_LEVELS if each == level), None)
+    if found is None:
+        raise ValueError(f"min_fit is one of {', '.join(FIT_LEVELS)}")
+    if len(search) > LONGEST_SEARCH:
+        raise ValueError(f"the name of a model has at most {LONGEST_SEARCH} characters")
+    return FitQuery(int(stated), found, search.casefold())
+
+
+def list_fits(hardware: NodeHardware, bandwidth: int | None, query: FitQuery) -> list[dict[str, Any]]:
+    """Return the rows, the best fit first and there the largest model.
+
+    Args:
+        hardware: the hardware of the node.
+        bandwidth: memory bandwidth of its processor, in bytes a second.
+        query: the rows that are asked for.
+    """
+    devices = _describe_device(hardware, bandwidth)
+    worst = FIT_LEVELS.index(query.min_fit)
+    found = list[tuple[int, float, dict[str, Any]]]()
+    for name, entry in load_catalog().items():
+        if query.search not in name.casefold() and query.search not in entry.title.casefold():
+            continue
+        fit = _assess_entry(entry, devices)
+        if fit and (rank := FIT_LEVELS.index(fit.level)) <= worst:
+            found.append((rank, -_count_parameters(entry), _build_row(name, entry, fit)))
+    return [row for _, _, row in sorted(found, key=lambda each: each[:2])]
+
+
+def describe_filters(query: FitQuery, *, top_only: bool) -> dict[str, Any]:
+    """Return the filters that were obeyed, in llmfit's keys."""
+    return {
+        "limit": query.limit,
+        "min_fit": query.min_fit,
+        "search": query.search or None,
+        "top_only": top_only,
+        "max_context": CONTEXT_LENGTH,
+    }
+
+
+def _describe_device(hardware: NodeHardware, bandwidth: int | None) -> ServingDevices:
+    if not hardware.devices:
+        return describe_processor(
+            hardware.processor,
+            hardware.cpu_cores or 1,
+            memory_bytes=hardware.memory_bytes,
+            free_bytes=hardware.available_bytes,
+            bandwidth=bandwidth,
+        )
+    device = hardware.devices[0]
+    return describe_devices(
+        hardware.vendor,
+        device.product,
+        partition=device.partition,
+        memory_bytes=device.memory_bytes,
+        free_bytes=device.free_bytes,
+        bandwidth=device.memory_bandwidth_bytes_per_second,
+        host_memory_bytes=hardware.available_bytes,
+        host_bandwidth=bandwidth,
+        cores=hardware.cpu_cores,
+    )
+
+
+def _assess_entry(entry: CatalogEntry, devices: ServingDevices) -> Fit | None:
+    if entry.layout is None or not entry.sources:
+        return None
+    source = entry.sources[0]
+    is_taken = devices.vendor in source.accelerators
+    if not is_taken and not (source.runtime == "llama.cpp" and devices.vendor in _LLAMA_CPP_ON):
+        return None
+    active = _read_billions(entry.active) / _count_parameters(entry) if entry.active else None
+    workload = Workload(entry.layout, source.runtime)
+    return assess_fit(workload, ServingOptions(context_length=CONTEXT_LENGTH), devices, active_share=active)
+
+
+def _build_row(name: str, entry: CatalogEntry, fit: Fit) -> dict[str, Any]:
+    source = entry.sources[0]
+    mode, mode_label = _RUN_MODES[fit.run_mode]
+    speed = fit.speed
+    return {
+        "name": name,
+        "title": entry.title,
+        "source": source.source,
+        "parameter_count": entry.parameters,
+        "params_b": _count_parameters(entry),
+        "is_moe": bool(entry.active),
+        "effective_context_length": CONTEXT_LENGTH,
+        "fit_level": fit.level,
+        "fit_label": fit.level.replace("_", " ").capitalize(),
+        "run_mode": mode,
+        "run_mode_label": mode_label,
+        "runtime": source.runtime.replace(".", ""),
+        "runtime_label": source.runtime,
+        "memory_required_gb": round(fit.needed_bytes / _GIB, 2),
+        "memory_available_gb": round(fit.available_bytes / _GIB, 2),
+        "utilization_pct": round(100 * fit.utilization, 1),
+        "estimated_tps": round(speed.generation.expected, 1) if speed else None,
+        "prefill_tps": round(speed.prompt.expected, 1) if speed and speed.prompt else None,
+        "measured_tps": None,
+        "estimate_confidence": "estimated" if speed else "unsupported",
+        "notes": [each for each in (fit.shortfall, speed.basis if speed else "") if each],
+    }
+
+
+def _count_parameters(entry: CatalogEntry) -> float:
+    return _read_billions(entry.parameters)
+
+
+def _read_billions(text: str) -> float:
+    return float(text.partition("B")[0])
