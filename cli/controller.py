@@ -203,6 +203,13 @@ def _read_namespaces(_context: click.Context, parameter: click.Parameter, names:
     show_default=True,
     help="Time for which a replica runs before it may be evicted for a service of higher priority.",
 )
+@click.option(
+    "--benchmarks",
+    "has_benchmarks",
+    is_flag=True,
+    help="Measure the speed of models by Jobs on devices that are idle, at the lowest priority: they end when anything "
+    "waits for such a device. Without effect with --namespace.",
+)
 @click.option("--verbose", is_flag=True, help="Also log debug events.")
 def command(
     kubeconfig: Path | None,
@@ -224,6 +231,7 @@ def command(
     node_cache_bytes: int | None,
     scheduling_mode: DefaultSchedulingMode | None,
     min_run_seconds: float,
+    has_benchmarks: bool,
     verbose: bool,
 ) -> None:
     """Run the controller of Models and InferenceServices.
@@ -252,7 +260,7 @@ def command(
             image_pull_secrets=image_pull_secrets,
             scheduling_mode=scheduling_mode or ("Native" if namespaces else "Queue"),
         )
-        options = ControllerOptions(pods, trust, leader_elect, namespaces, min_run_seconds)
+        options = ControllerOptions(pods, trust, leader_elect, namespaces, min_run_seconds, has_benchmarks)
         metrics, health = ControllerMetrics(), ControllerHealth()
         with (
             serve("--metrics-bind-address", metrics_bind_address, metrics_routes(metrics.render)),

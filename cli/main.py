@@ -15,6 +15,7 @@ SECTIONS = {
         "queue": ("list the services that wait for accelerators or hosts", "cli.queue.command"),
         "plan": ("show what the queue would do after a change", "cli.queue.plan"),
         "chat": ("ask a service of the cluster", "cli.service.chat"),
+        "bench": ("measure how fast a service, or any engine, generates", "cli.service.bench"),
         "logs": ("print what the engines of a service have logged", "cli.service.logs"),
         "delete": ("delete a service of the cluster", "cli.service.delete"),
         "catalog": ("list models that `pomona deploy` knows by name", "cli.service.catalog"),

@@ -19,6 +19,8 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from controller.benchmarks.benchmark_runner import BenchmarkRunner
+from controller.benchmarks.performance_source import PerformanceSource
 from controller.hosts.reachability import ReachabilityProber
 from controller.hosts.reconciler import LeaseReader, host_reconciler
 from controller.http_endpoints import ControllerHealth
@@ -105,6 +107,8 @@ class ControllerOptions(NamedTuple):
     """The only namespaces that it reads and writes, without hosts; none: the whole cluster."""
     min_run_seconds: float = MIN_RUN_SECONDS
     """Time for which an admitted replica is not evicted for another one."""
+    benchmarks: bool = False
+    """Measure the speed of models on idle devices."""
 
 
 class Item(NamedTuple):
@@ -122,6 +126,8 @@ class LeaderQueue(NamedTuple):
     pools: PoolBoard
     volumes: BoundVolumes
     rooms: CandidateRooms
+    benchmarks: BenchmarkRunner | None
+    """None: nothing is measured."""
 
 
 def registrations(
@@ -133,6 +139,7 @@ def registrations(
     *,
     kueue: KueueQueues,
     devices: DeviceFeed | None = None,
+    measured: PerformanceSource | None = None,
 ) -> tuple[tuple[Reconciler, ...], tuple[LeaderTask, ...]]:
     """Return all reconcilers, and the tasks that run beside them while this replica leads.
 
@@ -155,6 +162,7 @@ def registrations(
             kueue=kueue,
             rooms=queue.rooms if queue is not None else None,
             devices=devices,
+            measured=measured,
         ),
     )
     if options.namespaces:
@@ -164,6 +172,8 @@ def registrations(
     if queue is not None:
         leases.subscribe(queue.admission.wake)
         queue_tasks = (queue.board.run, queue.pools.run, queue.volumes.run, queue.rooms.run, queue.admission.run)
+        if queue.benchmarks is not None:
+            queue_tasks += (queue.benchmarks.run,)
         pools = (pool_reconciler(queue.pools.standing),)
     hosts = ReachabilityProber()
     on_hosts = (release_reconciler(leases.wait_seconds), host_reconciler(leases, tokens, hosts))
@@ -192,7 +202,6 @@ class Controller:
         # One that reads the whole cluster follows nodes as it does all else, and decides nothing without them.
         self._nodes = [OptionalKind(NODES, "")] if options.namespaces else []
         self._kueue = KueueQueues(options.namespaces)
-        self._optional_kinds = (monitors, self._kueue.local_queues, *self._nodes)
         self._identity = f"{os.uname().nodename}-{secrets.token_hex(4)}"
         self._elector = (
             Elector(election or client, CONTROLLER_NAMESPACE, LEASE, self._identity) if options.elects else None
@@ -218,9 +227,11 @@ class Controller:
             functools.partial(self._enqueue_report, INFERENCE_SERVICES),
         )
         self._devices = DeviceFeed(self.store, options.namespaces)
-        queue = self._make_queue(self._registry, options) if self._registry is not None else None
+        measured = PerformanceSource(self.store, functools.partial(self._enqueue, INFERENCE_SERVICES))
+        self._optional_kinds = (monitors, measured.kind, self._kueue.local_queues, *self._nodes)
+        queue = self._make_queue(self._registry, options, measured) if self._registry is not None else None
         reconcilers, self._leader_tasks = registrations(
-            *(options, leases, metrics, monitors, queue), kueue=self._kueue, devices=self._devices
+            *(options, leases, metrics, monitors, queue), kueue=self._kueue, devices=self._devices, measured=measured
         )
         self._reconcilers = {each.resource: each for each in reconcilers}
         self._triggers = _group_triggers(reconcilers)
@@ -232,11 +243,15 @@ class Controller:
             client, self.store, self._recorder, lambda: datetime.now(UTC), self._require_leadership
         )
 
-    def _make_queue(self, registry: CellRegistry, options: ControllerOptions) -> LeaderQueue:
+    def _make_queue(
+        self, registry: CellRegistry, options: ControllerOptions, measured: PerformanceSource
+    ) -> LeaderQueue:
         volumes = BoundVolumes(self.store, registry)
         vendors = options.pods.vendors
         pools = PoolBoard(self.store, vendors, registry, functools.partial(self._enqueue, ACCELERATOR_POOLS))
         rooms = CandidateRooms(registry, functools.partial(self._enqueue, INFERENCE_SERVICES), volumes.find_nodes)
+
+        benchmarks = self._make_benchmarks(registry, options, measured) if options.benchmarks else None
 
         def read_rules() -> PlanRules:
             table = read_pools(self.store, vendors)
@@ -246,6 +261,8 @@ class Controller:
             self._show_round(report)
             pools.update(report)
             rooms.update(report)
+            if benchmarks is not None:
+                benchmarks.wake()
 
         parts = AdmissionParts(
             registry,
@@ -261,7 +278,18 @@ class Controller:
         )
         admission = Admission(parts)
         volumes.subscribe(admission.wake)
-        return LeaderQueue(admission, self._board, pools, volumes, rooms)
+        return LeaderQueue(admission, self._board, pools, volumes, rooms, benchmarks)
+
+    def _make_benchmarks(
+        self, registry: CellRegistry, options: ControllerOptions, measured: PerformanceSource
+    ) -> BenchmarkRunner:
+        return BenchmarkRunner(
+            self.store,
+            options.pods,
+            measured,
+            list_cells=registry.list_cells,
+            list_waiting_pools=lambda: [pool for (pool, _), waiting in self._board.depths.items() if waiting],
+        )
 
     def _show_round(self, report: RoundReport) -> None:
         """Set what users see of the queue."""

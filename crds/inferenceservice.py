@@ -61,6 +61,25 @@ class Scheduling(ApiStruct, frozen=True):
     ] = []
 
 
+class BenchmarkOptions(ApiStruct, frozen=True):
+    """The extent of the benchmarks of a service."""
+
+    warmup_iterations: Annotated[
+        Annotated[int, Meta(ge=0, le=20)], described("Runs before those that count.", format="int32")
+    ] = 2
+    runs: Annotated[
+        Annotated[int, Meta(ge=1, le=50)],
+        described("Least number of runs that count, of which the median is the speed.", format="int32"),
+    ] = 5
+    min_duration: Annotated[
+        Annotated[str, Meta(max_length=8, pattern=r"^[1-9][0-9]{0,3}[sm]$")] | None,
+        described(
+            "Least time of these runs together, such as 30s: more runs follow until it is over. A benchmark begins no "
+            "run after 5 minutes. Default: none."
+        ),
+    ] = None
+
+
 class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
     """Desired state of a service; the fields of `ServingOptions` are part of it."""
 
@@ -147,6 +166,13 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
         ),
     ] = None
     pod: Annotated[PodOptions, described("What is added to the pods of this service.")] = PodOptions()
+    benchmark: Annotated[
+        BenchmarkOptions | None,
+        described(
+            "Extent of the Jobs that measure the speed of the model, if the controller runs with --benchmarks. An edit "
+            "measures nothing anew that was measured, and restarts no replica."
+        ),
+    ] = None
     node_selector: Annotated[
         dict[str, str],
         described(
@@ -162,6 +188,39 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
             **{"x-kubernetes-list-type": "atomic"},
         ),
     ] = []
+
+
+_Rate = Annotated[str, Meta(max_length=16, pattern=r"^[0-9]*([0-9]\.[0-9]+|[0-9])?$")]
+
+
+class ServicePerformance(ApiStruct, frozen=True, kw_only=True):
+    """The measured speed of a replica."""
+
+    tokens_per_second: Annotated[
+        _Rate, described("Tokens that one request generates per second: the median of the runs, a decimal number.")
+    ]
+    prompt_tokens_per_second: Annotated[
+        _Rate, described("Tokens of a prompt that are read per second, a decimal number. Absent if it is unknown.")
+    ] = ""
+    time_to_first_token_ms: Annotated[
+        int | None,
+        described("Time to the first token of an answer to a prompt of 128 tokens, in milliseconds.", format="int32"),
+    ] = None
+    source: Annotated[
+        Literal["job", "host", "live"],
+        described("job: a Job measured it. host: the agent of a host did. live: it was measured while serving."),
+    ]
+    device_class: Annotated[
+        Annotated[str, Meta(max_length=128)],
+        described("Hardware on which it was measured, for example nvidia-h100-80gb-hbm3x1."),
+    ]
+    model_hash: Annotated[
+        Annotated[str, Meta(max_length=64)],
+        described("Identity of the weights, engine and context: ConfigMap bench-HASH has all measurements of it."),
+    ]
+    measured_at: Annotated[
+        Annotated[str, Meta(max_length=64)], described("Time of the measurement.", format="date-time")
+    ] = ""
 
 
 class InferenceServiceStatus(ApiStruct, frozen=True):
@@ -238,6 +297,21 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
             "Average time from the arrival of a request to the end of its answer, in milliseconds, of the requests "
             "between the last two readings. Absent if requestsPerMinute is 0 or unknown.",
             format="int32",
+        ),
+    ] = None
+    tokens_per_second: Annotated[
+        _Rate,
+        described(
+            "Tokens that all pods together generate per second, by their metrics: the mean of one minute, read every "
+            "5 minutes; a change of less than a tenth is not shown. Absent if it is unknown: before the first "
+            "reading, on hosts, and for engines that count no tokens."
+        ),
+    ] = ""
+    performance: Annotated[
+        ServicePerformance | None,
+        described(
+            "Speed of the model on the hardware of the replicas, as it was measured; of replicas on several kinds of "
+            "hardware the slowest. Absent if it was not measured."
         ),
     ] = None
     queue: Annotated[

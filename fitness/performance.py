@@ -35,11 +35,13 @@ class MeasuredPerformance(msgspec.Struct, frozen=True, kw_only=True, rename="cam
     inter_token_latency_ms: Annotated[float, Meta(ge=0, lt=1e9)] | None = None
     load_seconds: Annotated[float, Meta(ge=0, lt=1e9)] | None = None
     """Time from the start of the engine to its first token."""
-    concurrency: dict[str, Tokens] = {}
+    concurrency: Annotated[dict[Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,3}$")], Tokens], Meta(max_length=32)] = {}
     """Generation of all streams together in tokens/s, by their number: {"1": 52.1, "4": 160.0}."""
-    micro_batch_tokens: int = 128
-    warmup: int = 0
+    micro_batch_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] = 128
+    warmup: Annotated[int, Meta(ge=0, le=1000)] = 0
     """Runs before the measured ones."""
+    model: Text = ""
+    """Name of the Model on which it was measured; Models of other names may share the hash."""
     runtime: Text = ""
     image: Text = ""
     node: Text = ""

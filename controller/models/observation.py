@@ -20,6 +20,7 @@ from crds.inferenceservice import InferenceService
 from crds.meta import AUTO_ACCELERATOR, LABEL_MODEL
 from crds.model import Model
 from devices.vendors import Vendors
+from fitness.performance_store import LABEL_BENCHMARK
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, JOBS, METAL_PROCESSES, MODELS, PODS, ObjectKey
 from kube.store import Store
@@ -61,7 +62,8 @@ def observe_model(
     reserve: Reserve = reserve_nothing,
 ) -> ObservedModel:
     """Gather the inputs of a decision about this Model from the store."""
-    owned = snapshot.children(JOBS, key.namespace, model.metadata.uid)
+    children = snapshot.children(JOBS, key.namespace, model.metadata.uid)
+    owned = [each for each in children if LABEL_BENCHMARK not in each["metadata"].get("labels", {})]
     inputs: ModelInputs = snapshot.inputs or ModelInputs()
     consumers = _find_consumers(snapshot, key, model, settings.vendors)
     consumer, copies = next(consumers, None), ObservedCopies()

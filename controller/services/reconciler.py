@@ -9,6 +9,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from controller.benchmarks.device_classes import find_replica_class
+from controller.benchmarks.performance_source import UNKNOWN_SPEED, KnownSpeed, MeasuredPair, PerformanceSource
 from controller.models.discovery import label_service
 from controller.models.served import format_of, read_companions, runtime_of
 from controller.placement.board import FindStanding
@@ -16,6 +18,7 @@ from controller.placement.device_feed import DeviceFeed
 from controller.placement.kueue import KueueQueues
 from controller.placement.standing import ServiceStanding
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
+from controller.reconcile.conditions import condition
 from controller.reconcile.indexes import (
     SERVICE_INDEX,
     namespaced,
@@ -50,12 +53,14 @@ from controller.services.replica_memory import ReplicaMemory
 from controller.services.replicas import Replicas, combine_replicas
 from controller.services.service_triggers import OF_PODS, list_triggers
 from controller.services.several_accelerators import find_pod_runtime, list_parts, observe_several, summarize_parts
-from controller.services.status import ServiceView, build_events, build_status
+from controller.services.status import MOST_NODES, ServiceView, build_events, build_status
 from controller.services.tokens import KnownTokens, TokenRotation, TokenStep, token_secret
 from controller.services.traffic import UNKNOWN_TRAFFIC, Traffic, find_series, read_traffic
 from controller.services.traffic_meter import TrafficMeter, TrafficTarget
 from crds.inferenceservice import InferenceService
+from crds.meta import without_defaults
 from crds.model import Model
+from fitness.performance import hash_model
 from kube.client import Client, Obj
 from kube.resources import (
     DEPLOYMENTS,
@@ -73,6 +78,8 @@ from runtimes.registry import RUNTIMES
 
 AWAITS_UPDATE: Final = "its pods are of an earlier version of Pomona until other services have been updated"
 """Remark about a service whose pods an update replaces after those of other services."""
+BENCHMARKED: Final = "Benchmarked"
+"""Type of the condition of a service whose speed could not be measured; absent in all other cases."""
 ROTATION_SECONDS: Final = 1.0
 """Pause between two steps of the replacement of a token."""
 
@@ -112,6 +119,8 @@ class ServiceInputs(NamedTuple):
     """True if the cluster has PodMonitors."""
     traffic: Traffic = UNKNOWN_TRAFFIC
     facts: ViewFacts = NO_FACTS
+    speed: KnownSpeed = UNKNOWN_SPEED
+    """Measured speed on the hardware of the replicas."""
 
 
 def service_reconciler(
@@ -126,6 +135,7 @@ def service_reconciler(
     kueue: KueueQueues | None = None,
     rooms: RoomSource | None = None,
     devices: DeviceFeed | None = None,
+    measured: PerformanceSource | None = None,
 ) -> Reconciler:
     """Return the reconciler.
 
@@ -140,13 +150,14 @@ def service_reconciler(
         kueue: the LocalQueues of Kueue; None: no service is given to it.
         rooms: the room of accelerators; None: no service may use several.
         devices: the devices that services may claim; None: all that they claim exist.
+        measured: the measured speeds; None: none is known.
     """
     moved = MovedServices(find_standing)
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> ServiceInputs | None:
         service = _read_service(snapshot, key)
         if service is None:
-            _forget_service(key, prober, meter, moved, tokens, pacer, *([rooms] if rooms is not None else []))
+            _forget_service(key, prober, meter, moved, tokens, pacer, rooms, measured)
             return None
         has_claims = devices is None or await devices.settle()
         revision, report = snapshot.store.revision, read_kueue(service, snapshot.store, kueue)
@@ -155,12 +166,11 @@ def service_reconciler(
         facts = ViewFacts(pacer.may_roll_out(key), standing, report, chosen, has_claims)
         view = build_view(snapshot, key, service, settings, facts)
         pacer.wait(key, view.replicas.awaiting)
-        answer = prober.answer(key, view.question, view.proof)
-        if prober.take_stale_token(key):
-            tokens.read_again(key)
+        answer = _probe_service(prober, tokens, key, view)
         step = await _find_token_step(tokens, client, snapshot, key, view)
         found = (view.question, answer, step.new_token, view, revision, step.rotation, monitors.exists)
-        return ServiceInputs(*found, meter.follow(key, _find_traffic_target(view), read_traffic(service.status)), facts)
+        traffic = meter.follow(key, _find_traffic_target(view), read_traffic(service.status))
+        return ServiceInputs(*found, traffic, facts, _find_speed(snapshot, key, view, settings, measured))
 
     return Reconciler(
         resource=INFERENCE_SERVICES,
@@ -175,11 +185,13 @@ def service_reconciler(
     )
 
 
-def _forget_service(
-    key: ObjectKey, prober: Prober, meter: TrafficMeter, *others: MovedServices | KnownTokens | UpdatePacer | RoomSource
-) -> None:
+_ForgettingPart = MovedServices | KnownTokens | UpdatePacer | RoomSource | PerformanceSource
+
+
+def _forget_service(key: ObjectKey, prober: Prober, meter: TrafficMeter, *others: _ForgettingPart | None) -> None:
     for each in others:
-        each.forget(key)
+        if each is not None:
+            each.forget(key)
     prober.answer(key, None)
     meter.follow(key, None)
 
@@ -217,6 +229,7 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
     # The cluster may have changed while the inputs were read: an answer to another question is ignored.
     status = build_status(view, inputs.answer if inputs.question == view.question else None)
     status |= inputs.traffic.fields()
+    status = _add_speed(status, inputs.speed, service.metadata.generation)
     rotation = inputs.rotation
     if rotated := rotation.done or service.status.token_rotation:
         status["tokenRotation"] = rotated
@@ -261,6 +274,48 @@ def _find_traffic_target(view: ServiceView) -> TrafficTarget | None:
     series = find_series(engine) if engine is not None else None
     pods = tuple(each for each in view.own_endpoints if not each.host)
     return TrafficTarget(view.service.metadata.uid, pods, series) if pods and series is not None else None
+
+
+def _probe_service(prober: Prober, tokens: KnownTokens, key: ObjectKey, view: ServiceView) -> ProbeResult | None:
+    """Return the last answer of the endpoints; a token that they do not take is read again."""
+    answer = prober.answer(key, view.question, view.proof)
+    if prober.take_stale_token(key):
+        tokens.read_again(key)
+    return answer
+
+
+def _find_speed(
+    snapshot: Snapshot, key: ObjectKey, view: ServiceView, settings: PodSettings, measured: PerformanceSource | None
+) -> KnownSpeed:
+    return measured.find(key, _find_measured_pair(snapshot, view, settings)) if measured is not None else UNKNOWN_SPEED
+
+
+def _add_speed(status: Obj, speed: KnownSpeed, generation: int) -> Obj:
+    """Return the status with the measured speed, and with a condition if it could not be measured."""
+    if speed.performance is not None:
+        status = {**status, "performance": without_defaults(speed.performance)}
+    if speed.problem is None:
+        return status
+    reason, message = speed.problem
+    failed = condition(BENCHMARKED, true=False, reason=reason, message=message, generation=generation)
+    return {**status, "conditions": [*status["conditions"], failed]}
+
+
+def _find_measured_pair(snapshot: Snapshot, view: ServiceView, settings: PodSettings) -> MeasuredPair | None:
+    """Return the model of a service and the device classes of its replicas; None if no measurement says its speed.
+
+    What companions add to the speed is not measured.
+    """
+    if view.served is None or view.served.companions or not view.replicas.nodes:
+        return None
+    shown = view.accelerator if view.chosen is None else view.chosen.accelerator
+    accelerators, service = (shown or "").split(","), view.service
+    classes = [
+        find_replica_class(snapshot, service, accelerators, place, settings.vendors)
+        for place in sorted(view.replicas.nodes)[:MOST_NODES]
+    ]
+    model_hash = hash_model(view.served.model, view.served.runtime, service.spec)
+    return MeasuredPair(model_hash, frozenset(each for each in classes if each is not None))
 
 
 def _list_labels(view: ServiceView) -> dict[str, str] | None:

@@ -35,7 +35,7 @@ from runtimes.pod import SERVICE_PORT
 from runtimes.probe import ProbeResult, build_success
 
 _MOST_NAMED: Final = 3
-_MOST_NODES: Final = 20
+MOST_NODES: Final = 20
 READY: Final = "Ready"
 MODEL_READY: Final = "ModelReady"
 REASONS_WITHOUT_EVENT: Final = {
@@ -330,7 +330,7 @@ def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
         **({"memory": size_text(size_bytes)} if (size_bytes := view.memory_bytes) else {}),
         **({"deviceMemory": view.device_memory} if view.device_memory else {}),
         **({"deviceMemoryBytes": each} if (each := view.memory.device_bytes_each) is not None else {}),
-        **({"nodes": sorted(view.replicas.nodes)[:_MOST_NODES]} if view.replicas.nodes else {}),
+        **({"nodes": sorted(view.replicas.nodes)[:MOST_NODES]} if view.replicas.nodes else {}),
         "endpoint": f"{_scheme(view)}://{metadata.name}.{metadata.namespace}.svc:{SERVICE_PORT}/v1",
         **({"queue": build_queue_status(view.standing)} if view.standing is not None and view.wanted else {}),
         **({"queue": build_kueue_status(view.kueue)} if view.kueue is not None else {}),

@@ -1,5 +1,6 @@
 """The traffic of a service by the metrics of its pods: the series to read, and the traffic between two readings.
 
+Requests are counted over five minutes, and tokens over one: their rate is to be compared with a measured speed.
 Engines count requests under names of their own (`EnginePod.metrics`). Where Pomona's proxy is before the engine, it
 counts what clients asked for, and is asked for its own series only, because it would read those of the engine first.
 What a pod sends is not trusted: lines that are no counts are ignored.
@@ -9,6 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
 from controller.services.endpoints import Endpoint
+from controller.services.rate_text import format_rate
 from crds.inferenceservice import InferenceServiceStatus
 from gateway.proxy.paths import METRICS_OF_PROXY
 from runtimes.pod import EnginePod
@@ -19,6 +21,7 @@ _MOST: Final = 2**31 - 1
 _MOST_COUNTED: Final = 2.0**53
 """Largest count that is believed."""
 _PROXY_SECONDS: Final = "pomona_proxy_request_seconds"
+_PROXY_TOKENS: Final = "pomona_proxy_generated_tokens_total"
 _DURATION_PARTS: Final = ("_count", "_sum")
 
 
@@ -28,16 +31,19 @@ class TrafficSeries(NamedTuple):
     path: str
     """The path and the query of its URL."""
     needs_key: bool
-    requests: str
-    """Counter of requests."""
+    requests: str | None
+    """Counter of requests; None: the engine has none."""
     seconds: str | None
     """Histogram of the duration of requests; None: the engine has none."""
+    tokens: str | None = None
+    """Counter of generated tokens; None: the engine has none."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all series that are read."""
         parts = tuple(f"{self.seconds}{part}" for part in _DURATION_PARTS) if self.seconds else ()
-        return tuple(dict.fromkeys((self.requests, *parts)))
+        counters = (each for each in (self.requests, *parts, self.tokens) if each is not None)
+        return tuple(dict.fromkeys(counters))
 
 
 class Traffic(NamedTuple):
@@ -46,10 +52,17 @@ class Traffic(NamedTuple):
     requests_per_minute: int | None = None
     average_ms: int | None = None
     """Average duration of the requests in the interval; None if they were less than one in two minutes, too."""
+    tokens_per_second: float | None = None
+    """Tokens that all pods together have generated, over a minute."""
 
-    def fields(self) -> dict[str, int]:
+    def fields(self) -> dict[str, int | str]:
         """Return the fields of a service's status."""
-        known = {"requestsPerMinute": self.requests_per_minute, "averageLatencyMs": self.average_ms}
+        rate = self.tokens_per_second
+        known = {
+            "requestsPerMinute": self.requests_per_minute,
+            "averageLatencyMs": self.average_ms,
+            "tokensPerSecond": format_rate(rate) if rate is not None else None,
+        }
         return {name: value for name, value in known.items() if value is not None}
 
 
@@ -58,7 +71,8 @@ UNKNOWN_TRAFFIC: Final = Traffic()
 
 def read_traffic(status: InferenceServiceStatus) -> Traffic:
     """Return the traffic that a status shows."""
-    return Traffic(status.requests_per_minute, status.average_latency_ms)
+    rate = status.tokens_per_second
+    return Traffic(status.requests_per_minute, status.average_latency_ms, float(rate) if rate else None)
 
 
 class MetricsSample(NamedTuple):
@@ -70,15 +84,20 @@ class MetricsSample(NamedTuple):
 
 
 def find_series(engine: EnginePod) -> TrafficSeries | None:
-    """Return the series for the traffic of an engine's pods, or None if the engine counts no requests."""
+    """Return the series for the traffic of an engine's pods; None: the engine counts neither requests nor tokens."""
     if engine.key == "proxy":
         return TrafficSeries(
-            METRICS_OF_PROXY, needs_key=True, requests=f"{_PROXY_SECONDS}_count", seconds=_PROXY_SECONDS
+            METRICS_OF_PROXY,
+            needs_key=True,
+            requests=f"{_PROXY_SECONDS}_count",
+            seconds=_PROXY_SECONDS,
+            tokens=_PROXY_TOKENS,
         )
     metrics = engine.metrics
-    if metrics is None or metrics.requests is None:
+    if metrics is None or metrics.requests is metrics.generated_tokens is None:
         return None
-    return TrafficSeries(metrics.path, metrics.needs_key, metrics.requests, metrics.request_seconds)
+    seconds = metrics.request_seconds if metrics.requests is not None else None
+    return TrafficSeries(metrics.path, metrics.needs_key, metrics.requests, seconds, metrics.generated_tokens)
 
 
 def parse_series(text: bytes, names: Collection[str]) -> dict[str, float]:
@@ -116,7 +135,9 @@ def measure_traffic(
     per_minute, requests, seconds, is_known = 0.0, 0.0, 0.0, False
     for endpoint, sample in after.items():
         earlier = before.get(endpoint)
-        if earlier is None or sample.at <= earlier.at or series.requests not in sample.values:
+        if series.requests is None or series.requests not in sample.values:
+            continue
+        if earlier is None or sample.at <= earlier.at:
             continue
         is_known = True
         per_minute += _increase(earlier, sample, series.requests) * 60 / (sample.at - earlier.at)
@@ -132,6 +153,19 @@ def measure_traffic(
     return Traffic(rounded, min(round(seconds * 1000 / requests), _MOST) if has_average else None)
 
 
+def measure_tokens(
+    before: Mapping[Endpoint, MetricsSample], after: Mapping[Endpoint, MetricsSample], series: TrafficSeries
+) -> float | None:
+    """Return the tokens that all pods generated per second between two readings; None if no pod was read twice."""
+    rates = [
+        _increase(before[endpoint], sample, series.tokens) / (sample.at - before[endpoint].at)
+        for endpoint, sample in after.items()
+        if series.tokens is not None and series.tokens in sample.values
+        if endpoint in before and sample.at > before[endpoint].at
+    ]
+    return min(sum(rates), float(_MOST)) if rates else None
+
+
 def _increase(before: MetricsSample, after: MetricsSample, name: str) -> float:
     """Return the increase of a counter, which begins at 0 again when its process restarts."""
     old, new = before.values.get(name, 0.0), after.values.get(name, 0.0)
@@ -143,7 +177,7 @@ def differs_notably(known: Traffic, measured: Traffic) -> bool:
     return any(_differs(old, new) for old, new in zip(known, measured, strict=True))
 
 
-def _differs(old: int | None, new: int | None) -> bool:
+def _differs(old: float | None, new: float | None) -> bool:
     if old is None or new is None:
         return old is not new
     return abs(new - old) > _LEAST_CHANGE * max(old, new)

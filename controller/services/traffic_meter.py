@@ -2,7 +2,8 @@
 
 The leader reads the metrics of each service's ready pods every five minutes, at a moment that is the service's own. The
 reconciler of services asks for the last result and writes it into the status; it is woken only if the result differs by
-more than a tenth. A pod that does not answer, or answers nonsense, costs one connection and no more: after 15 minutes
+more than a tenth. A minute after each reading the pods are read once more, for the tokens that they generated in that
+minute. A pod that does not answer, or answers nonsense, costs one connection and no more: after 15 minutes
 without any reading the traffic is unknown again. A service whose engine counts nothing is never read.
 """
 
@@ -23,6 +24,7 @@ from controller.services.traffic import (
     Traffic,
     TrafficSeries,
     differs_notably,
+    measure_tokens,
     measure_traffic,
     parse_series,
 )
@@ -30,9 +32,11 @@ from kube.queue import WorkQueue, run_workers
 from kube.resources import INFERENCE_SERVICES, ObjectKey
 
 READ_SECONDS: Final = 300.0
-"""Pause between two readings of a service: at 1,000 services, 3.3 readings a second."""
+"""Pause between two readings of a service: at 1,000 services, 3.3 readings a second, and as many for the tokens."""
 STALE_SECONDS: Final = 900.0
 """Time without a reading after which the traffic is unknown."""
+MINUTE_SECONDS: Final = 60.0
+"""Time over which tokens are counted."""
 TIMEOUT_SECONDS: Final = 5.0
 MOST_BYTES: Final = 1 << 20
 """The longest answer that is read. vLLM's has about 60 KiB."""
@@ -68,6 +72,8 @@ class TrafficMeter:
     def __init__(self) -> None:
         self._services: dict[ObjectKey, _MeteredService] = {}
         self._due: WorkQueue[ObjectKey] = WorkQueue()
+        self._minutes: WorkQueue[ObjectKey] = WorkQueue()
+        """Services whose tokens are counted now."""
         self._slots = asyncio.Semaphore(CONNECTIONS)
 
     def follow(self, key: ObjectKey, target: TrafficTarget | None, known: Traffic = UNKNOWN_TRAFFIC) -> Traffic:
@@ -100,7 +106,12 @@ class TrafficMeter:
             async def read(key: ObjectKey) -> None:
                 await self._read(session, leading, key)
 
-            await run_workers(self._due, read, CONNECTIONS, READ_SECONDS)
+            async def count_tokens(key: ObjectKey) -> None:
+                await self._count_tokens(session, leading, key)
+
+            async with asyncio.TaskGroup() as lanes:
+                lanes.create_task(run_workers(self._due, read, CONNECTIONS, READ_SECONDS))
+                lanes.create_task(run_workers(self._minutes, count_tokens, CONNECTIONS, READ_SECONDS))
 
     def _read_later(self, key: ObjectKey, target: TrafficTarget, least_seconds: float = 0.0) -> None:
         now = asyncio.get_running_loop().time()
@@ -120,13 +131,26 @@ class TrafficMeter:
         now = asyncio.get_running_loop().time()
         measured = measure_traffic(service.samples, samples, target.series)
         service.samples = samples
-        if measured == UNKNOWN_TRAFFIC and now - service.read_at < STALE_SECONDS:
+        if samples and target.series.tokens is not None:
+            self._minutes.add_after(key, MINUTE_SECONDS)
+        is_known = measured != UNKNOWN_TRAFFIC if target.series.requests is not None else bool(samples)
+        if not is_known and now - service.read_at < STALE_SECONDS:
             return
-        if measured != UNKNOWN_TRAFFIC:
+        if is_known:
             service.read_at = now
-        if differs_notably(service.traffic, measured):
-            service.traffic = measured
-            leading.enqueue(INFERENCE_SERVICES, key)
+            measured = measured._replace(tokens_per_second=service.traffic.tokens_per_second)
+        _show(service, measured, leading, key)
+
+    async def _count_tokens(self, session: aiohttp.ClientSession, leading: Leading, key: ObjectKey) -> None:
+        """Count the tokens since the last reading."""
+        service = self._services.get(key)
+        if service is None:
+            return
+        before, target = service.samples, service.target
+        samples = await self._read_pods(session, leading, key, service)
+        rate = measure_tokens(before, samples, target.series)
+        if self._services.get(key) is service and rate is not None:
+            _show(service, service.traffic._replace(tokens_per_second=rate), leading, key)
 
     async def _read_pods(
         self, session: aiohttp.ClientSession, leading: Leading, key: ObjectKey, service: _MeteredService
@@ -151,7 +175,15 @@ class TrafficMeter:
         async with self._slots:
             text = await _read_metrics(session, endpoint, series, token)
         values = parse_series(text, series.names) if text is not None else {}
-        return MetricsSample(asyncio.get_running_loop().time(), values) if series.requests in values else None
+        is_counted = values and (series.requests is None or series.requests in values)
+        return MetricsSample(asyncio.get_running_loop().time(), values) if is_counted else None
+
+
+def _show(service: _MeteredService, traffic: Traffic, leading: Leading, key: ObjectKey) -> None:
+    """Take the traffic of a service, which is told if it differs by more than a tenth."""
+    if differs_notably(service.traffic, traffic):
+        service.traffic = traffic
+        leading.enqueue(INFERENCE_SERVICES, key)
 
 
 async def _read_metrics(

@@ -20,6 +20,7 @@ COMMANDS = (
     ["status", "chat"],
     ["logs", "chat"],
     ["chat", "chat", "Hello"],
+    ["bench", "chat"],
     ["delete", "chat"],
     ["deploy", "chat", "--model", "tiny"],
     ["deploy", "qwen3-8b"],

@@ -1,5 +1,9 @@
 """The traffic of a service by the metrics of its pods."""
 
+from dataclasses import replace
+
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,9 +15,12 @@ from controller.services.traffic import (
     TrafficSeries,
     differs_notably,
     find_series,
+    measure_tokens,
     measure_traffic,
     parse_series,
+    read_traffic,
 )
+from crds.inferenceservice import InferenceServiceStatus
 from gateway.proxy.metrics import ProxyMetrics
 from runtimes.registry import RUNTIMES
 
@@ -37,16 +44,70 @@ def test_proxy_counts_for_an_engine_behind_it() -> None:
     metrics = ProxyMetrics(list)
     for seconds in (0.5, 1.5):
         metrics.for_service("team/chat").request_seconds.observe(seconds)
+        metrics.for_service("team/chat").generated_tokens += 15
     for engine in ("vllm", "sglang", "tgi", "ollama", "generic"):
         series = find_series_of(engine)
         assert series is not None
         assert series.needs_key
         assert series.path == "/metrics?engine=false", "the engine's own series would cost more than all that is read"
-        assert parse_series(metrics.text(), series.names) == dict(zip(series.names, (2.0, 2.0), strict=True))
+        assert parse_series(metrics.text(), series.names) == dict(zip(series.names, (2.0, 2.0, 30.0), strict=True))
 
 
-def test_engine_that_counts_no_requests_is_not_read() -> None:
-    assert find_series_of("llama.cpp") is None
+def test_engine_that_counts_tokens_alone_has_a_rate_and_no_requests() -> None:
+    series = find_series_of("llama.cpp")
+    assert series is not None
+    assert series.names == ("llamacpp:tokens_predicted_total",)
+    before, after = (MetricsSample(at, {series.names[0]: at * 7}) for at in (0.0, 60.0))
+    assert measure_traffic({ONE: before}, {ONE: after}, series) == UNKNOWN_TRAFFIC
+    assert measure_tokens({ONE: before}, {ONE: after}, series) == 7.0
+
+
+def test_engine_that_counts_nothing_is_not_read() -> None:
+    pod = RUNTIMES["llama.cpp"].pod
+    assert pod is not None
+    assert pod.metrics is not None
+    counts_nothing = replace(pod, metrics=pod.metrics._replace(requests=None, generated_tokens=None))
+    assert find_series(counts_nothing) is None
+    assert find_series(replace(pod, metrics=None)) is None
+
+
+def tokens(at: float, number: float) -> MetricsSample:
+    return MetricsSample(at, {"tokens": number})
+
+
+@given(
+    st.dictionaries(st.sampled_from([ONE, TWO]), st.tuples(st.floats(0, 2**53), st.floats(0, 2**53))),
+    st.floats(min_value=0.1, max_value=1000),
+)
+def test_rate_is_the_sum_of_the_increases_of_all_pods(
+    counts: dict[Endpoint, tuple[float, float]], spent: float
+) -> None:
+    series = SERIES._replace(tokens="tokens")
+    before = {each: tokens(0.0, old) for each, (old, _) in counts.items()}
+    after = {each: tokens(spent, new) for each, (_, new) in counts.items()}
+    rate = measure_tokens(before, after, series)
+    if not counts:
+        assert rate is None
+        return
+    # A counter that is smaller began anew.
+    expected = sum((new - old if new >= old else new) / spent for old, new in counts.values())
+    assert rate == pytest.approx(min(expected, 2**31 - 1))
+
+
+def test_rate_of_pods_that_were_not_read_twice_is_unknown() -> None:
+    series = SERIES._replace(tokens="tokens")
+    assert measure_tokens({}, {ONE: tokens(60, 5)}, series) is None
+    assert measure_tokens({ONE: tokens(60, 5)}, {ONE: tokens(60, 5)}, series) is None
+    assert measure_tokens({ONE: tokens(0, 5)}, {ONE: MetricsSample(60, {"requests": 1})}, series) is None
+    assert measure_tokens({ONE: sample(0, 5)}, {ONE: sample(60, 5)}, SERIES) is None
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.004, 7.5, 12345.6])
+def test_rate_is_read_from_the_status_as_it_was_written(rate: float) -> None:
+    shown = Traffic(tokens_per_second=rate).fields()
+    status = msgspec.convert(shown, InferenceServiceStatus)
+    assert not differs_notably(Traffic(tokens_per_second=rate), read_traffic(status))
+    assert read_traffic(InferenceServiceStatus()) == UNKNOWN_TRAFFIC
 
 
 @given(st.lists(st.tuples(LABELS, st.integers(0, 2**40))), st.lists(st.tuples(LABELS, st.integers(0, 2**40))))

@@ -209,3 +209,56 @@ async def test_service_that_is_replaced_has_unknown_traffic() -> None:
     meter, pods = TrafficMeter(), (Endpoint("10.0.0.1", 8080),)
     meter.follow(KEY, TrafficTarget("uid-earlier", pods, SERIES), Traffic(7, 700))
     assert meter.follow(KEY, target(*pods)) == UNKNOWN_TRAFFIC
+
+
+def test_tokens_are_counted_over_a_minute_and_reported_when_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    series = TrafficSeries("/metrics", needs_key=False, requests=None, seconds=None, tokens="tokens")
+    read_at, counted, enqueued = list[float](), [0.0], list[ObjectKey]()
+
+    async def read(*_: object) -> bytes:
+        now = asyncio.get_running_loop().time()
+        if read_at and now - read_at[-1] < 61:  # nobody asks in the other four minutes
+            counted[0] += (600 if now < 3000 else 1200) * (now - read_at[-1]) / 60
+        read_at.append(now)
+        return f"tokens {counted[0]}\n".encode()
+
+    monkeypatch.setattr(traffic_meter, "_read_metrics", read)
+
+    async def main() -> Traffic:
+        meter = TrafficMeter()
+        follow = TrafficTarget("uid-chat", (Endpoint("10.0.0.1", 8080),), series)
+        meter.follow(KEY, follow)
+        async with running(meter.run(leading(Secrets(), enqueued))):
+            await asyncio.sleep(2900)
+            assert meter.follow(KEY, follow).fields() == {"tokensPerSecond": "10.0"}
+            assert enqueued == [KEY]
+            await asyncio.sleep(1000)
+            return meter.follow(KEY, follow)
+
+    assert virtual_time.run(main()).tokens_per_second == pytest.approx(20)
+    assert enqueued == [KEY, KEY]
+    assert {round(later - earlier) for earlier, later in itertools.pairwise(read_at)} == {60, 240}
+
+
+def test_rate_of_a_pod_that_answers_no_more_becomes_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    series = TrafficSeries("/metrics", needs_key=False, requests=None, seconds=None, tokens="tokens")
+
+    async def read(*_: object) -> bytes | None:
+        now = asyncio.get_running_loop().time()
+        return f"tokens {now}\n".encode() if now < 1000 else None
+
+    monkeypatch.setattr(traffic_meter, "_read_metrics", read)
+
+    async def main() -> None:
+        meter, enqueued = TrafficMeter(), list[ObjectKey]()
+        follow = TrafficTarget("uid-chat", (Endpoint("10.0.0.1", 8080),), series)
+        meter.follow(KEY, follow)
+        async with running(meter.run(leading(Secrets(), enqueued))):
+            await asyncio.sleep(1000)
+            assert meter.follow(KEY, follow).tokens_per_second == pytest.approx(1)
+            await asyncio.sleep(600)
+            assert meter.follow(KEY, follow).tokens_per_second == pytest.approx(1)
+            await asyncio.sleep(1200)
+            assert meter.follow(KEY, follow) == UNKNOWN_TRAFFIC
+
+    virtual_time.run(main())

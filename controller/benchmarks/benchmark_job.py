@@ -1,0 +1,259 @@
+"""The Job of a benchmark: the pod of a replica with its engine as a sidecar, and `pomona bench` beside it.
+
+The pod is that of a replica, so what is measured is what serves. It has another label and the lowest priority, and the
+controller ends it when anything waits for its devices. Its result is the termination message of `pomona bench`, and
+the controller alone writes it into the store: a pod has no right to do that.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final, NamedTuple
+
+import msgspec
+
+from controller.models import jobs
+from controller.models.jobs import CONTAINER_SECURITY, TERMINATION_LOG, JobOutcome, keep_literal
+from controller.models.served import Served
+from controller.pod_settings import PodSettings
+from controller.reconcile.plan import Ref, child, ref
+from controller.services.pods.deployment import mounted_weights
+from controller.services.pods.key_proxy import TOKEN_DIRECTORY
+from controller.services.pods.one_node import label_claims
+from controller.services.pods.pod_options import pin_to_node
+from controller.services.pods.pod_template import EngineChoice, build_pod
+from controller.services.tokens import TOKEN_KEY
+from crds.inferenceservice import BenchmarkOptions, InferenceService
+from crds.meta import GROUP, LABEL_MANAGED_BY, LABEL_MODEL, MANAGED_BY
+from fitness.performance import MeasuredPerformance
+from fitness.performance_store import LABEL_BENCHMARK
+from kube.client import Obj
+from kube.resources import JOBS, MODELS, ObjectKey
+from runtimes.pod import SERVICE_PORT
+
+ANNOTATION_ORDER: Final = f"{GROUP}/benchmark-order"
+CONTAINER: Final = "bench"
+PRIORITY_CLASS: Final = "pomona-batch"
+DEADLINE_SECONDS: Final = 3600
+"""Time for the start of the engine, its load and the measurement."""
+START_SECONDS: Final = 300.0
+"""Time in which a pod that the scheduler refuses, or whose image is not pulled, may yet start."""
+MEASURE_SECONDS: Final = 300
+_PROMPT_TOKENS: Final = 128
+_TOKENS: Final = 128
+_GRACE_SECONDS: Final = 5
+_PROBE_SECONDS: Final = 2
+_OF_SERVICE: Final = frozenset({"ports", "readinessProbe", "livenessProbe", "lifecycle"})
+"""Fields of a container that takes requests from others."""
+
+
+class BenchmarkKey(NamedTuple):
+    """A model on a device class, and the namespace for which it is measured."""
+
+    namespace: str
+    model_hash: str
+    device_class: str
+
+
+class BenchmarkOrder(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The facts about a Job that its result does not state; it is an annotation of the Job."""
+
+    model_hash: str
+    device_class: str
+    accelerator: str
+    service: str
+    inputs: str
+    """Digest of what the measurement depends on beside the model: another one is another measurement."""
+    attempt: int = 0
+    """Counted from 0."""
+    runtime: str = ""
+    image: str = ""
+
+
+class BenchmarkJob(NamedTuple):
+    """A Job that exists."""
+
+    ref: Ref
+    key: BenchmarkKey
+    order: BenchmarkOrder
+    outcome: JobOutcome
+    record: MeasuredPerformance | None = None
+    """The measurement, if it has succeeded."""
+    trouble: JobOutcome | None = None
+    """The outcome of one that goes on without a hope of success, with which it is ended."""
+
+    @property
+    def service(self) -> ObjectKey:
+        """The service whose settings are measured."""
+        return ObjectKey(self.key.namespace, self.order.service)
+
+
+def build_benchmark_pod(
+    service: InferenceService, served: Served, choice: EngineChoice, settings: PodSettings, node: str = ""
+) -> Obj:
+    """Return the spec of the pod; without a node, that by which one is looked for."""
+    weights = mounted_weights(served.model)
+    pod = build_pod(service, choice, weights, settings=settings)
+    if node:
+        pod = pin_to_node(pod, node)
+    sidecars = [_as_sidecar(each) for each in (*pod.get("initContainers", ()), *pod["containers"])]
+    secrets = [*(each["name"] for each in pod.get("imagePullSecrets", ())), *settings.image_pull_secrets]
+    return pod | {
+        "restartPolicy": "Never",
+        "priorityClassName": PRIORITY_CLASS,
+        "terminationGracePeriodSeconds": _GRACE_SECONDS,
+        "initContainers": sidecars,
+        "containers": [_build_container(service, settings)],
+        # The policy of the controller lets a Job mount these keys of a Secret only.
+        "volumes": [_mount_key(each) for each in pod["volumes"]],
+        **({"imagePullSecrets": [{"name": name} for name in dict.fromkeys(secrets)]} if secrets else {}),
+    }
+
+
+def build_benchmark_job(
+    service: InferenceService,
+    served: Served,
+    choice: EngineChoice,
+    settings: PodSettings,
+    *,
+    order: BenchmarkOrder,
+    node: str,
+) -> Obj:
+    """Return the Job of an attempt on a node."""
+    owner = served.model.metadata
+    weights = mounted_weights(served.model)
+    claims = label_claims({weights.claim: weights.mark}) if weights.claim and weights.has_one_node else {}
+    digest = hashlib.sha256(msgspec.json.encode([order, service.metadata.namespace])).hexdigest()
+    labels = {LABEL_BENCHMARK: "true", LABEL_MODEL: owner.name}
+    pod = build_benchmark_pod(service, served, choice, settings, node)
+    spec: Obj = {
+        # One pod is one attempt: the controller retries, so that a condition of the service has the reason.
+        "backoffLimit": 0,
+        "activeDeadlineSeconds": DEADLINE_SECONDS,
+        "template": {"metadata": {"labels": {LABEL_MANAGED_BY: MANAGED_BY, **labels, **claims}}, "spec": pod},
+    }
+    _, job = child(JOBS, f"{owner.name[:40]}-bench-{digest[:10]}", MODELS, owner, labels, spec=spec)
+    job["metadata"]["annotations"] = {ANNOTATION_ORDER: msgspec.json.encode(order).decode()}
+    return job
+
+
+def digest_inputs(service: InferenceService, choice: EngineChoice, settings: PodSettings) -> str:
+    """Return the digest of what makes another measurement of the same model worth while after one has failed."""
+    spec = service.spec
+    inputs = [spec.benchmark, spec.parallel, spec.context_length, spec.resources]
+    facts = [*inputs, spec.hardware, choice.runtime, settings.image, service.metadata.uid]
+    return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:16]
+
+
+def read_benchmark_job(job: Obj, pods: Sequence[Obj], now: datetime) -> BenchmarkJob | None:
+    """Return a Job with its outcome; None if people have made it what it is."""
+    metadata = job["metadata"]
+    try:
+        order = msgspec.json.decode(metadata.get("annotations", {}).get(ANNOTATION_ORDER, ""), type=BenchmarkOrder)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+    key = BenchmarkKey(metadata["namespace"], order.model_hash, order.device_class)
+    found = BenchmarkJob(ref(JOBS, job), key, order, _read_outcome(job, pods, now))
+    if found.outcome.state == "Going":
+        return found._replace(trouble=_find_trouble(job, pods, found.outcome, now))
+    if found.outcome.state != "Succeeded":
+        return found
+    record = _read_record(pods, order, now)
+    if isinstance(record, MeasuredPerformance):
+        model = metadata.get("labels", {}).get(LABEL_MODEL, "")
+        return found._replace(record=msgspec.structs.replace(record, model=model))
+    outcome = msgspec.structs.replace(found.outcome, state="Broken", reason="ResultUnreadable", message=record)
+    return found._replace(outcome=outcome)
+
+
+def _read_outcome(job: Obj, pods: Sequence[Obj], now: datetime) -> JobOutcome:
+    own = [{**pod, "status": {**pod.get("status", {}), "containerStatuses": _list_states(pod)}} for pod in pods]
+    return jobs.read(job, own, now)
+
+
+def _find_trouble(job: Obj, pods: Sequence[Obj], outcome: JobOutcome, now: datetime) -> JobOutcome | None:
+    """Return how a Job that goes on fails: its engine ends again and again, or its pod does not start."""
+    for pod in pods:
+        for container in pod.get("status", {}).get("containerStatuses", ()):
+            ended = container.get("lastState", {}).get("terminated")
+            if container["name"] != CONTAINER and ended is not None:
+                said = (ended.get("message") or "").strip()[-500:]
+                message = f"the engine ended with exit code {ended['exitCode']}: {said or ended.get('reason', '')}"
+                return JobOutcome(state="Broken", reason="EngineFailed", message=message, ended=now)
+    created = datetime.fromisoformat(job["metadata"]["creationTimestamp"])
+    if outcome.reason and (now - created).total_seconds() > START_SECONDS:
+        return msgspec.structs.replace(outcome, state="Broken", ended=now)
+    return None
+
+
+def _list_states(pod: Obj) -> list[Obj]:
+    statuses: list[Obj] = pod.get("status", {}).get("containerStatuses", [])
+    return [each for each in statuses if each["name"] == CONTAINER]
+
+
+def _read_record(pods: Sequence[Obj], order: BenchmarkOrder, now: datetime) -> MeasuredPerformance | str:
+    """Return the measurement of a Job that has succeeded, or why it is none."""
+    pod = max(pods, key=lambda each: each["metadata"]["creationTimestamp"])
+    (own,) = _list_states(pod)
+    state = own["state"]["terminated"]
+    try:
+        record = msgspec.json.decode(state["message"], type=MeasuredPerformance)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        return f"the result of the Job is no measurement: {error}"
+    return msgspec.structs.replace(
+        record,
+        load_seconds=_find_load_seconds(pod, state),
+        runtime=order.runtime,
+        image=order.image,
+        node=pod.get("spec", {}).get("nodeName", ""),
+        source="job",
+        measured_at=state.get("finishedAt") or now.isoformat(),
+    )
+
+
+def _find_load_seconds(pod: Obj, state: Obj) -> float | None:
+    """Return the time from the start of the engine to that of the measurement, which begins once it is loaded."""
+    for container in pod["status"]["containerStatuses"]:
+        running = container.get("state", {}).get("running") or container.get("state", {}).get("terminated")
+        if container["name"] != CONTAINER and running and running.get("startedAt") and state.get("startedAt"):
+            begun, loaded = (datetime.fromisoformat(each["startedAt"]) for each in (running, state))
+            return max(0.0, (loaded - begun).total_seconds())
+    return None
+
+
+def _as_sidecar(container: Obj) -> Obj:
+    """Return a container of a replica as a sidecar, after whose start the next container is started."""
+    sidecar = {name: value for name, value in container.items() if name not in _OF_SERVICE}
+    probe = container.get("startupProbe") or container.get("readinessProbe")
+    if probe is not None:
+        port = {"port": SERVICE_PORT}
+        asked = {**probe["httpGet"], **port}
+        failures = probe["failureThreshold"] if "startupProbe" in container else DEADLINE_SECONDS // _PROBE_SECONDS
+        sidecar["startupProbe"] = {**probe, "httpGet": asked, "failureThreshold": failures}
+    return sidecar | {"restartPolicy": "Always"}
+
+
+def _mount_key(volume: Obj) -> Obj:
+    if volume["name"] != "token":
+        return volume
+    return {**volume, "secret": {**volume["secret"], "items": [{"key": TOKEN_KEY, "path": TOKEN_KEY}]}}
+
+
+def _build_container(service: InferenceService, settings: PodSettings) -> Obj:
+    spec, options = service.spec, service.spec.benchmark or BenchmarkOptions()
+    arguments = ["bench", f"http://127.0.0.1:{SERVICE_PORT}", "--model", service.metadata.name]
+    arguments += ["--token-file", f"{TOKEN_DIRECTORY}/{TOKEN_KEY}", "--parallel", str(spec.parallel)]
+    arguments += ["--warmup", str(options.warmup_iterations), "--runs", str(options.runs)]
+    arguments += ["--min-duration", options.min_duration] if options.min_duration else []
+    arguments += ["--prompt-tokens", str(min(_PROMPT_TOKENS, spec.context_length // 4))]
+    arguments += ["--tokens", str(min(_TOKENS, spec.context_length // 2)), "--max-duration", f"{MEASURE_SECONDS}s"]
+    return {
+        "name": CONTAINER,
+        "image": settings.image,
+        "args": keep_literal([*arguments, "--result", TERMINATION_LOG]),
+        "terminationMessagePath": TERMINATION_LOG,
+        "terminationMessagePolicy": "File",
+        "securityContext": CONTAINER_SECURITY,
+        "resources": {"requests": {"cpu": "50m", "memory": "96Mi"}, "limits": {"memory": "256Mi"}},
+        "volumeMounts": [{"name": "token", "mountPath": TOKEN_DIRECTORY, "readOnly": True}],
+    }

@@ -1,0 +1,240 @@
+"""The benchmarks of the cluster, while this replica leads: the shell around `benchmark_plan.py`.
+
+All services are looked at after a change, at a pace that takes a twentieth of a processor at most; what is asked of the
+API server are the few Jobs that the plan names. When anything begins to wait in the queue, the benchmarks on its
+accelerator end within a second.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import Final
+
+import structlog
+
+from controller.benchmarks.benchmark_job import (
+    BenchmarkJob,
+    BenchmarkKey,
+    BenchmarkOrder,
+    build_benchmark_job,
+    read_benchmark_job,
+)
+from controller.benchmarks.benchmark_plan import (
+    EndedBenchmark,
+    StartedBenchmark,
+    WantedBenchmark,
+    plan_benchmarks,
+)
+from controller.benchmarks.performance_source import PerformanceSource
+from controller.benchmarks.wanted_benchmarks import PreparedBenchmark, open_scope, prepare_benchmarks
+from controller.placement.units import Cell
+from controller.pod_settings import PodSettings
+from controller.reconcile.plan import FIELD_MANAGER, Leading, Snapshot
+from crds.meta import CONTROLLER_NAMESPACE
+from fitness.performance import MeasuredPerformance
+from fitness.performance_store import LABEL_BENCHMARK, RecordKey, build_config_map, name_config_map, put_record
+from kube.client import Obj
+from kube.errors import ApiError, Conflict, NotFound, Unreachable
+from kube.resources import (
+    ACCELERATOR_POOLS,
+    CONFIG_MAPS,
+    INFERENCE_SERVICES,
+    JOBS,
+    MODELS,
+    NODES,
+    PODS,
+    Resource,
+)
+from kube.store import Store
+
+LOOK_SECONDS: Final = 5.0
+"""Least time between two looks at all services."""
+_LOOK_SHARE: Final = 0.05
+"""Most of a processor that these looks take."""
+_PAUSE_SECONDS: Final = 1.0
+"""Least time between two rounds."""
+_FAILED_SECONDS: Final = 5.0
+"""Further pause after a round that failed."""
+_RETRY_SECONDS: Final = 30.0
+"""Time after which a round that failed is repeated."""
+_IDLE_SECONDS: Final = 600.0
+_SERVICES_AT_ONCE: Final = 20
+"""Services that are looked at before others get the event loop."""
+_WAKING: Final = frozenset({INFERENCE_SERVICES, MODELS, NODES, ACCELERATOR_POOLS, CONFIG_MAPS, JOBS})
+
+log = structlog.get_logger()
+
+
+class BenchmarkRunner:
+    """The benchmarks.
+
+    Args:
+        store: the watch cache.
+        settings: options of the controller.
+        measured: the stored measurements.
+        list_cells: returns all cells with what is free there.
+        list_waiting_pools: returns the pools for which anything waits.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        settings: PodSettings,
+        measured: PerformanceSource,
+        *,
+        list_cells: Callable[[], Iterable[Cell]],
+        list_waiting_pools: Callable[[], Iterable[str]],
+    ) -> None:
+        self._store, self._settings, self._measured = store, settings, measured
+        self._list_cells, self._list_waiting_pools = list_cells, list_waiting_pools
+        self._wake = asyncio.Event()
+        self._failed: dict[BenchmarkKey, BenchmarkJob] = {}
+        """Those that were ended because they had no hope of success; their Jobs are gone."""
+        self._prepared: dict[BenchmarkKey, PreparedBenchmark] = {}
+        """Results of the last look at all services."""
+        self._look_at = 0.0
+        """Time of the loop from which on the next look is made."""
+        store.subscribe(self._take_change)
+
+    def wake(self) -> None:
+        """Look again, after a round of the queue, whether the benchmarks that run are in its way."""
+        if self._list_own():
+            self._wake.set()
+
+    async def run(self, leading: Leading) -> None:
+        """Run benchmarks for ever."""
+        self._failed.clear()
+        self._look_at = 0.0
+        self._wake.set()
+        pause: float | None = None
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), pause or _IDLE_SECONDS)
+            self._wake.clear()
+            try:
+                pause = await self._run_round(leading)
+            except (ApiError, Unreachable) as error:
+                log.warning("benchmark_round_failed", error=str(error))
+                pause = _RETRY_SECONDS
+                await asyncio.sleep(_FAILED_SECONDS)
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _run_round(self, leading: Leading) -> float | None:
+        """Decide once and do it; return the seconds after which to look again, or None. Raises as `Client`."""
+        loop_time = asyncio.get_running_loop().time
+        is_look = loop_time() >= self._look_at
+        if is_look:
+            started_at = loop_time()
+            await self._prepare()
+            self._look_at = loop_time() + max(LOOK_SECONDS, (loop_time() - started_at) / _LOOK_SHARE)
+        now = datetime.now(UTC)
+        plan = plan_benchmarks(
+            self._list_wanted(may_start=is_look),
+            [*self._list_jobs(now), *self._failed.values()],
+            self._find_busy(),
+            now,
+        )
+        # What waits for a device is worth more than a measurement.
+        for ended in plan.end:
+            await self._end(leading, ended)
+        for key, record in plan.store:
+            await self._write_record(leading, key, record)
+        self._failed |= {job.key: job for job in plan.failed}
+        for started in plan.start:
+            await self._start(leading, self._prepared[started.wanted.key], started)
+        self._measured.report_problems(plan.problems)
+        until_look = max(0.0, self._look_at - loop_time())
+        # A change that came since the last look is looked at with the next one.
+        return min(
+            (each for each in (plan.again_seconds, None if is_look else until_look) if each is not None), default=None
+        )
+
+    async def _prepare(self) -> None:
+        scope = open_scope(self._store, self._settings, self._measured.table, self._list_cells())
+        found: list[PreparedBenchmark] = []
+        for number, service in enumerate(self._store.list(INFERENCE_SERVICES), start=1):
+            found += prepare_benchmarks(scope, service)
+            if number % _SERVICES_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        self._prepared = {each.wanted.key: each for each in found}
+
+    def _list_wanted(self, *, may_start: bool) -> list[WantedBenchmark]:
+        """Return what is not measured yet; between two looks nobody knows which nodes are idle."""
+        table = self._measured.table
+        wanted = (each.wanted for each in self._prepared.values())
+        unknown = [
+            each for each in wanted if not table.find(each.key.model_hash, each.key.device_class, each.key.namespace)
+        ]
+        return unknown if may_start else [each._replace(nodes=()) for each in unknown]
+
+    def _list_jobs(self, now: datetime) -> list[BenchmarkJob]:
+        snapshot = Snapshot(self._store, now)
+        found: list[BenchmarkJob] = []
+        for job in self._list_own():
+            pods = snapshot.children(PODS, job["metadata"]["namespace"], job["metadata"]["uid"])
+            if (known := read_benchmark_job(job, pods, now)) is not None:
+                found.append(known)
+        return found
+
+    def _list_own(self) -> list[Obj]:
+        jobs = (each for each in self._store.list(JOBS) if LABEL_BENCHMARK in each["metadata"].get("labels", {}))
+        return [each for each in jobs if "deletionTimestamp" not in each["metadata"]]
+
+    def _find_busy(self) -> set[str]:
+        """Return the accelerators for which anything waits."""
+        accelerators = {
+            each["metadata"]["name"]: each["spec"]["accelerator"] for each in self._store.list(ACCELERATOR_POOLS)
+        }
+        return {accelerators.get(pool, pool) for pool in self._list_waiting_pools()}
+
+    async def _write_record(self, leading: Leading, key: BenchmarkKey, record: MeasuredPerformance) -> None:
+        name = name_config_map(key.model_hash)
+        known = self._store.get(CONFIG_MAPS, name, CONTROLLER_NAMESPACE)
+        stored = put_record((known or {}).get("data") or {}, RecordKey(key.device_class, key.namespace), record)
+        if stored.dropped:
+            log.warning("measurements_dropped", config_map=name, keys=stored.dropped)
+        obj = build_config_map(key.model_hash, stored.data)
+        if known is not None:
+            # Another leader may have written a measurement that this watch cache has not yet.
+            obj["metadata"]["resourceVersion"] = known["metadata"]["resourceVersion"]
+        leading.require_leadership()
+        answer = await leading.client.apply(CONFIG_MAPS, obj, field_manager=FIELD_MANAGER)
+        self._store.put(CONFIG_MAPS, answer)
+        log.info("speed_measured", model=record.model, **key._asdict(), tokens_per_second=record.tokens_per_second)
+
+    async def _end(self, leading: Leading, ended: EndedBenchmark) -> None:
+        ref = ended.job.ref
+        self._failed = {key: each for key, each in self._failed.items() if each.ref.uid != ref.uid}
+        leading.require_leadership()
+        with contextlib.suppress(NotFound, Conflict):
+            await leading.client.delete(JOBS, ref.name, ref.namespace, uid=ref.uid)
+            log.info("benchmark_ended", job=f"{ref.namespace}/{ref.name}", cause=ended.cause)
+
+    async def _start(self, leading: Leading, prepared: PreparedBenchmark, started: StartedBenchmark) -> None:
+        wanted, service = prepared.wanted, prepared.service
+        order = BenchmarkOrder(
+            model_hash=wanted.key.model_hash,
+            device_class=wanted.key.device_class,
+            accelerator=wanted.accelerator,
+            service=service.metadata.name,
+            inputs=wanted.inputs,
+            attempt=started.attempt,
+            runtime=prepared.choice.runtime,
+            image=prepared.find_image(),
+        )
+        job = build_benchmark_job(
+            service, prepared.served, prepared.choice, self._settings, order=order, node=started.node
+        )
+        leading.require_leadership()
+        with contextlib.suppress(Conflict):  # it exists already, and the watch brings it
+            self._store.put(JOBS, await leading.client.create(JOBS, job))
+            log.info("benchmark_started", **wanted.key._asdict(), node=started.node, attempt=started.attempt)
+
+    def _take_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
+        if resource in _WAKING or (resource == PODS and _is_of_benchmark(new or old)):
+            self._wake.set()
+
+
+def _is_of_benchmark(pod: Obj | None) -> bool:
+    return pod is not None and LABEL_BENCHMARK in pod["metadata"].get("labels", {})

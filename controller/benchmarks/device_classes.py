@@ -1,0 +1,78 @@
+"""The device class of a replica by the node or host that it is on; None if the hardware does not say what it is.
+
+A class of unknown hardware would be that of many kinds, and a speed of one of them would be believed of all.
+"""
+
+import math
+from collections.abc import Iterable
+
+from controller.models.served import METAL
+from controller.placement.nodes import read_share
+from controller.reconcile.plan import Snapshot
+from controller.services.pods.devices import request_devices
+from crds.inferenceservice import InferenceService
+from crds.metalhost import MetalHost
+from crds.nodefitness import NodeFitness
+from crds.quantity import parse_quantity
+from devices.device_class import name_device_class, name_host_class, name_processor_class
+from devices.vendors import Vendor, Vendors
+from kube.client import Obj
+from kube.resources import METAL_HOSTS, NODE_FITNESSES, NODES, ObjectKey
+
+
+def find_replica_class(
+    snapshot: Snapshot, service: InferenceService, accelerators: Iterable[str], place: str, vendors: Vendors
+) -> str | None:
+    """Return the device class of a replica of a service, or None if it is unknown.
+
+    Args:
+        snapshot: the cluster.
+        service: the service.
+        accelerators: those that its replicas may be on.
+        place: the name of the node or host of the replica.
+        vendors: the table of accelerators.
+    """
+    names = [each for each in accelerators if each in vendors]
+    if METAL in names and (host := snapshot.read(METAL_HOSTS, ObjectKey("", place), MetalHost)) is not None:
+        return find_host_class(host)
+    node = snapshot.get(NODES, ObjectKey("", place))
+    if node is None:
+        return None
+    for name in names:
+        if vendors[name].resource is not None and (found := find_node_class(service, name, vendors[name], node)):
+            return found
+    if any(vendors[name].resource is None and vendors[name].in_pods for name in names):
+        return _find_processor_class(snapshot, service, node)
+    return None
+
+
+def find_host_class(host: MetalHost) -> str | None:
+    """Return the device class of an off-cluster host."""
+    facts = host.status
+    return name_host_class(facts.chip, facts.gpu_cores, facts.memory_bytes) if facts.chip else None
+
+
+def find_node_class(service: InferenceService, accelerator: str, vendor: Vendor, node: Obj) -> str | None:
+    """Return the device class that a replica of a service has on a node with devices of a vendor.
+
+    None also if pods share the devices: then the speed of one depends on the others.
+    """
+    labels: dict[str, str] = node["metadata"]["labels"]
+    devices = request_devices(service, vendor)
+    product = labels.get(vendor.product_label or "", "")
+    allocatable: dict[str, str] = node["status"]["allocatable"]
+    if not product or devices.resource is None or not devices.number or devices.need is not None:
+        return None
+    if allocatable.get(devices.resource, "0") == "0" or read_share(accelerator, vendor, labels) is not None:
+        return None
+    partition = "" if devices.resource == vendor.resource else devices.resource.rpartition("/")[2]
+    return name_device_class(accelerator, product, devices.number, partition)
+
+
+def _find_processor_class(snapshot: Snapshot, service: InferenceService, node: Obj) -> str | None:
+    fitness = snapshot.read(NODE_FITNESSES, ObjectKey("", node["metadata"]["name"]), NodeFitness)
+    stated = service.spec.resources.cpu
+    cores = parse_quantity(node["status"]["allocatable"].get("cpu", "0") if stated is None else stated)
+    if fitness is None or not fitness.status.processor or not cores:
+        return None
+    return name_processor_class(fitness.status.processor, math.ceil(cores))

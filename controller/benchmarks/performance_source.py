@@ -1,0 +1,144 @@
+"""The measured speed of services, for their status: the stored measurements, and which services a change concerns.
+
+A service asks for the speed of its model on the hardware of its replicas, and is reconciled again when a measurement of
+that model changes. What is damaged in a ConfigMap is logged once for each version of it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple
+
+import structlog
+
+from controller.reconcile.optional_kinds import OptionalKind
+from controller.services.rate_text import format_rate
+from crds.inferenceservice import ServicePerformance
+from crds.meta import CONTROLLER_NAMESPACE
+from fitness.performance import MeasuredPerformance
+from fitness.performance_store import SELECTOR, PerformanceTable, find_model_hash
+from kube.client import Obj
+from kube.resources import CONFIG_MAPS, ObjectKey, Resource
+from kube.store import Store
+
+log = structlog.get_logger()
+
+
+class MeasuredPair(NamedTuple):
+    """A model and the device classes of the replicas that serve it."""
+
+    model_hash: str
+    device_classes: frozenset[str]
+
+
+class BenchmarkProblem(NamedTuple):
+    """Why the speed of a service could not be measured, for its condition."""
+
+    reason: str
+    message: str
+
+
+class KnownSpeed(NamedTuple):
+    """All that is known of the speed of a service."""
+
+    performance: ServicePerformance | None = None
+    """None: it is unknown."""
+    problem: BenchmarkProblem | None = None
+    """Why the last benchmark has measured nothing."""
+
+
+UNKNOWN_SPEED: Final = KnownSpeed()
+
+
+class PerformanceSource:
+    """The stored measurements.
+
+    Args:
+        store: the watch cache, whose ConfigMaps are followed from now on.
+        enqueue: called with each service that a change concerns.
+    """
+
+    def __init__(self, store: Store, enqueue: Callable[[ObjectKey], None]) -> None:
+        self.table = PerformanceTable()
+        self.kind = OptionalKind(CONFIG_MAPS, SELECTOR, (CONTROLLER_NAMESPACE,))
+        """The ConfigMaps, which a controller of some namespaces may not read."""
+        self._enqueue = enqueue
+        self._hashes: dict[ObjectKey, str] = {}
+        self._services: dict[str, set[ObjectKey]] = {}
+        self._problems: Mapping[ObjectKey, BenchmarkProblem] = {}
+        for each in store.list(CONFIG_MAPS):
+            self._take_change(CONFIG_MAPS, None, each)
+        store.subscribe(self._take_change)
+
+    def find(self, key: ObjectKey, pair: MeasuredPair | None) -> KnownSpeed:
+        """Return the speed that a service shows, and follow that of its model from now on.
+
+        Of replicas on several device classes the slowest is shown.
+        """
+        self._follow(key, pair.model_hash if pair is not None else "")
+        return KnownSpeed(self._find_performance(key, pair), self._problems.get(key))
+
+    def report_problems(self, problems: Mapping[ObjectKey, BenchmarkProblem]) -> None:
+        """Take the services that could not be measured, and enqueue those of which that is new."""
+        last, self._problems = self._problems, problems
+        for key in sorted(last.keys() | problems.keys()):
+            if last.get(key) != problems.get(key):
+                self._enqueue(key)
+
+    def _find_performance(self, key: ObjectKey, pair: MeasuredPair | None) -> ServicePerformance | None:
+        if pair is None:
+            return None
+        known = self.table.list_classes(pair.model_hash, key.namespace)
+        found = [(known[name], name) for name in sorted(pair.device_classes & known.keys())]
+        if not found:
+            return None
+        record, device_class = min(found, key=lambda each: each[0].tokens_per_second)
+        return describe_performance(record, pair.model_hash, device_class)
+
+    def forget(self, key: ObjectKey) -> None:
+        """Follow nothing for a service that is gone."""
+        self._follow(key, "")
+
+    def _follow(self, key: ObjectKey, model_hash: str) -> None:
+        last = self._hashes.get(key, "")
+        if last == model_hash:
+            return
+        if last:
+            self._services[last].discard(key)
+            if not self._services[last]:
+                del self._services[last]
+        self._hashes.pop(key, None)
+        if model_hash:
+            self._hashes[key] = model_hash
+            self._services.setdefault(model_hash, set()).add(key)
+
+    def _take_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
+        if resource != CONFIG_MAPS:
+            return
+        obj = new or old
+        if obj is None or obj["metadata"].get("namespace") != CONTROLLER_NAMESPACE:
+            return
+        if new is None:
+            self.table.remove(obj["metadata"]["name"])
+        else:
+            for each in self.table.update(new):
+                log.warning("measurement_damaged", problem=str(each))
+        for key in _list_concerned(self._services, (old, new)):
+            self._enqueue(key)
+
+
+def _list_concerned(services: dict[str, set[ObjectKey]], versions: Iterable[Obj | None]) -> set[ObjectKey]:
+    hashes = {find_model_hash(each) for each in versions if each is not None}
+    return {key for each in hashes for key in services.get(each, ())}
+
+
+def describe_performance(record: MeasuredPerformance, model_hash: str, device_class: str) -> ServicePerformance:
+    """Return a measurement as the status of a service shows it."""
+    prompt, first_ms = record.prompt_tokens_per_second, record.time_to_first_token_ms
+    return ServicePerformance(
+        tokens_per_second=format_rate(record.tokens_per_second),
+        prompt_tokens_per_second=format_rate(prompt) if prompt is not None else "",
+        time_to_first_token_ms=round(first_ms) if first_ms is not None else None,
+        source=record.source,
+        device_class=device_class,
+        model_hash=model_hash,
+        measured_at=record.measured_at,
+    )

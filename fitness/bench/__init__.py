@@ -1,0 +1,1 @@
+"""The measurement of an engine behind an OpenAI-compatible endpoint."""

@@ -1,0 +1,190 @@
+"""The measurement of one engine: warm-up, runs of one stream, then several streams at once.
+
+The speed of an engine is the median of its runs, each of which generates one micro-batch of 128 tokens from a prompt
+that no earlier run had, so that no cache answers in its place. `min_duration` is a lower bound, as its name says:
+after the stated number of runs, more follow until it is over. `most_seconds` is the upper one: a slow engine is
+measured by fewer runs, and without several streams. What has been measured until then counts.
+"""
+
+import asyncio
+import math
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import aiohttp
+
+from fitness.bench.streamed_completion import (
+    BenchError,
+    Clock,
+    CompletionRequest,
+    CompletionTiming,
+    stream_completion,
+)
+from fitness.performance import MeasuredPerformance
+
+MICRO_BATCH_TOKENS: Final = 128
+MOST_RUNS: Final = 100
+MOST_STREAMS: Final = 64
+_FIRST_WORDS: Final = 16
+_FIRST_TOKENS: Final = 16
+_WORDS: Final = (
+    *("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school"),
+    *("state", "family", "student", "group", "country", "problem", "hand", "part", "place", "case", "week", "company"),
+)
+
+
+class BenchPlan(NamedTuple):
+    """The extent of a measurement."""
+
+    warmup: int = 2
+    """Runs before those that count."""
+    runs: int = 5
+    """Least number of runs that count."""
+    min_duration_seconds: float = 0.0
+    """Least time of these runs together."""
+    prompt_tokens: int = 128
+    """Tokens of each prompt, about."""
+    tokens: int = MICRO_BATCH_TOKENS
+    """Tokens that each run generates."""
+    parallel: int = 1
+    """Most streams at once."""
+    most_seconds: float = 600.0
+    """Time after which nothing more is begun."""
+
+
+class BenchResult(NamedTuple):
+    """The times of all runs of one stream, and the rate of several streams by their number."""
+
+    timings: tuple[CompletionTiming, ...]
+    concurrency: dict[int, float]
+    failed: BenchError | None = None
+    """The reason why more streams were not measured, though there was time."""
+
+
+async def measure_endpoint(
+    session: aiohttp.ClientSession,
+    url: str,
+    model: str,
+    plan: BenchPlan | None = None,
+    *,
+    clock: Clock = time.monotonic,
+) -> BenchResult:
+    """Measure the engine that serves `model` at the base URL.
+
+    Raises:
+        BenchError: the engine does not answer a run in a way that can be measured.
+    """
+    plan = plan or BenchPlan()
+    ends_at = clock() + plan.most_seconds
+    engine = _MeasuredEngine(session, url, CompletionRequest(model, "", plan.tokens), clock)
+    await engine.open(plan.prompt_tokens)
+    for _ in range(plan.warmup):
+        if clock() < ends_at:
+            await engine.run()
+    timings = list[CompletionTiming]()
+    started = clock()
+    while _is_due(plan, len(timings), clock() - started) and (not timings or clock() < ends_at):
+        timings.append(await engine.run())
+    rates = {1: statistics.median(each.tokens_per_second for each in timings)}
+    for streams in list_stream_counts(plan.parallel)[1:]:
+        if clock() >= ends_at:
+            break
+        try:
+            rates[streams] = compute_common_rate(await engine.run_together(streams))
+        except BenchError as error:
+            # One stream was measured: an engine that cannot serve several is still known by that.
+            return BenchResult(tuple(timings), rates, error)
+    return BenchResult(tuple(timings), rates)
+
+
+class _MeasuredEngine:
+    """An engine, the form of a request that it takes, and the prompts that it is sent."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, request: CompletionRequest, clock: Clock) -> None:
+        self._session, self._url, self._request, self._clock = session, url, request, clock
+        self._prompts = PromptSource(_FIRST_WORDS)
+
+    async def open(self, prompt_tokens: int) -> None:
+        """Send a first short request, and find out which form the engine takes and how many tokens a word has.
+
+        Raises:
+            BenchError: the engine does not answer as it should.
+        """
+        request = self._request
+        self._request = request._replace(tokens=min(request.tokens, _FIRST_TOKENS))
+        try:
+            timing = await self.run()
+        except BenchError as error:
+            # Some engines refuse what the API of OpenAI has not.
+            if error.reason != "Refused":
+                raise
+            request = request._replace(ignores_end=False)
+            self._request = self._request._replace(ignores_end=False)
+            timing = await self.run()
+        self._request = request
+        self._prompts = PromptSource(round(prompt_tokens * _FIRST_WORDS / timing.prompt_tokens) or 1)
+
+    async def run(self) -> CompletionTiming:
+        """Make one run. Raises BenchError."""
+        request = self._request._replace(prompt=self._prompts.next())
+        return await stream_completion(self._session, self._url, request, self._clock)
+
+    async def run_together(self, streams: int) -> list[CompletionTiming]:
+        """Make as many runs at once. Raises BenchError: the first that failed."""
+        found = await asyncio.gather(*(self.run() for _ in range(streams)), return_exceptions=True)
+        if failed := next((each for each in found if isinstance(each, BaseException)), None):
+            raise failed
+        return [each for each in found if isinstance(each, CompletionTiming)]
+
+
+def _is_due(plan: BenchPlan, runs: int, seconds: float) -> bool:
+    """Decide whether another run follows."""
+    return runs < MOST_RUNS and (runs < plan.runs or seconds < plan.min_duration_seconds)
+
+
+def list_stream_counts(parallel: int) -> list[int]:
+    """Return the numbers of streams that are measured at once: 1, 2, 4 and so on, and at last `parallel`."""
+    most = min(max(parallel, 1), MOST_STREAMS)
+    return [*(2**power for power in range(most.bit_length()) if 2**power < most), most]
+
+
+def compute_common_rate(timings: Sequence[CompletionTiming]) -> float:
+    """Return the tokens a second of several streams together, from the first token of any to the last of all."""
+    spent = max(each.last for each in timings) - min(each.first for each in timings)
+    return sum(each.tokens for each in timings) / spent
+
+
+class PromptSource:
+    """Prompts of one length, each of which begins differently: an engine has none of them in its cache."""
+
+    def __init__(self, words: int, seed: int | None = None) -> None:
+        self._words = words
+        self._random = random.Random(seed)  # noqa: S311 - no secret
+
+    def next(self) -> str:
+        """Return another prompt."""
+        return " ".join([str(self._random.getrandbits(32)), *self._random.choices(_WORDS, k=self._words)])
+
+
+def summarize(result: BenchResult, plan: BenchPlan) -> MeasuredPerformance:
+    """Return the record of a measurement, without what the engine cannot say: runtime, image, node and time."""
+    timings = result.timings
+    prompt_rates = [rate for each in timings if (rate := each.prompt_tokens_per_second) is not None]
+    return MeasuredPerformance(
+        tokens_per_second=_round(statistics.median(each.tokens_per_second for each in timings)),
+        runs=[_round(each.tokens_per_second) for each in timings],
+        prompt_tokens_per_second=_round(statistics.median(prompt_rates)) if prompt_rates else None,
+        time_to_first_token_ms=_round(1000 * statistics.median(each.first_seconds for each in timings)),
+        inter_token_latency_ms=_round(1000 * statistics.median(each.seconds_each for each in timings)),
+        concurrency={str(streams): _round(rate) for streams, rate in result.concurrency.items()},
+        micro_batch_tokens=plan.tokens,
+        warmup=plan.warmup,
+    )
+
+
+def _round(value: float) -> float:
+    """Return four significant digits: more are noise, and a Job's result has 4,096 bytes."""
+    return round(value, 3 - math.floor(math.log10(value))) if value > 0 else value

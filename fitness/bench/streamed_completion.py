@@ -1,0 +1,246 @@
+"""One streamed completion with the times of its tokens, or the reason why it cannot be measured.
+
+Tokens are those that the engine counts itself: a chunk may have several, or none. The engine is not trusted: what it
+sends is bounded, and only the beginning of an answer that is none is quoted. A prompt is never part of a message.
+"""
+
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Final, Literal, NamedTuple
+
+import aiohttp
+import msgspec
+from aiohttp.http_exceptions import LineTooLong
+
+BenchReason = Literal[
+    "Unreachable",
+    "Unauthorized",
+    "Refused",
+    "TimedOut",
+    "BrokenOff",
+    "BadAnswer",
+    "NoTokenCount",
+    "NotStreamed",
+    "EndedEarly",
+]
+FIRST_TOKEN_SECONDS: Final = 300.0
+SILENCE_SECONDS: Final = 120.0
+"""Most time between two chunks."""
+_CONNECT_SECONDS: Final = 10.0
+_MOST_TOKENS: Final = 10_000_000
+_MOST_CHUNKS_FOR_EACH_TOKEN: Final = 8
+"""An engine that sends more chunks than that, never ends."""
+_QUOTED_CHARACTERS: Final = 300
+_HEADERS: Final = {"Connection": "close"}
+"""llama.cpp closes a connection after a stream, also if the next request is on its way."""
+_DATA: Final = b"data:"
+_DONE: Final = b"[DONE]"
+
+Clock = Callable[[], float]
+
+
+class BenchError(Exception):
+    """The engine cannot be measured; the message says why, and what it answered."""
+
+    def __init__(self, reason: BenchReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+
+
+class CompletionRequest(NamedTuple):
+    """One request."""
+
+    model: str
+    prompt: str
+    tokens: int
+    """Tokens to generate."""
+    ignores_end: bool = True
+    """Ask the engine to go on at the end of the text: an extension that most engines have."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionTiming:
+    """The tokens of one completion and their times, in seconds by the caller's clock."""
+
+    started: float
+    first: float
+    """The first token."""
+    last: float
+    prompt_tokens: int
+    cached_tokens: int
+    """Tokens of the prompt that the engine had not to compute again."""
+    tokens: int
+    """Tokens that were generated."""
+
+    @property
+    def first_seconds(self) -> float:
+        """Time to the first token."""
+        return self.first - self.started
+
+    @property
+    def seconds_each(self) -> float:
+        """Time between two tokens."""
+        return (self.last - self.first) / (self.tokens - 1)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Rate of generation after the first token."""
+        return 1 / self.seconds_each
+
+    @property
+    def prompt_tokens_per_second(self) -> float | None:
+        """Rate of the prompt's computation; None if the engine computed none of it, or took no time."""
+        computed = self.prompt_tokens - self.cached_tokens
+        return computed / self.first_seconds if computed > 0 and self.first_seconds > 0 else None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: msgspec.Raw = msgspec.Raw()
+
+
+@dataclass(slots=True)
+class _Received:
+    """The part of an answer that has come so far."""
+
+    begun: float | None = None
+    """Time of the first chunk of the answer, with text or without."""
+    first: float | None = None
+    """Time of the first text."""
+    last: float = 0.0
+    pieces: int = 0
+    usage: _Usage | None = None
+    chunks: int = field(default=0)
+
+
+async def stream_completion(
+    session: aiohttp.ClientSession, url: str, request: CompletionRequest, clock: Clock = time.monotonic
+) -> CompletionTiming:
+    """Send one request to the engine at the base URL, and return the times of its answer.
+
+    Raises:
+        BenchError: there is no answer that can be measured.
+    """
+    body = {
+        "model": request.model,
+        "prompt": request.prompt,
+        "max_tokens": request.tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **({"ignore_eos": True} if request.ignores_end else {}),
+    }
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=FIRST_TOKEN_SECONDS)
+    started, received = clock(), _Received()
+    try:
+        # A redirect could make this machine ask any address, with the token.
+        async with session.post(
+            f"{url}/v1/completions", json=body, headers=_HEADERS, timeout=timeout, allow_redirects=False
+        ) as response:
+            if response.status != HTTPStatus.OK:
+                raise _refuse(response.status, await _quote(response.content))
+            async for chunk in _read_chunks(response.content, request.tokens):
+                _take_chunk(chunk, received, clock())
+    except TimeoutError as error:
+        waited = clock() - (received.last or started)
+        message = f"the engine sent nothing for {waited:.0f} s, after {received.pieces} pieces of the answer"
+        raise BenchError("TimedOut", message) from error
+    except (aiohttp.ClientPayloadError, LineTooLong, aiohttp.ServerDisconnectedError, ConnectionError) as error:
+        raise _broken_off(received, type(error).__name__) from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise BenchError("Unreachable", f"{url}: {str(error) or type(error).__name__}") from error
+    return _judge(received, started, request.tokens)
+
+
+def _refuse(status: int, quoted: str) -> BenchError:
+    is_login = status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
+    return BenchError("Unauthorized" if is_login else "Refused", f"the engine answered {status}: {quoted or 'nothing'}")
+
+
+def _broken_off(received: _Received, cause: str) -> BenchError:
+    message = f"the answer broke off after {received.pieces} pieces ({cause}): the engine or its connection died"
+    return BenchError("BrokenOff", message)
+
+
+def _take_chunk(chunk: _Chunk, received: _Received, now: float) -> None:
+    received.usage = chunk.usage or received.usage
+    if not chunk.choices:
+        return
+    received.begun = now if received.begun is None else received.begun
+    if any(choice.text for choice in chunk.choices):
+        received.first = now if received.first is None else received.first
+        received.last = now
+        received.pieces += 1
+    received.chunks += 1
+
+
+def _judge(received: _Received, started: float, wanted: int) -> CompletionTiming:
+    """Return the times of a whole answer."""
+    usage = received.usage
+    if usage is None or not 0 < usage.prompt_tokens <= _MOST_TOKENS:
+        message = f"the engine counted no tokens of {received.pieces} pieces: it must know stream_options.include_usage"
+        raise BenchError("NoTokenCount", message)
+    tokens = usage.completion_tokens
+    if tokens > wanted:
+        raise BenchError("BadAnswer", f"the engine says that it generated {tokens} tokens, of {wanted} that were asked")
+    if tokens < max(2, wanted // 4):
+        message = f"the engine ended after {tokens} of {wanted} tokens: too few to measure a rate"
+        raise BenchError("EndedEarly", message)
+    first = received.first if received.first is not None else received.begun
+    if first is None or received.last <= first:
+        message = f"the engine sent {tokens} tokens in one piece: without a stream there is no rate to measure"
+        raise BenchError("NotStreamed", message)
+    details = usage.prompt_tokens_details
+    cached = min(max(0, (details.cached_tokens or 0) if details else 0), usage.prompt_tokens)
+    return CompletionTiming(started, first, received.last, usage.prompt_tokens, cached, tokens)
+
+
+async def _read_chunks(lines: aiohttp.StreamReader, tokens: int) -> AsyncIterator[_Chunk]:
+    read, most = 0, 100 + tokens * _MOST_CHUNKS_FOR_EACH_TOKEN
+    async for line in lines:
+        if not line.startswith(_DATA):
+            read += 1  # blank lines and comments are counted as well: an engine may send them without end
+            if read > most * 4:
+                raise BenchError("BadAnswer", f"the engine sent {read} lines that are no events")
+            continue
+        data = line.removeprefix(_DATA).strip()
+        if data == _DONE:
+            return
+        read += 1
+        if read > most * 4:
+            raise BenchError("BadAnswer", f"the engine sent more than {read} lines for {tokens} tokens")
+        try:
+            chunk = msgspec.json.decode(data, type=_Chunk)
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            raise BenchError("BadAnswer", f"a piece of the answer cannot be read ({error}): {_text(data)}") from error
+        if bytes(chunk.error) not in {b"", b"null"}:
+            raise BenchError("Refused", f"the engine answered with an error: {_text(bytes(chunk.error))}")
+        yield chunk
+    raise BenchError("BrokenOff", f"the answer ended before [DONE], after {read} lines: the engine died")
+
+
+async def _quote(body: aiohttp.StreamReader) -> str:
+    """Return the beginning of a body, which may have no end."""
+    return _text(await body.read(_QUOTED_CHARACTERS))
+
+
+def _text(data: bytes) -> str:
+    return repr(data[:_QUOTED_CHARACTERS].decode(errors="replace"))

@@ -1,0 +1,240 @@
+"""The measurements of models as they are kept in ConfigMaps, and the table of them in memory.
+
+One ConfigMap has the measurements of one model hash, with a key for each device class, so that an object stays small
+and a change costs what one model costs. A measurement that was made in a namespace of tenants is a claim of theirs: its
+key also has the namespace, and it counts in that namespace alone. A key without one counts for all.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+
+from crds.meta import CONTROLLER_NAMESPACE, GROUP, LABEL_MANAGED_BY, MANAGED_BY
+from fitness.performance import MeasuredPerformance
+from kube.client import Obj
+
+LABEL_BENCHMARK: Final = f"{GROUP}/benchmark"
+LABEL_MODEL_HASH: Final = f"{GROUP}/model-hash"
+SELECTOR: Final = f"{LABEL_BENCHMARK}=true"
+FLEXINFER_EXPORT: Final = "flexinfer-benchmarks"
+"""Name of the ConfigMap that programs of FlexInfer read."""
+MOST_BYTES: Final = 900_000
+"""Size of the keys and values of one ConfigMap; the API server takes a MiB of the whole object."""
+_MOST_RECORD_BYTES: Final = 16_384
+_PREFIX: Final = "bench-"
+_SEPARATOR: Final = "_"
+"""Neither a device class nor a namespace has one."""
+_HASH: Final = re.compile(r"[0-9a-f]{8,64}")
+_KEY: Final = re.compile(r"(?P<device_class>[a-z0-9][-.a-z0-9]{0,127})(_(?P<namespace>[a-z0-9][-a-z0-9]{0,62}))?")
+
+
+class RecordKey(NamedTuple):
+    """The key of a measurement within those of a model hash."""
+
+    device_class: str
+    namespace: str = ""
+    """The only namespace in which it counts; empty: it counts in all."""
+
+    def encode(self) -> str:
+        """Return the key in the data of the ConfigMap."""
+        return f"{self.device_class}{_SEPARATOR}{self.namespace}" if self.namespace else self.device_class
+
+
+class DamagedRecord(NamedTuple):
+    """A ConfigMap, or a key of one, that is no measurement."""
+
+    config_map: str
+    key: str
+    """Empty: the whole object."""
+    problem: str
+
+    def __str__(self) -> str:
+        """Return the place and the problem, with the way out."""
+        place = f"ConfigMap {CONTROLLER_NAMESPACE}/{self.config_map}" + (
+            f", key {self.key[:200]!r}" if self.key else ""
+        )
+        return f"{place}: {self.problem}: remove it, and the model is measured again"
+
+
+class ModelRecords(NamedTuple):
+    """The measurements of one model hash."""
+
+    records: Mapping[RecordKey, MeasuredPerformance] = {}
+    damaged: tuple[DamagedRecord, ...] = ()
+
+
+class StoredData(NamedTuple):
+    """The data of a ConfigMap after a change, and the keys that had no room in it any more."""
+
+    data: dict[str, str]
+    dropped: tuple[str, ...] = ()
+
+
+def name_config_map(model_hash: str) -> str:
+    """Return the name of the ConfigMap with the measurements of a model."""
+    return f"{_PREFIX}{model_hash}"
+
+
+def find_model_hash(config_map: Obj) -> str:
+    """Return the model hash of a ConfigMap by its label and name, which must agree; empty if it has no measurements."""
+    metadata = config_map["metadata"]
+    labels = metadata.get("labels") or {}
+    found: str = labels.get(LABEL_MODEL_HASH, "")
+    is_ours = labels.get(LABEL_BENCHMARK) == "true" and _HASH.fullmatch(found) is not None
+    return found if is_ours and metadata["name"] == name_config_map(found) else ""
+
+
+def build_config_map(model_hash: str, data: Mapping[str, str]) -> Obj:
+    """Return the ConfigMap with the measurements of a model."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": name_config_map(model_hash),
+            "namespace": CONTROLLER_NAMESPACE,
+            "labels": {LABEL_MANAGED_BY: MANAGED_BY, LABEL_BENCHMARK: "true", LABEL_MODEL_HASH: model_hash},
+        },
+        "data": dict(data),
+    }
+
+
+def encode_record(record: MeasuredPerformance) -> str:
+    """Return the value of a measurement in the data of a ConfigMap."""
+    return msgspec.json.encode(record, order="deterministic").decode()
+
+
+def decode_records(config_map: Obj) -> ModelRecords:
+    """Return the measurements of a ConfigMap; what is damaged is skipped and named."""
+    name: str = config_map["metadata"]["name"]
+    records, damaged = dict[RecordKey, MeasuredPerformance](), list[DamagedRecord]()
+    for key, value in (config_map.get("data") or {}).items():
+        found = _decode_record(key, value)
+        if isinstance(found, str):
+            damaged.append(DamagedRecord(name, key, found))
+        else:
+            records[_decode_key(key) or RecordKey(key)] = found
+    return ModelRecords(records, tuple(damaged))
+
+
+def _decode_key(key: str) -> RecordKey | None:
+    found = _KEY.fullmatch(key)
+    return RecordKey(found["device_class"], found["namespace"] or "") if found else None
+
+
+def _decode_record(key: str, value: object) -> MeasuredPerformance | str:
+    """Return a measurement, or why it is none."""
+    if _decode_key(key) is None:
+        return "the key is no device class"
+    if not isinstance(value, str) or len(value) > _MOST_RECORD_BYTES:
+        return f"the value is no text of at most {_MOST_RECORD_BYTES} characters"
+    try:
+        return msgspec.json.decode(value, type=MeasuredPerformance)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        return f"the value is no measurement ({error})"
+
+
+def put_record(
+    data: Mapping[str, str], key: RecordKey, record: MeasuredPerformance, most_bytes: int = MOST_BYTES
+) -> StoredData:
+    """Return the data of a ConfigMap with this measurement; without room, damaged values go first, then the oldest.
+
+    Args:
+        data: what the ConfigMap has; damaged values stay as long as there is room, because a person may mend them.
+        key: device class and namespace of the measurement.
+        record: the measurement.
+        most_bytes: the size of all keys and values together.
+    """
+    new = key.encode()
+    kept = {**data, new: encode_record(record)}
+    size = sum(_size(name, value) for name, value in kept.items())
+    if size <= most_bytes:
+        return StoredData(kept)
+    dropped = list[str]()
+    for name in sorted(kept.keys() - {new}, key=lambda each: (_read_time(each, kept[each]), each)):
+        size -= _size(name, kept.pop(name))
+        dropped.append(name)
+        if size <= most_bytes:
+            break
+    return StoredData(kept, tuple(dropped))
+
+
+def _size(name: str, value: str) -> int:
+    return len(name.encode()) + len(str(value).encode())
+
+
+def _read_time(name: str, value: str) -> str:
+    found = _decode_record(name, value)
+    return "" if isinstance(found, str) else found.measured_at
+
+
+class PerformanceTable:
+    """All measurements that are stored, by model hash; a change of one ConfigMap touches that model alone."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, ModelRecords] = {}
+
+    def update(self, config_map: Obj) -> tuple[DamagedRecord, ...]:
+        """Take a ConfigMap as it is now, and return what is damaged in it."""
+        model_hash = find_model_hash(config_map)
+        if not model_hash:
+            problem = f"the labels {LABEL_BENCHMARK} and {LABEL_MODEL_HASH} do not fit the name"
+            return (DamagedRecord(config_map["metadata"]["name"], "", problem),)
+        self._models[model_hash] = found = decode_records(config_map)
+        return found.damaged
+
+    def remove(self, name: str) -> None:
+        """Forget the measurements of a ConfigMap that is gone."""
+        self._models.pop(name.removeprefix(_PREFIX), None)
+
+    def find(self, model_hash: str, device_class: str, namespace: str = "") -> MeasuredPerformance | None:
+        """Return the measurement of a model on a device class that counts in a namespace, or None.
+
+        One that counts for all comes first: no tenant of the namespace can have forged it.
+        """
+        records = self._models.get(model_hash, _NO_RECORDS).records
+        shared = records.get(RecordKey(device_class))
+        return records.get(RecordKey(device_class, namespace)) if shared is None and namespace else shared
+
+    def list_classes(self, model_hash: str, namespace: str = "") -> dict[str, MeasuredPerformance]:
+        """Return the measurements of a model that count in a namespace, by device class."""
+        records = self._models.get(model_hash, _NO_RECORDS).records
+        own = {key.device_class: each for key, each in records.items() if namespace and key.namespace == namespace}
+        return own | {key.device_class: each for key, each in records.items() if not key.namespace}
+
+    def list_shared(self) -> Iterator[tuple[str, str, MeasuredPerformance]]:
+        """Yield model hash, device class and record of each measurement that counts for all."""
+        for model_hash, (records, _) in self._models.items():
+            for key, record in records.items():
+                if not key.namespace:
+                    yield model_hash, key.device_class, record
+
+
+_NO_RECORDS: Final = ModelRecords()
+
+
+class _FlexInferRecord(msgspec.Struct, frozen=True, rename="camel"):
+    tokens_per_second: float
+    model: str
+    timestamp: str
+
+
+def build_flexinfer_export(table: PerformanceTable, most_bytes: int = MOST_BYTES) -> StoredData:
+    """Return the measurements that count for all in the one flat ConfigMap that programs of FlexInfer read.
+
+    Its keys are `<model hash>-<device class>`, its values have the fields of that project. The newest come first where
+    not all have room.
+    """
+    flat = sorted(table.list_shared(), key=lambda each: (each[2].measured_at, each[0], each[1]), reverse=True)
+    data, dropped, size = dict[str, str](), list[str](), 0
+    for model_hash, device_class, record in flat:
+        name = f"{model_hash}-{device_class}"
+        shown = _FlexInferRecord(record.tokens_per_second, record.model or model_hash, record.measured_at)
+        value = msgspec.json.encode(shown).decode()
+        size += _size(name, value)
+        if size > most_bytes:
+            dropped.append(name)
+        else:
+            data[name] = value
+    return StoredData(data, tuple(dropped))

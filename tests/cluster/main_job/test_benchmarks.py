@@ -1,0 +1,92 @@
+"""The speed of a model is measured on an idle device by a Job, stored, and shown by the service."""
+
+import re
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from crds.inferenceservice import InferenceService
+from fitness.performance import MeasuredPerformance
+from fitness.performance_store import SELECTOR
+from kube.resources import CONFIG_MAPS, JOBS
+from tests.cluster.main_job.cluster import Cluster
+from tests.cluster.nodes import joined
+from tests.cluster.shared_controller import SharedController
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.process import CHECKOUT, Process
+from tests.support.documents import list_blocks
+from tests.support.eventually import eventually
+from tests.support.shell import Shell
+
+LABELS = {"nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.memory": "23034"}
+QUICK = {"warmupIterations": 0, "runs": 2}
+
+
+@pytest_asyncio.fixture
+async def controller(shared_controller: SharedController) -> Process:
+    """The controller, with benchmarks."""
+    return await shared_controller.lend("--benchmarks")
+
+
+@pytest_asyncio.fixture
+async def l4_node(plane: ControlPlane, tmp_path: Path, watched: list[Process]) -> AsyncIterator[Process]:
+    """The node `gpu-4` with two devices that say what they are."""
+    async with joined(plane, "gpu-4", tmp_path, watched, resources={"nvidia.com/gpu": "2"}, labels=LABELS) as kubelet:
+        yield kubelet
+
+
+@pytest.mark.usefixtures("l4_node")
+async def test_speed_of_a_service_is_measured_on_an_idle_device(
+    cluster: Cluster, plane: ControlPlane, tmp_path: Path
+) -> None:
+    service = cluster.service("chat", "nvidia", parallel=2, benchmark=QUICK)
+    await cluster.apply(cluster.model(), service)
+
+    async def measured() -> InferenceService | None:
+        found = await cluster.get("chat")
+        return found if found.status.performance is not None and found.status.phase == "Ready" else None
+
+    found = await eventually(measured)
+    assert found is not None
+    shown = found.status.performance
+    assert shown is not None
+    assert (shown.device_class, shown.source) == ("nvidia-l4x1", "job")
+    (stored,) = (await cluster.client.list(CONFIG_MAPS, "pomona-system", label_selector=SELECTOR)).items
+    assert stored["metadata"]["name"] == f"bench-{shown.model_hash}"
+    (text,) = stored["data"].values()
+    assert list(stored["data"]) == [f"nvidia-l4x1_{cluster.namespace}"]
+    record = msgspec.json.decode(text, type=MeasuredPerformance)
+    assert len(record.runs) == 2
+    assert list(record.concurrency) == ["1", "2"]
+    assert (record.node, record.runtime, record.model) == ("gpu-4", "llama.cpp", "tiny")
+    assert record.load_seconds is not None
+
+    async def jobs_are_gone() -> bool:
+        jobs = await cluster.client.list(JOBS, cluster.namespace, label_selector=SELECTOR)
+        return not jobs.items
+
+    await eventually(jobs_are_gone)
+    await _follow_document(plane, cluster, tmp_path)
+    wide = await cluster.kubectl("get", "isvc", "chat", "-o", "wide")
+    assert shown.tokens_per_second in wide.split()
+    await cluster.client.delete(CONFIG_MAPS, stored["metadata"]["name"], "pomona-system")
+
+
+async def _follow_document(plane: ControlPlane, cluster: Cluster, folder: Path) -> None:
+    """Run the commands of the document, and compare what they print, but for numbers and hashes."""
+    document = CHECKOUT / "docs" / "benchmarks.md"
+    shell = Shell(plane, folder / "user")
+    config = folder / "user" / "kubeconfig"
+    await shell.run(f"cp '{plane.environment['KUBECONFIG']}' '{config}'")
+    shell.environment |= {"KUBECONFIG": str(config), "PATH": f"{sys.prefix}/bin:{shell.environment['PATH']}"}
+    await shell.run(f"kubectl config set-context --current --namespace={cluster.namespace}")
+    for command, output in zip(list_blocks(document.read_text(), "sh"), list_blocks(document.read_text()), strict=True):
+        assert _mask(await shell.run(command)) == _mask(output)
+
+
+def _mask(text: str) -> list[list[str]]:
+    return [re.sub(r"bench-[0-9a-f]{16}|[0-9][0-9.,]*", "N", line).split() for line in text.splitlines()]
