@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from controller.placement.capacity import HostCapacity
-from controller.placement.nodes import DeviceShare, read_share
 from controller.placement.pod_requests import count_allocatable
 from controller.placement.units import Amounts
 from crds.meta import FLAPPING
+from devices.node_labels import DeviceShare, read_share
 from devices.vendors import Vendors
 from kube.client import Obj
 

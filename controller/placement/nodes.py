@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from crds.acceleratorpool import WHOLE_PERCENT
 from crds.quantity import quantity_bytes
 from crds.size import GIB, MIB
-from devices.products import find_product
+from devices.node_labels import DeviceShare, read_device_mib, read_share
 from devices.vendors import Vendor, Vendors
 from kube.client import Obj
 from kube.resources import ACCELERATOR_POOLS, NODES
@@ -76,51 +76,11 @@ def _list_devices(vendors: Vendors) -> Callable[[Obj], list[str]]:
     return keys
 
 
-def read_device_mib(accelerator: str, vendor: Vendor, labels: dict[str, str]) -> int | None:
-    """Return the memory of each device of a node by its labels, in MiB; None if they do not tell it.
-
-    Without a label for the memory, that of the product tells it, if the product is listed.
-    """
-    value = labels.get(vendor.memory_label or "", "")
-    if not value:
-        product = find_product(accelerator, labels.get(vendor.product_label or "", ""))
-        return product.memory_mib if product else None
-    if vendor.memory_values:
-        return vendor.memory_values.get(value)
-    return int(value) if value.isascii() and value.isdecimal() else None
-
-
 def _list_memory(node: Obj) -> list[str]:
     try:
         return [str(quantity_bytes(node["status"]["allocatable"].get("memory", "0")) // GIB)]
     except ValueError:
         return []  # a form of quantity that no kubelet writes
-
-
-class DeviceShare(NamedTuple):
-    """The devices of a node of which several pods get the same one."""
-
-    memory_mib: int
-    """Memory of a whole device; 0: unknown."""
-    pods: int
-    """Pods that share each device."""
-    is_limited: bool
-    """No pod can take more than its share."""
-
-    def count_bytes(self, percent: int) -> int:
-        """Return the memory for each pod, if all together may take a percentage of that of the device."""
-        return self.memory_mib * (WHOLE_PERCENT if self.is_limited else percent) // WHOLE_PERCENT // self.pods * MIB
-
-
-def read_share(accelerator: str, vendor: Vendor, labels: dict[str, str]) -> DeviceShare | None:
-    """Return how pods share the devices of a node by its labels; None: each device is for one pod."""
-    strategy, replicas = labels.get(vendor.shared_label or "", ""), labels.get(vendor.replicas_label or "", "")
-    pods = int(replicas) if replicas.isascii() and replicas.isdecimal() else 0
-    if strategy not in vendor.shared_values and pods <= 1:
-        return None
-    # Without the number, a share may be of any size.
-    memory = read_device_mib(accelerator, vendor, labels) if pods else None
-    return DeviceShare(memory or 0, max(1, pods), strategy in vendor.limited_values)
 
 
 def _describe_size(accelerator: str, vendor: Vendor, labels: dict[str, str]) -> str:

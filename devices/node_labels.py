@@ -1,0 +1,49 @@
+"""The devices of a node as the labels of the vendors' labellers state them: their memory, and how pods share them."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from crds.acceleratorpool import WHOLE_PERCENT
+from crds.size import MIB
+from devices.products import find_product
+from devices.vendors import Vendor
+
+
+def read_device_mib(accelerator: str, vendor: Vendor, labels: Mapping[str, str]) -> int | None:
+    """Return the memory of each device of a node by its labels, in MiB; None if they do not tell it.
+
+    Without a label for the memory, that of the product tells it, if the product is listed.
+    """
+    value = labels.get(vendor.memory_label or "", "")
+    if not value:
+        product = find_product(accelerator, labels.get(vendor.product_label or "", ""))
+        return product.memory_mib if product else None
+    if vendor.memory_values:
+        return vendor.memory_values.get(value)
+    return int(value) if value.isascii() and value.isdecimal() else None
+
+
+class DeviceShare(NamedTuple):
+    """The devices of a node of which several pods get the same one."""
+
+    memory_mib: int
+    """Memory of a whole device; 0: unknown."""
+    pods: int
+    """Pods that share each device."""
+    is_limited: bool
+    """No pod can take more than its share."""
+
+    def count_bytes(self, percent: int) -> int:
+        """Return the memory for each pod, if all together may take a percentage of that of the device."""
+        return self.memory_mib * (WHOLE_PERCENT if self.is_limited else percent) // WHOLE_PERCENT // self.pods * MIB
+
+
+def read_share(accelerator: str, vendor: Vendor, labels: Mapping[str, str]) -> DeviceShare | None:
+    """Return how pods share the devices of a node by its labels; None: each device is for one pod."""
+    strategy, replicas = labels.get(vendor.shared_label or "", ""), labels.get(vendor.replicas_label or "", "")
+    pods = int(replicas) if replicas.isascii() and replicas.isdecimal() else 0
+    if strategy not in vendor.shared_values and pods <= 1:
+        return None
+    # Without the number, a share may be of any size.
+    memory = read_device_mib(accelerator, vendor, labels) if pods else None
+    return DeviceShare(memory or 0, max(1, pods), strategy in vendor.limited_values)
