@@ -17,6 +17,7 @@ import uvloop
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE, Networks, networks_text
 from cli import log
 from cli.options import SOURCE_VARIABLES, Duration, Size, allow_private_sources, load_hosts_ca
+from cli.vendor_option import read_vendors
 from controller.http_endpoints import BindAddress, ControllerHealth, metrics_routes, parse_bind_address, serve
 from controller.metrics import ControllerMetrics
 from controller.placement.planner import MIN_RUN_SECONDS
@@ -26,12 +27,10 @@ from controller.services.pods.pod_monitor import parse_monitor_labels
 from controller.tenant_limits import TenantLimits
 from crds.meta import LABEL_PATTERN, LONGEST_LABEL, LONGEST_NAME, NAME_PATTERN, DefaultSchedulingMode
 from devices.limits import raise_descriptor_limit
-from devices.vendor_file import VendorFileError, parse_vendors
-from devices.vendors import VENDORS, Vendors
+from devices.vendors import Vendors
 from kube import credentials
 from kube.client import connect
 from kube.kubeconfig import CredentialsError
-from runtimes.registry import POD_ENGINES
 
 GC_THRESHOLD = 10_000
 """New objects after which garbage is collected: at Python's default of 700 that takes a tenth of a burst's time."""
@@ -42,13 +41,6 @@ def _read_address(_context: click.Context, parameter: click.Parameter, text: str
         return parse_bind_address(text)
     except ValueError as error:
         raise click.BadParameter(str(error), param=parameter) from error
-
-
-def _read_vendors(_context: click.Context, parameter: click.Parameter, path: Path | None) -> Vendors:
-    try:
-        return parse_vendors(path.read_text(), POD_ENGINES) if path else VENDORS
-    except (VendorFileError, OSError, UnicodeDecodeError) as error:
-        raise click.BadParameter(f"{path}: {error}", param=parameter) from error
 
 
 def _read_monitor_labels(
@@ -156,7 +148,7 @@ def _read_namespaces(_context: click.Context, parameter: click.Parameter, names:
 )
 @click.option(
     "--vendors",
-    callback=_read_vendors,
+    callback=read_vendors,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="YAML file of accelerators: images, labels and resources that differ from the built-in ones, or new vendors.",
 )

@@ -33,6 +33,7 @@ SECTIONS = {
     },
     "Programs that others start": {
         "controller": ("run the controller of Models and InferenceServices", "cli.controller"),
+        "extender": ("score nodes for a kube-scheduler by the speed of models", "cli.extender"),
         "llama-server": ("run llama.cpp's server out of the wheel of `pomona[llama]`", "cli.llama_server"),
         "pod-proxy": ("check the token for an engine in a pod; the controller starts it", "cli.pod_proxy"),
         "proxy": ("run the data plane of a host; its agent starts it", "cli.proxy"),

@@ -1,0 +1,149 @@
+"""`pomona extender`: the scheduler extender, beside a kube-scheduler."""
+
+import asyncio
+import contextlib
+import re
+import signal
+from pathlib import Path
+from typing import Final
+
+import click
+import uvloop
+
+from cli import log
+from cli.options import ListenAddressParam
+from cli.vendor_option import read_vendors
+from crds.meta import NAME_PATTERN
+from devices.vendors import Vendors
+from extender.node_facts import DEFAULT_ANNOTATION_PREFIX
+from extender.run import DEFAULT_PORT, LOOPBACK, ExtenderOptions, run
+from extender.score import ScoreWeights
+from extender.speed_estimate import estimate_tokens_per_second
+from kube import credentials
+from kube.client import connect
+from kube.kubeconfig import CredentialsError
+
+_DEFAULTS: Final = ScoreWeights()
+
+
+def _read_prefix(_context: click.Context, parameter: click.Parameter, prefix: str) -> str:
+    """Return the prefix of annotations. Raises click.BadParameter: no annotation can have it."""
+    stated = prefix.removesuffix("/")
+    if not re.fullmatch(NAME_PATTERN, stated):
+        message = f"{prefix!r} is no prefix of annotations: give one such as flexinfer.ai"
+        raise click.BadParameter(message, param=parameter)
+    return stated
+
+
+@click.command()
+@click.option(
+    "--kubeconfig",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Kubeconfig with cluster and credentials. Default: $KUBECONFIG, the pod's ServiceAccount, or ~/.kube/config.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=DEFAULT_PORT,
+    show_default=True,
+    help="Port of /filter and /prioritize.",
+)
+@click.option(
+    "--address",
+    default=LOOPBACK,
+    show_default=True,
+    help="Address of that port. The default is for a scheduler in the same pod; 0.0.0.0 is reached by every pod.",
+)
+@click.option(
+    "--metrics-address",
+    type=ListenAddressParam(),
+    default="off",
+    show_default=True,
+    help="Further address of /healthz, /readyz and /metrics alone, for probes and Prometheus.",
+)
+@click.option(
+    "--tps-weight",
+    type=float,
+    default=_DEFAULTS.tps,
+    show_default=True,
+    envvar="SCHED_TPS_WEIGHT",
+    show_envvar=True,
+    help="Weight of the speed, relative to the fastest device class.",
+)
+@click.option(
+    "--util-weight",
+    type=float,
+    default=_DEFAULTS.util,
+    show_default=True,
+    envvar="SCHED_UTIL_WEIGHT",
+    show_envvar=True,
+    help="Weight of the utilization, which counts against a node.",
+)
+@click.option(
+    "--cost-weight",
+    type=float,
+    default=_DEFAULTS.cost,
+    show_default=True,
+    envvar="SCHED_COST_WEIGHT",
+    show_envvar=True,
+    help="Weight of the cost relative to the dearest node, which counts against a node.",
+)
+@click.option(
+    "--annotation-prefix",
+    default=DEFAULT_ANNOTATION_PREFIX,
+    show_default=True,
+    callback=_read_prefix,
+    help="Prefix of the annotations gpu.util and cost of nodes; flexinfer.ai for those of that project.",
+)
+@click.option(
+    "--vendors",
+    callback=read_vendors,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="YAML file of accelerators, that of the controller.",
+)
+@click.option("--verbose", is_flag=True, help="Also log debug events.")
+def command(
+    kubeconfig: Path | None,
+    port: int,
+    address: str,
+    metrics_address: tuple[str, int] | None,
+    *,
+    tps_weight: float,
+    util_weight: float,
+    cost_weight: float,
+    annotation_prefix: str,
+    vendors: Vendors,
+    verbose: bool,
+) -> None:
+    """Score and filter nodes for a kube-scheduler, by the speed of the model that a pod serves.
+
+    It reads the cluster and writes nothing. docs/extender.md has the configuration of the scheduler.
+
+    \b
+    Examples:
+      pomona extender                                               (in the pod of a scheduler)
+      pomona extender --kubeconfig ~/.kube/config --port 18888      (beside a scheduler on this machine)
+      pomona extender --tps-weight 1 --util-weight 0 --cost-weight 0 --annotation-prefix flexinfer.ai
+    """
+    weights = ScoreWeights(tps_weight, util_weight, cost_weight)
+    if problem := weights.find_problem():
+        raise click.BadParameter(problem, param_hint="'--tps-weight', '--util-weight', '--cost-weight'")
+    log.configure(verbose=verbose)
+    options = ExtenderOptions(port, address, weights, vendors, annotation_prefix, metrics_address)
+    try:
+        uvloop.run(_run(kubeconfig, options))
+    except CredentialsError as error:
+        raise click.ClickException(str(error)) from error
+    except OSError as error:
+        raise click.ClickException(f"{address}:{port} or --metrics-address cannot be served: {error}") from error
+
+
+async def _run(kubeconfig: Path | None, options: ExtenderOptions) -> None:
+    """Run until SIGTERM or SIGINT."""
+    loop, this = asyncio.get_running_loop(), asyncio.current_task()
+    assert this is not None  # noqa: S101 - a coroutine of asyncio.run is a task
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, this.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        async with connect(credentials.load(kubeconfig)) as client:
+            await run(client, options, estimate_tokens_per_second)

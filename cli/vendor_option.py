@@ -1,0 +1,17 @@
+"""The option --vendors: a file of accelerators that differ from the built-in ones."""
+
+from pathlib import Path
+
+import click
+
+from devices.vendor_file import VendorFileError, parse_vendors
+from devices.vendors import VENDORS, Vendors
+from runtimes.registry import POD_ENGINES
+
+
+def read_vendors(_context: click.Context, parameter: click.Parameter, path: Path | None) -> Vendors:
+    """Return the table of vendors with what the file changes. Raises click.BadParameter: it cannot be read."""
+    try:
+        return parse_vendors(path.read_text(), POD_ENGINES) if path else VENDORS
+    except (VendorFileError, OSError, UnicodeDecodeError) as error:
+        raise click.BadParameter(f"{path}: {error}", param=parameter) from error

@@ -1,0 +1,67 @@
+"""The process of the extender: its watches, its answers and its listeners."""
+
+import asyncio
+import contextlib
+import gc
+from typing import Final, NamedTuple
+
+import structlog
+
+from devices.limits import raise_descriptor_limit
+from devices.vendors import VENDORS, Vendors
+from extender.answers import Answers
+from extender.extender_metrics import ExtenderMetrics
+from extender.feed import ExtenderFeed
+from extender.node_facts import DEFAULT_ANNOTATION_PREFIX
+from extender.score import ScoreWeights
+from extender.server import ExtenderServer, listen
+from extender.speed_table import EstimateSpeed, SpeedTable
+from kube.client import Client
+
+log = structlog.get_logger()
+
+DEFAULT_PORT: Final = 8888
+LOOPBACK: Final = "127.0.0.1"
+_GC_THRESHOLD: Final = (50_000, 50, 50)
+"""Objects of requests are freed without the collector; with its usual thresholds it would halt answers for
+milliseconds."""
+
+
+class ExtenderOptions(NamedTuple):
+    """The options of the extender."""
+
+    port: int = DEFAULT_PORT
+    """Port of the scheduler's requests."""
+    address: str = LOOPBACK
+    """Address of it; empty: all addresses."""
+    weights: ScoreWeights = ScoreWeights()
+    vendors: Vendors = VENDORS
+    annotation_prefix: str = DEFAULT_ANNOTATION_PREFIX
+    """Prefix of the annotations with utilization and cost of nodes."""
+    metrics_address: tuple[str, int] | None = None
+    """Further address and port of health and metrics alone; None: none."""
+
+
+async def run(client: Client, options: ExtenderOptions, estimate_speed: EstimateSpeed) -> None:
+    """Answer schedulers until cancelled; before the lists are in, every node passes. Raises OSError: no port."""
+    raise_descriptor_limit()
+    table = SpeedTable(options.vendors, options.weights, estimate_speed)
+    feed = ExtenderFeed(table, options.vendors, options.annotation_prefix)
+    metrics = ExtenderMetrics(table)
+    server = ExtenderServer(Answers(feed, options.weights, metrics), metrics, lambda: feed.is_complete)
+    async with contextlib.AsyncExitStack() as listeners:
+        port = await listeners.enter_async_context(listen(server, options.address, options.port))
+        if options.metrics_address is not None:
+            await listeners.enter_async_context(listen(server, *options.metrics_address, reads_only=True))
+        log.info("extender_listening", address=options.address, port=port)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(feed.run(client))
+            await feed.wait_complete()
+            _keep_lists_out_of_collection()
+            log.info("store_complete", nodes=table.node_count)
+
+
+def _keep_lists_out_of_collection() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLD)

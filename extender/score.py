@@ -1,0 +1,49 @@
+"""The score of a node for a model: its speed, less its utilization and cost, from 0 to 10."""
+
+import math
+from typing import Final, NamedTuple
+
+BEST_SCORE: Final = 10
+"""`MaxExtenderPriority` of kube-scheduler, which does not hold an extender to it."""
+
+
+class ScoreWeights(NamedTuple):
+    """The weights of the three parts of a score; only their ratio matters."""
+
+    tps: float = 0.7
+    """Of the speed, as a share of that of the fastest device class in the cluster."""
+    util: float = 0.2
+    """Of the utilization, which counts against a node."""
+    cost: float = 0.1
+    """Of the cost, as a share of that of the dearest node, which counts against a node."""
+
+    def find_problem(self) -> str | None:
+        """Return why these weights make no score, with the way out, or None."""
+        if any(not math.isfinite(each) or each < 0 for each in self):
+            return f"the weights are {self.tps:g}, {self.util:g} and {self.cost:g}: each must be a number from 0"
+        if not 0 < sum(self) < math.inf:
+            return "all weights are 0: at least one of tps, util and cost must be more"
+        return None
+
+
+def compute_score(speed_share: float, utilization: float, cost_share: float, weights: ScoreWeights) -> int:
+    """Return the score of a node, from 0 (worst) to 10.
+
+    Args:
+        speed_share: from 0 (unknown) to 1 (the fastest device class).
+        utilization: from 0 (idle, or unknown) to 1.
+        cost_share: from 0 (free, or unknown) to 1 (the dearest node).
+        weights: valid weights.
+    """
+    reserve = weights.util + weights.cost
+    raw = weights.tps * _clamp(speed_share) - weights.util * _clamp(utilization) - weights.cost * _clamp(cost_share)
+    return min(BEST_SCORE, max(0, math.floor(BEST_SCORE * (raw + reserve) / (weights.tps + reserve) + 0.5)))
+
+
+def neutral_score(weights: ScoreWeights) -> int:
+    """Return the score of a node of which nothing is known: that of an idle one that is free, at unknown speed."""
+    return compute_score(0.0, 0.0, 0.0, weights)
+
+
+def _clamp(share: float) -> float:
+    return min(1.0, max(0.0, share))

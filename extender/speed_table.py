@@ -1,0 +1,221 @@
+"""The table from which requests are answered: nodes by their facts, speeds, and the answers that follow from both.
+
+The answers for one subject are a score board: a ready piece of JSON by node. A board is computed when its subject is
+first asked for, once for all nodes with equal facts, and again only after a node or a measurement has changed. The
+least recently used boards are dropped, so that memory does not grow with the number of models times the number of
+nodes; pieces of JSON are shared by all boards.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from devices.vendors import Vendors
+from extender.misfit import find_static_misfit, find_transient_misfit
+from extender.node_facts import DeviceHardware, NodeFacts
+from extender.score import BEST_SCORE, ScoreWeights, compute_score, neutral_score
+from extender.subject import ScoringSubject, ServedModel
+from extender.wire import encode_priority
+from fitness.performance import MeasuredPerformance
+from fitness.performance_store import PerformanceTable
+from fitness.serving_devices import ServingDevices
+from kube.client import Obj
+
+MOST_ENTRIES: Final = 1_000_000
+"""Nodes of all boards together: some 40 MB."""
+_LEAST_BOARDS: Final = 8
+
+EstimateSpeed = Callable[[ServedModel, ServingDevices], float | None]
+"""Return the tokens a second of a replica, or None if nothing is known."""
+
+
+class ScorePieces(dict[str, bytes]):
+    """The HostPriority of each node as JSON; one that is not known gets the neutral score."""
+
+    __slots__ = ("neutral",)
+
+    def __init__(self, neutral: int) -> None:
+        super().__init__()
+        self.neutral = neutral
+
+    def __missing__(self, name: str) -> bytes:
+        """Return the piece of an unknown node, which is not kept: names are whatever a client sends."""
+        return encode_priority(name, self.neutral)
+
+
+class ScoreBoard:
+    """The answers for one subject."""
+
+    __slots__ = ("failed", "pieces", "revision", "unresolvable")
+
+    def __init__(self, neutral: int, revision: int) -> None:
+        self.pieces = ScorePieces(neutral)
+        self.failed: dict[str, str] = {}
+        """Reason by name of nodes that may fit later."""
+        self.unresolvable: dict[str, str] = {}
+        """Reason by name of nodes that never fit."""
+        self.revision = revision
+
+
+class SpeedTable:
+    """The nodes and speeds that are known.
+
+    Args:
+        vendors: the table of vendors.
+        weights: weights of the score.
+        estimate_speed: estimates what was not measured.
+        most_entries: nodes of all boards together.
+    """
+
+    def __init__(
+        self,
+        vendors: Vendors,
+        weights: ScoreWeights,
+        estimate_speed: EstimateSpeed,
+        most_entries: int = MOST_ENTRIES,
+    ) -> None:
+        self._vendors = vendors
+        self._weights = weights
+        self._neutral = neutral_score(weights)
+        self._estimate_speed = estimate_speed
+        self._most_entries = most_entries
+        self._measured = PerformanceTable()
+        self._facts: dict[str, NodeFacts] = {}
+        self._groups: dict[DeviceHardware, dict[NodeFacts, dict[str, None]]] = {}
+        """Names of the nodes with equal facts, by their hardware."""
+        self._pieces: dict[str, list[bytes | None]] = {}
+        """Pieces of JSON of each node by score."""
+        self._boards: dict[ScoringSubject, ScoreBoard] = {}
+        """The least recently used one first."""
+        self._speeds: dict[ScoringSubject, dict[DeviceHardware, float | None]] = {}
+        """Tokens a second of the subjects that have a board."""
+        self._revision = 0
+        self._empty = ScoreBoard(self._neutral, 0)
+
+    @property
+    def board_count(self) -> int:
+        """Number of boards that are kept."""
+        return len(self._boards)
+
+    @property
+    def node_count(self) -> int:
+        """Number of nodes that are known."""
+        return len(self._facts)
+
+    def set_node(self, name: str, facts: NodeFacts) -> None:
+        """Take the facts of a node."""
+        known = self._facts.get(name)
+        if known == facts:
+            return
+        if known is not None:
+            self._leave_group(name, known)
+        self._facts[name] = facts
+        self._groups.setdefault(facts.hardware, {}).setdefault(facts, {})[name] = None
+        self._revision += 1
+
+    def remove_node(self, name: str) -> None:
+        """Forget a node."""
+        facts = self._facts.pop(name, None)
+        if facts is not None:
+            self._leave_group(name, facts)
+            self._pieces.pop(name, None)
+            self._revision += 1
+
+    def set_measurements(self, config_map: Obj) -> tuple[str, ...]:
+        """Take the measurements of a ConfigMap; return what is damaged in it, in words."""
+        damaged = self._measured.update(config_map)
+        self._forget_speeds()
+        return tuple(map(str, damaged))
+
+    def remove_measurements(self, config_map_name: str) -> None:
+        """Forget the measurements of a ConfigMap that is gone."""
+        self._measured.remove(config_map_name)
+        self._forget_speeds()
+
+    def find_board(self, subject: ScoringSubject, served: ServedModel | None = None) -> ScoreBoard:
+        """Return the answers for a subject: a board that must not be changed.
+
+        Args:
+            subject: what nodes are scored for.
+            served: its service and Model; None if it is not served by one.
+        """
+        board = self._boards.pop(subject, None)
+        if board is None or board.revision != self._revision:
+            measured = self._measured.list_classes(subject.model_hash, subject.namespace)
+            if served is None and not measured:
+                # Anyone may ask for a hash that does not exist: nothing is kept for it.
+                self._speeds.pop(subject, None)
+                return self._empty
+            board = self._compute_board(subject, self._find_speeds(subject, served, measured))
+        self._boards[subject] = board
+        self._drop_boards()
+        return board
+
+    def _find_speeds(
+        self, subject: ScoringSubject, served: ServedModel | None, measured: Mapping[str, MeasuredPerformance]
+    ) -> Mapping[DeviceHardware, float | None]:
+        """Return the tokens a second of a subject on all hardware; what was known for the last board is kept."""
+        known = self._speeds.get(subject, {})
+        found = self._speeds[subject] = {
+            hardware: known[hardware] if hardware in known else self._find_speed(hardware, subject, served, measured)
+            for hardware in self._groups
+        }
+        return found
+
+    def _find_speed(
+        self,
+        hardware: DeviceHardware,
+        subject: ScoringSubject,
+        served: ServedModel | None,
+        measured: Mapping[str, MeasuredPerformance],
+    ) -> float | None:
+        if record := measured.get(hardware.name_class(subject.device_count, subject.partition)):
+            return record.tokens_per_second
+        if served is None or (subject.device_count and hardware.vendor != subject.accelerator):
+            return None
+        return self._estimate_speed(served, hardware.describe_replica(subject.device_count, subject.partition))
+
+    def _compute_board(self, subject: ScoringSubject, speeds: Mapping[DeviceHardware, float | None]) -> ScoreBoard:
+        board = ScoreBoard(self._neutral, self._revision)
+        misfits = {hardware: find_static_misfit(hardware, subject, self._vendors) for hardware in self._groups}
+        fastest = max((speeds[each] or 0.0 for each, misfit in misfits.items() if misfit is None), default=0.0)
+        dearest = max((facts.cost or 0.0 for groups in self._groups.values() for facts in groups), default=0.0)
+        for hardware, groups in self._groups.items():
+            misfit, share = misfits[hardware], (speeds[hardware] or 0.0) / (fastest or 1.0)
+            for facts, names in groups.items():
+                if misfit is not None:
+                    board.unresolvable.update(dict.fromkeys(names, misfit))
+                elif busy := find_transient_misfit(facts, subject):
+                    board.failed.update(dict.fromkeys(names, busy))
+                cost_share = (facts.cost or 0.0) / (dearest or 1.0)
+                score = compute_score(share, facts.utilization or 0.0, cost_share, self._weights)
+                for name in names:
+                    board.pieces[name] = self._find_piece(name, score if misfit is None else 0)
+        return board
+
+    def _find_piece(self, name: str, score: int) -> bytes:
+        pieces = self._pieces.get(name)
+        if pieces is None:
+            pieces = self._pieces[name] = [None] * (BEST_SCORE + 1)
+        piece = pieces[score]
+        if piece is None:
+            piece = pieces[score] = encode_priority(name, score)
+        return piece
+
+    def _drop_boards(self) -> None:
+        most = max(_LEAST_BOARDS, self._most_entries // max(1, len(self._facts)))
+        while len(self._boards) > most:
+            oldest = next(iter(self._boards))
+            del self._boards[oldest]
+            self._speeds.pop(oldest, None)
+
+    def _leave_group(self, name: str, facts: NodeFacts) -> None:
+        groups = self._groups[facts.hardware]
+        del groups[facts][name]
+        if not groups[facts]:
+            del groups[facts]
+        if not groups:
+            del self._groups[facts.hardware]
+
+    def _forget_speeds(self) -> None:
+        self._speeds.clear()
+        self._revision += 1

@@ -1,0 +1,119 @@
+"""The model that a pod serves, and the devices that it needs: what a node is scored for.
+
+A serving pod names its InferenceService by a label, and the service its Model, both of the pod's own namespace. A pod
+of others may name a model by its hash; nothing else is known of it then, so that it is scored by measurements alone and
+fits every node. Labels are a tenant's words: they are bounded, and lead to no object of another namespace.
+"""
+
+import re
+from typing import Final, NamedTuple
+
+from crds.inferenceservice import InferenceService
+from crds.meta import LABEL_ACCELERATOR, LABEL_SERVICE
+from crds.model import Model
+from devices.vendors import Vendors
+from extender.wire import PodFacts
+from fitness.performance import hash_model
+from fitness.performance_store import LABEL_MODEL_HASH
+
+_HASH: Final = re.compile(r"[0-9a-f]{8,64}")
+_MIG: Final = re.compile(r"nvidia\.com/mig-(?P<profile>[0-9a-z.]{1,32})")
+_PROCESSOR: Final = "cpu"
+_SEVERAL: Final = ","
+
+
+class ServedModel(NamedTuple):
+    """A model with the service that serves it."""
+
+    model: Model
+    service: InferenceService
+    runtime: str
+
+
+class ScoringSubject(NamedTuple):
+    """The model and the devices of a replica, as a key: equal ones have equal scores on each node."""
+
+    model_hash: str
+    namespace: str
+    """Namespace of the pod, in which further measurements count."""
+    accelerator: str = ""
+    """Vendor of the devices, cpu without devices; empty: unknown."""
+    device_count: int = 0
+    partition: str = ""
+    """Partition that each device is; empty: a whole device."""
+    need_bytes: int | None = None
+    """Memory that each device must have; None: unknown."""
+    is_served: bool = False
+    """The Model is known, so that its speed can be estimated."""
+
+
+class DeviceDemand(NamedTuple):
+    """The devices that a pod requests."""
+
+    accelerator: str = ""
+    """Empty: none that a vendor of the table offers."""
+    number: int = 0
+    partition: str = ""
+
+
+def find_service_name(pod: PodFacts) -> str:
+    """Return the name of the InferenceService of a pod; empty: none."""
+    return pod.labels.get(LABEL_SERVICE, "")
+
+
+def find_stated_hash(pod: PodFacts) -> str:
+    """Return the model hash that a pod of others states; empty: none, or no hash."""
+    stated = pod.labels.get(LABEL_MODEL_HASH, "")
+    return stated if _HASH.fullmatch(stated) else ""
+
+
+def read_demand(pod: PodFacts, vendors: Vendors) -> DeviceDemand:
+    """Return the devices that a pod requests, of the first vendor that offers any of them."""
+    for resource, count in pod.devices.items():
+        for name, vendor in vendors.items():
+            if vendor.offers(resource):
+                profile = _MIG.fullmatch(resource)
+                return DeviceDemand(name, count, profile["profile"] if profile else "")
+    return DeviceDemand()
+
+
+def identify_model(model: Model, service: InferenceService) -> str:
+    """Return the hash of the model as the service serves it; empty before the controller has chosen an engine."""
+    return hash_model(model, service.status.runtime, service.spec) if service.status.runtime else ""
+
+
+def describe_subject(
+    model_hash: str, pod: PodFacts, demand: DeviceDemand, served: ServedModel | None = None
+) -> ScoringSubject:
+    """Return what a node is scored for.
+
+    Args:
+        model_hash: identity of the model.
+        pod: the pod.
+        demand: devices that it requests.
+        served: its service and Model; None: a pod of others.
+    """
+    known = ScoringSubject(model_hash, pod.namespace, demand.accelerator, demand.number, demand.partition)
+    if served is None:
+        return known
+    service = served.service
+    # With several accelerators, the status is about the first of them.
+    is_only = _SEVERAL not in service.status.accelerator
+    stated = service.status.accelerator if is_only else ""
+    accelerator = demand.accelerator or pod.labels.get(LABEL_ACCELERATOR, "") or stated or _state_accelerator(served)
+    applies = is_only and accelerator == (stated or accelerator) and not demand.partition
+    count = demand.number or (0 if accelerator == _PROCESSOR else _count_devices(service))
+    return known._replace(
+        accelerator=accelerator,
+        device_count=count,
+        need_bytes=service.status.device_memory_bytes if applies and count else None,
+        is_served=True,
+    )
+
+
+def _state_accelerator(served: ServedModel) -> str:
+    return served.service.spec.hardware.accelerator or served.model.spec.hardware.accelerator or ""
+
+
+def _count_devices(service: InferenceService) -> int:
+    return service.spec.hardware.count or service.spec.resources.gpu or 1

@@ -1,0 +1,192 @@
+"""The JSON of kube-scheduler's extender protocol: ExtenderArgs in, ExtenderFilterResult and HostPriorityList out.
+
+The scheduler's structs have no JSON tags, so that their keys begin with a capital, while those of Pod and Node do not;
+it decodes keys in any case, and so does this module. What it sends may be large: only what a score needs is decoded,
+and the rest is sent back as it came.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+_UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_NOTHING: Final = msgspec.Raw(b"null")
+_MOST_CONTAINERS: Final = 256
+
+
+class UndecodableArgsError(ValueError):
+    """A request that is no ExtenderArgs, so that nothing can be answered for its nodes."""
+
+
+class PodFacts(NamedTuple):
+    """The part of a pod by which its model and devices are found."""
+
+    namespace: str = ""
+    labels: Mapping[str, str] = {}
+    devices: Mapping[str, int] = {}
+    """Extended resources that the pod requests, with their number."""
+
+
+class ExtenderArgs(NamedTuple):
+    """A decoded request."""
+
+    pod: PodFacts | None
+    """None: the pod could not be read, so that nothing is known of its model."""
+    names: list[str]
+    """Names of the candidate nodes."""
+    names_json: bytes
+    """The same as the request has them."""
+    nodes: list[msgspec.Raw] | None = None
+    """The nodes in the order of their names, of a scheduler that wants nodes back (nodeCacheCapable: false)."""
+
+
+class _Resources(msgspec.Struct, frozen=True):
+    requests: dict[str, str | int] | None = None
+    limits: dict[str, str | int] | None = None
+
+
+class _Container(msgspec.Struct, frozen=True):
+    resources: _Resources | None = None
+
+
+_Containers = Annotated[list[_Container], Meta(max_length=_MOST_CONTAINERS)]
+
+
+class _PodSpec(msgspec.Struct, frozen=True, rename="camel"):
+    containers: _Containers | None = None
+    init_containers: _Containers | None = None
+
+
+class _PodMetadata(msgspec.Struct, frozen=True):
+    namespace: str = ""
+    labels: dict[str, str] | None = None
+
+
+class _Pod(msgspec.Struct, frozen=True):
+    metadata: _PodMetadata
+    spec: _PodSpec | None = None
+
+
+class _NodeMetadata(msgspec.Struct, frozen=True):
+    name: str
+
+
+class _Node(msgspec.Struct, frozen=True):
+    metadata: _NodeMetadata
+
+
+class _NodeList(msgspec.Struct, frozen=True):
+    items: list[msgspec.Raw] | None = None
+
+
+_decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_names = msgspec.json.Decoder(list[str] | None).decode
+_decode_pod = msgspec.json.Decoder(_Pod | None).decode
+_decode_nodes = msgspec.json.Decoder(_NodeList | None).decode
+_decode_node = msgspec.json.Decoder(_Node).decode
+_encode = msgspec.json.encode
+
+
+def decode_args(body: bytes | bytearray) -> ExtenderArgs:
+    """Decode a request. Raises UndecodableArgsError: the candidate nodes cannot be read."""
+    try:
+        fields = {key.lower(): value for key, value in _decode_object(body).items()}
+        names_json = fields.get("nodenames", _NOTHING)
+        names = _decode_names(names_json)
+        if names is not None:
+            return ExtenderArgs(_read_pod(fields), names, bytes(names_json))
+        listed = _decode_nodes(fields.get("nodes", _NOTHING))
+        nodes = listed.items if listed is not None else None
+        if nodes is None:
+            return ExtenderArgs(_read_pod(fields), [], b"[]")
+        names = [_decode_node(each).metadata.name for each in nodes]
+    except _UNDECODABLE as error:
+        raise UndecodableArgsError(f"the request is no ExtenderArgs: {error}") from error
+    return ExtenderArgs(_read_pod(fields), names, b"null", nodes)
+
+
+def _read_pod(fields: Mapping[str, msgspec.Raw]) -> PodFacts | None:
+    try:
+        pod = _decode_pod(fields.get("pod", _NOTHING))
+    except _UNDECODABLE:
+        return None
+    if pod is None:
+        return None
+    spec = pod.spec or _PodSpec()
+    beside, before = _list_devices(spec.containers), _list_devices(spec.init_containers)
+    devices: dict[str, int] = {}
+    for found in beside:
+        for resource, number in found.items():
+            devices[resource] = devices.get(resource, 0) + number
+    for found in before:
+        for resource, number in found.items():
+            devices[resource] = max(devices.get(resource, 0), number)
+    return PodFacts(pod.metadata.namespace, pod.metadata.labels or {}, devices)
+
+
+def _list_devices(containers: list[_Container] | None) -> list[dict[str, int]]:
+    """Return the extended resources of each container: those that have a domain and a whole number."""
+    return [
+        {
+            name: int(value)
+            for name, value in {**(each.resources.limits or {}), **(each.resources.requests or {})}.items()
+            if "/" in name and _is_count(value)
+        }
+        for each in containers or ()
+        if each.resources is not None
+    ]
+
+
+def _is_count(value: str | int) -> bool:
+    if isinstance(value, int):
+        return 0 < value < 1 << 16
+    return value.isascii() and value.isdecimal() and len(value) < 6 and int(value) > 0  # noqa: PLR2004 - digits
+
+
+def encode_filter_result(
+    args: ExtenderArgs, failed: Mapping[str, str] = {}, unresolvable: Mapping[str, str] = {}
+) -> bytes:
+    """Return the ExtenderFilterResult: all candidates but those that are rejected, each with the reason.
+
+    Args:
+        args: the request.
+        failed: reason by name of nodes that may fit later.
+        unresolvable: reason by name of nodes that never fit, where no preemption is tried.
+    """
+    if not failed and not unresolvable:
+        return _render_result(args, args.names_json, args.nodes, b"{}", b"{}")
+    rejected = failed.keys() | unresolvable.keys()
+    passed = [place for place, name in enumerate(args.names) if name not in rejected]
+    if args.nodes is None:
+        names, nodes = _encode([args.names[place] for place in passed]), None
+    else:
+        names, nodes = b"null", [args.nodes[place] for place in passed]
+    return _render_result(args, names, nodes, _encode(failed), _encode(unresolvable))
+
+
+def _render_result(
+    args: ExtenderArgs, names: bytes, nodes: list[msgspec.Raw] | None, failed: bytes, unresolvable: bytes
+) -> bytes:
+    listed = b"null" if args.nodes is None else b'{"metadata":{},"items":%b}' % _encode(nodes)
+    return b'{"Nodes":%b,"NodeNames":%b,"FailedNodes":%b,"FailedAndUnresolvableNodes":%b,"Error":""}' % (
+        *(listed, names, failed, unresolvable),
+    )
+
+
+def encode_filter_error(message: str) -> bytes:
+    """Return the ExtenderFilterResult of a request that cannot be decoded."""
+    return b'{"Nodes":null,"NodeNames":null,"FailedNodes":null,"FailedAndUnresolvableNodes":null,"Error":%b}' % (
+        _encode(message)
+    )
+
+
+def encode_priority(name: str, score: int) -> bytes:
+    """Return the HostPriority of a node, which is an item of a HostPriorityList."""
+    return b'{"Host":%b,"Score":%d}' % (_encode(name), score)
+
+
+def encode_priorities(priorities: Iterable[bytes]) -> bytes:
+    """Return the HostPriorityList of items that `encode_priority` has made."""
+    return b"[%b]" % b",".join(priorities)
