@@ -27,7 +27,7 @@ def find_static_misfit(hardware: DeviceHardware, subject: ScoringSubject, vendor
     if not known or large_enough >= min(needed, len(hardware.memory_bytes)):
         return None
     return (
-        f"a device has {size_text(max(known))} of memory, and the model needs {size_text(subject.need_bytes)} of each"
+        f"a device has {size_text(max(known))} of memory, and the model needs {size_text(subject.need_bytes)}"
     )
 
 

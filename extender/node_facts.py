@@ -134,12 +134,8 @@ def read_node(
     free: tuple[int | None, ...] = ()
     if hardware.is_shared and fitness is not None:
         free = tuple(None if each.free_bytes is None else each.free_bytes // GIB for each in fitness.devices)
-    return NodeReading(
-        NodeFacts(
-            hardware, None if util is None else round(util * _UTILIZATION_STEPS) / _UTILIZATION_STEPS, cost, free
-        ),
-        ignored,
-    )
+    steps = None if util is None else round(util * _UTILIZATION_STEPS) / _UTILIZATION_STEPS
+    return NodeReading(NodeFacts(hardware, steps, cost, free), ignored)
 
 
 def _read_number(text: str | None, most: float = math.inf) -> float | None:
