@@ -11,11 +11,11 @@ class ScoreWeights(NamedTuple):
     """The weights of the three parts of a score; only their ratio matters."""
 
     tps: float = 0.7
-    """Of the speed, as a share of that of the fastest device class in the cluster."""
+    """Weight of the speed, as a share of that of the fastest device class in the cluster."""
     util: float = 0.2
-    """Of the utilization, which counts against a node."""
+    """Weight of the utilization, which counts against a node."""
     cost: float = 0.1
-    """Of the cost, as a share of that of the dearest node, which counts against a node."""
+    """Weight of the cost, as a share of that of the dearest node, which counts against a node."""
 
     def find_problem(self) -> str | None:
         """Return why these weights make no score, with the way out, or None."""

@@ -48,6 +48,18 @@ EVERYTHING: dict[str, Any] = {
         "schedulingMode": "Native",
         "minRun": "10m",
     },
+    "scheduler": {
+        "enabled": True,
+        "name": "fast",
+        "image": "registry.example/kube-scheduler:v1.35.4",
+        "replicas": 1,
+        "weights": {"tps": 1, "util": 0, "cost": 0.5},
+        "annotationPrefix": "flexinfer.ai",
+        "managedResources": ["acme.example/npu"],
+        "resources": {"requests": {"cpu": "1"}},
+        "extenderResources": {"requests": {"cpu": "2"}},
+        "priorityClassName": "system-cluster-critical",
+    },
     "vendors": {"acme-npu": {"resource": "acme.example/npu", "memoryValues": {"32G": 32768, "2T": 2097152}}},
     "networkPolicy": {"enabled": True},
     "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
@@ -67,6 +79,12 @@ REFUSED = {
     "services.minRun=10d": "'/services/minRun': '10d' does not match pattern",
     "services.monitorLabels.a b=c": "'/services/monitorLabels': additional properties 'a b' not allowed",
     "services.maxPriority=urgent": "'/services/maxPriority': value must be one of 'critical', 'high', 'normal', 'low'",
+    "scheduler.enabled=true,scope.namespaces={team-a}": "scheduler.enabled is true and scope.namespaces is set",
+    "scheduler.enabled=true,scheduler.weights.tps=0,scheduler.weights.util=0,scheduler.weights.cost=0": (
+        "scheduler.weights are all 0: set at least one of tps, util and cost"
+    ),
+    "scheduler.weights.tps=-1": "'/scheduler/weights/tps': minimum: got -1, want 0",
+    "scheduler.name=default-scheduler": "'/scheduler/name': 'not' failed",
     "hosts=null": "missing property 'hosts'",
     "models.nodeCacheSize=big": "'/models/nodeCacheSize': 'big' does not match pattern",
 }
