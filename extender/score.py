@@ -36,14 +36,11 @@ def compute_score(speed_share: float, utilization: float, cost_share: float, wei
         weights: valid weights.
     """
     reserve = weights.util + weights.cost
-    raw = weights.tps * _clamp(speed_share) - weights.util * _clamp(utilization) - weights.cost * _clamp(cost_share)
-    return min(BEST_SCORE, max(0, math.floor(BEST_SCORE * (raw + reserve) / (weights.tps + reserve) + 0.5)))
+    raw = weights.tps * speed_share - weights.util * utilization - weights.cost * cost_share
+    # Not floor: the sum is negative by a rounding error at most.
+    return min(BEST_SCORE, int(BEST_SCORE * (raw + reserve) / (weights.tps + reserve) + 0.5))
 
 
 def neutral_score(weights: ScoreWeights) -> int:
     """Return the score of a node of which nothing is known: that of an idle one that is free, at unknown speed."""
     return compute_score(0.0, 0.0, 0.0, weights)
-
-
-def _clamp(share: float) -> float:
-    return min(1.0, max(0.0, share))

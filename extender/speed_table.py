@@ -184,7 +184,7 @@ class SpeedTable:
             for facts, names in groups.items():
                 if misfit is not None:
                     board.unresolvable.update(dict.fromkeys(names, misfit))
-                elif busy := find_transient_misfit(facts, subject):
+                elif facts.free_gib and (busy := find_transient_misfit(facts, subject)):
                     board.failed.update(dict.fromkeys(names, busy))
                 cost_share = (facts.cost or 0.0) / (dearest or 1.0)
                 score = compute_score(share, facts.utilization or 0.0, cost_share, self._weights)

@@ -19,7 +19,7 @@ from crds.model import Model
 from fitness.performance import MeasuredPerformance, hash_model
 from fitness.performance_store import build_config_map, encode_record
 from kube.client import Client
-from kube.resources import CONFIG_MAPS, INFERENCE_SERVICES, MODELS, PODS
+from kube.resources import CONFIG_MAPS, INFERENCE_SERVICES, LEASES, MODELS, PODS
 from tests.controlplane import binaries
 from tests.controlplane.helm import CHART, run_helm
 from tests.controlplane.plane import FEW_PROCESSORS, ControlPlane
@@ -94,6 +94,8 @@ async def scheduler(plane: ControlPlane, installed: None, tmp_path: Path) -> Asy
     process.start()
     yield process
     await process.kill()
+    # The next scheduler would wait until it expires.
+    await plane.request("DELETE", LEASES.path(CONTROLLER_NAMESPACE, SCHEDULER), accept={HTTPStatus.NOT_FOUND})
 
 
 @pytest_asyncio.fixture
