@@ -62,7 +62,7 @@ async def run(client: Client, options: ExtenderOptions, estimate_speed: Estimate
 
 
 def keep_lists_out_of_collection() -> None:
-    """Let the garbage collector look at requests only, and seldom."""
+    """Keep the garbage collector from the lists: it looks at requests only, and seldom."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLD)
