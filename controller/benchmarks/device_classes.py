@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable
 
 from controller.models.served import METAL
-from controller.placement.nodes import read_share
 from controller.reconcile.plan import Snapshot
 from controller.services.pods.devices import request_devices
 from crds.inferenceservice import InferenceService
@@ -15,6 +14,7 @@ from crds.metalhost import MetalHost
 from crds.nodefitness import NodeFitness
 from crds.quantity import parse_quantity
 from devices.device_class import name_device_class, name_host_class, name_processor_class
+from devices.node_labels import read_share
 from devices.vendors import Vendor, Vendors
 from kube.client import Obj
 from kube.resources import METAL_HOSTS, NODE_FITNESSES, NODES, ObjectKey
