@@ -320,6 +320,14 @@ class PodOptions(ApiStruct, frozen=True):
     runtime_class_name: Annotated[
         LabelName | None, described("RuntimeClass of the pods. Default: that of the accelerator, if it has one.")
     ] = None
+    scheduler_name: Annotated[
+        LabelName | None,
+        described(
+            "Scheduler of the pods, for example one that asks `pomona extender` for the fastest node. A pod that the "
+            "queue has given a node is bound to that node by any scheduler. A scheduler that does not exist leaves the "
+            "pods pending. Default: the scheduler of the cluster."
+        ),
+    ] = None
     volumes: Annotated[
         list[PodVolume], Meta(max_length=16), described("Volumes for volumeMounts.", _ONE_KIND, **keyed_by("name"))
     ] = []

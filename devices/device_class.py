@@ -27,8 +27,9 @@ def name_device_class(vendor: str, product: str, count: int = 1, partition: str 
         count: devices of one replica.
         partition: the partition of a device, such as the MIG profile `1g.10gb`; empty: whole devices.
     """
-    words = _slug(product).removeprefix(f"{_slug(vendor)}-")
-    return f"{_join(vendor, words or 'unknown', partition)}x{count}"
+    # Labellers name the products of partitions and of shared devices, and device plugins the resources of partitions.
+    words = _slug(product).removeprefix(f"{_slug(vendor)}-").removesuffix("-shared").replace("-mig-", "-")
+    return f"{_join(vendor, words or 'unknown', _slug(partition).removeprefix('mig-'))}x{count}"
 
 
 def count_devices(single_class: str, count: int) -> str:

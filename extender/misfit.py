@@ -7,7 +7,7 @@ not known for sure: what is unknown fits.
 
 from crds.size import GIB, size_text
 from devices.vendors import Vendors
-from extender.node_facts import DeviceHardware, NodeFacts
+from extender.node_facts import DeviceHardware, ScoringFacts
 from extender.subject import ScoringSubject
 
 
@@ -26,12 +26,10 @@ def find_static_misfit(hardware: DeviceHardware, subject: ScoringSubject, vendor
     # A node whose agent lists fewer devices than are requested may have new ones.
     if not known or large_enough >= min(needed, len(hardware.memory_bytes)):
         return None
-    return (
-        f"a device has {size_text(max(known))} of memory, and the model needs {size_text(subject.need_bytes)}"
-    )
+    return f"a device has {size_text(max(known))} of memory, and the model needs {size_text(subject.need_bytes)}"
 
 
-def find_transient_misfit(facts: NodeFacts, subject: ScoringSubject) -> str | None:
+def find_transient_misfit(facts: ScoringFacts, subject: ScoringSubject) -> str | None:
     """Return why this node cannot run the replica now, or None.
 
     Kubernetes counts devices, and not the memory that other pods take of one that they share.

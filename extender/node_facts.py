@@ -84,7 +84,7 @@ class DeviceHardware(NamedTuple):
         )
 
 
-class NodeFacts(NamedTuple):
+class ScoringFacts(NamedTuple):
     """Everything by which a node is scored."""
 
     hardware: DeviceHardware = DeviceHardware()
@@ -99,7 +99,7 @@ class NodeFacts(NamedTuple):
 class NodeReading(NamedTuple):
     """The facts of a node, and the annotations that could not be read, with their values."""
 
-    facts: NodeFacts
+    facts: ScoringFacts
     ignored: tuple[tuple[str, str], ...] = ()
 
 
@@ -135,7 +135,7 @@ def read_node(
     if hardware.is_shared and fitness is not None:
         free = tuple(None if each.free_bytes is None else each.free_bytes // GIB for each in fitness.devices)
     steps = None if util is None else round(util * _UTILIZATION_STEPS) / _UTILIZATION_STEPS
-    return NodeReading(NodeFacts(hardware, steps, cost, free), ignored)
+    return NodeReading(ScoringFacts(hardware, steps, cost, free), ignored)
 
 
 def _read_number(text: str | None, most: float = math.inf) -> float | None:

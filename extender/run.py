@@ -57,11 +57,12 @@ async def run(client: Client, options: ExtenderOptions, estimate_speed: Estimate
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(feed.run(client))
             await feed.wait_complete()
-            _keep_lists_out_of_collection()
+            keep_lists_out_of_collection()
             log.info("store_complete", nodes=table.node_count)
 
 
-def _keep_lists_out_of_collection() -> None:
+def keep_lists_out_of_collection() -> None:
+    """Keep the garbage collector from the lists: it looks at requests only, and seldom."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLD)

@@ -11,11 +11,11 @@ class ScoreWeights(NamedTuple):
     """The weights of the three parts of a score; only their ratio matters."""
 
     tps: float = 0.7
-    """Of the speed, as a share of that of the fastest device class in the cluster."""
+    """Weight of the speed, as a share of that of the fastest device class in the cluster."""
     util: float = 0.2
-    """Of the utilization, which counts against a node."""
+    """Weight of the utilization, which counts against a node."""
     cost: float = 0.1
-    """Of the cost, as a share of that of the dearest node, which counts against a node."""
+    """Weight of the cost, as a share of that of the dearest node, which counts against a node."""
 
     def find_problem(self) -> str | None:
         """Return why these weights make no score, with the way out, or None."""
@@ -36,14 +36,11 @@ def compute_score(speed_share: float, utilization: float, cost_share: float, wei
         weights: valid weights.
     """
     reserve = weights.util + weights.cost
-    raw = weights.tps * _clamp(speed_share) - weights.util * _clamp(utilization) - weights.cost * _clamp(cost_share)
-    return min(BEST_SCORE, max(0, math.floor(BEST_SCORE * (raw + reserve) / (weights.tps + reserve) + 0.5)))
+    raw = weights.tps * speed_share - weights.util * utilization - weights.cost * cost_share
+    # Not floor: the sum is negative by a rounding error at most.
+    return min(BEST_SCORE, int(BEST_SCORE * (raw + reserve) / (weights.tps + reserve) + 0.5))
 
 
 def neutral_score(weights: ScoreWeights) -> int:
     """Return the score of a node of which nothing is known: that of an idle one that is free, at unknown speed."""
     return compute_score(0.0, 0.0, 0.0, weights)
-
-
-def _clamp(share: float) -> float:
-    return min(1.0, max(0.0, share))

@@ -11,7 +11,7 @@ from typing import Final
 
 from devices.vendors import Vendors
 from extender.misfit import find_static_misfit, find_transient_misfit
-from extender.node_facts import DeviceHardware, NodeFacts
+from extender.node_facts import DeviceHardware, ScoringFacts
 from extender.score import BEST_SCORE, ScoreWeights, compute_score, neutral_score
 from extender.subject import ScoringSubject, ServedModel
 from extender.wire import encode_priority
@@ -79,8 +79,8 @@ class SpeedTable:
         self._estimate_speed = estimate_speed
         self._most_entries = most_entries
         self._measured = PerformanceTable()
-        self._facts: dict[str, NodeFacts] = {}
-        self._groups: dict[DeviceHardware, dict[NodeFacts, dict[str, None]]] = {}
+        self._facts: dict[str, ScoringFacts] = {}
+        self._groups: dict[DeviceHardware, dict[ScoringFacts, dict[str, None]]] = {}
         """Names of the nodes with equal facts, by their hardware."""
         self._pieces: dict[str, list[bytes | None]] = {}
         """Pieces of JSON of each node by score."""
@@ -101,7 +101,7 @@ class SpeedTable:
         """Number of nodes that are known."""
         return len(self._facts)
 
-    def set_node(self, name: str, facts: NodeFacts) -> None:
+    def set_node(self, name: str, facts: ScoringFacts) -> None:
         """Take the facts of a node."""
         known = self._facts.get(name)
         if known == facts:
@@ -184,7 +184,7 @@ class SpeedTable:
             for facts, names in groups.items():
                 if misfit is not None:
                     board.unresolvable.update(dict.fromkeys(names, misfit))
-                elif busy := find_transient_misfit(facts, subject):
+                elif facts.free_gib and (busy := find_transient_misfit(facts, subject)):
                     board.failed.update(dict.fromkeys(names, busy))
                 cost_share = (facts.cost or 0.0) / (dearest or 1.0)
                 score = compute_score(share, facts.utilization or 0.0, cost_share, self._weights)
@@ -208,7 +208,7 @@ class SpeedTable:
             del self._boards[oldest]
             self._speeds.pop(oldest, None)
 
-    def _leave_group(self, name: str, facts: NodeFacts) -> None:
+    def _leave_group(self, name: str, facts: ScoringFacts) -> None:
         groups = self._groups[facts.hardware]
         del groups[facts][name]
         if not groups[facts]:

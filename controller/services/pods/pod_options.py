@@ -47,6 +47,8 @@ def add_options(pod: Obj, service: InferenceService, vendor: Vendor) -> Obj:
         added["affinity"] = affinity
     if runtime_class := options.runtime_class_name or vendor.runtime_class:
         added["runtimeClassName"] = runtime_class
+    if options.scheduler_name:
+        added["schedulerName"] = options.scheduler_name
     spread = options.topology_spread_constraints
     if constraints := [_render_spread(each, service) for each in (_DEFAULT_SPREAD if spread is None else spread)]:
         added["topologySpreadConstraints"] = constraints

@@ -37,3 +37,37 @@ app.kubernetes.io/component: node-agent
 {{- define "pomona.nodeAgents" -}}
 {{- if and .Values.nodeAgent.enabled (not .Values.scope.namespaces) -}}true{{- end -}}
 {{- end }}
+
+{{- define "pomona.schedulerSelector" -}}
+app.kubernetes.io/name: pomona
+app.kubernetes.io/component: scheduler
+{{- end }}
+
+{{- /* Kube-scheduler of the version of the cluster, without the suffix of a provider. */}}
+{{- define "pomona.schedulerImage" -}}
+{{- .Values.scheduler.image | default (printf "registry.k8s.io/kube-scheduler:%s" (regexFind "^v[0-9]+[.][0-9]+[.][0-9]+" .Capabilities.KubeVersion.Version)) -}}
+{{- end }}
+
+{{- define "pomona.schedulerConfiguration" -}}
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+leaderElection:
+  leaderElect: true
+  resourceName: pomona-scheduler
+  resourceNamespace: pomona-system
+profiles:
+  - schedulerName: {{ .Values.scheduler.name }}
+extenders:
+  - urlPrefix: http://127.0.0.1:8888
+    filterVerb: filter
+    prioritizeVerb: prioritize
+    weight: 15
+    enableHTTPS: false
+    httpTimeout: 200ms
+    nodeCacheCapable: true
+    ignorable: true
+    managedResources:
+      {{- range .Values.scheduler.managedResources }}
+      - name: {{ . }}
+      {{- end }}
+{{- end }}

@@ -3,6 +3,7 @@
 import re
 from typing import Final
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,3 +39,16 @@ def test_every_class_is_a_key_of_a_config_map(vendor: str, product: str, partiti
     assert KEY.fullmatch(name_device_class("nvidia", product, count, partition))
     assert KEY.fullmatch(name_host_class(product, count, count))
     assert KEY.fullmatch(name_processor_class(vendor, count))
+
+
+@pytest.mark.parametrize(
+    ("product", "partition"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "1g.5gb"),
+        ("NVIDIA-A100-SXM4-40GB", "mig-1g.5gb"),
+        ("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", ""),
+        ("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb-SHARED", ""),
+    ],
+)
+def test_partition_is_of_one_class_whether_tool_label_or_resource_names_it(product: str, partition: str) -> None:
+    assert name_device_class("nvidia", product, 1, partition) == "nvidia-a100-sxm4-40gb-1g.5gbx1"

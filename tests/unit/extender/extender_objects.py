@@ -5,7 +5,7 @@ from typing import Any
 
 from crds.nodefitness import NodeDevice, NodeFitnessStatus
 from devices.vendors import VENDORS
-from extender.node_facts import NodeFacts, read_node
+from extender.node_facts import ScoringFacts, read_node
 from extender.subject import ScoringSubject
 from extender.wire import PodFacts
 from fitness.performance import MeasuredPerformance
@@ -36,7 +36,7 @@ def fitness(product: str = "NVIDIA L4", device_class: str = L4, **each: Any) -> 
     )
 
 
-def facts(labels: dict[str, str], annotations: dict[str, str] | None = None, **each: Any) -> NodeFacts:
+def facts(labels: dict[str, str], annotations: dict[str, str] | None = None, **each: Any) -> ScoringFacts:
     """Return the facts of a node; `each` is of each of its devices, as its agent reports them."""
     return read_node(labels, annotations or {}, fitness(**each) if each else None, VENDORS).facts
 

@@ -96,6 +96,8 @@ def test_pod_of_others_is_scored_by_the_hash_that_it_states(feed: ExtenderFeed) 
 
 
 def test_service_of_another_namespace_is_not_found(feed: ExtenderFeed) -> None:
+    # A Model of that name is there, so that only the service is missing.
+    feed.store.put(MODELS, MODEL | {"metadata": MODEL["metadata"] | {"namespace": "rogue", "uid": "uid-rogue"}})
     assert feed.find_board(CHAT._replace(namespace="rogue")) is None
     assert feed.find_board(CHAT._replace(namespace="")) is None
 
@@ -123,6 +125,7 @@ def test_object_that_cannot_be_read_is_neutral(feed: ExtenderFeed, resource: Any
 
 
 def test_change_of_the_model_changes_the_answer(feed: ExtenderFeed) -> None:
+    assert scores(feed.find_board(CHAT), "slow", "fast") == [4, 10]
     changed = MODEL | {"status": MODEL["status"] | {"revision": "r2"}}
     feed.store.put(MODELS, changed | {"metadata": MODEL["metadata"] | {"resourceVersion": "2"}})
     assert scores(feed.find_board(CHAT), "slow", "fast") == [3, 3]

@@ -6,7 +6,7 @@ import pytest
 
 from devices.vendors import VENDORS
 from extender.misfit import find_static_misfit, find_transient_misfit
-from extender.node_facts import DeviceHardware, NodeFacts
+from extender.node_facts import DeviceHardware, ScoringFacts
 from tests.unit.extender.extender_objects import GIB, H100_LABELS, L4_LABELS, MI300_LABELS, SHARED, facts, subject
 
 LARGE = 40 * GIB
@@ -70,9 +70,9 @@ def test_shared_device_without_free_memory_fits_later() -> None:
         facts(L4_LABELS, free_bytes=0),
         facts(L4_LABELS | SHARED),
         facts(L4_LABELS | SHARED, free_bytes=None),
-        NodeFacts(),
+        ScoringFacts(),
     ],
 )
-def test_free_memory_that_is_unknown_or_of_exclusive_devices_rejects_nothing(known: NodeFacts) -> None:
+def test_free_memory_that_is_unknown_or_of_exclusive_devices_rejects_nothing(known: ScoringFacts) -> None:
     assert find_transient_misfit(known, subject(need_bytes=8 * GIB)) is None
     assert find_transient_misfit(facts(L4_LABELS | SHARED, free_bytes=0), subject()) is None

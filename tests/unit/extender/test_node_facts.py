@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from devices.vendors import VENDORS
-from extender.node_facts import DeviceHardware, NodeFacts, read_node
+from extender.node_facts import DeviceHardware, ScoringFacts, read_node
 from tests.unit.extender.extender_objects import (
     GIB,
     H100,
@@ -43,7 +43,7 @@ def test_labels_of_a_labeller_say_class_and_memory(
 
 
 def test_node_without_labels_is_unknown() -> None:
-    assert facts({"a": "b"}) == NodeFacts()
+    assert facts({"a": "b"}) == ScoringFacts()
     assert DeviceHardware().name_class(1) == ""
 
 
@@ -83,7 +83,7 @@ def test_estimate_is_given_memory_and_bandwidth_of_whole_devices_only() -> None:
 @pytest.mark.parametrize("name", ["gpu.util", "cost"])
 def test_annotation_that_is_no_number_is_named_and_unknown(name: str, value: str) -> None:
     reading = read_node({}, {f"inference.pomona.dev/{name}": value}, None, VENDORS)
-    assert reading.facts == NodeFacts()
+    assert reading.facts == ScoringFacts()
     assert reading.ignored == ((f"inference.pomona.dev/{name}", value[:64]),)
 
 

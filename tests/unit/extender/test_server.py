@@ -131,8 +131,9 @@ async def test_body_that_is_too_large_is_refused_before_it_comes(extender: Exten
     writer.close()
 
 
-async def test_chunks_without_end_are_refused(extender: Extender, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "MOST_BODY_BYTES", 100_000)
+@pytest.mark.parametrize("limit", ["MOST_BODY_BYTES", "MOST_HELD_BYTES"])
+async def test_chunks_without_end_are_refused(extender: Extender, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    monkeypatch.setattr(server_module, limit, 100_000)
     reader, writer = await asyncio.open_connection(LOOPBACK, extender.port)
     writer.write(b"POST /filter HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
     for _ in range(20):

@@ -130,7 +130,9 @@ def test_answer_is_a_part_of_the_request_in_its_order(names: list[str], failed: 
 
 @given(NAMES, NAMES)
 def test_nodes_come_back_as_they_were_sent(names: list[str], failed: list[str]) -> None:
-    nodes = [{"metadata": {"name": name, "annotations": {"deep": "x" * 50}}, "status": {"n": 1}} for name in names]
+    nodes: list[Any] = [
+        {"metadata": {"name": name, "annotations": {"deep": "x" * 50}}, "status": {"n": 1}} for name in names
+    ]
     args = decode_args(encode(Pod=POD, Nodes={"metadata": {}, "items": nodes}, NodeNames=None))
     assert args.names == names
     found = json.loads(encode_filter_result(args, dict.fromkeys(failed, "busy")))

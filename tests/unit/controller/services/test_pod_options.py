@@ -45,6 +45,11 @@ def test_pod_has_pull_secrets_runtime_class_and_variables_of_the_user() -> None:
     assert spec["containers"][0]["env"] == [{"name": "A", "value": "b"}]
 
 
+def test_scheduler_is_that_of_the_user_or_else_of_the_cluster() -> None:
+    assert pod(schedulerName="pomona-scheduler")["schedulerName"] == "pomona-scheduler"
+    assert "schedulerName" not in pod()
+
+
 @pytest.mark.parametrize(
     ("of_vendor", "of_user", "expected"),
     [("nvidia", None, "nvidia"), ("nvidia", "gvisor", "gvisor"), (None, None, None)],
