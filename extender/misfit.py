@@ -7,8 +7,9 @@ not known for sure: what is unknown fits.
 
 from crds.size import GIB, size_text
 from devices.vendors import Vendors
-from extender.node_facts import DeviceHardware, ScoringFacts
+from extender.node_facts import ScoringFacts
 from extender.subject import ScoringSubject
+from fitness.stated_hardware import DeviceHardware
 
 
 def find_static_misfit(hardware: DeviceHardware, subject: ScoringSubject, vendors: Vendors) -> str | None:

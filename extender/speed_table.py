@@ -11,13 +11,14 @@ from typing import Final
 
 from devices.vendors import Vendors
 from extender.misfit import find_static_misfit, find_transient_misfit
-from extender.node_facts import DeviceHardware, ScoringFacts
+from extender.node_facts import ScoringFacts
 from extender.score import BEST_SCORE, ScoreWeights, compute_score, neutral_score
 from extender.subject import ScoringSubject, ServedModel
 from extender.wire import encode_priority
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import PerformanceTable
 from fitness.serving_devices import ServingDevices
+from fitness.stated_hardware import DeviceHardware
 from kube.client import Obj
 
 MOST_ENTRIES: Final = 1_000_000

@@ -6,7 +6,8 @@ import pytest
 
 from devices.vendors import VENDORS
 from extender.misfit import find_static_misfit, find_transient_misfit
-from extender.node_facts import DeviceHardware, ScoringFacts
+from extender.node_facts import ScoringFacts
+from fitness.stated_hardware import DeviceHardware
 from tests.unit.extender.extender_objects import GIB, H100_LABELS, L4_LABELS, MI300_LABELS, SHARED, facts, subject
 
 LARGE = 40 * GIB

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from devices.vendors import VENDORS
-from extender.node_facts import DeviceHardware, ScoringFacts, read_node
+from extender.node_facts import ScoringFacts, read_node
+from fitness.stated_hardware import DeviceHardware
 from tests.unit.extender.extender_objects import (
     GIB,
     H100,
