@@ -38,8 +38,8 @@ from controller.services.kueue_report import (
 )
 from controller.services.metal_processes import observe_hosts
 from controller.services.moved_services import MovedServices, waits_whole
-from controller.services.placement_report import report_placement
 from controller.services.performance_source import UNKNOWN_SPEED, KnownSpeed, MeasuredPair, PerformanceSource
+from controller.services.placement_report import report_placement
 from controller.services.pods.claim_templates import list_spent_templates, list_templates
 from controller.services.pods.deployment import build_network_service
 from controller.services.pods.disruption import build_disruption_budget

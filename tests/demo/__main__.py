@@ -32,18 +32,18 @@ def main() -> int:
         print(f"make demo: {error}", file=sys.stderr)
         return 1
     weights = asyncio.run(fetch_weights(options.model)) if options.model else write_weights("tiny.gguf")
-    larger = write_weights("larger.gguf", n_embd=256, n_ff=16384)
+    larger = write_weights("larger.gguf", width=256, feed_forward=16384)
     inside = [sys.executable, "-m", "tests.demo.inside", "--weights", str(weights), "--larger", str(larger)]
     return sandbox.run([*inside, *(["--keep"] if options.keep else [])])
 
 
-def write_weights(name: str, **dimensions: int) -> Path:
+def write_weights(name: str, width: int = 64, feed_forward: int = 128) -> Path:
     """Write generated weights into the user's cache, which is visible in the sandbox too."""
     from tests.support.tiny_models.tiny_gguf import write  # noqa: PLC0415 - numpy is only needed to generate
 
     weights = cache_folder() / "models" / name
     weights.parent.mkdir(parents=True, exist_ok=True)
-    write(weights, **dimensions)
+    write(weights, n_embd=width, n_ff=feed_forward)
     return weights
 
 

@@ -6,9 +6,9 @@ import pytest
 from msgspec import structs
 
 from controller.reconcile.plan import Snapshot
-from crds.rate import format_rate
 from controller.services.device_classes import find_replica_class
 from controller.services.performance_source import MeasuredPair, PerformanceSource
+from crds.rate import format_rate
 from devices.vendors import VENDORS
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import RecordKey, build_config_map, put_record
