@@ -82,6 +82,7 @@ async def check_traffic_is_counted(cluster: Cluster, service: str) -> None:
     assert pod is not None
     series = find_series(pod)
     assert series is not None
+    assert series.requests is not None
     (url,), token = await cluster.urls(service), await cluster.token(service)
     async with aiohttp.ClientSession() as session:
         async with session.get(f"{url}{series.path}") as refused:
