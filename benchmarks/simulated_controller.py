@@ -8,9 +8,10 @@ from typing import Final
 from unittest import mock
 
 from benchmarks.simulated_server import SimulatedServer, simulated_host
+from controller.controller_options import ControllerOptions
 from controller.pod_settings import PodSettings
 from controller.reconcile import feed
-from controller.run import Controller, ControllerOptions
+from controller.run import Controller
 from controller.services import readiness_probe
 from crds.meta import Accelerator
 from kube.client import Client, Obj

@@ -18,11 +18,12 @@ from artifacts.repositories.address_policy import NETWORKS_VARIABLE, Networks, n
 from cli import log
 from cli.options import SOURCE_VARIABLES, Duration, Size, allow_private_sources, load_hosts_ca
 from cli.vendor_option import read_vendors
+from controller.controller_options import ControllerOptions
 from controller.http_endpoints import BindAddress, ControllerHealth, metrics_routes, parse_bind_address, serve
 from controller.metrics import ControllerMetrics
 from controller.placement.planner import MIN_RUN_SECONDS
 from controller.pod_settings import PodSettings
-from controller.run import Controller, ControllerOptions
+from controller.run import Controller
 from controller.services.pods.pod_monitor import parse_monitor_labels
 from controller.tenant_limits import TenantLimits
 from crds.meta import LABEL_PATTERN, LONGEST_LABEL, LONGEST_NAME, NAME_PATTERN, DefaultSchedulingMode

@@ -10,7 +10,6 @@ import functools
 import itertools
 import os
 import secrets
-import ssl
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,28 +18,19 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from controller.benchmarks.benchmark_runner import BenchmarkRunner
 from controller.benchmarks.flexinfer_export import FlexInferExport
+from controller.controller_options import ControllerOptions
 from controller.hosts.reachability import ReachabilityProber
 from controller.hosts.reconciler import LeaseReader, host_reconciler
 from controller.http_endpoints import ControllerHealth
+from controller.leader_queue import LeaderQueue, build_queue
 from controller.metrics import ControllerMetrics, ReconcileResult
 from controller.models.reconciler import model_reconciler
-from controller.placement.actions import Admit
-from controller.placement.admission import Admission
-from controller.placement.admission_parts import AdmissionParts, RoundReport
 from controller.placement.board import Board
-from controller.placement.bound_volumes import BoundVolumes
-from controller.placement.candidate_room import CandidateRooms
 from controller.placement.cell_registry import CellRegistry
 from controller.placement.device_feed import DeviceFeed
 from controller.placement.kueue import KueueQueues
 from controller.placement.nodes import declare_nodes
-from controller.placement.placement_notes import PlacementNotes
-from controller.placement.planner import MIN_RUN_SECONDS, PlanRules
-from controller.placement.pool_table import read_pools
-from controller.pod_settings import PodSettings
-from controller.pools.pool_board import PoolBoard
 from controller.pools.reconciler import pool_reconciler
 from controller.reconcile.executor import Executor
 from controller.reconcile.feed import OURS, Feed
@@ -57,7 +47,8 @@ from controller.services.performance_source import PerformanceSource
 from controller.services.pods.replica_reservation import reserve_replica
 from controller.services.pods.update_pacer import UpdatePacer
 from controller.services.readiness_probe import Prober
-from controller.services.reconciler import service_reconciler
+from controller.services.reconciler import NO_SPEED_SOURCES, service_reconciler
+from controller.services.speed_report import SpeedSources
 from controller.services.tokens import KnownTokens
 from controller.services.traffic_meter import TrafficMeter
 from crds.meta import CONTROLLER_NAMESPACE
@@ -69,7 +60,6 @@ from kube.events import EventRecorder
 from kube.lease import Elector
 from kube.queue import WorkQueue, run_workers
 from kube.resources import (
-    ACCELERATOR_POOLS,
     INFERENCE_SERVICES,
     NODES,
     POD_MONITORS,
@@ -98,43 +88,11 @@ STABLE_SECONDS: Final = 60.0
 log = structlog.get_logger()
 
 
-class ControllerOptions(NamedTuple):
-    """Options of the command line."""
-
-    pods: PodSettings
-    """Settings of all pods: those of Jobs, and those that serve."""
-    trust: ssl.SSLContext | None = None
-    """Trust for the certificates of hosts; None: the system's roots."""
-    elects: bool = True
-    """Compete for leadership; else lead at once, which is only for a controller that runs alone."""
-    namespaces: tuple[str, ...] = ()
-    """The only namespaces that it reads and writes, without hosts; none: the whole cluster."""
-    min_run_seconds: float = MIN_RUN_SECONDS
-    """Time for which an admitted replica is not evicted for another one."""
-    benchmarks: bool = False
-    """Measure the speed of models on idle devices."""
-    flexinfer_export: bool = False
-    """Write measured speeds for programs of FlexInfer, too."""
-
-
 class Item(NamedTuple):
     """One object of one kind in the queue."""
 
     resource: Resource
     key: ObjectKey
-
-
-class LeaderQueue(NamedTuple):
-    """The queue of a controller that reads the whole cluster."""
-
-    admission: Admission
-    board: Board
-    pools: PoolBoard
-    volumes: BoundVolumes
-    rooms: CandidateRooms
-    notes: PlacementNotes
-    benchmarks: BenchmarkRunner | None
-    """None: nothing is measured."""
 
 
 def registrations(
@@ -146,8 +104,7 @@ def registrations(
     *,
     kueue: KueueQueues,
     devices: DeviceFeed | None = None,
-    measured: PerformanceSource | None = None,
-    assessor: SpeedAssessor | None = None,
+    speeds: SpeedSources = NO_SPEED_SOURCES,
 ) -> tuple[tuple[Reconciler, ...], tuple[LeaderTask, ...]]:
     """Return all reconcilers, and the tasks that run beside them while this replica leads.
 
@@ -170,9 +127,7 @@ def registrations(
             kueue=kueue,
             rooms=queue.rooms if queue is not None else None,
             devices=devices,
-            measured=measured,
-            assessor=assessor,
-            notes=queue.notes if queue is not None else None,
+            speeds=speeds,
         ),
     )
     if options.namespaces:
@@ -184,8 +139,8 @@ def registrations(
         queue_tasks = (queue.board.run, queue.pools.run, queue.volumes.run, queue.rooms.run, queue.admission.run)
         if queue.benchmarks is not None:
             queue_tasks += (queue.benchmarks.run,)
-        if options.flexinfer_export and measured is not None:
-            queue_tasks += (FlexInferExport(measured).run,)
+        if options.flexinfer_export and speeds.measured is not None:
+            queue_tasks += (FlexInferExport(speeds.measured).run,)
         pools = (pool_reconciler(queue.pools.standing),)
     hosts = ReachabilityProber()
     on_hosts = (release_reconciler(leases.wait_seconds), host_reconciler(leases, tokens, hosts))
@@ -241,13 +196,12 @@ class Controller:
         self._devices = DeviceFeed(self.store, options.namespaces)
         measured = PerformanceSource(self.store, functools.partial(self._enqueue, INFERENCE_SERVICES))
         self._optional_kinds = (monitors, measured.kind, self._kueue.local_queues, *self._nodes)
-        queue = self._make_queue(self._registry, options, measured) if self._registry is not None else None
+        queue = self._make_queue(options, measured)
         reconcilers, self._leader_tasks = registrations(
             *(options, leases, metrics, monitors, queue),
             kueue=self._kueue,
             devices=self._devices,
-            measured=measured,
-            assessor=self._make_assessor(measured, options),
+            speeds=SpeedSources(measured, self._make_assessor(measured, options), queue and queue.notes),
         )
         self._reconcilers = {each.resource: each for each in reconcilers}
         self._triggers = _group_triggers(reconcilers)
@@ -267,73 +221,26 @@ class Controller:
         classes.subscribe(lambda _accelerator: self._enqueue_services())
         return SpeedAssessor(classes, measured.table, options.pods.vendors)
 
+    def _make_queue(self, options: ControllerOptions, measured: PerformanceSource) -> LeaderQueue | None:
+        """Return the queue; None: the nodes and hosts are not this controller's."""
+        if self._registry is None:
+            return None
+        return build_queue(
+            self.store,
+            self._registry,
+            self._board,
+            measured,
+            options,
+            identity=self._identity,
+            metrics=self._metrics,
+            precedence=self._precedence,
+            enqueue=self._enqueue,
+        )
+
     def _enqueue_services(self) -> None:
         """Decide all services again: a device class has come, has changed or has gone."""
         for each in self.store.list(INFERENCE_SERVICES):
             self._enqueue(INFERENCE_SERVICES, object_key(each))
-
-    def _make_queue(
-        self, registry: CellRegistry, options: ControllerOptions, measured: PerformanceSource
-    ) -> LeaderQueue:
-        volumes = BoundVolumes(self.store, registry)
-        vendors = options.pods.vendors
-        pools = PoolBoard(self.store, vendors, registry, functools.partial(self._enqueue, ACCELERATOR_POOLS))
-        rooms = CandidateRooms(
-            *(registry, functools.partial(self._enqueue, INFERENCE_SERVICES), volumes.find_nodes, volumes.has_read)
-        )
-
-        benchmarks = self._make_benchmarks(registry, options, measured) if options.benchmarks else None
-
-        def read_rules() -> PlanRules:
-            table = read_pools(self.store, vendors)
-            return PlanRules(options.min_run_seconds, table.rules, table.quotas)
-
-        def show_round(report: RoundReport) -> None:
-            self._show_round(report)
-            pools.update(report)
-            rooms.update(report)
-            if benchmarks is not None:
-                benchmarks.wake()
-
-        notes = PlacementNotes(functools.partial(self._enqueue, INFERENCE_SERVICES))
-
-        def note_admission(action: Admit) -> None:
-            cell = registry.find_cell(action.cells[0]) if action.cells else None
-            notes.note(action, cell.device_class if cell is not None else "")
-
-        parts = AdmissionParts(
-            registry,
-            vendors,
-            self._identity,
-            is_queued_by_default=options.pods.scheduling_mode == "Queue",
-            find_volume_nodes=volumes.find_nodes,
-            rules=read_rules,
-            on_round=show_round,
-            on_outcome=self._metrics.count_admission,
-            on_admitted=note_admission,
-            on_preemption=lambda _eviction: self._metrics.queue.count_preemption("Priority"),
-            admitting=self._precedence.admitting,
-        )
-        admission = Admission(parts)
-        volumes.subscribe(admission.wake)
-        return LeaderQueue(admission, self._board, pools, volumes, rooms, notes, benchmarks)
-
-    def _make_benchmarks(
-        self, registry: CellRegistry, options: ControllerOptions, measured: PerformanceSource
-    ) -> BenchmarkRunner:
-        return BenchmarkRunner(
-            self.store,
-            options.pods,
-            measured,
-            list_cells=registry.list_cells,
-            list_waiting_pools=lambda: [pool for (pool, _), waiting in self._board.depths.items() if waiting],
-        )
-
-    def _show_round(self, report: RoundReport) -> None:
-        """Set what users see of the queue."""
-        self._board.update(report.round, report.cells, report.now, units=report.units, failures=report.failures)
-        self._metrics.queue.observe_plan(report.plan_seconds)
-        self._metrics.queue.set_depths(self._board.depths)
 
     async def run(self) -> None:
         """Follow the cluster, compete for leadership, reconcile while leading; ends only by cancellation."""

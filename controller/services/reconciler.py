@@ -14,10 +14,8 @@ from controller.models.served import format_of, read_companions, runtime_of
 from controller.placement.board import FindStanding
 from controller.placement.device_feed import DeviceFeed
 from controller.placement.kueue import KueueQueues
-from controller.placement.placement_notes import PlacementNotes
 from controller.placement.standing import ServiceStanding
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
-from controller.reconcile.conditions import condition
 from controller.reconcile.indexes import (
     SERVICE_INDEX,
     namespaced,
@@ -27,8 +25,6 @@ from controller.reconcile.plan import Plan, Reconciler, Snapshot, prune
 from controller.services import preconditions
 from controller.services.accelerator_choice import ChosenAccelerators, RoomSource, choose_accelerators
 from controller.services.checked_replica import CheckedReplica, check_replica
-from controller.services.class_speeds import SpeedAssessor, find_no_speeds
-from controller.services.device_classes import find_replica_class
 from controller.services.endpoints import ready_endpoints, replica_addresses
 from controller.services.kueue_report import (
     NO_REPORT,
@@ -38,8 +34,6 @@ from controller.services.kueue_report import (
 )
 from controller.services.metal_processes import observe_hosts
 from controller.services.moved_services import MovedServices, waits_whole
-from controller.services.performance_source import UNKNOWN_SPEED, KnownSpeed, MeasuredPair, PerformanceSource
-from controller.services.placement_report import report_placement
 from controller.services.pods.claim_templates import list_spent_templates, list_templates
 from controller.services.pods.deployment import build_network_service
 from controller.services.pods.disruption import build_disruption_budget
@@ -56,15 +50,13 @@ from controller.services.replica_memory import ReplicaMemory
 from controller.services.replicas import Replicas, combine_replicas
 from controller.services.service_triggers import OF_PODS, list_triggers
 from controller.services.several_accelerators import find_pod_runtime, list_parts, observe_several, summarize_parts
-from controller.services.status import MOST_NODES, ServiceView, build_events, build_status
+from controller.services.speed_report import SpeedReport, SpeedSources
+from controller.services.status import ServiceView, build_events, build_status
 from controller.services.tokens import KnownTokens, TokenRotation, TokenStep, token_secret
 from controller.services.traffic import UNKNOWN_TRAFFIC, Traffic, find_series, read_traffic
 from controller.services.traffic_meter import TrafficMeter, TrafficTarget
 from crds.inferenceservice import InferenceService
-from crds.meta import without_defaults
 from crds.model import Model
-from crds.placement import ClassSpeed, Placement
-from fitness.performance import hash_model
 from kube.client import Client, Obj
 from kube.resources import (
     DEPLOYMENTS,
@@ -104,6 +96,7 @@ class ViewFacts(NamedTuple):
 
 
 NO_FACTS: Final = ViewFacts()
+NO_SPEED_SOURCES: Final = SpeedSources()
 
 
 class ServiceInputs(NamedTuple):
@@ -123,12 +116,8 @@ class ServiceInputs(NamedTuple):
     """True if the cluster has PodMonitors."""
     traffic: Traffic = UNKNOWN_TRAFFIC
     facts: ViewFacts = NO_FACTS
-    speeds: tuple[ClassSpeed, ...] = ()
-    """Speed of a replica on each device class."""
-    placement: Placement | None = None
-    """Place of the last replica that was placed; None: unknown."""
-    speed: KnownSpeed = UNKNOWN_SPEED
-    """Measured speed on the hardware of the replicas."""
+    speed: SpeedReport = SpeedReport()
+    """All that is known of its speed."""
 
 
 def service_reconciler(
@@ -143,9 +132,7 @@ def service_reconciler(
     kueue: KueueQueues | None = None,
     rooms: RoomSource | None = None,
     devices: DeviceFeed | None = None,
-    measured: PerformanceSource | None = None,
-    assessor: SpeedAssessor | None = None,
-    notes: PlacementNotes | None = None,
+    speeds: SpeedSources = NO_SPEED_SOURCES,
 ) -> Reconciler:
     """Return the reconciler.
 
@@ -160,23 +147,20 @@ def service_reconciler(
         kueue: the LocalQueues of Kueue; None: no service is given to it.
         rooms: the room of accelerators; None: no service may use several.
         devices: the devices that services may claim; None: all that they claim exist.
-        measured: the measured speeds; None: none is known.
-        assessor: the speeds by device class; None: none is known.
-        notes: why replicas are where they are; None: the queue is not this controller's.
+        speeds: the sources of what is known of speeds.
     """
     moved = MovedServices(find_standing)
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> ServiceInputs | None:
         service = _read_service(snapshot, key)
         if service is None:
-            _forget_service(key, prober, meter, moved, tokens, pacer, rooms, measured, assessor, notes)
+            _forget_service(key, prober, meter, moved, tokens, pacer, rooms, speeds)
             return None
         has_claims = devices is None or await devices.settle()
         revision, report = snapshot.store.revision, read_kueue(service, snapshot.store, kueue)
         standing = find_standing(key, recall_standing(service.status.queue)) if report == NO_REPORT else None
-        find_speeds = assessor.assess if assessor is not None else find_no_speeds
         chosen = choose_accelerators(
-            snapshot, key, service, settings, rooms, has_claims=has_claims, find_speeds=find_speeds
+            snapshot, key, service, settings, rooms, has_claims=has_claims, find_speeds=speeds.find_speeds
         )
         facts = ViewFacts(pacer.may_roll_out(key), standing, report, chosen, has_claims)
         view = build_view(snapshot, key, service, settings, facts)
@@ -185,11 +169,7 @@ def service_reconciler(
         step = await _find_token_step(tokens, client, snapshot, key, view)
         found = (view.question, answer, step.new_token, view, revision, step.rotation, monitors.exists)
         traffic = meter.follow(key, _find_traffic_target(view), read_traffic(service.status))
-        speeds = chosen.speeds if chosen else find_speeds(key, service, view.accelerator, view.served)
-        note = notes.find(key) if notes is not None else None
-        placement = report_placement(note, service.status.placement, speeds, view.replicas.nodes)
-        speed = _find_speed(snapshot, key, view, settings, measured)
-        return ServiceInputs(*found, traffic, facts, speeds, placement, speed)
+        return ServiceInputs(*found, traffic, facts, speeds.report(snapshot, key, view, settings.vendors))
 
     return Reconciler(
         resource=INFERENCE_SERVICES,
@@ -200,13 +180,11 @@ def service_reconciler(
         report=moved.report,
         decided=moved.keep,
         outdate=moved.forget,
-        restart=functools.partial(_restart_all, tokens, pacer, moved, notes),
+        restart=functools.partial(_restart_all, tokens, pacer, moved, speeds),
     )
 
 
-_ForgettingPart = (
-    MovedServices | KnownTokens | UpdatePacer | RoomSource | PerformanceSource | SpeedAssessor | PlacementNotes
-)
+_ForgettingPart = MovedServices | KnownTokens | UpdatePacer | RoomSource | SpeedSources
 
 
 def _forget_service(key: ObjectKey, prober: Prober, meter: TrafficMeter, *others: _ForgettingPart | None) -> None:
@@ -232,10 +210,9 @@ def _has_replicas(snapshot: Snapshot, service: InferenceService) -> bool:
     return any(snapshot.children(resource, namespace, uid) for resource in (DEPLOYMENTS, METAL_PROCESSES))
 
 
-def _restart_all(*parts: KnownTokens | UpdatePacer | MovedServices | PlacementNotes | None) -> None:
+def _restart_all(*parts: KnownTokens | UpdatePacer | MovedServices | SpeedSources) -> None:
     for each in parts:
-        if each is not None:
-            each.restart()
+        each.restart()
 
 
 def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = DEFAULT_SETTINGS) -> Plan:
@@ -251,11 +228,7 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
     # The cluster may have changed while the inputs were read: an answer to another question is ignored.
     status = build_status(view, inputs.answer if inputs.question == view.question else None)
     status |= inputs.traffic.fields()
-    if inputs.speeds:
-        status["speeds"] = [without_defaults(each) for each in inputs.speeds]
-    if inputs.placement is not None:
-        status["placement"] = without_defaults(inputs.placement)
-    status = _add_speed(status, inputs.speed, service.metadata.generation)
+    status = inputs.speed.add_to(status, service.metadata.generation)
     rotation = inputs.rotation
     if rotated := rotation.done or service.status.token_rotation:
         status["tokenRotation"] = rotated
@@ -308,40 +281,6 @@ def _probe_service(prober: Prober, tokens: KnownTokens, key: ObjectKey, view: Se
     if prober.take_stale_token(key):
         tokens.read_again(key)
     return answer
-
-
-def _find_speed(
-    snapshot: Snapshot, key: ObjectKey, view: ServiceView, settings: PodSettings, measured: PerformanceSource | None
-) -> KnownSpeed:
-    return measured.find(key, _find_measured_pair(snapshot, view, settings)) if measured is not None else UNKNOWN_SPEED
-
-
-def _add_speed(status: Obj, speed: KnownSpeed, generation: int) -> Obj:
-    """Return the status with the measured speed, and with a condition if it could not be measured."""
-    if speed.performance is not None:
-        status = {**status, "performance": without_defaults(speed.performance)}
-    if speed.problem is None:
-        return status
-    reason, message = speed.problem
-    failed = condition(BENCHMARKED, true=False, reason=reason, message=message, generation=generation)
-    return {**status, "conditions": [*status["conditions"], failed]}
-
-
-def _find_measured_pair(snapshot: Snapshot, view: ServiceView, settings: PodSettings) -> MeasuredPair | None:
-    """Return the model of a service and the device classes of its replicas; None if no measurement says its speed.
-
-    What companions add to the speed is not measured.
-    """
-    if view.served is None or view.served.companions or not view.replicas.nodes:
-        return None
-    shown = view.accelerator if view.chosen is None else view.chosen.accelerator
-    accelerators, service = (shown or "").split(","), view.service
-    classes = [
-        find_replica_class(snapshot, service, accelerators, place, settings.vendors)
-        for place in sorted(view.replicas.nodes)[:MOST_NODES]
-    ]
-    model_hash = hash_model(view.served.model, view.served.runtime, service.spec)
-    return MeasuredPair(model_hash, frozenset(each for each in classes if each is not None))
 
 
 def _list_labels(view: ServiceView) -> dict[str, str] | None:

@@ -15,10 +15,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
+from controller.controller_options import ControllerOptions
 from controller.placement.pod_requests import find_pinned_node, is_gated
 from controller.pod_settings import PodSettings
 from controller.reconcile.indexes import mounted_claims
-from controller.run import Controller, ControllerOptions
+from controller.run import Controller
 from crds.meta import CLI_FIELD_MANAGER, DRAINED, LABEL_SLICE_MANAGED_BY, ROTATE_TOKEN, SLICE_MANAGED_BY
 from kube.client import Client, Obj
 from kube.errors import ApiError

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE
+from controller.controller_options import ControllerOptions
 from controller.pod_settings import PodSettings
 from controller.reconcile.conditions import find
-from controller.run import Controller, ControllerOptions
+from controller.run import Controller
 from kube import credentials
 from kube.client import Client
 from kube.resources import MODELS

@@ -11,10 +11,10 @@ from click.testing import CliRunner, Result
 import cli.controller
 from cli import log
 from cli.main import main
+from controller.controller_options import ControllerOptions
 from controller.http_endpoints import ControllerHealth
 from controller.metrics import ControllerMetrics
 from controller.pod_settings import PodSettings
-from controller.run import ControllerOptions
 
 WITHOUT_SERVERS = ("--metrics-bind-address=0", "--health-probe-bind-address=0")
 

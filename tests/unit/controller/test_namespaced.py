@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from controller.controller_options import ControllerOptions
 from controller.metrics import ControllerMetrics
 from controller.pod_settings import PodSettings
 from controller.reconcile import feed
-from controller.run import Controller, ControllerOptions
+from controller.run import Controller
 from kube.client import Client, Obj, ObjectList
 from kube.errors import Forbidden, NotFound
 from kube.resources import LEASES, METAL_HOSTS, METAL_PROCESSES, MODELS, NODES, Resource

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from controller import run
+from controller.controller_options import ControllerOptions
 from controller.hosts.reconciler import LeaseReader
 from controller.http_endpoints import ControllerHealth
 from controller.metrics import ControllerMetrics
@@ -17,7 +18,7 @@ from controller.reconcile import feed
 from controller.reconcile.feed import REPORTED, WRITTEN_BY_USERS
 from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.plan import Leading, Plan, Reconciler, Snapshot
-from controller.run import Controller, ControllerOptions, Item
+from controller.run import Controller, Item
 from controller.services.tokens import token_secret
 from crds.meta import HOSTS_NAMESPACE
 from kube.client import Client, Obj, ObjectList

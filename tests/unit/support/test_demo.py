@@ -22,7 +22,7 @@ async def test_demo_waits_for_the_address_of_a_service_that_is_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store()
-    cluster = DemoCluster(Binaries(NOWHERE, NOWHERE, NOWHERE, NOWHERE, NOWHERE), tmp_path, NOWHERE)
+    cluster = DemoCluster(Binaries(NOWHERE, NOWHERE, NOWHERE, NOWHERE, NOWHERE), tmp_path, NOWHERE, NOWHERE)
     for name in SERVICES:
         store.put(INFERENCE_SERVICES, {"metadata": metadata(name), "status": {"phase": "Ready"}})
     monkeypatch.setattr(inside, "READY_SECONDS", 0.05)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from controller.controller_options import ControllerOptions
 from controller.models.copy_observation import read_binding
 from controller.models.jobs import Reservation
 from controller.models.observation import observe_model
@@ -12,7 +13,7 @@ from controller.models.served import Served
 from controller.pod_settings import PodSettings
 from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.plan import Snapshot
-from controller.run import Controller, ControllerOptions, Item
+from controller.run import Controller, Item
 from crds.inferenceservice import InferenceService
 from crds.model import Model
 from kube.client import Client, Obj

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
+from controller.controller_options import ControllerOptions
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import Plan, Reconciler
 from controller.reconcile.stamp import ANNOTATION_STAMP
 from controller.reconcile.triggers import is_gated
-from controller.run import Controller, ControllerOptions, Item
+from controller.run import Controller, Item
 from controller.services.preconditions import DEVICE_TOO_SMALL
 from crds.meta import QUEUE_GATE
 from kube.client import Client, Obj

@@ -8,6 +8,7 @@ from controller.placement.placement_notes import PlacementNote, PlacementNotes
 from controller.placement.score import score_cell
 from controller.placement.units import SpeedProfile
 from controller.services.placement_report import report_placement
+from controller.services.speed_report import SpeedReport
 from crds.placement import ClassSpeed, Placement
 from kube.resources import ObjectKey
 from tests.support.queue_units import gpus, node, pod
@@ -71,7 +72,7 @@ def test_note_is_that_of_the_last_admission_of_a_service() -> None:
 
 def test_speeds_and_placement_are_in_the_status() -> None:
     found = report_placement(NOTE, None, SPEEDS, {"h"})
-    plan = decide_chat(chat_service(), speeds=SPEEDS, placement=found)
+    plan = decide_chat(chat_service(), speed=SpeedReport(SPEEDS, found))
     assert plan.status is not None
     assert [each["deviceClass"] for each in plan.status["speeds"]] == ["nvidia-h100x2", "nvidia-l4x2"]
     assert plan.status["placement"]["others"][0]["place"] == "node/l"

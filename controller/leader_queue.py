@@ -1,0 +1,116 @@
+"""The queue of a controller that reads the whole cluster: admission, board, pools, rooms and notes, put together."""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+from controller.benchmarks.benchmark_runner import BenchmarkRunner
+from controller.controller_options import ControllerOptions
+from controller.metrics import ControllerMetrics
+from controller.placement.actions import Admit
+from controller.placement.admission import Admission
+from controller.placement.admission_parts import AdmissionParts, RoundReport
+from controller.placement.board import Board
+from controller.placement.bound_volumes import BoundVolumes
+from controller.placement.candidate_room import CandidateRooms
+from controller.placement.cell_registry import CellRegistry
+from controller.placement.placement_notes import PlacementNotes
+from controller.placement.planner import PlanRules
+from controller.placement.pool_table import read_pools
+from controller.pools.pool_board import PoolBoard
+from controller.reconcile.precedence import AdmissionPrecedence
+from controller.services.performance_source import PerformanceSource
+from kube.resources import ACCELERATOR_POOLS, INFERENCE_SERVICES, ObjectKey, Resource
+from kube.store import Store
+
+
+class LeaderQueue(NamedTuple):
+    """The queue of a controller that reads the whole cluster."""
+
+    admission: Admission
+    board: Board
+    pools: PoolBoard
+    volumes: BoundVolumes
+    rooms: CandidateRooms
+    notes: PlacementNotes
+    benchmarks: BenchmarkRunner | None
+    """None: nothing is measured."""
+
+
+def build_queue(
+    store: Store,
+    registry: CellRegistry,
+    board: Board,
+    measured: PerformanceSource,
+    options: ControllerOptions,
+    *,
+    identity: str,
+    metrics: ControllerMetrics,
+    precedence: AdmissionPrecedence,
+    enqueue: Callable[[Resource, ObjectKey], None],
+) -> LeaderQueue:
+    """Return the queue, not yet running.
+
+    Args:
+        store: the watch cache.
+        registry: the cells.
+        board: what waiting services are told.
+        measured: the stored measurements.
+        options: options of the controller.
+        identity: name of this replica.
+        metrics: counts rounds, admissions and preemptions.
+        precedence: gives admissions precedence before reconciles.
+        enqueue: lets an object be decided again.
+    """
+    volumes, vendors = BoundVolumes(store, registry), options.pods.vendors
+    enqueue_service = functools.partial(enqueue, INFERENCE_SERVICES)
+    pools = PoolBoard(store, vendors, registry, functools.partial(enqueue, ACCELERATOR_POOLS))
+    rooms = CandidateRooms(registry, enqueue_service, volumes.find_nodes, volumes.has_read)
+    notes = PlacementNotes(enqueue_service)
+    benchmarks = _build_benchmarks(store, registry, board, measured, options) if options.benchmarks else None
+
+    def read_rules() -> PlanRules:
+        table = read_pools(store, vendors)
+        return PlanRules(options.min_run_seconds, table.rules, table.quotas)
+
+    def show_round(report: RoundReport) -> None:
+        board.update(report.round, report.cells, report.now, units=report.units, failures=report.failures)
+        metrics.queue.observe_plan(report.plan_seconds)
+        metrics.queue.set_depths(board.depths)
+        pools.update(report)
+        rooms.update(report)
+        if benchmarks is not None:
+            benchmarks.wake()
+
+    def note_admission(action: Admit) -> None:
+        cell = registry.find_cell(action.cells[0]) if action.cells else None
+        notes.note(action, cell.device_class if cell is not None else "")
+
+    parts = AdmissionParts(
+        registry,
+        vendors,
+        identity,
+        is_queued_by_default=options.pods.scheduling_mode == "Queue",
+        find_volume_nodes=volumes.find_nodes,
+        rules=read_rules,
+        on_round=show_round,
+        on_outcome=metrics.count_admission,
+        on_admitted=note_admission,
+        on_preemption=lambda _eviction: metrics.queue.count_preemption("Priority"),
+        admitting=precedence.admitting,
+    )
+    admission = Admission(parts)
+    volumes.subscribe(admission.wake)
+    return LeaderQueue(admission, board, pools, volumes, rooms, notes, benchmarks)
+
+
+def _build_benchmarks(
+    store: Store, registry: CellRegistry, board: Board, measured: PerformanceSource, options: ControllerOptions
+) -> BenchmarkRunner:
+    return BenchmarkRunner(
+        store,
+        options.pods,
+        measured,
+        list_cells=registry.list_cells,
+        list_waiting_pools=lambda: [pool for (pool, _), waiting in board.depths.items() if waiting],
+    )

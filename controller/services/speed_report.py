@@ -1,0 +1,100 @@
+"""All that a service shows of its speed: on each device class, of its replicas, and the place that follows from it."""
+
+from typing import NamedTuple
+
+from controller.placement.placement_notes import PlacementNotes
+from controller.reconcile.conditions import condition
+from controller.reconcile.plan import Snapshot
+from controller.services.class_speeds import FindSpeeds, SpeedAssessor, find_no_speeds
+from controller.services.device_classes import find_replica_class
+from controller.services.performance_source import UNKNOWN_SPEED, KnownSpeed, MeasuredPair, PerformanceSource
+from controller.services.placement_report import report_placement
+from controller.services.status import MOST_NODES, ServiceView
+from crds.meta import without_defaults
+from crds.placement import ClassSpeed, Placement
+from devices.vendors import Vendors
+from fitness.performance import hash_model
+from kube.client import Obj
+from kube.resources import ObjectKey
+
+BENCHMARKED = "Benchmarked"
+"""Condition of a service whose model could not be measured."""
+
+
+class SpeedReport(NamedTuple):
+    """The speed of a service."""
+
+    classes: tuple[ClassSpeed, ...] = ()
+    """On each device class."""
+    placement: Placement | None = None
+    """Place of the last replica that was placed; None: unknown."""
+    measured: KnownSpeed = UNKNOWN_SPEED
+    """Measured on the hardware of the replicas."""
+
+    def add_to(self, status: Obj, generation: int) -> Obj:
+        """Return a status with the speed, and with a condition if it could not be measured."""
+        found = dict(status)
+        if self.classes:
+            found["speeds"] = [without_defaults(each) for each in self.classes]
+        if self.placement is not None:
+            found["placement"] = without_defaults(self.placement)
+        if self.measured.performance is not None:
+            found["performance"] = without_defaults(self.measured.performance)
+        if self.measured.problem is not None:
+            reason, message = self.measured.problem
+            failed = condition(BENCHMARKED, true=False, reason=reason, message=message, generation=generation)
+            found["conditions"] = [*status["conditions"], failed]
+        return found
+
+
+class SpeedSources(NamedTuple):
+    """The sources of what is known of speeds; None: the controller has no such source."""
+
+    measured: PerformanceSource | None = None
+    assessor: SpeedAssessor | None = None
+    notes: PlacementNotes | None = None
+
+    @property
+    def find_speeds(self) -> FindSpeeds:
+        """The function that returns the speed of a service on each device class of an accelerator."""
+        return self.assessor.assess if self.assessor is not None else find_no_speeds
+
+    def report(self, snapshot: Snapshot, key: ObjectKey, view: ServiceView, vendors: Vendors) -> SpeedReport:
+        """Return the speed of a service, and follow that of its model from now on."""
+        if view.chosen is not None:
+            classes = view.chosen.speeds
+        else:
+            classes = self.find_speeds(key, view.service, view.accelerator, view.served)
+        note = self.notes.find(key) if self.notes is not None else None
+        placement = report_placement(note, view.service.status.placement, classes, view.replicas.nodes)
+        if self.measured is None:
+            return SpeedReport(classes, placement)
+        return SpeedReport(classes, placement, self.measured.find(key, _find_measured_pair(snapshot, view, vendors)))
+
+    def forget(self, key: ObjectKey) -> None:
+        """Forget a service that is gone."""
+        for each in self:
+            if each is not None:
+                each.forget(key)
+
+    def restart(self) -> None:
+        """Forget what an earlier leadership knew."""
+        if self.notes is not None:
+            self.notes.restart()
+
+
+def _find_measured_pair(snapshot: Snapshot, view: ServiceView, vendors: Vendors) -> MeasuredPair | None:
+    """Return the model of a service and the device classes of its replicas; None if no measurement says its speed.
+
+    What companions add to the speed is not measured.
+    """
+    if view.served is None or view.served.companions:
+        return None
+    shown = view.accelerator if view.chosen is None else view.chosen.accelerator
+    accelerators, service = (shown or "").split(","), view.service
+    classes = [
+        find_replica_class(snapshot, service, accelerators, place, vendors)
+        for place in sorted(view.replicas.nodes)[:MOST_NODES]
+    ]
+    model_hash = hash_model(view.served.model, view.served.runtime, service.spec)
+    return MeasuredPair(model_hash, frozenset(each for each in classes if each is not None))
