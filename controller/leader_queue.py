@@ -7,7 +7,6 @@ from typing import NamedTuple
 from controller.benchmarks.benchmark_runner import BenchmarkRunner
 from controller.controller_options import ControllerOptions
 from controller.metrics import ControllerMetrics
-from controller.placement.actions import Admit
 from controller.placement.admission import Admission
 from controller.placement.admission_parts import AdmissionParts, RoundReport
 from controller.placement.board import Board
@@ -20,6 +19,7 @@ from controller.placement.pool_table import read_pools
 from controller.pools.pool_board import PoolBoard
 from controller.reconcile.precedence import AdmissionPrecedence
 from controller.services.performance_source import PerformanceSource
+from devices.vendors import Vendors
 from kube.resources import ACCELERATOR_POOLS, INFERENCE_SERVICES, ObjectKey, Resource
 from kube.store import Store
 
@@ -66,12 +66,8 @@ def build_queue(
     enqueue_service = functools.partial(enqueue, INFERENCE_SERVICES)
     pools = PoolBoard(store, vendors, registry, functools.partial(enqueue, ACCELERATOR_POOLS))
     rooms = CandidateRooms(registry, enqueue_service, volumes.find_nodes, volumes.has_read)
-    notes = PlacementNotes(enqueue_service)
+    notes = PlacementNotes(registry.find_cell, enqueue_service)
     benchmarks = _build_benchmarks(store, registry, board, measured, options) if options.benchmarks else None
-
-    def read_rules() -> PlanRules:
-        table = read_pools(store, vendors)
-        return PlanRules(options.min_run_seconds, table.rules, table.quotas)
 
     def show_round(report: RoundReport) -> None:
         board.update(report.round, report.cells, report.now, units=report.units, failures=report.failures)
@@ -82,26 +78,27 @@ def build_queue(
         if benchmarks is not None:
             benchmarks.wake()
 
-    def note_admission(action: Admit) -> None:
-        cell = registry.find_cell(action.cells[0]) if action.cells else None
-        notes.note(action, cell.device_class if cell is not None else "")
-
     parts = AdmissionParts(
         registry,
         vendors,
         identity,
         is_queued_by_default=options.pods.scheduling_mode == "Queue",
         find_volume_nodes=volumes.find_nodes,
-        rules=read_rules,
+        rules=functools.partial(_read_rules, store, vendors, options.min_run_seconds),
         on_round=show_round,
         on_outcome=metrics.count_admission,
-        on_admitted=note_admission,
+        on_admitted=notes.note,
         on_preemption=lambda _eviction: metrics.queue.count_preemption("Priority"),
         admitting=precedence.admitting,
     )
     admission = Admission(parts)
     volumes.subscribe(admission.wake)
     return LeaderQueue(admission, board, pools, volumes, rooms, notes, benchmarks)
+
+
+def _read_rules(store: Store, vendors: Vendors, min_run_seconds: float) -> PlanRules:
+    table = read_pools(store, vendors)
+    return PlanRules(min_run_seconds, table.rules, table.quotas)
 
 
 def _build_benchmarks(

@@ -185,9 +185,8 @@ class Controller:
         declare_partial_objects(self.store)
         declare_nodes(self.store, options.pods.vendors)
         leases = LeaseReader()
-        self._registry = (
-            CellRegistry(self.store, options.pods.vendors, leases.bindable) if not options.namespaces else None
-        )
+        vendors = options.pods.vendors
+        self._registry = None if options.namespaces else CellRegistry(self.store, vendors, leases.bindable)
         self._board = Board(
             functools.partial(self._enqueue, INFERENCE_SERVICES),
             metrics.queue.count_start,

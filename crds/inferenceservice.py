@@ -19,7 +19,7 @@ from crds.meta import (
     of_same_namespace,
     rule,
 )
-from crds.placement import ClassSpeeds, Placement, PlacementDemands
+from crds.placement import ClassSpeeds, PlacementDemands, PlacementStatus
 from crds.pods import ContainerOptions, PodOptions, Resources, ServiceHardware
 from crds.queue_status import QueueStatus
 from crds.rate import Rate
@@ -303,7 +303,7 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
     ] = None
     speeds: ClassSpeeds = []
     placement: Annotated[
-        Placement | None,
+        PlacementStatus | None,
         described(
             "The place of the last replica that the queue has placed, and why it is there. Absent if no replica runs "
             "there any more."

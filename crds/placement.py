@@ -97,7 +97,7 @@ class PlacementAlternative(ApiStruct, frozen=True):
     reason: Annotated[str, Meta(max_length=512), described("What makes up the score, or why it is no place.")] = ""
 
 
-class Placement(ApiStruct, frozen=True):
+class PlacementStatus(ApiStruct, frozen=True):
     """The place of the last replica that the queue has placed, and why it is there."""
 
     place: Annotated[HostText, described("Node or host, as node/NAME or host/NAME.")]

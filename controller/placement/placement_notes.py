@@ -6,6 +6,7 @@ from typing import NamedTuple
 from controller.placement.actions import Admit
 from controller.placement.alternatives import Alternative
 from controller.placement.score import CellScore
+from controller.placement.units import Cell
 from kube.resources import ObjectKey
 
 
@@ -24,16 +25,20 @@ class PlacementNotes:
     """The notes of this leader; what an earlier one knew is in the statuses of services.
 
     Args:
+        find_cell: finds a cell by its `Cell.id`.
         on_change: called with each service of which a replica was admitted.
     """
 
-    def __init__(self, on_change: Callable[[ObjectKey], None] = lambda _service: None) -> None:
+    def __init__(self, find_cell: Callable[[str], Cell | None], on_change: Callable[[ObjectKey], None]) -> None:
+        self._find_cell = find_cell
         self._notes: dict[ObjectKey, PlacementNote] = {}
         self._on_change = on_change
 
-    def note(self, action: Admit, device_class: str) -> None:
-        """Note the admission of a unit to a cell of this class."""
+    def note(self, action: Admit) -> None:
+        """Note the admission of a unit; one without a cell waits for a node that an autoscaler adds."""
         if action.cells:
+            cell = self._find_cell(action.cells[0])
+            device_class = cell.device_class if cell is not None else ""
             score = action.scores[0] if action.scores else None
             self._notes[action.unit.service] = PlacementNote(action.cells[0], device_class, score, action.others)
             self._on_change(action.unit.service)

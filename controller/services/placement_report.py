@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 from controller.placement.alternatives import NO_ROOM, Alternative
 from controller.placement.placement_notes import PlacementNote
 from controller.placement.units import SPEED_UNKNOWN, TOO_SLOW, TOO_TIGHT
-from crds.placement import ClassSpeed, Placement, PlacementAlternative
+from crds.placement import ClassSpeed, PlacementAlternative, PlacementStatus
 from crds.rate import format_rate
 from devices.device_class import find_single_class
 
@@ -18,8 +18,8 @@ _REFUSALS = {
 
 
 def report_placement(
-    note: PlacementNote | None, last: Placement | None, speeds: Iterable[ClassSpeed], nodes: Collection[str]
-) -> Placement | None:
+    note: PlacementNote | None, last: PlacementStatus | None, speeds: Iterable[ClassSpeed], nodes: Collection[str]
+) -> PlacementStatus | None:
     """Return the placement as the status has it; None: no replica runs where it was reported to be.
 
     Args:
@@ -34,7 +34,7 @@ def report_placement(
         return None
     by_class = {find_single_class(each.device_class): each for each in speeds}
     known = by_class.get(note.device_class)
-    return Placement(
+    return PlacementStatus(
         place=note.cell,
         device_class=known.device_class if known is not None else note.device_class,
         score=note.score.points if note.score is not None else None,

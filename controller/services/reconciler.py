@@ -150,6 +150,7 @@ def service_reconciler(
         speeds: the sources of what is known of speeds.
     """
     moved = MovedServices(find_standing)
+    choose = functools.partial(choose_accelerators, settings=settings, rooms=rooms, find_speeds=speeds.find_speeds)
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> ServiceInputs | None:
         service = _read_service(snapshot, key)
@@ -159,17 +160,14 @@ def service_reconciler(
         has_claims = devices is None or await devices.settle()
         revision, report = snapshot.store.revision, read_kueue(service, snapshot.store, kueue)
         standing = find_standing(key, recall_standing(service.status.queue)) if report == NO_REPORT else None
-        chosen = choose_accelerators(
-            snapshot, key, service, settings, rooms, has_claims=has_claims, find_speeds=speeds.find_speeds
-        )
+        chosen = choose(snapshot, key, service, has_claims=has_claims)
         facts = ViewFacts(pacer.may_roll_out(key), standing, report, chosen, has_claims)
         view = build_view(snapshot, key, service, settings, facts)
-        pacer.wait(key, view.replicas.awaiting)
-        answer = _probe_service(prober, tokens, key, view)
+        answer = _follow_view(prober, tokens, pacer, key, view)
         step = await _find_token_step(tokens, client, snapshot, key, view)
-        found = (view.question, answer, step.new_token, view, revision, step.rotation, monitors.exists)
         traffic = meter.follow(key, _find_traffic_target(view), read_traffic(service.status))
-        return ServiceInputs(*found, traffic, facts, speeds.report(snapshot, key, view, settings.vendors))
+        found = (view.question, answer, step.new_token, view, revision, step.rotation, monitors.exists, traffic, facts)
+        return ServiceInputs(*found, speeds.report(snapshot, key, view, settings.vendors))
 
     return Reconciler(
         resource=INFERENCE_SERVICES,
@@ -275,8 +273,14 @@ def _find_traffic_target(view: ServiceView) -> TrafficTarget | None:
     return TrafficTarget(view.service.metadata.uid, pods, series) if pods and series is not None else None
 
 
-def _probe_service(prober: Prober, tokens: KnownTokens, key: ObjectKey, view: ServiceView) -> ProbeResult | None:
-    """Return the last answer of the endpoints; a token that they do not take is read again."""
+def _follow_view(
+    prober: Prober, tokens: KnownTokens, pacer: UpdatePacer, key: ObjectKey, view: ServiceView
+) -> ProbeResult | None:
+    """Return the last answer of the endpoints, and wait for the turn of an update.
+
+    A token that the endpoints do not take is read again.
+    """
+    pacer.wait(key, view.replicas.awaiting)
     answer = prober.answer(key, view.question, view.proof)
     if prober.take_stale_token(key):
         tokens.read_again(key)

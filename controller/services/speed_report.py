@@ -11,7 +11,7 @@ from controller.services.performance_source import UNKNOWN_SPEED, KnownSpeed, Me
 from controller.services.placement_report import report_placement
 from controller.services.status import MOST_NODES, ServiceView
 from crds.meta import without_defaults
-from crds.placement import ClassSpeed, Placement
+from crds.placement import ClassSpeed, PlacementStatus
 from devices.vendors import Vendors
 from fitness.performance import hash_model
 from kube.client import Obj
@@ -26,7 +26,7 @@ class SpeedReport(NamedTuple):
 
     classes: tuple[ClassSpeed, ...] = ()
     """On each device class."""
-    placement: Placement | None = None
+    placement: PlacementStatus | None = None
     """Place of the last replica that was placed; None: unknown."""
     measured: KnownSpeed = UNKNOWN_SPEED
     """Measured on the hardware of the replicas."""

@@ -14,7 +14,7 @@ COMMANDS: Final = (
     "{.status.placement.place}: {.status.placement.reason}",
     '{range .status.speeds[*]}{.deviceClass} {.tokensPerSecond} tokens/s, {.low} to {.high} ({.source}){"\\n"}{end}',
 )
-"""What a user asks of the service, in kubectl's JSONPath."""
+"""Questions of a user about the service, in kubectl's JSONPath."""
 WaitUntil = Callable[[Callable[[], bool]], Awaitable[object]]
 """Waits until a condition on the store is true."""
 

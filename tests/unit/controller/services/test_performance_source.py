@@ -8,6 +8,7 @@ from msgspec import structs
 from controller.reconcile.plan import Snapshot
 from controller.services.device_classes import find_replica_class
 from controller.services.performance_source import MeasuredPair, PerformanceSource
+from controller.services.speed_report import SpeedReport
 from crds.rate import format_rate
 from devices.vendors import VENDORS
 from fitness.performance import MeasuredPerformance
@@ -162,7 +163,7 @@ def test_class_of_a_processor_has_its_cores() -> None:
 
 def test_status_has_all_of_the_measurement() -> None:
     shown = Watched(measured(h100=FAST)).source.find(KEY, pair("h100"))
-    status = decide_chat(chat_service(), (MODELS, model()), speed=shown).status
+    status = decide_chat(chat_service(), (MODELS, model()), speed=SpeedReport(measured=shown)).status
     assert status is not None
     assert status["performance"] == {
         "tokensPerSecond": "112",

@@ -9,7 +9,7 @@ from controller.placement.score import score_cell
 from controller.placement.units import SpeedProfile
 from controller.services.placement_report import report_placement
 from controller.services.speed_report import SpeedReport
-from crds.placement import ClassSpeed, Placement
+from crds.placement import ClassSpeed, PlacementStatus
 from kube.resources import ObjectKey
 from tests.support.queue_units import gpus, node, pod
 from tests.support.service_decisions import chat_service, decide_chat
@@ -51,7 +51,7 @@ def test_place_that_others_made_room_for_has_no_score() -> None:
 
 
 def test_placement_goes_with_the_replica_and_outlives_the_leader() -> None:
-    reported = Placement(place="node/h")
+    reported = PlacementStatus(place="node/h")
     assert report_placement(NOTE, reported, SPEEDS, {"other"}) is None
     assert report_placement(None, reported, SPEEDS, {"h"}) is reported
     assert report_placement(None, reported, SPEEDS, {"other"}) is None
@@ -60,10 +60,10 @@ def test_placement_goes_with_the_replica_and_outlives_the_leader() -> None:
 
 def test_note_is_that_of_the_last_admission_of_a_service() -> None:
     told = list[ObjectKey]()
-    notes = PlacementNotes(told.append)
-    notes.note(Admit(UNIT, ("node/h",), (), others=NOTE.others), "nvidia-h100x1")
-    notes.note(Admit(UNIT, ()), "")  # an autoscaler adds its node
-    notes.note(Admit(UNIT, ("node/l",)), "nvidia-l4x1")
+    notes = PlacementNotes({"node/h": H100, "node/l": L4}.get, told.append)
+    notes.note(Admit(UNIT, ("node/h",), (), others=NOTE.others))
+    notes.note(Admit(UNIT, ()))  # an autoscaler adds its node
+    notes.note(Admit(UNIT, ("node/l",)))
     assert notes.find(UNIT.service) == PlacementNote("node/l", "nvidia-l4x1", None, ())
     assert told == [UNIT.service] * 2
     notes.restart()
@@ -76,5 +76,5 @@ def test_speeds_and_placement_are_in_the_status() -> None:
     assert plan.status is not None
     assert [each["deviceClass"] for each in plan.status["speeds"]] == ["nvidia-h100x2", "nvidia-l4x2"]
     assert plan.status["placement"]["others"][0]["place"] == "node/l"
-    assert msgspec.convert(plan.status["placement"], Placement) == found
+    assert msgspec.convert(plan.status["placement"], PlacementStatus) == found
     assert "speeds" not in (decide_chat(chat_service()).status or {})
