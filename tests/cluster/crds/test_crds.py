@@ -204,7 +204,7 @@ async def test_get_pomona_shows_every_kind(plane: ControlPlane, client: Client, 
         (
             "isvc",
             "PHASE MODEL ACCELERATOR ENGINE READY REPLICAS REASON ENDPOINT AGE",
-            "QUEUE CONTEXT MEMORY DEVICE MEMORY REQUESTS/MIN LATENCY MS MESSAGE",
+            "QUEUE CONTEXT MEMORY DEVICE MEMORY SPEED TOKENS/S REQUESTS/MIN LATENCY MS MESSAGE",
         ),
         ("mp", "PHASE SERVICE HOST RESTARTS REASON AGE", "MESSAGE"),
     ],
