@@ -63,6 +63,9 @@ class ClassSpeed(ApiStruct, frozen=True):
             "too_tight. Absent if it is unknown."
         ),
     ] = None
+    shortfall: Annotated[
+        str, Meta(max_length=512), described("What is missing if the replica does not fit, and the way out.")
+    ] = ""
     refusal: Annotated[
         SpeedRefusal | None,
         described(

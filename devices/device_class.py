@@ -54,7 +54,7 @@ def name_host_class(chip: str, gpu_cores: int | None, memory_bytes: int | None) 
         memory_bytes: its memory; None: unknown.
     """
     cores = f"{gpu_cores}c" if gpu_cores else ""
-    return _join(chip or "host-unknown", cores, f"{round(memory_bytes / 2**30)}gb" if memory_bytes else "")
+    return _join(_shorten(chip) or "host-unknown", cores, f"{round(memory_bytes / 2**30)}gb" if memory_bytes else "")
 
 
 def name_processor_class(model: str, cores: int) -> str:
@@ -64,8 +64,12 @@ def name_processor_class(model: str, cores: int) -> str:
         model: the processor as the kernel names it; empty: unknown.
         cores: processor cores that the replica may use.
     """
-    name = re.sub(r"\((r|tm)\)|\b(processor|cpu)\b|@.*", " ", model, flags=re.IGNORECASE)
-    return f"{_join('cpu', _slug(name) or 'unknown')}x{cores}"
+    return f"{_join('cpu', _slug(_shorten(model)) or 'unknown')}x{cores}"
+
+
+def _shorten(model: str) -> str:
+    """Return the model of a processor without trademarks, clock, and words that all have."""
+    return re.sub(r"\((r|tm)\)|\b(processor|cpu)\b|@.*", " ", model, flags=re.IGNORECASE)
 
 
 def _join(*parts: str) -> str:

@@ -26,6 +26,7 @@ from fitness.serving_devices import ServingDevices
 from fitness.speed import SpeedMethod
 from kube.resources import ObjectKey
 
+_LONGEST_SHORTFALL: Final = 512
 _SOURCES: Final[Mapping[SpeedMethod, SpeedSource]] = {
     "measured": "Measured",
     "corrected": "Corrected",
@@ -100,6 +101,7 @@ def _describe_class(
         high=_format(high),
         source=source,
         fit=level,
+        shortfall=fit.shortfall[:_LONGEST_SHORTFALL] if fit is not None and level == "too_tight" else "",
         refusal=refusal,
     )
 

@@ -1,6 +1,7 @@
 """All that a service shows of its speed: on each device class, of its replicas, and the place that follows from it."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from controller.placement.placement_notes import PlacementNotes
 from controller.reconcile.conditions import condition
@@ -17,7 +18,9 @@ from fitness.performance import hash_model
 from kube.client import Obj
 from kube.resources import ObjectKey
 
-BENCHMARKED = "Benchmarked"
+FITS: Final = "Fits"
+"""Condition of a service: whether any device class of the cluster could run a replica as it is demanded."""
+BENCHMARKED: Final = "Benchmarked"
 """Condition of a service whose model could not be measured."""
 
 
@@ -40,11 +43,11 @@ class SpeedReport(NamedTuple):
             found["placement"] = without_defaults(self.placement)
         if self.measured.performance is not None:
             found["performance"] = without_defaults(self.measured.performance)
+        further = [describe_fit(self.classes, generation)] if self.classes else []
         if self.measured.problem is not None:
             reason, message = self.measured.problem
-            failed = condition(BENCHMARKED, true=False, reason=reason, message=message, generation=generation)
-            found["conditions"] = [*status["conditions"], failed]
-        return found
+            further.append(condition(BENCHMARKED, true=False, reason=reason, message=message, generation=generation))
+        return {**found, "conditions": [*status["conditions"], *further]}
 
 
 class SpeedSources(NamedTuple):
@@ -81,6 +84,39 @@ class SpeedSources(NamedTuple):
         """Forget what an earlier leadership knew."""
         if self.notes is not None:
             self.notes.restart()
+
+
+def describe_fit(classes: Sequence[ClassSpeed], generation: int) -> Obj:
+    """Return the condition that says before anything is placed whether a replica fits, and what is missing if not.
+
+    It looks at what devices have in all; what is free on them now is the matter of the queue.
+    """
+    fitting = [each for each in classes if each.refusal is None and each.fit not in {None, "too_tight"}]
+    unknown = [each for each in classes if each.refusal is None and each.fit is None]
+    if fitting:
+        best = fitting[0]
+        rate = f", {best.tokens_per_second} tokens/s" if best.tokens_per_second else ""
+        message = (
+            f"fits on {len(fitting)} of {len(classes)} device classes, best on {best.device_class} ({best.fit}{rate})"
+        )
+        return condition(FITS, true=True, reason="Fits", message=message, generation=generation)
+    if unknown:
+        message = (
+            f"it is not known what a replica takes of {unknown[0].device_class}: see what the Model's status lacks"
+        )
+        return condition(FITS, true=None, reason="Unknown", message=message, generation=generation)
+    reasons = [f"{each.device_class}: {each.shortfall or _describe_refusal(each)}" for each in classes]
+    message = f"fits on no device class; {'; '.join(reasons)}"
+    reason = next((each.refusal for each in classes if each.refusal is not None), None) or "TooTight"
+    return condition(FITS, true=False, reason=reason, message=message, generation=generation)
+
+
+def _describe_refusal(speed: ClassSpeed) -> str:
+    if speed.refusal == "TooSlow":
+        return f"{speed.tokens_per_second} tokens/s are fewer than spec.placement.minTokensPerSecond"
+    if speed.refusal == "SpeedUnknown":
+        return "its speed is unknown, and spec.placement.minTokensPerSecond is stated"
+    return f"the fit is {speed.fit or 'unknown'}, less than spec.placement.minFit"
 
 
 def _find_measured_pair(snapshot: Snapshot, view: ServiceView, vendors: Vendors) -> MeasuredPair | None:
