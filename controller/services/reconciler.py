@@ -74,7 +74,6 @@ from runtimes.registry import RUNTIMES
 
 AWAITS_UPDATE: Final = "its pods are of an earlier version of Pomona until other services have been updated"
 """Remark about a service whose pods an update replaces after those of other services."""
-"""Type of the condition of a service whose speed could not be measured; absent in all other cases."""
 ROTATION_SECONDS: Final = 1.0
 """Pause between two steps of the replacement of a token."""
 

@@ -1,4 +1,4 @@
-"""The condition Fits says before anything is placed whether a replica could run anywhere, and what is missing if not."""
+"""The condition Fits says before anything is placed whether a replica could run anywhere, and why not."""
 
 import pytest
 
