@@ -58,9 +58,10 @@ def build_tree(objects: ServiceObjects) -> TreeNode:
     place = " with ".join(each for each in (status.get("accelerator"), status.get("runtime")) if each)
     title = f"replicas: {status.get('readyReplicas', 0)} of {wanted} ready{f', on {place}' if place else ''}"
     memory = status.get("deviceMemory") or status.get("memory")
+    texts = (f"each takes {memory}" if memory else "", *_describe_placement(status))
     replicas = TreeNode(
         title,
-        (f"each takes {memory}",) if memory else (),
+        tuple(filter(None, texts)),
         tuple(
             [*(_build_pod(each) for each in objects.pods)]
             + [_build_process(each, objects.hosts) for each in objects.processes]
@@ -69,6 +70,17 @@ def build_tree(objects: ServiceObjects) -> TreeNode:
     models = [_build_model(name, model) for name, model in objects.models.items()]
     endpoint = (str(status["endpoint"]),) if status.get("endpoint") else ()
     return TreeNode(f"InferenceService {service['metadata']['name']}  {_phase(service)}", endpoint, (*models, replicas))
+
+
+def _describe_placement(status: Obj) -> Iterable[str]:
+    """Yield why the last replica is where it is, or that none fits anywhere."""
+    if placement := status.get("placement"):
+        rate = f" at {placement['tokensPerSecond']} tokens/s" if placement.get("tokensPerSecond") else ""
+        source = f" ({placement['source'].lower()})" if placement.get("source") else ""
+        yield f"placed on {placement['place']}{rate}{source}: {placement.get('reason', '')}"
+    fits = find_condition({"status": status}, "Fits")
+    if fits and fits["status"] != "True":
+        yield _describe_condition(fits)
 
 
 def _describe_state(verdict: Verdict) -> str:

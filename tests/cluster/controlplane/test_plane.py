@@ -29,6 +29,7 @@ async def test_pomonas_kinds_are_served_and_explained(plane: ControlPlane) -> No
         "metalhosts",
         "metalprocesses",
         "models",
+        "nodefitnesses",
     ]
     assert "modelRef" in await plane.kubectl("explain", "isvc.spec")
 

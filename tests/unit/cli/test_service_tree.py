@@ -299,3 +299,25 @@ def test_hidden_parts_are_named() -> None:
 )
 def test_state_of_a_host_is_one_word(spec: Obj, conditions: list[Obj], state: str) -> None:
     assert describe_host_state({"spec": spec, "status": {"conditions": conditions}}) == state
+
+
+def test_status_says_where_a_replica_was_placed_and_why() -> None:
+    placed = service("Ready", "Serving", "m", ready="True")
+    placed["status"]["placement"] = {
+        "place": "node/gpu-1",
+        "tokensPerSecond": "42.1",
+        "source": "Estimated",
+        "reason": "84 points",
+    }
+    placed["status"]["conditions"].append(condition("Fits", "True", "Fits", "fits on 1 of 2 device classes"))
+    text = " ".join(" ".join(render(ServiceObjects(service=placed, models={}))).split())
+    assert "placed on node/gpu-1 at 42.1 tokens/s (estimated): 84 points" in text
+    assert "fits on 1 of 2" not in text
+
+
+def test_status_says_that_a_replica_fits_nowhere() -> None:
+    waiting = service("WaitingForGPU", "NoSuchHardware", "m")
+    waiting["status"]["conditions"].append(condition("Fits", "False", "TooTight", "short 18 GiB"))
+    assert any(
+        "Fits is False (TooTight): short 18 GiB" in line for line in render(ServiceObjects(service=waiting, models={}))
+    )
