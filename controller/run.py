@@ -193,7 +193,7 @@ class Controller:
             functools.partial(self._enqueue_report, INFERENCE_SERVICES),
         )
         self._devices = DeviceFeed(self.store, options.namespaces)
-        measured = PerformanceSource(self.store, functools.partial(self._enqueue, INFERENCE_SERVICES))
+        self._measured = measured = PerformanceSource(self.store, functools.partial(self._enqueue, INFERENCE_SERVICES))
         self._optional_kinds = (monitors, measured.kind, self._kueue.local_queues, *self._nodes)
         queue = self._make_queue(options, measured)
         reconcilers, self._leader_tasks = registrations(
@@ -216,9 +216,8 @@ class Controller:
         """Return the speeds by device class; None: the nodes and hosts are not this controller's."""
         if self._registry is None:
             return None
-        classes = self._registry.classes
-        classes.subscribe(lambda _accelerator: self._enqueue_services())
-        return SpeedAssessor(classes, measured.table, options.pods.vendors)
+        self._registry.classes.subscribe(lambda _accelerator: self._enqueue_services())
+        return SpeedAssessor(self._registry.list_classes, measured.table, options.pods.vendors)
 
     def _make_queue(self, options: ControllerOptions, measured: PerformanceSource) -> LeaderQueue | None:
         """Return the queue; None: the nodes and hosts are not this controller's."""
@@ -253,8 +252,9 @@ class Controller:
             if self._registry is not None:
                 tasks.create_task(self._registry.foreign.follow(self._client))
             tasks.create_task(self._devices.follow(self._client))
-            # Without a look at Kueue, each service that is given to it would be said to lack it.
-            kinds = (*self._nodes, self._kueue.local_queues)
+            # Without a look at Kueue, each service that is given to it would be said to lack it. Without measured
+            # speeds, each would be written as estimated first, and placed by that.
+            kinds = (*self._nodes, self._kueue.local_queues, self._measured.kind)
             for settled in (*(each.settled for each in self._feeds), *(each.settled for each in kinds)):
                 await settled.wait()
             if self._registry is not None:

@@ -112,6 +112,14 @@ class CellRegistry:
         self._update()
         return self._listed
 
+    def list_classes(self, accelerator: str) -> Sequence[ServingDevices]:
+        """Return one device of each device class of an accelerator, by the name of the class.
+
+        It is the same sequence until one of them changes.
+        """
+        self._update()
+        return self.classes.list_classes(accelerator)
+
     def find_cell(self, cell_id: str) -> Cell | None:
         """Return a cell by its id, or None if its node or host is gone, or has no accelerator any more."""
         self._update()

@@ -4,11 +4,10 @@ What was measured on a class is preferred to an estimate. A class on which the s
 listed with the reason, and the queue places none there.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from controller.models.served import Served
-from controller.placement.device_classes import DeviceClasses
 from controller.placement.queued_service import read_speeds
 from controller.placement.units import SpeedProfile
 from controller.services.pods.devices import NO_DEVICES, request_devices
@@ -132,13 +131,15 @@ class SpeedAssessor:
     """The speeds of all services by device class, each computed once until something changes from which it follows.
 
     Args:
-        classes: the device classes of the cluster.
+        list_classes: returns one device of each device class of an accelerator.
         measured: the stored measurements.
         vendors: the table of accelerators.
     """
 
-    def __init__(self, classes: DeviceClasses, measured: PerformanceTable, vendors: Vendors) -> None:
-        self._classes, self._measured, self._vendors = classes, measured, vendors
+    def __init__(
+        self, list_classes: Callable[[str], Sequence[ServingDevices]], measured: PerformanceTable, vendors: Vendors
+    ) -> None:
+        self._list_classes, self._measured, self._vendors = list_classes, measured, vendors
         self._known: dict[ObjectKey, dict[str, _Assessment]] = {}
 
     def assess(
@@ -160,7 +161,7 @@ class SpeedAssessor:
             return ()  # a partition, of which classes of whole devices say nothing
         model_hash = hash_model(served.model, served.runtime, service.spec)
         records = self._measured.list_classes(model_hash, key.namespace)
-        classes = self._classes.list_classes(accelerator)
+        classes = self._list_classes(accelerator)
         inputs = (served, service.spec, request.number, classes, records)
         known = self._known.setdefault(key, {}).get(accelerator)
         if known is None or known.inputs != inputs:

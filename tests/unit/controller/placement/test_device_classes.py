@@ -189,3 +189,10 @@ def test_registry_of_a_fleet_lists_few_classes() -> None:
     registry = CellRegistry(known, VENDORS, lambda _host: True)
     assert {msgspec.structs.asdict(each)["device_class"] for each in registry.list_cells()} == {"nvidia-l4x1"}
     assert len(registry.classes.list_classes("nvidia")) == 1
+
+
+def test_classes_are_known_before_anybody_has_asked_for_cells() -> None:
+    """A new leader wrote each status without speeds, and a moment later with them."""
+    registry = CellRegistry(store((NODES, node("n", L4))), VENDORS, lambda _host: True)
+    assert [each.device_class for each in registry.list_classes("nvidia")] == ["nvidia-l4x1"]
+    assert registry.list_classes("nvidia") is registry.list_classes("nvidia")

@@ -103,7 +103,7 @@ def assessor(*classes: ServingDevices) -> tuple[SpeedAssessor, DeviceClasses, Pe
     known, table = DeviceClasses(), PerformanceTable()
     for number, each in enumerate(classes):
         known.put(f"node/{number}", each.vendor, each)
-    return SpeedAssessor(known, table, VENDORS), known, table
+    return SpeedAssessor(known.list_classes, table, VENDORS), known, table
 
 
 def test_speeds_are_computed_again_only_when_something_changes() -> None:
