@@ -47,12 +47,23 @@ class RoomWatch:
         return any(self._matters(old, new) for old, new in changed)
 
     def _matters(self, old: Cell | None, new: Cell) -> bool:
-        # Weights decide where a unit goes for which there is room, and make none.
-        if old is None or msgspec.structs.replace(old, free=new.free, lasting=new.lasting, weights=new.weights) != new:
+        if old is None or _drop_ratings(old, new) != new:
             return True
         least = self._least.get(new.pool)
         has_gained = any(amount > old.free.get(name, 0) for name, amount in new.free.items())
         return least is not None and has_gained and fits(least, new.free)
+
+
+def _drop_ratings(old: Cell, new: Cell) -> Cell:
+    """Return a cell with what is free, and with what rates it, as it is later: that makes no room."""
+    return msgspec.structs.replace(
+        old,
+        free=new.free,
+        lasting=new.lasting,
+        weights=new.weights,
+        utilization_percent=new.utilization_percent,
+        cost_permille=new.cost_permille,
+    )
 
 
 def find_least(waiting: Iterable[Unit]) -> Mapping[str, Amounts]:
@@ -101,10 +112,14 @@ def decisive_facts(resource: Resource, obj: Obj) -> object:
     """Return what the queue reads of an object: another change of it wakes nobody."""
     metadata, status = obj["metadata"], obj.get("status") or {}
     if resource == INFERENCE_SERVICES:
-        # That of an earlier spec is not read.
+        # That of an earlier spec is not read, and units wait for that of the present one.
         generation = metadata.get("generation")
-        memory_bytes = status.get("deviceMemoryBytes") if status.get("observedGeneration") == generation else None
-        return generation, status.get("accelerator"), memory_bytes
+        if status.get("observedGeneration") != generation:
+            return generation, status.get("accelerator")
+        # Another speed decides where a unit goes that fits, and makes no room; a class that is accepted does.
+        refused = [(each["deviceClass"], each.get("refusal")) for each in status.get("speeds") or ()]
+        accepted = sorted(name for name, refusal in refused if refusal is None)
+        return generation, status.get("accelerator"), status.get("deviceMemoryBytes"), accepted, len(refused)
     if resource == ACCELERATOR_POOLS:
         return metadata["uid"], metadata.get("generation")
     if resource == DEPLOYMENTS:

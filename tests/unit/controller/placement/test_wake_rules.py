@@ -123,6 +123,22 @@ def test_status_of_a_service_does_not_matter_and_its_spec_does() -> None:
     assert decisive_facts(INFERENCE_SERVICES, service(status={"accelerator": "nvidia"})) != before
 
 
+def test_status_of_the_present_spec_wakes_the_units_that_wait_for_it() -> None:
+    """A second replica waited until something else changed."""
+    before = decisive_facts(INFERENCE_SERVICES, service(generation=2, status={"observedGeneration": 1}))
+    after = decisive_facts(INFERENCE_SERVICES, service(generation=2, status={"observedGeneration": 2}))
+    assert after != before
+    slow = [{"deviceClass": "nvidia-l4x1", "tokensPerSecond": "9", "refusal": "TooSlow"}]
+    faster = [{**slow[0], "tokensPerSecond": "10"}]
+    refused, again, accepted = (
+        decisive_facts(INFERENCE_SERVICES, service(generation=2, status={"observedGeneration": 2, "speeds": speeds}))
+        for speeds in (slow, faster, [{"deviceClass": "nvidia-l4x1", "tokensPerSecond": "50"}])
+    )
+    assert refused != after
+    assert again == refused, "another speed makes no room"
+    assert accepted != refused
+
+
 JOB_POD = {**queue_pod("a"), "metadata": {**queue_pod("a")["metadata"], "labels": {}}}
 
 
