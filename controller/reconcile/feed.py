@@ -26,7 +26,6 @@ from kube.resources import (
     METAL_PROCESSES,
     MODELS,
     NETWORK_POLICIES,
-    NODE_FITNESSES,
     NODES,
     POD_DISRUPTION_BUDGETS,
     PODS,
@@ -51,7 +50,7 @@ REPORTED_IN_NAMESPACES: Final = (
     *(Watched(resource, OURS) for resource in (POD_DISRUPTION_BUDGETS, NETWORK_POLICIES)),
 )
 REPORTED: Final = (
-    *(Watched(resource) for resource in (METAL_HOSTS, METAL_PROCESSES, NODES, NODE_FITNESSES, ACCELERATOR_POOLS)),
+    *(Watched(resource) for resource in (METAL_HOSTS, METAL_PROCESSES, NODES, ACCELERATOR_POOLS)),
     *REPORTED_IN_NAMESPACES,
 )
 """Followed by `kube.watch`: agents and the cluster report them again and again, and an event costs kopf 1 ms of CPU."""
