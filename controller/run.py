@@ -167,10 +167,7 @@ class Controller:
         self._metrics = metrics = metrics or ControllerMetrics()
         self._health = health or ControllerHealth()
         monitors = OptionalKind(POD_MONITORS, OURS, options.namespaces)
-        # One that reads the whole cluster follows nodes as it does all else, and decides nothing without them.
-        self._nodes = [OptionalKind(NODES, "")] if options.namespaces else []
-        # Labels tell the hardware of nodes, too: a cluster that has no such kind yet is served.
-        self._fitnesses = [] if options.namespaces else [OptionalKind(NODE_FITNESSES, "")]
+        self._node_kinds = _list_node_kinds(options.namespaces)
         self._kueue = KueueQueues(options.namespaces)
         self._identity = f"{os.uname().nodename}-{secrets.token_hex(4)}"
         self._elector = (
@@ -197,7 +194,7 @@ class Controller:
         )
         self._devices = DeviceFeed(self.store, options.namespaces)
         self._measured = measured = PerformanceSource(self.store, functools.partial(self._enqueue, INFERENCE_SERVICES))
-        self._optional_kinds = (monitors, measured.kind, self._kueue.local_queues, *self._nodes, *self._fitnesses)
+        self._optional_kinds = (monitors, measured.kind, self._kueue.local_queues, *self._node_kinds)
         queue = self._make_queue(options, measured)
         reconcilers, self._leader_tasks = registrations(
             *(options, leases, metrics, monitors, queue),
@@ -257,7 +254,7 @@ class Controller:
             tasks.create_task(self._devices.follow(self._client))
             # Without a look at Kueue, each service that is given to it would be said to lack it. Without measured
             # speeds, each would be written as estimated first, and placed by that.
-            kinds = (*self._nodes, *self._fitnesses, self._kueue.local_queues, self._measured.kind)
+            kinds = (*self._node_kinds, self._kueue.local_queues, self._measured.kind)
             for settled in (*(each.settled for each in self._feeds), *(each.settled for each in kinds)):
                 await settled.wait()
             if self._registry is not None:
@@ -395,6 +392,15 @@ class Controller:
                         write.seen.add(new["metadata"]["resourceVersion"] if new is not None else "")
                     else:
                         self._enqueue(enqueued, key)
+
+
+def _list_node_kinds(namespaces: Sequence[str]) -> list[OptionalKind]:
+    """Return what is followed of nodes if it can be.
+
+    A controller that reads the whole cluster follows nodes as it does all else, and decides nothing without them. Labels
+    tell the hardware of nodes, too, so that a cluster is served that has no NodeFitness yet.
+    """
+    return [OptionalKind(NODES if namespaces else NODE_FITNESSES, "")]
 
 
 def _group_triggers(reconcilers: Iterable[Reconciler]) -> Mapping[Resource, Sequence[tuple[Resource, Trigger]]]:
