@@ -397,8 +397,8 @@ class Controller:
 def _list_node_kinds(namespaces: Sequence[str]) -> list[OptionalKind]:
     """Return what is followed of nodes if it can be.
 
-    A controller that reads the whole cluster follows nodes as it does all else, and decides nothing without them. Labels
-    tell the hardware of nodes, too, so that a cluster is served that has no NodeFitness yet.
+    A controller that reads the whole cluster follows nodes as it does all else, and decides nothing without them.
+    Labels tell the hardware of nodes, too, so that a cluster is served that has no NodeFitness yet.
     """
     return [OptionalKind(NODES if namespaces else NODE_FITNESSES, "")]
 
