@@ -119,6 +119,9 @@ def choose_reading(
     problems = [problem for each in readings for problem in _explain_failures(each)]
     found = [each for each in readings if each.devices]
     answered = {each.vendor for each in readings}
+    if not found and by_labels is not None:
+        # They are all that most nodes without the vendor's runtime class have: nothing has failed there.
+        answered.add(by_labels.vendor)
     on_bus_only = dict.fromkeys(vendor for each in on_bus if (vendor := _find_vendor(each)) and vendor not in answered)
     problems += (_explain_missing_tool(vendor) for vendor in on_bus_only)
     if not found and by_labels is not None:

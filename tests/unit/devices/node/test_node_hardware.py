@@ -92,6 +92,15 @@ def test_missing_tool_is_named_if_the_hardware_is_there(tools: ToolFolder, roots
     )
 
 
+def test_tool_is_not_missing_where_labels_answer_for_its_vendor() -> None:
+    """Each NVIDIA node without the vendor's runtime class was said to be not ready, although nothing was wrong."""
+    on_bus, labelled = [PciDevice("0000:18:00.0", "10de", "2330")], NVIDIA._replace(source="labels")
+    chosen = choose_reading([], labelled, on_bus)
+    assert (chosen.devices, chosen.problems) == (labelled.devices, ())
+    of_others = choose_reading([], AMD._replace(source="labels"), on_bus)
+    assert len(of_others.problems) == 1
+
+
 @pytest.mark.parametrize(
     ("device", "named"),
     [
