@@ -147,8 +147,9 @@ binaries: setup ## Build the control plane of tests and demo, and Helm, into the
 	@$(BIN)/python -m tests.controlplane.helm >/dev/null
 
 .PHONY: servers
-servers: setup ## Build the servers that tests fetch weights from into the user's cache, once
+servers: setup ## Build the servers that tests fetch weights from, and Prometheus, into the user's cache, once
 	@$(BIN)/python -m tests.support.servers.programs >/dev/null
+	@$(BIN)/python -m tests.controlplane.prometheus >/dev/null
 
 .PHONY: image-root
 image-root: setup ## Assemble what the image contains, for tests that run it without a registry

@@ -16,7 +16,14 @@ import uvloop
 
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE, Networks, networks_text
 from cli import log
-from cli.options import SOURCE_VARIABLES, Duration, Size, allow_private_sources, load_hosts_ca
+from cli.options import (
+    SOURCE_VARIABLES,
+    Duration,
+    Size,
+    allow_private_sources,
+    load_hosts_ca,
+    metric_prefix_option,
+)
 from cli.vendor_option import read_vendors
 from controller.controller_options import ControllerOptions
 from controller.http_endpoints import BindAddress, ControllerHealth, metrics_routes, parse_bind_address, serve
@@ -127,6 +134,7 @@ def _read_namespaces(_context: click.Context, parameter: click.Parameter, names:
     callback=_read_address,
     help="Address of the metrics, HOST:PORT or :PORT; 0 turns them off.",
 )
+@metric_prefix_option
 @click.option(
     "--health-probe-bind-address",
     default=":8081",
@@ -217,6 +225,7 @@ def command(
     metrics_bind_address: BindAddress | None,
     health_probe_bind_address: BindAddress | None,
     *,
+    metric_prefix: str,
     namespaces: tuple[str, ...],
     image_pull_secrets: tuple[str, ...],
     leader_elect: bool,
@@ -249,8 +258,7 @@ def command(
     gc.set_threshold(GC_THRESHOLD, 10, 10)
     raise_descriptor_limit()  # each namespace has several watches
     environment = {name: os.environ[name] for name in SOURCE_VARIABLES if name in os.environ}
-    if allowed_networks:
-        environment[NETWORKS_VARIABLE] = networks_text(allowed_networks)
+    environment |= {NETWORKS_VARIABLE: networks_text(allowed_networks)} if allowed_networks else {}
     trust = load_hosts_ca(hosts_ca) if hosts_ca else None
     limits = TenantLimits(image_prefixes, control_plane=control_plane, hosts=not namespaces)
     try:
@@ -262,7 +270,7 @@ def command(
         )
         measures = (has_benchmarks, flexinfer_export)
         options = ControllerOptions(pods, trust, leader_elect, namespaces, min_run_seconds, *measures)
-        metrics, health = ControllerMetrics(), ControllerHealth()
+        metrics, health = ControllerMetrics(metric_prefix), ControllerHealth()
         with (
             serve("--metrics-bind-address", metrics_bind_address, metrics_routes(metrics.render)),
             serve("--health-probe-bind-address", health_probe_bind_address, health.routes),

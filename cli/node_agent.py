@@ -10,7 +10,7 @@ from typing import Final
 import click
 
 from cli import log
-from cli.options import Duration
+from cli.options import Duration, metric_prefix_option
 from crds.meta import GROUP, LONGEST_NAME, NAME_PATTERN
 from devices.node_hardware import NodeRoots, measure_memory_bandwidth, read_node_hardware
 from kube import credentials
@@ -32,7 +32,6 @@ from node_agent.rest import (
 LEAST_INTERVAL_SECONDS: Final = 1.0
 MOST_INTERVAL_SECONDS: Final = 60.0
 """A heartbeat follows a probe, and facts are stale 150 s after one."""
-_METRIC_PREFIX: Final = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _PORT: Final = click.IntRange(0, 65535)
 _FOLDER: Final = click.Path(exists=True, file_okay=False, path_type=Path)
 
@@ -49,13 +48,6 @@ def _read_label_prefix(_context: click.Context, parameter: click.Parameter, text
     prefix = text.removesuffix("/")
     if len(prefix) > LONGEST_NAME or not re.fullmatch(NAME_PATTERN, prefix):
         message = f"{text!r} is not the prefix of a label: give a DNS name such as {GROUP}"
-        raise click.BadParameter(message, param=parameter)
-    return prefix
-
-
-def _read_metric_prefix(_context: click.Context, parameter: click.Parameter, prefix: str) -> str:
-    if not _METRIC_PREFIX.fullmatch(prefix):
-        message = f"{prefix!r} cannot begin the name of a metric: give one such as pomona, of a-z, 0-9 and _"
         raise click.BadParameter(message, param=parameter)
     return prefix
 
@@ -102,13 +94,7 @@ def _read_interval(_context: click.Context, parameter: click.Parameter, seconds:
     help="Prefix of the labels of the Node, such as flexinfer.ai. The policy pomona-node-agents names it, too: set "
     "nodeAgent.labelPrefix of the chart.",
 )
-@click.option(
-    "--metric-prefix",
-    default="pomona",
-    show_default=True,
-    callback=_read_metric_prefix,
-    help="Beginning of the names of the metrics, such as flexinfer.",
-)
+@metric_prefix_option
 @click.option(
     "--metrics-port",
     type=_PORT,

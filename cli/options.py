@@ -11,6 +11,7 @@ from typing import Final
 import click
 
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE, Network, parse_network
+from crds.meta import METRIC_PREFIX
 
 STATE_FOLDER_TEXT: Final = (
     "~/Library/Application Support/Pomona" if sys.platform == "darwin" else "~/.local/state/pomona"
@@ -22,6 +23,7 @@ _POWERS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?(?:([KMGT])iB?)?", re.ASCII)
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smh])", re.ASCII)
+_METRIC_PREFIX: Final = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _LAST_PORT: Final = 65535
 
 
@@ -162,6 +164,23 @@ def state_folder_in(home: Path) -> Path:
     if sys.platform == "darwin":
         return home / "Library" / "Application Support" / "Pomona"
     return home / ".local" / "state" / "pomona"
+
+
+def _read_metric_prefix(_context: click.Context, parameter: click.Parameter, prefix: str) -> str:
+    if not _METRIC_PREFIX.fullmatch(prefix):
+        message = f"{prefix!r} cannot begin the name of a metric: give one such as pomona, of a-z, 0-9 and _"
+        raise click.BadParameter(message, param=parameter)
+    return prefix
+
+
+metric_prefix_option: Final = click.option(
+    "--metric-prefix",
+    default=METRIC_PREFIX,
+    show_default=True,
+    callback=_read_metric_prefix,
+    help="Beginning of the names of metrics that FlexInfer has, too, such as flexinfer: docs/metrics.md lists them.",
+)
+"""Option of whatever has such metrics."""
 
 
 mirrors = click.option(

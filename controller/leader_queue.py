@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from controller.benchmarks.benchmark_runner import BenchmarkRunner
 from controller.controller_options import ControllerOptions
-from controller.metrics import ControllerMetrics
+from controller.metrics import PREEMPTED_FOR_PRIORITY, ControllerMetrics
 from controller.placement.admission import Admission
 from controller.placement.admission_parts import AdmissionParts, RoundReport
 from controller.placement.board import Board
@@ -88,7 +88,7 @@ def build_queue(
         on_round=show_round,
         on_outcome=metrics.count_admission,
         on_admitted=notes.note,
-        on_preemption=lambda _eviction: metrics.queue.count_preemption("Priority"),
+        on_preemption=lambda _eviction: metrics.queue.count_preemption(PREEMPTED_FOR_PRIORITY),
         admitting=precedence.admitting,
     )
     admission = Admission(parts)

@@ -9,16 +9,18 @@ import functools
 from collections import Counter as Tally
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
+from controller.model_metrics import ModelMetrics
 from controller.placement.admission_parts import AdmissionOutcome
 from controller.placement.start_history import UnitStart
-from crds.meta import MEMORY_PRESSURE, Priority
+from crds.meta import MEMORY_PRESSURE, METRIC_PREFIX, Priority
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS, Resource
+from kube.store import Store
 
 SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Bounds of the histograms."""
@@ -30,6 +32,8 @@ MOST_POOLS: Final = 128
 """Pools that have a label of their own; tenants can name pools that do not exist."""
 OTHER_POOLS: Final = "<other>"
 """Label of all further pools."""
+PREEMPTED_FOR_PRIORITY: Final = "Priority"
+"""The `reason` of a replica that ended for a more important one."""
 NO_ANSWER: Final = "<error>"
 """The `code` of a call that was not answered, as in client-go."""
 
@@ -39,9 +43,13 @@ ReconcileResult = Literal["success", "requeue_after", "error"]
 
 
 class ControllerMetrics:
-    """The metrics of one controller. Every method may be called for each event: it takes about a microsecond."""
+    """The metrics of one controller. Every method may be called for each event: it takes about a microsecond.
 
-    def __init__(self) -> None:
+    Args:
+        prefix: beginning of the names that another project has, too.
+    """
+
+    def __init__(self, prefix: str = METRIC_PREFIX) -> None:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         counter = functools.partial(Counter, registry=registry)
@@ -76,6 +84,9 @@ class ControllerMetrics:
             "Admissions of the queue by outcome: admitted, stale (the cell was lost or full before the write), failed.",
             ("outcome",),
         )
+        # An increase is seen from 0 only if the series exists before.
+        for outcome in get_args(AdmissionOutcome):
+            self._bindings.labels(outcome)
         self._probes = counter(
             "pomona_readiness_probes", "Probes of services by the reason of the result.", ("outcome",)
         )
@@ -86,6 +97,7 @@ class ControllerMetrics:
         gauge("pomona_build_info", "1, with the version as a label.", ("version",)).labels(version("pomona")).set(1)
         self.objects = ObjectTally(registry)
         self.queue = QueueMetrics(registry)
+        self.models = ModelMetrics(registry, prefix)
         # A child of a metric is looked up by its labels once: the look-up costs more than the count.
         self._reconcile_of = functools.cache(self._make_reconcile)
         self._call_of = functools.cache(self._make_call)
@@ -94,6 +106,11 @@ class ControllerMetrics:
     def render(self) -> bytes:
         """Return all metrics in the text format."""
         return generate_latest(self.registry)
+
+    def follow_store(self, store: Store) -> None:
+        """Count objects by the events of the store from now on."""
+        store.subscribe(self.objects.count_change)
+        self.models.follow_store(store)
 
     def observe_queue(self, depth: Callable[[], int], oldest_seconds: Callable[[], float]) -> None:
         """Read these whenever the metrics are read, in another thread."""
@@ -160,6 +177,7 @@ class QueueMetrics:
         self._preemptions = Counter(
             "pomona_preemptions", "Replicas that ended for another one, by reason.", ("reason",), registry=registry
         )
+        self._preemptions.labels(PREEMPTED_FOR_PRIORITY)
         self._plan_seconds = Histogram(
             "pomona_queue_plan_seconds", "Duration of a round of the queue.", registry=registry, buckets=SECONDS
         )

@@ -112,7 +112,7 @@ def registrations(
     A controller of some namespaces has none for hosts and no queue, which are of the whole cluster.
     """
     prober = Prober(options.trust, metrics.count_probe)
-    meter = TrafficMeter()
+    meter = TrafficMeter(metrics.models.set_tokens)
     tokens = KnownTokens()
     pacer = UpdatePacer()
     in_pods = (
@@ -205,7 +205,7 @@ class Controller:
         self._reconcilers = {each.resource: each for each in reconcilers}
         self._triggers = _group_triggers(reconcilers)
         self.store.subscribe(self._enqueue_concerned)
-        self.store.subscribe(metrics.objects.count_change)
+        metrics.follow_store(self.store)
         metrics.observe_queue(self._queue_length, self._queue_age_seconds)
         self._require_leadership = self._elector.require_leadership if self._elector else lead_alone
         self._executor = Executor(
@@ -296,6 +296,8 @@ class Controller:
         finally:
             self._queue = None
             self._metrics.set_leader(leads=False)
+            self._metrics.models.clear_tokens()
+            self._metrics.queue.set_depths({})
 
     def _queue_length(self) -> int:
         return len(self._queue) if self._queue is not None else 0

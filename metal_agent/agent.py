@@ -150,7 +150,8 @@ class Agent:
     def _add_reporters(self, recorder: EventRecorder) -> None:
         """Add the parts that report, by metrics, Events and statuses."""
         client, name = self._client, self._name
-        self._metrics = AgentMetrics(self._ledger, self._runners, self._host.watchdog, self._host.gate)
+        parts = (self._ledger, self._runners, self._host.watchdog, self._host.gate, self._proxy.token_rates)
+        self._metrics = AgentMetrics(*parts, host=name, prefix=self._options.metric_prefix)
         self._hold_events = HoldEvents(client, recorder, name, self._runners)
         self._processes = ProcessReporter(client, self._store, recorder, name, self._exposed)
 

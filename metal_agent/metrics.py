@@ -14,6 +14,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client import Enum as EnumMetric
 
+from crds.meta import METRIC_PREFIX
 from devices.pressure import PressureLevel
 from metal_agent.holds.hold_gate import HOLD_SOURCES, HoldGate
 from metal_agent.lifecycle import Phase
@@ -21,6 +22,7 @@ from metal_agent.memory.ledger import Ledger
 from metal_agent.memory.pressure_policy import ACTION_LABELS, PressureAction
 from metal_agent.memory.pressure_watchdog import PressureWatchdog
 from metal_agent.supervise.runner import Runner
+from metal_agent.traffic.token_rates import TokenRates
 
 _UNKNOWN: Final = "unknown"
 
@@ -28,12 +30,38 @@ log = structlog.get_logger()
 
 
 class AgentMetrics:
-    """The metrics of one agent, read at each request."""
+    """The metrics of one agent, read at each request.
+
+    Args:
+        ledger: the memory of the host.
+        runners: its processes by uid.
+        watchdog: watches the memory pressure.
+        gate: the reasons for which no engine starts.
+        rates: the tokens per second of its services.
+        host: name of the host, the label `node`.
+        prefix: beginning of the names that another project has, too.
+    """
 
     def __init__(
-        self, ledger: Ledger, runners: Mapping[str, Runner], watchdog: PressureWatchdog, gate: HoldGate
+        self,
+        ledger: Ledger,
+        runners: Mapping[str, Runner],
+        watchdog: PressureWatchdog,
+        gate: HoldGate,
+        rates: TokenRates,
+        *,
+        host: str,
+        prefix: str = METRIC_PREFIX,
     ) -> None:
         self._registry = registry = CollectorRegistry()
+        self._host = host
+        self._rates = rates
+        self._tokens = Gauge(
+            f"{prefix}_tokens_per_second",
+            "Tokens that engines of this host generate per second, the mean of a minute.",
+            ["namespace", "model", "backend", "node"],
+            registry=registry,
+        )
         self._runners = runners
         self._watchdog = watchdog
         self._gate = gate
@@ -82,7 +110,18 @@ class AgentMetrics:
         phases = Tally(runner.state.phase for runner in self._runners.values())
         for phase in get_args(Phase):
             self._phases.labels(phase).set(phases[phase])
+        self._show_tokens()
         return generate_latest(self._registry)
+
+    def _show_tokens(self) -> None:
+        """Set the tokens per second of each model: services may share one."""
+        self._tokens.clear()
+        now = asyncio.get_running_loop().time()
+        specs = {each.assignment.service: each.assignment.spec for each in self._runners.values()}
+        for service, spec in specs.items():
+            rate = self._rates.find_rate(str(service), now) if service is not None else None
+            if service is not None and spec is not None and rate is not None:
+                self._tokens.labels(service.namespace, spec.model_name, spec.runtime, self._host).inc(rate)
 
 
 async def serve_metrics(place: tuple[str, int], text: Callable[[], Awaitable[bytes]]) -> None:

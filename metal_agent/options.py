@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from artifacts.repositories.address_policy import Networks
+from crds.meta import METRIC_PREFIX
 from gateway.proxy.config import Tls
 from metal_agent.holds.owner_policy import NO_POLICY, OwnerPolicy
 
@@ -31,6 +32,8 @@ class AgentOptions:
     memory_budget_bytes: int | None = None
     metrics_place: tuple[str, int] | None = None
     """Address and port at which the agent serves its metrics; None: nowhere."""
+    metric_prefix: str = METRIC_PREFIX
+    """Beginning of the names of metrics that another project has, too."""
     tls: Tls | None = None
     """Certificate and key of the listeners; None: they serve plain HTTP."""
     owner_policy: OwnerPolicy = NO_POLICY

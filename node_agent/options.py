@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crds.meta import GROUP
+from crds.meta import GROUP, METRIC_PREFIX
 from devices.node_hardware import NodeRoots
 
 
@@ -25,7 +25,7 @@ class NodeAgentOptions:
     node_name: str
     interval_seconds: float = 30.0
     label_prefix: str = GROUP
-    metric_prefix: str = "pomona"
+    metric_prefix: str = METRIC_PREFIX
     metrics_port: int = 9100
     rest_port: int = 8787
     api_key_file: Path | None = None

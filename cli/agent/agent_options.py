@@ -16,7 +16,9 @@ from cli.options import (
     Size,
     allow_private_sources,
     default_state_folder,
+    metric_prefix_option,
 )
+from crds.meta import METRIC_PREFIX
 from gateway.proxy.config import Tls
 from launchd.service_definition import STATE_OPTION
 from metal_agent.holds.owner_policy import OwnerPolicy
@@ -73,6 +75,7 @@ _OPTIONS: Final = (
         show_default=True,
         help="Address of the metrics for Prometheus; `off` disables them.",
     ),
+    metric_prefix_option,
 )
 
 
@@ -99,6 +102,7 @@ class AgentArguments:
     tls_key: Path | None
     memory_budget: int | None
     metrics_address: tuple[str, int] | None
+    metric_prefix: str
     owner_policy: OwnerPolicy
     keep_awake: bool
 
@@ -153,6 +157,7 @@ class AgentArguments:
             allowed_networks=self.allowed_networks,
             memory_budget_bytes=self.memory_budget,
             metrics_place=self.metrics_address,
+            metric_prefix=self.metric_prefix,
             tls=_read_tls(self.tls_certificate, self.tls_key),
             owner_policy=self.owner_policy,
             keep_awake=self.keep_awake,
@@ -171,6 +176,7 @@ class AgentArguments:
             "--tls-key": self.tls_key,
             "--memory-budget": self.memory_budget,
             "--metrics-address": "off" if self.metrics_address is None else _place_text(*self.metrics_address),
+            "--metric-prefix": None if self.metric_prefix == METRIC_PREFIX else self.metric_prefix,
         }
         words = []
         for option, value in given.items():

@@ -159,7 +159,7 @@ def _of_pod(obj: Obj) -> Obj:
     containers = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
     kept = {
         **_pick(status, ("phase", "podIPs")),
-        "conditions": _conditions(status, _POD_CONDITIONS, timed={"PodScheduled"}),
+        "conditions": _conditions(status, _POD_CONDITIONS, timed=_POD_CONDITIONS),
         "containerStatuses": [_pick(each, ("name", "state", "lastState", "started", "ready")) for each in containers],
     }
     spec = obj.get("spec") or {}

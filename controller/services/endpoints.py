@@ -19,6 +19,8 @@ class Endpoint(NamedTuple):
     scheme: Literal["http", "https"] = "http"
     host: str = ""
     """Its MetalHost; empty for a pod."""
+    node: str = ""
+    """Its Node; empty for a host."""
 
     @property
     def url(self) -> str:
@@ -37,7 +39,14 @@ def ready_endpoints(slices: Iterable[Obj]) -> tuple[Endpoint, ...]:
             # An absent `ready` means ready, as for every consumer of slices.
             if endpoint.get("conditions", {}).get("ready", True) is not False:
                 found |= {
-                    Endpoint(address, port["port"], "https" if port.get("appProtocol") == HTTPS else "http", host)
+                    Endpoint(
+                        address,
+                        port["port"],
+                        "https" if port.get("appProtocol") == HTTPS else "http",
+                        host,
+                        # A host states what it likes, and is no node.
+                        "" if host else endpoint.get("nodeName", ""),
+                    )
                     for address in endpoint["addresses"]
                     for port in ports
                 }

@@ -268,7 +268,9 @@ def _find_traffic_target(view: ServiceView) -> TrafficTarget | None:
     engine = RUNTIMES[runtime].pod if runtime in RUNTIMES else None
     series = find_series(engine) if engine is not None else None
     pods = tuple(each for each in view.own_endpoints if not each.host)
-    return TrafficTarget(view.service.metadata.uid, pods, series) if pods and series is not None else None
+    if not pods or series is None:
+        return None
+    return TrafficTarget(view.service.metadata.uid, pods, series, view.service.spec.model_ref, runtime)
 
 
 def _follow_view(

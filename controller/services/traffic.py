@@ -18,6 +18,7 @@ from runtimes.pod import EnginePod
 _LEAST_CHANGE: Final = 0.1
 _MOST: Final = 2**31 - 1
 """Largest number that the fields of the status hold."""
+MOST_TOKENS_PER_SECOND: Final = float(_MOST)
 _MOST_COUNTED: Final = 2.0**53
 """Largest count that is believed."""
 _PROXY_SECONDS: Final = "pomona_proxy_request_seconds"
@@ -64,6 +65,17 @@ class Traffic(NamedTuple):
             "tokensPerSecond": format_rate(rate) if rate is not None else None,
         }
         return {name: value for name, value in known.items() if value is not None}
+
+
+class TokenSource(NamedTuple):
+    """The pods whose tokens are one series of the metrics, by the labels of the series."""
+
+    namespace: str
+    model: str
+    """Name of the Model."""
+    backend: str
+    """Name of the engine."""
+    node: str
 
 
 UNKNOWN_TRAFFIC: Final = Traffic()
@@ -155,15 +167,17 @@ def measure_traffic(
 
 def measure_tokens(
     before: Mapping[Endpoint, MetricsSample], after: Mapping[Endpoint, MetricsSample], series: TrafficSeries
-) -> float | None:
-    """Return the tokens that all pods generated per second between two readings; None if no pod was read twice."""
-    rates = [
-        _increase(before[endpoint], sample, series.tokens) / (sample.at - before[endpoint].at)
+) -> dict[Endpoint, float]:
+    """Return the tokens that each pod generated per second between two readings, for each that was read twice."""
+    return {
+        endpoint: min(
+            _increase(before[endpoint], sample, series.tokens) / (sample.at - before[endpoint].at),
+            MOST_TOKENS_PER_SECOND,
+        )
         for endpoint, sample in after.items()
         if series.tokens is not None and series.tokens in sample.values
         if endpoint in before and sample.at > before[endpoint].at
-    ]
-    return min(sum(rates), float(_MOST)) if rates else None
+    }
 
 
 def _increase(before: MetricsSample, after: MetricsSample, name: str) -> float:

@@ -8,6 +8,7 @@ without any reading the traffic is unknown again. A service whose engine counts 
 """
 
 import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final, NamedTuple
@@ -19,8 +20,10 @@ from controller.services.endpoints import Endpoint
 from controller.services.probe_policy import seconds_to_turn
 from controller.services.readiness_probe import read_token
 from controller.services.traffic import (
+    MOST_TOKENS_PER_SECOND,
     UNKNOWN_TRAFFIC,
     MetricsSample,
+    TokenSource,
     Traffic,
     TrafficSeries,
     differs_notably,
@@ -51,6 +54,10 @@ class TrafficTarget(NamedTuple):
     service_uid: str
     endpoints: tuple[Endpoint, ...]
     series: TrafficSeries
+    model: str = ""
+    """Name of the Model, in the metrics."""
+    backend: str = ""
+    """Name of the engine, in the metrics."""
 
 
 @dataclass(slots=True)
@@ -66,10 +73,19 @@ class _MeteredService:
     token: str = ""
 
 
-class TrafficMeter:
-    """The readings of all services, and their last results."""
+ShowTokens = Callable[[ObjectKey, Mapping[TokenSource, float]], None]
+"""Takes the tokens per second of a service; none: they are unknown."""
 
-    def __init__(self) -> None:
+
+class TrafficMeter:
+    """The readings of all services, and their last results.
+
+    Args:
+        show_tokens: takes the tokens per second of each service.
+    """
+
+    def __init__(self, show_tokens: ShowTokens = lambda _key, _rates: None) -> None:
+        self._show_tokens = show_tokens
         self._services: dict[ObjectKey, _MeteredService] = {}
         self._due: WorkQueue[ObjectKey] = WorkQueue()
         self._minutes: WorkQueue[ObjectKey] = WorkQueue()
@@ -82,7 +98,8 @@ class TrafficMeter:
         `known` is the traffic in its status, which stays until this leader has read the pods itself.
         """
         if target is None:
-            self._services.pop(key, None)
+            if self._services.pop(key, None) is not None:
+                self._show_tokens(key, {})
             return UNKNOWN_TRAFFIC
         service = self._services.get(key)
         if service is None or service.target.service_uid != target.service_uid:
@@ -139,6 +156,8 @@ class TrafficMeter:
         if is_known:
             service.read_at = now
             measured = measured._replace(tokens_per_second=service.traffic.tokens_per_second)
+        else:
+            self._show_tokens(key, {})
         _show(service, measured, leading, key)
 
     async def _count_tokens(self, session: aiohttp.ClientSession, leading: Leading, key: ObjectKey) -> None:
@@ -148,9 +167,11 @@ class TrafficMeter:
             return
         before, target = service.samples, service.target
         samples = await self._read_pods(session, leading, key, service)
-        rate = measure_tokens(before, samples, target.series)
-        if self._services.get(key) is service and rate is not None:
-            _show(service, service.traffic._replace(tokens_per_second=rate), leading, key)
+        rates = measure_tokens(before, samples, target.series)
+        if self._services.get(key) is service and rates:
+            self._show_tokens(key, _sum_by_node(rates, key.namespace, target))
+            total = min(sum(rates.values()), MOST_TOKENS_PER_SECOND)
+            _show(service, service.traffic._replace(tokens_per_second=total), leading, key)
 
     async def _read_pods(
         self, session: aiohttp.ClientSession, leading: Leading, key: ObjectKey, service: _MeteredService
@@ -177,6 +198,15 @@ class TrafficMeter:
         values = parse_series(text, series.names) if text is not None else {}
         is_counted = values and (series.requests is None or series.requests in values)
         return MetricsSample(asyncio.get_running_loop().time(), values) if is_counted else None
+
+
+def _sum_by_node(rates: Mapping[Endpoint, float], namespace: str, target: TrafficTarget) -> dict[TokenSource, float]:
+    """Return the tokens per second of the pods on each node."""
+    sums: dict[TokenSource, float] = {}
+    for endpoint, rate in rates.items():
+        source = TokenSource(namespace, target.model, target.backend, endpoint.node)
+        sums[source] = sums.get(source, 0.0) + rate
+    return sums
 
 
 def _show(service: _MeteredService, traffic: Traffic, leading: Leading, key: ObjectKey) -> None:

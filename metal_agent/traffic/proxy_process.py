@@ -25,6 +25,7 @@ from metal_agent.lifecycle import GRACE_SECONDS
 from metal_agent.native import log_files
 from metal_agent.native.process import NativeProcess, adopt_process, spawn_process
 from metal_agent.options import OptionsError
+from metal_agent.traffic.token_rates import TokenRates
 from runtimes.environment import PYTHON, select_environment
 
 PATIENCE_SECONDS: Final = 60.0
@@ -65,6 +66,8 @@ class Proxy:
         self.answers = False
         self.state: ProxyState | None = None
         """Its last reported state, some seconds old."""
+        self.token_rates = TokenRates()
+        """The tokens per second of its services."""
         self.client = ProxyClient(self._socket)
 
     def adopt(self) -> None:
@@ -263,6 +266,7 @@ class Proxy:
             self.state = await self.client.state()
         except (ControlUnreachableError, ControlRefusedError):
             return False
+        self.token_rates.note_state(self.state, asyncio.get_running_loop().time())
         return self.state.pid == pid
 
     def _spawn(self, *options: str) -> NativeProcess:

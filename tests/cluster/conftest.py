@@ -176,8 +176,8 @@ async def gpu_node(shared_nodes: SharedNodes) -> Process:
 
 @pytest_asyncio.fixture
 async def pod_monitors(plane: ControlPlane) -> AsyncIterator[None]:
-    """The kind PodMonitor of Prometheus' operator, as long as a test runs."""
-    crd = CHECKOUT / "tests" / "support" / "pod_monitor_crd.yaml"
+    """The kinds of Prometheus' operator, as long as a test runs."""
+    crd = CHECKOUT / "tests" / "support" / "prometheus_operator_crds.yaml"
     await plane.apply(crd)
     await plane.kubectl("wait", "--for=condition=Established", "--timeout=90s", "-f", str(crd))
 

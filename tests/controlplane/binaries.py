@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,6 +124,7 @@ def build_missing(
     *,
     go_version: str,
     variables: Mapping[str, str] | None = None,
+    tags: Sequence[str] = (),
 ) -> None:
     """Build the programs that `folder` lacks; a killed build or a second one at the same time is harmless.
 
@@ -133,6 +134,7 @@ def build_missing(
         folder: folder for the programs, under a name that changes with the versions.
         go_version: the oldest version of Go that can be used.
         variables: string variables to set at link time, by their full names.
+        tags: build tags, which choose parts of the programs.
 
     Raises:
         BuildError: Go is absent and cannot be installed, or the build failed.
@@ -149,7 +151,13 @@ def build_missing(
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
         caches = cache_folder() / "go"
-        build(module, list(absent.values()), aside, go_version=go_version, caches=caches, variables=variables or {})
+        build(
+            *(module, list(absent.values()), aside),
+            go_version=go_version,
+            caches=caches,
+            variables=variables or {},
+            tags=tags,
+        )
         for program, package in absent.items():
             # Go names a program after the last part of the import path that is not a version: `server` for etcd.
             (aside / re.sub(r"/v\d+$", "", package).rpartition("/")[2]).rename(folder / program)
@@ -157,7 +165,11 @@ def build_missing(
 
 
 def ensure_module_programs(
-    module: Path, packages: Mapping[str, str], name: str, variables: Mapping[str, str] | None = None
+    module: Path,
+    packages: Mapping[str, str],
+    name: str,
+    variables: Mapping[str, str] | None = None,
+    tags: Sequence[str] = (),
 ) -> dict[str, Path]:
     """Return the path of each program of a Go module, by its name; build those that are not in the cache.
 
@@ -166,15 +178,17 @@ def ensure_module_programs(
         packages: import path by name of the program.
         name: folder in the user's cache.
         variables: string variables to set at link time, by their full names.
+        tags: build tags, which choose parts of the programs.
 
     Raises:
         BuildError: a program is absent and cannot be built here.
     """
     go_mod = (module / "go.mod").read_text()
     key = go_mod + "".join(f"\n{variable}={value}" for variable, value in (variables or {}).items())
+    key += "".join(f"\n{tag}" for tag in tags)
     digest = hashlib.sha256(key.encode()).hexdigest()[:12]
     folder = cache_folder() / name / f"{digest}-{sys.platform}-{platform.machine()}"
-    build_missing(module, packages, folder, go_version=oldest_go(module), variables=variables)
+    build_missing(module, packages, folder, go_version=oldest_go(module), variables=variables, tags=tags)
     return {program: folder / program for program in packages}
 
 

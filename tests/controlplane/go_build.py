@@ -44,6 +44,7 @@ def build(
     go_version: str,
     caches: Path,
     variables: Mapping[str, str],
+    tags: Sequence[str] = (),
 ) -> None:
     """Build main packages into a folder, with the versions that the module in another folder names.
 
@@ -54,17 +55,19 @@ def build(
         go_version: the oldest version of Go that can be used.
         caches: folder for Go's caches if Go is installed from the wheel.
         variables: string variables to set at link time, by their full names.
+        tags: build tags, which choose parts of the programs.
 
     Raises:
         BuildError: Go is absent and cannot be installed, or the build failed.
     """
     go, environment = _find_go(go_version, caches)
+    tagged = [f"-tags={','.join(tags)}"] if tags else []
     report = BuildProgress("downloading sources")
-    listed = _lines([go, "list", "-deps", *packages], module, environment, report)
+    listed = _lines([go, "list", "-deps", *tagged, *packages], module, environment, report)
     total = sum(not line.startswith("go: ") for line in listed)
     report.start(f"compiling at most {total} packages with {go}")
     ldflags = " ".join(["-s -w", *(f"-X {name}={value}" for name, value in variables.items())])
-    flags = ["-v", "-trimpath", "-buildvcs=false", "-ldflags", ldflags]
+    flags = ["-v", "-trimpath", "-buildvcs=false", "-ldflags", ldflags, *tagged]
     for _ in _lines([go, "build", *flags, "-o", f"{destination}/", *packages], module, environment, report):
         pass
     report.end()

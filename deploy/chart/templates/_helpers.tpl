@@ -71,3 +71,8 @@ extenders:
       - name: {{ . }}
       {{- end }}
 {{- end }}
+
+{{- /* A file of rules or a dashboard, with the names that begin with metrics.prefix. */}}
+{{- define "pomona.monitoring" -}}
+{{- regexReplaceAll "\\bpomona_(gpu_|node_agent_|tokens_per_second|model_load_seconds|latency_p95_seconds)" (.root.Files.Get .file) (printf "%s_${1}" .root.Values.metrics.prefix) -}}
+{{- end }}

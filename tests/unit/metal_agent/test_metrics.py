@@ -1,18 +1,25 @@
 """The agent's metrics as Prometheus reads them."""
 
 import asyncio
+import re
 import socket
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.proxy.metrics import ProxyMetrics, ServiceLoad
 from metal_agent import metrics
 from metal_agent.holds.hold_gate import HOLD_SOURCES
 from metal_agent.memory.pressure_policy import Evict
 from metal_agent.metrics import AgentMetrics
+from metal_agent.traffic.token_rates import TokenRates
+from tests.controlplane.process import CHECKOUT
 from tests.support.api_objects import GIB
 from tests.support.eventually import eventually
 from tests.support.local_host import Machine, MakeAssignment, phase
+from tests.unit.metal_agent.traffic.test_token_rates import proxy_state
+
+DOCUMENT = CHECKOUT / "docs" / "metrics.md"
 
 
 def values(text: bytes) -> dict[str, float]:
@@ -25,7 +32,12 @@ def values(text: bytes) -> dict[str, float]:
 
 
 async def test_metrics_are_read_at_each_request(machine: Machine, assignment: MakeAssignment) -> None:
-    told = AgentMetrics(machine.ledger, machine.runners, machine.watchdog, machine.gate)
+    rates = TokenRates()
+    told = AgentMetrics(
+        *(machine.ledger, machine.runners, machine.watchdog, machine.gate, rates),
+        host="studio-1",
+        prefix="flexinfer",
+    )
     machine.watchdog.level = None
     before = values(told.text())
     assert before["pomona_agent_memory_pressure unknown"] == 1
@@ -42,7 +54,36 @@ async def test_metrics_are_read_at_each_request(machine: Machine, assignment: Ma
     assert after["pomona_agent_memory_reserved_bytes"] == GIB
     assert after["pomona_agent_memory_budget_bytes"] == machine.ledger.budget_bytes
     assert after["pomona_agent_pressure_steps_total evict"] == 1
+    assert "flexinfer_tokens_per_second" not in {name.partition(" ")[0] for name in after}, "unknown is not 0"
+    (runner,) = machine.runners.values()
+    spec, service = runner.assignment.spec, runner.assignment.service
+    assert spec is not None
+    assert service is not None
+    now = asyncio.get_running_loop().time()
+    for seconds in (0, 10):
+        rates.note_state(proxy_state(**{str(service): 75 * seconds // 10}), now - 10 + seconds)
+    shown = values(told.text())
+    assert shown[f"flexinfer_tokens_per_second quantum {spec.model_name} {service.namespace} studio-1"] == 7.5
+    assert values(told.text()) == shown, "each request adds up anew"
     assert {source: after[f"pomona_agent_hold {source}"] for source in HOLD_SOURCES} == dict.fromkeys(HOLD_SOURCES, 0)
+
+
+async def test_documented_metrics_are_those_that_are_served(machine: Machine) -> None:
+    agent = AgentMetrics(
+        *(machine.ledger, machine.runners, machine.watchdog, machine.gate, TokenRates()), host="studio-1"
+    )
+    proxy = ProxyMetrics(lambda: [ServiceLoad("team/chat", 1, 0)])
+    proxy.for_service("team/chat").count_request("/v1/completions", 500, "engine_error")
+    served = {}
+    for family in text_string_to_metric_families((agent.text() + proxy.text()).decode()):
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        if not name.endswith("_created"):
+            served[name] = {label for sample in family.samples for label in sample.labels} - {"le"}
+    # Without traffic it has no series.
+    served["pomona_tokens_per_second"] = {"namespace", "model", "backend", "node"}
+    section = DOCUMENT.read_text().partition("## Metrics of hosts and proxies\n")[2].partition("\n## ")[0]
+    rows = [line.split("|") for line in section.splitlines() if line.startswith("| `")]
+    assert {row[1].strip(" `"): set(re.findall(r"`(\w+)`", row[3])) for row in rows} == served
 
 
 async def text() -> bytes:

@@ -78,13 +78,13 @@ def test_part_of_a_pod_has_what_the_queue_reads() -> None:
     }
     time = "2026-11-21T11:00:00Z"
     scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": time}
-    ready = {"type": "Ready", "status": "True"}
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": time}
     annotations = {ENQUEUED_AT: time, NOMINATED: "{}"}
     whole["metadata"]["annotations"] = {**annotations, "cni.example/addresses": "{}"}
     whole["spec"] |= deepcopy(read)
     whole["spec"]["resources"]["limits"] = {"memory": "8Gi"}
     whole["spec"]["initContainers"][0] |= {"name": "proxy", "image": "proxy:1"}
-    whole["status"]["conditions"] = [scheduled, {**ready, "lastTransitionTime": time}]
+    whole["status"]["conditions"] = [scheduled, {**ready, "lastProbeTime": None}]
     known = Store()
     declare_partial_objects(known)
     known.put(PODS, whole)

@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from aiohttp import web
 from controller.reconcile.plan import Leading
 from controller.services import traffic_meter
 from controller.services.endpoints import Endpoint
-from controller.services.traffic import UNKNOWN_TRAFFIC, Traffic, TrafficSeries, find_series
+from controller.services.traffic import UNKNOWN_TRAFFIC, TokenSource, Traffic, TrafficSeries, find_series
 from controller.services.traffic_meter import TrafficMeter, TrafficTarget
 from kube.client import Client, Obj
 from kube.resources import ObjectKey, Resource
@@ -260,5 +260,42 @@ def test_rate_of_a_pod_that_answers_no_more_becomes_unknown(monkeypatch: pytest.
             assert meter.follow(KEY, follow).tokens_per_second == pytest.approx(1)
             await asyncio.sleep(1200)
             assert meter.follow(KEY, follow) == UNKNOWN_TRAFFIC
+
+    virtual_time.run(main())
+
+
+def test_tokens_are_shown_by_node_and_no_longer_than_they_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    series = TrafficSeries("/metrics", needs_key=False, requests=None, seconds=None, tokens="tokens")
+    shown = dict[ObjectKey, Mapping[TokenSource, float]]()
+    silent = False
+
+    async def read(_session: object, endpoint: Endpoint, *_: object) -> bytes | None:
+        rate = {"10.0.0.1": 3, "10.0.0.2": 4, "10.0.0.3": 5}[endpoint.address]
+        return None if silent else f"tokens {rate * asyncio.get_running_loop().time()}\n".encode()
+
+    monkeypatch.setattr(traffic_meter, "_read_metrics", read)
+    pods = tuple(Endpoint(f"10.0.0.{number}", 8080, node=f"gpu-{number // 3}") for number in (1, 2, 3))
+    expected = {
+        TokenSource("team", "qwen", "vllm", "gpu-0"): pytest.approx(7),
+        TokenSource("team", "qwen", "vllm", "gpu-1"): pytest.approx(5),
+    }
+
+    async def main() -> None:
+        nonlocal silent
+        meter = TrafficMeter(shown.__setitem__)
+        meter.follow(KEY, TrafficTarget("uid-chat", pods, series, "qwen", "vllm"))
+        async with running(meter.run(leading(Secrets(), []))):
+            await asyncio.sleep(400)
+            assert shown == {KEY: expected}
+            silent = True
+            await asyncio.sleep(600)
+            assert shown == {KEY: expected}
+            await asyncio.sleep(900)
+            assert shown == {KEY: {}}
+            silent = False
+            await asyncio.sleep(400)
+            assert shown == {KEY: expected}
+            meter.follow(KEY, None)
+            assert shown == {KEY: {}}
 
     virtual_time.run(main())

@@ -1,0 +1,213 @@
+"""Metrics of services, engines and node agents: series that exist as long as the object that they are about.
+
+The beginning of a name is `--metric-prefix` where another project has a metric of this name and meaning: its dashboards
+work with ours then. Labels are names in objects that the API server has checked, never content of a request.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from datetime import datetime
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from controller.reconcile.indexes import SERVICE_INDEX, namespaced
+from controller.services.traffic import TokenSource
+from crds.meta import LABEL_SERVICE, METRIC_PREFIX, PROXY_CONTAINER
+from kube.client import Obj
+from kube.resources import (
+    INFERENCE_SERVICES,
+    METAL_PROCESSES,
+    NODE_FITNESSES,
+    PODS,
+    ObjectKey,
+    Resource,
+    object_key,
+)
+from kube.store import Store
+
+_Owner = tuple[Resource, ObjectKey]
+_Labels = tuple[str, ...]
+
+
+class OwnedSeries:
+    """The series of a gauge, each of which exists as long as an object that states a value for it.
+
+    Args:
+        gauge: the gauge, which nothing else sets.
+        combine: combines the values that several objects state for one series.
+    """
+
+    def __init__(self, gauge: Gauge, combine: Callable[[Collection[float]], float]) -> None:
+        self._gauge = gauge
+        self._combine = combine
+        self._labels: dict[_Owner, frozenset[_Labels]] = {}
+        self._values: defaultdict[_Labels, dict[_Owner, float]] = defaultdict(dict)
+
+    def put(self, owner: _Owner, values: Mapping[TokenSource, float] | Mapping[_Labels, float]) -> None:
+        """Take the values that an object states now in place of its former ones."""
+        before = self._labels.get(owner, frozenset())
+        if not before and not values:
+            return
+        for labels in before - values.keys():
+            del self._values[labels][owner]
+            self._show(labels)
+        for labels, value in values.items():
+            if self._values[labels].get(owner) != value:
+                self._values[labels][owner] = value
+                self._show(labels)
+        if values:
+            self._labels[owner] = frozenset(values)
+        else:
+            del self._labels[owner]
+
+    def clear(self) -> None:
+        """Remove all series."""
+        for owner in list(self._labels):
+            self.put(owner, {})
+
+    def _show(self, labels: _Labels) -> None:
+        values = self._values[labels].values()
+        if values:
+            self._gauge.labels(*labels).set(self._combine(values))
+        else:
+            del self._values[labels]
+            self._gauge.remove(*labels)
+
+
+class ModelMetrics:
+    """The metrics of services, engines and node agents. Each event of the store takes a few microseconds.
+
+    Args:
+        registry: the registry of the controller.
+        prefix: beginning of the names that another project has, too.
+    """
+
+    def __init__(self, registry: CollectorRegistry, prefix: str = METRIC_PREFIX) -> None:
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(name, text, labels, registry=registry)
+
+        self._tokens = OwnedSeries(
+            gauge(
+                f"{prefix}_tokens_per_second",
+                "Tokens that pods generate per second, the mean of a minute.",
+                *TokenSource._fields,
+            ),
+            sum,
+        )
+        self._loads = OwnedSeries(
+            gauge(
+                f"{prefix}_model_load_seconds",
+                "Time from the start of an engine until it answered, the longest of those that run.",
+                *("namespace", "model", "node"),
+            ),
+            max,
+        )
+        self._ready = OwnedSeries(
+            gauge(
+                "pomona_service_ready",
+                "1 while a service is Ready, else 0; none of one that is suspended.",
+                *("namespace", "service", "priority"),
+            ),
+            max,
+        )
+        self._observed = OwnedSeries(
+            gauge("pomona_node_observed_timestamp_seconds", "Time of the last report of a node agent.", "node"), max
+        )
+        self._store: Store | None = None
+
+    def follow_store(self, store: Store) -> None:
+        """Keep the series by the events of the store, which has an index of pods by service."""
+        self._store = store
+        store.subscribe(self._note_change)
+
+    def set_tokens(self, service: ObjectKey, rates: Mapping[TokenSource, float]) -> None:
+        """Take the tokens per second of a service in pods; none: they are unknown."""
+        self._tokens.put((INFERENCE_SERVICES, service), rates)
+
+    def clear_tokens(self) -> None:
+        """Forget all speeds: another replica reads them from now on."""
+        self._tokens.clear()
+
+    def _note_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
+        obj = new or old
+        if resource not in _FOLLOWED or obj is None:
+            return
+        owner = (resource, object_key(obj))
+        if resource == PODS:
+            self._loads.put(owner, self._read_pod_load(new))
+        elif resource == METAL_PROCESSES:
+            self._loads.put(owner, _read_process_load(new))
+        elif resource == NODE_FITNESSES:
+            self._observed.put(owner, _read_report_time(new))
+        else:
+            self._ready.put(owner, _read_readiness(new))
+            if old is None and self._store is not None:
+                # A pod may be known before its service, which names the Model.
+                key = owner[1]
+                for pod in self._store.by_index(PODS, SERVICE_INDEX, namespaced(key.namespace, key.name)):
+                    self._loads.put((PODS, object_key(pod)), self._read_pod_load(pod))
+
+    def _read_pod_load(self, pod: Obj | None) -> dict[_Labels, float]:
+        if pod is None or self._store is None:
+            return {}
+        metadata = pod["metadata"]
+        name, node = metadata.get("labels", {}).get(LABEL_SERVICE), pod.get("spec", {}).get("nodeName")
+        service = self._store.get(INFERENCE_SERVICES, name, metadata["namespace"]) if name and node else None
+        seconds = find_pod_load_seconds(pod) if service is not None else None
+        if service is None or seconds is None:
+            return {}
+        return {(metadata["namespace"], service["spec"]["modelRef"], node): seconds}
+
+
+_FOLLOWED: Final = frozenset({INFERENCE_SERVICES, METAL_PROCESSES, NODE_FITNESSES, PODS})
+
+
+def find_pod_load_seconds(pod: Obj) -> float | None:
+    """Return the time from the last start of the engine of a pod until the pod was ready; None if it is not ready."""
+    status = pod.get("status", {})
+    ready = [each for each in status.get("conditions") or () if each["type"] == "Ready" and each["status"] == "True"]
+    starts = [
+        each["state"]["running"]["startedAt"]
+        for each in status.get("containerStatuses") or ()
+        if each["name"] != PROXY_CONTAINER and each.get("state", {}).get("running", {}).get("startedAt")
+    ]
+    if not ready or not starts:
+        return None
+    return _measure_seconds(max(starts), ready[0].get("lastTransitionTime"))
+
+
+def _read_process_load(process: Obj | None) -> dict[_Labels, float]:
+    spec, status = (process["spec"], process.get("status") or {}) if process is not None else ({}, {})
+    seconds = _measure_seconds(status.get("startedAt"), status.get("readyAt"))
+    if process is None or seconds is None or not spec.get("hostName"):
+        return {}
+    return {(process["metadata"]["namespace"], spec["modelName"], spec["hostName"]): seconds}
+
+
+def _read_report_time(fitness: Obj | None) -> dict[_Labels, float]:
+    time = _read_time((fitness.get("status") or {}).get("observedAt")) if fitness is not None else None
+    return {(fitness["metadata"]["name"],): time} if fitness is not None and time is not None else {}
+
+
+def _read_readiness(service: Obj | None) -> dict[_Labels, float]:
+    """Return whether a service is ready; nothing for one that shall not run."""
+    phase = (service.get("status") or {}).get("phase") if service is not None else None
+    if service is None or phase == "Suspended":
+        return {}
+    metadata, priority = service["metadata"], service["spec"].get("priority", "normal")
+    return {(metadata["namespace"], metadata["name"], priority): float(phase == "Ready")}
+
+
+def _measure_seconds(begun: str | None, ended: str | None) -> float | None:
+    """Return the time between two moments; None if one is unknown, or they are in another order."""
+    first, last = _read_time(begun), _read_time(ended)
+    return last - first if first is not None and last is not None and last >= first else None
+
+
+def _read_time(text: str | None) -> float | None:
+    """Return a time of the API in seconds since 1970; None if there is none: a node or host states what it likes."""
+    try:
+        return datetime.fromisoformat(text).timestamp() if text else None
+    except (ValueError, OverflowError):
+        return None
