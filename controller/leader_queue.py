@@ -72,7 +72,6 @@ def build_queue(
     def show_round(report: RoundReport) -> None:
         board.update(report.round, report.cells, report.now, units=report.units, failures=report.failures)
         metrics.queue.observe_plan(report.plan_seconds)
-        metrics.queue.set_depths(board.depths)
         pools.update(report)
         rooms.update(report)
         if benchmarks is not None:

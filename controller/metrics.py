@@ -93,6 +93,7 @@ class ControllerMetrics:
         self._watch_restarts = counter(
             "pomona_watch_restarts", "Watches that were started again, by resource.", ("resource",)
         )
+        self._watch_restarts.labels("kopf")
         self._watched: set[str] = set()
         gauge("pomona_build_info", "1, with the version as a label.", ("version",)).labels(version("pomona")).set(1)
         self.objects = ObjectTally(registry)
@@ -213,8 +214,9 @@ class QueueMetrics:
         pool = self._label_pool(start.unit.pools[0] if start.unit.pools else "")
         self._wait_seconds.labels(pool, start.unit.priority).observe(start.wait_seconds)
         self._starts.labels(pool, start.outcome).inc()
+        errors = self._error_ratio.labels(pool)
         if (ratio := start.error_ratio) is not None:
-            self._error_ratio.labels(pool).observe(ratio)
+            errors.observe(ratio)
 
     def _label_pool(self, pool: str) -> str:
         """Return the label of a pool: each new one is a series for ever."""

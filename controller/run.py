@@ -183,14 +183,14 @@ class Controller:
         self._feeds = [Feed(client, self.store, namespace) for namespace in options.namespaces or (None,)]
         declare_indexes(self.store)
         declare_partial_objects(self.store)
-        declare_nodes(self.store, options.pods.vendors)
-        leases = LeaseReader()
-        vendors = options.pods.vendors
+        leases, vendors = LeaseReader(), options.pods.vendors
+        declare_nodes(self.store, vendors)
         self._registry = None if options.namespaces else CellRegistry(self.store, vendors, leases.bindable)
         self._board = Board(
             functools.partial(self._enqueue, INFERENCE_SERVICES),
             metrics.queue.count_start,
             functools.partial(self._enqueue_report, INFERENCE_SERVICES),
+            metrics.queue.set_depths,
         )
         self._devices = DeviceFeed(self.store, options.namespaces)
         self._measured = measured = PerformanceSource(self.store, functools.partial(self._enqueue, INFERENCE_SERVICES))

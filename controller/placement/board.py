@@ -104,6 +104,7 @@ class Board:
         on_change: Callable[[ObjectKey], None],
         on_start: Callable[[UnitStart], None] = lambda _start: None,
         on_move: Callable[[ObjectKey], None] | None = None,
+        on_depths: Callable[[Depths], None] = lambda _depths: None,
     ) -> None:
         """Make an empty board.
 
@@ -111,7 +112,9 @@ class Board:
             on_change: gets each service whose standing has changed, at most once a second.
             on_start: gets each unit that was admitted, for the metrics.
             on_move: gets those of which nothing but the standing has changed; None: `on_change` gets them, too.
+            on_depths: gets the numbers of replicas that wait whenever they are counted, for the metrics.
         """
+        self._on_depths = on_depths
         self._on_start = on_start
         self._pacer = NoticePacer(on_change, on_move or on_change)
         self._estimator = StartEstimator(on_start)
@@ -189,6 +192,7 @@ class Board:
         self._estimator.observe(units, self._evicted, {cell.id: cell.pool for cell in self._cells}, self._now)
         self._evicted.clear()
         entries, lengths = self._list_entries(shown)
+        self._on_depths(self.depths)
         self._find_victims(entries.values(), units)
         closed = frozenset(cell.id for cell in self._cells if cell.closed)
         self._tell_changes(entries, lengths, is_everyone_told=closed != self._closed)

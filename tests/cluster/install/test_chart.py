@@ -35,7 +35,6 @@ EVERYTHING: dict[str, Any] = {
     "nodeAgent": {
         "interval": "10s",
         "labelPrefix": "flexinfer.ai",
-        "metricPrefix": "flexinfer",
         "apiKeySecret": "node-api-key",
         "nvidia": {"runtimeClassName": "nvidia", "nodeSelector": {"nvidia.com/gpu.present": "true"}},
         "resources": {"requests": {"cpu": "30m", "memory": "64Mi"}, "limits": {"memory": "96Mi"}},
@@ -75,8 +74,15 @@ EVERYTHING: dict[str, Any] = {
     "vendors": {"acme-npu": {"resource": "acme.example/npu", "memoryValues": {"32G": 32768, "2T": 2097152}}},
     "networkPolicy": {"enabled": True},
     "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+    "metrics": {
+        "prefix": "flexinfer",
+        "rules": {"enabled": True, "labels": {"release": "prometheus"}},
+        "dashboards": {"enabled": True, "labels": {"grafana_dashboard": "yes"}},
+    },
 }
+MONITORED = ("--set=metrics.rules.enabled=true", "--set=metrics.dashboards.enabled=true")
 REFUSED = {
+    "metrics.prefix=Flex": "'/metrics/prefix': 'Flex' does not match pattern",
     "replicas=0": "'/replicas': minimum: got 0, want 1",
     "replica=3": "additional properties 'replica' not allowed",
     "image.pullPolicy=Sometimes": "'/image/pullPolicy': value must be one of 'IfNotPresent', 'Always', 'Never'",
@@ -191,6 +197,7 @@ async def test_every_value_reaches_an_option_that_the_controller_has(tmp_path: P
         "--monitor-label=release=prometheus",
         "--scheduling-mode=Native",
         "--min-run=10m",
+        "--metric-prefix=flexinfer",
         "--node-cache-size=500Gi",
         "--allow-private-sources=10.1.0.0/16",
         "--hosts-ca=/etc/pomona/hosts-ca/all.pem",
@@ -235,10 +242,32 @@ async def test_every_value_reaches_the_objects_beside_the_controller(tmp_path: P
     assert rule == {"from": [monitoring], "ports": [{"protocol": "TCP", "port": "metrics"}]}
     monitor = rendered["PodMonitor", "pomona-system", "pomona-controller"]
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
-    assert monitor["spec"]["podMetricsEndpoints"] == [{"port": "metrics", "path": "/metrics"}]
+    assert monitor["spec"]["podMetricsEndpoints"] == [{"port": "metrics", "path": "/metrics", "honorLabels": True}]
     selected = rendered[CONTROLLER]["spec"]["selector"]
     budget = rendered["PodDisruptionBudget", "pomona-system", "pomona-controller"]["spec"]
     assert (monitor["spec"]["selector"], budget["selector"], policy["podSelector"]) == (selected,) * 3
+
+
+async def test_rules_and_dashboards_have_the_names_of_the_prefix(tmp_path: Path) -> None:
+    files = CHART / "files"
+    rendered, plain = await render_everything(tmp_path), await render(*MONITORED)
+    rules, own = (each["PrometheusRule", "pomona-system", "pomona"] for each in (rendered, plain))
+    assert own["spec"] == yaml.safe_load((files / "rules.yaml").read_text())
+    assert rules["metadata"]["labels"]["release"] == "prometheus"
+    assert rules["spec"]["groups"][0]["rules"][0]["record"] == "flexinfer_latency_p95_seconds"
+    others = set[str]()
+    for path in (files / "dashboards").iterdir():
+        name = f"pomona-dashboard-{path.stem}"
+        prefixed, same = (each["ConfigMap", "pomona-system", name] for each in (rendered, plain))
+        assert prefixed["metadata"]["labels"]["grafana_dashboard"] == "yes"
+        assert same["metadata"]["labels"]["grafana_dashboard"] == "1"
+        text, changed = (each["data"][f"pomona-{path.stem}.json"] for each in (same, prefixed))
+        assert json.loads(text) == json.loads(path.read_text())
+        assert changed.replace("flexinfer_", "pomona_") == text
+        others |= set(re.findall(r"flexinfer_(\w+)", changed))
+        assert not re.search(r"pomona_(gpu|node_agent|latency_p95|model_load|tokens_per)", changed)
+    assert {"tokens_per_second", "model_load_seconds", "latency_p95_seconds", "gpu_temperature_celsius"} <= others
+    assert "proxy_queued" not in others
 
 
 async def test_every_value_reaches_the_node_agents(tmp_path: Path) -> None:

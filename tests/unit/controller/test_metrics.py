@@ -181,4 +181,4 @@ def test_start_without_an_estimate_has_no_error() -> None:
     metrics = ControllerMetrics()
     metrics.queue.count_start(START._replace(first_range=None))
     assert value(metrics, "pomona_queue_starts_total", pool="nvidia", estimate="none") == 1
-    assert value(metrics, "pomona_queue_estimate_error_ratio_count", pool="nvidia") is None
+    assert value(metrics, "pomona_queue_estimate_error_ratio_count", pool="nvidia") == 0

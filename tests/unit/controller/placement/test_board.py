@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.placement.board import Board
+from controller.placement.board import Board, Depths
 from controller.placement.planner import PlanRules, plan
 from controller.placement.pool_limits import PoolQuota, PoolRules
 from controller.placement.standing import ServiceStanding
@@ -28,7 +28,8 @@ class Told:
     def __init__(self) -> None:
         self.notices: list[tuple[float, str]] = []
         self.starts: list[UnitStart] = []
-        self.board = Board(self._note, self.starts.append)
+        self.depths: list[Depths] = []
+        self.board = Board(self._note, self.starts.append, on_depths=self.depths.append)
 
     def _note(self, service: ObjectKey) -> None:
         self.notices.append((asyncio.get_running_loop().time(), service.name))
@@ -459,14 +460,16 @@ def test_after_a_storm_every_service_has_been_told_its_last_place() -> None:
     virtual_time.run(main())
 
 
-def test_depth_counts_all_that_wait_by_pool_and_priority() -> None:
+def test_depth_counts_all_that_wait_in_the_last_round_of_a_second() -> None:
     async def main() -> None:
         told = Told()
+        told.update([], [])
         told.update(
             [*full(), host_cell("studio", free_gib=0)],
             [waiting_unit("a"), waiting_unit("b"), waiting_unit("c", priority="high"), waiting_process("d", 9)],
         )
-        assert told.board.depths == {("nvidia", "normal"): 2, ("nvidia", "high"): 1, ("metal", "normal"): 1}
+        await asyncio.sleep(2)  # without a further round
+        assert told.depths[-1] == {("nvidia", "normal"): 2, ("nvidia", "high"): 1, ("metal", "normal"): 1}
 
     virtual_time.run(main())
 
