@@ -8,12 +8,15 @@ import msgspec
 import yaml
 
 from crds.model import Layout
+from fitness.memory import Workload
 
 _FILE: Final = Path(__file__).with_name("catalog.yaml")
 _DEFAULT_ACCELERATOR: Final = "cpu"
 _BITS_PER_BYTE: Final = 8
 _BITS: Final = 4
 _GIGA: Final = 10**9
+_LLAMA_CPP_ON: Final = frozenset({"cpu", "nvidia", "amd", "intel"})
+"""Vendors on which llama.cpp takes a GGUF file, also where the catalog prefers another source."""
 
 
 class CatalogError(Exception):
@@ -57,12 +60,35 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True, rename="camel", fo
     """Dimensions in the header of the first source."""
 
     @property
+    def parameter_count(self) -> int:
+        """All parameters."""
+        return _read_parameters(self.parameters)
+
+    @property
+    def active_share(self) -> float | None:
+        """Share of the parameters that a token uses, of a model with experts; None: all, or unknown."""
+        return _read_parameters(self.active) / self.parameter_count if self.active else None
+
+    @property
     def is_below_four_bits(self) -> bool:
         """True if the figure of third parties is less than the parameters take at 4 bits."""
         if self.quantized_gb is None:
             return False
-        parameters = float(self.parameters.partition("B")[0]) * _GIGA
-        return self.quantized_gb * _GIGA < parameters * _BITS / _BITS_PER_BYTE
+        return self.quantized_gb * _GIGA < self.parameter_count * _BITS / _BITS_PER_BYTE
+
+    def find_workload(self, accelerator: str) -> Workload | None:
+        """Return what an engine on an accelerator loads of the first source, whose layout is known; None: nothing."""
+        if self.layout is None or not self.sources:
+            return None
+        source = self.sources[0]
+        is_taken = source.runtime == "llama.cpp" and accelerator in _LLAMA_CPP_ON
+        if accelerator not in source.accelerators and not is_taken:
+            return None
+        return Workload(self.layout, source.runtime)
+
+
+def _read_parameters(text: str) -> int:
+    return round(float(text.partition("B")[0]) * _GIGA)
 
 
 class ChosenSource(NamedTuple):

@@ -151,6 +151,24 @@ def assess_fit(
     )
 
 
+def regrade_fit(idle: Fit, free_bytes: int, least_bytes: int = 0) -> Fit | None:
+    """Return a fit with less free memory, which costs no estimate; None: assess it, as not all of it fits in there.
+
+    Args:
+        idle: the fit with nothing else on the devices.
+        free_bytes: memory that is free on each device.
+        least_bytes: `least_free_bytes` of these devices.
+    """
+    is_whole = idle.level != "too_tight" and idle.run_mode in {"accelerator", "cpu"}
+    if not is_whole or free_bytes < max(idle.needed_bytes, least_bytes):
+        return None
+    return idle._replace(
+        level=grade_fit(idle.run_mode, idle.needed_bytes, free_bytes),
+        available_bytes=free_bytes,
+        utilization=idle.needed_bytes / free_bytes if free_bytes else float("inf"),
+    )
+
+
 def advise_quantization(
     workload: Workload,
     options: ServingOptions,
@@ -208,7 +226,7 @@ def _find_room(
     least = least_free_bytes(workload, options, devices.memory_bytes or 0) if count else 0
     if needed <= free_bytes < least:
         return _Room("too_tight", WeightsPlace(mode), least)
-    whole = _Room(_grade(mode, needed, free_bytes), WeightsPlace(mode), needed)
+    whole = _Room(grade_fit(mode, needed, free_bytes), WeightsPlace(mode), needed)
     if whole.level != "too_tight" or not count:
         return whole
     offload = find_offload(workload, options, devices, free_bytes, active_share)
@@ -218,11 +236,12 @@ def _find_room(
     if roomy is not None and roomy.place.run_mode == offload.place.run_mode:
         # A little more in host memory costs little speed, and leaves the devices some headroom.
         offload = roomy
-    level = _grade(offload.place.run_mode, offload.device_bytes_each, free_bytes)
+    level = grade_fit(offload.place.run_mode, offload.device_bytes_each, free_bytes)
     return _Room(level, offload.place, offload.device_bytes_each)
 
 
-def _grade(mode: RunMode, needed_bytes: int, free_bytes: int) -> FitLevel:
+def grade_fit(mode: RunMode, needed_bytes: int, free_bytes: int) -> FitLevel:
+    """Return the level of a need in a run mode."""
     if needed_bytes > free_bytes:
         return "too_tight"
     level: FitLevel = "marginal"

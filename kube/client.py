@@ -206,6 +206,11 @@ class Client:
             "create", resource, namespace, name, Request("POST", resource.path(namespace), {}, body)
         )
 
+    async def review(self, resource: Resource, spec: Mapping[str, Any]) -> Obj:
+        """Ask for a review, such as a TokenReview: the answer is an object that the server does not store."""
+        body = msgspec.json.encode(_typed(resource, {"spec": spec}))
+        return await self._call("create", resource, None, None, Request("POST", resource.path(), {}, body))
+
     async def create_subresource(
         self, resource: Resource, name: str, namespace: str | None, subresource: str, obj: Mapping[str, Any]
     ) -> Obj:

@@ -11,7 +11,6 @@ from crds.serving import ServingOptions
 from devices.node_hardware import NodeHardware
 from fitness.catalog_entries import CatalogEntry, load_catalog
 from fitness.fit import FIT_LEVELS, Fit, FitLevel, assess_fit
-from fitness.memory import Workload
 from fitness.serving_devices import ServingDevices, describe_devices, describe_processor
 
 CONTEXT_LENGTH: Final = 8192
@@ -19,6 +18,7 @@ CONTEXT_LENGTH: Final = 8192
 MOST_ROWS: Final = 1000
 LONGEST_SEARCH: Final = 256
 _GIB: Final = 2**30
+_GIGA: Final = 10**9
 _RUN_MODES: Final[Mapping[str, tuple[str, str]]] = {
     "accelerator": ("gpu", "GPU"),
     "moe_offload": ("moe_offload", "MoE"),
@@ -26,8 +26,6 @@ _RUN_MODES: Final[Mapping[str, tuple[str, str]]] = {
     "cpu": ("cpu_only", "CPU"),
 }
 """Name and label of each run mode in llmfit's words."""
-_LLAMA_CPP_ON: Final = frozenset({"cpu", "nvidia", "amd", "intel"})
-"""Vendors on which llama.cpp takes a GGUF file, also where the catalog prefers another source."""
 
 
 class FitQuery(NamedTuple):
@@ -110,15 +108,11 @@ def _describe_device(hardware: NodeHardware, bandwidth: int | None) -> ServingDe
 
 
 def _assess_entry(entry: CatalogEntry, devices: ServingDevices) -> Fit | None:
-    if entry.layout is None or not entry.sources:
+    workload = entry.find_workload(devices.vendor)
+    if workload is None:
         return None
-    source = entry.sources[0]
-    is_taken = devices.vendor in source.accelerators
-    if not is_taken and not (source.runtime == "llama.cpp" and devices.vendor in _LLAMA_CPP_ON):
-        return None
-    active = _read_billions(entry.active) / _count_parameters(entry) if entry.active else None
-    workload = Workload(entry.layout, source.runtime)
-    return assess_fit(workload, ServingOptions(context_length=CONTEXT_LENGTH), devices, active_share=active)
+    options = ServingOptions(context_length=CONTEXT_LENGTH)
+    return assess_fit(workload, options, devices, active_share=entry.active_share)
 
 
 def _build_row(name: str, entry: CatalogEntry, fit: Fit) -> dict[str, Any]:
@@ -151,8 +145,4 @@ def _build_row(name: str, entry: CatalogEntry, fit: Fit) -> dict[str, Any]:
 
 
 def _count_parameters(entry: CatalogEntry) -> float:
-    return _read_billions(entry.parameters)
-
-
-def _read_billions(text: str) -> float:
-    return float(text.partition("B")[0])
+    return entry.parameter_count / _GIGA

@@ -1,0 +1,92 @@
+"""The gauges of the density API, computed when they are read. docs/density-api.md lists them, which a test compares."""
+
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import Final
+
+import prometheus_client
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, ProcessCollector, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from console.density_queries import count_fitting
+from console.density_snapshot import DensitySnapshot
+from console.fit_table import FitTable
+
+CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+_NODE_GAUGES: Final = {
+    "score": "Score of the model that fits best, from 0 to 100.",
+    "stale": "1 if the facts of the node are stale.",
+    "ram_total_gb": "Memory of the node in GiB.",
+    "ram_available_gb": "Memory of the node that is neither used nor requested, in GiB.",
+    "gpu_vram_gb": "Memory of the largest device in GiB; of a host its budget.",
+    "gpu_count": "Devices.",
+    "model_count": "Models that fit.",
+}
+
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call] # it has no annotations
+
+
+class DensityCollector(Collector):
+    """The gauges of one snapshot."""
+
+    def __init__(self, snapshot: DensitySnapshot, table: FitTable) -> None:
+        self._snapshot, self._table = snapshot, table
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield all gauges; what is unknown has no series."""
+        snapshot = self._snapshot
+        families = {
+            name: GaugeMetricFamily(f"pomona_density_node_{name}", text, labels=("node",))
+            for name, text in _NODE_GAUGES.items()
+        }
+        for node, facts in self._list_facts().items():
+            for name, value in facts.items():
+                if value is not None:
+                    families[name].add_metric((node,), value)
+        yield from families.values()
+        stale = sum(each.is_stale for each in snapshot.cells.values())
+        yield GaugeMetricFamily(
+            "pomona_density_cluster_nodes_total", "Nodes and hosts that are known.", value=len(snapshot.cells)
+        )
+        yield GaugeMetricFamily(
+            "pomona_density_cluster_nodes_stale", "Nodes and hosts whose facts are stale.", value=stale
+        )
+
+    def _list_facts(self) -> dict[str, dict[str, float | None]]:
+        snapshot, table = self._snapshot, self._table
+        flags = snapshot.flag_models(None)
+        fits = dict[str, tuple[float, int]]()
+        for profile in snapshot.profiles:
+            ranked = table.rank_models(snapshot.models, profile)
+            found = ranked[0].place.score if ranked else 0.0, count_fitting(snapshot, table, profile, flags)
+            fits.update(dict.fromkeys(profile.names, found))
+        facts = {}
+        for name in snapshot.names:
+            cell = snapshot.cells[name]
+            score, count = fits.get(name, (0.0, 0))
+            facts[name] = {
+                "score": score,
+                "stale": float(cell.is_stale),
+                "ram_total_gb": cell.machine.total_ram_gb,
+                "ram_available_gb": cell.machine.available_ram_gb,
+                "gpu_vram_gb": cell.machine.gpu_vram_gb,
+                "gpu_count": float(cell.machine.gpu_count),
+                "model_count": float(count),
+            }
+        return facts
+
+
+def build_process_registry() -> CollectorRegistry:
+    """Return the metrics of this process."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    Gauge("pomona_build_info", "1.", ("version",), registry=registry).labels(version("pomona")).set(1)
+    return registry
+
+
+def render_metrics(process: CollectorRegistry, snapshot: DensitySnapshot, table: FitTable) -> bytes:
+    """Return all metrics as text."""
+    registry = CollectorRegistry()
+    registry.register(DensityCollector(snapshot, table))
+    return generate_latest(process) + generate_latest(registry)

@@ -1,0 +1,177 @@
+"""The models that are asked about: the Models of the cluster, and those of the catalog."""
+
+import functools
+import re
+from collections.abc import Mapping
+from typing import Final, Literal, NamedTuple
+
+from msgspec import structs
+
+from controller.models.served import METAL, format_of, is_split
+from crds.model import Model
+from crds.serving import ServingOptions
+from devices.vendors import Vendors
+from fitness.catalog_entries import CatalogEntry, load_catalog
+from fitness.fit import LADDER
+from fitness.memory import Workload
+from fitness.performance import hash_model
+from fitness.speed import OFFLOADING_ENGINES, find_active_share
+from runtimes.registry import RUNTIMES
+from runtimes.runtime import RuntimeDemand
+from runtimes.runtime_choice import choose_runtime, refuse_demand
+
+UseCase = Literal["general", "coding", "reasoning", "chat", "multimodal", "embedding"]
+USE_CASES: Final[tuple[UseCase, ...]] = ("general", "coding", "reasoning", "chat", "multimodal", "embedding")
+"""Those of llmfit."""
+_CODING: Final = frozenset({"code", "coding"})
+_SEES: Final = frozenset({"vision", "audio", "image", "images", "multimodal"})
+_EMBEDS: Final = frozenset({"embedding", "embeddings"})
+_QUANTIZED: Final = re.compile(r"(?<![A-Za-z0-9])(I?Q[1-8]_[A-Z0-9_]+|BF16|F16|F32)(?=\.gguf$)", re.IGNORECASE)
+_BITS: Final[Mapping[str, float]] = dict(LADDER)
+QUANTIZATIONS: Final = tuple(_BITS)
+"""Those that a what-if may state."""
+_BITS_PER_BYTE: Final = 8
+
+
+class KnownModel(NamedTuple):
+    """A model, and what each accelerator's engine loads of it."""
+
+    name: str
+    namespace: str
+    """Namespace of the Model; empty: it is of the catalog."""
+    version: str
+    """Another one means that it may fit otherwise."""
+    title: str
+    source: str
+    workloads: Mapping[str, Workload]
+    """By accelerator, as far as an engine takes its format there."""
+    quantization: str = ""
+    parameters: int | None = None
+    active_share: float | None = None
+    use_cases: frozenset[UseCase] = frozenset()
+    hashes: Mapping[str, str] = {}
+    """Identities of its measurements, by engine."""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Identity of the model in this version."""
+        return self.namespace, self.name, self.version
+
+    @property
+    def full_name(self) -> str:
+        """Name by which people find it: a name of the catalog, or that of a Model with its namespace."""
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+    def matches(self, text: str) -> bool:
+        """Return whether a folded text is a part of its name, title or source, or "*", which is all."""
+        return text in {"*", ""} or any(
+            text in each.casefold() for each in (self.full_name, self.title, self.source) if each
+        )
+
+
+def build_known_model(model: Model, vendors: Vendors, options: ServingOptions) -> KnownModel:
+    """Return a Model of the cluster as it is asked about."""
+    runtimes = _choose_runtimes(model, vendors)
+    stated = model.spec.memory_bytes
+    status = model.status
+    return KnownModel(
+        name=model.metadata.name,
+        namespace=model.metadata.namespace,
+        version=f"{model.metadata.uid}:{model.metadata.resource_version}",
+        title=status.gguf.model_name if status.gguf else "",
+        source=model.spec.source,
+        workloads={
+            accelerator: Workload(status.layout, runtime, stated_bytes=stated)
+            for accelerator, runtime in runtimes.items()
+        },
+        quantization=status.gguf.quantization if status.gguf else "",
+        parameters=model.spec.total_parameters or status.total_parameters,
+        active_share=find_active_share(model),
+        use_cases=_read_use_cases(model),
+        hashes={runtime: hash_model(model, runtime, options) for runtime in set(runtimes.values())},
+    )
+
+
+def _choose_runtimes(model: Model, vendors: Vendors) -> dict[str, str]:
+    """Return the engine by accelerator, where one serves the format."""
+    found = {}
+    for accelerator in vendors:
+        demand = RuntimeDemand(
+            format_of(model), accelerator, accelerator != METAL, vendors=vendors, is_split=is_split(model)
+        )
+        runtime = choose_runtime(demand)
+        if refuse_demand(RUNTIMES[runtime], demand) is None:
+            found[accelerator] = runtime
+    return found
+
+
+def _read_use_cases(model: Model) -> frozenset[UseCase]:
+    abilities, domains = frozenset(model.spec.capabilities), frozenset(model.spec.domains)
+    if abilities & _EMBEDS:
+        return frozenset({"embedding"})
+    found: set[UseCase] = {"general", "chat"}
+    if domains & _CODING:
+        found.add("coding")
+    if model.spec.thinking:
+        found.add("reasoning")
+    if abilities & _SEES:
+        found.add("multimodal")
+    return frozenset(found)
+
+
+@functools.cache
+def list_catalog_models(accelerators: tuple[str, ...]) -> tuple[KnownModel, ...]:
+    """Return the models of the catalog whose layout is known."""
+    return tuple(
+        _build_catalog_model(name, entry, accelerators)
+        for name, entry in load_catalog().items()
+        if entry.layout is not None
+    )
+
+
+def _build_catalog_model(name: str, entry: CatalogEntry, accelerators: tuple[str, ...]) -> KnownModel:
+    source = entry.sources[0].source if entry.sources else ""
+    workloads = {each: entry.find_workload(each) for each in accelerators}
+    quantized = _QUANTIZED.search(source)
+    use_cases: set[UseCase] = {"general", "chat"}
+    if entry.thinking:
+        use_cases.add("reasoning")
+    if "code" in name:
+        use_cases.add("coding")
+    return KnownModel(
+        name=name,
+        namespace="",
+        version="",
+        title=entry.title,
+        source=source,
+        workloads={accelerator: workload for accelerator, workload in workloads.items() if workload},
+        quantization=quantized[1].upper() if quantized else "",
+        parameters=entry.parameter_count,
+        active_share=entry.active_share,
+        use_cases=frozenset(use_cases),
+    )
+
+
+def change_quantization(model: KnownModel, quantization: str) -> KnownModel | None:
+    """Return a model in another quantization of GGUF files; None: it is in no GGUF file, or its size is unknown.
+
+    Args:
+        model: the model.
+        quantization: one of `QUANTIZATIONS`.
+    """
+    bits, parameters = _BITS[quantization], model.parameters
+    if parameters is None:
+        return None
+    workloads = {
+        accelerator: workload._replace(
+            layout=structs.replace(workload.layout, tensor_bytes=round(parameters * bits / _BITS_PER_BYTE)),
+            stated_bytes=None,
+        )
+        for accelerator, workload in model.workloads.items()
+        if workload.layout is not None and workload.runtime in OFFLOADING_ENGINES
+    }
+    if not workloads:
+        return None
+    return model._replace(
+        workloads=workloads, quantization=quantization, version=f"{model.version}:{quantization}", hashes={}
+    )

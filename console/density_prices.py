@@ -1,0 +1,73 @@
+"""The prices by which costs are computed: electricity, and the watts and hire of devices."""
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from devices.device_class import SINGLE, find_single_class
+
+_WATTS_OF_KILOWATT: Final = 1000.0
+_MILLION: Final = 1e6
+_SECONDS_OF_HOUR: Final = 3600.0
+
+Price = Annotated[float, Meta(ge=0, le=1e9)]
+DeviceName = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[a-z0-9][-a-z0-9.]*$")]
+
+
+class DensityPrices(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """Prices in one currency. A device is named by its class without the number, or by its vendor."""
+
+    currency: Annotated[str, Meta(min_length=1, max_length=8)] = "USD"
+    per_kwh: Price | None = None
+    """Price of a kilowatt hour; None: electricity is not counted."""
+    watts: dict[DeviceName, Price] = {}
+    """Watts of one device that works."""
+    per_hour: dict[DeviceName, Price] = {}
+    """Hire of one device for an hour."""
+
+    @property
+    def is_stated(self) -> bool:
+        """True if any price is known."""
+        return self.per_kwh is not None or bool(self.per_hour)
+
+
+class DeviceCost(NamedTuple):
+    """The cost of one device; None is unknown."""
+
+    watts: float | None
+    per_hour: float | None
+
+
+def find_device_cost(prices: DensityPrices, device_class: str, vendor: str) -> DeviceCost:
+    """Return the cost of one device.
+
+    Args:
+        prices: what is stated.
+        device_class: class of a replica with any number of devices, such as nvidia-l4x2.
+        vendor: its vendor.
+    """
+    single = find_single_class(device_class).removesuffix(SINGLE)
+    watts = _find(prices.watts, single, vendor)
+    hire = _find(prices.per_hour, single, vendor)
+    if not prices.is_stated or (prices.per_kwh is None and hire is None):
+        return DeviceCost(watts, None)
+    if prices.per_kwh is not None and watts is None:
+        # The hire of a device in a cloud includes its electricity.
+        return DeviceCost(None, hire)
+    power = (watts or 0.0) / _WATTS_OF_KILOWATT * prices.per_kwh if prices.per_kwh is not None else 0.0
+    return DeviceCost(watts, power + (hire or 0.0))
+
+
+def price_million_tokens(per_hour: float | None, tokens_per_second: float | None) -> float | None:
+    """Return the price of a million tokens at this speed; None: a part is unknown."""
+    if per_hour is None or not tokens_per_second:
+        return None
+    found = per_hour / (tokens_per_second * _SECONDS_OF_HOUR) * _MILLION
+    return found if math.isfinite(found) else None
+
+
+def _find(stated: Mapping[str, float], device_class: str, vendor: str) -> float | None:
+    return stated.get(device_class, stated.get(vendor))

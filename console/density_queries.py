@@ -1,0 +1,313 @@
+"""The answers about nodes and models: pure functions of a snapshot and of what the caller may see."""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+from console.density_answers import (
+    CatalogAnswer,
+    CatalogModel,
+    CatalogNode,
+    EngineEntry,
+    ExcludedNode,
+    InstalledModel,
+    InstalledModelsAnswer,
+    ModelFit,
+    NodeDetailAnswer,
+    NodeEntry,
+    NodeModels,
+    NodeRuntimes,
+    NodesAnswer,
+    QueryAnswer,
+    RankedNode,
+    RuntimesAnswer,
+)
+from console.density_cells import CellProfile, DensityCell
+from console.density_models import KnownModel, UseCase
+from console.density_snapshot import DensitySnapshot, Visibility
+from console.fit_table import RANKS, FitTable, PlaceFit, RankedFit
+from crds.size import GIB
+from devices.vendors import Vendors
+from fitness.fit import FitLevel
+from runtimes.registry import POD_ENGINES, RUNTIMES
+
+DEFAULT_LIMIT: Final = 100
+MOST_LIMIT: Final = 1000
+MOST_CATALOG_NODES: Final = 20
+"""Nodes that the catalog names for each model."""
+_CATEGORIES: Final[tuple[UseCase, ...]] = ("embedding", "multimodal", "coding", "reasoning", "chat", "general")
+"""A model is of the first that applies."""
+
+T = TypeVar("T")
+
+
+class Page(NamedTuple):
+    """The part of a list that is answered."""
+
+    offset: int = 0
+    limit: int = DEFAULT_LIMIT
+
+    def cut(self, items: Sequence[T]) -> Sequence[T]:
+        """Return the items of the page."""
+        return items[self.offset : self.offset + self.limit]
+
+    def find_next(self, total: int) -> int | None:
+        """Return the offset of the next page; None: this is the last one."""
+        return self.offset + self.limit if self.offset + self.limit < total else None
+
+
+class DensityQuery(NamedTuple):
+    """A question which nodes run a model."""
+
+    text: str
+    """Part of the name, title or source of a model in any case; "*": all."""
+    min_fit: FitLevel = "marginal"
+    use_case: UseCase | None = None
+
+
+def list_nodes(
+    snapshot: DensitySnapshot, table: FitTable, vendors: Vendors, visible: Visibility, page: Page
+) -> NodesAnswer:
+    """Return all nodes and hosts, stale ones as stale."""
+    flags = snapshot.flag_models(visible)
+    counts: dict[int, int] = {}
+    nodes = []
+    for name in page.cut(snapshot.names):
+        cell, profile = snapshot.cells[name], snapshot.profile_of.get(name)
+        if profile is not None and id(profile) not in counts:
+            counts[id(profile)] = count_fitting(snapshot, table, profile, flags)
+        nodes.append(
+            NodeEntry(
+                node_name=name,
+                kind=cell.kind,
+                last_seen=cell.last_seen,
+                stale=cell.is_stale,
+                unavailable=cell.exclusion,
+                system=cell.machine,
+                model_fit_count=counts[id(profile)] if profile is not None else 0,
+                runtimes=list_engines(snapshot, cell, vendors, visible),
+                installed_models=list_installed(snapshot, name, visible),
+            )
+        )
+    return NodesAnswer(nodes=nodes, total=len(snapshot.names), next_offset=page.find_next(len(snapshot.names)))
+
+
+def count_fitting(snapshot: DensitySnapshot, table: FitTable, profile: CellProfile, flags: bytearray) -> int:
+    """Return the number of flagged models that fit on a profile."""
+    worst = RANKS["too_tight"]
+    return sum(each.level < worst and flags[each.position] for each in table.rank_models(snapshot.models, profile))
+
+
+def describe_node(
+    snapshot: DensitySnapshot, table: FitTable, vendors: Vendors, visible: Visibility, *, name: str, page: Page
+) -> NodeDetailAnswer | None:
+    """Return one node or host with the models that fit there, the best first; None: there is none of this name."""
+    cell = snapshot.cells.get(name)
+    if cell is None:
+        return None
+    flags, profile = snapshot.flag_models(visible), snapshot.profile_of.get(name)
+    ranked = table.rank_models(snapshot.models, profile) if profile is not None else []
+    worst = RANKS["too_tight"]
+    fitting = [each for each in ranked if each.level < worst and flags[each.position]]
+    return NodeDetailAnswer(
+        node_name=name,
+        kind=cell.kind,
+        last_seen=cell.last_seen,
+        stale=cell.is_stale,
+        unavailable=cell.exclusion,
+        system=cell.machine,
+        model_fits=[describe_fit(snapshot.models[each.position], each.place) for each in page.cut(fitting)],
+        total=len(fitting),
+        next_offset=page.find_next(len(fitting)),
+        runtimes=list_engines(snapshot, cell, vendors, visible),
+        installed_models=list_installed(snapshot, name, visible),
+    )
+
+
+def list_engines(
+    snapshot: DensitySnapshot, cell: DensityCell, vendors: Vendors, visible: Visibility
+) -> list[EngineEntry]:
+    """Return the engines of a host, or those that have an image for a node."""
+    if cell.kind == "host":
+        return [EngineEntry(name=each, installed=True) for each in sorted(cell.engines)]
+    running = {each.runtime for each in list_installed(snapshot, cell.name, visible)}
+    vendor = next((each for name, each in vendors.items() if name == cell.accelerator), None)
+    if vendor is None:
+        return []
+    offered = []
+    for name in POD_ENGINES:
+        pod = RUNTIMES[name].pod
+        if pod is None or pod.from_container is not None or pod.image(cell.accelerator, vendor, name) is None:
+            continue
+        offered.append(EngineEntry(name=name, installed=name in running))
+    return offered
+
+
+def list_installed(snapshot: DensitySnapshot, name: str, visible: Visibility) -> list[InstalledModel]:
+    """Return the models that run on a cell, and those whose weights are on its disk."""
+    found = {
+        (each.namespace, each.model_name, each.runtime)
+        for each in _list_running(snapshot, name)
+        if visible is None or each.namespace in visible
+    }
+    served = {(namespace, model) for namespace, model, _ in found}
+    for model in snapshot.stored:
+        key = model.metadata.namespace, model.metadata.name
+        is_seen = visible is None or key[0] in visible
+        if is_seen and key not in served and any(each.node == name for each in model.status.copies):
+            found.add((*key, ""))
+    return [InstalledModel(name=each[1], namespace=each[0], runtime=each[2]) for each in sorted(found)]
+
+
+class _RunningModel(NamedTuple):
+    namespace: str
+    model_name: str
+    runtime: str
+
+
+def _list_running(snapshot: DensitySnapshot, name: str) -> Iterator[_RunningModel]:
+    for replica in snapshot.replicas_on.get(name, ()):
+        service = snapshot.service_of.get((replica.namespace, replica.service))
+        if service is not None:
+            yield _RunningModel(replica.namespace, service.spec.model_ref, service.status.runtime)
+
+
+def list_runtimes(snapshot: DensitySnapshot, vendors: Vendors, visible: Visibility, page: Page) -> RuntimesAnswer:
+    """Return the engines of all nodes and hosts."""
+    nodes = [
+        NodeRuntimes(node_name=name, runtimes=list_engines(snapshot, snapshot.cells[name], vendors, visible))
+        for name in page.cut(snapshot.names)
+    ]
+    return RuntimesAnswer(nodes=nodes, total=len(snapshot.names), next_offset=page.find_next(len(snapshot.names)))
+
+
+def list_installed_models(snapshot: DensitySnapshot, visible: Visibility, page: Page) -> InstalledModelsAnswer:
+    """Return the models on all nodes and hosts."""
+    nodes = [
+        NodeModels(node_name=name, models=list_installed(snapshot, name, visible)) for name in page.cut(snapshot.names)
+    ]
+    total = len(snapshot.names)
+    return InstalledModelsAnswer(nodes=nodes, total=total, next_offset=page.find_next(total))
+
+
+def query_nodes(
+    snapshot: DensitySnapshot, table: FitTable, visible: Visibility, query: DensityQuery, page: Page
+) -> QueryAnswer:
+    """Return the nodes and hosts on which the models that match fit, the best level first, and there the fastest."""
+    flags = flag_matches(snapshot, visible, query)
+    worst = RANKS[query.min_fit]
+    total, streams = 0, []
+    for ordinal, profile in enumerate(snapshot.profiles):
+        ranked = [
+            each for each in table.rank_models(snapshot.models, profile) if each.level <= worst and flags[each.position]
+        ]
+        total += len(ranked) * len(profile.names)
+        streams.append(_number_fits(ranked, ordinal))
+    nodes = list[RankedNode]()
+    skipped, wanted = 0, page.offset + page.limit
+    for *_, ordinal, found in heapq.merge(*streams):
+        names = snapshot.profiles[ordinal].names
+        if skipped + len(names) <= page.offset:
+            skipped += len(names)
+            continue
+        fit = describe_fit(snapshot.models[found.position], found.place)
+        for name in names:
+            skipped += 1
+            if page.offset < skipped <= wanted:
+                nodes.append(RankedNode(node_name=name, score=fit.score, fit_level=fit.fit_level, model=fit))
+        if skipped >= wanted:
+            break
+    return QueryAnswer(
+        query=query.text,
+        min_fit=query.min_fit,
+        use_case=query.use_case,
+        ranked_nodes=nodes,
+        total=total,
+        next_offset=page.find_next(total),
+        excluded_nodes=list_excluded(snapshot),
+    )
+
+
+def _number_fits(ranked: Sequence[RankedFit], ordinal: int) -> Iterator[tuple[int, float, str, int, RankedFit]]:
+    """Yield fits with what sorts them among those of other profiles."""
+    return ((each.level, each.slowness, each.name, ordinal, each) for each in ranked)
+
+
+def flag_matches(snapshot: DensitySnapshot, visible: Visibility, query: DensityQuery) -> bytearray:
+    """Return a flag for each model: 1 if the caller may see it, and it matches."""
+    text, flags = query.text.casefold(), snapshot.flag_models(visible)
+    for index, model in enumerate(snapshot.models):
+        is_wanted = query.use_case is None or query.use_case in model.use_cases
+        if not is_wanted or not model.matches(text):
+            flags[index] = 0
+    return flags
+
+
+def list_excluded(snapshot: DensitySnapshot) -> list[ExcludedNode]:
+    """Return the nodes and hosts on which nothing is placed, at most as many as a page has."""
+    names = (name for name in snapshot.names if name not in snapshot.profile_of)
+    return [
+        ExcludedNode(node_name=name, reason=snapshot.cells[name].exclusion or "its hardware is unknown")
+        for _, name in zip(range(MOST_LIMIT), names, strict=False)
+    ]
+
+
+def list_catalog(snapshot: DensitySnapshot, table: FitTable, visible: Visibility, page: Page) -> CatalogAnswer:
+    """Return all models in the order of the alphabet, and where each fits."""
+    flags = snapshot.flag_models(visible)
+    shown = sorted(
+        (model for index, model in enumerate(snapshot.models) if flags[index]), key=lambda each: each.full_name
+    )
+    models = [_describe_catalog_model(snapshot, table, each) for each in page.cut(shown)]
+    return CatalogAnswer(models=models, total=len(shown), next_offset=page.find_next(len(shown)))
+
+
+def _describe_catalog_model(snapshot: DensitySnapshot, table: FitTable, model: KnownModel) -> CatalogModel:
+    found = list[tuple[tuple[int, float], int, PlaceFit]]()
+    for ordinal, profile in enumerate(snapshot.profiles):
+        place = table.find_place(model, profile)
+        if place is not None and place.fit.level != "too_tight":
+            found.append((place.rank, ordinal, place))
+    found.sort(key=lambda each: each[:2])
+    nodes = list[CatalogNode]()
+    for _, ordinal, place in found:
+        names = snapshot.profiles[ordinal].names[: MOST_CATALOG_NODES - len(nodes)]
+        nodes += [CatalogNode(node_name=name, score=place.score, fit_level=place.fit.level) for name in names]
+    best = nodes[0] if nodes else None
+    return CatalogModel(
+        model_name=model.name,
+        namespace=model.namespace,
+        source=model.source,
+        best_score=best.score if best else None,
+        best_node=best.node_name if best else None,
+        fit_level=best.fit_level if best else None,
+        node_count=sum(len(snapshot.profiles[ordinal].names) for _, ordinal, _ in found),
+        nodes=nodes,
+    )
+
+
+def describe_fit(model: KnownModel, place: PlaceFit) -> ModelFit:
+    """Return a fit in the words of the API."""
+    fit, speed = place.fit, place.fit.speed
+    return ModelFit(
+        name=model.name,
+        namespace=model.namespace,
+        score=place.score,
+        fit_level=fit.level,
+        fit_level_if_idle=fit.level_if_idle,
+        run_mode=fit.run_mode,
+        runtime=place.runtime,
+        best_quant=model.quantization,
+        device_class=place.devices.device_class,
+        device_count=place.devices.device_count,
+        estimated_tps=round(speed.generation.expected, 1) if speed else None,
+        low_tps=round(speed.generation.low, 1) if speed else None,
+        high_tps=round(speed.generation.high, 1) if speed else None,
+        speed_method=speed.method if speed else None,
+        prefill_tps=round(speed.prompt.expected, 1) if speed and speed.prompt else None,
+        memory_required_gb=round(fit.needed_bytes / GIB, 2),
+        memory_available_gb=round(fit.available_bytes / GIB, 2),
+        utilization_pct=round(100 * fit.utilization, 1) if fit.available_bytes else None,
+        shortfall=fit.shortfall,
+        category=next((each for each in _CATEGORIES if each in model.use_cases), "general"),
+    )

@@ -1,0 +1,148 @@
+"""What would be if a model were placed: each node and host before and after it."""
+
+from difflib import get_close_matches
+from typing import Final, NamedTuple
+
+from console.density_answers import NodeState, SimulateAnswer, SimulatedNode, SimulateRequest
+from console.density_cells import CellProfile, DensityCell, take_room
+from console.density_models import QUANTIZATIONS, KnownModel, change_quantization
+from console.density_queries import list_excluded
+from console.density_snapshot import DensitySnapshot, Visibility
+from console.fit_table import RANKS, FitTable, PlaceFit, assess_stated
+from crds.size import GIB
+
+LEAST_CONTEXT: Final = 128
+MOST_CONTEXT: Final = 2_097_152
+MOST_MEMORY_GB: Final = 1 << 20
+_MOST_NAMED: Final = 5
+_MOST_QUOTED: Final = 100
+
+
+class SimulationRefused(ValueError):  # noqa: N818 - it is the answer to a request
+    """Nothing can be simulated; the message has the field and the way out."""
+
+
+class ModelNotFound(SimulationRefused):
+    """No model that the caller may see has this name."""
+
+
+class WhatIf(NamedTuple):
+    """A request that was checked."""
+
+    model: str
+    quantization: str | None
+    context: int | None
+    memory_gb: float | None
+
+
+def check_request(request: SimulateRequest) -> WhatIf:
+    """Return a request whose values are possible. Raises SimulationRefused."""
+    quantization = request.quantization.upper() if request.quantization else None
+    if not request.model.strip():
+        raise SimulationRefused("model is empty: give the name of a model, such as qwen3-8b")
+    if quantization is not None and quantization not in QUANTIZATIONS:
+        raise SimulationRefused(f"quantization is one of {', '.join(QUANTIZATIONS)}")
+    context = request.context or None
+    if context is not None and not LEAST_CONTEXT <= context <= MOST_CONTEXT:
+        raise SimulationRefused(f"context is a number of tokens from {LEAST_CONTEXT} to {MOST_CONTEXT}")
+    memory = request.memory_gb or None
+    if memory is not None and not 0 < memory <= MOST_MEMORY_GB:
+        raise SimulationRefused(f"memoryGb is a number of GiB above 0, at most {MOST_MEMORY_GB}")
+    return WhatIf(request.model.strip(), quantization, context, memory)
+
+
+def find_model(snapshot: DensitySnapshot, visible: Visibility, text: str) -> KnownModel:
+    """Return the model of this name, else the only one that has the text in it.
+
+    Raises:
+        ModelNotFound: there is none.
+        SimulationRefused: several have it.
+    """
+    flags, folded = snapshot.flag_models(visible), text.casefold()
+    seen = [model for index, model in enumerate(snapshot.models) if flags[index]]
+    exact = [each for each in seen if folded in {each.full_name.casefold(), each.name.casefold()}]
+    found = exact or [each for each in seen if folded not in {"*", ""} and each.matches(folded)]
+    if len(found) == 1:
+        return found[0]
+    quoted = repr(text[:_MOST_QUOTED])
+    if not found:
+        near = get_close_matches(folded[:_MOST_QUOTED], [each.full_name for each in seen], n=1)
+        raise ModelNotFound(f"no model has {quoted} in its name" + (f": did you mean {near[0]}?" if near else ""))
+    names = sorted(each.full_name for each in found)
+    more = ", ..." if len(names) > _MOST_NAMED else ""
+    raise SimulationRefused(f"model {quoted} may be {', '.join(names[:_MOST_NAMED])}{more}: name one of them")
+
+
+def simulate_model(
+    snapshot: DensitySnapshot, table: FitTable, visible: Visibility, request: SimulateRequest
+) -> SimulateAnswer:
+    """Return each node and host with the model on it, the best first.
+
+    Raises:
+        ModelNotFound: there is no such model.
+        SimulationRefused: a value is impossible.
+    """
+    asked = check_request(request)
+    model = find_model(snapshot, visible, asked.model)
+    if asked.quantization is not None:
+        changed = change_quantization(model, asked.quantization)
+        if changed is None:
+            raise SimulationRefused(
+                f"quantization is of GGUF files, and {model.full_name} is none or states no number of parameters"
+            )
+        model = changed
+    if asked.context is not None and asked.context != table.options.context_length:
+        table = table.with_context(asked.context)
+    found = []
+    for profile in snapshot.profiles:
+        place = _place_model(table, model, profile, asked.memory_gb)
+        if place is not None:
+            found += [_describe_change(snapshot.cells[name], place) for name in profile.names]
+    found.sort(key=lambda each: (RANKS[each.fit_level], -(each.estimated_tps or 0.0), each.node_name))
+    return SimulateAnswer(
+        model=model.name,
+        namespace=model.namespace,
+        quantization=model.quantization,
+        context=table.options.context_length,
+        ranked_nodes=found,
+        can_fit_anywhere=any(each.fit_level != "too_tight" for each in found),
+        excluded_nodes=list_excluded(snapshot),
+    )
+
+
+def _place_model(table: FitTable, model: KnownModel, profile: CellProfile, memory_gb: float | None) -> PlaceFit | None:
+    place = table.find_place(model, profile)
+    if memory_gb is None:
+        return place
+    speed = place.fit.speed if place else None
+    runtime = place.runtime if place else next(iter(model.workloads.values())).runtime if model.workloads else ""
+    best: PlaceFit | None = None
+    for devices in profile.replicas:
+        fit = assess_stated(round(memory_gb * GIB), devices, speed)
+        if fit is not None and (best is None or RANKS[fit.level] < RANKS[best.fit.level]):
+            best = PlaceFit(fit, devices, runtime)
+    return best
+
+
+def _describe_change(cell: DensityCell, place: PlaceFit) -> SimulatedNode:
+    fit = place.fit
+    fits = fit.level != "too_tight"
+    return SimulatedNode(
+        node_name=cell.name,
+        current_score=place.score,
+        fit_level=fit.level,
+        run_mode=fit.run_mode,
+        device_count=place.devices.device_count,
+        estimated_tps=round(fit.speed.generation.expected, 1) if fit.speed else None,
+        available_memory_gb=round(fit.available_bytes / GIB, 2),
+        required_memory_gb=round(fit.needed_bytes / GIB, 2),
+        remaining_memory_gb=round((fit.available_bytes - fit.needed_bytes) / GIB, 2),
+        utilization_pct=round(100 * fit.utilization, 1) if fit.available_bytes else None,
+        shortfall=fit.shortfall,
+        before=_describe_state(cell.free_bytes),
+        after=_describe_state(take_room(cell, place.devices.device_count, fit.needed_bytes)) if fits else None,
+    )
+
+
+def _describe_state(free_bytes: tuple[int, ...]) -> NodeState:
+    return NodeState(free_gb=round(max(free_bytes, default=0) / GIB, 2), free_devices=len(free_bytes))

@@ -1,0 +1,238 @@
+"""The fit of models on cells, each computed once for all cells that are alike.
+
+What a model needs of a device does not depend on what is free there: it is estimated once by model and class, which
+takes a tenth of a millisecond and more. The level with what is free follows by arithmetic, unless not all of the model
+fits into the devices. So a query over thousands of nodes and models estimates next to nothing.
+"""
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from console.density_cells import CellProfile
+from console.density_models import KnownModel
+from crds.serving import ServingOptions
+from crds.size import size_text
+from fitness.corrections import NO_CORRECTIONS, Corrections
+from fitness.fit import FIT_LEVELS, Fit, FitLevel, assess_fit, grade_fit, regrade_fit
+from fitness.memory import Workload, least_free_bytes
+from fitness.performance_store import PerformanceTable
+from fitness.serving_devices import ServingDevices
+from fitness.speed import RunMode, SpeedEstimate, report_measured
+
+MOST_KEPT: Final = 400_000
+"""Fits that are kept; beyond it all are forgotten."""
+MOST_RANKED: Final = 2_000
+"""Profiles whose models are kept in order."""
+_GOOD: Final = FIT_LEVELS.index("good")
+RANKS: Final[dict[FitLevel, int]] = {level: rank for rank, level in enumerate(FIT_LEVELS)}
+_BAND: Final = 25.0
+_STATED_COUNTS: Final = frozenset({"cpu", "metal"})
+"""Accelerators on which the memory that a user states counts in place of the estimate."""
+_WHOLE: Final[frozenset[RunMode]] = frozenset({"accelerator", "cpu"})
+_HALF_SPEED: Final = 50.0
+"""Tokens a second that give half of the points for speed within a level."""
+
+Key = tuple[str, str, str]
+
+
+class PlaceFit(NamedTuple):
+    """The fit of a model on a cell, with the fewest devices that are enough."""
+
+    fit: Fit
+    devices: ServingDevices
+    runtime: str
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Measured or estimated speed of one request; None: unknown, or it does not fit."""
+        return self.fit.speed.generation.expected if self.fit.speed else None
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """A key that sorts the best level first, and there the fastest."""
+        return RANKS[self.fit.level], -(self.tokens_per_second or 0.0)
+
+    @property
+    def score(self) -> float:
+        """Points from 0 to 100, in the order of `rank`."""
+        return compute_score(self.fit.level, self.tokens_per_second)
+
+
+class RankedFit(NamedTuple):
+    """A model on a profile, as the best come first."""
+
+    level: int
+    slowness: float
+    name: str
+    position: int
+    """Place of the model among all of the snapshot."""
+    place: PlaceFit
+
+
+def compute_score(level: FitLevel, tokens_per_second: float | None) -> float:
+    """Return points from 0 to 100: 25 for each level above too_tight, and up to 25 less one digit for speed."""
+    if level == "too_tight":
+        return 0.0
+    speed = tokens_per_second or 0.0
+    return round(_BAND * (RANKS["too_tight"] - RANKS[level] + speed / (speed + _HALF_SPEED)), 1)
+
+
+class _IdleFit(NamedTuple):
+    """The fit of a model on devices that nothing else uses."""
+
+    fit: Fit | None
+    least_bytes: int = 0
+
+
+class FitTable:
+    """All fits that were computed, with one context length.
+
+    Args:
+        context_length: context of each request.
+        measured: the stored measurements.
+        corrections: what was learned from measurements.
+    """
+
+    def __init__(
+        self,
+        context_length: int,
+        measured: PerformanceTable | None = None,
+        corrections: Corrections = NO_CORRECTIONS,
+    ) -> None:
+        self.options = ServingOptions(context_length=context_length)
+        self._measured = measured or PerformanceTable()
+        self._corrections = corrections
+        self._idle: dict[ServingDevices, dict[Key, _IdleFit]] = {}
+        self._places: dict[tuple[str, tuple[ServingDevices, ...]], dict[Key, PlaceFit | None]] = {}
+        self._ranked: dict[tuple[str, tuple[ServingDevices, ...]], tuple[tuple[KnownModel, ...], list[RankedFit]]] = {}
+        self._count = 0
+
+    def forget(self, keys: Iterable[Key]) -> None:
+        """Forget some models, of which a measurement has changed."""
+        for key in keys:
+            for known in (*self._idle.values(), *self._places.values()):
+                known.pop(key, None)  # type: ignore[attr-defined] # both are dictionaries by key
+        self._ranked.clear()
+
+    def clear(self) -> None:
+        """Forget all: too much is kept."""
+        self._idle.clear()
+        self._places.clear()
+        self._ranked.clear()
+        self._count = 0
+
+    def with_context(self, context_length: int) -> "FitTable":
+        """Return an empty table with another context length."""
+        return FitTable(context_length, self._measured, self._corrections)
+
+    def list_places(self, models: Iterable[KnownModel], profile: CellProfile) -> list[tuple[KnownModel, PlaceFit]]:
+        """Return the fit of each model on a cell, without those of which nothing is known there."""
+        if self._count > MOST_KEPT:
+            self.clear()
+        known = self._places.setdefault((profile.accelerator, profile.replicas), {})
+        found = []
+        for model in models:
+            key = model.key
+            try:
+                place = known[key]
+            except KeyError:
+                place = known[key] = self._find_place(model, profile)
+                self._count += 1
+            if place is not None:
+                found.append((model, place))
+        return found
+
+    def rank_models(self, models: tuple[KnownModel, ...], profile: CellProfile) -> list[RankedFit]:
+        """Return all models on a profile, the best fit first; kept until the models are others."""
+        key = profile.accelerator, profile.replicas
+        known = self._ranked.get(key)
+        if known is not None and known[0] is models:
+            return known[1]
+        indexes = {id(model): index for index, model in enumerate(models)}
+        ranked = [
+            RankedFit(*place.rank, model.full_name, indexes[id(model)], place)
+            for model, place in self.list_places(models, profile)
+        ]
+        ranked.sort(key=lambda each: each[:3])
+        if len(self._ranked) >= MOST_RANKED:
+            self._ranked.clear()
+        self._ranked[key] = (models, ranked)
+        return ranked
+
+    def find_place(self, model: KnownModel, profile: CellProfile) -> PlaceFit | None:
+        """Return the fit of one model on a cell; None: nothing is known of it there."""
+        return next((place for _, place in self.list_places((model,), profile)), None)
+
+    def _find_place(self, model: KnownModel, profile: CellProfile) -> PlaceFit | None:
+        workload = model.workloads.get(profile.accelerator)
+        if workload is None:
+            return None
+        best: PlaceFit | None = None
+        for devices in profile.replicas:
+            fit = self._assess(model, workload, devices)
+            if fit is None:
+                continue
+            if best is None or RANKS[fit.level] < RANKS[best.fit.level]:
+                best = PlaceFit(fit, devices, workload.runtime)
+            if RANKS[fit.level] <= _GOOD:
+                break
+        return best
+
+    def _assess(self, model: KnownModel, workload: Workload, devices: ServingDevices) -> Fit | None:
+        free = devices.free_bytes if devices.free_bytes is not None else devices.memory_bytes
+        if free is None:
+            return None
+        idle = self._find_idle(model, workload, devices)
+        if workload.stated_bytes and (idle.fit is None or devices.vendor in _STATED_COUNTS):
+            return assess_stated(workload.stated_bytes, devices, idle.fit.speed if idle.fit else None)
+        if idle.fit is None:
+            return None
+        found = regrade_fit(idle.fit, free, idle.least_bytes)
+        if found is not None:
+            return found
+        share = model.active_share
+        found = assess_fit(workload, self.options, devices, self._corrections, active_share=share)
+        return None if found is None else self._with_measured(model, workload.runtime, devices, found)
+
+    def _find_idle(self, model: KnownModel, workload: Workload, devices: ServingDevices) -> _IdleFit:
+        emptied = devices._replace(free_bytes=None, host_memory_bytes=None)
+        known = self._idle.setdefault(emptied, {})
+        found = known.get(model.key)
+        if found is None:
+            fit = assess_fit(workload, self.options, emptied, self._corrections, active_share=model.active_share)
+            if fit is not None:
+                fit = self._with_measured(model, workload.runtime, devices, fit)
+            own = 0 if devices.vendor in _STATED_COUNTS else devices.memory_bytes or 0
+            least = least_free_bytes(workload, self.options, own) if own else 0
+            found = known[model.key] = _IdleFit(fit, least)
+        return found
+
+    def _with_measured(self, model: KnownModel, runtime: str, devices: ServingDevices, fit: Fit) -> Fit:
+        """Return a fit with the measured speed, if there is one."""
+        model_hash = model.hashes.get(runtime)
+        if model_hash is None or fit.level == "too_tight" or fit.run_mode not in _WHOLE:
+            return fit
+        record = self._measured.find(model_hash, devices.device_class, model.namespace)
+        return fit if record is None else fit._replace(speed=report_measured(record, fit.run_mode))
+
+
+def assess_stated(needed_bytes: int, devices: ServingDevices, speed: SpeedEstimate | None = None) -> Fit | None:
+    """Return the fit of a replica whose memory is stated, on all its devices together; None: theirs is unknown."""
+    free = devices.free_bytes if devices.free_bytes is not None else devices.memory_bytes
+    if free is None:
+        return None
+    mode: RunMode = "cpu" if devices.vendor == "cpu" else "accelerator"
+    each = -(-needed_bytes // devices.device_count)
+    level = grade_fit(mode, each, free)
+    return Fit(
+        level=level,
+        run_mode=mode,
+        needed_bytes=each,
+        available_bytes=free,
+        utilization=each / free if free else float("inf"),
+        speed=speed if level != "too_tight" else None,
+        shortfall=""
+        if level != "too_tight"
+        else f"needs {size_text(each)}, {size_text(free)} free: short {size_text(each - free)}",
+        level_if_idle=grade_fit(mode, each, max(free, devices.memory_bytes or 0)),
+    )

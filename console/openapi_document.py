@@ -1,0 +1,87 @@
+"""The OpenAPI document of the density API, generated from its routes and structs."""
+
+import functools
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any, Final
+
+import msgspec
+
+from console.api_requests import LONGEST_TEXT, ParameterSchema
+from console.api_routes import ROUTES, ApiRoute
+from console.density_answers import ErrorAnswer
+
+OPENAPI: Final = "3.1.0"
+_REFERENCE: Final = "#/components/schemas/{name}"
+_FAILURES: Final = {
+    "400": "The request is impossible; the message says why.",
+    "401": "The token is missing or is of nobody.",
+    "403": "The user of the token has no right to this.",
+    "404": "What is named does not exist.",
+    "413": "The body is too large.",
+    "503": "The cluster is not known yet, or the token cannot be reviewed: try again.",
+}
+
+
+@functools.cache
+def build_document() -> Mapping[str, Any]:
+    """Return the document."""
+    types = [each for route in ROUTES for each in (route.answer_type, route.body_type) if each is not None]
+    unique = list(dict.fromkeys([*types, ErrorAnswer]))
+    references, components = msgspec.json.schema_components(unique, ref_template=_REFERENCE)
+    schemas = dict(zip(unique, references, strict=True))
+    paths: dict[str, Any] = {}
+    for route in ROUTES:
+        paths.setdefault(route.path, {})[route.method.lower()] = _describe_route(route, schemas)
+    return {
+        "openapi": OPENAPI,
+        "info": {"title": "Pomona density API", "version": version("pomona")},
+        "security": [{"token": []}],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "token": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "A token of the cluster, such as `kubectl create token NAME` prints.",
+                }
+            },
+        },
+    }
+
+
+def _describe_route(route: ApiRoute, schemas: Mapping[type, Any]) -> dict[str, Any]:
+    answer = schemas[route.answer_type] if route.answer_type is not None else {"type": "object"}
+    described: dict[str, Any] = {
+        "summary": route.summary,
+        "parameters": [_describe_parameter(each) for each in route.parameters],
+        "responses": {
+            "200": {"description": "The answer.", "content": {"application/json": {"schema": answer}}},
+            **({"304": {"description": "It is that of If-None-Match."}} if route.method == "GET" else {}),
+            **{
+                status: {
+                    "description": text,
+                    "content": {"application/json": {"schema": schemas[ErrorAnswer]}},
+                }
+                for status, text in _FAILURES.items()
+            },
+        },
+    }
+    if "{name}" in route.path:
+        name = {"type": "string", "maxLength": LONGEST_TEXT}
+        described["parameters"].insert(0, {"name": "name", "in": "path", "required": True, "schema": name})
+    if route.body_type is not None:
+        content = {"application/json": {"schema": schemas[route.body_type]}}
+        described["requestBody"] = {"required": True, "content": content}
+    return described
+
+
+def _describe_parameter(parameter: ParameterSchema) -> dict[str, Any]:
+    return {
+        "name": parameter.name,
+        "in": "query",
+        "description": parameter.description,
+        "required": parameter.is_required,
+        "schema": dict(parameter.schema),
+    }

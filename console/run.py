@@ -1,0 +1,116 @@
+"""The process of the density API: its watches, its API, and its health and metrics beside it."""
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import structlog
+from aiohttp import web
+
+from console.access_reviews import AccessReviews
+from console.api_routes import DensityContext
+from console.api_server import build_api
+from console.density_feed import DensityFeed
+from console.density_metrics import CONTENT_TYPE, build_process_registry, render_metrics
+from console.density_prices import DensityPrices
+from console.density_service import DensityService
+from devices.vendors import VENDORS, Vendors
+from kube.client import Client
+
+log = structlog.get_logger()
+
+DEFAULT_ADDRESS: Final = ("127.0.0.1", 8090)
+CERTIFICATE_SECONDS: Final = 60.0
+"""Pause between two readings of the certificate, which may be renewed."""
+
+
+class TlsFiles(NamedTuple):
+    """The certificate of the API, in PEM form."""
+
+    certificate: Path
+    key: Path
+
+
+class ConsoleOptions(NamedTuple):
+    """The options of the density API."""
+
+    address: tuple[str, int] = DEFAULT_ADDRESS
+    metrics_address: tuple[str, int] | None = None
+    """Address and port of health and metrics; None: none."""
+    vendors: Vendors = VENDORS
+    prices: DensityPrices = DensityPrices()
+    tls: TlsFiles | None = None
+
+
+async def run(client: Client, options: ConsoleOptions) -> None:
+    """Answer until cancelled; before the lists are in, with 503. Raises OSError: no port, or no certificate."""
+    feed = DensityFeed(options.vendors)
+    service = DensityService(feed)
+    context = DensityContext(service, options.prices)
+    async with contextlib.AsyncExitStack() as servers, asyncio.TaskGroup() as tasks:
+        tls = _load_certificate(options.tls) if options.tls is not None else None
+        port = await servers.enter_async_context(serve(build_api(context, AccessReviews(client)), options.address, tls))
+        if options.metrics_address is not None:
+            await servers.enter_async_context(serve(build_health(service), options.metrics_address))
+        log.info("density_api_listening", address=options.address[0], port=port)
+        if tls is not None and options.tls is not None:
+            tasks.create_task(_renew_certificate(tls, options.tls))
+        await feed.follow(client)
+
+
+def build_health(service: DensityService) -> web.Application:
+    """Return the server of health and metrics, which asks for no token."""
+    process = build_process_registry()
+
+    async def answer_metrics(_: web.Request) -> web.Response:
+        body = await service.compute(lambda snapshot, table: render_metrics(process, snapshot, table))
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+
+    async def answer_healthz(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def answer_readyz(_: web.Request) -> web.Response:
+        if not service.feed.is_complete:
+            return web.Response(status=503, text="the cluster is still being read\n")
+        return web.Response(text="ok\n")
+
+    application = web.Application()
+    application.router.add_get("/metrics", answer_metrics)
+    application.router.add_get("/healthz", answer_healthz)
+    application.router.add_get("/readyz", answer_readyz)
+    return application
+
+
+@contextlib.asynccontextmanager
+async def serve(
+    application: web.Application, address: tuple[str, int], tls: ssl.SSLContext | None = None
+) -> AsyncIterator[int]:
+    """Serve while the block runs, and return the port. Raises OSError."""
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, address[0] or None, address[1], ssl_context=tls)
+        await site.start()
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+def _load_certificate(files: TlsFiles) -> ssl.SSLContext:
+    """Return a context with the certificate. Raises OSError."""
+    found = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    found.load_cert_chain(files.certificate, files.key)
+    return found
+
+
+async def _renew_certificate(tls: ssl.SSLContext, files: TlsFiles) -> None:
+    """Read the certificate again for ever: connections that follow have the new one."""
+    while True:
+        await asyncio.sleep(CERTIFICATE_SECONDS)
+        try:
+            tls.load_cert_chain(files.certificate, files.key)
+        except OSError as error:
+            log.warning("certificate_not_read", certificate=str(files.certificate), error=str(error))

@@ -1,0 +1,54 @@
+"""The freshness of facts that node agents report, by when they change and not by the clocks of their nodes."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from crds.nodefitness import STALE_SECONDS
+
+
+class _Report(NamedTuple):
+    observed_at: str
+    seen_at: float
+    """When this process has seen it first, by its own clock."""
+
+
+class FactFreshness:
+    """The heartbeats of all reporters.
+
+    A heartbeat that is seen first when this process starts may be old: then the clock of its node counts.
+
+    Args:
+        clock: seconds that never go back.
+        read_time: the time of day.
+    """
+
+    def __init__(self, clock: Callable[[], float], read_time: Callable[[], datetime]) -> None:
+        self._clock = clock
+        self._read_time = read_time
+        self._reports: dict[str, _Report] = {}
+
+    def note(self, name: str, observed_at: str | None) -> None:
+        """Note the heartbeat of a reporter; None or empty: it is gone, or has none."""
+        if not observed_at:
+            self._reports.pop(name, None)
+            return
+        known = self._reports.get(name)
+        if known is None:
+            self._reports[name] = _Report(observed_at, self._clock() - self._read_age(observed_at))
+        elif known.observed_at != observed_at:
+            self._reports[name] = _Report(observed_at, self._clock())
+
+    def is_stale(self, name: str) -> bool:
+        """Return whether a reporter is silent; False for one that was never heard."""
+        known = self._reports.get(name)
+        return known is not None and self._clock() - known.seen_at > STALE_SECONDS
+
+    def _read_age(self, observed_at: str) -> float:
+        """Return the age of a heartbeat by the time of day: all of it if it cannot be read, 0 if it is of later."""
+        try:
+            moment = datetime.fromisoformat(observed_at)
+        except ValueError:
+            return STALE_SECONDS + 1
+        age = (self._read_time() - moment.replace(tzinfo=moment.tzinfo or UTC)).total_seconds()
+        return max(0.0, age)
