@@ -14,6 +14,9 @@ SECTIONS = {
         "status": ("show what a service waits for", "cli.service.status"),
         "queue": ("list the services that wait for accelerators or hosts", "cli.queue.command"),
         "plan": ("show what the queue would do after a change", "cli.queue.plan"),
+        "fit": ("show which nodes and hosts run a model, and how fast", "cli.density.fit"),
+        "simulate": ("show each node and host before and after a further model", "cli.density.simulate"),
+        "cost": ("show what services and namespaces take, and cost", "cli.density.cost"),
         "chat": ("ask a service of the cluster", "cli.service.chat"),
         "bench": ("measure how fast a service, or any engine, generates", "cli.service.bench"),
         "logs": ("print what the engines of a service have logged", "cli.service.logs"),
@@ -33,6 +36,7 @@ SECTIONS = {
     },
     "Programs that others start": {
         "controller": ("run the controller of Models and InferenceServices", "cli.controller"),
+        "console": ("answer over HTTP what fits where, how fast, and at what cost", "cli.console"),
         "extender": ("score nodes for a kube-scheduler by the speed of models", "cli.extender"),
         "llama-server": ("run llama.cpp's server out of the wheel of `pomona[llama]`", "cli.llama_server"),
         "node-agent": (

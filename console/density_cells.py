@@ -25,6 +25,9 @@ _STEPS: Final = 128
 """Free memory is rounded down to this part of a device, so that cells that are almost alike are assessed once."""
 _HOST_MEMORY_STEP: Final = 8 * GIB
 """Same for the memory beside devices, which decides only how much is offloaded."""
+_NODE_MEMORY_STEP: Final = GIB
+_BANDWIDTH_STEP: Final = 4 * 10**9
+"""Each node measures a little different one."""
 _COUNTS: Final = (1, 2, 4, 8, 16)
 """Devices of a replica: engines divide a model among powers of two."""
 
@@ -148,6 +151,12 @@ def _describe_room(
     memory: int | None,
 ) -> tuple[tuple[ServingDevices, ...], tuple[int, ...]]:
     """Return the replicas of an idle node, and the free memory of each device; empty: they are unknown."""
+    hardware = hardware._replace(
+        node_memory_bytes=_round_down(hardware.node_memory_bytes, _NODE_MEMORY_STEP),
+        processor_bandwidth_bytes_per_second=_round_down(
+            hardware.processor_bandwidth_bytes_per_second, _BANDWIDTH_STEP
+        ),
+    )
     if hardware.vendor == "cpu":
         replica = hardware.describe_replica(0)
         return ((replica,), (memory,)) if replica.device_class and memory is not None else ((), ())
@@ -169,6 +178,11 @@ def _describe_room(
         if count <= len(devices)
     )
     return bases, tuple(devices[: max(0, len(devices) - held)])
+
+
+def _round_down(value: int | None, step: int) -> int | None:
+    """Return a value of which each node has a slightly different one; one below a step stays."""
+    return value if value is None or value < step else value // step * step
 
 
 def _describe_base(hardware: DeviceHardware, count: int) -> ServingDevices:

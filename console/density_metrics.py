@@ -11,7 +11,8 @@ from prometheus_client.registry import Collector
 
 from console.density_queries import count_fitting
 from console.density_snapshot import DensitySnapshot
-from console.fit_table import FitTable
+from console.fit_table import FitTable, compute_score
+from fitness.fit import FIT_LEVELS
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 _NODE_GAUGES: Final = {
@@ -59,7 +60,8 @@ class DensityCollector(Collector):
         fits = dict[str, tuple[float, int]]()
         for profile in snapshot.profiles:
             ranked = table.rank_models(snapshot.models, profile)
-            found = ranked[0].place.score if ranked else 0.0, count_fitting(snapshot, table, profile, flags)
+            score = compute_score(FIT_LEVELS[ranked[0].level], -ranked[0].slowness) if ranked else 0.0
+            found = score, count_fitting(snapshot, table, profile, flags)
             fits.update(dict.fromkeys(profile.names, found))
         facts = {}
         for name in snapshot.names:

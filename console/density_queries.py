@@ -1,5 +1,6 @@
 """The answers about nodes and models: pure functions of a snapshot and of what the caller may see."""
 
+import bisect
 import heapq
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, TypeVar
@@ -35,6 +36,8 @@ DEFAULT_LIMIT: Final = 100
 MOST_LIMIT: Final = 1000
 MOST_CATALOG_NODES: Final = 20
 """Nodes that the catalog names for each model."""
+MOST_OFFLOADED: Final = 20
+"""If more models match, those that would fit with a part in host memory only count as too tight."""
 _CATEGORIES: Final[tuple[UseCase, ...]] = ("embedding", "multimodal", "coding", "reasoning", "chat", "general")
 """A model is of the first that applies."""
 
@@ -116,12 +119,22 @@ def describe_node(
         stale=cell.is_stale,
         unavailable=cell.exclusion,
         system=cell.machine,
-        model_fits=[describe_fit(snapshot.models[each.position], each.place) for each in page.cut(fitting)],
+        model_fits=_describe_fits(snapshot, table, profile, page.cut(fitting)),
         total=len(fitting),
         next_offset=page.find_next(len(fitting)),
         runtimes=list_engines(snapshot, cell, vendors, visible),
         installed_models=list_installed(snapshot, name, visible),
     )
+
+
+def _describe_fits(
+    snapshot: DensitySnapshot, table: FitTable, profile: CellProfile | None, ranked: Sequence[RankedFit]
+) -> list[ModelFit]:
+    if profile is None:
+        return []
+    models = (snapshot.models[each.position] for each in ranked)
+    places = ((model, table.find_place(model, profile, offloads=False)) for model in models)
+    return [describe_fit(model, place) for model, place in places if place is not None]
 
 
 def list_engines(
@@ -198,23 +211,24 @@ def query_nodes(
     worst = RANKS[query.min_fit]
     total, streams = 0, []
     for ordinal, profile in enumerate(snapshot.profiles):
-        ranked = [
-            each for each in table.rank_models(snapshot.models, profile) if each.level <= worst and flags[each.position]
-        ]
-        total += len(ranked) * len(profile.names)
-        streams.append(_number_fits(ranked, ordinal))
+        ranked = _rank_matches(snapshot, table, profile, flags)
+        fitting = ranked[: bisect.bisect_left(ranked, worst + 1, key=lambda each: each.level)]
+        total += len(fitting) * len(profile.names)
+        streams.append(_number_fits(fitting, ordinal))
     nodes = list[RankedNode]()
     skipped, wanted = 0, page.offset + page.limit
     for *_, ordinal, found in heapq.merge(*streams):
-        names = snapshot.profiles[ordinal].names
-        if skipped + len(names) <= page.offset:
-            skipped += len(names)
-            continue
-        fit = describe_fit(snapshot.models[found.position], found.place)
-        for name in names:
-            skipped += 1
-            if page.offset < skipped <= wanted:
-                nodes.append(RankedNode(node_name=name, score=fit.score, fit_level=fit.fit_level, model=fit))
+        profile = snapshot.profiles[ordinal]
+        first, skipped = skipped, skipped + len(profile.names)
+        if skipped > page.offset:
+            model = snapshot.models[found.position]
+            place = table.find_place(model, profile, offloads=sum(flags) <= MOST_OFFLOADED)
+            if place is not None:
+                fit = describe_fit(model, place)
+                shown = profile.names[max(0, page.offset - first) : wanted - first]
+                nodes += [
+                    RankedNode(node_name=name, score=fit.score, fit_level=fit.fit_level, model=fit) for name in shown
+                ]
         if skipped >= wanted:
             break
     return QueryAnswer(
@@ -226,6 +240,23 @@ def query_nodes(
         next_offset=page.find_next(total),
         excluded_nodes=list_excluded(snapshot),
     )
+
+
+def _rank_matches(
+    snapshot: DensitySnapshot, table: FitTable, profile: CellProfile, flags: bytearray
+) -> list[RankedFit]:
+    """Return the flagged models on a profile, the best first; a few of them also with a part in host memory."""
+    count = sum(flags)
+    if count <= MOST_OFFLOADED:
+        found = []
+        for position in (each for each, flag in enumerate(flags) if flag):
+            model = snapshot.models[position]
+            place = table.find_place(model, profile)
+            if place is not None:
+                found.append(RankedFit(*place.rank, model.full_name, position))
+        return sorted(found)
+    ranked = table.rank_models(snapshot.models, profile)
+    return ranked if count == len(flags) else [each for each in ranked if flags[each.position]]
 
 
 def _number_fits(ranked: Sequence[RankedFit], ordinal: int) -> Iterator[tuple[int, float, str, int, RankedFit]]:

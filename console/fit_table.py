@@ -13,7 +13,7 @@ from console.density_models import KnownModel
 from crds.serving import ServingOptions
 from crds.size import size_text
 from fitness.corrections import NO_CORRECTIONS, Corrections
-from fitness.fit import FIT_LEVELS, Fit, FitLevel, assess_fit, grade_fit, regrade_fit
+from fitness.fit import FIT_LEVELS, GOOD_HEADROOM, PERFECT_HEADROOM, Fit, FitLevel, assess_fit, grade_fit, regrade_fit
 from fitness.memory import Workload, least_free_bytes
 from fitness.performance_store import PerformanceTable
 from fitness.serving_devices import ServingDevices
@@ -66,7 +66,16 @@ class RankedFit(NamedTuple):
     name: str
     position: int
     """Place of the model among all of the snapshot."""
-    place: PlaceFit
+
+
+class _Need(NamedTuple):
+    """What a model needs of a device, by which its level follows from what is free."""
+
+    least: float
+    """Free bytes with which it fits."""
+    good: float
+    perfect: float
+    slowness: float
 
 
 def compute_score(level: FitLevel, tokens_per_second: float | None) -> float:
@@ -103,7 +112,8 @@ class FitTable:
         self._measured = measured or PerformanceTable()
         self._corrections = corrections
         self._idle: dict[ServingDevices, dict[Key, _IdleFit]] = {}
-        self._places: dict[tuple[str, tuple[ServingDevices, ...]], dict[Key, PlaceFit | None]] = {}
+        self._places: dict[tuple[str, tuple[ServingDevices, ...], bool], dict[Key, PlaceFit | None]] = {}
+        self._needs: dict[tuple[str, ServingDevices], tuple[tuple[KnownModel, ...], list[_Need | None]]] = {}
         self._ranked: dict[tuple[str, tuple[ServingDevices, ...]], tuple[tuple[KnownModel, ...], list[RankedFit]]] = {}
         self._count = 0
 
@@ -113,89 +123,134 @@ class FitTable:
             for known in (*self._idle.values(), *self._places.values()):
                 known.pop(key, None)  # type: ignore[attr-defined] # both are dictionaries by key
         self._ranked.clear()
+        self._needs.clear()
 
     def clear(self) -> None:
         """Forget all: too much is kept."""
         self._idle.clear()
         self._places.clear()
         self._ranked.clear()
+        self._needs.clear()
         self._count = 0
 
     def with_context(self, context_length: int) -> "FitTable":
         """Return an empty table with another context length."""
         return FitTable(context_length, self._measured, self._corrections)
 
-    def list_places(self, models: Iterable[KnownModel], profile: CellProfile) -> list[tuple[KnownModel, PlaceFit]]:
-        """Return the fit of each model on a cell, without those of which nothing is known there."""
-        if self._count > MOST_KEPT:
-            self.clear()
-        known = self._places.setdefault((profile.accelerator, profile.replicas), {})
-        found = []
-        for model in models:
-            key = model.key
-            try:
-                place = known[key]
-            except KeyError:
-                place = known[key] = self._find_place(model, profile)
-                self._count += 1
-            if place is not None:
-                found.append((model, place))
-        return found
-
     def rank_models(self, models: tuple[KnownModel, ...], profile: CellProfile) -> list[RankedFit]:
-        """Return all models on a profile, the best fit first; kept until the models are others."""
+        """Return all models on a profile, the best first, without offload; kept until the models are others."""
         key = profile.accelerator, profile.replicas
         known = self._ranked.get(key)
         if known is not None and known[0] is models:
             return known[1]
-        indexes = {id(model): index for index, model in enumerate(models)}
+        best: list[tuple[int, float] | None] = [None] * len(models)
+        for devices in profile.replicas:
+            free = devices.free_bytes if devices.free_bytes is not None else devices.memory_bytes or 0
+            for position, need in enumerate(self._list_needs(models, profile.accelerator, devices)):
+                known_best = best[position]
+                if need is None or (known_best is not None and known_best[0] <= _GOOD):
+                    continue
+                level = 0 if free >= need.perfect else 1 if free >= need.good else 2 if free >= need.least else 3
+                if known_best is None or level < known_best[0]:
+                    best[position] = level, need.slowness if level < RANKS["too_tight"] else 0.0
         ranked = [
-            RankedFit(*place.rank, model.full_name, indexes[id(model)], place)
-            for model, place in self.list_places(models, profile)
+            RankedFit(*found, models[position].full_name, position)
+            for position, found in enumerate(best)
+            if found is not None
         ]
-        ranked.sort(key=lambda each: each[:3])
+        ranked.sort()
         if len(self._ranked) >= MOST_RANKED:
             self._ranked.clear()
         self._ranked[key] = (models, ranked)
         return ranked
 
-    def find_place(self, model: KnownModel, profile: CellProfile) -> PlaceFit | None:
-        """Return the fit of one model on a cell; None: nothing is known of it there."""
-        return next((place for _, place in self.list_places((model,), profile)), None)
+    def _list_needs(
+        self, models: tuple[KnownModel, ...], accelerator: str, devices: ServingDevices
+    ) -> list[_Need | None]:
+        """Return what each model needs of such devices."""
+        key = accelerator, _empty(devices)
+        known = self._needs.get(key)
+        if known is None or known[0] is not models:
+            known = self._needs[key] = (models, [self._find_need(each, accelerator, devices) for each in models])
+        return known[1]
 
-    def _find_place(self, model: KnownModel, profile: CellProfile) -> PlaceFit | None:
+    def _find_need(self, model: KnownModel, accelerator: str, devices: ServingDevices) -> _Need | None:
+        workload = model.workloads.get(accelerator)
+        if workload is None or devices.memory_bytes is None:
+            return None
+        idle = self._find_whole(model, workload, devices)
+        if idle.fit is None:
+            return None
+        fit, nowhere = idle.fit, float("inf")
+        if fit.level == "too_tight":
+            return _Need(nowhere, nowhere, nowhere, 0.0)
+        least, needed = max(idle.least_bytes, fit.needed_bytes), fit.needed_bytes
+        speed = fit.speed.generation.expected if fit.speed else 0.0
+        is_best_perfect = fit.run_mode == "accelerator"
+        return _Need(
+            least,
+            max(least, needed * GOOD_HEADROOM),
+            max(least, needed * PERFECT_HEADROOM) if is_best_perfect else nowhere,
+            -speed,
+        )
+
+    def find_place(self, model: KnownModel, profile: CellProfile, *, offloads: bool = True) -> PlaceFit | None:
+        """Return the fit of one model on a cell; None: nothing is known of it there.
+
+        Args:
+            model: the model.
+            profile: the cell.
+            offloads: part of it may be in host memory.
+        """
         workload = model.workloads.get(profile.accelerator)
         if workload is None:
             return None
+        if self._count > MOST_KEPT:
+            self.clear()
+        known = self._places.setdefault((profile.accelerator, profile.replicas, offloads), {})
+        try:
+            return known[model.key]
+        except KeyError:
+            self._count += 1
         best: PlaceFit | None = None
         for devices in profile.replicas:
-            fit = self._assess(model, workload, devices)
+            fit = self._assess(model, workload, devices, offloads=offloads)
             if fit is None:
                 continue
             if best is None or RANKS[fit.level] < RANKS[best.fit.level]:
                 best = PlaceFit(fit, devices, workload.runtime)
             if RANKS[fit.level] <= _GOOD:
                 break
+        known[model.key] = best
         return best
 
-    def _assess(self, model: KnownModel, workload: Workload, devices: ServingDevices) -> Fit | None:
+    def _find_whole(self, model: KnownModel, workload: Workload, devices: ServingDevices) -> _IdleFit:
+        """Return the fit on idle devices; the memory that a user states counts where the devices have no own."""
+        idle = self._find_idle(model, workload, devices)
+        if workload.stated_bytes and (idle.fit is None or devices.vendor in _STATED_COUNTS):
+            return _IdleFit(assess_stated(workload.stated_bytes, _empty(devices), idle.fit.speed if idle.fit else None))
+        return idle
+
+    def _assess(self, model: KnownModel, workload: Workload, devices: ServingDevices, *, offloads: bool) -> Fit | None:
         free = devices.free_bytes if devices.free_bytes is not None else devices.memory_bytes
         if free is None:
             return None
-        idle = self._find_idle(model, workload, devices)
-        if workload.stated_bytes and (idle.fit is None or devices.vendor in _STATED_COUNTS):
-            return assess_stated(workload.stated_bytes, devices, idle.fit.speed if idle.fit else None)
+        idle = self._find_whole(model, workload, devices)
         if idle.fit is None:
             return None
         found = regrade_fit(idle.fit, free, idle.least_bytes)
         if found is not None:
             return found
+        if workload.stated_bytes and devices.vendor in _STATED_COUNTS:
+            return assess_stated(workload.stated_bytes, devices)
+        if not offloads:
+            return _refuse(idle, free, devices)
         share = model.active_share
         found = assess_fit(workload, self.options, devices, self._corrections, active_share=share)
         return None if found is None else self._with_measured(model, workload.runtime, devices, found)
 
     def _find_idle(self, model: KnownModel, workload: Workload, devices: ServingDevices) -> _IdleFit:
-        emptied = devices._replace(free_bytes=None, host_memory_bytes=None)
+        emptied = _empty(devices)
         known = self._idle.setdefault(emptied, {})
         found = known.get(model.key)
         if found is None:
@@ -205,6 +260,7 @@ class FitTable:
             own = 0 if devices.vendor in _STATED_COUNTS else devices.memory_bytes or 0
             least = least_free_bytes(workload, self.options, own) if own else 0
             found = known[model.key] = _IdleFit(fit, least)
+            self._count += 1
         return found
 
     def _with_measured(self, model: KnownModel, runtime: str, devices: ServingDevices, fit: Fit) -> Fit:
@@ -214,6 +270,26 @@ class FitTable:
             return fit
         record = self._measured.find(model_hash, devices.device_class, model.namespace)
         return fit if record is None else fit._replace(speed=report_measured(record, fit.run_mode))
+
+
+def _empty(devices: ServingDevices) -> ServingDevices:
+    """Return devices that nothing else uses, and to whose host memory nothing is offloaded."""
+    return devices._replace(free_bytes=None, host_memory_bytes=None)
+
+
+def _refuse(idle: _IdleFit, free: int, devices: ServingDevices) -> Fit | None:
+    """Return the fit of a model that is not whole in the devices; None: it is unknown."""
+    if idle.fit is None:
+        return None
+    needed = max(idle.fit.needed_bytes, idle.least_bytes)
+    return idle.fit._replace(
+        level="too_tight",
+        needed_bytes=needed,
+        available_bytes=free,
+        utilization=needed / free if free else float("inf"),
+        speed=None,
+        shortfall=f"needs {size_text(needed)}, {size_text(free)} free on {devices.device_class}",
+    )
 
 
 def assess_stated(needed_bytes: int, devices: ServingDevices, speed: SpeedEstimate | None = None) -> Fit | None:

@@ -2,6 +2,7 @@
 
 from typing import Any, Final, NamedTuple
 
+from console.density_cells import CellProfile
 from console.density_models import KnownModel
 from console.density_queries import DensityQuery, Page, flag_matches
 from console.density_snapshot import DensitySnapshot, Visibility
@@ -22,7 +23,7 @@ _RUN_MODES: Final = {
 class _BestPlace(NamedTuple):
     rank: tuple[int, float]
     node: str
-    place: PlaceFit
+    profile: CellProfile
 
 
 def list_llmfit_models(
@@ -46,7 +47,7 @@ def list_llmfit_models(
         for each in table.rank_models(snapshot.models, profile):
             if each.level > worst or not flags[each.position]:
                 continue
-            found = _BestPlace(each.place.rank, node or profile.names[0], each.place)
+            found = _BestPlace((each.level, each.slowness), node or profile.names[0], profile)
             known = best.get(each.position)
             if known is None or (found.rank, found.node) < (known.rank, known.node):
                 best[each.position] = found
@@ -67,7 +68,8 @@ def list_llmfit_models(
         },
         "models": [
             build_row(snapshot.models[position], place, name, table.options.context_length)
-            for position, (_, name, place) in shown
+            for position, (_, name, profile) in shown
+            if (place := table.find_place(snapshot.models[position], profile, offloads=False)) is not None
         ],
     }
 

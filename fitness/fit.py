@@ -30,8 +30,8 @@ from fitness.speed import OFFLOADING_ENGINES, RunMode, SpeedEstimate, WeightsPla
 FitLevel = Literal["perfect", "good", "marginal", "too_tight"]
 FIT_LEVELS: Final[tuple[FitLevel, ...]] = ("perfect", "good", "marginal", "too_tight")
 """From the best to the worst."""
-_PERFECT_HEADROOM: Final = 1.3
-_GOOD_HEADROOM: Final = 1.1
+PERFECT_HEADROOM: Final = 1.3
+GOOD_HEADROOM: Final = 1.1
 _BEST_LEVEL: Final[Mapping[RunMode, FitLevel]] = MappingProxyType(
     {"accelerator": "perfect", "moe_offload": "good", "cpu": "good", "partial_offload": "marginal"}
 )
@@ -232,7 +232,7 @@ def _find_room(
     offload = find_offload(workload, options, devices, free_bytes, active_share)
     if offload is None:
         return whole
-    roomy = find_offload(workload, options, devices, int(free_bytes / _GOOD_HEADROOM), active_share)
+    roomy = find_offload(workload, options, devices, int(free_bytes / GOOD_HEADROOM), active_share)
     if roomy is not None and roomy.place.run_mode == offload.place.run_mode:
         # A little more in host memory costs little speed, and leaves the devices some headroom.
         offload = roomy
@@ -245,9 +245,9 @@ def grade_fit(mode: RunMode, needed_bytes: int, free_bytes: int) -> FitLevel:
     if needed_bytes > free_bytes:
         return "too_tight"
     level: FitLevel = "marginal"
-    if needed_bytes * _PERFECT_HEADROOM <= free_bytes:
+    if needed_bytes * PERFECT_HEADROOM <= free_bytes:
         level = "perfect"
-    elif needed_bytes * _GOOD_HEADROOM <= free_bytes:
+    elif needed_bytes * GOOD_HEADROOM <= free_bytes:
         level = "good"
     return max(level, _BEST_LEVEL[mode], key=FIT_LEVELS.index)
 

@@ -1,0 +1,123 @@
+"""`pomona console api`: the density API as a program of its own."""
+
+import asyncio
+import contextlib
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.options import ListenAddressParam
+from cli.vendor_option import read_vendors
+from devices.vendors import Vendors
+
+if TYPE_CHECKING:
+    from console.run import ConsoleOptions
+
+
+@click.group("console")
+def command() -> None:
+    """Run what people and programs look at.
+
+    \b
+    Examples:
+      pomona console api --kubeconfig ~/.kube/config
+    """
+
+
+@command.command("api")
+@click.option(
+    "--kubeconfig",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Kubeconfig with cluster and credentials. Default: $KUBECONFIG, the pod's ServiceAccount, or ~/.kube/config.",
+)
+@click.option(
+    "--address",
+    type=ListenAddressParam(),
+    default="127.0.0.1:8090",
+    show_default=True,
+    help="Address of the API. Clients send it tokens of the cluster: give it a certificate where others listen in.",
+)
+@click.option(
+    "--metrics-address",
+    type=ListenAddressParam(),
+    default="off",
+    show_default=True,
+    help="Address of /healthz, /readyz and /metrics, which ask for no token.",
+)
+@click.option(
+    "--tls-certificate",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Certificate of the API, in PEM form; it is read again each minute.",
+)
+@click.option("--tls-key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Key of the certificate.")
+@click.option(
+    "--prices",
+    "prices_path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="YAML file with currency, perKwh, and watts and perHour by device.",
+)
+@click.option(
+    "--vendors",
+    callback=read_vendors,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="YAML file of accelerators, that of the controller.",
+)
+@click.option("--verbose", is_flag=True, help="Also log debug events.")
+def api(
+    kubeconfig: Path | None,
+    *,
+    address: tuple[str, int] | None,
+    metrics_address: tuple[str, int] | None,
+    tls_certificate: Path | None,
+    tls_key: Path | None,
+    prices_path: Path | None,
+    vendors: Vendors,
+    verbose: bool,
+) -> None:
+    """Answer over HTTP what fits where, how fast, and at what cost, for users of the cluster by their tokens.
+
+    It reads the cluster and writes nothing. The API server reviews each token, and RBAC decides: a caller may list
+    NodeFitness to see nodes, and sees Models and costs of namespaces whose InferenceServices he may list.
+
+    \b
+    Examples:
+      pomona console api --kubeconfig ~/.kube/config
+      pomona console api --address 0.0.0.0:8090 --metrics-address 0.0.0.0:8080 --prices prices.yaml
+    """
+    import uvloop  # noqa: PLC0415 - not needed for --help
+
+    from cli import log  # noqa: PLC0415 - same
+    from cli.density.reading import load_prices  # noqa: PLC0415 - same
+    from console.run import ConsoleOptions, TlsFiles  # noqa: PLC0415 - same
+    from kube.kubeconfig import CredentialsError  # noqa: PLC0415 - same
+
+    if address is None:
+        raise click.UsageError("--address off would serve nothing")
+    if (tls_certificate is None) != (tls_key is None):
+        raise click.UsageError("--tls-certificate and --tls-key go together")
+    tls = TlsFiles(tls_certificate, tls_key) if tls_certificate is not None and tls_key is not None else None
+    log.configure(verbose=verbose)
+    options = ConsoleOptions(address, metrics_address, vendors, load_prices(prices_path), tls)
+    try:
+        uvloop.run(_run(kubeconfig, options))
+    except CredentialsError as error:
+        raise click.ClickException(str(error)) from error
+    except OSError as error:
+        raise click.ClickException(f"--address or --metrics-address cannot be served: {error}") from error
+
+
+async def _run(kubeconfig: Path | None, options: "ConsoleOptions") -> None:
+    """Run until SIGTERM or SIGINT."""
+    from console.run import run  # noqa: PLC0415 - not needed for --help
+    from kube import credentials  # noqa: PLC0415 - same
+    from kube.client import connect  # noqa: PLC0415 - same
+
+    loop, this = asyncio.get_running_loop(), asyncio.current_task()
+    assert this is not None  # noqa: S101 - a coroutine of asyncio.run is a task
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, this.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        async with connect(credentials.load(kubeconfig)) as client:
+            await run(client, options)

@@ -1,0 +1,88 @@
+"""`pomona cost`: what services and namespaces take, and cost."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.cluster_options import ClusterOptions, cluster_options
+from cli.output import TableFormat, facts_option, print_facts, render_table, terminal_width
+from cli.vendor_option import read_vendors
+
+if TYPE_CHECKING:
+    from devices.vendors import Vendors
+
+
+@click.command("cost")
+@click.option(
+    "--prices",
+    "prices_path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="YAML file with currency, perKwh, and watts and perHour by device. Default: what is taken is listed alone.",
+)
+@facts_option("table")
+@click.option(
+    "--vendors",
+    callback=read_vendors,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="YAML file of accelerators, that of the controller.",
+)
+@cluster_options
+def command(
+    prices_path: Path | None, *, output_format: TableFormat, vendors: "Vendors", target: ClusterOptions
+) -> None:
+    """Show the devices, memory, electricity and money that each service and namespace takes.
+
+    A device has the name of its class without the number, such as nvidia-l4, or of its vendor. The price of a million
+    tokens is that at the speed of now, else as measured or estimated with a replica that generates all the time.
+
+    \b
+    Examples:
+      pomona cost
+      pomona cost --prices prices.yaml
+      pomona cost --prices prices.yaml -o json
+    """
+    import msgspec  # noqa: PLC0415 - not needed for --help
+
+    from cli.density.reading import answer_by_cluster, load_prices  # noqa: PLC0415 - same
+    from console.density_costs import list_costs  # noqa: PLC0415 - same
+    from console.density_queries import MOST_LIMIT, Page  # noqa: PLC0415 - same
+
+    prices = load_prices(prices_path)
+    answer = answer_by_cluster(
+        target, vendors, lambda snapshot, _: list_costs(snapshot, prices, None, Page(0, MOST_LIMIT))
+    )
+    if output_format in {"json", "yaml"}:
+        print_facts(msgspec.to_builtins(answer), "json" if output_format == "json" else "yaml")
+        return
+    rows = [
+        (
+            f"{each.namespace}/{each.name}",
+            f"{each.replicas}",
+            f"{each.gpu}",
+            "" if each.memory_required_gb is None else f"{each.memory_required_gb:g} GiB",
+            _money(each.watts),
+            _money(each.cost_per_hour),
+            _money(each.cost_per_million_tokens),
+        )
+        for each in answer.models
+    ]
+    rows += [
+        (
+            f"{each.namespace} in all",
+            "",
+            f"{each.total_gpu}",
+            f"{each.total_memory_gb:g} GiB",
+            _money(each.watts),
+            _money(each.cost_per_hour),
+            "",
+        )
+        for each in answer.namespaces
+    ]
+    money = answer.currency
+    titles = ("SERVICE", "REPLICAS", "GPUS", "MEMORY", "WATTS", f"{money}/HOUR", f"{money}/MILLION TOKENS")
+    print(render_table(titles, rows, terminal_width(), {0}) if rows else "no service")
+
+
+def _money(value: float | None) -> str:
+    return "?" if value is None else f"{value:.4g}"
