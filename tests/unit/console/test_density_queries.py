@@ -1,0 +1,381 @@
+"""The density API's answers: ranked by level then speed, nothing lost, stale and taken places left out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cli.density.fit import build_report
+from console.density_answers import QueryAnswer, SimulateRequest
+from console.density_cells import list_replicas, take_room
+from console.density_costs import list_costs
+from console.density_feed import CONTEXT_LENGTH, DensityFeed
+from console.density_metrics import build_process_registry, render_metrics
+from console.density_prices import DensityPrices
+from console.density_queries import (
+    DensityQuery,
+    Page,
+    describe_node,
+    list_catalog,
+    list_installed_models,
+    list_nodes,
+    list_runtimes,
+    query_nodes,
+)
+from console.density_simulation import ModelNotFound, SimulationRefused, simulate_model
+from console.density_snapshot import DensitySnapshot
+from console.fit_table import RANKS, FitTable
+from console.llmfit_rows import list_llmfit_models
+from crds.meta import LABEL_MANAGED_BY
+from devices.vendors import VENDORS
+from kube.resources import NODE_FITNESSES, NODES
+from tests.support.density_worlds import (
+    GIB,
+    GPU,
+    OLD,
+    Clock,
+    build_feed,
+    cpu_node,
+    gpu_node,
+    host,
+    model,
+    node,
+    pod,
+    process,
+    service,
+)
+
+SAMPLES = Path(__file__).parent / "sympozium"
+"""Answers of Sympozium's handlers and script with data of llmfit 1.1.17, as recorded in research."""
+
+
+def table() -> FitTable:
+    return FitTable(CONTEXT_LENGTH)
+
+
+def world(*more: Any) -> DensitySnapshot:
+    return build_feed(
+        [*gpu_node("g1"), *gpu_node("g2", 2), *cpu_node("c1"), host("mac"), model("tiny"), *more]
+    ).take_snapshot()
+
+
+def ask(snapshot: DensitySnapshot, text: str = "tiny", **more: Any) -> QueryAnswer:
+    return query_nodes(snapshot, table(), None, DensityQuery(text, **more), Page())
+
+
+def names(answer: QueryAnswer) -> list[str]:
+    return [each.node_name for each in answer.ranked_nodes]
+
+
+def test_faster_node_of_the_same_level_comes_first() -> None:
+    answer = ask(world())
+    assert names(answer) == ["mac", "g1", "g2", "c1"]
+    assert [each.score for each in answer.ranked_nodes] == sorted(
+        (each.score for each in answer.ranked_nodes), reverse=True
+    )
+
+
+def test_no_hit_is_an_empty_list() -> None:
+    answer = ask(world(), "no-such-model")
+    assert json.loads(msgspec.json.encode(answer))["rankedNodes"] == []
+    assert answer.total == 0
+
+
+def test_least_level_is_honoured() -> None:
+    assert names(ask(world(), min_fit="perfect")) == ["mac", "g1", "g2"]
+    full = world(*gpu_node("small", memory=4 * GIB))
+    assert "small" not in names(ask(full, min_fit="good"))
+    worst = ask(full, min_fit="too_tight")
+    assert names(worst)[-1] == "small" or "small" in names(worst)
+
+
+def test_model_that_fits_nowhere_states_what_is_missing() -> None:
+    snapshot = build_feed([*cpu_node("c1", 2 * GIB), model("tiny")]).take_snapshot()
+    assert names(ask(snapshot)) == []
+    (found,) = ask(snapshot, min_fit="too_tight").ranked_nodes
+    assert (found.score, found.fit_level) == (0.0, "too_tight")
+    assert "short" in found.model.shortfall
+
+
+def test_stale_cordoned_and_sick_nodes_are_shown_and_not_placed_on() -> None:
+    snapshot = world(
+        *gpu_node("stale", observed_at=OLD),
+        *gpu_node("cordoned", node={"unschedulable": True}),
+        *gpu_node("sick", node={"ready": "False"}),
+        host("lost", ready="False"),
+    )
+    answer = ask(snapshot)
+    assert names(answer) == ["mac", "g1", "g2", "c1"]
+    assert [each.node_name for each in answer.excluded_nodes] == ["cordoned", "lost", "sick", "stale"]
+    nodes = list_nodes(snapshot, table(), VENDORS, None, Page()).nodes
+    assert {each.node_name for each in nodes if each.stale} == {"stale", "lost"}
+    assert {each.node_name for each in nodes if each.unavailable} == {"stale", "lost", "cordoned", "sick"}
+    assert len(nodes) == 8
+
+
+def test_agent_that_falls_silent_makes_its_node_stale_and_a_heartbeat_ends_it() -> None:
+    clock = Clock()
+    objects = [*gpu_node("g1"), model("tiny")]
+    feed = build_feed(objects, clock)
+    assert names(ask(feed.take_snapshot())) == ["g1"]
+    clock.seconds += 151
+    assert names(ask(feed.take_snapshot())) == []
+    fitness = next(obj for kind, obj in objects if kind is NODE_FITNESSES)
+    status = fitness["status"] | {"observedAt": "2026-11-21T12:02:00Z"}
+    metadata = fitness["metadata"] | {"resourceVersion": "2"}
+    feed.store.put(NODE_FITNESSES, {"metadata": metadata, "status": status})
+    assert names(ask(feed.take_snapshot())) == ["g1"]
+
+
+def test_device_that_a_pod_holds_is_subtracted_although_it_looks_empty() -> None:
+    held = world(pod("p", "g1", {GPU: "1"}, "chat"))
+    assert names(ask(held)) == ["mac", "g2", "c1"]
+    assert held.cells["g1"].free_bytes == ()
+    partly = world(pod("p", "g2", {GPU: "1"}, "chat"))
+    assert len(partly.cells["g2"].free_bytes) == 1
+    assert names(ask(partly)) == ["mac", "g1", "g2", "c1"]
+
+
+def test_requests_of_foreign_pods_are_subtracted() -> None:
+    feed = build_feed([*gpu_node("g1"), model("tiny")])
+    _, foreign = pod("p", "g1", {GPU: "1"})
+    del foreign["metadata"]["labels"][LABEL_MANAGED_BY]
+    feed.foreign.replace(None, [feed.foreign.read(msgspec.Raw(msgspec.json.encode(foreign)))])  # type: ignore[arg-type]
+    assert names(ask(feed.take_snapshot())) == []
+
+
+def test_memory_that_a_pod_requests_of_a_processor_is_subtracted() -> None:
+    assert names(ask(world(pod("p", "c1", {"memory": "20Gi"}, "chat")))) == ["mac", "g1", "g2"]
+
+
+def test_process_that_its_host_does_not_list_yet_is_subtracted() -> None:
+    snapshot = world(process("chat-1", "mac", 58 * GIB))
+    assert "mac" not in names(ask(snapshot))
+    listed = world(process("chat-1", "mac2", 58 * GIB), host("mac2", 60 * GIB, processes=[{"uid": "mp-chat-1"}]))
+    assert "mac2" in names(ask(listed))
+
+
+def test_memory_that_another_program_uses_is_subtracted() -> None:
+    snapshot = build_feed([*gpu_node("g1", free=3 * GIB), model("tiny")]).take_snapshot()
+    assert ask(snapshot, min_fit="good").ranked_nodes == []
+
+
+def test_models_of_other_namespaces_are_hidden() -> None:
+    snapshot = world(
+        model("secret", "other"), service("s", "secret", "other"), pod("p", "g2", {GPU: "1"}, "s", "other")
+    )
+    seen = frozenset({"team"})
+    assert query_nodes(snapshot, table(), seen, DensityQuery("secret"), Page()).ranked_nodes == []
+    hidden = (
+        list_catalog(snapshot, table(), seen, Page()),
+        list_nodes(snapshot, table(), VENDORS, seen, Page()),
+        list_installed_models(snapshot, seen, Page()),
+        describe_node(snapshot, table(), VENDORS, seen, name="g2", page=Page()),
+        list_costs(snapshot, DensityPrices(), seen, Page()),
+    )
+    assert not any(b"secret" in msgspec.json.encode(each) for each in hidden)
+    with pytest.raises(ModelNotFound):
+        simulate_model(snapshot, table(), seen, SimulateRequest(model="secret"))
+    shown = list_installed_models(snapshot, None, Page())
+    assert b"secret" in msgspec.json.encode(shown)
+
+
+def test_quantization_and_context_are_honoured() -> None:
+    def need(**more: Any) -> float:
+        answer = simulate_model(world(), table(), None, SimulateRequest(model="tiny", **more))
+        return next(each.required_memory_gb for each in answer.ranked_nodes if each.node_name == "g1")
+
+    assert need(quantization="Q8_0") > need() + 2 > need(quantization="Q2_K") + 2
+    assert need(context=65536) > need() + 5
+
+
+def test_simulation_takes_the_devices_of_the_replica() -> None:
+    answer = simulate_model(world(), table(), None, SimulateRequest(model="team/tiny"))
+    found = {each.node_name: each for each in answer.ranked_nodes}
+    two, mac = found["g2"], found["mac"]
+    assert two.after is not None
+    assert mac.after is not None
+    assert (two.before.free_devices, two.after.free_devices) == (2, 1)
+    assert mac.after.free_gb == pytest.approx(mac.before.free_gb - mac.required_memory_gb, abs=0.02)
+
+
+def test_stated_memory_decides_a_simulation() -> None:
+    answer = simulate_model(world(), table(), None, SimulateRequest(model="tiny", memory_gb=30))
+    assert {each.node_name for each in answer.ranked_nodes if each.fit_level != "too_tight"} == {"mac", "g2"}
+    assert not simulate_model(world(), table(), None, SimulateRequest(model="tiny", memory_gb=500)).can_fit_anywhere
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (SimulateRequest(model=" "), "model is empty"),
+        (SimulateRequest(model="tiny", quantization="Q9"), "quantization is one of"),
+        (SimulateRequest(model="tiny", context=1), "context is a number"),
+        (SimulateRequest(model="tiny", memory_gb=-1), "memoryGb is a number"),
+        (SimulateRequest(model="tiny", memory_gb=float("inf")), "memoryGb is a number"),
+        (SimulateRequest(model="gemma"), "name one of them"),
+        (SimulateRequest(model="mistral-medium-3-5", quantization="Q4_K_M"), "quantization is of GGUF files"),
+    ],
+)
+def test_impossible_simulation_is_refused_with_the_way_out(request_: SimulateRequest, words: str) -> None:
+    with pytest.raises(SimulationRefused, match=words):
+        simulate_model(world(), table(), None, request_)
+
+
+def test_cost_follows_from_watts_price_and_tokens() -> None:
+    snapshot = world(
+        service("chat", "tiny", tokensPerSecond="20", deviceMemoryBytes=7 * GIB),
+        pod("p", "g2", {GPU: "2"}, "chat"),
+    )
+    prices = DensityPrices(currency="EUR", per_kwh=0.3, watts={"nvidia-l4": 72}, per_hour={"nvidia": 0.5})
+    answer = list_costs(snapshot, prices, None, Page())
+    (cost,) = answer.models
+    assert (cost.gpu, cost.watts, cost.memory_required_gb) == (2, 144, 14.0)
+    assert cost.cost_per_hour == pytest.approx(2 * (0.072 * 0.3 + 0.5))
+    assert cost.cost_per_million_tokens == pytest.approx(1.0432 / (20 * 3600) * 1e6, rel=1e-4)
+    (namespace,) = answer.namespaces
+    assert namespace.cost_per_hour == cost.cost_per_hour
+
+
+def test_unknown_price_is_null_and_never_zero() -> None:
+    snapshot = world(service("chat", "tiny"), pod("p", "g1", {GPU: "1"}, "chat"))
+    (cost,) = list_costs(snapshot, DensityPrices(per_kwh=0.3), None, Page()).models
+    assert (cost.watts, cost.cost_per_hour, cost.cost_per_million_tokens) == (None, None, None)
+    (sums,) = list_costs(snapshot, DensityPrices(), None, Page()).namespaces
+    assert (sums.cost_per_hour, sums.known_cost_per_hour) == (None, 0.0)
+
+
+def shape(value: Any) -> Any:
+    """Return the keys of a sample in camelCase, at any depth."""
+    if isinstance(value, dict):
+        return {camel(key): shape(each) for key, each in value.items() if not key.startswith("_")}
+    return [shape(value[0])] if isinstance(value, list) and value else []
+
+
+def camel(key: str) -> str:
+    head, *rest = key.split("_")
+    return head[:1].lower() + head[1:] + "".join(each.capitalize() for each in rest)
+
+
+def missing(sample: Any, answer: Any, path: str = "") -> list[str]:
+    """Return the keys of a sample that an answer lacks."""
+    if isinstance(sample, dict):
+        lacks = [f"{path}/{key}" for key in sample if key not in answer]
+        return lacks + [
+            each
+            for key, part in sample.items()
+            if key in answer
+            for each in missing(part, answer[key], f"{path}/{key}")
+        ]
+    return missing(sample[0], answer[0], path) if sample and answer else []
+
+
+def test_answers_have_the_keys_of_the_original_in_camel_case() -> None:
+    snapshot = world(service("chat", "tiny"), pod("p", "g2", {GPU: "1"}, "chat"))
+    request = SimulateRequest(model="tiny")
+    answers = {
+        "nodes": list_nodes(snapshot, table(), VENDORS, None, Page()),
+        "node-detail": describe_node(snapshot, table(), VENDORS, None, name="g1", page=Page()),
+        "runtimes-when-nats-build": list_runtimes(snapshot, VENDORS, None, Page()),
+        "query": ask(snapshot),
+        "catalog": list_catalog(snapshot, table(), None, Page()),
+        "cost": list_costs(snapshot, DensityPrices(), None, Page()),
+        "simulate": {"response": simulate_model(snapshot, table(), None, request)},
+    }
+    for name, answer in answers.items():
+        sample = shape(json.loads((SAMPLES / f"sympozium-api-{name}.json").read_text()))
+        assert missing(sample, json.loads(msgspec.json.encode(answer))) == [], name
+
+
+def test_report_of_fit_has_the_keys_of_the_original() -> None:
+    report = build_report(world(*gpu_node("stale", observed_at=OLD)), table(), DensityQuery("tiny"), 20)
+    sample = json.loads((SAMPLES / "sympozium-llmfit-cluster-fit.json").read_text())
+    assert sample.keys() == report.keys()
+    assert sample["ranked_nodes"][0].keys() == report["ranked_nodes"][0].keys()
+    by_node = {each["node"]: each for each in report["node_results"]}
+    assert sample["node_results"][0].keys() == by_node["g1"].keys()
+    assert by_node["stale"] == {"node": "stale", "error": "not considered", "reason": "its facts are stale"}
+    assert [each["node"] for each in report["ranked_nodes"]] == ["mac", "g1", "g2", "c1"]
+
+
+def test_metrics_are_the_nine_of_the_original() -> None:
+    snapshot = world(*gpu_node("stale", observed_at=OLD))
+    text = render_metrics(build_process_registry(), snapshot, table()).decode()
+    found = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE pomona_density_")}
+    per_node = ("score", "stale", "ram_total_gb", "ram_available_gb", "gpu_vram_gb", "gpu_count", "model_count")
+    assert found == {f"pomona_density_node_{each}" for each in per_node} | {
+        "pomona_density_cluster_nodes_total",
+        "pomona_density_cluster_nodes_stale",
+    }
+    assert 'pomona_density_node_stale{node="stale"} 1.0' in text
+    assert "pomona_density_cluster_nodes_stale 1.0" in text
+    assert 'node_gpu_vram_gb{node="c1"}' not in text
+
+
+sizes = st.integers(1, 90)
+frees = st.integers(0, 24)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    gpus=st.lists(st.tuples(frees, st.integers(1, 4)), max_size=4),
+    cpus=st.lists(frees, max_size=3),
+    tensors=st.lists(sizes, min_size=1, max_size=25),
+    limit=st.integers(1, 50),
+)
+def test_pages_together_are_ranked_and_lose_nothing(
+    gpus: list[tuple[int, int]], cpus: list[int], tensors: list[int], limit: int
+) -> None:
+    objects = [each for n, (free, count) in enumerate(gpus) for each in gpu_node(f"g{n}", count, free=free * GIB)]
+    objects += [each for n, free in enumerate(cpus) for each in cpu_node(f"c{n}", free * GIB)]
+    for number, size in enumerate(tensors):
+        kind, built = model(f"m{number}")
+        built["status"]["layout"]["tensorBytes"] = size * GIB // 2
+        objects.append((kind, built))
+    snapshot, fits = build_feed(objects).take_snapshot(), table()
+    query = DensityQuery("team/m", min_fit="too_tight")
+    found, offset = list[Any](), 0
+    while True:
+        page = query_nodes(snapshot, fits, None, query, Page(offset, limit))
+        found += page.ranked_nodes
+        if page.next_offset is None:
+            break
+        offset = page.next_offset
+    pairs = {(each.node_name, each.model.name) for each in found}
+    assert len(pairs) == len(found) == page.total == (len(gpus) + len(cpus)) * len(tensors)
+    ranks = [(RANKS[each.fit_level], -each.score) for each in found]
+    assert ranks == sorted(ranks)
+    for each in found:
+        fits_in = each.model.memory_required_gb <= each.model.memory_available_gb + 0.01
+        assert fits_in == (each.fit_level != "too_tight")
+
+
+@given(free=st.lists(st.integers(0, 100), max_size=8), count=st.integers(1, 4), needed=st.integers(1, 100))
+def test_a_further_replica_never_adds_room(free: list[int], count: int, needed: int) -> None:
+    cell = next(iter(world().cells.values()))._replace(free_bytes=tuple(sorted(free, reverse=True)))
+    for is_exclusive in (True, False):
+        after = take_room(cell._replace(is_exclusive=is_exclusive), count, needed)
+        assert sum(after) <= sum(free)
+        assert list(after) == sorted(after, reverse=True)
+    assert all(each.free_bytes is not None for each in list_replicas(cell.bases, cell.free_bytes))
+
+
+def test_rows_of_llmfit_are_one_for_each_model_on_its_best_node() -> None:
+    snapshot = world()
+    answer = list_llmfit_models(snapshot, table(), None, DensityQuery("*"), Page())
+    rows = {each["name"]: each["node_name"] for each in answer["models"]}
+    assert rows["team/tiny"] == "mac"
+    assert len(rows) == answer["total_models"] == answer["returned_models"]
+    sample = json.loads((SAMPLES / "rest-models-keys.json").read_text())
+    assert set(sample) <= answer.keys()
+
+
+def test_node_without_facts_is_listed_and_ranked_nowhere() -> None:
+    feed: DensityFeed = build_feed([(NODES, node("bare", {"cpu": "4", "memory": "8Gi"})), model("tiny")])
+    answer = ask(feed.take_snapshot())
+    assert names(answer) == []
+    assert [(each.node_name, each.reason) for each in answer.excluded_nodes] == [("bare", "its hardware is unknown")]
