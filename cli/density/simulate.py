@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @click.command("simulate")
 @click.argument("model")
 @click.option("--quantization", help="Quantization of GGUF files in place of that of the model, such as Q8_0.")
-@click.option("--context", "context_length", type=int, help="Context of each request in tokens. Default: 8192.")
+@click.option("--context-length", type=int, help="Context of each request in tokens. Default: 8192.")
 @click.option("--memory", "memory_gb", type=float, help="Memory of a replica in GiB, in place of the estimate.")
 @facts_option("table")
 @click.option(
@@ -46,7 +46,7 @@ def command(
     \b
     Examples:
       pomona simulate qwen3-8b
-      pomona simulate qwen3-8b --quantization Q8_0 --context 32768
+      pomona simulate qwen3-8b --quantization Q8_0 --context-length 32768
       pomona simulate team/chat-model --memory 12 -o json
     """
     import msgspec  # noqa: PLC0415 - not needed for --help

@@ -130,6 +130,7 @@ def _build_change(change: PlannedChange) -> Obj:
         "to": list(fate.cells) if fate.state == "starts" else [],
         "afterSeconds": round(fate.after_seconds),
         "score": fate.scores[0].explain() if fate.scores else "",
+        "tokensPerSecond": fate.scores[0].tokens_per_second if fate.scores else None,
         "evictedFor": str(fate.preemptor.service) if fate.preemptor is not None else "",
         "evicts": sorted({str(victim.service) for victim in fate.evicts}),
         "place": {"position": wait.position, "length": wait.length} if wait is not None and wait.position else None,

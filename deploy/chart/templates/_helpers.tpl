@@ -43,6 +43,11 @@ app.kubernetes.io/name: pomona
 app.kubernetes.io/component: scheduler
 {{- end }}
 
+{{- define "pomona.consoleSelector" -}}
+app.kubernetes.io/name: pomona
+app.kubernetes.io/component: console
+{{- end }}
+
 {{- /* Kube-scheduler of the version of the cluster, without the suffix of a provider. */}}
 {{- define "pomona.schedulerImage" -}}
 {{- .Values.scheduler.image | default (printf "registry.k8s.io/kube-scheduler:%s" (regexFind "^v[0-9]+[.][0-9]+[.][0-9]+" .Capabilities.KubeVersion.Version)) -}}

@@ -71,6 +71,13 @@ EVERYTHING: dict[str, Any] = {
         "extenderResources": {"requests": {"cpu": "2", "memory": "2Gi"}, "limits": {"memory": "4Gi"}},
         "priorityClassName": "system-cluster-critical",
     },
+    "console": {
+        "enabled": True,
+        "replicas": 2,
+        "tlsSecret": "console-tls",
+        "prices": {"currency": "EUR", "perKwh": 0.3, "watts": {"nvidia-l4": 72}},
+        "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "2Gi"}},
+    },
     "vendors": {"acme-npu": {"resource": "acme.example/npu", "memoryValues": {"32G": 32768, "2T": 2097152}}},
     "networkPolicy": {"enabled": True},
     "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
@@ -97,6 +104,7 @@ REFUSED = {
     "services.minRun=10d": "'/services/minRun': '10d' does not match pattern",
     "services.monitorLabels.a b=c": "'/services/monitorLabels': additional properties 'a b' not allowed",
     "services.maxPriority=urgent": "'/services/maxPriority': value must be one of 'critical', 'high', 'normal', 'low'",
+    "console.enabled=true,scope.namespaces={team-a}": "console.enabled is true and scope.namespaces is set",
     "scheduler.enabled=true,scope.namespaces={team-a}": "scheduler.enabled is true and scope.namespaces is set",
     "scheduler.enabled=true,scheduler.weights.tps=0,scheduler.weights.util=0,scheduler.weights.cost=0": (
         "scheduler.weights are all 0: set at least one of tps, util and cost"
