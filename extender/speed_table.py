@@ -24,6 +24,8 @@ from kube.client import Obj
 MOST_ENTRIES: Final = 1_000_000
 """Nodes of all boards together: some 40 MB."""
 _LEAST_BOARDS: Final = 8
+MOST_BOARDS: Final = 4096
+"""Boards in all: one of few nodes takes a KB, and a tenant makes subjects by the devices that pods request."""
 
 EstimateSpeed = Callable[[ServedModel, ServingDevices], float | None]
 """Return the tokens a second of a replica, or None if nothing is known."""
@@ -203,7 +205,7 @@ class SpeedTable:
         return piece
 
     def _drop_boards(self) -> None:
-        most = max(_LEAST_BOARDS, self._most_entries // max(1, len(self._facts)))
+        most = min(MOST_BOARDS, max(_LEAST_BOARDS, self._most_entries // max(1, len(self._facts))))
         while len(self._boards) > most:
             oldest = next(iter(self._boards))
             del self._boards[oldest]

@@ -19,6 +19,9 @@ from fitness.serving_devices import ServingDevices, describe_devices, describe_p
 _PRODUCT: Final = re.compile(r"(?P<product>.*?)(-MIG-(?P<partition>.+?))?(-SHARED)?")
 """Value of a product label, of which GPU feature discovery makes names of partitions and shared devices."""
 
+_MOST_BYTES: Final = 1 << 50
+"""Most bytes, or bytes a second, that a NodeFitness can state; the schema of a MetalHost has no bound."""
+
 
 class DeviceHardware(NamedTuple):
     """The hardware of a node, which is the same on many."""
@@ -139,10 +142,18 @@ def describe_host(status: MetalHostStatus) -> ServingDevices:
     found = serving_devices.describe_host(
         status.chip,
         status.gpu_cores,
-        status.memory_bytes,
-        budget_bytes=status.budget_bytes,
+        _keep_plausible(status.memory_bytes),
+        budget_bytes=_keep_plausible(status.budget_bytes),
         free_bytes=None,
-        bandwidth=status.memory_bandwidth_bytes_per_second,
+        bandwidth=_keep_plausible(status.memory_bandwidth_bytes_per_second),
     )
     # Hosts of unknown chips are of many kinds, and a speed of one would be believed of all.
     return found if status.chip else found._replace(device_class="")
+
+
+def _keep_plausible(amount: int | None) -> int | None:
+    """Return an amount that a host states; None if no host has it.
+
+    The status of each service on hosts would have a speed that follows from it, and the API server would refuse that.
+    """
+    return amount if amount is not None and 0 < amount <= _MOST_BYTES else None

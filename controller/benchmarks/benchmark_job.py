@@ -8,9 +8,10 @@ the controller alone writes it into the store: a pod has no right to do that.
 import hashlib
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from controller.models import jobs
 from controller.models.jobs import CONTAINER_SECURITY, TERMINATION_LOG, JobOutcome, keep_literal
@@ -64,8 +65,8 @@ class BenchmarkOrder(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     service: str
     inputs: str
     """Digest of what the measurement depends on beside the model: another one is another measurement."""
-    attempt: int = 0
-    """Counted from 0."""
+    attempt: Annotated[int, Meta(ge=0, le=99)] = 0
+    """Counted from 0. Tenants can edit the annotation: a negative number would never end the tries."""
     runtime: str = ""
     image: str = ""
 

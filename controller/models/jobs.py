@@ -293,7 +293,7 @@ def _read_end(state: Obj, ended: _Ended | None) -> JobOutcome:
     said = state.get("message") or ""
     try:
         answer = msgspec.json.decode(said, type=JobResult)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         answer = JobResult()  # a killed container writes no result
         if said or state["exitCode"] == 0:
             message = f"the Job's result cannot be decoded ({error}): {said[-500:]!r}"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from devices.vendors import VENDORS
 from extender.score import ScoreWeights
-from extender.speed_table import ScoreBoard, SpeedTable
+from extender.speed_table import MOST_BOARDS, ScoreBoard, SpeedTable
 from extender.subject import ServedModel
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import build_config_map, encode_record
@@ -153,6 +153,12 @@ def test_least_recently_used_boards_are_dropped(estimates: Estimates) -> None:
         assert table.find_board(subject(), ANY_MODEL) is first
     assert table.board_count == 10
     assert len(table._speeds) == 10
+
+
+def test_boards_of_a_small_cluster_are_bounded_too(table: SpeedTable) -> None:
+    for count in range(1, MOST_BOARDS + 100):
+        table.find_board(subject(device_count=count), ANY_MODEL)
+    assert table.board_count == MOST_BOARDS
 
 
 def test_hardware_that_is_gone_is_forgotten(table: SpeedTable) -> None:

@@ -185,7 +185,9 @@ def test_result_is_what_was_measured_and_where_it_really_was() -> None:
     )
 
 
-@pytest.mark.parametrize("message", ["", "{", "[]", '{"tokensPerSecond": 0}', '{"tokensPerSecond": 1e15}', "{}"])
+@pytest.mark.parametrize(
+    "message", ["", "{", "[]", '{"x": ' + "[" * 4000, '{"tokensPerSecond": 0}', '{"tokensPerSecond": 1e15}', "{}"]
+)
 def test_result_that_is_no_measurement_is_a_failure(message: str) -> None:
     found = read(stored(**ended("Complete")), pod(over(message)))
     assert (found.outcome.state, found.outcome.reason, found.record) == ("Broken", "ResultUnreadable", None)
@@ -225,6 +227,14 @@ def test_pod_that_no_node_takes_has_no_hope_after_some_time() -> None:
     late = read(stored(), waiting, now=NOW + timedelta(seconds=START_SECONDS + 1))
     assert late.trouble is not None
     assert (late.trouble.reason, late.trouble.message) == ("Unschedulable", "0/1 nodes")
+
+
+@pytest.mark.parametrize("attempt", [-(10**9), 10**9])
+def test_forged_number_of_tries_is_ignored(attempt: int) -> None:
+    order = msgspec.json.encode(msgspec.structs.replace(ORDER, attempt=attempt)).decode()
+    job = stored()
+    job["metadata"]["annotations"] = {"inference.pomona.dev/benchmark-order": order}
+    assert read_benchmark_job(job, [], NOW) is None
 
 
 @pytest.mark.parametrize("annotations", [{}, {"inference.pomona.dev/benchmark-order": "{"}])

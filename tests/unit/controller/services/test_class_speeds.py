@@ -9,12 +9,15 @@ from controller.models.served import Served
 from controller.placement.device_classes import DeviceClasses
 from controller.services.class_speeds import SpeedAssessor, assess_classes, profile_speeds, sort_speeds
 from crds.inferenceservice import InferenceService
+from crds.meta import without_defaults
+from crds.metalhost import MetalHostStatus
 from crds.model import Model
 from crds.placement import MOST_CLASSES, ClassSpeed
 from devices.vendors import VENDORS
 from fitness.performance import MeasuredPerformance, hash_model
 from fitness.performance_store import PerformanceTable, build_config_map, encode_record
 from fitness.serving_devices import ServingDevices, describe_devices, describe_host
+from fitness.stated_hardware import describe_host as describe_stated_host
 from tests.support.api_objects import GIB, as_service, model, service
 from tests.support.service_decisions import KEY
 
@@ -48,6 +51,27 @@ def test_estimate_has_a_range_and_its_source() -> None:
     assert found.high is not None
     assert found.tokens_per_second is not None
     assert float(found.low) < float(found.tokens_per_second) < float(found.high) < 3.1 * float(found.low)
+
+
+@pytest.mark.parametrize("amount", [-(1 << 63), -1, 0, 1, (1 << 50) + 1, (1 << 63) - 1])
+def test_amounts_that_no_host_has_spoil_no_status(amount: int) -> None:
+    forged = MetalHostStatus(
+        chip="Forged", memory_bytes=amount, budget_bytes=amount, memory_bandwidth_bytes_per_second=amount
+    )
+    for status in (forged, msgspec.structs.replace(forged, memory_bytes=128 * GIB, budget_bytes=96 * GIB)):
+        speeds = assess_classes(chat(), SERVED, 0, [describe_stated_host(status)], {})
+        # The API server refuses the whole status of a service if one of its values is invalid.
+        assert msgspec.convert([without_defaults(each) for each in speeds], tuple[ClassSpeed, ...]) == speeds
+
+
+def test_bandwidth_that_no_host_has_is_unknown() -> None:
+    for bandwidth in (-1, 0, (1 << 50) + 1):
+        assert (
+            describe_stated_host(
+                MetalHostStatus(chip="Forged", memory_bandwidth_bytes_per_second=bandwidth)
+            ).bandwidth_bytes_per_second
+            is None
+        )
 
 
 def test_measurement_is_preferred_to_an_estimate_and_has_no_range() -> None:
