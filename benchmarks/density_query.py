@@ -57,7 +57,7 @@ def build_cluster(chance: random.Random) -> DensityFeed:
 
 
 def report_again(feed: DensityFeed, chance: random.Random, moment: int) -> None:
-    """Let some agents report that a device is used otherwise."""
+    """Make some agents report that a device is used otherwise."""
     for obj in chance.sample(list(feed.store.list(NODE_FITNESSES)), REPORTS):
         changed = copy.deepcopy(obj)
         changed["metadata"]["resourceVersion"] = str(moment + 2)

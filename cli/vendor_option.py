@@ -1,16 +1,20 @@
 """The option --vendors: a file of accelerators that differ from the built-in ones."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from devices.vendor_file import VendorFileError, parse_vendors
-from devices.vendors import VENDORS, Vendors
-from runtimes.registry import POD_ENGINES
+if TYPE_CHECKING:
+    from devices.vendors import Vendors
 
 
-def read_vendors(_context: click.Context, parameter: click.Parameter, path: Path | None) -> Vendors:
+def read_vendors(_context: click.Context, parameter: click.Parameter, path: Path | None) -> "Vendors":
     """Return the table of vendors with what the file changes. Raises click.BadParameter: it cannot be read."""
+    from devices.vendor_file import VendorFileError, parse_vendors  # noqa: PLC0415 - not needed for --help
+    from devices.vendors import VENDORS  # noqa: PLC0415 - same
+    from runtimes.registry import POD_ENGINES  # noqa: PLC0415 - same
+
     try:
         return parse_vendors(path.read_text(), POD_ENGINES) if path else VENDORS
     except (VendorFileError, OSError, UnicodeDecodeError) as error:

@@ -1,1 +1,1 @@
-"""What people and programs look at: the density API, which says what fits where, how fast, and at what cost."""
+"""The views for people and programs: the density API, which says what fits where, how fast, and at what cost."""

@@ -1,4 +1,4 @@
-"""Who a caller is, and what he may see: the API server reviews his token, and RBAC decides.
+"""The identity of a caller, and what he may see: the API server reviews his token, and RBAC decides.
 
 Answers are kept for seconds, by a digest of the token. What cannot be reviewed is refused: an API server that is down
 opens nothing.

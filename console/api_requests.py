@@ -1,4 +1,4 @@
-"""What a request asks for, checked: everything in it comes from outside and is bounded."""
+"""The parameters of a request, checked: everything in it comes from outside and is bounded."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple

@@ -46,7 +46,7 @@ from console.llmfit_rows import describe_system, list_llmfit_models
 
 
 class NothingFoundError(Exception):
-    """What the path names does not exist; the message is for the client."""
+    """Nothing exists that the path names; the message is for the client."""
 
 
 class AskedRequest(NamedTuple):
@@ -57,11 +57,11 @@ class AskedRequest(NamedTuple):
     """Last part of the path, where it names something."""
     body: bytes = b""
     visible: Visibility = frozenset()
-    """What the caller may see."""
+    """The scope that the caller may see."""
 
 
 class DensityContext(NamedTuple):
-    """What all routes answer by."""
+    """The inputs of all routes."""
 
     service: DensityService
     prices: DensityPrices

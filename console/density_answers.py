@@ -80,7 +80,7 @@ class ModelFit(DensityAnswer, frozen=True):
     memory_available_gb: float
     utilization_pct: float | None
     shortfall: str
-    """What is missing, and the way out; empty if it fits."""
+    """Shortfall and the way out; empty if it fits."""
     category: str
 
 
@@ -240,7 +240,7 @@ class SimulateAnswer(DensityAnswer, frozen=True):
 
 
 class ModelCost(DensityAnswer, frozen=True):
-    """What one service takes, and costs."""
+    """Resources and costs of one service."""
 
     name: str
     namespace: str
@@ -265,7 +265,7 @@ class ModelCost(DensityAnswer, frozen=True):
 
 
 class NamespaceCost(DensityAnswer, frozen=True):
-    """What the services of a namespace take, and cost."""
+    """Resources and costs of the services of a namespace."""
 
     namespace: str
     model_count: int

@@ -40,11 +40,11 @@ class DensityCell(NamedTuple):
     accelerator: str
     """nvidia, amd, intel-gaudi, intel, metal, or cpu for a node without devices; empty: unknown."""
     bases: tuple[ServingDevices, ...]
-    """What a replica has if nothing else runs there, by the number of its devices; empty: the hardware is unknown."""
+    """Devices of a replica if nothing else runs there, by the number of its devices; empty: the hardware is unknown."""
     free_bytes: tuple[int, ...]
     """Free memory of each device that no pod holds, the emptiest first; of a processor or host that of the machine."""
     replicas: tuple[ServingDevices, ...]
-    """What a further replica would have now, by the number of its devices."""
+    """Devices of a further replica now, by the number of its devices."""
     machine: MachineFacts
     last_seen: str | None = None
     """When its facts were read; None: it does not state it."""
@@ -93,7 +93,7 @@ def _round_free(base: ServingDevices, free: int) -> int:
 
 
 class NodeUse(NamedTuple):
-    """What pods take of a node."""
+    """Amounts that pods take of a node."""
 
     amounts: Amounts
     """Requests by resource."""

@@ -1,4 +1,4 @@
-"""What services take and cost, by service and by namespace: pure functions of a snapshot and of prices."""
+"""Resources and costs of services, by service and by namespace: pure functions of a snapshot and of prices."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal, NamedTuple

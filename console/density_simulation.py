@@ -1,4 +1,4 @@
-"""What would be if a model were placed: each node and host before and after it."""
+"""The effect of placing a model: each node and host before and after it."""
 
 from difflib import get_close_matches
 from typing import Final, NamedTuple

@@ -21,7 +21,7 @@ class PlacedReplica(NamedTuple):
     cell: str
     devices: int
     memory_bytes: int | None
-    """What it takes of the memory of the machine; None: unknown."""
+    """Bytes that it takes of the memory of the machine; None: unknown."""
 
 
 class DensitySnapshot:

@@ -69,7 +69,7 @@ class RankedFit(NamedTuple):
 
 
 class _Need(NamedTuple):
-    """What a model needs of a device, by which its level follows from what is free."""
+    """The need of a model of a device, by which its level follows from what is free."""
 
     least: float
     """Free bytes with which it fits."""

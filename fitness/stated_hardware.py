@@ -41,8 +41,6 @@ class DeviceHardware(NamedTuple):
     """The node agent reports each device; else only labels are known."""
     is_shared: bool = False
     """Several pods get the same device."""
-    bandwidth_bytes_per_second: int | None = None
-    """Memory bandwidth of each device."""
     processor_class: str = ""
     """Device class of a replica that computes on all cores of the processor; empty: unknown."""
     processor: str = ""
@@ -74,7 +72,6 @@ class DeviceHardware(NamedTuple):
             self.product,
             count,
             memory_bytes=min(stated) if stated and not partition else None,
-            bandwidth=None if partition else self.bandwidth_bytes_per_second,
             partition=partition or self.partition,
         )
         return found._replace(device_class=self.name_class(count, partition))
@@ -98,10 +95,17 @@ def describe_node(labels: Mapping[str, str], fitness: NodeFitnessStatus | None, 
         node_memory_bytes=fitness.memory_bytes,
         processor_bandwidth_bytes_per_second=fitness.memory_bandwidth_bytes_per_second,
     )
-    if not fitness.devices:
+    if not fitness.devices and not labelled.single_class:
         return processor._replace(vendors=labelled.vendors, vendor=fitness.vendor)
-    bandwidths = [each.memory_bandwidth_bytes_per_second for each in fitness.devices]
-    stated = [each for each in bandwidths if each is not None]
+    if labelled.single_class:
+        # A node agent cannot write the labels of a vendor's labeller: its token changes no class that these state.
+        return labelled._replace(
+            processor_class=processor.processor_class,
+            processor=processor.processor,
+            cores=processor.cores,
+            node_memory_bytes=processor.node_memory_bytes,
+            processor_bandwidth_bytes_per_second=processor.processor_bandwidth_bytes_per_second,
+        )
     return processor._replace(
         vendors=labelled.vendors | {fitness.vendor},
         vendor=fitness.vendor,
@@ -110,7 +114,6 @@ def describe_node(labels: Mapping[str, str], fitness: NodeFitnessStatus | None, 
         memory_bytes=tuple(each.memory_bytes for each in fitness.devices),
         lists_devices=True,
         is_shared=labelled.is_shared,
-        bandwidth_bytes_per_second=min(stated) if stated else None,
     )
 
 

@@ -10,6 +10,7 @@ from cli.output import TableFormat, facts_option, print_facts, render_table, ter
 from cli.vendor_option import read_vendors
 
 if TYPE_CHECKING:
+    from console.density_answers import SimulateAnswer
     from devices.vendors import Vendors
 
 
@@ -60,12 +61,10 @@ def command(
         simulate_model,
     )
 
-    request = SimulateRequest(model=model, quantization=quantization, context=context_length, memory_gb=memory_gb)
+    wanted = SimulateRequest(model=model, quantization=quantization, context=context_length, memory_gb=memory_gb)
     try:
-        check_request(request)
-        answer = answer_by_cluster(
-            target, vendors, lambda snapshot, table: simulate_model(snapshot, table, None, request)
-        )
+        check_request(wanted)
+        answer = answer_by_cluster(target, vendors, lambda read, table: simulate_model(read, table, None, wanted))
     except ModelNotFound as error:
         raise click.ClickException(str(error)) from error
     except SimulationRefused as error:
@@ -73,20 +72,24 @@ def command(
     if output_format in {"json", "yaml"}:
         print_facts(msgspec.to_builtins(answer), "json" if output_format == "json" else "yaml")
     else:
-        rows = [
-            (
-                each.node_name,
-                each.fit_level,
-                "" if each.estimated_tps is None else f"{each.estimated_tps:.3g}",
-                f"{each.required_memory_gb:g} GiB",
-                f"{each.before.free_devices} x {each.before.free_gb:g} GiB",
-                "" if each.after is None else f"{each.after.free_devices} x {each.after.free_gb:g} GiB",
-                each.shortfall,
-            )
-            for each in answer.ranked_nodes
-        ]
-        titles = ("NODE", "FIT", "TOKENS/S", "NEEDS", "FREE BEFORE", "FREE AFTER", "WHY")
-        print(render_table(titles, rows, terminal_width(), {0, 1}) if rows else f"{model} fits nowhere")
-        for excluded in answer.excluded_nodes:
-            click.echo(f"{excluded.node_name}: not considered: {excluded.reason}", err=True)
+        _print_places(model, answer)
     click.get_current_context().exit(0 if answer.can_fit_anywhere else 1)
+
+
+def _print_places(model: str, answer: "SimulateAnswer") -> None:
+    rows = [
+        (
+            each.node_name,
+            each.fit_level,
+            "" if each.estimated_tps is None else f"{each.estimated_tps:.3g}",
+            f"{each.required_memory_gb:g} GiB",
+            f"{each.before.free_devices} x {each.before.free_gb:g} GiB",
+            "" if each.after is None else f"{each.after.free_devices} x {each.after.free_gb:g} GiB",
+            each.shortfall,
+        )
+        for each in answer.ranked_nodes
+    ]
+    titles = ("NODE", "FIT", "TOKENS/S", "NEEDS", "FREE BEFORE", "FREE AFTER", "WHY")
+    print(render_table(titles, rows, terminal_width(), {0, 1}) if rows else f"{model} fits nowhere")
+    for excluded in answer.excluded_nodes:
+        click.echo(f"{excluded.node_name}: not considered: {excluded.reason}", err=True)

@@ -138,6 +138,7 @@ def test_only_the_needed_part_of_a_node_is_kept(feed: ExtenderFeed) -> None:
 
 
 def test_silent_agent_is_believed_until_its_facts_are_stale(feed: ExtenderFeed, clock: Clock) -> None:
+    put_node(feed, "slow", {}, 2)
     put_fitness(feed, "slow", "2020-01-01T00:00:00Z", device_class=H100)  # the clock of a node may be wrong
     assert scores(feed.find_board(CHAT), "slow") == [10]
     clock.now = STALE_SECONDS
@@ -146,7 +147,7 @@ def test_silent_agent_is_believed_until_its_facts_are_stale(feed: ExtenderFeed, 
     put_fitness(feed, "slow", "2020-01-01T00:00:00Z", 2, device_class=H100, utilization_percent=0)  # no heartbeat
     clock.now = STALE_SECONDS + 1
     feed.age()
-    assert scores(feed.find_board(CHAT), "slow") == [4]
+    assert scores(feed.find_board(CHAT), "slow") == [3]
     put_fitness(feed, "slow", "2020-01-01T00:03:00Z", 3, device_class=H100)
     assert scores(feed.find_board(CHAT), "slow") == [10]
 

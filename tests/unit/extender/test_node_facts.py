@@ -48,10 +48,12 @@ def test_node_without_labels_is_unknown() -> None:
     assert DeviceHardware().name_class(1) == ""
 
 
-def test_class_of_the_agent_comes_before_that_of_labels() -> None:
+def test_class_of_labels_comes_before_that_of_the_agent() -> None:
     found = facts(L4_LABELS, device_class=H100).hardware
-    assert (found.single_class, found.vendors, found.lists_devices) == (H100, frozenset({"nvidia"}), True)
-    assert found.memory_bytes == (23034 << 20,) * 2
+    assert (found.single_class, found.vendors, found.lists_devices) == (L4, frozenset({"nvidia"}), False)
+    alone = facts({}, device_class=H100).hardware
+    assert (alone.single_class, alone.lists_devices) == (H100, True)
+    assert alone.memory_bytes == (23034 << 20,) * 2
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_cell_has_the_class_of_its_labels_its_agent_or_its_chip() -> None:
 
 
 def test_heartbeat_of_a_node_agent_changes_no_cell_and_wakes_nobody() -> None:
-    known = store((NODES, node("n", L4)), (NODE_FITNESSES, fitness("n", "t0", 1, devices=[device()])))
+    known = store((NODES, node("n", {})), (NODE_FITNESSES, fitness("n", "t0", 1, devices=[device()])))
     registry, calls = CellRegistry(known, VENDORS, lambda _host: True), list[int]()
     before = registry.revision
     registry.subscribe(lambda: calls.append(1))
