@@ -75,7 +75,8 @@ _VOLATILE: Final = frozenset(
     {
         *("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "annotations", "clusterIP"),
         *("lastTransitionTime", "clusterIPs", "volumeName", "data", "observedGeneration", "deletionTimestamp", "proof"),
-        *("unusedSince", "enqueuedAt", "estimatedStart", "noEstimate"),
+        # Why a place was the best, and what else there was, depends on what was free when it was chosen.
+        *("unusedSince", "enqueuedAt", "estimatedStart", "noEstimate", "placement"),
     }
 )
 
