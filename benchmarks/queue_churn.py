@@ -1,10 +1,10 @@
 """The controller's processor time while 1,000 services wait and a full cluster of 1,000 nodes changes all the time.
 
-What changes, at steady rates: nodes report their status three times as often as kubelets do by default, pods of others
-without devices come, start and go, services are created and deleted, and now and then devices become free, so that
-services are admitted and the positions of all others move. Leases of nodes are not renewed: the controller does not
-follow them. Before, the same controller is measured while nothing changes.
-NODES, SERVICES and SECONDS make a small one.
+What changes, at steady rates: nodes report their status three times as often as kubelets do by default, and their node
+agents the values of their devices each minute; pods of others without devices come, start and go, services are created
+and deleted, and now and then devices become free, so that services are admitted and the positions of all others move.
+Leases of nodes are not renewed: the controller does not follow them. Before, the same controller is measured while
+nothing changes, and while nobody but the node agents reports. NODES, SERVICES and SECONDS make a small one.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from benchmarks.audit_log import CpuSample
 from benchmarks.measured_cluster import MeasuredCluster
 from benchmarks.queue_cluster import (
     describe_foreign_pod,
+    describe_hardware,
     describe_heartbeat,
     end_foreign_pod,
     make_nodes,
@@ -34,8 +35,10 @@ from benchmarks.queue_cluster import (
 from benchmarks.report import Figure, print_figures
 from controller.placement.effects import find_gate
 from crds.meta import LABEL_SERVICE, PRIORITY_RANK
-from kube.resources import INFERENCE_SERVICES, NODES, PODS
+from kube.resources import INFERENCE_SERVICES, NODE_FITNESSES, NODES, PODS
 from kube.store import Store
+from node_agent.node_fitness import HEARTBEAT_SECONDS, build_object
+from node_agent.node_labels import FIELD_MANAGER
 from tests.controlplane import sandbox
 from tests.support.background import running
 from tests.support.simulated_nodes import GPU
@@ -60,6 +63,7 @@ ROOM_SECONDS: Final = 20.0
 """Time between two moments at which all devices of a node become free."""
 NAMESPACE: Final = "churn"
 MOST_PERCENT: Final = 5
+MOST_AGENTS_PERCENT: Final = 3
 MIB: Final = 2**20
 _PRIORITIES: Final = tuple(PRIORITY_RANK)
 
@@ -71,6 +75,7 @@ class Churn:
         self._plane, self._client, self._store, self._chance = cluster.plane, cluster.client, store, chance
         self._nodes: list[str] = []
         self._reporting: Iterator[str] = iter(())
+        self._probing: Iterator[str] = iter(())
         self._pods: collections.deque[str] = collections.deque()
         self._numbers = itertools.count()
         self.counts: collections.Counter[str] = collections.Counter()
@@ -79,7 +84,10 @@ class Churn:
         """Make nodes whose devices others have, and services that wait."""
         self._nodes = await make_nodes(self._client, [DEVICES] * NODE_COUNT)
         self._reporting = itertools.cycle(self._nodes)
+        # A node whose devices become free goes on reporting.
+        self._probing = itertools.cycle([*self._nodes])
         await work_in_parallel(self._take_devices, NODE_COUNT)
+        await work_in_parallel(self._create_fitness, NODE_COUNT)
 
     async def create_services(self) -> None:
         """Make the services."""
@@ -94,6 +102,10 @@ class Churn:
             self._repeat(self.delete_service, DELETION_SECONDS),
             self._repeat(self.free_node, ROOM_SECONDS),
         ]
+
+    def list_agents(self) -> list[Coroutine[Any, Any, None]]:
+        """Return the endless changes by node agents."""
+        return [self._repeat(self.report_hardware, HEARTBEAT_SECONDS / NODE_COUNT)]
 
     async def _repeat(self, change: Callable[[], Awaitable[None]], seconds: float) -> None:
         due = time.monotonic()
@@ -112,6 +124,10 @@ class Churn:
         """Report the status of a node, as its kubelet does."""
         operation = {"op": "add", "path": "/status/conditions", "value": [describe_heartbeat()]}
         await self._client.patch_json(NODES, next(self._reporting), None, [operation], subresource="status")
+
+    async def report_hardware(self) -> None:
+        """Report the hardware of a node, as its node agent does with each heartbeat."""
+        await self._apply_hardware(next(self._probing), next(self._numbers))
 
     async def replace_pod(self) -> None:
         """Start a pod of others, which wants no device, and end the oldest one of several."""
@@ -143,6 +159,15 @@ class Churn:
         node = self._nodes[number]
         await self._client.create(PODS, describe_foreign_pod(f"holder-{node}", node, **{GPU: str(DEVICES)}))
 
+    async def _create_fitness(self, number: int) -> None:
+        node = await self._client.get(NODES, self._nodes[number])
+        await self._client.create(NODE_FITNESSES, build_object(node))
+        await self._apply_hardware(self._nodes[number], number)
+
+    async def _apply_hardware(self, node: str, number: int) -> None:
+        body = {"metadata": {"name": node}, "status": describe_hardware(DEVICES, number)}
+        await self._client.apply(NODE_FITNESSES, body, field_manager=FIELD_MANAGER, subresource="status")
+
 
 async def measure(cluster: MeasuredCluster, seconds: float) -> tuple[float, collections.Counter[str]]:
     """Return the controller's share of a core in percent, and its calls, in the next seconds."""
@@ -167,7 +192,10 @@ async def run() -> None:
         cluster.controller.start()
         await cluster.audit.wait_for_silence(SETTLED_SECONDS, LIMIT_SECONDS)
         idle_percent, idle_calls = await measure(cluster, REST_SECONDS)
-        async with running(*churn.list_changes()):
+        async with running(*churn.list_agents()):
+            fitness_percent, _ = await measure(cluster, SECONDS)
+        churn.counts.clear()
+        async with running(*churn.list_changes(), *churn.list_agents()):
             percent, calls = await measure(cluster, SECONDS)
         resident = psutil.Process(cluster.controller.pid).memory_info().rss / MIB
         waiting = sum(find_gate(pod) is not None for pod in store.list(PODS, NAMESPACE))
@@ -176,6 +204,7 @@ async def run() -> None:
         f"{waiting} services wait for {NODE_COUNT} full nodes; the floor is the same controller while nothing changes",
         [
             Figure("CPU of the controller", percent, idle_percent, MOST_PERCENT, "% of a core"),
+            Figure("the same, node agents alone", fitness_percent, idle_percent, MOST_AGENTS_PERCENT, "% of a core"),
             *(Figure(f"changes: {name}", rate, None, None, "/s") for name, rate in changes.items()),
             *(
                 Figure(f"calls: {kind}", count / SECONDS, idle_calls[kind] / REST_SECONDS, None, "/s")

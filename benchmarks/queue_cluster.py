@@ -10,9 +10,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from datetime import UTC, datetime
 from typing import Final
 
+from msgspec.structs import replace
+
 from benchmarks.measured_cluster import MeasuredCluster, measured_cluster
 from controller.placement.effects import find_gate
-from crds.meta import LABEL_SERVICE
+from crds.meta import LABEL_SERVICE, without_defaults
+from crds.nodefitness import NodeDevice, NodeFitnessStatus
 from kube.client import Client, Obj
 from kube.resources import INFERENCE_SERVICES, MODELS, NODES, PODS
 from kube.store import Store
@@ -74,6 +77,29 @@ def describe_heartbeat() -> Obj:
     """Return the condition Ready of a node, as of now."""
     now = rfc3339(datetime.now(UTC))
     return {"type": "Ready", "status": "True", "lastHeartbeatTime": now, "lastTransitionTime": "2026-01-01T00:00:00Z"}
+
+
+def describe_hardware(devices: int, number: int) -> Obj:
+    """Return the status that a node agent writes with its heartbeat; its values of the moment change with `number`."""
+    device = NodeDevice(
+        id="GPU",
+        product="NVIDIA H100 80GB HBM3",
+        architecture="sm_90",
+        memory_bytes=80 * _GIB,
+        free_bytes=number * 7 % 80 * _GIB,
+        utilization_percent=number * 30 % 100,
+        temperature_celsius=30 + number * 5 % 50,
+    )
+    status = NodeFitnessStatus(
+        observed_at=rfc3339(datetime.now(UTC)),
+        vendor="nvidia",
+        device_class="nvidia-h100-80gb-hbm3x1",
+        source="nvidia-smi",
+        devices=[replace(device, id=f"GPU-{index}") for index in range(devices)],
+        memory_bytes=2048 * _GIB,
+        available_bytes=number * 11 % 2048 * _GIB,
+    )
+    return without_defaults(status)
 
 
 def describe_foreign_pod(name: str, node: str, **requests: str) -> Obj:
