@@ -351,6 +351,8 @@ def controller_manager_arguments(folder: Path, kubeconfig: Path) -> list[str]:
     return [
         f"--kubeconfig={kubeconfig}",
         f"--root-ca-file={folder / 'certs' / 'apiserver.crt'}",
+        # It writes the tokens of Secrets, as the controller managers of clusters do.
+        f"--service-account-private-key-file={folder / 'certs' / 'apiserver.key'}",
         f"--cert-dir={folder / 'controller-manager'}",
         "--bind-address=127.0.0.1",
         "--leader-elect=false",

@@ -1,8 +1,8 @@
 """Preparation of this machine for real nodes: `python -m tests.node.preparation`, as root, outside of the sandbox.
 
 Debian's containerd, runc and CNI plugins, the kubelet of the tests' own Go module, and images as archives, without any
-registry: Pomona's, built by buildah from `Containerfile` on a minimal Debian with Python, an engine's, and one of a
-process that only waits.
+registry: Pomona's, built by buildah from `Containerfile` on a minimal Debian with Python, an engine's, that of
+kube-scheduler, and one of a process that only waits.
 """
 
 import os
@@ -16,13 +16,22 @@ from typing import Final, Self
 
 from runtimes import llama_server
 from tests.controlplane import pomona_image
-from tests.controlplane.binaries import MODULE, build_missing, cache_folder, lock_folder, read_pins, version_variables
+from tests.controlplane.binaries import (
+    MODULE,
+    build_missing,
+    cache_folder,
+    ensure_binaries,
+    lock_folder,
+    read_pins,
+    version_variables,
+)
 from tests.controlplane.go_build import BuildError
 from tests.controlplane.process import CHECKOUT
 
 FOLDER: Final = CHECKOUT / "build" / "node"
 POMONA: Final = "registry.test/pomona:1"
 PAUSE: Final = "registry.test/pause:1"
+SCHEDULER: Final = "registry.test/kube-scheduler:1"
 ENGINE: Final = llama_server.IMAGES["cpu"]
 PACKAGES: Final = {
     "containerd": "containerd",
@@ -154,7 +163,7 @@ def _build_pomona(archive: Path) -> None:
 
 
 def _build_others(root: Path, folder: Path) -> None:
-    """Build an image with llama.cpp's server, from this machine's Python, and one whose process only waits."""
+    """Build images of llama.cpp's server, from this machine's Python, of kube-scheduler and of a process that waits."""
     lock = folder / "engine.lock"
     everything = (CHECKOUT / "requirements.lock").read_text()
     block = re.search(r"^xllamacpp==.*?(?=^[a-z])", everything, re.MULTILINE | re.DOTALL)
@@ -164,13 +173,20 @@ def _build_others(root: Path, folder: Path) -> None:
     pomona_image.assemble("dependencies", assembled, f"--lock={lock}")
     pomona_image.assemble("project", assembled)
     path = "--env=PATH=/opt/pomona/bin"
+    scheduler = folder / "scheduler"
+    scheduler.mkdir()
+    shutil.copy2(ensure_binaries().kube_scheduler, scheduler)
     with _Buildah() as buildah:
         buildah.commit_root(assembled, ENGINE, path, '--entrypoint=["pomona", "llama-server"]')
         waiting = '--entrypoint=["python", "-c", "import signal; signal.pause()"]'
         buildah.commit_root(root, PAUSE, path, waiting, "--user=65532:65532")
+        # It is linked statically, and needs no other file.
+        buildah.commit_root(scheduler, SCHEDULER, "--env=PATH=/")
         _push(buildah, folder / "engine.tar", ENGINE)
+        _push(buildah, folder / "scheduler.tar", SCHEDULER)
         _push(buildah, folder / "pause.tar", PAUSE)
     shutil.rmtree(assembled)
+    shutil.rmtree(scheduler)
 
 
 def _push(buildah: _Buildah, archive: Path, image: str) -> None:

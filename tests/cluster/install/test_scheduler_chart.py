@@ -72,7 +72,9 @@ async def test_each_program_has_its_own_token_and_that_of_the_extender_only_read
     assert pod["automountServiceAccountToken"] is False
     assert pod["serviceAccountName"] == "pomona-scheduler"
     assert "serviceAccountToken" in volumes["scheduler-token"]["projected"]["sources"][0]
-    assert volumes["extender-token"]["secret"]["secretName"] == "pomona-extender-token"
+    (secret, *_) = volumes["extender-token"]["projected"]["sources"]
+    # A key that is named is waited for: without its token, the extender would end again and again.
+    assert secret == {"secret": {"name": "pomona-extender-token", "items": [{"key": "token", "path": "token"}]}}
     assert mounted == [{"configuration", "scheduler-token", "certificates"}, {"extender-token"}]
     token = objects["Secret", "pomona-system", "pomona-extender-token"]["metadata"]["annotations"]
     assert token == {"kubernetes.io/service-account.name": "pomona-extender"}
