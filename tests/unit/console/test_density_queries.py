@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.density.fit import build_report
+from console import fit_table
 from console.density_answers import QueryAnswer, SimulateRequest
 from console.density_cells import list_replicas, take_room
 from console.density_costs import list_costs
@@ -419,3 +420,13 @@ def test_heartbeat_of_a_node_lets_no_pod_be_counted_again(monkeypatch: pytest.Mo
     feed.store.put(resource, {**beat, "metadata": {**beat["metadata"], "resourceVersion": "2"}})
     assert [each.devices for each in feed.take_snapshot().placed] == [2]
     assert GPU not in asked
+
+
+def test_orders_of_models_that_are_kept_are_bounded_by_their_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [each for number in range(1, 25) for each in gpu_node(f"g{number}", free=number * GIB)]
+    found, kept = build_feed(nodes).take_snapshot(), table()
+    assert len(found.profiles) == 24
+    monkeypatch.setattr(fit_table, "MOST_RANKED", 10 * len(found.models))
+    answers = [kept.rank_models(found.models, each) for each in found.profiles]
+    assert sum(len(ranked) for _, ranked in kept._ranked.values()) <= 10 * len(found.models)
+    assert [kept.rank_models(found.models, each) for each in found.profiles] == answers
