@@ -1,14 +1,15 @@
 """The identity of a caller, and what he may see: the API server reviews his token, and RBAC decides.
 
-Answers are kept for seconds, by a digest of the token. What cannot be reviewed is refused: an API server that is down
-opens nothing.
+Answers are kept for seconds, by a digest of the token, and requests that wait for the same review share it. What cannot
+be reviewed is refused: an API server that is down opens nothing.
 """
 
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Hashable, Iterable
-from typing import Final, Generic, NamedTuple, TypeVar
+import weakref
+from collections.abc import Callable, Coroutine, Hashable, Iterable
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 import structlog
@@ -24,7 +25,11 @@ YES_SECONDS: Final = 30.0
 """Time for which a caller keeps what he was allowed, at most, after it was taken from him."""
 NO_SECONDS: Final = 5.0
 MOST_KEPT: Final = 4096
+MOST_RIGHTS: Final = 65_536
+"""Rights that are kept: some users of a cluster with 1,000 namespaces."""
 MOST_AT_ONCE: Final = 16
+MOST_OF_USER: Final = 4
+"""Reviews of the rights of one user at once, whatever his tokens: a namespace each, they would keep others waiting."""
 MOST_WAITING: Final = 256
 """Tokens that wait for their review; a flood of false tokens gets no further into the API server."""
 
@@ -77,8 +82,9 @@ class _AccessStatus(msgspec.Struct, frozen=True):
 class _Kept(Generic[T]):
     """Answers for a time, of which the oldest are forgotten first."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], most: int) -> None:
         self._clock = clock
+        self._most = most
         self._answers: dict[Hashable, tuple[float, T]] = {}
 
     def get(self, key: Hashable) -> tuple[T] | None:
@@ -87,7 +93,7 @@ class _Kept(Generic[T]):
 
     def put(self, key: Hashable, answer: T, seconds: float) -> None:
         self._answers.pop(key, None)
-        while len(self._answers) >= MOST_KEPT:
+        while len(self._answers) >= self._most:
             del self._answers[next(iter(self._answers))]
         self._answers[key] = self._clock() + seconds, answer
 
@@ -102,9 +108,12 @@ class AccessReviews:
 
     def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
-        self._callers = _Kept[Caller | None](clock)
-        self._rights = _Kept[bool](clock)
+        self._callers = _Kept[Caller | None](clock, MOST_KEPT)
+        self._rights = _Kept[bool](clock, MOST_RIGHTS)
         self._slots = asyncio.Semaphore(MOST_AT_ONCE)
+        self._slots_of = weakref.WeakValueDictionary[str, asyncio.Semaphore]()
+        """By user, as long as reviews of his rights run."""
+        self._running: dict[Hashable, asyncio.Task[Any]] = {}
         self._waiting = 0
 
     async def identify(self, token: str) -> Caller | None:
@@ -113,6 +122,9 @@ class AccessReviews:
         known = self._callers.get(key)
         if known is not None:
             return known[0]
+        return await self._share(key, lambda: self._identify(key, token))
+
+    async def _identify(self, key: bytes, token: str) -> Caller | None:
         if self._waiting >= MOST_WAITING:
             raise ReviewFailedError("too many tokens are being reviewed: try again")
         self._waiting += 1
@@ -134,6 +146,9 @@ class AccessReviews:
         known = self._rights.get(key)
         if known is not None:
             return known[0]
+        return await self._share(key, lambda: self._allows(caller, demand))
+
+    async def _allows(self, caller: Caller, demand: AccessDemand) -> bool:
         attributes = {
             "verb": demand.verb,
             "group": demand.resource.group,
@@ -147,20 +162,51 @@ class AccessReviews:
             "extra": dict(caller.extra),
             "resourceAttributes": attributes,
         }
-        status = _read(await self._review(SUBJECT_ACCESS_REVIEWS, spec), _AccessStatus)
+        async with self._slots_of.setdefault(caller.username, asyncio.Semaphore(MOST_OF_USER)):
+            answer = await self._review(SUBJECT_ACCESS_REVIEWS, spec)
+        status = _read(answer, _AccessStatus)
         is_allowed = status.allowed and not status.denied
-        self._rights.put(key, is_allowed, YES_SECONDS if is_allowed else NO_SECONDS)
+        self._rights.put((caller, demand), is_allowed, YES_SECONDS if is_allowed else NO_SECONDS)
         return is_allowed
 
     async def find_visible(self, caller: Caller, namespaces: Iterable[str]) -> Visibility:
         """Return the namespaces whose services a caller may list; None: all. Raises ReviewFailedError."""
         if await self.allows(caller, AccessDemand("list", INFERENCE_SERVICES)):
             return None
-        asked = sorted(namespaces)
-        answers = await asyncio.gather(
-            *(self.allows(caller, AccessDemand("list", INFERENCE_SERVICES, each)) for each in asked)
-        )
-        return frozenset(each for each, is_allowed in zip(asked, answers, strict=True) if is_allowed)
+        found, unknown = set[str](), list[AccessDemand]()
+        for each in sorted(namespaces):
+            demand = AccessDemand("list", INFERENCE_SERVICES, each)
+            known = self._rights.get((caller, demand))
+            if known is None:
+                unknown.append(demand)
+            elif known[0]:
+                found.add(each)
+        if unknown:
+            # All of a caller's requests wait for the same answers.
+            key = caller, tuple(unknown)
+            found |= await self._share(key, lambda: self._find_allowed(caller, unknown))
+        return frozenset(found)
+
+    async def _find_allowed(self, caller: Caller, demands: list[AccessDemand]) -> set[str]:
+        found = set[str]()
+        for first in range(0, len(demands), MOST_OF_USER):
+            asked = demands[first : first + MOST_OF_USER]
+            answers = await asyncio.gather(*(self.allows(caller, each) for each in asked))
+            found |= {each.namespace for each, is_allowed in zip(asked, answers, strict=True) if is_allowed}
+        return found
+
+    async def _share(self, key: Hashable, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Ask, or wait for the answer to the same question; a request that ends meanwhile ends no question."""
+        running: asyncio.Task[T] | None = self._running.get(key)
+        if running is None:
+            running = self._running[key] = asyncio.create_task(ask())
+            running.add_done_callback(lambda task: self._finish(key, task))
+        return await asyncio.shield(running)
+
+    def _finish(self, key: Hashable, task: asyncio.Task[Any]) -> None:
+        del self._running[key]
+        if not task.cancelled():
+            task.exception()  # whoever asked may have gone
 
     async def _review(self, resource: Resource, spec: Obj) -> Obj:
         try:

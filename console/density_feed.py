@@ -113,7 +113,7 @@ class DensityFeed:
         self._revision = 0
         self._lists = {each.resource: asyncio.Event() for each in _KINDS}
         declare_nodes(self.store, vendors)
-        self.store.reduce(PODS, _reduce_pod)
+        self.store.reduce(PODS, self._reduce_pod)
         self.store.index(PODS, _BY_NODE, lambda pod: [pod["node"]])
         self.store.index(METAL_PROCESSES, _BY_HOST, lambda each: [each["spec"].get("hostName") or ""])
         self.store.subscribe(self._take_change)
@@ -257,14 +257,8 @@ class DensityFeed:
     def _list_placed(self) -> Iterable[PlacedReplica]:
         for pod in self.store.list(PODS):
             if pod["service"]:
-                devices = sum(
-                    count
-                    for name, count in pod["amounts"].items()
-                    if any(vendor.offers(name) for vendor in self.vendors.values())
-                )
-                yield PlacedReplica(
-                    pod["metadata"]["namespace"], pod["service"], pod["node"], devices, pod["amounts"].get(MEMORY)
-                )
+                memory = pod["amounts"].get(MEMORY)
+                yield PlacedReplica(pod["metadata"]["namespace"], pod["service"], pod["node"], pod["devices"], memory)
         for raw in self.store.list(METAL_PROCESSES):
             process = self._decode(METAL_PROCESSES, raw, MetalProcess)
             host, service = (process.spec.host_name, process.spec.service_name) if process is not None else (None, None)
@@ -295,6 +289,18 @@ class DensityFeed:
 
         return self.store.derive(resource, obj, "struct", convert)
 
+    def _reduce_pod(self, pod: Obj) -> Obj:
+        """Return the part of one of our pods that is kept."""
+        metadata, amounts = pod["metadata"], count_requests(pod["spec"])
+        vendors = self.vendors.values()
+        return {
+            "metadata": {name: metadata.get(name, "") for name in ("namespace", "name", "uid", "resourceVersion")},
+            "service": (metadata.get("labels") or {}).get(LABEL_SERVICE, ""),
+            "node": pod["spec"].get("nodeName", ""),
+            "amounts": amounts,
+            "devices": sum(count for name, count in amounts.items() if any(each.offers(name) for each in vendors)),
+        }
+
     def _take_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
         self._count_change()
         either: dict[str, Any] = new or old or {}
@@ -311,14 +317,3 @@ class DensityFeed:
 
     def _count_change(self) -> None:
         self._revision += 1
-
-
-def _reduce_pod(pod: Obj) -> Obj:
-    """Return the part of one of our pods that is kept."""
-    metadata = pod["metadata"]
-    return {
-        "metadata": {name: metadata.get(name, "") for name in ("namespace", "name", "uid", "resourceVersion")},
-        "service": (metadata.get("labels") or {}).get(LABEL_SERVICE, ""),
-        "node": pod["spec"].get("nodeName", ""),
-        "amounts": count_requests(pod["spec"]),
-    }

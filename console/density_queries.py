@@ -164,10 +164,10 @@ def list_installed(snapshot: DensitySnapshot, name: str, visible: Visibility) ->
         if visible is None or each.namespace in visible
     }
     served = {(namespace, model) for namespace, model, _ in found}
-    for model in snapshot.stored:
+    for model in snapshot.stored_on.get(name, ()):
         key = model.metadata.namespace, model.metadata.name
         is_seen = visible is None or key[0] in visible
-        if is_seen and key not in served and any(each.node == name for each in model.status.copies):
+        if is_seen and key not in served:
             found.add((*key, ""))
     return [InstalledModel(name=each[1], namespace=each[0], runtime=each[2]) for each in sorted(found)]
 

@@ -81,6 +81,15 @@ class DensitySnapshot:
         return found
 
     @functools.cached_property
+    def stored_on(self) -> Mapping[str, Sequence[Model]]:
+        """The Models whose weights are on the disk of each node."""
+        found: dict[str, list[Model]] = {}
+        for each in self.stored:
+            for node in {copy.node for copy in each.status.copies}:
+                found.setdefault(node, []).append(each)
+        return found
+
+    @functools.cached_property
     def service_of(self) -> Mapping[tuple[str, str], InferenceService]:
         """Each service, by namespace and name."""
         return {(each.metadata.namespace, each.metadata.name): each for each in self.services}

@@ -21,8 +21,8 @@ from fitness.speed import RunMode, SpeedEstimate, report_measured
 
 MOST_KEPT: Final = 400_000
 """Fits that are kept; beyond it all are forgotten."""
-MOST_RANKED: Final = 2_000
-"""Profiles whose models are kept in order."""
+MOST_RANKED: Final = 2_000_000
+"""Models of all profiles that are kept in order: some 400 MB."""
 _GOOD: Final = FIT_LEVELS.index("good")
 RANKS: Final[dict[FitLevel, int]] = {level: rank for rank, level in enumerate(FIT_LEVELS)}
 _BAND: Final = 25.0
@@ -159,8 +159,10 @@ class FitTable:
             if found is not None
         ]
         ranked.sort()
-        if len(self._ranked) >= MOST_RANKED:
-            self._ranked.clear()
+        self._ranked.pop(key, None)
+        while self._ranked and (len(self._ranked) + 1) * len(models) > MOST_RANKED:
+            # Those of profiles that exist no more are among the oldest ones.
+            del self._ranked[next(iter(self._ranked))]
         self._ranked[key] = (models, ranked)
         return ranked
 

@@ -4,6 +4,7 @@ The beginning of a name is `--metric-prefix` where another project has a metric 
 work with ours then. Labels are names in objects that the API server has checked, never content of a request.
 """
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
@@ -81,9 +82,18 @@ class ModelMetrics:
     Args:
         registry: the registry of the controller.
         prefix: beginning of the names that another project has, too.
+        read_now: seconds since 1970, by the clock of this process.
     """
 
-    def __init__(self, registry: CollectorRegistry, prefix: str = METRIC_PREFIX) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        prefix: str = METRIC_PREFIX,
+        *,
+        read_now: Callable[[], float] = time.time,
+    ) -> None:
+        self._read_now = read_now
+
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(name, text, labels, registry=registry)
 
@@ -139,7 +149,8 @@ class ModelMetrics:
         elif resource == METAL_PROCESSES:
             self._loads.put(owner, _read_process_load(new))
         elif resource == NODE_FITNESSES:
-            self._observed.put(owner, _read_report_time(new))
+            if _find_report(old) != _find_report(new):
+                self._observed.put(owner, self._time_report(old, new))
         else:
             self._ready.put(owner, _read_readiness(new))
             if old is None and self._store is not None:
@@ -147,6 +158,16 @@ class ModelMetrics:
                 key = owner[1]
                 for pod in self._store.by_index(PODS, SERVICE_INDEX, namespaced(key.namespace, key.name)):
                     self._loads.put((PODS, object_key(pod)), self._read_pod_load(pod))
+
+    def _time_report(self, old: Obj | None, new: Obj | None) -> dict[_Labels, float]:
+        """Return when this process saw a report first; the clock of its node may be wrong, and counts once."""
+        observed_at, seen_at = _find_report(new), self._read_now()
+        if new is None or not observed_at:
+            return {}
+        if not _find_report(old):
+            stated = _read_time(observed_at)
+            seen_at = min(seen_at, stated) if stated is not None else seen_at
+        return {(new["metadata"]["name"],): seen_at}
 
     def _read_pod_load(self, pod: Obj | None) -> dict[_Labels, float]:
         if pod is None or self._store is None:
@@ -185,9 +206,8 @@ def _read_process_load(process: Obj | None) -> dict[_Labels, float]:
     return {(process["metadata"]["namespace"], spec["modelName"], spec["hostName"]): seconds}
 
 
-def _read_report_time(fitness: Obj | None) -> dict[_Labels, float]:
-    time = _read_time((fitness.get("status") or {}).get("observedAt")) if fitness is not None else None
-    return {(fitness["metadata"]["name"],): time} if fitness is not None and time is not None else {}
+def _find_report(fitness: Obj | None) -> str | None:
+    return (fitness.get("status") or {}).get("observedAt") if fitness is not None else None
 
 
 def _read_readiness(service: Obj | None) -> dict[_Labels, float]:

@@ -37,6 +37,7 @@ from controller.reconcile.feed import OURS, Feed
 from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.kopf_feed import Watched, load
 from controller.reconcile.optional_kinds import OptionalKind
+from controller.reconcile.paced_call import PacedCall
 from controller.reconcile.partial_objects import declare_partial_objects
 from controller.reconcile.plan import LeaderTask, Leading, Reconciler, lead_alone
 from controller.reconcile.precedence import AdmissionPrecedence
@@ -81,6 +82,8 @@ RESYNC_SECONDS: Final = 3600.0
 decision that reads a Secret says by itself when it is due again."""
 PAUSE_SECONDS: Final = 0.3
 """Pause of an object after each reconcile: the changes that follow a first one mostly come together."""
+CLASSES_SECONDS: Final = 10.0
+"""Least time between two decisions of all services after changes of device classes, which one node can cause."""
 FIRST_RETRY_SECONDS: Final = 1.0
 LAST_RETRY_SECONDS: Final = 60.0
 STABLE_SECONDS: Final = 60.0
@@ -216,7 +219,8 @@ class Controller:
         """Return the speeds by device class; None: the nodes and hosts are not this controller's."""
         if self._registry is None:
             return None
-        self._registry.classes.subscribe(lambda _accelerator: self._enqueue_services())
+        paced = PacedCall(self._enqueue_services, CLASSES_SECONDS)
+        self._registry.classes.subscribe(lambda _accelerator: paced.ask())
         return SpeedAssessor(self._registry.list_classes, measured.table, options.pods.vendors)
 
     def _make_queue(self, options: ControllerOptions, measured: PerformanceSource) -> LeaderQueue | None:

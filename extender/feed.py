@@ -88,6 +88,8 @@ class ExtenderFeed:
         self._annotation_prefix = annotation_prefix
         self._clock = clock
         self._heartbeats: dict[str, _Heartbeat] = {}
+        self._silent: set[str] = set()
+        """Nodes whose agents sent the last heartbeat too long ago; an edit of their NodeFitness is none."""
         self._ignored: dict[str, tuple[tuple[str, str], ...]] = {}
         """Annotations that could not be read, by node: each is logged once."""
         self._lists = {kind: asyncio.Event() for kind in _KINDS}
@@ -152,9 +154,9 @@ class ExtenderFeed:
     def age(self) -> None:
         """Drop the facts of node agents that are silent."""
         now = self._clock()
-        stale = [name for name, (_, seen_at) in self._heartbeats.items() if now - seen_at > STALE_SECONDS]
-        for name in stale:
-            del self._heartbeats[name]
+        stale = {name for name, (_, seen_at) in self._heartbeats.items() if now - seen_at > STALE_SECONDS}
+        for name in stale - self._silent:
+            self._silent.add(name)
             self._update_node(name)
 
     async def _age_for_ever(self) -> None:
@@ -192,8 +194,10 @@ class ExtenderFeed:
         known = self._heartbeats.get(name)
         if not observed_at:
             self._heartbeats.pop(name, None)
+            self._silent.discard(name)
         elif known is None or known.observed_at != observed_at:
             self._heartbeats[name] = _Heartbeat(observed_at, self._clock())
+            self._silent.discard(name)
 
     def _update_node(self, name: str) -> None:
         node = self.store.get(NODES, name)
@@ -221,7 +225,7 @@ class ExtenderFeed:
     def _find_fitness(self, name: str) -> NodeFitnessStatus | None:
         """Return what a node agent reports; None: nothing, or it is stale or cannot be read."""
         found = self.store.get(NODE_FITNESSES, name)
-        if found is None or name not in self._heartbeats:
+        if found is None or name not in self._heartbeats or name in self._silent:
             return None
         fitness = self.store.derive(NODE_FITNESSES, found, "struct", lambda: _decode(found, NodeFitness))
         return fitness.status if fitness is not None else None

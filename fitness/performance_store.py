@@ -179,6 +179,7 @@ class PerformanceTable:
         """Take a ConfigMap as it is now, and return what is damaged in it."""
         model_hash = find_model_hash(config_map)
         if not model_hash:
+            self.remove(config_map["metadata"]["name"])
             problem = f"the labels {LABEL_BENCHMARK} and {LABEL_MODEL_HASH} do not fit the name"
             return (DamagedRecord(config_map["metadata"]["name"], "", problem),)
         self._models[model_hash] = found = decode_records(config_map)
@@ -186,7 +187,8 @@ class PerformanceTable:
 
     def remove(self, name: str) -> None:
         """Forget the measurements of a ConfigMap that is gone."""
-        self._models.pop(name.removeprefix(_PREFIX), None)
+        if name.startswith(_PREFIX):
+            self._models.pop(name.removeprefix(_PREFIX), None)
 
     def find(self, model_hash: str, device_class: str, namespace: str = "") -> MeasuredPerformance | None:
         """Return the measurement of a model on a device class that counts in a namespace, or None.

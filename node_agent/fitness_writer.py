@@ -134,8 +134,9 @@ class FitnessWriter:
             self._refused.note(error)
             return False
         self._refused.clear()
-        # Agents that start together do not report together for ever: any of the next probes may be the heartbeat's.
-        early_seconds = self._draw_phase() if self._written_at is None else 0.0
+        # Agents that start together, or whose API server is back, do not report together for ever: any of the next
+        # probes may be the heartbeat's.
+        early_seconds = self._draw_phase() if silent_seconds > 2 * HEARTBEAT_SECONDS else 0.0
         self._written_at = self._clock() - early_seconds
         return True
 
@@ -143,7 +144,7 @@ class FitnessWriter:
         """Return how much earlier the first write counts, so that any of the next probes is the heartbeat's."""
         probes = max(1, round(HEARTBEAT_SECONDS / self._interval_seconds))
         nth = random.randrange(probes)  # noqa: S311 - spreads load
-        return HEARTBEAT_SECONDS - (nth + 0.5) * self._interval_seconds
+        return max(0.0, HEARTBEAT_SECONDS - (nth + 1) * self._interval_seconds)
 
     async def _get_or_create(self, node: Obj) -> Obj:
         name = node["metadata"]["name"]

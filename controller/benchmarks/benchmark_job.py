@@ -82,6 +82,8 @@ class BenchmarkJob(NamedTuple):
     """The measurement, if it has succeeded."""
     trouble: JobOutcome | None = None
     """The outcome of one that goes on without a hope of success, with which it is ended."""
+    is_gone: bool = False
+    """It was ended, or refused: no such Job exists, and its failure is only remembered."""
 
     @property
     def service(self) -> ObjectKey:

@@ -87,7 +87,7 @@ def plan_benchmarks(
     for key, job in latest.items():
         if job.trouble is not None:
             end.append(EndedBenchmark(job, "stopped"))
-            latest[key] = job._replace(outcome=job.trouble, trouble=None)
+            latest[key] = job._replace(outcome=job.trouble, trouble=None, is_gone=True)
             failed.append(latest[key])
     stored = tuple((key, job.record) for key, job in latest.items() if job.record is not None)
     start, problems, waits = _plan_starts(wanted, latest, busy, now)
@@ -146,9 +146,9 @@ def describe_failure(job: BenchmarkJob) -> BenchmarkProblem:
     """Return the failure of a benchmark for people."""
     tries, outcome = job.order.attempt + 1, job.outcome
     is_over = tries >= MOST_ATTEMPTS or outcome.state == "Failed"
+    anew = f": kubectl -n {job.ref.namespace} delete job {job.ref.name} tries it anew" if not job.is_gone else ""
     further = (
-        f"it is not tried again before the service is edited: kubectl -n {job.ref.namespace} delete job {job.ref.name} "
-        "tries it anew"
+        f"it is not tried again before the service is edited{anew}"
         if is_over
         else f"try {tries} of {MOST_ATTEMPTS}, and it is tried again"
     )

@@ -7,7 +7,8 @@ accelerator end within a second.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -27,15 +28,16 @@ from controller.benchmarks.benchmark_plan import (
     plan_benchmarks,
 )
 from controller.benchmarks.wanted_benchmarks import PreparedBenchmark, open_scope, prepare_benchmarks
+from controller.models.jobs import JobOutcome
 from controller.placement.units import Cell
 from controller.pod_settings import PodSettings
-from controller.reconcile.plan import FIELD_MANAGER, Leading, Snapshot
+from controller.reconcile.plan import FIELD_MANAGER, Leading, Ref, Snapshot
 from controller.services.performance_source import PerformanceSource
 from crds.meta import CONTROLLER_NAMESPACE
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import LABEL_BENCHMARK, RecordKey, build_config_map, name_config_map, put_record
 from kube.client import Obj
-from kube.errors import ApiError, Conflict, NotFound, Unreachable
+from kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unreachable
 from kube.resources import (
     ACCELERATOR_POOLS,
     CONFIG_MAPS,
@@ -90,7 +92,7 @@ class BenchmarkRunner:
         self._list_cells, self._list_waiting_pools = list_cells, list_waiting_pools
         self._wake = asyncio.Event()
         self._failed: dict[BenchmarkKey, BenchmarkJob] = {}
-        """Those that were ended because they had no hope of success; their Jobs are gone."""
+        """Those that were ended because they had no hope of success, or were refused; their Jobs are gone."""
         self._prepared: dict[BenchmarkKey, PreparedBenchmark] = {}
         """Results of the last look at all services."""
         self._look_at = 0.0
@@ -138,19 +140,15 @@ class BenchmarkRunner:
             now,
         )
         # What waits for a device is worth more than a measurement.
-        for ended in plan.end:
-            await self._end(leading, ended)
-        for key, record in plan.store:
-            await self._write_record(leading, key, record)
+        are_done = await _take_steps(functools.partial(self._end, leading, each) for each in plan.end)
+        are_done &= await _take_steps(functools.partial(self._write_record, leading, *each) for each in plan.store)
         self._failed |= {job.key: job for job in plan.failed}
-        for started in plan.start:
-            await self._start(leading, self._prepared[started.wanted.key], started)
+        are_done &= await _take_steps(functools.partial(self._start, leading, each, now) for each in plan.start)
         self._measured.report_problems(plan.problems)
         until_look = max(0.0, self._look_at - loop_time())
         # A change that came since the last look is looked at with the next one.
-        return min(
-            (each for each in (plan.again_seconds, None if is_look else until_look) if each is not None), default=None
-        )
+        pauses = plan.again_seconds, None if is_look else until_look, None if are_done else _RETRY_SECONDS
+        return min((each for each in pauses if each is not None), default=None)
 
     async def _prepare(self) -> None:
         scope = open_scope(self._store, self._settings, self._measured.table, self._list_cells())
@@ -193,6 +191,11 @@ class BenchmarkRunner:
     async def _write_record(self, leading: Leading, key: BenchmarkKey, record: MeasuredPerformance) -> None:
         name = name_config_map(key.model_hash)
         known = self._store.get(CONFIG_MAPS, name, CONTROLLER_NAMESPACE)
+        if known is None:
+            # To apply one that exists would remove the measurements that this watch cache has not yet.
+            selector = f"metadata.name={name}"
+            listed = await leading.client.list(CONFIG_MAPS, CONTROLLER_NAMESPACE, field_selector=selector)
+            known = next(iter(listed.items), None)
         stored = put_record((known or {}).get("data") or {}, RecordKey(key.device_class, key.namespace), record)
         if stored.dropped:
             log.warning("measurements_dropped", config_map=name, keys=stored.dropped)
@@ -207,13 +210,17 @@ class BenchmarkRunner:
 
     async def _end(self, leading: Leading, ended: EndedBenchmark) -> None:
         ref = ended.job.ref
-        self._failed = {key: each for key, each in self._failed.items() if each.ref.uid != ref.uid}
+        # The Job of one that has failed may still be in the watch cache: it is another than what is remembered of it.
+        if ended.job.is_gone:
+            self._failed = {key: each for key, each in self._failed.items() if each is not ended.job}
+            return
         leading.require_leadership()
         with contextlib.suppress(NotFound, Conflict):
             await leading.client.delete(JOBS, ref.name, ref.namespace, uid=ref.uid)
             log.info("benchmark_ended", job=f"{ref.namespace}/{ref.name}", cause=ended.cause)
 
-    async def _start(self, leading: Leading, prepared: PreparedBenchmark, started: StartedBenchmark) -> None:
+    async def _start(self, leading: Leading, started: StartedBenchmark, now: datetime) -> None:
+        prepared = self._prepared[started.wanted.key]
         wanted, service = prepared.wanted, prepared.service
         order = BenchmarkOrder(
             model_hash=wanted.key.model_hash,
@@ -229,13 +236,35 @@ class BenchmarkRunner:
             service, prepared.served, prepared.choice, self._settings, order=order, node=started.node
         )
         leading.require_leadership()
-        with contextlib.suppress(Conflict):  # it exists already, and the watch brings it
+        try:
             self._store.put(JOBS, await leading.client.create(JOBS, job))
-            log.info("benchmark_started", **wanted.key._asdict(), node=started.node, attempt=started.attempt)
+        except Conflict:  # it exists already, and the watch brings it
+            return
+        except (Forbidden, Invalid) as error:
+            # A quota or a policy of this namespace refuses it: the slot is for other namespaces until the next try.
+            outcome = JobOutcome(state="Broken", reason="JobRefused", message=error.message, ended=now)
+            own = Ref(JOBS, wanted.key.namespace, job["metadata"]["name"], "")
+            self._failed[wanted.key] = BenchmarkJob(own, wanted.key, order, outcome, is_gone=True)
+            self._wake.set()
+            log.warning("benchmark_refused", **wanted.key._asdict(), error=str(error))
+            return
+        log.info("benchmark_started", **wanted.key._asdict(), node=started.node, attempt=started.attempt)
 
     def _take_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
         if resource in _WAKING or (resource == PODS and _is_of_benchmark(new or old)):
             self._wake.set()
+
+
+async def _take_steps(steps: Iterable[Callable[[], Awaitable[None]]]) -> bool:
+    """Take steps, of which one that the API server refuses keeps no other back; return whether all were taken."""
+    are_done = True
+    for step in steps:
+        try:
+            await step()
+        except ApiError as error:
+            log.warning("benchmark_step_refused", error=str(error))
+            are_done = False
+    return are_done
 
 
 def _is_of_benchmark(pod: Obj | None) -> bool:

@@ -238,7 +238,12 @@ class CellRegistry:
             del self._suspicions[cell_id]
             self._mark(cell_id)
         for cell_id, (_, seen) in self._utilized.items():
-            if now - seen > STALE_SECONDS:
+            # A cell that shows none any more is not built at each look while its agent stays silent.
+            if (
+                now - seen > STALE_SECONDS
+                and (cell := self._cells.get(cell_id))
+                and cell.utilization_percent is not None
+            ):
                 self._mark(cell_id)
         for host, was_alive in self._hosts.items():
             if self._bindable(host) != was_alive:

@@ -65,11 +65,12 @@ class OptionalKind:
         log.info("optional_kind_found", resource=str(self.resource))
         async with self._reflecting(client, store, namespaces):
             self.settled.set()
-            while True:
-                await asyncio.sleep(DISCOVERY_SECONDS)
+            refusals = 0
+            while refusals <= 1:
+                await asyncio.sleep(RETRY_SECONDS if refusals else DISCOVERY_SECONDS)
                 with contextlib.suppress(ApiError, Unreachable):
-                    if await self._find_namespaces(client) != namespaces:
-                        break
+                    # A server that starts, or whose roles are being replaced, may say once that there is no such kind.
+                    refusals = refusals + 1 if await self._find_namespaces(client) != namespaces else 0
         log.info("optional_kind_changed", resource=str(self.resource))
 
     @contextlib.asynccontextmanager
@@ -94,7 +95,9 @@ class OptionalKind:
             for watch in watches:
                 with contextlib.suppress(asyncio.CancelledError):
                     await watch
-            store.replace(self.resource, [], before=store.snapshot(self.resource))
+            # They are not deleted, only out of sight: the same versions count if they can be read again.
+            for key in store.snapshot(self.resource):
+                store.remove(self.resource, key.namespace or None, key.name)
 
     async def _find_namespaces(self, client: Client) -> list[str | None]:
         """Return the namespaces in which the kind can be read; None stands for all. Raises as `Client`."""

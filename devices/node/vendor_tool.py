@@ -24,6 +24,8 @@ _QUOTED: Final = 120
 """Characters of a tool's output that a problem shows."""
 _hung: Final[dict[str, "subprocess.Popen[bytes]"]] = {}
 """Runs, by the path of the tool, that were killed and have not ended: one for each tool at most."""
+_groups: Final[set[int]] = set()
+"""Process groups of runs, of which children may be left: those of a container's first process become its own."""
 
 
 class ToolAnswer(NamedTuple):
@@ -45,6 +47,7 @@ def run_tool(program: str, *arguments: str, timeout_seconds: float = _TIMEOUT_SE
     if earlier is not None and earlier.poll() is None:
         return ToolAnswer(problem="still hangs since an earlier probe, and is not started again before it ends")
     _hung.pop(program, None)
+    _reap_children()
     try:
         process = subprocess.Popen(
             (program, *arguments),
@@ -81,6 +84,7 @@ def _end(program: str, process: "subprocess.Popen[bytes]", text: str) -> ToolAns
     except subprocess.TimeoutExpired:
         _kill(program, process)
         return ToolAnswer(text)
+    _end_group(process)
     if status or not text.strip():
         # Some versions print what is wrong on standard output and exit with 0.
         return ToolAnswer(text, f"exited with {status} and {quote_output(text)}")
@@ -107,9 +111,26 @@ def _read_bounded(stream: IO[bytes], deadline: float) -> bytes | None:
 
 def _kill(program: str, process: "subprocess.Popen[bytes]") -> None:
     """Kill the tool with all its children; remember it if it does not end."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    _end_group(process)
     try:
         process.wait(1)
     except subprocess.TimeoutExpired:
         _hung[program] = process
+    _reap_children()
+
+
+def _end_group(process: "subprocess.Popen[bytes]") -> None:
+    """Kill the tool, if it runs, and what it has started and left."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    _groups.add(process.pid)
+
+
+def _reap_children() -> None:
+    """Let children of earlier runs go that have ended: nobody else reads their exit status if they became ours."""
+    for group in tuple(_groups):
+        try:
+            while os.waitpid(-group, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            _groups.discard(group)

@@ -1,6 +1,7 @@
 """The density API's answers: ranked by level then speed, nothing lost, stale and taken places left out."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.density.fit import build_report
+from console import fit_table
 from console.density_answers import QueryAnswer, SimulateRequest
 from console.density_cells import list_replicas, take_room
 from console.density_costs import list_costs
@@ -31,7 +33,7 @@ from console.density_snapshot import DensitySnapshot
 from console.fit_table import RANKS, FitTable
 from console.llmfit_rows import list_llmfit_models
 from crds.meta import LABEL_MANAGED_BY
-from devices.vendors import VENDORS
+from devices.vendors import VENDORS, Vendor
 from kube.resources import NODE_FITNESSES, NODES
 from tests.support.density_worlds import (
     GIB,
@@ -379,3 +381,52 @@ def test_node_without_facts_is_listed_and_ranked_nowhere() -> None:
     answer = ask(feed.take_snapshot())
     assert names(answer) == []
     assert [(each.node_name, each.reason) for each in answer.excluded_nodes] == [("bare", "its hardware is unknown")]
+
+
+class CountedModels(list[Any]):
+    """Models that count how often all of them are looked at."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.looks += 1
+        return super().__iter__()
+
+
+def test_models_on_disks_are_looked_at_once_and_not_for_each_node() -> None:
+    resource, tiny = model("tiny")
+    tiny["status"]["copies"] = [{"node": each, "name": "w", "claim": "uid", "path": "tiny"} for each in ("n3", "n7")]
+    objects = [each for number in range(20) for each in gpu_node(f"n{number}")]
+    found = build_feed([*objects, (resource, tiny)]).take_snapshot()
+    found.stored = stored = CountedModels(found.stored)
+    answer = list_nodes(found, table(), VENDORS, None, Page())
+    assert [each.node_name for each in answer.nodes if each.installed_models] == ["n3", "n7"]
+    assert stored.looks == 1
+
+
+def test_heartbeat_of_a_node_lets_no_pod_be_counted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = build_feed(
+        [*gpu_node("g1"), *cpu_node("c1"), service("chat", "tiny"), pod("chat-1", "g1", {GPU: "2"}, "chat")]
+    )
+    feed.take_snapshot()
+    asked, offers = list[str](), Vendor.offers
+
+    def count(vendor: Vendor, name: str) -> bool:
+        asked.append(name)
+        return offers(vendor, name)
+
+    monkeypatch.setattr(Vendor, "offers", count)
+    _, (resource, beat) = cpu_node("c1", observed_at="2026-11-21T11:59:59Z")
+    feed.store.put(resource, {**beat, "metadata": {**beat["metadata"], "resourceVersion": "2"}})
+    assert [each.devices for each in feed.take_snapshot().placed] == [2]
+    assert GPU not in asked
+
+
+def test_orders_of_models_that_are_kept_are_bounded_by_their_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [each for number in range(1, 25) for each in gpu_node(f"g{number}", free=number * GIB)]
+    found, kept = build_feed(nodes).take_snapshot(), table()
+    assert len(found.profiles) == 24
+    monkeypatch.setattr(fit_table, "MOST_RANKED", 10 * len(found.models))
+    answers = [kept.rank_models(found.models, each) for each in found.profiles]
+    assert sum(len(ranked) for _, ranked in kept._ranked.values()) <= 10 * len(found.models)
+    assert [kept.rank_models(found.models, each) for each in found.profiles] == answers

@@ -22,7 +22,8 @@ class Followed:
 
     def __init__(self, prefix: str = "pomona") -> None:
         self.registry = CollectorRegistry()
-        self.metrics = ModelMetrics(self.registry, prefix)
+        self.now = 10_000.0
+        self.metrics = ModelMetrics(self.registry, prefix, read_now=lambda: self.now)
         self.store: Store = api_objects.store()
         self.metrics.follow_store(self.store)
         self._versions = 1000
@@ -121,6 +122,21 @@ def test_report_of_a_node_agent_has_its_time(followed: Followed) -> None:
     assert followed.series("pomona_node_observed_timestamp_seconds") == {("gpu-1",): 60}
     followed.store.remove(NODE_FITNESSES, None, "gpu-1")
     assert followed.series("pomona_node_observed_timestamp_seconds") == {}
+
+
+@pytest.mark.parametrize("observed_at", ["1970-01-01T00:00:00Z", "2030-01-01T00:00:00Z", "no time"])
+def test_age_of_reports_does_not_follow_the_clock_of_a_node(followed: Followed, observed_at: str) -> None:
+    metadata, name = {"name": "gpu-1", "uid": "u"}, "pomona_node_observed_timestamp_seconds"
+    followed.put(NODE_FITNESSES, {"metadata": metadata, "status": {"observedAt": observed_at}})
+    assert all(value <= followed.now for value in followed.series(name).values())
+    followed.now += 60
+    followed.put(NODE_FITNESSES, {"metadata": metadata, "status": {"observedAt": f"{observed_at}!"}})
+    assert followed.series(name) == {("gpu-1",): 10_060}
+    followed.now += 60
+    followed.put(
+        NODE_FITNESSES, {"metadata": {**metadata, "labels": {"a": "b"}}, "status": {"observedAt": f"{observed_at}!"}}
+    )
+    assert followed.series(name) == {("gpu-1",): 10_060}, "an edit is no report"
 
 
 def test_tokens_of_services_that_share_a_model_are_added_up(followed: Followed) -> None:

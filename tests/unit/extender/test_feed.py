@@ -148,7 +148,9 @@ def test_silent_agent_is_believed_until_its_facts_are_stale(feed: ExtenderFeed, 
     clock.now = STALE_SECONDS + 1
     feed.age()
     assert scores(feed.find_board(CHAT), "slow") == [3]
-    put_fitness(feed, "slow", "2020-01-01T00:03:00Z", 3, device_class=H100)
+    put_fitness(feed, "slow", "2020-01-01T00:00:00Z", 3, device_class=H100, utilization_percent=1)  # still none
+    assert scores(feed.find_board(CHAT), "slow") == [3]
+    put_fitness(feed, "slow", "2020-01-01T00:03:00Z", 4, device_class=H100)
     assert scores(feed.find_board(CHAT), "slow") == [10]
 
 

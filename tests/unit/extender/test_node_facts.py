@@ -124,3 +124,12 @@ def test_node_without_devices_is_known_by_its_processor() -> None:
 @given(st.dictionaries(st.sampled_from([*L4_LABELS, *MI300_LABELS, *SHARED]), st.text(max_size=63)))
 def test_no_label_breaks_the_facts(labels: dict[str, str]) -> None:
     read_node(labels, {}, None, VENDORS).facts.hardware.describe_replica(1)
+
+
+def test_nodes_of_a_kind_have_equal_facts_though_each_measures_a_little_different_processor() -> None:
+    read = fitness()
+    measured = (
+        structs.replace(read, memory_bytes=64 * GIB - kib * 1024, memory_bandwidth_bytes_per_second=bandwidth)
+        for kib, bandwidth in ((1, 200_300_000_001), (4, 201_777_000_000), (900, 203_999_999_999))
+    )
+    assert len({read_node({}, {}, each, VENDORS).facts for each in measured}) == 1

@@ -116,6 +116,23 @@ def test_measurement_for_all_is_preferred_to_the_claim_of_a_namespace() -> None:
     assert table.list_classes(HASH, "team-a") == {H100: SLOW}
 
 
+def test_object_that_has_lost_its_label_has_no_measurement_any_more() -> None:
+    made = build_config_map(HASH, {H100: encode_record(FAST)})
+    table = table_of(made)
+    relabelled = {
+        **made,
+        "metadata": {**made["metadata"], "labels": {**made["metadata"]["labels"], LABEL_MODEL_HASH: "f" * 16}},
+    }
+    assert len(table.update(relabelled)) == 1
+    assert table.find(HASH, H100) is None
+
+
+def test_removal_of_another_object_leaves_the_measurements() -> None:
+    table = table_of(build_config_map(HASH, {H100: encode_record(FAST)}))
+    table.remove(HASH)
+    assert table.find(HASH, H100) == FAST
+
+
 def test_changed_and_removed_objects_are_followed() -> None:
     table = table_of(build_config_map(HASH, {H100: encode_record(FAST), "cpu": encode_record(SLOW)}))
     table.update(build_config_map(HASH, {"cpu": encode_record(FAST)}))

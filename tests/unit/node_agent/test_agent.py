@@ -253,10 +253,17 @@ def test_outage_of_the_api_is_survived_and_reported_after() -> None:
     simulate(scenario)
 
 
-def test_agents_that_start_together_do_not_report_together_for_ever() -> None:
+@pytest.mark.parametrize("outage_seconds", [0, 600])
+def test_agents_that_start_together_do_not_report_together_for_ever(outage_seconds: int) -> None:
     async def main() -> list[float]:
         nodes = [Node() for _ in range(60)]
         works = [asyncio.ensure_future(node.agent.run()) for node in nodes]
+        await asyncio.sleep(HOUR)
+        for node in nodes:
+            node.api.is_cut = True
+        await asyncio.sleep(outage_seconds)
+        for node in nodes:
+            node.api.is_cut = False
         await asyncio.sleep(HOUR)
         for work in works:
             work.cancel()

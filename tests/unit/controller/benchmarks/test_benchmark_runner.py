@@ -15,8 +15,9 @@ from controller.placement.units import Cell
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import Leading
 from controller.services.performance_source import MeasuredPair, PerformanceSource
-from kube.client import Client, Obj
-from kube.errors import Unreachable
+from fitness.performance_store import build_config_map
+from kube.client import Client, Obj, ObjectList
+from kube.errors import Forbidden, Invalid, Unreachable
 from kube.resources import CONFIG_MAPS, INFERENCE_SERVICES, JOBS, MODELS, NODES, PODS, ObjectKey, Resource
 from tests.support import virtual_time
 from tests.support.api_objects import model, service, store
@@ -46,6 +47,9 @@ class World(Client):
         self.created: list[Obj] = []
         self.deleted: list[str] = []
         self.fails = False
+        self.nodes: tuple[str, ...] = ("n1",)
+        self.unseen: list[Obj] = []
+        """ConfigMaps that no watch has brought yet."""
         self.measured = PerformanceSource(self.store, self.enqueued.append)
         self.runner = BenchmarkRunner(
             self.store,
@@ -65,10 +69,24 @@ class World(Client):
         self.store.put(resource, stored)
         return stored
 
+    def add_service(self, namespace: str, **spec: Any) -> None:
+        """Add the Model and the service to another namespace, which comes first."""
+        own = {"namespace": namespace}
+        for resource, obj in (
+            (MODELS, model()),
+            (INFERENCE_SERVICES, service(hardware={"accelerator": "nvidia"}, **spec)),
+        ):
+            metadata = {**obj["metadata"], **own, "uid": f"{namespace}-{obj['metadata']['uid']}"}
+            before = self.store.get(resource, obj["metadata"]["name"], "team")
+            self.store.remove(resource, "team", obj["metadata"]["name"])
+            self.put(resource, {**obj, "metadata": metadata})
+            self.put(resource, before or {})
+
     def list_cells(self) -> list[Cell]:
         free = {"nvidia.com/gpu": 0 if self.list_jobs() else 1, "memory": 2**40}
         node = {"metadata": {"labels": LABELS}, "spec": {}}
-        return [Cell(name="n1", kind="node", pool="nvidia", total={"nvidia.com/gpu": 1}, free=free, node=node)]
+        total = {"nvidia.com/gpu": 1}
+        return [Cell(name=each, kind="node", pool="nvidia", total=total, free=free, node=node) for each in self.nodes]
 
     def list_jobs(self) -> list[Obj]:
         return list(self.store.list(JOBS))
@@ -91,12 +109,16 @@ class World(Client):
             self.store.remove(PODS, "team", pod["metadata"]["name"])
         self.store.remove(resource, namespace, name)
 
+    async def list(self, *_: Any, **selected: Any) -> ObjectList:
+        name = str(selected["field_selector"]).partition("=")[2]
+        return ObjectList([each for each in self.unseen if each["metadata"]["name"] == name], "1")
+
     async def apply(self, resource: Resource, obj: Any, **_: Any) -> Obj:
         return self.put(resource, obj)
 
     def run_pod(self, **bench: Any) -> None:
         """Set the state of the container in the pod of the only Job; its engine runs, unless it is stated, too."""
-        (job,) = self.list_jobs()
+        job = bench.pop("job", None) or self.list_jobs()[0]
         owner = {
             "uid": job["metadata"]["uid"],
             "controller": True,
@@ -105,9 +127,9 @@ class World(Client):
             "apiVersion": "batch/v1",
         }
         metadata = {
-            "name": "pod",
-            "namespace": "team",
-            "uid": "pod",
+            "name": f"pod-{job['metadata']['uid']}",
+            "namespace": job["metadata"]["namespace"],
+            "uid": f"pod-{job['metadata']['uid']}",
             "ownerReferences": [owner],
             "labels": {"inference.pomona.dev/benchmark": "true"},
             "creationTimestamp": VirtualClock.now(UTC).isoformat(),
@@ -116,12 +138,12 @@ class World(Client):
         status = {"containerStatuses": [engine, {"name": "bench", **bench}]}
         self.put(PODS, {"metadata": metadata, "spec": {"nodeName": "n1"}, "status": status})
 
-    def finish(self, message: str, code: int = 0) -> None:
-        """End the only Job."""
+    def finish(self, message: str, code: int = 0, job: Obj | None = None) -> None:
+        """End a Job, by default the only one."""
+        job = job or self.list_jobs()[0]
         now = VirtualClock.now(UTC).isoformat()
         state = {"exitCode": code, "message": message, "startedAt": now, "finishedAt": now}
-        self.run_pod(state={"terminated": state})
-        (job,) = self.list_jobs()
+        self.run_pod(state={"terminated": state}, job=job)
         ended = {"type": "Failed" if code else "Complete", "status": "True", "lastTransitionTime": now}
         self.put(JOBS, {**job, "status": {"conditions": [ended]}})
 
@@ -211,6 +233,121 @@ def test_api_server_that_does_not_answer_delays_no_more_than_it_must(world: Worl
         world.fails = False
         await asyncio.sleep(60)
         assert len(world.created) == 1
+
+    world.run(story)
+
+
+def forbid(call: str) -> Forbidden:
+    return Forbidden(call, status=403, reason="Forbidden", message="exceeded quota: jobs")
+
+
+def test_namespace_that_refuses_jobs_leaves_the_benchmarks_of_others_alone(world: World) -> None:
+    world.add_service("a-quota")
+    refused = list[str]()
+    create = world.create
+
+    async def refuse(resource: Resource, obj: Any) -> Obj:
+        if obj["metadata"]["namespace"] == "a-quota":
+            refused.append(obj["metadata"]["name"])
+            raise forbid("create jobs")
+        return await create(resource, obj)
+
+    world.create = refuse  # type: ignore[method-assign]
+
+    async def story() -> None:
+        await asyncio.sleep(100)
+        assert refused
+        assert [each["metadata"]["namespace"] for each in world.created] == ["team"]
+        problem = world.measured.find(ObjectKey("a-quota", "chat"), None).problem
+        assert problem is not None
+        assert "exceeded quota: jobs" in problem.message
+
+    world.run(story)
+
+
+def test_job_that_cannot_be_deleted_keeps_no_other_on_its_device(world: World) -> None:
+    async def story() -> None:
+        (job,) = world.list_jobs()
+        stuck = {**job, "metadata": {**job["metadata"], "name": "a-stuck", "uid": "stuck"}}
+        world.store.remove(JOBS, "team", job["metadata"]["name"])
+        world.put(JOBS, stuck)
+        world.put(JOBS, job)
+        delete = world.delete
+
+        async def refuse(resource: Resource, name: str, namespace: str | None = None, **options: Any) -> None:
+            if name == "a-stuck":
+                raise forbid("delete jobs")
+            await delete(resource, name, namespace, **options)
+
+        world.delete = refuse  # type: ignore[method-assign]
+        world.waiting = ["nvidia"]
+        world.runner.wake()
+        await asyncio.sleep(10)
+        assert [each["metadata"]["name"] for each in world.list_jobs()] == ["a-stuck"]
+
+    world.run(story)
+
+
+def test_measurement_that_cannot_be_stored_keeps_no_other_back(world: World) -> None:
+    world.add_service("a-model", contextLength=32768)
+    world.nodes = ("n1", "n2")
+    world.put(
+        NODES, {**(world.store.get(NODES, "n1") or {}), "metadata": {"name": "n2", "uid": "n2", "labels": LABELS}}
+    )
+    apply, sent = world.apply, list[str]()
+
+    async def refuse_first(resource: Resource, obj: Any, **options: Any) -> Obj:
+        sent.append(obj["metadata"]["name"])
+        if obj["metadata"]["name"] == sent[0]:
+            raise Invalid("apply configmaps", status=422, reason="Invalid", message="the ConfigMap is immutable")
+        return await apply(resource, obj, **options)
+
+    world.apply = refuse_first  # type: ignore[method-assign]
+
+    async def story() -> None:
+        for job in world.list_jobs():
+            world.finish(RESULT, job=job)
+        await asyncio.sleep(100)
+        assert len(set(sent)) == 2
+        assert len(list(world.store.list(CONFIG_MAPS))) == 1
+        assert sent.count(sent[0]) > 1, "it is tried again"
+
+    world.run(story)
+
+
+def test_measurement_of_another_leader_that_no_watch_has_brought_yet_stays(world: World) -> None:
+    async def story() -> None:
+        (job,) = world.list_jobs()
+        order = msgspec.json.decode(job["metadata"]["annotations"]["inference.pomona.dev/benchmark-order"])
+        theirs = build_config_map(order["modelHash"], {"nvidia-h100x1_team": RESULT})
+        theirs["metadata"]["resourceVersion"] = "7"
+        world.unseen.append(theirs)
+        world.finish(RESULT)
+        await asyncio.sleep(10)
+        (stored,) = world.store.list(CONFIG_MAPS)
+        assert set(stored["data"]) == {"nvidia-h100x1_team", "nvidia-l4x1_team"}
+
+    world.run(story)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_late_event_of_a_deletion_lets_no_failure_be_forgotten(world: World, rounds: int) -> None:
+    crashed = {"state": {}, "lastState": {"terminated": {"exitCode": 1, "message": "no memory"}}}
+    delete = world.delete
+
+    async def delete_late(resource: Resource, name: str, namespace: str | None = None, **_: Any) -> None:
+        asyncio.get_running_loop().call_later(20, lambda: asyncio.ensure_future(delete(resource, name, namespace)))
+
+    world.delete = delete_late  # type: ignore[method-assign]
+
+    async def story() -> None:
+        world.run_pod(engine=crashed, state={})
+        for _ in range(rounds):
+            await asyncio.sleep(3)
+            world.runner.wake()
+        await asyncio.sleep(30)
+        assert world.list_jobs() == []
+        assert len(world.created) == 1, "not before its back-off"
 
     world.run(story)
 

@@ -151,6 +151,21 @@ def test_utilization_counts_on_shared_devices_while_its_heartbeat_is_fresh() -> 
     assert find(registry, "node/shared").utilization_percent == 20
 
 
+def test_silent_node_agent_is_noticed_once_and_wakes_nobody_for_ever() -> None:
+    clock = [0.0]
+    known = store(
+        (NODES, node("shared", {**L4, **SHARED})),
+        (NODE_FITNESSES, fitness("shared", "t0", 1, devices=[device(80)])),
+    )
+    registry, calls = CellRegistry(known, VENDORS, lambda _host: True, clock=lambda: clock[0]), list[int]()
+    assert find(registry, "node/shared").utilization_percent == 80
+    registry.subscribe(lambda: calls.append(1))
+    clock[0] = STALE_SECONDS + 1
+    for _ in range(5):
+        assert find(registry, "node/shared").utilization_percent is None
+    assert calls == [1]
+
+
 def test_cost_is_that_of_the_most_expensive_cell_in_thousandths() -> None:
     known = store((NODES, node("a", L4, cost="2.5")), (NODES, node("b", L4)), (METAL_HOSTS, host("m")))
     registry = CellRegistry(known, VENDORS, lambda _host: True)

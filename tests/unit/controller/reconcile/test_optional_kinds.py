@@ -1,5 +1,6 @@
 """A kind that a cluster may have or not: found at a later look, left alone while it is missing, and forgotten."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -84,3 +85,29 @@ async def follow_refused_kind() -> None:
 
 def test_kind_that_may_not_be_read_is_said_once_and_found_when_it_may() -> None:
     virtual_time.run(follow_refused_kind())
+
+
+async def follow_kind_through_refusals(seconds: float) -> list[bool]:
+    """Refuse the kind for some time from a look on; return of each change since whether an object has vanished."""
+    api, store, kind = RefusesNodes(), Store(), OptionalKind(NODES, "")
+    api.exists, api.refuses = True, False
+    vanished = list[bool]()
+    async with running(kind.follow(api, store)):  # type: ignore[arg-type] # a part of the client
+        await eventually(lambda: kind.exists, DISCOVERY_SECONDS)
+        store.subscribe(lambda _resource, _old, new: vanished.append(new is None))
+        api.refuses, lists = True, api.lists
+        await eventually(lambda: api.lists > lists, 2 * DISCOVERY_SECONDS)
+        await asyncio.sleep(seconds)
+        api.refuses = False
+        await asyncio.sleep(2 * DISCOVERY_SECONDS)
+        assert kind.exists
+        assert len(store.list(NODES)) == 1
+        return list(vanished)
+
+
+def test_single_refusal_lets_no_object_vanish() -> None:
+    assert virtual_time.run(follow_kind_through_refusals(1)) == []
+
+
+def test_objects_are_back_once_the_kind_may_be_read_again() -> None:
+    assert virtual_time.run(follow_kind_through_refusals(2 * DISCOVERY_SECONDS)) == [True, False]

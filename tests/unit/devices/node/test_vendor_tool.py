@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,28 @@ def test_tool_that_survives_its_end_is_not_started_again(tools: ToolFolder, tmp_
         stuck.wait()
     assert run_tool(tool) == ("answer\n", "")
     assert not vendor_tool._hung
+
+
+AS_FIRST_PROCESS = """
+import ctypes, functools, sys
+import psutil
+from devices.node.vendor_tool import run_tool
+
+assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # orphans are its children, as those of a container's first process
+children = functools.partial(psutil.Process().children, recursive=True)
+for _ in range(4):
+    run_tool(sys.argv[1], timeout_seconds=0.2)
+while any(each.status() != psutil.STATUS_ZOMBIE for each in children()):
+    pass
+run_tool("/bin/true")
+print(len(children()))
+"""
+
+
+@pytest.mark.parametrize(
+    "script", ["sleep 600 & wait", "sleep 600 >&- 2>&- & echo answer", "(sleep 0.01; echo late) &"]
+)
+def test_children_of_a_tool_pile_up_nowhere_in_a_container(tools: ToolFolder, script: str) -> None:
+    tool = tools.add("tool", script)
+    argv = [sys.executable, "-c", AS_FIRST_PROCESS, str(tool)]
+    assert subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout == "0\n"

@@ -1,0 +1,110 @@
+"""Reviews are asked once for all that wait for them, and no caller keeps others waiting; time is virtual."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from console.access_reviews import MOST_AT_ONCE, AccessReviews, Caller
+from kube.client import Client, Obj
+from kube.errors import Unreachable
+from kube.resources import TOKEN_REVIEWS, Resource
+from tests.support import virtual_time
+
+REVIEW_SECONDS = 0.01
+NAMESPACES = frozenset(f"team-{number}" for number in range(200))
+TENANT = Caller("tenant")
+
+
+class SlowReviewer(Client):
+    """An API server that takes its time for each review, and grants one namespace."""
+
+    def __init__(self) -> None:
+        self.asked = Counter[str]()
+        self.at_once = self.most_at_once = 0
+        self.fails = False
+
+    async def review(self, resource: Resource, spec: Mapping[str, Any]) -> Obj:
+        self.asked[spec["token"] if resource is TOKEN_REVIEWS else spec["resourceAttributes"]["namespace"]] += 1
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        await asyncio.sleep(REVIEW_SECONDS)
+        self.at_once -= 1
+        if self.fails:
+            raise Unreachable("no answer")
+        if resource is TOKEN_REVIEWS:
+            return {"status": {"authenticated": True, "user": {"username": spec["token"]}}}
+        return {"status": {"allowed": spec["resourceAttributes"]["namespace"] == "team-7"}}
+
+
+async def ask_many(reviews: AccessReviews, count: int, **caller: Any) -> list[Any]:
+    callers = [TENANT._replace(**{name: value(index) for name, value in caller.items()}) for index in range(count)]
+    return await asyncio.gather(*(reviews.find_visible(each, NAMESPACES) for each in callers), return_exceptions=True)
+
+
+def test_requests_of_a_caller_that_wait_for_the_same_review_share_it() -> None:
+    async def main() -> None:
+        reviewer = SlowReviewer()
+        reviews = AccessReviews(reviewer, asyncio.get_running_loop().time)
+        callers = await asyncio.gather(*(reviews.identify("tenant") for _ in range(50)))
+        assert callers == [TENANT] * 50
+        assert await ask_many(reviews, 100) == [frozenset({"team-7"})] * 100
+        assert set(reviewer.asked.values()) == {1}
+        assert reviewer.most_at_once <= MOST_AT_ONCE
+
+    virtual_time.run(main())
+
+
+def test_tenant_of_many_tokens_and_namespaces_keeps_nobody_waiting() -> None:
+    async def main() -> None:
+        reviews = AccessReviews(SlowReviewer(), asyncio.get_running_loop().time)
+        many = asyncio.ensure_future(ask_many(reviews, 20, uid=str))
+        await asyncio.sleep(5 * REVIEW_SECONDS)
+        started_at = asyncio.get_running_loop().time()
+        caller = await reviews.identify("other")
+        assert caller is not None
+        assert await reviews.find_visible(caller, ("team-7",)) == frozenset({"team-7"})
+        assert asyncio.get_running_loop().time() - started_at < 20 * REVIEW_SECONDS
+        assert not many.done()
+        assert await many == [frozenset({"team-7"})] * 20
+
+    virtual_time.run(main())
+
+
+def test_rights_in_many_namespaces_are_kept_for_several_callers() -> None:
+    async def main() -> None:
+        reviewer = SlowReviewer()
+        reviews = AccessReviews(reviewer, lambda: 0.0)
+        namespaces = frozenset(f"n{number}" for number in range(1000))
+        callers = [Caller(f"user-{number}") for number in range(6)]
+        for _ in range(2):
+            for each in callers:
+                await reviews.find_visible(each, namespaces)
+        assert set(reviewer.asked.values()) == {len(callers)}
+
+    virtual_time.run(main())
+
+
+def test_review_that_fails_is_asked_again() -> None:
+    async def main() -> None:
+        reviewer = SlowReviewer()
+        reviews = AccessReviews(reviewer, asyncio.get_running_loop().time)
+        reviewer.fails = True
+        answers = await ask_many(reviews, 3)
+        assert [type(each).__name__ for each in answers] == ["ReviewFailedError"] * 3
+        reviewer.fails = False
+        assert await ask_many(reviews, 3) == [frozenset({"team-7"})] * 3
+
+    virtual_time.run(main())
+
+
+def test_caller_who_hangs_up_ends_no_review_of_another_request() -> None:
+    async def main() -> None:
+        reviews = AccessReviews(SlowReviewer(), asyncio.get_running_loop().time)
+        first = asyncio.ensure_future(reviews.identify("tenant"))
+        second = asyncio.ensure_future(reviews.identify("tenant"))
+        await asyncio.sleep(REVIEW_SECONDS / 2)
+        first.cancel()
+        assert await second == TENANT
+
+    virtual_time.run(main())
