@@ -46,7 +46,7 @@ test: test-fast binaries servers image-root ## Run all tests but the long ones; 
 
 # They are a third of the slow work: faults at random, whole upgrades, outages of minutes. CI runs them beside `make test`.
 .PHONY: test-long
-test-long: setup binaries servers image-root ## Run the long tests: chaos, crashes, disturbances, upgrades, the image
+test-long: setup binaries servers prometheus image-root ## Run the long tests: chaos, crashes, disturbances, upgrades, Prometheus, the image
 	@$(WORKED) -m long $(SLOW)
 
 # Some tests wait, so that three workers more than processors are quicker, though each collects all tests; and a file's
@@ -60,7 +60,7 @@ test-hosts: setup servers ## Run the tests of the agent that start real engines,
 	@$(if $(ALONE),$(PYTEST),$(WORKED)) $(or $(TESTS),tests/hosts) $(ARGS)
 
 .PHONY: test-cluster
-test-cluster: setup binaries servers image-root ## Run the tests on a real control plane, in namespaces of their own
+test-cluster: setup binaries servers prometheus image-root ## Run the tests on a real control plane, in namespaces of their own
 	@$(if $(ALONE),$(SANDBOX) $(PYTEST),$(WORKED)) $(or $(TESTS),tests/cluster) $(ARGS)
 
 # The real vLLM takes 6 GB in the user's cache, and minutes to start: it is no part of `make test`.
@@ -87,7 +87,7 @@ test-kueue: setup binaries ## Run the tests with the real Kueue; TESTS=path and 
 	@$(SANDBOX) $(PYTEST) $(or $(TESTS),tests/kueue) --timeout 600 $(ARGS)
 
 .PHONY: durations
-durations: setup binaries servers image-root ## Write the table by which `make test` starts long tests first
+durations: setup binaries servers prometheus image-root ## Write the table by which `make test` starts long tests first
 	@$(WORKED) $(SLOW) --write-durations
 
 .PHONY: benchmarks
@@ -147,8 +147,12 @@ binaries: setup ## Build the control plane of tests and demo, and Helm, into the
 	@$(BIN)/python -m tests.controlplane.helm >/dev/null
 
 .PHONY: servers
-servers: setup ## Build the servers that tests fetch weights from, and Prometheus, into the user's cache, once
+servers: setup ## Build the servers that tests fetch weights from into the user's cache, once
 	@$(BIN)/python -m tests.support.servers.programs >/dev/null
+
+# It takes minutes to build: only long tests need it.
+.PHONY: prometheus
+prometheus: setup ## Build Prometheus and promtool for the long tests into the user's cache, once
 	@$(BIN)/python -m tests.controlplane.prometheus >/dev/null
 
 .PHONY: image-root

@@ -1,8 +1,9 @@
 """Memory and processor time of one node agent, and the writes of a thousand on their API server.
 
 One real `pomona node-agent` runs for SECONDS beside an API server that is an HTTP server in this process; what lacks is
-TLS, which takes 2 MiB. A thousand agents run for an hour of virtual time, each with a transport of its own, from the
-moment when all start together. The floor of the memory is Python with the libraries of the agent.
+TLS, which takes 2 MiB. It sees 16 processors, so that it measures their bandwidth with all its buffers. A thousand
+agents run for an hour of virtual time, each with a transport of its own, from the moment when all start together. The
+floor of the memory is Python with the libraries of the agent.
 """
 
 import asyncio
@@ -37,7 +38,8 @@ from tests.support.node_api import NAME, NodeApi
 SECONDS: Final = float(os.environ.get("SECONDS_OF_AGENT", "120"))
 AGENTS: Final = int(os.environ.get("AGENTS", "1000"))
 HOUR_SECONDS: Final = 3600.0
-MOST_MIB: Final = 64.0
+MOST_MIB: Final = 58.0
+"""The limit of the chart is 64 MiB."""
 MOST_PERCENT: Final = 0.5
 MOST_WRITES: Final = 20.0
 MIB: Final = 2**20
@@ -85,6 +87,13 @@ def write_kubeconfig(path: Path, server: str) -> None:
     path.write_bytes(msgspec.json.encode(config))
 
 
+def read_peak(pid: int) -> int:
+    """Return the most resident memory that a process has had, as the kernel counts it."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (kib,) = (line.split()[1] for line in lines if line.startswith("VmHWM:"))
+    return int(kib) << 10
+
+
 async def measure_agent() -> list[Figure]:
     """Run one agent, and return its memory and its share of a processor after its start."""
     floor = int(subprocess.check_output([sys.executable, "-P", "-c", IMPORTS]))  # noqa: ASYNC221 - nothing else runs
@@ -93,11 +102,12 @@ async def measure_agent() -> list[Figure]:
         kubeconfig = Path(folder) / "kubeconfig"
         async with serve_api(api) as server:
             write_kubeconfig(kubeconfig, server)
+            (Path(folder) / "sitecustomize.py").write_text("import os\nos.cpu_count = lambda: 16\n")
             agent = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "cli.main", "node-agent", f"--node-name={NAME}"),
                 *(f"--kubeconfig={kubeconfig}", "--metrics-port=0", "--port=0"),
                 stderr=asyncio.subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+                env={**os.environ, "PYTHONPATH": f"{folder}:{Path.cwd()}"},
             )
             try:
                 await eventually(lambda: api.fitness is not None and "conditions" in api.status)
@@ -108,11 +118,13 @@ async def measure_agent() -> list[Figure]:
                 percent = 100 * spent / (time.monotonic() - started)
                 resident = process.memory_info().rss
                 own = process.memory_full_info().uss
+                peak = read_peak(agent.pid)
             finally:
                 agent.kill()
                 await agent.wait()
     return [
         Figure("resident memory of one agent", resident / MIB, floor / MIB, MOST_MIB, "MiB"),
+        Figure("most since its start", peak / MIB, floor / MIB, MOST_MIB, "MiB"),
         Figure("the part that it shares with nobody", own / MIB, None, None, "MiB"),
         Figure(f"processor of one agent in {SECONDS:.0f} s", percent, None, MOST_PERCENT, "%"),
     ]
@@ -131,9 +143,6 @@ class _LiveHardware:
         )
         return HARDWARE._replace(devices=(device,), available_bytes=self._number % 60 * GIB)
 
-    async def measure(self) -> int | None:
-        return None
-
 
 async def count_writes() -> Counter[int]:
     """Run a thousand agents for an hour; return the number of writes in each second."""
@@ -142,7 +151,7 @@ async def count_writes() -> Counter[int]:
     for number, api in enumerate(servers):
         hardware = _LiveHardware(number)
         options = NodeAgentOptions(NAME)
-        agent = NodeAgent(api.client, options, hardware.probe, hardware.measure, NodeMetrics(NAME, "pomona"))
+        agent = NodeAgent(api.client, options, hardware.probe, None, NodeMetrics(NAME, "pomona"))
         agents.append(asyncio.ensure_future(agent.run()))
     await asyncio.sleep(HOUR_SECONDS)
     for each in agents:

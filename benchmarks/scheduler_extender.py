@@ -82,16 +82,24 @@ def measure_answers(extender: Client, echo: Client, names: int) -> list[Figure]:
     ]
 
 
-def measure_changes(extender: Client, server: Server) -> list[Figure]:
-    """Measure requests after each of which some nodes change, so that the answers are computed again."""
+def measure_changes(extender: Client, echo: Client, server: Server) -> list[Figure]:
+    """Measure requests after, and while, some nodes change, whose scores are computed again."""
     body = build_request(0, NODES)
-    times = []
+    times: dict[str, list[float]] = {"after": [], "while": [], "echo": []}
     for _ in range(REQUESTS):
-        _change(server, CHANGED_NODES)
-        times.append(extender.measure_ms("/prioritize", body))
+        _begin_change(server, CHANGED_NODES)
+        _end_change(server)
+        times["after"].append(extender.measure_ms("/prioritize", body))
+        _begin_change(server, CHANGED_NODES)
+        times["while"].append(extender.measure_ms("/prioritize", body))
+        _end_change(server)
+        times["echo"].append(echo.measure_ms("/echo", body))
+    goals = {50: None, 99: GOAL_MS}
     return [
-        Figure(f"after a change of {CHANGED_NODES} nodes, p{percent}", _percentile(times, percent), None, None, "ms")
-        for percent in (50, 99)
+        Figure(f"{moment} {CHANGED_NODES} nodes change, p{percent}", value, floor, goal, "ms")
+        for moment in ("after", "while")
+        for percent, goal in goals.items()
+        for value, floor in [(_percentile(times[moment], percent), _percentile(times["echo"], percent))]
     ]
 
 
@@ -126,11 +134,14 @@ def measure_processor_time(extender: Client, server: Server, echo: Client, echo_
     return Figure(f"processor time of /prioritize, {NODES:,} names", spent[0], spent[1], None, "ms")
 
 
-def _change(server: Server, nodes: int) -> None:
+def _begin_change(server: Server, nodes: int) -> None:
     assert server.process.stdin is not None  # noqa: S101 - it is a pipe
-    assert server.process.stdout is not None  # noqa: S101
     server.process.stdin.write(f"{nodes}\n")
     server.process.stdin.flush()
+
+
+def _end_change(server: Server) -> None:
+    assert server.process.stdout is not None  # noqa: S101 - it is a pipe
     server.process.stdout.readline()
 
 
@@ -147,7 +158,7 @@ def main() -> int:
         before = psutil.getloadavg()[0]
         figures = [figure for names in NAMES for figure in measure_answers(extender, echo, names)]
         figures.append(measure_processor_time(extender, server, echo, echo_server))
-        figures += [*measure_changes(extender, server), *measure_services(extender, server)]
+        figures += [*measure_changes(extender, echo, server), *measure_services(extender, server)]
         print_figures(f"scheduler extender, load of the machine {before:.1f} before", figures)
     return int(any("MISSED" in figure.verdict for figure in figures))
 

@@ -1,33 +1,15 @@
 """`pomona node-agent`: the agent of one node of the cluster."""
 
 import asyncio
-import contextlib
 import re
-import signal
 from pathlib import Path
 from typing import Final
 
 import click
 
-from cli import log
 from cli.options import Duration, metric_prefix_option
 from crds.meta import GROUP, LONGEST_NAME, NAME_PATTERN
-from devices.node_hardware import NodeRoots, measure_memory_bandwidth, read_node_hardware
-from kube import credentials
-from kube.client import connect
-from kube.credentials import Credentials
-from kube.kubeconfig import CredentialsError
-from node_agent.agent import NodeAgent
-from node_agent.metrics import NodeMetrics
-from node_agent.options import NodeAgentOptions
-from node_agent.rest import (
-    EVERYWHERE,
-    LOOPBACK,
-    ApiKeyFile,
-    build_metrics_application,
-    build_rest_application,
-    serve_application,
-)
+from devices.node.memory_bandwidth import measure_memory_bandwidth
 
 LEAST_INTERVAL_SECONDS: Final = 1.0
 MOST_INTERVAL_SECONDS: Final = 60.0
@@ -146,6 +128,16 @@ def command(
       pomona node-agent --node-name gpu-1 --kubeconfig node-agent.kubeconfig
       pomona node-agent --node-name gpu-1 --label-prefix flexinfer.ai --metric-prefix flexinfer
     """
+    memory_bandwidth = measure_memory_bandwidth()
+    # What the agent imports takes 25 MiB, as much as the buffers of the measurement: they are freed before.
+    from cli import log  # noqa: PLC0415 - as said
+    from devices.node_hardware import NodeRoots  # noqa: PLC0415
+    from kube import credentials  # noqa: PLC0415
+    from kube.kubeconfig import CredentialsError  # noqa: PLC0415
+    from node_agent.options import NodeAgentOptions  # noqa: PLC0415
+    from node_agent.rest import ApiKeyFile  # noqa: PLC0415
+    from node_agent.run import run  # noqa: PLC0415
+
     log.configure(verbose=verbose)
     options = NodeAgentOptions(
         node_name=node_name,
@@ -160,38 +152,6 @@ def command(
     try:
         if api_key_file:
             ApiKeyFile(api_key_file).read()
-        asyncio.run(_run(credentials.load(kubeconfig), options))
+        asyncio.run(run(credentials.load(kubeconfig), options, memory_bandwidth))
     except (CredentialsError, OSError) as error:
         raise click.ClickException(str(error)) from error
-
-
-async def _run(identity: Credentials, options: NodeAgentOptions) -> None:
-    """Run until SIGTERM or SIGINT. The facts stay, and are stale 150 s later."""
-    loop, this = asyncio.get_running_loop(), asyncio.current_task()
-    assert this is not None  # noqa: S101 - a coroutine of asyncio.run is a task
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, this.cancel)
-    metrics = NodeMetrics(options.node_name, options.metric_prefix)
-    with contextlib.suppress(asyncio.CancelledError):
-        async with contextlib.AsyncExitStack() as stack:
-            client = await stack.enter_async_context(connect(identity, metrics.count_call))
-            agent = NodeAgent(
-                client,
-                options,
-                lambda labels: asyncio.to_thread(read_node_hardware, labels, options.roots),
-                lambda: asyncio.to_thread(measure_memory_bandwidth),
-                metrics,
-            )
-            if options.metrics_port:
-                served = build_metrics_application(metrics.render)
-                await stack.enter_async_context(
-                    serve_application(served, "--metrics-port", EVERYWHERE, options.metrics_port)
-                )
-            if options.rest_port:
-                key = ApiKeyFile(options.api_key_file) if options.api_key_file else None
-                host = EVERYWHERE if key else LOOPBACK
-                served = build_rest_application(
-                    options.node_name, lambda: agent.hardware, lambda: agent.memory_bandwidth, key
-                )
-                await stack.enter_async_context(serve_application(served, "--port", host, options.rest_port))
-            await agent.run()

@@ -1,13 +1,15 @@
 """The table from which requests are answered: nodes by their facts, speeds, and the answers that follow from both.
 
 The answers for one subject are a score board: a ready piece of JSON by node. A board is computed when its subject is
-first asked for, once for all nodes with equal facts, and again only after a node or a measurement has changed. The
-least recently used boards are dropped, so that memory does not grow with the number of models times the number of
-nodes; pieces of JSON are shared by all boards.
+first asked for, once for all nodes with equal facts. Nodes that have changed are scored again when it is asked for the
+next time, and all nodes only if a measurement, the fastest hardware or the dearest node is another. The least recently
+used boards are dropped, so that memory does not grow with the number of models times the number of nodes; pieces of
+JSON are shared by all boards.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
 
 from devices.vendors import Vendors
 from extender.misfit import find_static_misfit, find_transient_misfit
@@ -26,6 +28,8 @@ MOST_ENTRIES: Final = 1_000_000
 _LEAST_BOARDS: Final = 8
 MOST_BOARDS: Final = 4096
 """Boards in all: one of few nodes takes a KB, and a tenant makes subjects by the devices that pods request."""
+_MOST_GONE: Final = 1000
+"""Nodes that are gone and whose change is known, beside as many as there are."""
 
 EstimateSpeed = Callable[[ServedModel, ServingDevices], float | None]
 """Return the tokens a second of a replica, or None if nothing is known."""
@@ -45,18 +49,40 @@ class ScorePieces(dict[str, bytes]):
         return encode_priority(name, self.neutral)
 
 
+class ScoreScale(NamedTuple):
+    """The values of all nodes to which one node is compared; a board holds as long as they are equal."""
+
+    measurements: int = 0
+    """Number of changes of measurements before."""
+    fastest: float = 0.0
+    """Tokens a second of the fastest hardware that fits."""
+    dearest: float = 0.0
+    """Cost of the dearest node."""
+
+
+class HardwareStanding(NamedTuple):
+    """Hardware as a subject sees it."""
+
+    misfit: str | None
+    """Why it can never run a replica."""
+    speed: float
+    """Tokens a second; 0: unknown."""
+
+
 class ScoreBoard:
     """The answers for one subject."""
 
-    __slots__ = ("failed", "pieces", "revision", "unresolvable")
+    __slots__ = ("failed", "pieces", "revision", "scale", "unresolvable")
 
-    def __init__(self, neutral: int, revision: int) -> None:
+    def __init__(self, neutral: int, scale: ScoreScale = ScoreScale()) -> None:  # noqa: B008 - it is immutable
         self.pieces = ScorePieces(neutral)
+        self.scale = scale
         self.failed: dict[str, str] = {}
         """Reason by name of nodes that may fit later."""
         self.unresolvable: dict[str, str] = {}
         """Reason by name of nodes that never fit."""
-        self.revision = revision
+        self.revision = 0
+        """Number of changes of nodes that are in it."""
 
 
 class SpeedTable:
@@ -91,8 +117,15 @@ class SpeedTable:
         """The least recently used one first."""
         self._speeds: dict[ScoringSubject, dict[DeviceHardware, float | None]] = {}
         """Tokens a second of the subjects that have a board."""
+        self._costs: Counter[float] = Counter()
+        """Number of nodes by cost."""
+        self._measurements = 0
         self._revision = 0
-        self._empty = ScoreBoard(self._neutral, 0)
+        self._changed: dict[str, int] = {}
+        """Revision of the last change of each node, the latest one last."""
+        self._dropped = 0
+        """Revision up to which changes of nodes are no longer known one by one."""
+        self._empty = ScoreBoard(self._neutral)
 
     @property
     def board_count(self) -> int:
@@ -113,7 +146,8 @@ class SpeedTable:
             self._leave_group(name, known)
         self._facts[name] = facts
         self._groups.setdefault(facts.hardware, {}).setdefault(facts, {})[name] = None
-        self._revision += 1
+        self._costs[facts.cost or 0.0] += 1
+        self._note_change(name)
 
     def remove_node(self, name: str) -> None:
         """Forget a node."""
@@ -121,7 +155,7 @@ class SpeedTable:
         if facts is not None:
             self._leave_group(name, facts)
             self._pieces.pop(name, None)
-            self._revision += 1
+            self._note_change(name)
 
     def set_measurements(self, config_map: Obj) -> tuple[str, ...]:
         """Take the measurements of a ConfigMap; return what is damaged in it, in words."""
@@ -135,20 +169,20 @@ class SpeedTable:
         self._forget_speeds()
 
     def find_board(self, subject: ScoringSubject, served: ServedModel | None = None) -> ScoreBoard:
-        """Return the answers for a subject: a board that must not be changed.
+        """Return the answers for a subject, which hold until something changes.
 
         Args:
             subject: what nodes are scored for.
             served: its service and Model; None if it is not served by one.
         """
         board = self._boards.pop(subject, None)
-        if board is None or board.revision != self._revision:
+        if board is None or board.revision != self._revision or board.scale.measurements != self._measurements:
             measured = self._measured.list_classes(subject.model_hash, subject.namespace)
             if served is None and not measured:
                 # Anyone may ask for a hash that does not exist: nothing is kept for it.
                 self._speeds.pop(subject, None)
                 return self._empty
-            board = self._compute_board(subject, self._find_speeds(subject, served, measured))
+            board = self._renew_board(board, subject, self._find_speeds(subject, served, measured))
         self._boards[subject] = board
         self._drop_boards()
         return board
@@ -177,23 +211,67 @@ class SpeedTable:
             return None
         return self._estimate_speed(served, hardware.describe_replica(subject.device_count, subject.partition))
 
-    def _compute_board(self, subject: ScoringSubject, speeds: Mapping[DeviceHardware, float | None]) -> ScoreBoard:
-        board = ScoreBoard(self._neutral, self._revision)
-        misfits = {hardware: find_static_misfit(hardware, subject, self._vendors) for hardware in self._groups}
-        fastest = max((speeds[each] or 0.0 for each, misfit in misfits.items() if misfit is None), default=0.0)
-        dearest = max((facts.cost or 0.0 for groups in self._groups.values() for facts in groups), default=0.0)
-        for hardware, groups in self._groups.items():
-            misfit, share = misfits[hardware], (speeds[hardware] or 0.0) / (fastest or 1.0)
-            for facts, names in groups.items():
-                if misfit is not None:
-                    board.unresolvable.update(dict.fromkeys(names, misfit))
-                elif facts.free_gib and (busy := find_transient_misfit(facts, subject)):
-                    board.failed.update(dict.fromkeys(names, busy))
-                cost_share = (facts.cost or 0.0) / (dearest or 1.0)
-                score = compute_score(share, facts.utilization or 0.0, cost_share, self._weights)
-                for name in names:
-                    board.pieces[name] = self._find_piece(name, score if misfit is None else 0)
+    def _renew_board(
+        self, board: ScoreBoard | None, subject: ScoringSubject, speeds: Mapping[DeviceHardware, float | None]
+    ) -> ScoreBoard:
+        """Score what has changed since the last board; all nodes if there is none, or if it has another scale."""
+        standings = {
+            hardware: HardwareStanding(find_static_misfit(hardware, subject, self._vendors), speeds[hardware] or 0.0)
+            for hardware in self._groups
+        }
+        fastest = max((each.speed for each in standings.values() if each.misfit is None), default=0.0)
+        scale = ScoreScale(self._measurements, fastest, max(self._costs, default=0.0))
+        if board is None or board.scale != scale or board.revision < self._dropped:
+            board = ScoreBoard(self._neutral, scale)
+            for hardware, groups in self._groups.items():
+                for facts, names in groups.items():
+                    self._score_nodes(board, names, facts, subject, standings[hardware])
+        else:
+            for name in self._list_changed(board.revision):
+                for known in (board.pieces, board.failed, board.unresolvable):
+                    known.pop(name, None)
+                now = self._facts.get(name)
+                if now is not None:
+                    self._score_nodes(board, (name,), now, subject, standings[now.hardware])
+        board.revision = self._revision
         return board
+
+    def _score_nodes(
+        self,
+        board: ScoreBoard,
+        names: Iterable[str],
+        facts: ScoringFacts,
+        subject: ScoringSubject,
+        standing: HardwareStanding,
+    ) -> None:
+        """Enter nodes with equal facts in a board."""
+        if standing.misfit is not None:
+            board.unresolvable.update(dict.fromkeys(names, standing.misfit))
+        elif facts.free_gib and (busy := find_transient_misfit(facts, subject)):
+            board.failed.update(dict.fromkeys(names, busy))
+        share = standing.speed / (board.scale.fastest or 1.0)
+        cost_share = (facts.cost or 0.0) / (board.scale.dearest or 1.0)
+        score = 0
+        if standing.misfit is None:
+            score = compute_score(share, facts.utilization or 0.0, cost_share, self._weights)
+        for name in names:
+            board.pieces[name] = self._find_piece(name, score)
+
+    def _list_changed(self, revision: int) -> Iterator[str]:
+        """Yield the names of the nodes that have changed since."""
+        for name, changed in reversed(self._changed.items()):
+            if changed <= revision:
+                return
+            yield name
+
+    def _note_change(self, name: str) -> None:
+        """Note that a node is another; of nodes that are gone, the oldest are forgotten."""
+        self._revision += 1
+        self._changed.pop(name, None)
+        self._changed[name] = self._revision
+        if len(self._changed) > 2 * len(self._facts) + _MOST_GONE:
+            oldest = next(iter(self._changed))
+            self._dropped = self._changed.pop(oldest)
 
     def _find_piece(self, name: str, score: int) -> bytes:
         pieces = self._pieces.get(name)
@@ -212,6 +290,9 @@ class SpeedTable:
             self._speeds.pop(oldest, None)
 
     def _leave_group(self, name: str, facts: ScoringFacts) -> None:
+        self._costs[facts.cost or 0.0] -= 1
+        if not self._costs[facts.cost or 0.0]:
+            del self._costs[facts.cost or 0.0]
         groups = self._groups[facts.hardware]
         del groups[facts][name]
         if not groups[facts]:
@@ -221,4 +302,4 @@ class SpeedTable:
 
     def _forget_speeds(self) -> None:
         self._speeds.clear()
-        self._revision += 1
+        self._measurements += 1

@@ -48,7 +48,7 @@ class NodeAgent:
         client: the API server.
         options: the options.
         probe: reads the hardware.
-        measure_bandwidth: measures the memory bandwidth, once.
+        memory_bandwidth: that of the processor, in bytes a second; None: unknown.
         metrics: receives what is read.
         wall_clock: the time that is written.
     """
@@ -58,7 +58,7 @@ class NodeAgent:
         client: Client,
         options: NodeAgentOptions,
         probe: Probe,
-        measure_bandwidth: Callable[[], Awaitable[int | None]],
+        memory_bandwidth: int | None,
         metrics: NodeMetrics,
         *,
         wall_clock: Callable[[], datetime] = read_wall_clock,
@@ -66,7 +66,7 @@ class NodeAgent:
         self._client = client
         self._options = options
         self._probe = probe
-        self._measure_bandwidth = measure_bandwidth
+        self._bandwidth = memory_bandwidth
         self._metrics = metrics
         self._wall_clock = wall_clock
         self._own = OwnNode()
@@ -76,7 +76,6 @@ class NodeAgent:
         self._running: asyncio.Task[NodeHardware] | None = None
         self._started_at = wall_clock()
         self._observed_at = wall_clock()
-        self._bandwidth: int | None = None
         self._logged: object = None
         self._known: KnownHardware | None = None
 
@@ -84,11 +83,6 @@ class NodeAgent:
     def hardware(self) -> NodeHardware | None:
         """The hardware as it was read last; None: not yet."""
         return self._known.hardware if self._known else None
-
-    @property
-    def memory_bandwidth(self) -> int | None:
-        """The memory bandwidth of the processor, in bytes a second; None: unknown."""
-        return self._bandwidth
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -106,7 +100,6 @@ class NodeAgent:
             group.create_task(self._work(synced))
 
     async def _work(self, synced: asyncio.Event) -> None:
-        self._bandwidth = await self._measure_bandwidth()
         try:
             await asyncio.wait_for(synced.wait(), NODE_SECONDS)
         except TimeoutError:

@@ -33,7 +33,6 @@ _NAME_LIMIT: Final = 20
 log = structlog.get_logger()
 
 ReadKnownHardware = Callable[[], NodeHardware | None]
-ReadBandwidth = Callable[[], int | None]
 
 
 class ApiKeyFile:
@@ -58,14 +57,14 @@ class ApiKeyFile:
 
 
 def build_rest_application(
-    node: str, read: ReadKnownHardware, read_bandwidth: ReadBandwidth, key: ApiKeyFile | None
+    node: str, read: ReadKnownHardware, memory_bandwidth: int | None, key: ApiKeyFile | None
 ) -> web.Application:
     """Return the REST API.
 
     Args:
         node: the name of the Node.
         read: returns the hardware as it was read last; None: not yet.
-        read_bandwidth: returns the memory bandwidth of its processor.
+        memory_bandwidth: that of its processor, in bytes a second; None: unknown.
         key: the key that all but /health ask for; None: no key.
     """
     identity = {"name": node, "os": "linux"}
@@ -85,7 +84,7 @@ def build_rest_application(
             return web.json_response({"error": str(error)}, status=400)
         if name is None and query.min_fit == "too_tight":
             query = query._replace(min_fit="marginal")
-        rows = await asyncio.to_thread(model_fits.list_fits, hardware, read_bandwidth(), query)
+        rows = await asyncio.to_thread(model_fits.list_fits, hardware, memory_bandwidth, query)
         answer = {
             "node": identity,
             "system": describe_system(hardware),

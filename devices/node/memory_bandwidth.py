@@ -1,9 +1,10 @@
 """A measurement of the processor's memory bandwidth, which no kernel states and which bounds decoding on processors."""
 
+import mmap
 import os
 import threading
 import time
-from ctypes import addressof, c_char, memmove
+from ctypes import addressof, c_char, memmove, memset
 from typing import Final
 
 _BUFFER_BYTES: Final = 4 << 20
@@ -39,10 +40,11 @@ def _try_start(worker: threading.Thread) -> bool:
 
 
 def _copy_until(deadline: float, copied_bytes: list[int], index: int) -> None:
-    source, target = bytearray(_BUFFER_BYTES), bytearray(_BUFFER_BYTES)
-    buffer = c_char * _BUFFER_BYTES
-    source_address, target_address = addressof(buffer.from_buffer(source)), addressof(buffer.from_buffer(target))
-    while time.perf_counter() < deadline:
-        # A call by ctypes lets the other threads of the interpreter run.
-        memmove(target_address, source_address, _BUFFER_BYTES)
-        copied_bytes[index] += _BUFFER_BYTES
+    # Unlike those of the heap, mappings are returned to the kernel.
+    with mmap.mmap(-1, _BUFFER_BYTES) as source, mmap.mmap(-1, _BUFFER_BYTES) as target:
+        source_address, target_address = addressof(c_char.from_buffer(source)), addressof(c_char.from_buffer(target))
+        memset(source_address, 1, _BUFFER_BYTES)  # a page that was never written has no memory of its own
+        while time.perf_counter() < deadline:
+            # A call by ctypes lets the other threads of the interpreter run.
+            memmove(target_address, source_address, _BUFFER_BYTES)
+            copied_bytes[index] += _BUFFER_BYTES

@@ -2,7 +2,8 @@
 
 There is one for each service, because each has a key of its own, which engines and Pomona's proxy ask for at their
 metrics, too. In front of an engine that listens on loopback, the proxy serves its own metrics, and adds the engine's.
-Whoever may state an image decides what an engine sends, so a scrape with too many series is dropped as a whole.
+Whoever may state an image decides what an engine sends: series of other names than the engine's would pass for those of
+the cluster, and are dropped; a scrape that is too large is dropped as a whole.
 The kind is not Kubernetes' own: `optional_kinds.py` knows whether the cluster has it.
 """
 
@@ -25,6 +26,16 @@ _META_LABEL: Final = "__meta_kubernetes_pod_label_inference_pomona_dev_service"
 """Label of a pod as Prometheus names it while it finds targets."""
 _MOST_SERIES: Final = MOST_LINES + 500
 """Series of a scrape. The proxy passes on at most MOST_LINES of an engine, and has less than 300 of its own."""
+_LIMITS: Final = {
+    "sampleLimit": _MOST_SERIES,
+    "labelLimit": 64,
+    "labelNameLengthLimit": 256,
+    "labelValueLengthLimit": 4096,
+    "bodySizeLimit": "2MiB",
+}
+"""Limits of a scrape. The proxy passes on at most 1 MiB of an engine, and vLLM has some 40 labels at one series, whose
+values name all adapters at another."""
+_PROXY_PREFIX: Final = "pomona_proxy_"
 _MOST_OF_A_PREFIX: Final = 253
 _MOST_OF_A_NAME: Final = 63
 
@@ -69,17 +80,22 @@ def build_pod_monitor(
     if metrics is None and not is_behind_proxy:
         return ()
     name = service.metadata.name
+    prefixes = (*([_PROXY_PREFIX] if is_behind_proxy else []), *(metrics.prefixes if metrics is not None else []))
+    kept = [f"{re.escape(prefix)}.*" for prefix in prefixes]
     endpoint: Obj = {
         "port": PORT_NAME,
         "path": metrics.path if metrics is not None and not is_behind_proxy else METRICS,
         # The engines' own series have no label of the service, and a pattern of pod names fits other services, too.
         "relabelings": [{"sourceLabels": [_META_LABEL], "targetLabel": "inference_service"}],
+        # Labels that a pod states for itself never replace those of its target, since honorLabels is absent.
+        "metricRelabelings": [{"sourceLabels": ["__name__"], "regex": "|".join(kept), "action": "keep"}],
+        "honorTimestamps": False,
     }
     if is_behind_proxy or (metrics is not None and metrics.needs_key):
         endpoint["authorization"] = {"type": "Bearer", "credentials": {"name": token_name(name), "key": TOKEN_KEY}}
     spec = {
         "selector": {"matchLabels": {LABEL_SERVICE: name}},
         "podMetricsEndpoints": [endpoint],
-        "sampleLimit": _MOST_SERIES,
+        **_LIMITS,
     }
     return (child(POD_MONITORS, name, INFERENCE_SERVICES, service.metadata, labels, spec=spec),)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
@@ -72,6 +73,7 @@ def list_variables() -> set[str]:
     return {each.removeprefix("label_values(").rpartition(",")[0] for each in queries}
 
 
+@pytest.mark.long
 async def test_every_metric_of_rules_and_dashboards_has_a_series(
     cluster: Cluster, metal_host: StartMetalHost, node_agent: str, tmp_path: Path, watched: list[Process]
 ) -> None:

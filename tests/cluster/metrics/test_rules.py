@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.controlplane.helm import CHART
@@ -11,6 +12,7 @@ RULES = CHART / "files" / "rules.yaml"
 FOLDER = Path(__file__).parent
 
 
+@pytest.mark.long
 def test_rules_are_valid() -> None:
     checked = run_promtool("check", "rules", "--lint=all", "--lint-fatal", str(RULES), folder=FOLDER)
     assert checked.returncode == 0, checked.stderr
@@ -18,6 +20,7 @@ def test_rules_are_valid() -> None:
     assert f"{count} rules found" in checked.stdout
 
 
+@pytest.mark.long
 def test_alerts_fire_at_their_thresholds() -> None:
     tested = run_promtool("test", "rules", "rules_test.yaml", folder=FOLDER)
     assert tested.returncode == 0, tested.stdout + tested.stderr

@@ -362,6 +362,8 @@ ATTEMPTS: dict[str, tuple[str, Attempt]] = {
     "monitor with a foreign key": ("scrapes its own pods", scrape(authorization={"credentials": KEY})),
     "monitor of a foreign address": ("scrapes its own pods", scrape(relabelings=[{"targetLabel": "__address__"}])),
     "monitor of mapped labels": ("scrapes its own pods", scrape(relabelings=[{"action": "labelmap"}])),
+    "monitor that renames series": ("scrapes its own pods", scrape(metricRelabelings=[{"targetLabel": "__name__"}])),
+    "monitor whose pods state their labels": ("scrapes its own pods", scrape(honorLabels=True)),
     "monitor with a foreign password": ("scrapes its own pods", scrape(basicAuth={"password": KEY})),
     "Service at an external address": ("no external address", create(service, externalIPs=["10.0.0.1"])),
     "Service on ports of all nodes": ("type ClusterIP", create(service, type="NodePort")),
@@ -397,11 +399,7 @@ ATTEMPTS: dict[str, tuple[str, Attempt]] = {
         lambda thief: thief.api.create(
             ENDPOINT_SLICES,
             {
-                "metadata": {
-                    "namespace": thief.namespace,
-                    "name": "a",
-                    "labels": {LABEL_SERVICE_NAME: "bank"},
-                },
+                "metadata": {"namespace": thief.namespace, "name": "a", "labels": {LABEL_SERVICE_NAME: "bank"}},
                 **FOREIGN_SLICE,
             },
         ),

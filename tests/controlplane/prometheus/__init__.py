@@ -47,9 +47,16 @@ class Prometheus:
         folder: for its data, configuration and log.
         rules: file of rules.
         targets: HOST:PORT of each target, by the name of the job.
+        jobs: further `scrape_configs`.
     """
 
-    def __init__(self, folder: Path, rules: Path, targets: Mapping[str, Sequence[str]]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rules: Path,
+        targets: Mapping[str, Sequence[str]],
+        jobs: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         configuration = folder / "prometheus.yaml"
         configuration.write_text(
             yaml.safe_dump(
@@ -59,7 +66,8 @@ class Prometheus:
                     "scrape_configs": [
                         {"job_name": job, "static_configs": [{"targets": list(places)}]}
                         for job, places in targets.items()
-                    ],
+                    ]
+                    + [*jobs],
                 }
             )
         )

@@ -122,6 +122,28 @@ def test_answers_are_computed_again_only_after_a_change(table: SpeedTable, estim
     assert table.node_count == 2
 
 
+def test_nodes_that_change_are_scored_without_the_others(table: SpeedTable) -> None:
+    table.set_measurements(measured(nvidia_l4x1=20, nvidia_h100_80gb_hbm3x1=100))
+    board = table.find_board(subject(), ANY_MODEL)
+    table.set_node("h100", facts(H100_LABELS, {"inference.pomona.dev/gpu.util": "1"}))
+    table.set_node("new", facts(H100_LABELS))
+    table.remove_node("l4")
+    changed = table.find_board(subject(), ANY_MODEL)
+    assert changed is board
+    assert scores(changed, "h100", "new", "l4", "plain") == [8, 10, 3, 3]
+    assert set(changed.pieces) == {"h100", "new", "plain"}
+
+
+def test_changes_of_nodes_that_are_gone_take_bounded_memory(table: SpeedTable) -> None:
+    table.find_board(subject(), ANY_MODEL)
+    table.remove_node("l4")
+    for number in range(1500):
+        table.set_node(f"n{number}", facts(L4_LABELS))
+        table.remove_node(f"n{number}")
+    assert len(table._changed) < 1100
+    assert "l4" not in table.find_board(subject(), ANY_MODEL).pieces
+
+
 def test_measurement_that_is_gone_counts_no_more(table: SpeedTable) -> None:
     table.set_measurements(measured(nvidia_l4x1=100))
     table.remove_measurements(f"bench-{HASH}")

@@ -45,7 +45,7 @@ class Node:
             self.api.client,
             NodeAgentOptions(NAME),
             self._probe,
-            self._measure,
+            20 * 10**9,
             self.metrics,
             wall_clock=lambda: EPOCH + timedelta(seconds=asyncio.get_running_loop().time()),
         )
@@ -58,9 +58,6 @@ class Node:
         if self.error:
             raise self.error
         return self.found
-
-    async def _measure(self) -> int | None:
-        return 20 * 10**9
 
     def sample(self, name: str) -> float:
         lines = [line for line in self.metrics.render().decode().splitlines() if line.startswith(name)]

@@ -101,7 +101,7 @@ def key(tmp_path: Path) -> ApiKeyFile:
 
 
 async def test_health_is_open_and_all_else_asks_for_the_key(key: ApiKeyFile) -> None:
-    async with served(build_rest_application("gpu-1", lambda: CPU, lambda: 40 * 10**9, key)) as get:
+    async with served(build_rest_application("gpu-1", lambda: CPU, 40 * 10**9, key)) as get:
         status, body, _ = await get("/health", None)
         assert (status, body) == (200, {"status": "ok", "node": {"name": "gpu-1", "os": "linux"}})
         wrong = (None, "", "Bearer", "Bearer ", "Bearer wrong", f"Basic {KEY}", KEY, f"Bearer {KEY}x", "Bearer \xfc")
@@ -116,7 +116,7 @@ async def test_health_is_open_and_all_else_asks_for_the_key(key: ApiKeyFile) -> 
 
 
 async def test_key_is_replaced_without_a_restart(key: ApiKeyFile, tmp_path: Path) -> None:
-    async with served(build_rest_application("gpu-1", lambda: CPU, lambda: 40 * 10**9, key)) as get:
+    async with served(build_rest_application("gpu-1", lambda: CPU, 40 * 10**9, key)) as get:
         (tmp_path / "key").write_text("other")
         assert (await get("/api/v1/system"))[0] == 401
         assert (await get("/api/v1/system", "Bearer other"))[0] == 200
@@ -126,7 +126,7 @@ async def test_key_is_replaced_without_a_restart(key: ApiKeyFile, tmp_path: Path
 
 
 async def test_hardware_that_was_not_read_yet_is_unavailable() -> None:
-    async with served(build_rest_application("gpu-1", lambda: None, lambda: None, None)) as get:
+    async with served(build_rest_application("gpu-1", lambda: None, None, None)) as get:
         for path in ("system", "models/top", "models/qwen"):
             assert (await get(f"/api/v1/{path}", None))[0] == 503
 
@@ -135,7 +135,7 @@ HOSTILE = ("%00", "%2F", "..%2F..%2Fetc", "%zz", "%FF%FE", "a" * 7000, "a" * 200
 
 
 async def test_hostile_paths_and_queries_are_answered_and_no_error(key: ApiKeyFile) -> None:
-    async with served(build_rest_application("gpu-1", lambda: CPU, lambda: 40 * 10**9, key)) as get:
+    async with served(build_rest_application("gpu-1", lambda: CPU, 40 * 10**9, key)) as get:
         for text in HOSTILE:
             for path in (
                 f"/{text}",
@@ -152,7 +152,7 @@ ROW_KEYS_OF_OURS = {"title", "source"}
 
 
 async def test_models_are_rows_of_llmfit_that_fit_the_memory_that_is_free(key: ApiKeyFile) -> None:
-    async with served(build_rest_application("gpu-1", lambda: CPU, lambda: 40 * 10**9, key)) as get:
+    async with served(build_rest_application("gpu-1", lambda: CPU, 40 * 10**9, key)) as get:
         status, body, _ = await get("/api/v1/models/top?limit=2")
         llmfit = json.loads((RECORDED / "models-top.json").read_text())
         assert status == 200
@@ -171,7 +171,7 @@ async def test_models_are_rows_of_llmfit_that_fit_the_memory_that_is_free(key: A
 
 async def test_model_that_is_too_large_is_there_only_if_asked_for(key: ApiKeyFile) -> None:
     small = CPU._replace(memory_bytes=GIB, available_bytes=GIB)
-    async with served(build_rest_application("gpu-1", lambda: small, lambda: None, key)) as get:
+    async with served(build_rest_application("gpu-1", lambda: small, None, key)) as get:
         for path in ("top", "top?min_fit=too_tight", "qwen3-8b"):
             assert (await get(f"/api/v1/models/{path}"))[1]["models"] == []
         (row,) = (await get("/api/v1/models/qwen3-8b?min_fit=too_tight"))[1]["models"]
@@ -180,7 +180,7 @@ async def test_model_that_is_too_large_is_there_only_if_asked_for(key: ApiKeyFil
 
 
 async def test_hostile_names_of_models_are_refused_or_found_nowhere(key: ApiKeyFile) -> None:
-    async with served(build_rest_application("gpu-1", lambda: CPU, lambda: None, key)) as get:
+    async with served(build_rest_application("gpu-1", lambda: CPU, None, key)) as get:
         for text in HOSTILE:
             status, body, _ = await get(f"/api/v1/models/{text}")
             assert status in {200, 400, 404, 414, 431}

@@ -1,13 +1,16 @@
 """Objects beside the pods of a service: they come and go with the pods, and select no others."""
 
+import re
 from typing import Any
 
+import msgspec
 import pytest
 
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.plan import FIELD_MANAGER
 from controller.reconcile.stamp import needs_apply
-from controller.services.pods.pod_monitor import parse_monitor_labels
+from controller.services.pods.pod_monitor import build_pod_monitor, parse_monitor_labels
+from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_MANAGED_BY, LABEL_SERVICE
 from gateway.proxy.exposition import MOST_LINES
 from gateway.proxy.metrics import ProxyMetrics, ServiceLoad
@@ -147,7 +150,7 @@ def test_monitor_that_exists_gets_the_labels_of_the_option(before: Obj, after: O
     assert desired["metadata"]["labels"] == MANAGED | after
     owned: Obj = {
         "f:metadata": {"f:labels": {f"f:{name}": {} for name in MANAGED | before}, "f:ownerReferences": {}},
-        "f:spec": {"f:selector": {}, "f:podMetricsEndpoints": {}, "f:sampleLimit": {}},
+        "f:spec": {f"f:{name}": {} for name in earlier["spec"]},
     }
     entry = {"manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": owned}
     metadata = earlier["metadata"] | {"uid": "uid-monitor", "resourceVersion": "1", "managedFields": [entry]}
@@ -208,6 +211,36 @@ def test_proxy_is_scraped_in_front_of_an_engine_that_checks_no_key() -> None:
     assert monitor is not None
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert (endpoint["path"], endpoint["authorization"]["credentials"]["name"]) == ("/metrics", "chat-token")
+
+
+@pytest.mark.parametrize(
+    ("runtime", "kept", "dropped"),
+    [
+        ("llama.cpp", "llamacpp:requests_processing", "pomona_proxy_queued"),
+        ("vllm", "vllm:num_requests_running", "llamacpp:requests_processing"),
+        ("generic", "pomona_proxy_queued", "vllm:num_requests_running"),
+    ],
+)
+def test_pod_may_send_series_of_its_engine_only(runtime: str, kept: str, dropped: str) -> None:
+    ((_, monitor),) = build_pod_monitor(msgspec.convert(chat_service()[1], InferenceService), runtime, {}, exists=True)
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    (rule,) = endpoint["metricRelabelings"]
+    assert (rule["action"], rule["sourceLabels"]) == ("keep", ["__name__"])
+    assert re.fullmatch(rule["regex"], kept)
+    for name in (dropped, "pomona_queue_depth", "leader_election_master_status", "ALERTS", f"x{kept}"):
+        assert not re.fullmatch(rule["regex"], name)
+    assert endpoint.get("honorLabels", False) is False
+    assert endpoint["honorTimestamps"] is False
+
+
+def test_every_series_of_the_proxy_is_kept() -> None:
+    proxy = ProxyMetrics(lambda: [ServiceLoad("ns/chat", 0, 0)])
+    monitor = made(POD_MONITORS, runtime="generic", image="a.example/b:1", resources={"memory": "1Gi"}, container={})
+    assert monitor is not None
+    regex = monitor["spec"]["podMetricsEndpoints"][0]["metricRelabelings"][0]["regex"]
+    names = {re.split(r"[ {]", line)[0] for line in proxy.text().decode().splitlines() if not line.startswith("#")}
+    assert names
+    assert {name for name in names if not re.fullmatch(regex, name)} == set()
 
 
 @pytest.mark.parametrize("runtime", ["llama.cpp", "generic"])

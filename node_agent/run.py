@@ -1,0 +1,56 @@
+"""The process of the node agent: its agent, its metrics and its REST API."""
+
+import asyncio
+import contextlib
+import signal
+
+from devices.node_hardware import read_node_hardware
+from kube.client import connect
+from kube.credentials import Credentials
+from node_agent.agent import NodeAgent
+from node_agent.metrics import NodeMetrics
+from node_agent.options import NodeAgentOptions
+from node_agent.rest import (
+    EVERYWHERE,
+    LOOPBACK,
+    ApiKeyFile,
+    build_metrics_application,
+    build_rest_application,
+    serve_application,
+)
+
+
+async def run(identity: Credentials, options: NodeAgentOptions, memory_bandwidth: int | None) -> None:
+    """Run until SIGTERM or SIGINT. The facts stay, and are stale 150 s later.
+
+    Args:
+        identity: the API server, and the credentials for it.
+        options: the options.
+        memory_bandwidth: that of the processor, in bytes a second; None: unknown.
+    """
+    loop, this = asyncio.get_running_loop(), asyncio.current_task()
+    assert this is not None  # noqa: S101 - a coroutine of asyncio.run is a task
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, this.cancel)
+    metrics = NodeMetrics(options.node_name, options.metric_prefix)
+    with contextlib.suppress(asyncio.CancelledError):
+        async with contextlib.AsyncExitStack() as stack:
+            client = await stack.enter_async_context(connect(identity, metrics.count_call))
+            agent = NodeAgent(
+                client,
+                options,
+                lambda labels: asyncio.to_thread(read_node_hardware, labels, options.roots),
+                memory_bandwidth,
+                metrics,
+            )
+            if options.metrics_port:
+                served = build_metrics_application(metrics.render)
+                await stack.enter_async_context(
+                    serve_application(served, "--metrics-port", EVERYWHERE, options.metrics_port)
+                )
+            if options.rest_port:
+                key = ApiKeyFile(options.api_key_file) if options.api_key_file else None
+                host = EVERYWHERE if key else LOOPBACK
+                served = build_rest_application(options.node_name, lambda: agent.hardware, memory_bandwidth, key)
+                await stack.enter_async_context(serve_application(served, "--port", host, options.rest_port))
+            await agent.run()
