@@ -1,11 +1,13 @@
 """Placement by speed, as docs/placement.md says: the fastest class gets the replica, and a slow one is no place."""
 
+import json
 import re
 from pathlib import Path
 
 import msgspec
+import yaml
 
-from crds.meta import CONTROLLER_NAMESPACE
+from crds.meta import API_VERSION, CONTROLLER_NAMESPACE
 from crds.model import Model
 from crds.serving import ServingOptions
 from fitness.performance import MeasuredPerformance, hash_model
@@ -17,8 +19,11 @@ from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import CHECKOUT
 from tests.support.documents import list_blocks
 from tests.support.eventually import eventually
+from tests.support.file_server import FileServer
+from tests.support.pomona_command import Pomona
 from tests.support.shell import Shell
 from tests.support.simulated_nodes import SimulatedNodes
+from tests.support.tiny_models import tiny_gguf
 
 DOCUMENT = (CHECKOUT / "docs" / "placement.md").read_text()
 L4 = {"nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.memory": "23034"}
@@ -63,4 +68,48 @@ async def test_replica_is_placed_on_the_fastest_class_and_never_on_a_slow_one(
     # Without the demand, the slow one does.
     await user.edit("second", placement=None)
     await user.wait_until_on("second", "gpu-l4")
+    await client.delete(CONFIG_MAPS, stored, CONTROLLER_NAMESPACE)
+
+
+async def test_plan_of_a_model_and_its_service_tells_the_speed_that_the_controller_then_reports(
+    plane: ControlPlane, simulated: SimulatedNodes, user: QueueUser, tmp_path: Path
+) -> None:
+    client, pomona = user.client, Pomona(plane, user.namespace)
+    await simulated.add("gpu-h100", devices=1)
+    await simulated.add("gpu-l4", devices=1, **L4)
+    (tmp_path / "files").mkdir()
+    tiny_gguf.write(tmp_path / "files" / "fresh.gguf")
+    async with FileServer(tmp_path / "files") as files:
+        model = {"kind": "Model", "metadata": {"name": "fresh"}, "spec": {"source": f"{files.url}/fresh.gguf"}}
+        spec = {"modelRef": "fresh", "hardware": {"accelerator": "nvidia"}}
+        service = {"kind": "InferenceService", "metadata": {"name": "planned"}, "spec": spec}
+        path = tmp_path / "both.yaml"
+        path.write_text(yaml.safe_dump_all([{"apiVersion": API_VERSION, **each} for each in (service, model)]))
+        words = ("plan", "-f", str(path), "--min-run=1s", "--scheduling-mode=Queue", "-o", "json")
+        refused = await pomona.run(*words)
+        assert refused.code == 1
+        assert "its header cannot be read here" in refused.errors, "the address is a private one"
+        found = json.loads(await pomona.succeed(*words, "--allow-private-sources=127.0.0.0/8"))
+    (row,) = found["replicas"]
+    assert (row["outcome"], row["to"], row["speedSource"]) == ("starts", ["node/gpu-h100"], "Estimated"), row
+    assert row["tokensPerSecondLow"] < row["tokensPerSecond"] < row["tokensPerSecondHigh"]
+    assert found["services"][0]["notes"] == [
+        "Model fresh is as its header says",
+        "after the weights of Model fresh have been fetched",
+    ]
+    # A service of a Model that the cluster knows: the controller then says the same speed of the same place.
+    path.write_text(json.dumps({"apiVersion": API_VERSION, **service, "spec": {**spec, "modelRef": "tiny"}}))
+    stored = await store_measurements(client, user.namespace)
+    (row,) = json.loads(await pomona.succeed(*words))["replicas"]
+    assert (row["tokensPerSecond"], row["speedSource"], row["tokensPerSecondLow"]) == (140.0, "Measured", None)
+    await pomona.succeed("deploy", "-f", str(path), "--no-wait")
+    await user.wait_until_on("planned", row["to"][0].partition("/")[2])
+
+    async def is_reported() -> bool:
+        status = (await client.get(INFERENCE_SERVICES, "planned", user.namespace))["status"]
+        placed = status.get("placement") or {}
+        assert (placed.get("place"), placed.get("tokensPerSecond")) == (row["to"][0], "140"), status
+        return True
+
+    await eventually(is_reported, RUN_SECONDS)
     await client.delete(CONFIG_MAPS, stored, CONTROLLER_NAMESPACE)
