@@ -26,6 +26,7 @@ from tests.support.simulated_nodes import SimulatedNodes
 from tests.support.tiny_models import tiny_gguf
 
 DOCUMENT = (CHECKOUT / "docs" / "placement.md").read_text()
+HARDWARE = "nodes,nodefitnesses.inference.pomona.dev"
 L4 = {"nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.memory": "23034"}
 SPEEDS = {"nvidia-h100-80gb-hbm3x1": 140.0, "nvidia-l4x1": 24.5}
 
@@ -86,9 +87,6 @@ async def test_plan_of_a_model_and_its_service_tells_the_speed_that_the_controll
         path = tmp_path / "both.yaml"
         path.write_text(yaml.safe_dump_all([{"apiVersion": API_VERSION, **each} for each in (service, model)]))
         words = ("plan", "-f", str(path), "--min-run=1s", "--scheduling-mode=Queue", "-o", "json")
-        refused = await pomona.run(*words)
-        assert refused.code == 1
-        assert "its header cannot be read here" in refused.errors, "the address is a private one"
         found = json.loads(await pomona.succeed(*words, "--allow-private-sources=127.0.0.0/8"))
     (row,) = found["replicas"]
     assert (row["outcome"], row["to"], row["speedSource"]) == ("starts", ["node/gpu-h100"], "Estimated"), row
@@ -112,4 +110,54 @@ async def test_plan_of_a_model_and_its_service_tells_the_speed_that_the_controll
         return True
 
     await eventually(is_reported, RUN_SECONDS)
+    await client.delete(CONFIG_MAPS, stored, CONTROLLER_NAMESPACE)
+
+
+async def test_simulated_service_goes_where_the_real_one_then_goes_and_evicts_the_same(
+    plane: ControlPlane, simulated: SimulatedNodes, user: QueueUser, tmp_path: Path
+) -> None:
+    client, pomona = user.client, Pomona(plane, user.namespace)
+    await simulated.add("gpu-h100", devices=2)
+    await simulated.add("gpu-l4", devices=1, **L4)
+    stored = await store_measurements(client, user.namespace)
+    await user.serve("low", 1, "low")
+    await user.wait_until_on("low", "gpu-h100")
+    await user.wait_until_run("low")
+    await user.wait_until_evictable("low")
+    words = ("simulate", f"{user.namespace}/tiny", "--priority=high", "--accelerator=nvidia", "--devices=2")
+    options = ("--min-run=1s", "--scheduling-mode=Queue", "-o", "json")
+    found = json.loads(await pomona.succeed(*words, *options))["queue"]
+    assert found["isKnown"], found
+    rows = {each["service"]: each for each in found["replicas"]}
+    assert (rows["what-if"]["outcome"], rows["what-if"]["to"]) == ("starts", ["node/gpu-h100"]), found
+    assert rows["what-if"]["evicts"] == [f"{user.namespace}/low"]
+    assert (rows["low"]["outcome"], rows["low"]["to"], rows["low"]["tokensPerSecond"]) == (
+        "moves",
+        ["node/gpu-l4"],
+        24.5,
+    ), found
+    assert [(each["cell"], each["free"]["nvidia.com/gpu"]) for each in found["remaining"]] == [
+        ("node/gpu-h100", 0),
+        ("node/gpu-l4", 0),
+    ]
+    await user.serve("real", 2, "high")
+    await user.wait_until_on("real", "gpu-h100")
+    await user.wait_until_on("low", "gpu-l4")
+    # A user of one namespace learns which rights are missing, and no name of another namespace.
+    tenant = Pomona(plane, user.namespace)
+    tenant.kubeconfig = await plane.service_account_kubeconfig(user.namespace, "default")
+    await plane.kubectl("create", "clusterrole", "hardware-reader", "--verb=list", f"--resource={HARDWARE}")
+    account = f"--serviceaccount={user.namespace}:default"
+    await plane.kubectl("create", "clusterrolebinding", "hardware-reader", "--clusterrole=hardware-reader", account)
+
+    async def refuse() -> bool:
+        refused = await tenant.run("simulate", "qwen3-8b", *options[:2])
+        return "the queue is not simulated: a plan needs the whole cluster" in refused.errors
+
+    try:
+        await eventually(refuse)
+        seen = await tenant.run("simulate", "qwen3-8b", *options[:2])
+        assert "real" not in seen.output + seen.errors
+    finally:
+        await plane.kubectl("delete", "clusterrolebinding,clusterrole", "hardware-reader")
     await client.delete(CONFIG_MAPS, stored, CONTROLLER_NAMESPACE)
