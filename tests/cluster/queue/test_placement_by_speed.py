@@ -114,7 +114,7 @@ async def test_plan_of_a_model_and_its_service_tells_the_speed_that_the_controll
 
 
 async def test_simulated_service_goes_where_the_real_one_then_goes_and_evicts_the_same(
-    plane: ControlPlane, simulated: SimulatedNodes, user: QueueUser, tmp_path: Path
+    plane: ControlPlane, simulated: SimulatedNodes, user: QueueUser
 ) -> None:
     client, pomona = user.client, Pomona(plane, user.namespace)
     await simulated.add("gpu-h100", devices=2)

@@ -22,11 +22,11 @@ from controller.placement.cluster_copy import ClusterCopy, QueueSettings
 from crds.meta import API_VERSION
 from kube.client import Client, Obj
 from kube.errors import NotFound
-from kube.resources import INFERENCE_SERVICES, MODELS, NODES, PODS, ObjectKey, Resource
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, MODELS, NODES, PODS, ObjectKey, Resource
 from kube.store import Store
 from tests.support.api_objects import model
 from tests.support.density_worlds import GIB, build_feed
-from tests.support.queue_objects import queue_pod, queued_service
+from tests.support.queue_objects import deployment_of, queue_pod, queued_service
 from tests.support.service_decisions import SETTINGS
 
 H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559"}
@@ -94,9 +94,7 @@ def test_replicas_start_where_there_is_room_and_the_others_say_why_they_wait() -
 def test_service_of_higher_priority_shows_what_it_would_evict(capsys: pytest.CaptureFixture[str]) -> None:
     low = queued_service("low", priority="low", hardware={"accelerator": "nvidia", "count": 2})
     running = queue_pod("low-aaa-1", service="low", gated=False, node="a", devices=2)
-    copied = make_copy((INFERENCE_SERVICES, low), (PODS, running))
-    assert simulate(copied, NVIDIA._replace(priority="low")).services[0].problem is None
-    copied = make_copy((INFERENCE_SERVICES, low), (PODS, running))
+    copied = make_copy((INFERENCE_SERVICES, low), (DEPLOYMENTS, deployment_of("low")), (PODS, running))
     found = SimulatedQueue(simulate(copied, NVIDIA._replace(priority="critical")))
     assert found.has_starts
     print_queue(found, 200)
