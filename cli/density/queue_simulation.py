@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from cli.queue.planning import ManifestPlan
     from console.density_models import KnownModel
     from controller.placement.forecast import QueueForecast
-    from crds.inspection import InspectionReport
     from kube.store import Store
 
 SIMULATED: Final = "what-if"
@@ -71,7 +70,8 @@ async def simulate_queue(
         ApiError: the API server refuses.
         Unreachable: the API server does not answer.
     """
-    from cli.queue.planning import copy_for_plan, plan_manifests  # noqa: PLC0415 - not needed for --help
+    from cli.queue.model_headers import build_header  # noqa: PLC0415 - not needed for --help
+    from cli.queue.planning import copy_for_plan, plan_manifests  # noqa: PLC0415 - same
     from kube.resources import ObjectKey  # noqa: PLC0415 - same
 
     manifests = build_manifests(model, store, wanted, model.namespace or cluster.namespace)
@@ -79,7 +79,7 @@ async def simulate_queue(
         copied = await copy_for_plan(cluster, stated)
     except click.ClickException as error:
         return SimulatedQueue(problem=error.message)
-    header = build_header(model, wanted) if len(manifests) > 1 else None
+    header = build_header(model, wanted.accelerator) if len(manifests) > 1 else None
     key = ObjectKey(manifests[0]["metadata"]["namespace"], manifests[0]["metadata"]["name"])
     headers = {key: header} if header is not None else {}
     return SimulatedQueue(await plan_manifests(cluster.client, copied, manifests, headers))
@@ -125,26 +125,6 @@ def build_manifests(model: "KnownModel", store: "Store", wanted: WantedService, 
     if problems := [str(problem) for each in made for problem in validation.problems(each)]:
         raise click.UsageError("; ".join(problems))
     return made
-
-
-def build_header(model: "KnownModel", wanted: WantedService) -> "InspectionReport | None":
-    """Return what the header of a model would say; None: its layout is not known on any accelerator."""
-    from crds.inspection import InspectionReport  # noqa: PLC0415 - not needed for --help
-    from crds.model import GGUF  # noqa: PLC0415 - same
-
-    known = model.workloads.get(wanted.accelerator or "")
-    workloads = [known] if known is not None else list(model.workloads.values())
-    layout = next((each.layout for each in workloads if each.layout is not None), None)
-    if layout is None:
-        return None
-    share = model.active_share
-    return InspectionReport(
-        layout=layout,
-        size_bytes=layout.tensor_bytes,
-        gguf=GGUF(quantization=model.quantization),
-        total_parameters=model.parameters,
-        active_parameters=round(model.parameters * share) if model.parameters and share else None,
-    )
 
 
 def list_remaining(plan: "ManifestPlan") -> list[tuple[str, Mapping[str, int]]]:

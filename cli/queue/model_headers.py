@@ -9,8 +9,10 @@ from artifacts.repositories.address_policy import Networks
 from cli.api_objects import Obj
 
 if TYPE_CHECKING:
+    from console.density_models import KnownModel
     from controller.placement.cluster_copy import ClusterCopy
     from controller.services.planned_models import ModelHeaders
+    from crds.inspection import InspectionReport
 
 _SECONDS: Final = 60.0
 """Time for all headers of a plan."""
@@ -51,5 +53,44 @@ async def read_headers(
             found[key] = msgspec.convert(facts, InspectionReport)
         except (ArtifactError, TimeoutError, msgspec.ValidationError) as error:
             why = f"all headers together took more than {_SECONDS:.0f} s" if isinstance(error, TimeoutError) else error
-            problems.append(f"Model {key}: its header cannot be read here: {getattr(why, 'message', why)}")
+            line = f"Model {key}: its header cannot be read here: {getattr(why, 'message', why)}"
+            listed = _find_catalog_header(spec["source"])
+            if listed is not None:
+                found[key] = listed
+                line += "; the figures of the catalog are taken for it"
+            problems.append(line)
     return found, problems
+
+
+def _find_catalog_header(source: str) -> "InspectionReport | None":
+    """Return what the catalog says about the header of a source; None: it does not know it."""
+    from console.density_models import list_catalog_models  # noqa: PLC0415 - not needed for --help
+    from devices.vendors import VENDORS  # noqa: PLC0415 - same
+
+    known = next((each for each in list_catalog_models(tuple(VENDORS)) if each.source == source), None)
+    return build_header(known, None) if known is not None else None
+
+
+def build_header(model: "KnownModel", accelerator: str | None) -> "InspectionReport | None":
+    """Return what the header of a model would say; None: its layout is not known on any accelerator.
+
+    Args:
+        model: the model.
+        accelerator: the accelerator whose engine loads it; None: any.
+    """
+    from crds.inspection import InspectionReport  # noqa: PLC0415 - not needed for --help
+    from crds.model import GGUF  # noqa: PLC0415 - same
+
+    known = model.workloads.get(accelerator or "")
+    workloads = [known] if known is not None else list(model.workloads.values())
+    layout = next((each.layout for each in workloads if each.layout is not None), None)
+    if layout is None:
+        return None
+    share = model.active_share
+    return InspectionReport(
+        layout=layout,
+        size_bytes=layout.tensor_bytes,
+        gguf=GGUF(quantization=model.quantization),
+        total_parameters=model.parameters,
+        active_parameters=round(model.parameters * share) if model.parameters and share else None,
+    )

@@ -1,6 +1,7 @@
 """`pomona simulate`: the service that is planned, and what the queue would do with it."""
 
 import asyncio
+from pathlib import Path
 from typing import Any, cast
 
 import click
@@ -10,12 +11,11 @@ from artifacts.repositories.address_policy import NETWORKS_VARIABLE
 from cli.density.queue_simulation import (
     SimulatedQueue,
     WantedService,
-    build_header,
     build_manifests,
     build_queue_facts,
     print_queue,
 )
-from cli.queue.model_headers import read_headers
+from cli.queue.model_headers import build_header, read_headers
 from cli.queue.planning import ManifestPlan, plan_manifests
 from console.density_models import KnownModel, change_quantization
 from controller.placement.cluster_copy import ClusterCopy, QueueSettings
@@ -26,6 +26,7 @@ from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, MODELS, NODES, PODS,
 from kube.store import Store
 from tests.support.api_objects import model
 from tests.support.density_worlds import GIB, build_feed
+from tests.support.file_server import FileServer
 from tests.support.queue_objects import deployment_of, queue_pod, queued_service
 from tests.support.service_decisions import SETTINGS
 
@@ -71,7 +72,7 @@ def simulate(copied: ClusterCopy, wanted: WantedService, name: str = "team/tiny"
         assert changed is not None
         known = changed
     manifests = build_manifests(known, copied.store, wanted, known.namespace or "default")
-    header = build_header(known, wanted)
+    header = build_header(known, wanted.accelerator)
     key = ObjectKey(manifests[0]["metadata"]["namespace"], manifests[0]["metadata"]["name"])
     headers = {key: header} if len(manifests) > 1 and header is not None else {}
     return asyncio.run(plan_manifests(cast("Client", NoVolumes()), copied, manifests, headers))
@@ -163,3 +164,17 @@ async def test_header_in_a_private_network_is_read_only_if_it_is_allowed(monkeyp
     (line,) = problems
     assert line.startswith("Model team/mine: its header cannot be read here: ")
     assert "169.254.169.254" in line
+
+
+async def test_header_that_cannot_be_read_is_that_of_the_catalog_if_it_has_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = "hf://Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf"
+    metadata = {"name": "listed", "namespace": "team"}
+    manifest = {"apiVersion": API_VERSION, "kind": "Model", "metadata": metadata, "spec": {"source": source}}
+    async with FileServer(tmp_path) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        headers, problems = await read_headers(make_copy(), [manifest], ())
+    assert headers[ObjectKey("team", "listed")].layout is not None
+    (line,) = problems
+    assert line.endswith("; the figures of the catalog are taken for it")
