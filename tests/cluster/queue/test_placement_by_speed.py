@@ -140,8 +140,8 @@ async def test_simulated_service_goes_where_the_real_one_then_goes_and_evicts_th
         ("node/gpu-h100", 0),
         ("node/gpu-l4", 0),
     ]
-    await user.serve("real", 2, "high")
-    await user.wait_until_on("real", "gpu-h100")
+    await user.serve("actual", 2, "high")
+    await user.wait_until_on("actual", "gpu-h100")
     await user.wait_until_on("low", "gpu-l4")
     # A user of one namespace learns which rights are missing, and no name of another namespace.
     tenant = Pomona(plane, user.namespace)
@@ -157,7 +157,7 @@ async def test_simulated_service_goes_where_the_real_one_then_goes_and_evicts_th
     try:
         await eventually(refuse)
         seen = await tenant.run("simulate", "qwen3-8b", *options[:2])
-        assert "real" not in seen.output + seen.errors
+        assert "actual" not in seen.output + seen.errors
     finally:
         await plane.kubectl("delete", "clusterrolebinding,clusterrole", "hardware-reader")
     await client.delete(CONFIG_MAPS, stored, CONTROLLER_NAMESPACE)
