@@ -173,6 +173,9 @@ def _note_status(copy: ClusterCopy, view: ServiceView, key: ObjectKey, classes: 
 
 
 def _explain_problem(problem: ServiceProblem) -> ServiceProblem:
+    if problem.reason == "Downloading":
+        copies = "no plan tells on which nodes its copies will be: apply the Model, and plan again once it has some"
+        return problem._replace(message=f"{problem.message}: {copies}")
     if problem.reason != "ModelNotReady":
         return problem
     unknown = (

@@ -365,6 +365,13 @@ def test_model_of_stated_memory_is_planned_with_its_service() -> None:
     assert planned.notes[0] == "Model large takes the memory that its spec.memoryBytes states"
 
 
+def test_model_with_copies_on_nodes_says_that_they_are_not_known() -> None:
+    new = manifest("Model", "new", source="http://models.example/a.gguf", memoryBytes=GIB, cache={"scope": "node"})
+    planned = plan_one(make_classes(), manifest(modelRef="new"), new)
+    assert planned.problem is not None
+    assert "apply the Model, and plan again once it has some" in planned.problem.message
+
+
 def test_model_of_a_library_and_one_of_an_invalid_source_need_no_header() -> None:
     copy = make_classes()
     new = manifest("Model", "pulled", source="ollama://tiny:1b", memoryBytes=GIB)
