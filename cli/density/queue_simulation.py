@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cli.queue.planning import ManifestPlan
     from console.density_models import KnownModel
     from controller.placement.forecast import QueueForecast
+    from kube.resources import Resource
     from kube.store import Store
 
 SIMULATED: Final = "what-if"
@@ -95,8 +96,8 @@ def build_manifests(model: "KnownModel", store: "Store", wanted: WantedService, 
     from crds.meta import API_VERSION, AUTO_ACCELERATOR  # noqa: PLC0415 - same
     from kube.resources import INFERENCE_SERVICES, MODELS  # noqa: PLC0415 - same
 
-    def name_free(resource: object, name: str) -> str:
-        taken = {each["metadata"]["name"] for each in store.list(resource)}  # type: ignore[arg-type]
+    def name_free(resource: "Resource", name: str) -> str:
+        taken = {each["metadata"]["name"] for each in store.list(resource)}
         while name in taken:
             name += "-again"
         return name
@@ -114,6 +115,8 @@ def build_manifests(model: "KnownModel", store: "Store", wanted: WantedService, 
         served = name_free(MODELS, f"{SIMULATED}-model")
         stored = store.get(MODELS, model.name, model.namespace) if model.namespace else None
         spec = dict(stored["spec"]) if stored is not None else {"source": model.source}
+        if wanted.quantization is not None:
+            spec.pop("memoryBytes", None)  # it is that of the other quantization
         spec |= {"memoryBytes": wanted.memory_bytes} if wanted.memory_bytes is not None else {}
         made.append(build("Model", served, spec))
     accelerator = wanted.accelerator or AUTO_ACCELERATOR

@@ -122,6 +122,21 @@ def test_stated_memory_decides_whether_it_fits() -> None:
     assert facts["problem"]
 
 
+def test_other_quantization_is_not_held_to_the_memory_that_is_stated_for_this_one() -> None:
+    copied = make_copy()
+    stored = copied.store.get(MODELS, "tiny", "team")
+    assert stored is not None
+    copied.put(MODELS, {**stored, "spec": {**stored["spec"], "memoryBytes": 900 * GIB}})
+    known = find_known(copied.store, "team/tiny")
+    made, _ = build_manifests(known, copied.store, NVIDIA._replace(quantization="Q8_0"), "team")
+    assert "memoryBytes" not in made["spec"]
+
+
+def test_accelerator_that_does_not_exist_is_a_problem_with_the_way_out() -> None:
+    facts = build_queue_facts(SimulatedQueue(simulate(make_copy(), NVIDIA._replace(accelerator="nosuch"))))
+    assert "nosuch" in facts["problem"]
+
+
 def test_names_that_exist_are_not_taken() -> None:
     copied = make_copy((INFERENCE_SERVICES, queued_service("what-if")))
     (made,) = build_manifests(find_known(copied.store, "team/tiny"), copied.store, NVIDIA, "team")
