@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.option("--replicas", type=click.IntRange(1, 100), default=1, show_default=True, help="Replicas of the service.")
 @click.option("--priority", type=click.Choice(get_args(Priority)), help="Priority of the service. Default: normal.")
 @click.option("--accelerator", metavar="NAME", help="Accelerator of the service, such as nvidia. Default: any.")
-@click.option("--devices", type=click.IntRange(min=1), help="Devices of each replica. Default: as few as it needs.")
+@click.option("--devices", type=click.IntRange(min=1), help="Devices of each replica in pods. Default: 1.")
 @facts_option("table")
 @click.option(
     "--vendors",
