@@ -69,7 +69,7 @@ def command(
       pomona inspect hf://unsloth/Qwen3-8B-GGUF --files '*Q4_K_M*.gguf'
       pomona inspect file://$PWD/model.gguf --file-root . -o json
     """
-    inspecting = _inspect(
+    inspecting = inspect_source(
         source,
         files,
         sha256,
@@ -89,7 +89,7 @@ def command(
             print(f"{name}: {value}")
 
 
-async def _inspect(
+async def inspect_source(
     text: str,
     files: tuple[str, ...],
     sha256: str | None,
@@ -99,6 +99,7 @@ async def _inspect(
     is_mounted: bool,
     mirrors: tuple[str, ...],
 ) -> dict[str, Any]:
+    """Return the facts in the headers of a source, as a Job's result has them. Raises ArtifactError."""
     # Importing aiohttp takes longer than refusing an invalid source.
     from artifacts.inspect import inspect_with_mirrors  # noqa: PLC0415
     from artifacts.repositories.repository import SourceAccess  # noqa: PLC0415

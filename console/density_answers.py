@@ -258,10 +258,13 @@ class ModelCost(DensityAnswer, frozen=True):
     tokens_per_second: float | None
     speed_source: Literal["live", "measured", "estimated"] | None
     watts: float | None
+    """Power of the devices while they work; replicas that share a machine or device share its watts equally."""
     cost_per_hour: float | None
     """Electricity and hire of the devices; null: a price or the watts are not stated."""
     cost_per_million_tokens: float | None
-    """At the speed above, of one replica that generates all the time."""
+    """At the speed above; without requests, of one replica that generates all the time."""
+    unknown: list[str]
+    """Facts that are not known, so that a figure is null, such as `watts of nvidia-l4`."""
 
 
 class NamespaceCost(DensityAnswer, frozen=True):
@@ -270,12 +273,18 @@ class NamespaceCost(DensityAnswer, frozen=True):
     namespace: str
     model_count: int
     total_gpu: int
-    total_memory_gb: float
+    total_memory_gb: float | None
+    """null: that of a service is unknown."""
     watts: float | None
+    """null: those of a service are unknown."""
     cost_per_hour: float | None
     """null: that of a service is unknown."""
     known_cost_per_hour: float
     """Sum of those that are known."""
+    tokens_per_second: float | None
+    """Speed of all replicas of its services; null: that of a service with replicas is unknown."""
+    cost_per_million_tokens: float | None
+    """At the speed above, for the cost above."""
 
 
 class CostAnswer(DensityAnswer, frozen=True):

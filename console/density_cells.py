@@ -16,6 +16,7 @@ from crds.metalhost import MetalHost, MetalHostStatus
 from crds.metalprocess import MetalProcess
 from crds.nodefitness import NodeFitnessStatus
 from crds.size import GIB
+from devices.node_labels import read_share
 from devices.vendors import Vendor, Vendors
 from fitness.serving_devices import ServingDevices
 from fitness.stated_hardware import DeviceHardware, describe_host, describe_node
@@ -54,6 +55,8 @@ class DensityCell(NamedTuple):
     """Why it takes no new replica; empty: it does."""
     is_exclusive: bool = False
     """A pod holds its devices alone."""
+    device_share: float | None = 1.0
+    """Part of a device that each one is which pods request: less where they share it; None: unknown."""
     engines: tuple[str, ...] = ()
     """Engines that a host has."""
 
@@ -130,6 +133,7 @@ def build_node_cell(
         is_stale=is_stale,
         closure=close_node(node).message,
         is_exclusive=hardware.vendor != "cpu" and not hardware.is_shared,
+        device_share=_find_share(hardware.vendor, node["metadata"]["labels"], vendors),
     )
 
 
@@ -203,6 +207,15 @@ def _list_devices(
         sizes = hardware.memory_bytes or (one,)
         observed = [*sizes] * _count_devices(vendor, allocatable)
     return sorted((each for each in observed if each is not None), reverse=True)
+
+
+def _find_share(accelerator: str, labels: Mapping[str, str], vendors: Vendors) -> float | None:
+    """Return the part of a device that each one is which pods request, by the labels of the vendor's labeller."""
+    vendor = next((each for name, each in vendors.items() if name == accelerator), None)
+    share = read_share(accelerator, vendor, labels) if vendor is not None else None
+    if share is None:
+        return 1.0
+    return 1 / share.pods if share.pods > 1 else None
 
 
 def _count_devices(vendor: Vendor, amounts: Amounts) -> int:

@@ -5,7 +5,7 @@ from typing import Final, Literal, NamedTuple
 
 from console.density_answers import CostAnswer, ModelCost, NamespaceCost
 from console.density_cells import DensityCell
-from console.density_prices import DensityPrices, find_device_cost, price_million_tokens
+from console.density_prices import DensityPrices, find_device_cost, name_priced_device, price_million_tokens
 from console.density_queries import Page
 from console.density_snapshot import DensitySnapshot, PlacedReplica, Visibility
 from console.fit_table import compute_score
@@ -16,7 +16,8 @@ from fitness.serving_devices import ServingDevices
 
 MOST_NODES: Final = 20
 """Nodes that are named for each service."""
-
+MOST_UNKNOWN: Final = 20
+"""Facts that are named for each service."""
 
 SpeedOrigin = Literal["live", "measured", "estimated"]
 
@@ -47,9 +48,8 @@ def _describe_service(snapshot: DensitySnapshot, prices: DensityPrices, service:
     key = service.metadata.namespace, service.metadata.name
     replicas = snapshot.replicas_of.get(key, ())
     bases = [_find_base(snapshot.cells.get(each.cell), each) for each in replicas]
-    costs = [
-        _cost_replica(prices, base, max(1, replica.devices)) for base, replica in zip(bases, replicas, strict=True)
-    ]
+    parts = [_find_part(snapshot, each) for each in replicas]
+    costs = [_cost_replica(prices, base, part) for base, part in zip(bases, parts, strict=True)]
     watts, per_hour = _sum_known(each[0] for each in costs), _sum_known(each[1] for each in costs)
     speed = _find_speed(service, bases)
     divided = len(replicas) if speed.source != "live" else 1
@@ -73,7 +73,47 @@ def _describe_service(snapshot: DensitySnapshot, prices: DensityPrices, service:
         watts=watts if replicas else 0.0,
         cost_per_hour=(None if per_hour is None else round(per_hour, 6)) if replicas else 0.0,
         cost_per_million_tokens=None if million is None else round(million, 6),
+        unknown=_list_unknown(prices, bases, parts, memory, speed.tokens_per_second),
     )
+
+
+def _list_unknown(
+    prices: DensityPrices,
+    bases: Sequence[ServingDevices | None],
+    parts: Sequence[float | None],
+    memory: float | None,
+    tokens_per_second: float | None,
+) -> list[str]:
+    """Return what is not known of a service that has replicas."""
+    found = set[str]()
+    for base, part in zip(bases, parts, strict=True):
+        if base is None:
+            found.add("hardware of a node or host")
+            continue
+        if part is None:
+            found.add("number of pods that share a device")
+        device = name_priced_device(base.device_class)
+        cost = find_device_cost(prices, base.device_class, base.vendor)
+        if cost.watts is None:
+            found.add(f"watts of {device}")
+        if cost.per_hour is None and (prices.per_kwh is None or cost.watts is not None):
+            found.add(f"perKwh, or perHour of {device}")
+    if bases and memory is None:
+        found.add("memory of a replica")
+    if bases and tokens_per_second is None:
+        found.add("tokens per second")
+    return sorted(found)[:MOST_UNKNOWN]
+
+
+def _find_part(snapshot: DensitySnapshot, replica: PlacedReplica) -> float | None:
+    """Return the devices that a replica has to itself, or its part of one that others share; None: unknown."""
+    cell = snapshot.cells.get(replica.cell)
+    if cell is None:
+        return None
+    if replica.devices:
+        return None if cell.device_share is None else replica.devices * cell.device_share
+    # A host, or the processor of a node, is one device for all replicas that are there.
+    return 1 / max(1, sum(not each.devices for each in snapshot.replicas_on.get(replica.cell, ())))
 
 
 def _find_base(cell: DensityCell | None, replica: PlacedReplica) -> ServingDevices | None:
@@ -85,15 +125,15 @@ def _find_base(cell: DensityCell | None, replica: PlacedReplica) -> ServingDevic
 
 
 def _cost_replica(
-    prices: DensityPrices, base: ServingDevices | None, devices: int
+    prices: DensityPrices, base: ServingDevices | None, part: float | None
 ) -> tuple[float | None, float | None]:
     """Return the watts of a replica, and its cost for an hour; None: unknown."""
-    if base is None:
+    if base is None or part is None:
         return None, None
     found = find_device_cost(prices, base.device_class, base.vendor)
     return (
-        None if found.watts is None else found.watts * devices,
-        None if found.per_hour is None else found.per_hour * devices,
+        None if found.watts is None else found.watts * part,
+        None if found.per_hour is None else found.per_hour * part,
     )
 
 
@@ -102,6 +142,12 @@ def _sum_known(values: Iterable[float | None]) -> float | None:
     found = list(values)
     known = [each for each in found if each is not None]
     return sum(known) if found and len(known) == len(found) else None
+
+
+def _sum_all(values: Iterable[float | None]) -> float | None:
+    """Return the sum, 0 of none; None if one is unknown."""
+    found = list(values)
+    return _sum_known(found) if found else 0.0
 
 
 def _find_memory(service: InferenceService, replica: PlacedReplica) -> float | None:
@@ -149,15 +195,31 @@ def _sum_namespaces(models: Sequence[ModelCost]) -> list[NamespaceCost]:
     found: dict[str, list[ModelCost]] = {}
     for each in models:
         found.setdefault(each.namespace, []).append(each)
-    return [
-        NamespaceCost(
-            namespace=namespace,
-            model_count=len(members),
-            total_gpu=sum(each.gpu for each in members),
-            total_memory_gb=round(sum(each.memory_required_gb or 0.0 for each in members), 2),
-            watts=_sum_known(each.watts for each in members),
-            cost_per_hour=_sum_known(each.cost_per_hour for each in members),
-            known_cost_per_hour=round(sum(each.cost_per_hour or 0.0 for each in members), 6),
-        )
-        for namespace, members in sorted(found.items())
-    ]
+    return [_sum_namespace(namespace, members) for namespace, members in sorted(found.items())]
+
+
+def _sum_namespace(namespace: str, members: Sequence[ModelCost]) -> NamespaceCost:
+    # What has no replica takes nothing, and generates nothing.
+    placed = [each for each in members if each.replicas]
+    per_hour = _sum_all(each.cost_per_hour for each in members)
+    tokens = _sum_known(_count_tokens(each) for each in placed)
+    million = price_million_tokens(per_hour, tokens)
+    memory = _sum_all(each.memory_required_gb for each in placed)
+    return NamespaceCost(
+        namespace=namespace,
+        model_count=len(members),
+        total_gpu=sum(each.gpu for each in members),
+        total_memory_gb=None if memory is None else round(memory, 2),
+        watts=_sum_all(each.watts for each in members),
+        cost_per_hour=None if per_hour is None else round(per_hour, 6),
+        known_cost_per_hour=round(sum(each.cost_per_hour or 0.0 for each in members), 6),
+        tokens_per_second=tokens,
+        cost_per_million_tokens=None if million is None else round(million, 6),
+    )
+
+
+def _count_tokens(cost: ModelCost) -> float | None:
+    """Return the tokens per second of all replicas of a service: the speed of now is that of all already."""
+    if cost.tokens_per_second is None or cost.speed_source == "live":
+        return cost.tokens_per_second
+    return cost.tokens_per_second * cost.replicas

@@ -49,7 +49,7 @@ def find_device_cost(prices: DensityPrices, device_class: str, vendor: str) -> D
         device_class: class of a replica with any number of devices, such as nvidia-l4x2.
         vendor: its vendor.
     """
-    single = find_single_class(device_class).removesuffix(SINGLE)
+    single = name_priced_device(device_class)
     watts = _find(prices.watts, single, vendor)
     hire = _find(prices.per_hour, single, vendor)
     if not prices.is_stated or (prices.per_kwh is None and hire is None):
@@ -59,6 +59,11 @@ def find_device_cost(prices: DensityPrices, device_class: str, vendor: str) -> D
         return DeviceCost(None, hire)
     power = (watts or 0.0) / _WATTS_OF_KILOWATT * prices.per_kwh if prices.per_kwh is not None else 0.0
     return DeviceCost(watts, power + (hire or 0.0))
+
+
+def name_priced_device(device_class: str) -> str:
+    """Return the name by which the prices of a device are stated: its class without the number."""
+    return find_single_class(device_class).removesuffix(SINGLE)
 
 
 def price_million_tokens(per_hour: float | None, tokens_per_second: float | None) -> float | None:

@@ -73,6 +73,25 @@ def find_model(snapshot: DensitySnapshot, visible: Visibility, text: str) -> Kno
     raise SimulationRefused(f"model {quoted} may be {', '.join(names[:_MOST_NAMED])}{more}: name one of them")
 
 
+def find_asked_model(snapshot: DensitySnapshot, visible: Visibility, request: SimulateRequest) -> KnownModel:
+    """Return the model of a request, in its quantization.
+
+    Raises:
+        ModelNotFound: there is no such model.
+        SimulationRefused: a value is impossible.
+    """
+    asked = check_request(request)
+    model = find_model(snapshot, visible, asked.model)
+    if asked.quantization is None:
+        return model
+    changed = change_quantization(model, asked.quantization)
+    if changed is None:
+        raise SimulationRefused(
+            f"quantization is of GGUF files, and {model.full_name} is none or states no number of parameters"
+        )
+    return changed
+
+
 def simulate_model(
     snapshot: DensitySnapshot, table: FitTable, visible: Visibility, request: SimulateRequest
 ) -> SimulateAnswer:
@@ -83,14 +102,7 @@ def simulate_model(
         SimulationRefused: a value is impossible.
     """
     asked = check_request(request)
-    model = find_model(snapshot, visible, asked.model)
-    if asked.quantization is not None:
-        changed = change_quantization(model, asked.quantization)
-        if changed is None:
-            raise SimulationRefused(
-                f"quantization is of GGUF files, and {model.full_name} is none or states no number of parameters"
-            )
-        model = changed
+    model = find_asked_model(snapshot, visible, request)
     if asked.context is not None and asked.context != table.options.context_length:
         table = table.with_context(asked.context)
     found = []

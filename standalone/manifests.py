@@ -8,7 +8,7 @@ files, since nothing else can create it here.
 import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -63,6 +63,8 @@ class Document:
     path: Path
     node: yaml.Node
     manifest: dict[str, Any]
+    number: int = 0
+    """Number of the document in its file; 0: the file has no other."""
 
     @property
     def key(self) -> ObjectKey:
@@ -78,9 +80,10 @@ class Document:
         return " ".join(str(each) for each in (self.manifest.get("kind"), name) if each) or "a manifest"
 
     def describe(self, problem: str, field_path: validation.Path = ()) -> str:
-        """Return the problem with the file and line of its field."""
+        """Return the problem with the file, the line of its field, and the number of a document among several."""
         line = _find_line(self.node, field_path)
-        return f"{self.path}:{line}: {self.title}: {problem}"
+        number = f"document {self.number}, " if self.number else ""
+        return f"{self.path}:{line}: {number}{self.title}: {problem}"
 
 
 def load_manifests(paths: Iterable[Path]) -> Manifests:
@@ -189,7 +192,9 @@ def _list_files(paths: Iterable[Path]) -> Iterator[Path]:
             yield path
 
 
-def _parse_documents(path: Path) -> Iterator[Document]:
+def _parse_documents(path: Path) -> list[Document]:
+    """Return the documents of a file, each with its number if there are several."""
+    found, number = list[Document](), 0
     with path.open("rb") as file:
         content = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
@@ -203,9 +208,15 @@ def _parse_documents(path: Path) -> Iterator[Document]:
             value = loader.construct_document(node)
             if value is None:
                 continue
-            yield from _split_list(path, node, value)
+            found += [replace(each, number=number + 1) for each in _split_list(path, node, value)]
+            number += 1
+    except yaml.MarkedYAMLError as error:
+        if number:
+            error.problem = f"document {number + 1}: {error.problem}"
+        raise
     finally:
         loader.dispose()
+    return found if number > 1 else [replace(each, number=0) for each in found]
 
 
 def _split_list(path: Path, node: yaml.Node, value: object) -> Iterator[Document]:

@@ -10,6 +10,7 @@ from cli.output import TableFormat, facts_option, print_facts, render_table, ter
 from cli.vendor_option import read_vendors
 
 if TYPE_CHECKING:
+    from console.density_answers import ModelCost
     from devices.vendors import Vendors
 
 
@@ -34,7 +35,8 @@ def command(
     """Show the devices, memory, electricity and money that each service and namespace takes.
 
     A device has the name of its class without the number, such as nvidia-l4, or of its vendor. The price of a million
-    tokens is that at the speed of now, else as measured or estimated with a replica that generates all the time.
+    tokens is that at the speed of now, else as measured or estimated with a replica that generates all the time. What
+    is not known is ?, and named on standard error; a sum of which a part is not known is ?, too.
 
     \b
     Examples:
@@ -60,7 +62,7 @@ def command(
             f"{each.namespace}/{each.name}",
             f"{each.replicas}",
             f"{each.gpu}",
-            "" if each.memory_required_gb is None else f"{each.memory_required_gb:g} GiB",
+            _describe_memory(each),
             _money(each.watts),
             _money(each.cost_per_hour),
             _money(each.cost_per_million_tokens),
@@ -72,16 +74,25 @@ def command(
             f"{each.namespace} in all",
             "",
             f"{each.total_gpu}",
-            f"{each.total_memory_gb:g} GiB",
+            "?" if each.total_memory_gb is None else f"{each.total_memory_gb:g} GiB",
             _money(each.watts),
             _money(each.cost_per_hour),
-            "",
+            _money(each.cost_per_million_tokens),
         )
         for each in answer.namespaces
     ]
     money = answer.currency
     titles = ("SERVICE", "REPLICAS", "GPUS", "MEMORY", "WATTS", f"{money}/HOUR", f"{money}/MILLION TOKENS")
     print(render_table(titles, rows, terminal_width(), {0}) if rows else "no service")
+    for each in answer.models:
+        if each.unknown:
+            click.echo(f"{each.namespace}/{each.name}: not known: {'; '.join(each.unknown)}", err=True)
+
+
+def _describe_memory(cost: "ModelCost") -> str:
+    if cost.memory_required_gb is None:
+        return "?" if cost.replicas else ""
+    return f"{cost.memory_required_gb:g} GiB"
 
 
 def _money(value: float | None) -> str:

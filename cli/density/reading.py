@@ -11,6 +11,7 @@ from cli.cluster_options import ClusterOptions
 
 if TYPE_CHECKING:
     from cli.cluster_access import Cluster
+    from console.density_feed import DensityFeed
     from console.density_prices import DensityPrices
     from console.density_snapshot import DensitySnapshot
     from console.fit_table import FitTable
@@ -28,17 +29,35 @@ def answer_by_cluster(
         click.ClickException: the cluster cannot be read.
     """
     from cli.cluster_access import run_in_cluster  # noqa: PLC0415 - not needed for --help
-    from console.density_feed import CONTEXT_LENGTH, DensityFeed  # noqa: PLC0415 - same
-    from console.fit_table import FitTable  # noqa: PLC0415 - same
 
-    async def read(cluster: "Cluster") -> DensityFeed:
-        feed = DensityFeed(vendors)
-        for refused in await feed.read_once(cluster.client):
-            print(f"not counted, since you may not read it: {refused.call}", file=sys.stderr)
-        return feed
+    async def read(cluster: "Cluster") -> "DensityFeed":
+        return await read_feed(cluster, vendors)
 
     feed = run_in_cluster(target, read)
-    return answer(feed.take_snapshot(), FitTable(CONTEXT_LENGTH, feed.measured))
+    return answer(feed.take_snapshot(), build_table(feed))
+
+
+async def read_feed(cluster: "Cluster", vendors: "Vendors") -> "DensityFeed":
+    """Return the cluster as it is now; what may not be read is named on standard error.
+
+    Raises:
+        ApiError: the API server refuses what is needed.
+        Unreachable: the API server does not answer.
+    """
+    from console.density_feed import DensityFeed  # noqa: PLC0415 - not needed for --help
+
+    feed = DensityFeed(vendors)
+    for refused in await feed.read_once(cluster.client):
+        print(f"not counted, since you may not read it: {refused.call}", file=sys.stderr)
+    return feed
+
+
+def build_table(feed: "DensityFeed") -> "FitTable":
+    """Return the table of fits of a cluster."""
+    from console.density_feed import CONTEXT_LENGTH  # noqa: PLC0415 - not needed for --help
+    from console.fit_table import FitTable  # noqa: PLC0415 - same
+
+    return FitTable(CONTEXT_LENGTH, feed.measured)
 
 
 def load_prices(path: Path | None) -> "DensityPrices":

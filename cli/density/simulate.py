@@ -1,16 +1,20 @@
-"""`pomona simulate`: each node and host before and after a further model."""
+"""`pomona simulate`: where a further service would go, and each node and host before and after a replica of it."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import click
 
-from cli.cluster_options import ClusterOptions, cluster_options
+from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.output import TableFormat, facts_option, print_facts, render_table, terminal_width
+from cli.queue.controller_settings import StatedSettings, controller_options
 from cli.vendor_option import read_vendors
+from crds.meta import Priority
 
 if TYPE_CHECKING:
-    from console.density_answers import SimulateAnswer
+    from cli.cluster_access import Cluster
+    from cli.density.queue_simulation import SimulatedQueue
+    from console.density_answers import SimulateAnswer, SimulateRequest
     from devices.vendors import Vendors
 
 
@@ -19,6 +23,10 @@ if TYPE_CHECKING:
 @click.option("--quantization", help="Quantization of GGUF files in place of that of the model, such as Q8_0.")
 @click.option("--context-length", type=int, help="Context of each request in tokens. Default: 8192.")
 @click.option("--memory", "memory_gb", type=float, help="Memory of a replica in GiB, in place of the estimate.")
+@click.option("--replicas", type=click.IntRange(1, 100), default=1, show_default=True, help="Replicas of the service.")
+@click.option("--priority", type=click.Choice(get_args(Priority)), help="Priority of the service. Default: normal.")
+@click.option("--accelerator", metavar="NAME", help="Accelerator of the service, such as nvidia. Default: any.")
+@click.option("--devices", type=click.IntRange(min=1), help="Devices of each replica in pods. Default: 1.")
 @facts_option("table")
 @click.option(
     "--vendors",
@@ -26,54 +34,90 @@ if TYPE_CHECKING:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="YAML file of accelerators, that of the controller.",
 )
-@cluster_options
+@controller_options
+@namespaced_cluster_options
 def command(
     model: str,
     *,
     quantization: str | None,
     context_length: int | None,
     memory_gb: float | None,
+    replicas: int,
+    priority: str | None,
+    accelerator: str | None,
+    devices: int | None,
     output_format: TableFormat,
     vendors: "Vendors",
+    stated: StatedSettings,
     target: ClusterOptions,
 ) -> None:
-    """Show what would be free on each node and host before and after a further replica of MODEL.
+    """Show where a further service of MODEL would go, and what would be free before and after a replica of it.
 
-    Nothing is changed. `pomona plan` shows what the queue would do with a service; this command asks where a model
-    would fit at all, in another quantization or with another context.
+    The first table is the fit on each node and host, of what is free now. The second is what the queue would do with
+    the service, by the planner of the controller: where each replica would start and how fast, what would be evicted
+    for it by its priority, or why it would wait; then what is left. Nothing is changed.
 
-    Exit code: 0 it fits somewhere; 1 it fits nowhere, or the cluster cannot be read; 2 a value is impossible.
+    The queue is simulated with your own rights to read the whole cluster, as by `pomona plan`. Without them, the first
+    table is shown alone.
+
+    Exit code: 0 it fits or would start somewhere; 1 nowhere, or the cluster cannot be read; 2 a value is impossible.
 
     \b
     Examples:
       pomona simulate qwen3-8b
+      pomona simulate qwen3-8b --replicas 3 --priority high --accelerator nvidia
       pomona simulate qwen3-8b --quantization Q8_0 --context-length 32768
       pomona simulate team/chat-model --memory 12 -o json
     """
     import msgspec  # noqa: PLC0415 - not needed for --help
 
-    from cli.density.reading import answer_by_cluster  # noqa: PLC0415 - same
+    from cli.cluster_access import run_in_cluster  # noqa: PLC0415 - same
+    from cli.density.queue_simulation import build_queue_facts, print_queue  # noqa: PLC0415 - same
     from console.density_answers import SimulateRequest  # noqa: PLC0415 - same
-    from console.density_simulation import (  # noqa: PLC0415 - same
-        ModelNotFound,
-        SimulationRefused,
-        check_request,
-        simulate_model,
-    )
+    from console.density_simulation import ModelNotFound, SimulationRefused, check_request  # noqa: PLC0415 - same
 
-    wanted = SimulateRequest(model=model, quantization=quantization, context=context_length, memory_gb=memory_gb)
+    request = SimulateRequest(model=model, quantization=quantization, context=context_length, memory_gb=memory_gb)
+    hardware = (replicas, priority, accelerator, devices)
+
+    async def read(cluster: "Cluster") -> "tuple[SimulateAnswer, SimulatedQueue]":
+        return await _simulate(cluster, vendors, request, hardware, stated)
+
     try:
-        check_request(wanted)
-        answer = answer_by_cluster(target, vendors, lambda read, table: simulate_model(read, table, None, wanted))
+        check_request(request)
+        answer, queue = run_in_cluster(target, read)
     except ModelNotFound as error:
         raise click.ClickException(str(error)) from error
     except SimulationRefused as error:
         raise click.UsageError(str(error)) from error
     if output_format in {"json", "yaml"}:
-        print_facts(msgspec.to_builtins(answer), "json" if output_format == "json" else "yaml")
+        facts = {**msgspec.to_builtins(answer), "queue": build_queue_facts(queue)}
+        print_facts(facts, "json" if output_format == "json" else "yaml")
     else:
         _print_places(model, answer)
-    click.get_current_context().exit(0 if answer.can_fit_anywhere else 1)
+        print_queue(queue, terminal_width())
+    click.get_current_context().exit(0 if answer.can_fit_anywhere or queue.has_starts else 1)
+
+
+async def _simulate(
+    cluster: "Cluster",
+    vendors: "Vendors",
+    request: "SimulateRequest",
+    hardware: tuple[int, str | None, str | None, int | None],
+    stated: StatedSettings,
+) -> "tuple[SimulateAnswer, SimulatedQueue]":
+    """Return the fit, and what the queue would do. Raises as `simulate_model` and `simulate_queue`."""
+    from cli.density.queue_simulation import WantedService, simulate_queue  # noqa: PLC0415 - not needed for --help
+    from cli.density.reading import build_table, read_feed  # noqa: PLC0415 - same
+    from console.density_simulation import check_request, find_asked_model, simulate_model  # noqa: PLC0415 - same
+    from crds.size import GIB  # noqa: PLC0415 - same
+
+    feed = await read_feed(cluster, vendors)
+    snapshot = feed.take_snapshot()
+    answer = simulate_model(snapshot, build_table(feed), None, request)
+    asked, model = check_request(request), find_asked_model(snapshot, None, request)
+    memory = round(asked.memory_gb * GIB) if asked.memory_gb is not None else None
+    wanted = WantedService(*hardware, asked.context, memory, asked.quantization)
+    return answer, await simulate_queue(cluster, model, feed.store, wanted, stated)
 
 
 def _print_places(model: str, answer: "SimulateAnswer") -> None:

@@ -1,16 +1,29 @@
 """The output of `pomona plan`: what would become of each unit, as a table or as facts for programs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from cli.api_objects import Obj
 from cli.output import duration_text, render_table
 from controller.placement.forecast import QueueForecast, UnitFate, Wait, explain_wait, first_uid, list_differences
+from controller.placement.units import Cell
+from crds.placement import ClassSpeed
+from devices.device_class import find_single_class
+from kube.resources import ObjectKey
 
 _TITLES: Final = ("SERVICE", "REPLICA", "PRIORITY", "POOL", "OUTCOME", "WHERE", "WHY")
 _NARROW: Final = (0, 4, 5, 6)
 """Columns of a table that fits the terminal."""
 INCOMPLETE: Final = "the plan was ended early: more would change after this"
+
+
+ListSpeeds = Callable[[ObjectKey], Sequence[ClassSpeed]]
+"""Returns the speeds of a service by device class."""
+
+
+def list_no_speeds(_service: ObjectKey) -> Sequence[ClassSpeed]:
+    """Return that no speed is known."""
+    return ()
 
 
 class PlannedChange(NamedTuple):
@@ -21,6 +34,8 @@ class PlannedChange(NamedTuple):
     """`Cell.id` of the cells where it runs before; empty: it waits, or is new."""
     wait: Wait | None
     """None: it does not wait."""
+    speed: ClassSpeed | None = None
+    """Its speed where it starts; None: it is unknown, or it does not start."""
 
     @property
     def outcome(self) -> str:
@@ -39,20 +54,33 @@ class PlannedChange(NamedTuple):
                 return "ends"
 
 
-def list_changes(before: QueueForecast, after: QueueForecast, concerned: Sequence[str]) -> list[PlannedChange]:
+def list_changes(
+    before: QueueForecast, after: QueueForecast, concerned: Sequence[str], list_speeds: ListSpeeds = list_no_speeds
+) -> list[PlannedChange]:
     """Return the changes of some units, and of all others whose fate differs.
 
     Args:
         before: the forecast without the change.
         after: the forecast with it.
         concerned: uids of the units that are shown in any case.
+        list_speeds: returns the speeds of services.
     """
-    found = []
+    found, cells = list[PlannedChange](), {cell.id: cell for cell in after.cells}
     for fate in list_differences(before, after, concerned):
         earlier = before.fates.get(first_uid(fate.unit.uid))
         origin = earlier.unit.cells if earlier is not None else ()
-        found.append(PlannedChange(fate, origin, explain_wait(after, fate) if fate.state == "waits" else None))
+        wait = explain_wait(after, fate) if fate.state == "waits" else None
+        place = cells.get(fate.cells[0]) if fate.state == "starts" and fate.cells else None
+        found.append(PlannedChange(fate, origin, wait, _find_speed(list_speeds(fate.unit.service), place)))
     return found
+
+
+def _find_speed(speeds: Sequence[ClassSpeed], place: Cell | None) -> ClassSpeed | None:
+    """Return the speed of a replica on a cell, whose class is that of a single device."""
+    if place is None or not place.device_class:
+        return None
+    alike = (each for each in speeds if find_single_class(each.device_class) == place.device_class)
+    return next((each for each in alike if each.tokens_per_second), None)
 
 
 def render_changes(changes: Sequence[PlannedChange], width: int | None) -> str:
@@ -104,10 +132,17 @@ def describe_cause(change: PlannedChange) -> str:
     if fate.evicts:
         victims = sorted({f"{victim.service} of priority {victim.priority}" for victim in fate.evicts})
         parts.append(f"evicts {', '.join(victims)}")
+    if change.speed is not None:
+        parts.append(_describe_speed(change.speed))
     parts += [score.explain() for score in fate.scores[:1] if fate.state == "starts"]
     if fate.state == "ends":
         parts.append("replaced by a replica of the new spec")
     return "; ".join(parts)
+
+
+def _describe_speed(speed: ClassSpeed) -> str:
+    between = f", {speed.low} to {speed.high}" if speed.low and speed.high else ""
+    return f"{speed.tokens_per_second} tokens/s ({speed.source}{between})"
 
 
 def build_changes(changes: Sequence[PlannedChange]) -> list[Obj]:
@@ -117,7 +152,7 @@ def build_changes(changes: Sequence[PlannedChange]) -> list[Obj]:
 
 def _build_change(change: PlannedChange) -> Obj:
     fate, wait = change.fate, change.wait
-    unit = fate.unit
+    unit, speed = fate.unit, change.speed
     return {
         "namespace": unit.service.namespace,
         "service": unit.service.name,
@@ -130,10 +165,18 @@ def _build_change(change: PlannedChange) -> Obj:
         "to": list(fate.cells) if fate.state == "starts" else [],
         "afterSeconds": round(fate.after_seconds),
         "score": fate.scores[0].explain() if fate.scores else "",
-        "tokensPerSecond": fate.scores[0].tokens_per_second if fate.scores else None,
+        "deviceClass": speed.device_class if speed is not None else "",
+        "tokensPerSecond": _read_rate(speed.tokens_per_second) if speed is not None else None,
+        "tokensPerSecondLow": _read_rate(speed.low) if speed is not None else None,
+        "tokensPerSecondHigh": _read_rate(speed.high) if speed is not None else None,
+        "speedSource": speed.source if speed is not None else None,
         "evictedFor": str(fate.preemptor.service) if fate.preemptor is not None else "",
         "evicts": sorted({str(victim.service) for victim in fate.evicts}),
         "place": {"position": wait.position, "length": wait.length} if wait is not None and wait.position else None,
         "reason": wait.reason if wait is not None else "",
         "message": wait.message if wait is not None else "",
     }
+
+
+def _read_rate(text: str | None) -> float | None:
+    return float(text) if text else None

@@ -9,11 +9,13 @@ import click
 from cli.api_objects import Obj
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.lazy import LazyGroup
+from cli.options import allow_private_sources
 from cli.output import TableFormat, facts_option, print_facts, terminal_width, wrap_text
 from cli.queue.command import refuse_options_before
 from cli.queue.controller_settings import StatedSettings, controller_options
 
 if TYPE_CHECKING:
+    from artifacts.repositories.address_policy import Networks
     from cli.cluster_access import Cluster
     from cli.queue.fate_table import PlannedChange
     from controller.placement.forecast import QueueForecast
@@ -35,6 +37,7 @@ _STANDARD_INPUT: Final = Path("/dev/stdin")
     type=click.Path(exists=True, allow_dash=True, path_type=Path),
     help="Manifest, folder of manifests, or - for standard input. Repeatable.",
 )
+@allow_private_sources
 @facts_option("table", "wide")
 @controller_options
 @namespaced_cluster_options
@@ -45,15 +48,17 @@ def command(
     target: ClusterOptions,
     stated: StatedSettings,
     paths: tuple[Path, ...],
+    allowed_networks: "Networks",
     output_format: TableFormat,
 ) -> None:
     """Show what the queue would do if the Models and InferenceServices of FILE were applied now.
 
-    Each new replica starts on a node or host, or waits at a place; replicas that would be evicted for it follow, with
-    where they would go. The cluster is read, nothing is changed, and rights to read all of it are needed. The plan
-    assumes that evicted replicas end, and that nothing else comes or goes.
+    Each new replica starts on a node or host, with its speed there, or waits at a place; replicas that would be evicted
+    for it follow, with where they would go. The cluster is read, nothing is changed, and rights to read all of it are
+    needed. The plan assumes that evicted replicas end, and that nothing else comes or goes.
 
-    Of a service that exists, fields that the manifest leaves out stay as they are.
+    Of a service that exists, fields that the manifest leaves out stay as they are. The header of a new Model is read
+    from its source, as by `pomona inspect`, unless its spec.memoryBytes says what it takes.
 
     Exit code: 0 planned; 1 a service would get no replica, or the cluster cannot be read; 2 the options or files are
     invalid.
@@ -61,6 +66,7 @@ def command(
     \b
     Examples:
       pomona plan -f service.yaml
+      pomona plan -f model.yaml -f service.yaml -o json
       pomona deploy qwen3-8b --dry-run | pomona plan -f -
       pomona plan drain studio-1
       pomona plan add --accelerator nvidia --devices 8 --memory 512Gi
@@ -79,7 +85,7 @@ def command(
         click.echo(line, err=True)
 
     async def read(cluster: "Cluster") -> "tuple[list[PlannedService], list[PlannedChange], QueueForecast]":
-        return await plan_files(cluster, manifests, stated)
+        return await plan_files(cluster, manifests, stated, allowed_networks)
 
     services, changes, after = run_in_cluster(target, read)
     extra: Obj = {"services": [_describe_service(each) for each in services]}
@@ -88,32 +94,31 @@ def command(
 
 
 async def plan_files(
-    cluster: "Cluster", manifests: Sequence[Obj], stated: StatedSettings
+    cluster: "Cluster", manifests: Sequence[Obj], stated: StatedSettings, networks: "Networks"
 ) -> "tuple[list[PlannedService], list[PlannedChange], QueueForecast]":
     """Return what would become of the services of manifests, and of all other units.
+
+    Args:
+        cluster: the cluster.
+        manifests: the manifests.
+        stated: options of the controller.
+        networks: private networks that the sources of new Models may lead to.
 
     Raises:
         click.ClickException: the user may not read the whole cluster.
         ApiError: the API server refuses.
         Unreachable: the API server does not answer.
     """
-    from cli.queue.fate_table import list_changes  # noqa: PLC0415 - not needed for --help
-    from cli.queue.planning import copy_for_plan, read_clock  # noqa: PLC0415 - same
-    from controller.placement.forecast import forecast  # noqa: PLC0415 - same
-    from controller.services.planned_services import plan_services  # noqa: PLC0415 - same
+    from cli.queue.model_headers import read_headers  # noqa: PLC0415 - not needed for --help
+    from cli.queue.planning import copy_for_plan, plan_manifests  # noqa: PLC0415 - same
 
     copied = await copy_for_plan(cluster, stated)
-    now = read_clock()
-    units = copied.list_units(now)
-    before = forecast(copied.list_cells(), units, copied.rules, now.timestamp())
     placed = [{**each, "metadata": {"namespace": cluster.namespace, **each["metadata"]}} for each in manifests]
-    services = plan_services(copied, placed, now)
-    await copied.read_volumes(cluster.client)
-    changed = copied.list_units(now)
-    after = forecast(copied.list_cells(), changed, copied.rules, now.timestamp())
-    known, keys = {unit.uid for unit in units}, {each.key for each in services}
-    concerned = [unit.uid for unit in changed if unit.service in keys and unit.uid not in known]
-    return services, list_changes(before, after, concerned), after
+    headers, problems = await read_headers(copied, placed, networks)
+    for line in problems:
+        click.echo(line, err=True)
+    made = await plan_manifests(cluster.client, copied, placed, headers)
+    return made.services, made.changes, made.after
 
 
 def print_plan(

@@ -119,7 +119,7 @@ def plan_addition(copied: "ClusterCopy", added: Obj) -> "tuple[list[PlannedChang
         raise click.ClickException("the node has no device of a known accelerator: state its allocatable resources")
     units = copied.list_units(now)
     after = forecast(more, units, copied.rules, now.timestamp())
-    changes = list_changes(before, after, ())
+    changes = list_changes(before, after, (), copied.list_speeds)
     if changes:
         return changes, after, []
     known = {cell.id for cell in cells}

@@ -65,7 +65,7 @@ async def plan_drain(
     before = forecast(cells, units, copied.rules, now.timestamp())
     after = forecast(*drain_cell(cells, units, drained), copied.rules, now.timestamp())
     concerned = [unit.uid for unit in units if drained in unit.cells and unit.state == "running"]
-    return drained, list_changes(before, after, concerned), after
+    return drained, list_changes(before, after, concerned, copied.list_speeds), after
 
 
 def find_cell(name: str, cells: "Sequence[Cell]") -> str:

@@ -25,11 +25,14 @@ from controller.placement.units import Cell, NodeRequirement, Unit
 from controller.pod_settings import PodSettings
 from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.partial_objects import declare_partial_objects
-from crds.meta import LABEL_MANAGED_BY, MANAGED_BY
+from crds.meta import CONTROLLER_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
+from crds.placement import ClassSpeed
+from fitness.performance_store import SELECTOR, PerformanceTable
 from kube.client import Client, Obj
 from kube.errors import Forbidden, NotFound
 from kube.resources import (
     ACCELERATOR_POOLS,
+    CONFIG_MAPS,
     DEPLOYMENTS,
     ENDPOINT_SLICES,
     INFERENCE_SERVICES,
@@ -37,6 +40,7 @@ from kube.resources import (
     METAL_HOSTS,
     METAL_PROCESSES,
     MODELS,
+    NODE_FITNESSES,
     NODES,
     PODS,
     PVCS,
@@ -93,6 +97,10 @@ class ClusterCopy:
         declare_nodes(self.store, settings.pods.vendors)
         self.registry = CellRegistry(self.store, settings.pods.vendors, self._is_alive)
         self.volumes = BoundVolumes(self.store, self.registry)
+        self.measured = PerformanceTable()
+        """The stored measurements."""
+        self.unread_speeds: tuple[Forbidden, ...] = ()
+        """Refusals of what speeds follow from: the plan then knows fewer of them."""
         self._pods: dict[ObjectKey, Obj] = {}
         """Our pods as a whole: the store keeps no rules of one that has a node, and its successor has the same."""
 
@@ -131,6 +139,17 @@ class ClusterCopy:
             find_volume_nodes=self.volumes.find_nodes,
         )
         return tuple(self.registry.devices.add_freed(self._complete(each)) for each in observed.units)
+
+    def list_speeds(self, service: ObjectKey) -> tuple[ClassSpeed, ...]:
+        """Return the speeds of a service by device class; none while its status is of an earlier spec."""
+        obj = self.store.get(INFERENCE_SERVICES, service.name, service.namespace)
+        status = (obj or {}).get("status") or {}
+        if obj is None or status.get("observedGeneration") != obj["metadata"].get("generation"):
+            return ()
+        try:
+            return msgspec.convert(status.get("speeds") or (), tuple[ClassSpeed, ...])
+        except msgspec.ValidationError:
+            return ()  # a newer controller wrote them: the planner does not know them either
 
     async def read_volumes(self, client: Client) -> None:
         """Read the volumes of pods, also of those that were put into the copy.
@@ -178,6 +197,7 @@ async def read_cluster(client: Client, settings: QueueSettings = QueueSettings()
             if resource not in _DECIDES_NOTHING:
                 refused.append(error)
     refused += await _read_devices(client, made)
+    made.unread_speeds = await _read_speed_facts(client, made)
     if refused:
         raise RightsMissing(refused)
     foreign = made.registry.foreign
@@ -199,6 +219,24 @@ async def _read_devices(client: Client, made: ClusterCopy) -> Sequence[Forbidden
         except Forbidden as error:
             refused.append(error)
     return refused if any(map(selects_devices, made.store.list(INFERENCE_SERVICES))) else ()
+
+
+async def _read_speed_facts(client: Client, made: ClusterCopy) -> tuple[Forbidden, ...]:
+    """Read the hardware of nodes and the measurements; return the refusals. Raises ApiError, Unreachable."""
+    refused: list[Forbidden] = []
+    try:
+        for obj in (await client.list(NODE_FITNESSES)).items:
+            made.put(NODE_FITNESSES, obj)
+    except NotFound:
+        pass  # a cluster of an earlier version has none: labels alone say what a node has
+    except Forbidden as error:
+        refused.append(error)
+    try:
+        for obj in (await client.list(CONFIG_MAPS, CONTROLLER_NAMESPACE, label_selector=SELECTOR)).items:
+            made.measured.update(obj)
+    except Forbidden as error:
+        refused.append(error)
+    return tuple(refused)
 
 
 def unpin(pod_spec: Obj) -> Obj:

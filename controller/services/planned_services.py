@@ -6,9 +6,9 @@ at once, and the queue decides which of them start.
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from controller.models.served import format_of
+from controller.models.served import format_of, list_companions
 from controller.placement.candidate_room import CandidateRoom, ProspectiveReplica, RoomCounter, hold_at_volumes
 from controller.placement.cluster_copy import ClusterCopy
 from controller.placement.forecast import forecast
@@ -21,12 +21,16 @@ from controller.reconcile.plan import Snapshot
 from controller.reconcile.stamp import ANNOTATION_INPUTS, is_desired
 from controller.reconcile.triggers import is_gated
 from controller.services.accelerator_choice import choose_accelerators
+from controller.services.class_speeds import SpeedAssessor
+from controller.services.planned_models import ModelHeaders, assume_inspection, revise
 from controller.services.preconditions import ServiceProblem
 from controller.services.reconciler import ViewFacts, build_view
+from controller.services.speed_report import SpeedSources
 from controller.services.status import ServiceView
 from crds.inferenceservice import InferenceService
-from crds.meta import ENQUEUED_AT, POD_TEMPLATE
+from crds.meta import ENQUEUED_AT, POD_TEMPLATE, without_defaults
 from crds.model import Model
+from crds.placement import ClassSpeed
 from kube.client import Obj
 from kube.resources import (
     DEPLOYMENTS,
@@ -40,6 +44,7 @@ from kube.resources import (
 )
 from kube.time import rfc3339
 
+_NO_HEADERS: Final[ModelHeaders] = {}
 _TEMPLATE: Final = "planned"
 _NEW_VERSION: Final = "1"
 
@@ -81,22 +86,29 @@ class _CopiedRooms:
         return 0.0
 
 
-def plan_services(copy: ClusterCopy, manifests: Iterable[Obj], now: datetime) -> list[PlannedService]:
+def plan_services(
+    copy: ClusterCopy, manifests: Iterable[Obj], now: datetime, headers: ModelHeaders = _NO_HEADERS
+) -> list[PlannedService]:
     """Put Models and InferenceServices into a copy of the cluster, with the replicas that they would get.
 
     Args:
         copy: the copy, which is changed.
         manifests: the manifests, each with its namespace.
         now: the wall clock.
+        headers: what was read in the headers of Models that the cluster has not inspected.
     """
     ordered = sorted(manifests, key=lambda each: each["kind"] != "Model")
-    keys = []
+    speeds = SpeedSources(assessor=SpeedAssessor(copy.registry.list_classes, copy.measured, copy.settings.pods.vendors))
+    keys, assumed = list[ObjectKey](), dict[ObjectKey, str]()
     for manifest in ordered:
-        resource = MODELS if manifest["kind"] == "Model" else INFERENCE_SERVICES
+        resource, key = MODELS if manifest["kind"] == "Model" else INFERENCE_SERVICES, object_key(manifest)
+        earlier = copy.store.get(resource, key.name, key.namespace)
         _put_manifest(copy, resource, manifest, now)
         if resource == INFERENCE_SERVICES:
-            keys.append(object_key(manifest))
-    return [_plan_service(copy, key, now) for key in keys]
+            keys.append(key)
+        elif note := assume_inspection(copy, key, earlier, headers, now):
+            assumed[key] = note
+    return [_plan_service(copy, key, now, speeds, assumed) for key in keys]
 
 
 def _put_manifest(copy: ClusterCopy, resource: Resource, manifest: Obj, now: datetime) -> None:
@@ -110,7 +122,7 @@ def _put_manifest(copy: ClusterCopy, resource: Resource, manifest: Obj, now: dat
     spec = {**there["spec"], **manifest["spec"]}
     if spec != there["spec"]:
         generation = there["metadata"].get("generation", 1) + 1
-        copy.put(resource, _revise({**there, "spec": spec}, generation=generation))
+        copy.put(resource, revise({**there, "spec": spec}, generation=generation))
 
 
 def _identify(resource: Resource, key: ObjectKey, now: datetime) -> Obj:
@@ -121,28 +133,26 @@ def _identify(resource: Resource, key: ObjectKey, now: datetime) -> Obj:
     }
 
 
-def _revise(obj: Obj, **metadata: Any) -> Obj:
-    """Return a later version of an object of the store."""
-    version: str = obj["metadata"]["resourceVersion"]
-    later = str(int(version) + 1) if version.isdecimal() else f"{version}+"
-    return {**obj, "metadata": {**obj["metadata"], **metadata, "resourceVersion": later}}
-
-
-def _plan_service(copy: ClusterCopy, key: ObjectKey, now: datetime) -> PlannedService:
+def _plan_service(
+    copy: ClusterCopy, key: ObjectKey, now: datetime, speeds: SpeedSources, assumed: Mapping[ObjectKey, str]
+) -> PlannedService:
     snapshot = Snapshot(copy.store, now)
     service = snapshot.read(INFERENCE_SERVICES, key, InferenceService)
     if service is None:
         problem = ServiceProblem("InvalidSpec", "its fields cannot be read: see `pomona deploy --dry-run`", "Failed")
         return PlannedService(key, problem)
     model_key = ObjectKey(key.namespace, service.spec.model_ref)
-    notes = _assume_weights(copy, snapshot.read(MODELS, model_key, Model))
-    chosen = choose_accelerators(snapshot, key, service, copy.settings.pods, _CopiedRooms(copy, now))
+    models = (model_key, *(ObjectKey(key.namespace, each.name) for each in list_companions(service.spec)))
+    notes = tuple(assumed[each] for each in models if each in assumed)
+    notes += _assume_weights(copy, snapshot.read(MODELS, model_key, Model))
+    rooms, pods = _CopiedRooms(copy, now), copy.settings.pods
+    chosen = choose_accelerators(snapshot, key, service, pods, rooms, find_speeds=speeds.find_speeds)
     view = build_view(snapshot, key, service, copy.settings.pods, ViewFacts(chosen=chosen))
     if view.blocker is not None and view.wanted:
         return PlannedService(key, _explain_problem(view.blocker), notes)
     if chosen is not None and view.wanted:
         notes += (chosen.status.message,)
-    _note_device_memory(copy, view, key)
+    _note_status(copy, view, key, speeds.report(snapshot, key, view, copy.settings.pods.vendors).classes)
     queued = _put_pods(copy, view, key, now) | _put_processes(copy, view, now)
     if view.wanted and False in queued:
         other = "Kueue admits" if service.spec.scheduling.mode == "Kueue" else "Kubernetes' scheduler places"
@@ -150,19 +160,28 @@ def _plan_service(copy: ClusterCopy, key: ObjectKey, now: datetime) -> PlannedSe
     return PlannedService(key, None, notes)
 
 
-def _note_device_memory(copy: ClusterCopy, view: ServiceView, key: ObjectKey) -> None:
-    """Note in the copy what a replica takes of each device, as the controller would before its pods wait."""
+def _note_status(copy: ClusterCopy, view: ServiceView, key: ObjectKey, classes: Sequence[ClassSpeed]) -> None:
+    """Note in the copy what a replica takes of each device, and its speeds, as the controller would before it waits."""
     obj = copy.store.get(INFERENCE_SERVICES, key.name, key.namespace)
-    if obj is None or (each := view.memory.device_bytes_each) is None:
+    if obj is None:
         return
-    status = {"deviceMemoryBytes": each, "observedGeneration": obj["metadata"].get("generation")}
-    copy.put(INFERENCE_SERVICES, _revise({**obj, "status": {**(obj.get("status") or {}), **status}}))
+    status: Obj = {"observedGeneration": obj["metadata"].get("generation")}
+    status["speeds"] = [without_defaults(speed) for speed in classes]
+    if (each := view.memory.device_bytes_each) is not None:
+        status["deviceMemoryBytes"] = each
+    copy.put(INFERENCE_SERVICES, revise({**obj, "status": {**(obj.get("status") or {}), **status}}))
 
 
 def _explain_problem(problem: ServiceProblem) -> ServiceProblem:
+    if problem.reason == "Downloading":
+        copies = "no plan tells on which nodes its copies will be: apply the Model, and plan again once it has some"
+        return problem._replace(message=f"{problem.message}: {copies}")
     if problem.reason != "ModelNotReady":
         return problem
-    unknown = "the memory of its replicas is unknown until then, so apply the Model first, and plan again"
+    unknown = (
+        "the memory of its replicas is unknown until then, so state its spec.memoryBytes, or apply the Model first, "
+        "and plan again"
+    )
     return problem._replace(message=f"{problem.message}: {unknown}")
 
 
@@ -180,7 +199,7 @@ def _assume_weights(copy: ClusterCopy, model: Model | None) -> tuple[str, ...]:
     conditions = [
         {**each, "status": "True"} if each["type"] == "Cached" else each for each in there["status"]["conditions"]
     ]
-    copy.put(MODELS, _revise({**there, "status": {**there["status"], "conditions": conditions}}))
+    copy.put(MODELS, revise({**there, "status": {**there["status"], "conditions": conditions}}))
     return (f"after the weights of Model {model.metadata.name} have been fetched",)
 
 
@@ -219,7 +238,7 @@ def _roll_out(copy: ClusterCopy, desired: Obj, there: Sequence[Obj], now: dateti
         _remove_pods(copy, [*waiting, *placed[: max(0, len(placed) - wanted)]])
         missing = wanted
         if observed is not None:
-            copy.put(DEPLOYMENTS, _revise({**observed, "spec": desired["spec"]}))
+            copy.put(DEPLOYMENTS, revise({**observed, "spec": desired["spec"]}))
     if observed is None:
         identity = _identify(DEPLOYMENTS, ObjectKey(namespace, name), now)
         copy.put(DEPLOYMENTS, {**desired, "metadata": {**desired["metadata"], **identity, "generation": 1}})
@@ -282,7 +301,7 @@ def _put_processes(copy: ClusterCopy, view: ServiceView, now: datetime) -> set[b
     for ref in view.replicas.steps.delete:
         obj = copy.store.get(METAL_PROCESSES, ref.name, ref.namespace)
         if obj is not None and obj["spec"].get("hostName"):
-            copy.put(METAL_PROCESSES, _revise(obj, deletionTimestamp=rfc3339(now)))
+            copy.put(METAL_PROCESSES, revise(obj, deletionTimestamp=rfc3339(now)))
         else:
             copy.remove(METAL_PROCESSES, ObjectKey(ref.namespace, ref.name))
     return queued

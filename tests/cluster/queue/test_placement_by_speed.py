@@ -1,11 +1,13 @@
 """Placement by speed, as docs/placement.md says: the fastest class gets the replica, and a slow one is no place."""
 
+import json
 import re
 from pathlib import Path
 
 import msgspec
+import yaml
 
-from crds.meta import CONTROLLER_NAMESPACE
+from crds.meta import API_VERSION, CONTROLLER_NAMESPACE
 from crds.model import Model
 from crds.serving import ServingOptions
 from fitness.performance import MeasuredPerformance, hash_model
@@ -17,10 +19,14 @@ from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import CHECKOUT
 from tests.support.documents import list_blocks
 from tests.support.eventually import eventually
+from tests.support.file_server import FileServer
+from tests.support.pomona_command import Pomona
 from tests.support.shell import Shell
 from tests.support.simulated_nodes import SimulatedNodes
+from tests.support.tiny_models import tiny_gguf
 
 DOCUMENT = (CHECKOUT / "docs" / "placement.md").read_text()
+HARDWARE = "nodes,nodefitnesses.inference.pomona.dev"
 L4 = {"nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.memory": "23034"}
 SPEEDS = {"nvidia-h100-80gb-hbm3x1": 140.0, "nvidia-l4x1": 24.5}
 
@@ -63,4 +69,95 @@ async def test_replica_is_placed_on_the_fastest_class_and_never_on_a_slow_one(
     # Without the demand, the slow one does.
     await user.edit("second", placement=None)
     await user.wait_until_on("second", "gpu-l4")
+    await client.delete(CONFIG_MAPS, stored, CONTROLLER_NAMESPACE)
+
+
+async def test_plan_of_a_model_and_its_service_tells_the_speed_that_the_controller_then_reports(
+    plane: ControlPlane, simulated: SimulatedNodes, user: QueueUser, tmp_path: Path
+) -> None:
+    client, pomona = user.client, Pomona(plane, user.namespace)
+    await simulated.add("gpu-h100", devices=1)
+    await simulated.add("gpu-l4", devices=1, **L4)
+    (tmp_path / "files").mkdir()
+    tiny_gguf.write(tmp_path / "files" / "fresh.gguf")
+    async with FileServer(tmp_path / "files") as files:
+        model = {"kind": "Model", "metadata": {"name": "fresh"}, "spec": {"source": f"{files.url}/fresh.gguf"}}
+        spec = {"modelRef": "fresh", "hardware": {"accelerator": "nvidia"}}
+        service = {"kind": "InferenceService", "metadata": {"name": "planned"}, "spec": spec}
+        path = tmp_path / "both.yaml"
+        path.write_text(yaml.safe_dump_all([{"apiVersion": API_VERSION, **each} for each in (service, model)]))
+        words = ("plan", "-f", str(path), "--min-run=1s", "--scheduling-mode=Queue", "-o", "json")
+        found = json.loads(await pomona.succeed(*words, "--allow-private-sources=127.0.0.0/8"))
+    (row,) = found["replicas"]
+    assert (row["outcome"], row["to"], row["speedSource"]) == ("starts", ["node/gpu-h100"], "Estimated"), row
+    assert row["tokensPerSecondLow"] < row["tokensPerSecond"] < row["tokensPerSecondHigh"]
+    assert found["services"][0]["notes"] == [
+        "Model fresh is as its header says",
+        "after the weights of Model fresh have been fetched",
+    ]
+    # A service of a Model that the cluster knows: the controller then says the same speed of the same place.
+    path.write_text(json.dumps({"apiVersion": API_VERSION, **service, "spec": {**spec, "modelRef": "tiny"}}))
+    stored = await store_measurements(client, user.namespace)
+    (row,) = json.loads(await pomona.succeed(*words))["replicas"]
+    assert (row["tokensPerSecond"], row["speedSource"], row["tokensPerSecondLow"]) == (140.0, "Measured", None)
+    await pomona.succeed("deploy", "-f", str(path), "--no-wait")
+    await user.wait_until_on("planned", row["to"][0].partition("/")[2])
+
+    async def is_reported() -> bool:
+        status = (await client.get(INFERENCE_SERVICES, "planned", user.namespace))["status"]
+        placed = status.get("placement") or {}
+        assert (placed.get("place"), placed.get("tokensPerSecond")) == (row["to"][0], "140"), status
+        return True
+
+    await eventually(is_reported, RUN_SECONDS)
+    await client.delete(CONFIG_MAPS, stored, CONTROLLER_NAMESPACE)
+
+
+async def test_simulated_service_goes_where_the_real_one_then_goes_and_evicts_the_same(
+    plane: ControlPlane, simulated: SimulatedNodes, user: QueueUser
+) -> None:
+    client, pomona = user.client, Pomona(plane, user.namespace)
+    await simulated.add("gpu-h100", devices=2)
+    await simulated.add("gpu-l4", devices=1, **L4)
+    stored = await store_measurements(client, user.namespace)
+    await user.serve("low", 1, "low")
+    await user.wait_until_on("low", "gpu-h100")
+    await user.wait_until_run("low")
+    await user.wait_until_evictable("low")
+    words = ("simulate", f"{user.namespace}/tiny", "--priority=high", "--accelerator=nvidia", "--devices=2")
+    options = ("--min-run=1s", "--scheduling-mode=Queue", "-o", "json")
+    found = json.loads(await pomona.succeed(*words, *options))["queue"]
+    assert found["isKnown"], found
+    rows = {each["service"]: each for each in found["replicas"]}
+    assert (rows["what-if"]["outcome"], rows["what-if"]["to"]) == ("starts", ["node/gpu-h100"]), found
+    assert rows["what-if"]["evicts"] == [f"{user.namespace}/low"]
+    assert (rows["low"]["outcome"], rows["low"]["to"], rows["low"]["tokensPerSecond"]) == (
+        "moves",
+        ["node/gpu-l4"],
+        24.5,
+    ), found
+    assert [(each["cell"], each["free"]["nvidia.com/gpu"]) for each in found["remaining"]] == [
+        ("node/gpu-h100", 0),
+        ("node/gpu-l4", 0),
+    ]
+    await user.serve("actual", 2, "high")
+    await user.wait_until_on("actual", "gpu-h100")
+    await user.wait_until_on("low", "gpu-l4")
+    # A user of one namespace learns which rights are missing, and no name of another namespace.
+    tenant = Pomona(plane, user.namespace)
+    tenant.kubeconfig = await plane.service_account_kubeconfig(user.namespace, "default")
+    await plane.kubectl("create", "clusterrole", "hardware-reader", "--verb=list", f"--resource={HARDWARE}")
+    account = f"--serviceaccount={user.namespace}:default"
+    await plane.kubectl("create", "clusterrolebinding", "hardware-reader", "--clusterrole=hardware-reader", account)
+
+    async def refuse() -> bool:
+        refused = await tenant.run("simulate", "qwen3-8b", *options[:2])
+        return "the queue is not simulated: a plan needs the whole cluster" in refused.errors
+
+    try:
+        await eventually(refuse)
+        seen = await tenant.run("simulate", "qwen3-8b", *options[:2])
+        assert "actual" not in seen.output + seen.errors
+    finally:
+        await plane.kubectl("delete", "clusterrolebinding,clusterrole", "hardware-reader")
     await client.delete(CONFIG_MAPS, stored, CONTROLLER_NAMESPACE)

@@ -20,7 +20,7 @@ from tests.support.simulated_nodes import GPU, SimulatedNodes
 
 OPTIONS = ("--min-run=1s", "--scheduling-mode=Queue")
 """The options of the controller of these tests, which is no Deployment."""
-OWN_KINDS = ("inferenceservices", "models", "metalhosts", "metalprocesses", "acceleratorpools")
+OWN_KINDS = ("inferenceservices", "models", "metalhosts", "metalprocesses", "acceleratorpools", "nodefitnesses")
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ async def plan(pomona: Pomona, *words: str) -> dict[str, Obj]:
 @pytest_asyncio.fixture
 async def reader(plane: ControlPlane, namespace: str) -> AsyncIterator[Pomona]:
     """The command as one runs it who may list what a plan needs in the whole cluster, and change nothing."""
-    kinds = ("pods", "nodes", "deployments", *(f"{kind}.{GROUP}" for kind in OWN_KINDS))
+    kinds = ("pods", "nodes", "deployments", "configmaps", *(f"{kind}.{GROUP}" for kind in OWN_KINDS))
     words = ("create", "clusterrole", "queue-reader", "--verb=get,list", f"--resource={','.join(kinds)}")
     await plane.kubectl(*words)
     account = f"--serviceaccount={namespace}:default"

@@ -1,4 +1,7 @@
-"""The examples of docs/queue-commands.md print what the document says, on the cluster that it describes."""
+"""The examples of docs/queue-commands.md print what the document says, on the cluster that it describes.
+
+So does that of `pomona simulate` in docs/density-api.md.
+"""
 
 import re
 import shlex
@@ -17,6 +20,7 @@ from tests.support.pomona_command import Pomona
 from tests.support.simulated_nodes import SimulatedNodes
 
 DOCUMENT = (CHECKOUT / "docs" / "queue-commands.md").read_text()
+PAGE = (CHECKOUT / "docs" / "density-api.md").read_text()
 EXAMPLES = [block for block in list_blocks(DOCUMENT) if block.startswith("$ pomona ")]
 OPTIONS = ("--min-run=1s", "--scheduling-mode=Queue")
 
@@ -70,4 +74,9 @@ async def test_examples_print_what_the_document_says(
         output = await pomona.succeed(*words, *(OPTIONS if words[0] == "plan" or "explain" in words else ()))
         if normalize(output) != normalize(said):
             printed[command] = output
+    (command,) = (block for block in list_blocks(PAGE) if block.startswith("$ pomona simulate"))
+    (said,) = (block for block in list_blocks(PAGE, "text") if "what-if" in block)
+    output = (await pomona.run(*shlex.split(command)[2:], *OPTIONS)).output
+    if normalize(output)[-len(normalize(said)) :] != normalize(said):
+        printed[command] = output
     assert printed == {}, "\n".join(f"{command}\n{output}" for command, output in printed.items())

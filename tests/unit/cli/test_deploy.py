@@ -139,8 +139,8 @@ def test_problems_of_files_have_their_lines(tmp_path: Path) -> None:
     with pytest.raises(DeployError) as caught:
         load_files([path], "ours")
     said = str(caught.value).splitlines()
-    assert f"{path}:20: InferenceService chat: defined in {path}:9 already: rename one of them" in said[0]
-    assert f"{path}:5: Model qwen3-8b-q4-k-m: is in namespace theirs, and --namespace is ours" in said[1]
+    assert f"{path}:20: document 3, InferenceService chat: defined in {path}:9 already: rename one of them" in said[0]
+    assert f"{path}:5: document 1, Model qwen3-8b-q4-k-m: is in namespace theirs, and --namespace is ours" in said[1]
     with pytest.raises(DeployError, match="neither a Model nor an InferenceService found"):
         load_files([write(tmp_path / "none.yaml", {"apiVersion": "v1", "kind": "Secret"})], None)
 

@@ -14,7 +14,7 @@ from cli.main import main
 from cli.queue.command import COLUMNS, describe_start, sort_waiting
 from cli.queue.controller_settings import StatedSettings, list_values, merge_settings
 from cli.queue.explain import build_facts, render_explanation
-from cli.queue.fate_table import build_changes, list_changes, render_changes
+from cli.queue.fate_table import build_changes, describe_cause, list_changes, render_changes
 from cli.queue.plan_add import build_machine, list_refusals, load_machine, plan_addition
 from cli.queue.plan_drain import find_cell
 from controller.placement.cluster_copy import ClusterCopy
@@ -22,6 +22,7 @@ from controller.placement.forecast import QueueForecast, drain_cell, forecast
 from controller.placement.planner import PlanRules, plan
 from controller.placement.remedies import WaitExplanation, explain_unit
 from controller.placement.units import Cell, Unit
+from crds.placement import ClassSpeed
 from devices.vendors import VENDORS
 from kube.client import Obj
 from tests.support.queue_decisions import runs, subtract_units
@@ -183,6 +184,45 @@ def test_plan_names_outcome_place_and_cause_of_each_replica() -> None:
     narrow = render_changes(changes, 60).splitlines()
     assert narrow[0].split() == ["SERVICE", "OUTCOME", "WHERE", "WHY"]
     assert max(map(len, narrow)) <= 60
+
+
+@pytest.mark.parametrize(
+    ("speed", "said", "expected"),
+    [
+        (
+            ClassSpeed("nvidia-l4x8", tokens_per_second="24.5", low="18", high="30.1", source="Estimated"),
+            "24.5 tokens/s (Estimated, 18 to 30.1); no replica of the service there",
+            ("nvidia-l4x8", 24.5, 18.0, 30.1, "Estimated"),
+        ),
+        (
+            ClassSpeed("nvidia-l4x8", tokens_per_second="140", source="Measured"),
+            "140 tokens/s (Measured); no replica",
+            ("nvidia-l4x8", 140.0, None, None, "Measured"),
+        ),
+        (ClassSpeed("nvidia-l4x8"), "no replica of the service there", ("", None, None, None, None)),
+        (ClassSpeed("nvidia-h100x8", tokens_per_second="1"), "no replica of the service", ("", None, None, None, None)),
+    ],
+)
+def test_replica_that_starts_has_its_speed_with_source_and_range(
+    speed: ClassSpeed, said: str, expected: tuple[Any, ...]
+) -> None:
+    cells = [msgspec.structs.replace(node("a"), device_class="nvidia-l4x1")]
+    before, after = foresee(cells, []), foresee(cells, [pod("new", 8)])
+    (change,) = list_changes(before, after, ["new"], lambda service: [speed] if service.name == "new" else [])
+    (row,) = build_changes([change])
+    assert describe_cause(change).startswith(said)
+    names = ("deviceClass", "tokensPerSecond", "tokensPerSecondLow", "tokensPerSecondHigh", "speedSource")
+    assert tuple(row[name] for name in names) == expected
+
+
+def test_replica_for_which_others_are_evicted_has_its_speed() -> None:
+    cells = [msgspec.structs.replace(node("a"), device_class="nvidia-l4x1")]
+    low = runs("low", 8, "a", priority="low", evictable_since=0.0)
+    before, after = foresee(cells, [low]), foresee(cells, [low, pod("new", 8, priority="high")])
+    speed = ClassSpeed("nvidia-l4x8", tokens_per_second="24.5", source="Measured")
+    rows = {row["service"]: row for row in build_changes(list_changes(before, after, ["new"], lambda _: [speed]))}
+    assert (rows["new"]["evicts"], rows["new"]["tokensPerSecond"]) == (["team/low"], 24.5)
+    assert (rows["low"]["outcome"], rows["low"]["tokensPerSecond"]) == ("evicted", None)
 
 
 def test_process_of_a_drained_host_stays_if_it_fits_nowhere_else_and_a_pod_waits() -> None:

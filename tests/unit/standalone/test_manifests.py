@@ -69,11 +69,14 @@ def test_null_in_metadata_is_absent(tmp_path: Path) -> None:
 def test_all_problems_are_reported_with_their_lines(tmp_path: Path) -> None:
     text = f"{MODEL}  sha256: short\n---\n{SERVICE}  parallel: 65\n  contextlength: 9\n"
     assert problems(tmp_path, text) == [
-        ":7: Model tiny: spec.sha256: Invalid value: \"short\": spec.sha256 in body should match '^[0-9a-f]{64}$'",
-        ":16: InferenceService chat: spec.contextlength: unknown field; did you mean contextLength?",
         (
-            ":15: InferenceService chat: spec.parallel: Invalid value: 65: spec.parallel in body should be less than "
-            "or equal to 64"
+            ':7: document 1, Model tiny: spec.sha256: Invalid value: "short": spec.sha256 in body should match '
+            "'^[0-9a-f]{64}$'"
+        ),
+        ":16: document 2, InferenceService chat: spec.contextlength: unknown field; did you mean contextLength?",
+        (
+            ":15: document 2, InferenceService chat: spec.parallel: Invalid value: 65: spec.parallel in body should be "
+            "less than or equal to 64"
         ),
     ]
 
@@ -88,7 +91,7 @@ def test_all_problems_are_reported_with_their_lines(tmp_path: Path) -> None:
         ),
         (
             f"{MODEL}---\n{MODEL}---\n{SERVICE}",
-            ":11: Model tiny: defined in {path}:1 already: rename one of them",
+            ":11: document 2, Model tiny: defined in {path}:1 already: rename one of them",
         ),
         (
             MODEL.replace("kind: Model", "kind: Modell"),
@@ -198,7 +201,7 @@ def test_other_kinds_are_skipped_with_note(tmp_path: Path) -> None:
     path.write_text(f"{MODEL}---\n{namespace}---\n{SERVICE}---\n")
     wanted = load_manifests([path])
     assert wanted.skipped == [
-        f"{path}:8: Namespace team: ignored: `pomona up` serves Models and InferenceServices only"
+        f"{path}:8: document 2, Namespace team: ignored: `pomona up` serves Models and InferenceServices only"
     ]
     assert set(wanted.services) == {ObjectKey("default", "chat")}
 

@@ -3,14 +3,24 @@
 from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from controller.placement.cluster_copy import ClusterCopy, QueueSettings
 from controller.placement.queued_service import read_template_mark
 from controller.placement.units import Unit
 from controller.pod_settings import PodSettings
+from controller.reconcile.plan import Snapshot
+from controller.services.class_speeds import SpeedAssessor
+from controller.services.planned_models import is_header_missing
 from controller.services.planned_services import PlannedService, plan_services
-from crds.meta import API_VERSION, ENQUEUED_AT, POD_TEMPLATE
+from controller.services.reconciler import build_view
+from crds.inferenceservice import InferenceService
+from crds.inspection import InspectionReport
+from crds.meta import API_VERSION, ENQUEUED_AT, POD_TEMPLATE, without_defaults
+from crds.model import Model
+from fitness.performance import MeasuredPerformance, hash_model
+from fitness.performance_store import build_config_map, encode_record
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS, NODES, PODS, ObjectKey
 from tests.support.api_objects import GIB, NAMESPACE, NOW, host, library_model, model, process
@@ -243,3 +253,148 @@ def test_running_unit_has_the_rules_of_its_pod() -> None:
     assert unit.requirement.refuse(a) == "NodeRules"
     assert unit.requirement.refuse(b) == "", "the pin to the first node is none of its rules"
     assert required == {"nodeSelectorTerms": [{**zone, **pinned}]}, "the pod itself stays as it was"
+
+
+L4 = {"nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.memory": "23034"}
+H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559"}
+
+
+def list_speeds(copy: ClusterCopy, name: str = "chat") -> dict[str, Obj]:
+    stored = copy.store.get(INFERENCE_SERVICES, name, NAMESPACE)
+    assert stored is not None
+    return {each["deviceClass"]: each for each in stored["status"]["speeds"]}
+
+
+def make_classes() -> ClusterCopy:
+    copy = ClusterCopy(QueueSettings(SETTINGS))
+    nodes = [(NODES, make_node(name, 8, **labels)) for name, labels in (("slow", L4), ("fast", H100))]
+    for resource, obj in ((MODELS, model()), *nodes):
+        copy.put(resource, obj)
+    return copy
+
+
+def test_new_service_has_the_speeds_that_the_controller_would_report() -> None:
+    copy = make_classes()
+    assert plan_one(copy, manifest()).problem is None
+    stored = copy.store.get(INFERENCE_SERVICES, "chat", NAMESPACE)
+    assert stored is not None
+    view = build_view(Snapshot(copy.store, NOW), KEY, msgspec.convert(stored, InferenceService), SETTINGS)
+    assessor = SpeedAssessor(copy.registry.list_classes, copy.measured, SETTINGS.vendors)
+    expected = assessor.assess(KEY, view.service, view.accelerator, view.served)
+    assert [without_defaults(each) for each in expected] == list(list_speeds(copy).values())
+    assert list(list_speeds(copy)) == ["nvidia-h100-80gb-hbm3x2", "nvidia-l4x2"]
+    (unit,) = list_chat(copy)
+    assert list(unit.speeds.tokens_per_second) == ["nvidia-h100-80gb-hbm3x1", "nvidia-l4x1"]
+
+
+def test_new_service_that_demands_a_speed_is_refused_by_slow_classes() -> None:
+    copy = make_classes()
+    slow, fast = (float(list_speeds_of_class(copy, name)["tokensPerSecond"]) for name in ("l4x2", "hbm3x2"))
+    assert slow < fast
+    plan_one(copy, manifest(placement={"minTokensPerSecond": int(slow) + 1}))
+    (unit,) = list_chat(copy)
+    assert unit.speeds.refusals == {"nvidia-l4x1": "TooSlow"}
+
+
+def list_speeds_of_class(copy: ClusterCopy, ending: str) -> Obj:
+    plan_one(copy, manifest(name="other"))
+    return next(each for name, each in list_speeds(copy, "other").items() if name.endswith(ending))
+
+
+def test_measurement_decides_about_a_new_service() -> None:
+    copy = make_classes()
+    served = manifest()
+    stored = msgspec.convert({**served, "metadata": {**served["metadata"], "generation": 1}}, InferenceService)
+    tiny = msgspec.convert(copy.store.get(MODELS, "tiny", NAMESPACE), Model)
+    record = encode_record(MeasuredPerformance(tokens_per_second=90_000.0))
+    copy.measured.update(build_config_map(hash_model(tiny, "llama.cpp", stored.spec), {"nvidia-l4x2": record}))
+    plan_one(copy, served)
+    assert next(iter(list_speeds(copy).items())) == (
+        "nvidia-l4x2",
+        {"deviceClass": "nvidia-l4x2", "tokensPerSecond": "90000", "source": "Measured", "fit": "perfect"},
+    )
+
+
+def test_service_on_a_host_and_one_of_several_accelerators_have_speeds() -> None:
+    copy = make_classes()
+    mac = host(chip="Apple M4 Max", gpuCores=40, memoryBytes=128 * GIB, budgetBytes=96 * GIB)
+    copy.put(METAL_HOSTS, mac)
+    plan_one(copy, manifest(hardware={"accelerator": "metal"}))
+    assert list(list_speeds(copy)) == ["apple-m4-max-40c-128gb"]
+    plan_one(copy, manifest(name="any", hardware={"accelerator": "auto"}))
+    assert {"apple-m4-max-40c-128gb", "nvidia-l4x1"} <= list_speeds(copy, "any").keys()
+
+
+def test_model_of_a_known_source_is_planned_with_its_service() -> None:
+    copy = make_classes()
+    known = copy.store.get(MODELS, "tiny", NAMESPACE)
+    assert known is not None
+    new = manifest("Model", "again", source=known["spec"]["source"])
+    planned = plan_one(copy, manifest(modelRef="again"), new)
+    assert planned.problem is None
+    assert planned.notes == (
+        f"Model again is like {NAMESPACE}/tiny, which has the same source",
+        "after the weights of Model again have been fetched",
+    )
+    assert len(list_chat(copy)) == 1
+    assert list(list_speeds(copy)) == ["nvidia-h100-80gb-hbm3x2", "nvidia-l4x2"]
+
+
+def test_model_whose_header_was_read_is_planned_with_its_service() -> None:
+    copy = make_classes()
+    new = manifest("Model", "large", source="http://models.example/large.gguf")
+    assert is_header_missing(copy, new)
+    layout = {**model()["status"]["layout"], "tensorBytes": 30 * GIB}
+    facts = {"file": "large.gguf", "sizeBytes": 30 * GIB, "format": "gguf", "layout": layout}
+    header = msgspec.convert(facts, InspectionReport)
+    (planned,) = plan_services(copy, [manifest(modelRef="large"), new], NOW, {ObjectKey(NAMESPACE, "large"): header})
+    assert planned.problem is None
+    assert planned.notes[0] == "Model large is as its header says"
+    stored = copy.store.get(INFERENCE_SERVICES, "chat", NAMESPACE)
+    assert stored is not None
+    assert stored["status"]["deviceMemoryBytes"] > 15 * GIB
+    assert len(list_chat(copy)) == 1
+
+
+def test_model_of_stated_memory_is_planned_with_its_service() -> None:
+    copy = make_classes()
+    new = manifest("Model", "large", source="http://models.example/large.gguf", memoryBytes=8 * GIB)
+    assert not is_header_missing(copy, new)
+    planned = plan_one(copy, manifest(modelRef="large", hardware={"accelerator": "nvidia", "count": 1}), new)
+    assert planned.problem is None
+    assert planned.notes[0] == "Model large takes the memory that its spec.memoryBytes states"
+
+
+def test_model_with_copies_on_nodes_says_that_they_are_not_known() -> None:
+    new = manifest("Model", "new", source="http://models.example/a.gguf", memoryBytes=GIB, cache={"scope": "node"})
+    planned = plan_one(make_classes(), manifest(modelRef="new"), new)
+    assert planned.problem is not None
+    assert "apply the Model, and plan again once it has some" in planned.problem.message
+
+
+def test_model_of_a_library_and_one_of_an_invalid_source_need_no_header() -> None:
+    copy = make_classes()
+    new = manifest("Model", "pulled", source="ollama://tiny:1b", memoryBytes=GIB)
+    assert plan_one(copy, manifest(modelRef="pulled"), new).problem is None
+    wrong = manifest("Model", "wrong", source="http://models.example/")
+    planned = plan_one(copy, manifest(name="second", modelRef="wrong"), wrong)
+    assert planned.problem is not None
+    assert planned.problem.reason == "ModelFailed"
+    assert "edit spec.source" in planned.problem.message
+
+
+def test_model_whose_source_stays_is_as_it_was_inspected() -> None:
+    copy = make_classes()
+    known = copy.store.get(MODELS, "tiny", NAMESPACE)
+    assert known is not None
+    edited = manifest("Model", "tiny", source=known["spec"]["source"], thinking=True)
+    planned = plan_one(copy, manifest(), edited)
+    assert planned.problem is None
+    assert list_speeds(copy)
+
+
+def test_edited_source_is_not_taken_for_the_old_one() -> None:
+    copy = make_classes()
+    planned = plan_one(copy, manifest(), manifest("Model", "tiny", source="http://models.example/other.gguf"))
+    assert planned.problem is not None
+    assert planned.problem.reason == "ModelNotReady"

@@ -1,0 +1,96 @@
+"""The headers of Models that no cluster has inspected yet, read for a plan with the credentials of the user."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from artifacts.errors import ArtifactError
+from artifacts.repositories.address_policy import Networks
+from cli.api_objects import Obj
+
+if TYPE_CHECKING:
+    from console.density_models import KnownModel
+    from controller.placement.cluster_copy import ClusterCopy
+    from controller.services.planned_models import ModelHeaders
+    from crds.inspection import InspectionReport
+
+_SECONDS: Final = 60.0
+"""Time for all headers of a plan."""
+
+
+async def read_headers(
+    copied: "ClusterCopy", manifests: Sequence[Obj], networks: Networks
+) -> "tuple[ModelHeaders, list[str]]":
+    """Return what the headers of Models say, and a line for each that cannot be read.
+
+    Args:
+        copied: the cluster, whose inspected Models are not read again.
+        manifests: the manifests, each with its namespace.
+        networks: private networks that sources may lead to.
+    """
+    import msgspec  # noqa: PLC0415 - not needed for --help
+
+    from cli.inspect import inspect_source  # noqa: PLC0415 - same
+    from controller.services.planned_models import is_header_missing  # noqa: PLC0415 - same
+    from crds.inspection import InspectionReport  # noqa: PLC0415 - same
+    from kube.resources import ObjectKey, object_key  # noqa: PLC0415 - same
+
+    found, problems = dict[ObjectKey, InspectionReport](), list[str]()
+    ends = asyncio.get_running_loop().time() + _SECONDS
+    for manifest in (each for each in manifests if each["kind"] == "Model" and is_header_missing(copied, each)):
+        key, spec = object_key(manifest), manifest["spec"]
+        try:
+            async with asyncio.timeout_at(ends):
+                facts = await inspect_source(
+                    spec["source"],
+                    tuple(spec.get("files") or ()),
+                    spec.get("sha256"),
+                    file_root=None,
+                    allowed_networks=networks,
+                    is_mounted=False,
+                    mirrors=(),
+                )
+            found[key] = msgspec.convert(facts, InspectionReport)
+        except (ArtifactError, TimeoutError, msgspec.ValidationError) as error:
+            why = f"all headers together took more than {_SECONDS:.0f} s" if isinstance(error, TimeoutError) else error
+            line = f"Model {key}: its header cannot be read here: {getattr(why, 'message', why)}"
+            listed = _find_catalog_header(spec["source"])
+            if listed is not None:
+                found[key] = listed
+                line += "; the figures of the catalog are taken for it"
+            problems.append(line)
+    return found, problems
+
+
+def _find_catalog_header(source: str) -> "InspectionReport | None":
+    """Return what the catalog says about the header of a source; None: it does not know it."""
+    from console.density_models import list_catalog_models  # noqa: PLC0415 - not needed for --help
+    from devices.vendors import VENDORS  # noqa: PLC0415 - same
+
+    known = next((each for each in list_catalog_models(tuple(VENDORS)) if each.source == source), None)
+    return build_header(known, None) if known is not None else None
+
+
+def build_header(model: "KnownModel", accelerator: str | None) -> "InspectionReport | None":
+    """Return what the header of a model would say; None: its layout is not known on any accelerator.
+
+    Args:
+        model: the model.
+        accelerator: the accelerator whose engine loads it; None: any.
+    """
+    from crds.inspection import InspectionReport  # noqa: PLC0415 - not needed for --help
+    from crds.model import GGUF  # noqa: PLC0415 - same
+
+    known = model.workloads.get(accelerator or "")
+    workloads = [known] if known is not None else list(model.workloads.values())
+    layout = next((each.layout for each in workloads if each.layout is not None), None)
+    if layout is None:
+        return None
+    share = model.active_share
+    return InspectionReport(
+        layout=layout,
+        size_bytes=layout.tensor_bytes,
+        gguf=GGUF(quantization=model.quantization),
+        total_parameters=model.parameters,
+        active_parameters=round(model.parameters * share) if model.parameters and share else None,
+    )

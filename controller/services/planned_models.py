@@ -1,0 +1,115 @@
+"""Models in a copy of the cluster, as if they were applied and inspected.
+
+A Model whose source nothing has read yet is taken as inspected if its header was read for the plan, if another Model of
+the same source has been inspected, or if its memory is stated.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+from controller.models.decision import CACHED, READY, inspected_message, model_condition
+from controller.models.observation import ObservedModel
+from controller.models.reconciler import desired
+from controller.models.volume import ModelFacts
+from controller.placement.cluster_copy import ClusterCopy
+from controller.reconcile.plan import Snapshot, readable
+from crds.inspection import InspectionReport
+from crds.model import Model
+from kube.client import Obj
+from kube.resources import MODELS, ObjectKey, object_key
+from kube.time import rfc3339
+
+ModelHeaders = Mapping[ObjectKey, InspectionReport]
+"""Facts that were read in the headers of Models."""
+
+
+class _KnownFacts(NamedTuple):
+    """The facts about a Model that is not inspected."""
+
+    facts: ModelFacts
+    note: str
+    """The assumption, for people."""
+
+
+def revise(obj: Obj, **metadata: Any) -> Obj:
+    """Return a later version of an object of the store."""
+    version: str = obj["metadata"]["resourceVersion"]
+    later = str(int(version) + 1) if version.isdecimal() else f"{version}+"
+    return {**obj, "metadata": {**obj["metadata"], **metadata, "resourceVersion": later}}
+
+
+def is_header_missing(copy: ClusterCopy, manifest: Obj) -> bool:
+    """Return whether only the header of the source of a manifest says what its Model takes."""
+    try:
+        model = msgspec.convert({**manifest, "status": {}}, Model)
+    except msgspec.ValidationError:
+        return False
+    if model.spec.memory_bytes is not None or model.spec.source.partition("://")[0] in {"file", "ollama"}:
+        return False
+    return _find_alike(copy, model, None) is None
+
+
+def assume_inspection(
+    copy: ClusterCopy, key: ObjectKey, earlier: Obj | None, headers: ModelHeaders, now: datetime
+) -> str:
+    """Put the status into a copy that a Model there would get; return a note about what is assumed, or "".
+
+    Args:
+        copy: the copy.
+        key: the Model.
+        earlier: the Model before the manifest; None: it is new.
+        headers: what was read in headers.
+        now: the wall clock.
+    """
+    model = Snapshot(copy.store, now).read(MODELS, key, Model)
+    obj = copy.store.get(MODELS, key.name, key.namespace)
+    if model is None or obj is None or model.status.observed_generation == model.metadata.generation:
+        return ""
+    status, note = desired(model, ObservedModel(), copy.settings.pods, now).status, ""
+    known = _find_facts(copy, model, earlier, headers.get(key)) if status and status["phase"] == "Pending" else None
+    if known is not None:
+        status, note = _build_status(model, known.facts), known.note
+    conditions = [{**each, "lastTransitionTime": rfc3339(now)} for each in (status or {}).get("conditions", ())]
+    copy.put(MODELS, revise({**obj, "status": {**(status or {}), "conditions": conditions}}))
+    return note
+
+
+def _find_facts(
+    copy: ClusterCopy, model: Model, earlier: Obj | None, header: InspectionReport | None
+) -> _KnownFacts | None:
+    name = model.metadata.name
+    if header is not None:
+        return _KnownFacts(ModelFacts.of_answer(model, header), f"Model {name} is as its header says")
+    alike = _find_alike(copy, model, earlier)
+    if alike is not None:
+        other = f"{alike.metadata.namespace}/{alike.metadata.name}"
+        return _KnownFacts(ModelFacts.of_status(alike), f"Model {name} is like {other}, which has the same source")
+    if model.spec.memory_bytes is not None:
+        return _KnownFacts(ModelFacts(), f"Model {name} takes the memory that its spec.memoryBytes states")
+    return None
+
+
+def _find_alike(copy: ClusterCopy, model: Model, earlier: Obj | None) -> Model | None:
+    """Return a Model of the same files whose header is known: first itself before an edit of other fields."""
+    for obj in (*((earlier,) if earlier is not None else ()), *sorted(copy.store.list(MODELS), key=object_key)):
+        status = obj.get("status") or {}
+        # The status of an edited Model is about its earlier source.
+        is_current = status.get("observedGeneration") == obj["metadata"].get("generation")
+        if obj["spec"].get("source") == model.spec.source and status.get("layout") and is_current:
+            for found in readable([obj], Model):
+                if tuple(found.spec.files) == tuple(model.spec.files):
+                    return found
+    return None
+
+
+def _build_status(model: Model, facts: ModelFacts) -> Obj:
+    """Return the status of a Model that has just been inspected."""
+    conditions = [
+        model_condition(model, READY, true=True, reason="Inspected", message=inspected_message(facts)),
+        model_condition(model, CACHED, true=False, reason="Planned", message="its weights are not fetched yet"),
+    ]
+    stated = {"observedGeneration": model.metadata.generation, "phase": "Ready", "conditions": conditions}
+    return {**stated, **msgspec.to_builtins(facts)}
