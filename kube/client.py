@@ -212,10 +212,18 @@ class Client:
         return await self._call("create", resource, None, None, Request("POST", resource.path(), {}, body))
 
     async def create_subresource(
-        self, resource: Resource, name: str, namespace: str | None, subresource: str, obj: Mapping[str, Any]
+        self,
+        resource: Resource,
+        name: str,
+        namespace: str | None,
+        subresource: str,
+        obj: Mapping[str, Any],
+        *,
+        dry_run: bool = False,
     ) -> Obj:
-        """Create what a subresource of an object makes, such as the TokenRequest of a ServiceAccount."""
-        request = Request("POST", resource.path(namespace, name, subresource), {}, msgspec.json.encode(obj))
+        """Create what a subresource of an object makes, such as the TokenRequest of a ServiceAccount, or try to."""
+        query = {"dryRun": "All"} if dry_run else {}
+        request = Request("POST", resource.path(namespace, name, subresource), query, msgspec.json.encode(obj))
         return await self._call(f"create {subresource} of", resource, namespace, name, request)
 
     async def apply(

@@ -29,7 +29,7 @@ from controller.placement.units import (
 )
 from controller.reconcile.indexes import controller_of
 from controller.reconcile.triggers import ENDED, is_gated
-from crds.meta import LABEL_GANG, LABEL_GANG_SIZE, LABEL_SERVICE, QUEUE_GATE
+from crds.meta import LABEL_GANG, LABEL_GANG_SIZE, LABEL_SERVICE, LOWEST_PRIORITY, QUEUE_GATE
 from devices.vendors import Vendors
 from kube.client import Obj
 from kube.resources import ObjectKey, object_key
@@ -109,10 +109,18 @@ def build_pod_replica(
         speeds=service.speeds if service is not None else NO_SPEEDS,
         is_assessed=service is None or service.is_assessed,
     )
+    if service is not None and service.left_cell and state == "waiting":
+        unit = _send_to_better_place(unit, service)
     ends_by = parse_seconds(metadata["deletionTimestamp"]) if is_ending else None
     is_present = own.template == read_template_mark(pod) if own is not None and own.template else None
     replica = ReplicaUnit(unit, deployment, template, own_place, is_present, ends_by=ends_by)
     return PodReplica(replica, *_read_gang(pod)) if is_counted or is_ending else PodReplica(replica)
+
+
+def _send_to_better_place(unit: Unit, service: QueuedService) -> Unit:
+    """Return a unit that replaces a slow replica: nobody else ends for it, and it goes to a better place only."""
+    avoid, speeds = frozenset({service.left_cell}), service.replacement_speeds
+    return msgspec.structs.replace(unit, priority=LOWEST_PRIORITY, speeds=speeds, avoid=avoid)
 
 
 def build_requirement(

@@ -244,6 +244,16 @@ class SpeedProfile(msgspec.Struct, frozen=True, dict=True):
     """Tokens/s of generation by `Cell.device_class`; a class that is absent is unknown."""
     refused: frozenset[tuple[str, str]] = frozenset()
     """Device classes that the service does not accept, each with the reason as one CamelCase word."""
+    least: float = 0.0
+    """Least speed in tokens/s: slower classes, and those of unknown speed, are refused; 0: none is for that."""
+
+    def find_refusal(self, device_class: str) -> str:
+        """Return why a replica is not placed on a device class, as one CamelCase word; empty if it may be."""
+        refusal = self.refusals.get(device_class, "")
+        if refusal or not self.least:
+            return refusal
+        speed = self.tokens_per_second.get(device_class)
+        return SPEED_UNKNOWN if speed is None else TOO_SLOW if speed < self.least else ""
 
     @functools.cached_property
     def steps(self) -> Mapping[str, int]:
@@ -314,11 +324,11 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def identity(self) -> tuple[object, ...]:
         """Key that units have in common which the same cells admit."""
-        return self.requirement.identity, self.speeds.refused
+        return self.requirement.identity, self.speeds.refused, self.speeds.least
 
     def refuse(self, cell: Cell) -> str:
         """Return why a cell can never run the unit, as one CamelCase word; empty if it can."""
-        return self.requirement.refuse(cell) or self.speeds.refusals.get(cell.device_class, "")
+        return self.requirement.refuse(cell) or self.speeds.find_refusal(cell.device_class)
 
     @property
     def freed(self) -> dict[str, Amounts]:
