@@ -5,7 +5,7 @@ is observed, and after a cool-down only. A replacement that did not help is the 
 such as long prompts, has gone along. The state is in the status of the service, so another leader decides alike.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Final, Literal, NamedTuple
 
@@ -14,6 +14,7 @@ import msgspec
 from controller.placement.queue_places import parse_time
 from crds.placement import SpeedReplacement
 from crds.rate import format_rate
+from kube.resources import ObjectKey
 from kube.time import rfc3339
 
 PLACE_SECONDS: Final = 120.0
@@ -21,7 +22,7 @@ PLACE_SECONDS: Final = 120.0
 START_SECONDS: Final = 3600.0
 """Time in which it is ready."""
 MOST_AT_ONCE: Final = 3
-"""Replacements in the cluster at once."""
+"""Replacements in the cluster at once, of which each namespace has one: a tenant can make its own replicas slow."""
 
 HoldReason = Literal[
     "Protected",
@@ -123,14 +124,18 @@ def pick_slowest(slow: Sequence[SlowReplica]) -> SlowReplica:
 
 
 def find_hold(
-    last: SpeedReplacement | None, facts: ServiceFacts, others: int, now: datetime, cool_down_seconds: float
+    last: SpeedReplacement | None,
+    facts: ServiceFacts,
+    others: Sequence[str],
+    now: datetime,
+    cool_down_seconds: float,
 ) -> ReplacementHold | None:
     """Return why no replica of a service may be replaced now, whatever places are free; None if one may.
 
     Args:
         last: its last replacement.
         facts: the service.
-        others: replacements of other services that go on.
+        others: names of the services of which a replica is being replaced, as NAMESPACE/NAME, that stand in the way.
         now: the wall clock.
         cool_down_seconds: the cool-down.
     """
@@ -145,15 +150,23 @@ def find_hold(
             return ReplacementHold(
                 "CoolDown", f"the last replacement ended at {last.ended_at}, and the cool-down holds", left
             )
-        if last.outcome == "Moved" and not last.helped:
+        is_there = any(each.place == last.to_place for each in facts.replicas)
+        if last.outcome == "Moved" and not last.helped and is_there:
             message = f"its move to {last.to_place} did not help: look for the cause in prompts, clients or the Model"
             return ReplacementHold("DidNotHelp", message)
     placed = sum(each.is_ready for each in facts.replicas)
     if not facts.is_settled or placed != facts.wanted or len(facts.replicas) != facts.wanted:
         return ReplacementHold("NotReady", "not all replicas are ready, or an edit is rolled out")
-    if others >= MOST_AT_ONCE:
-        return ReplacementHold("TooManyMoves", f"{others} other services are having replicas replaced", PLACE_SECONDS)
+    if others:
+        message = f"waiting for the replacement of replicas of {', '.join(sorted(others))}"
+        return ReplacementHold("TooManyMoves", message, PLACE_SECONDS)
     return None
+
+
+def list_ahead(key: ObjectKey, moving: Collection[ObjectKey]) -> list[str]:
+    """Return the services whose replacement this one waits for: one of its namespace, or all that may go on at once."""
+    same = [str(each) for each in moving if each.namespace == key.namespace and each != key]
+    return same or [str(each) for each in moving if each != key][: MOST_AT_ONCE if len(moving) >= MOST_AT_ONCE else 0]
 
 
 def least_speed(slow: SlowReplica, rules: ReplacementRules) -> float:

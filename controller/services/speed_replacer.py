@@ -25,6 +25,7 @@ from controller.placement.replacement import (
     go_on,
     is_active,
     least_speed,
+    list_ahead,
     note_help,
     pick_slowest,
 )
@@ -149,7 +150,7 @@ class SpeedReplacer:
             return ReplacementReport(last, _keep_condition(service, watched))
         slow = pick_slowest(watched.slow)
         rules = self.watch.rules
-        hold = find_hold(last, facts, len(self._moving), snapshot.now, rules.cool_down_seconds)
+        hold = find_hold(last, facts, list_ahead(key, self._moving), snapshot.now, rules.cool_down_seconds)
         if hold is not None:
             return _report_hold(service, last, slow, hold)
         least = least_speed(slow, rules)
@@ -188,7 +189,11 @@ class SpeedReplacer:
             to=made.to_place,
             message=made.message,
         )
-        return ReplacementReport(made, None, _STEP_SECONDS)
+        if made.outcome == "Moved":
+            return ReplacementReport(made, None, _STEP_SECONDS)
+        generation = service.metadata.generation
+        shown = condition(DEGRADED, true=True, reason="CoolDown", message=made.message, generation=generation)
+        return ReplacementReport(made, shown, _STEP_SECONDS)
 
     def _find_better(
         self, snapshot: Snapshot, view: ServiceView, slow: SlowReplica, least: float

@@ -15,7 +15,7 @@ from kube.resources import ObjectKey
 
 CHECKS: Final = 10
 """Readings in a row, all of them slow, after which the speed has fallen."""
-FORGET_SECONDS: Final = 900.0
+FORGET_SECONDS: Final = 600.0
 """Time without a reading after which a slow one says nothing any more."""
 _LEAST_CHANGE: Final = 0.1
 

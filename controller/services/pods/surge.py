@@ -16,7 +16,8 @@ from crds.placement import SpeedReplacement
 from kube.client import Obj
 from kube.resources import PODS
 
-_FIRST_TO_END: Final = "-1000"
+_FIRST_TO_END: Final = "-2147483647"
+"""A cost that nobody else states."""
 _PATH: Final = f"/metadata/annotations/{DELETION_COST.replace('/', '~1')}"
 
 
@@ -37,20 +38,17 @@ def list_present_replicas(pods: Iterable[Obj]) -> list[PresentReplica]:
 
 
 def mark_leaving(replacement: SpeedReplacement | None, pods: Sequence[Obj]) -> tuple[Patch, ...]:
-    """Return the patch by which the pod that is replaced ends before all others, unless it has it already."""
-    if replacement is None or not is_active(replacement):
-        return ()
-    leaving = [pod for pod in pods if pod["metadata"]["uid"] == replacement.uid and not _is_marked(pod)]
-    return tuple(
-        Patch(
-            ref(PODS, pod),
-            (
-                {"op": "test", "path": "/metadata/uid", "value": replacement.uid},
-                {"op": "add", "path": _PATH, "value": _FIRST_TO_END},
-            ),
-        )
-        for pod in leaving
-    )
+    """Return the patches by which the pod that is replaced, and no other one, ends before all others."""
+    leaving = replacement.uid if replacement is not None and is_active(replacement) else ""
+    return tuple(_mark(pod) for pod in pods if _is_marked(pod) != (pod["metadata"]["uid"] == leaving))
+
+
+def _mark(pod: Obj) -> Patch:
+    """Return the patch that marks a pod, or takes its mark back."""
+    same = {"op": "test", "path": "/metadata/uid", "value": pod["metadata"]["uid"]}
+    if _is_marked(pod):
+        return Patch(ref(PODS, pod), (same, {"op": "remove", "path": _PATH}))
+    return Patch(ref(PODS, pod), (same, {"op": "add", "path": _PATH, "value": _FIRST_TO_END}))
 
 
 def _is_marked(pod: Obj) -> bool:

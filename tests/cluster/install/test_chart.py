@@ -59,6 +59,9 @@ EVERYTHING: dict[str, Any] = {
         "schedulingMode": "Native",
         "minRun": "10m",
     },
+    "placement": {
+        "replacement": {"enabled": True, "degradeThreshold": 0.4, "checkInterval": "1m", "coolDown": "2h"},
+    },
     "scheduler": {
         "enabled": True,
         "name": "fast",
@@ -102,6 +105,8 @@ REFUSED = {
     "image.repository=registry.example/pomona:1": "'/image/repository': 'registry.example/pomona:1' does not match",
     "services.schedulingMode=Fair": "'/services/schedulingMode': value must be one of '', 'Queue', 'Native'",
     "services.minRun=10d": "'/services/minRun': '10d' does not match pattern",
+    "placement.replacement.degradeThreshold=1": "'/placement/replacement/degradeThreshold': maximum: got 1, want 0.95",
+    "placement.replacement.checkInterval=1h": "'/placement/replacement/checkInterval': '1h' does not match pattern",
     "services.monitorLabels.a b=c": "'/services/monitorLabels': additional properties 'a b' not allowed",
     "services.maxPriority=urgent": "'/services/maxPriority': value must be one of 'critical', 'high', 'normal', 'low'",
     "console.enabled=true,scope.namespaces={team-a}": "console.enabled is true and scope.namespaces is set",

@@ -1,0 +1,239 @@
+"""The replacement of a replica whose speed has fallen: the decision, and what follows for a simulated service."""
+
+import itertools
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.placement.replacement import (
+    MOST_AT_ONCE,
+    PLACE_SECONDS,
+    START_SECONDS,
+    PresentReplica,
+    ReplacementRules,
+    ServiceFacts,
+    SlowReplica,
+    begin_replacement,
+    count_surge,
+    find_hold,
+    go_on,
+    is_active,
+    least_speed,
+    list_ahead,
+    note_help,
+    pick_slowest,
+)
+from crds.placement import SpeedReplacement
+from kube.resources import ObjectKey
+from kube.time import rfc3339
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+RULES = ReplacementRules()
+SLOW = SlowReplica("node/a", 40.0, 140.0)
+COOL = RULES.cool_down_seconds
+
+
+def replica(name: str, *, is_ready: bool = True, place: str | None = None, is_marked: bool = False) -> PresentReplica:
+    return PresentReplica(f"uid-{name}", f"node/{name}" if place is None else place, is_ready, is_marked)
+
+
+def facts(*replicas: PresentReplica, wanted: int = 1, **fields: Any) -> ServiceFacts:
+    return ServiceFacts(wanted, replicas, **fields)
+
+
+def begun(**fields: Any) -> SpeedReplacement:
+    made = begin_replacement(SLOW, "uid-a", least_speed(SLOW, RULES), "node/b", NOW)
+    return msgspec.structs.replace(made, **fields)
+
+
+def ended(seconds_ago: float, **fields: Any) -> SpeedReplacement:
+    given: dict[str, Any] = {"outcome": "Moved", "to_place": "node/a", "helped": True}
+    return begun(ended_at=rfc3339(NOW - timedelta(seconds=seconds_ago)), **(given | fields))
+
+
+@pytest.mark.parametrize(
+    ("last", "service", "others", "reason"),
+    [
+        (None, facts(replica("a")), [], None),
+        (None, facts(replica("a"), is_protected=True), [], "Protected"),
+        (None, facts(replica("a"), obstacle="its volume is on one node"), [], "NotMovable"),
+        (None, facts(replica("a"), replica("b", is_ready=False), wanted=2), [], "NotReady"),
+        (None, facts(replica("a"), is_settled=False), [], "NotReady"),
+        (None, facts(replica("a"), replica("b")), [], "NotReady"),
+        (None, facts(replica("a")), ["team/other"], "TooManyMoves"),
+        (ended(COOL - 1), facts(replica("a")), [], "CoolDown"),
+        (ended(-3600), facts(replica("a")), [], "CoolDown"),
+        (ended(COOL), facts(replica("a")), [], None),
+        (ended(COOL, helped=False), facts(replica("a")), [], "DidNotHelp"),
+        (ended(COOL, helped=False), facts(replica("c")), [], None),
+        (ended(COOL, outcome="GivenUp", to_place="", helped=False), facts(replica("a")), [], None),
+    ],
+)
+def test_slow_replica_stays_for_these_reasons(
+    last: SpeedReplacement | None, service: ServiceFacts, others: list[str], reason: str | None
+) -> None:
+    found = find_hold(last, service, others, NOW, COOL)
+    assert (found.reason if found is not None else None) == reason
+
+
+def test_place_is_better_only_if_it_is_faster_than_what_is_observed_by_a_margin() -> None:
+    assert least_speed(SLOW, RULES) == pytest.approx(57.1, abs=0.1)
+    assert begun().least_tokens_per_second == "57.1"
+    assert "40.0 of 140 tokens/s on node/a" in begun().message
+
+
+def test_slowest_replica_in_relation_to_its_hardware_goes_first() -> None:
+    other = SlowReplica("node/b", 20.0, 30.0)
+    assert pick_slowest([other, SLOW]) == SLOW
+
+
+def test_namespace_has_one_replacement_and_the_cluster_a_few() -> None:
+    key, moving = ObjectKey("team", "chat"), {ObjectKey(f"n{number}", "x") for number in range(MOST_AT_ONCE - 1)}
+    assert list_ahead(key, moving) == []
+    assert list_ahead(key, {*moving, ObjectKey("team", "other")}) == ["team/other"]
+    assert len(list_ahead(key, {*moving, ObjectKey("more", "x")})) == MOST_AT_ONCE
+
+
+@pytest.mark.parametrize(
+    ("seconds", "service", "outcome", "words"),
+    [
+        (1, facts(replica("a")), None, ""),
+        (PLACE_SECONDS, facts(replica("a"), replica("b", is_ready=False, place="")), "GivenUp", "was taken"),
+        (PLACE_SECONDS, facts(replica("a"), replica("b", is_ready=False)), None, ""),
+        (START_SECONDS, facts(replica("a"), replica("b", is_ready=False)), "GivenUp", "not ready within 3600 s"),
+        (START_SECONDS, facts(replica("a"), replica("b")), None, ""),
+        (9, facts(replica("b")), "Moved", "node/b"),
+        (9, facts(), "GivenUp", "ended before another"),
+        (9, facts(replica("a", is_ready=False), replica("b", is_ready=False)), "GivenUp", "not ready any more"),
+        (9, facts(replica("a"), is_settled=False), "GivenUp", "edited"),
+        (9, facts(replica("a"), obstacle="its volume is on one node"), "GivenUp", "one node"),
+    ],
+)
+def test_replacement_goes_on_until_it_is_over(
+    seconds: float, service: ServiceFacts, outcome: str | None, words: str
+) -> None:
+    found = go_on(begun(), service, NOW + timedelta(seconds=seconds))
+    assert found.replacement.outcome == outcome
+    assert words in found.replacement.message
+    assert (found.replacement.ended_at is None) == (outcome is None)
+    assert (found.again_seconds is None) == (outcome is not None)
+
+
+def test_replacement_helped_once_its_new_place_is_as_fast_as_expected() -> None:
+    moved = ended(1, to_place="node/b", helped=False)
+    assert not note_help(moved, ["node/a"]).helped
+    assert note_help(moved, ["node/b"]).helped
+    assert not note_help(ended(1, outcome="GivenUp", helped=False), ["node/a"]).helped
+
+
+class SimulatedService:
+    """A service whose Deployment and ReplicaSet do as Kubernetes documents, and whose decisions are the real ones."""
+
+    def __init__(self, wanted: int) -> None:
+        self.wanted, self.now = wanted, NOW
+        self.pods = [replica(f"first{number}") for number in range(wanted)]
+        self.last: SpeedReplacement | None = None
+        self.begun_at: list[datetime] = []
+        self.has_slow = False
+        self._made = 0
+
+    def reconcile(self) -> None:
+        service = facts(*self.pods, wanted=self.wanted)
+        if self.last is not None and is_active(self.last):
+            self.last = go_on(self.last, service, self.now).replacement
+        elif self.has_slow and self.pods and find_hold(self.last, service, [], self.now, COOL) is None:
+            slow = SLOW._replace(place=self.pods[0].place)
+            self.last = begin_replacement(slow, self.pods[0].uid, 57.0, "node/better", self.now)
+            self.begun_at.append(self.now)
+        leaving = self.last.uid if self.last is not None and is_active(self.last) else ""
+        surge = count_surge(self.last, self.pods, self.wanted)
+        self.pods = [each._replace(is_marked=each.uid == leaving) for each in self.pods]
+        self._scale(self.wanted + surge)
+
+    def _scale(self, count: int) -> None:
+        while len(self.pods) < count:
+            self._made += 1
+            self.pods.append(replica(f"made{self._made}", is_ready=False, place=""))
+        ranked = sorted(self.pods, key=lambda each: (bool(each.place), each.is_ready, not each.is_marked))
+        gone = ranked[: max(0, len(self.pods) - count)]
+        self.pods = [each for each in self.pods if each not in gone]
+
+    def place(self) -> None:
+        self._change(lambda each: not each.place, lambda each: each._replace(place=f"node/{each.uid}"))
+
+    def start(self) -> None:
+        self._change(lambda each: bool(each.place) and not each.is_ready, lambda each: each._replace(is_ready=True))
+
+    def _change(self, concerns: Any, change: Any) -> None:
+        index = next((index for index, each in enumerate(self.pods) if concerns(each)), None)
+        if index is not None:
+            self.pods[index] = change(self.pods[index])
+
+    @property
+    def ready(self) -> int:
+        return sum(each.is_ready for each in self.pods)
+
+
+STEPS = st.lists(
+    st.sampled_from(["reconcile", "place", "start", "slow", "fine", "minute", "half an hour", "helped"]), max_size=60
+)
+
+
+def take_step(service: SimulatedService, step: str) -> None:
+    match step:
+        case "reconcile":
+            service.reconcile()
+        case "place":
+            service.place()
+        case "start":
+            service.start()
+        case "slow" | "fine":
+            service.has_slow = step == "slow"
+        case "helped" if service.last is not None:
+            service.last = note_help(service.last, [service.last.to_place])
+        case "minute" | "half an hour":
+            service.now += timedelta(seconds=60 if step == "minute" else COOL)
+
+
+@given(wanted=st.integers(1, 3), steps=STEPS)
+def test_no_replica_is_missing_and_replacements_are_rare_whatever_happens(wanted: int, steps: list[str]) -> None:
+    service = SimulatedService(wanted)
+    for step in steps:
+        take_step(service, step)
+        assert service.ready >= wanted
+        assert len(service.pods) <= wanted + 1
+    pauses = [(later - earlier).total_seconds() for earlier, later in itertools.pairwise(service.begun_at)]
+    assert all(pause >= COOL for pause in pauses)
+
+
+def test_simulated_service_moves_its_slow_replica() -> None:
+    service = SimulatedService(2)
+    for step in ("slow", "reconcile", "place", "reconcile", "start", "reconcile", "reconcile"):
+        take_step(service, step)
+    assert [each.uid for each in service.pods] == ["uid-first1", "uid-made1"]
+    assert service.last is not None
+    assert (service.last.outcome, service.last.to_place) == ("Moved", "node/uid-made1")
+
+
+@given(
+    wanted=st.integers(1, 3),
+    steps=st.lists(st.sampled_from(["slow", "reconcile", "place", "start", "kill", "minute"]), max_size=60),
+)
+def test_pods_that_die_meanwhile_are_replaced(wanted: int, steps: list[str]) -> None:
+    service = SimulatedService(wanted)
+    for step in steps:
+        if step == "kill" and service.pods:
+            service.pods.pop(0)
+        else:
+            take_step(service, step)
+    service.has_slow = False
+    service.now += timedelta(seconds=2 * START_SECONDS)
+    for _ in range(4):
+        for step in ("reconcile", "place", "start"):
+            take_step(service, step)
+    service.reconcile()
+    assert (service.ready, len(service.pods), is_active(service.last)) == (wanted, wanted, False)
