@@ -163,4 +163,4 @@ class SpeedReplacement(ApiStruct, frozen=True):
             "replaced: what slows it down has gone along."
         ),
     ] = False
-    message: Annotated[str, Meta(max_length=512), described("Explanation for people.")] = ""
+    message: Annotated[str, Meta(max_length=1024), described("Explanation for people.")] = ""

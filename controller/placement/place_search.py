@@ -43,7 +43,7 @@ class HeadOfLine(NamedTuple):
 
     def holds_back(self, unit: Unit) -> bool:
         """Return whether a unit may not pass: it could not be evicted again."""
-        return unit.is_protected or unit.rank <= self.rank
+        return unit.is_protected or unit.is_last or unit.rank <= self.rank
 
 
 class FoundPlace(NamedTuple):

@@ -110,17 +110,25 @@ def build_pod_replica(
         is_assessed=service is None or service.is_assessed,
     )
     if service is not None and service.left_cell and state == "waiting":
-        unit = _send_to_better_place(unit, service)
+        unit = send_to_better_place(unit, service.left_cell, service.least_speed)
     ends_by = parse_seconds(metadata["deletionTimestamp"]) if is_ending else None
     is_present = own.template == read_template_mark(pod) if own is not None and own.template else None
     replica = ReplicaUnit(unit, deployment, template, own_place, is_present, ends_by=ends_by)
     return PodReplica(replica, *_read_gang(pod)) if is_counted or is_ending else PodReplica(replica)
 
 
-def _send_to_better_place(unit: Unit, service: QueuedService) -> Unit:
-    """Return a unit that replaces a slow replica: nobody else ends for it, and it goes to a better place only."""
-    avoid, speeds = frozenset({service.left_cell}), service.replacement_speeds
-    return msgspec.structs.replace(unit, priority=LOWEST_PRIORITY, speeds=speeds, avoid=avoid)
+def send_to_better_place(unit: Unit, left_cell: str, least_speed: float) -> Unit:
+    """Return a unit that replaces a slow replica: nobody else ends for it, and it goes to a better place only.
+
+    Args:
+        unit: the unit, which waits.
+        left_cell: `Cell.id` of the place of the slow replica.
+        least_speed: least speed of its place, in tokens/s.
+    """
+    speeds = msgspec.structs.replace(unit.speeds, least=least_speed)
+    return msgspec.structs.replace(
+        unit, priority=LOWEST_PRIORITY, is_last=True, speeds=speeds, avoid=frozenset({left_cell})
+    )
 
 
 def build_requirement(

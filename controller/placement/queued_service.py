@@ -74,11 +74,6 @@ class QueuedService(NamedTuple):
     least_speed: float = 0.0
     """Least speed of the place that it goes to, in tokens/s."""
 
-    @property
-    def replacement_speeds(self) -> SpeedProfile:
-        """The speeds as they decide about a replica that replaces a slow one."""
-        return msgspec.structs.replace(self.speeds, least=self.least_speed)
-
     def find_deployment(self, name: str) -> OwnDeployment | None:
         """Return its Deployment of this name, or None."""
         index = bisect.bisect_left(self.deployments, (name,))

@@ -21,6 +21,8 @@ PLACE_SECONDS: Final = 120.0
 """Time in which the new replica gets its place: if others were faster, nothing is held up for it."""
 START_SECONDS: Final = 3600.0
 """Time in which it is ready."""
+LEAST_PAUSE: Final = 9.0
+"""The cool-down is at least so many times as long as the replacement took."""
 MOST_AT_ONCE: Final = 3
 """Replacements in the cluster at once, of which each namespace has one: a tenant can make its own replicas slow."""
 
@@ -57,6 +59,8 @@ class SlowReplica(NamedTuple):
     observed: float
     """Speed of a single request, in tokens/s."""
     expected: float
+    address: str = ""
+    """Address of its pod."""
 
     @property
     def share(self) -> float:
@@ -73,6 +77,9 @@ class PresentReplica(NamedTuple):
     is_ready: bool
     is_marked: bool = False
     """It ends first when there are too many."""
+    name: str = ""
+    """Name of its pod."""
+    addresses: tuple[str, ...] = ()
 
 
 class ServiceFacts(NamedTuple):
@@ -118,9 +125,24 @@ def count_surge(replacement: SpeedReplacement | None, replicas: Sequence[Present
     return 0 if ready >= wanted and leaving.is_marked else 1
 
 
+def find_replica(slow: SlowReplica, replicas: Sequence[PresentReplica]) -> PresentReplica | None:
+    """Return a replica that is slow among those that are there; None: it has gone, or its node is known no more."""
+    return next((each for each in replicas if each.place == slow.place and slow.address in each.addresses), None)
+
+
 def pick_slowest(slow: Sequence[SlowReplica]) -> SlowReplica:
     """Return the replica that is the slowest in relation to what is expected of it."""
     return min(slow, key=lambda each: (each.share, each.place))
+
+
+def find_cool_down(last: SpeedReplacement, cool_down_seconds: float) -> float:
+    """Return the time after a replacement in which there is no other one, in seconds.
+
+    A tenant decides how long a replica takes to be ready: so it has a second place for a tenth of the time at the most.
+    """
+    started, ended = parse_time(last.started_at), parse_time(last.ended_at or "")
+    lasted = (ended - started).total_seconds() if started is not None and ended is not None else 0.0
+    return max(cool_down_seconds, LEAST_PAUSE * lasted)
 
 
 def find_hold(
@@ -145,7 +167,7 @@ def find_hold(
         return ReplacementHold("NotMovable", facts.obstacle)
     ended = parse_time(last.ended_at) if last is not None else None
     if last is not None and ended is not None:
-        left = cool_down_seconds - max(0.0, (now - ended).total_seconds())
+        left = find_cool_down(last, cool_down_seconds) - max(0.0, (now - ended).total_seconds())
         if left > 0:
             return ReplacementHold(
                 "CoolDown", f"the last replacement ended at {last.ended_at}, and the cool-down holds", left
@@ -169,23 +191,31 @@ def list_ahead(key: ObjectKey, moving: Collection[ObjectKey]) -> list[str]:
     return same or [str(each) for each in moving if each != key][: MOST_AT_ONCE if len(moving) >= MOST_AT_ONCE else 0]
 
 
+def describe_slow(slow: SlowReplica, replica: PresentReplica | None) -> str:
+    """Return what is slow, and how much, for people."""
+    who = f"replica {replica.name} on {slow.place}" if replica is not None else f"a replica on {slow.place}"
+    return f"{who} gives a single request {format_rate(slow.observed)} of {format_rate(slow.expected)} tokens/s"
+
+
 def least_speed(slow: SlowReplica, rules: ReplacementRules) -> float:
     """Return the speed of a place, in tokens/s, at which it is better than what is observed."""
     return slow.observed / (1.0 - rules.degrade_threshold)
 
 
-def begin_replacement(slow: SlowReplica, uid: str, least: float, target: str, now: datetime) -> SpeedReplacement:
+def begin_replacement(
+    slow: SlowReplica, leaving: PresentReplica, least: float, target: str, now: datetime
+) -> SpeedReplacement:
     """Return a replacement that begins now; `target` is what was found to be better, as node/NAME."""
     observed, expected = format_rate(slow.observed), format_rate(slow.expected)
     return SpeedReplacement(
-        uid=uid,
+        uid=leaving.uid,
         from_place=slow.place,
         observed=observed,
         expected=expected,
         least_tokens_per_second=format_rate(least),
         started_at=rfc3339(now),
-        message=f"{observed} of {expected} tokens/s on {slow.place}: a replica for a better place, such as {target}, "
-        "is being started",
+        message=f"{describe_slow(slow, leaving)}: a replica for a better place, such as {target}, is being started, "
+        "and this one ends when that is ready",
     )
 
 

@@ -318,6 +318,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     """Its speed by device class."""
     is_assessed: bool = True
     """Its service has been decided for the present spec; until then its speeds are not known."""
+    is_last: bool = False
+    """It is after all others in the queue and passes none of them: it replaces a slow replica that serves meanwhile."""
     freed_beside: Amounts = NOTHING
     """Amounts that its end frees on its cell beside its parts: for other needs, the devices that it has claimed."""
 
@@ -351,7 +353,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def order(self) -> tuple[int, float, str]:
         """Sort key of the queue: the first is admitted first."""
-        return self.rank, self.enqueued_at, self.uid
+        return self.rank + self.is_last, self.enqueued_at, self.uid
 
 
 def fits(need: Amounts, free: Amounts) -> bool:

@@ -8,20 +8,23 @@ from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Final, Literal, NamedTuple
 
-import msgspec
 import structlog
 
 from controller.models.served import read_companions
 from controller.placement.candidate_room import CandidateRooms, ProspectiveReplica
 from controller.placement.effects import build_eviction
+from controller.placement.pod_units import send_to_better_place
 from controller.placement.pool_table import read_pools
 from controller.placement.replacement import (
     PLACE_SECONDS,
+    PresentReplica,
     ReplacementHold,
     ServiceFacts,
     SlowReplica,
     begin_replacement,
+    describe_slow,
     find_hold,
+    find_replica,
     go_on,
     is_active,
     least_speed,
@@ -57,6 +60,7 @@ DEGRADED: Final = "SpeedDegraded"
 _REPLACING: Final = "Replacing"
 _STEP_SECONDS: Final = 1.0
 """Pause after a step: the status is not watched by what it decides."""
+_GONE: Final = ReplacementHold("NotReady", "its pod is about to end", _STEP_SECONDS)
 _REFUSED_BY_BUDGET: Final = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.INTERNAL_SERVER_ERROR})
 
 CountReplacement = Callable[[Literal["Moved", "GivenUp"]], None]
@@ -148,24 +152,18 @@ class SpeedReplacer:
         last = note_help(last, watched.healthy) if last is not None else None
         if not watched.slow:
             return ReplacementReport(last, _keep_condition(service, watched))
-        slow = pick_slowest(watched.slow)
-        rules = self.watch.rules
+        slow, rules = pick_slowest(watched.slow), self.watch.rules
+        leaving = find_replica(slow, facts.replicas)
         hold = find_hold(last, facts, list_ahead(key, self._moving), snapshot.now, rules.cool_down_seconds)
-        if hold is not None:
-            return _report_hold(service, last, slow, hold)
+        if hold is not None or leaving is None:
+            return _report_hold(service, last, slow, leaving, hold or _GONE)
         least = least_speed(slow, rules)
         found = self._find_better(snapshot, view, slow, least)
-        leaving = next((each for each in facts.replicas if each.place == slow.place), None)
-        if isinstance(found, ReplacementHold) or leaving is None:
-            hold = (
-                found
-                if isinstance(found, ReplacementHold)
-                else ReplacementHold("NotReady", "the replica is gone", _STEP_SECONDS)
-            )
-            return _report_hold(service, last, slow, hold)
-        if (refusal := await self._ask_budgets(client, snapshot, key, leaving.uid)) is not None:
-            return _report_hold(service, last, slow, refusal)
-        made = begin_replacement(slow, leaving.uid, least, found, snapshot.now)
+        if isinstance(found, ReplacementHold):
+            return _report_hold(service, last, slow, leaving, found)
+        if (refusal := await self._ask_budgets(client, snapshot, key, leaving)) is not None:
+            return _report_hold(service, last, slow, leaving, refusal)
+        made = begin_replacement(slow, leaving, least, found, snapshot.now)
         self._moving.add(key)
         log.warning("replacement_began", service=str(key), place=slow.place, better=found, message=made.message)
         return ReplacementReport(made, _describe_active(service, made), _STEP_SECONDS)
@@ -213,9 +211,7 @@ class SpeedReplacer:
         if checked.prospect is None:
             return ReplacementHold("NotReady", checked.problem.message if checked.problem else "its Model is not known")
         unit, pod = checked.prospect
-        speeds = msgspec.structs.replace(unit.speeds, least=least)
-        unit = msgspec.structs.replace(unit, speeds=speeds, avoid=frozenset({slow.place}))
-        found = self._rooms.find_best(ProspectiveReplica(unit, pod))
+        found = self._rooms.find_best(ProspectiveReplica(send_to_better_place(unit, slow.place, least), pod))
         if found is None:
             return ReplacementHold("RoomUnknown", "the controller has not looked at the nodes yet", again_seconds)
         if found.cell is None:
@@ -225,21 +221,21 @@ class SpeedReplacer:
         return found.cell.id
 
     async def _ask_budgets(
-        self, client: Client, snapshot: Snapshot, key: ObjectKey, uid: str
+        self, client: Client, snapshot: Snapshot, key: ObjectKey, leaving: PresentReplica
     ) -> ReplacementHold | None:
         """Return why a PodDisruptionBudget lets the pod not be taken away, or None. Raises as `Client`.
 
         No replica is missing at any time, but a budget may be there to keep clients connected.
         """
         pods = snapshot.store.by_index(PODS, SERVICE_INDEX, namespaced(key.namespace, key.name))
-        pod = next((each for each in pods if each["metadata"]["uid"] == uid), None)
+        pod = next((each for each in pods if each["metadata"]["uid"] == leaving.uid), None)
         if pod is None:
-            return ReplacementHold("NotReady", "the replica is gone", _STEP_SECONDS)
-        name = pod["metadata"]["name"]
+            return _GONE
+        name = leaving.name
         try:
             await client.create_subresource(PODS, name, key.namespace, "eviction", build_eviction(pod), dry_run=True)
         except (NotFound, Conflict):
-            return ReplacementHold("NotReady", f"pod {name} is about to end", _STEP_SECONDS)
+            return _GONE
         except ApiError as error:
             if error.status not in _REFUSED_BY_BUDGET:
                 raise
@@ -299,10 +295,13 @@ def _find_obstacle(snapshot: Snapshot, view: ServiceView, settings: PodSettings)
 
 
 def _report_hold(
-    service: InferenceService, last: SpeedReplacement | None, slow: SlowReplica, hold: ReplacementHold
+    service: InferenceService,
+    last: SpeedReplacement | None,
+    slow: SlowReplica,
+    replica: PresentReplica | None,
+    hold: ReplacementHold,
 ) -> ReplacementReport:
-    figures = f"a single request gets {format_rate(slow.observed)} of {format_rate(slow.expected)} tokens/s"
-    message = f"{figures} on {slow.place}; the replica stays: {hold.message}"
+    message = f"{describe_slow(slow, replica)}; it stays: {hold.message}"
     generation = service.metadata.generation
     shown = condition(DEGRADED, true=True, reason=hold.reason, message=message, generation=generation)
     return ReplacementReport(last, shown, hold.again_seconds)

@@ -135,7 +135,7 @@ class SpeedWatch:
 
 def _summarize(service: _WatchedService) -> WatchedSpeeds:
     slow = [
-        SlowReplica(f"node/{endpoint.node}", streak.observed, service.expected[endpoint])
+        SlowReplica(f"node/{endpoint.node}", streak.observed, service.expected[endpoint], endpoint.address)
         for endpoint, streak in service.streaks.items()
         if streak.is_sustained
     ]

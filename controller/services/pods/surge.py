@@ -31,7 +31,12 @@ def list_present_replicas(pods: Iterable[Obj]) -> list[PresentReplica]:
     living.sort(key=lambda pod: (str(pod["metadata"].get("creationTimestamp")), pod["metadata"]["name"]))
     return [
         PresentReplica(
-            pod["metadata"]["uid"], f"node/{node}" if (node := node_of(pod)) else "", is_ready(pod), _is_marked(pod)
+            pod["metadata"]["uid"],
+            f"node/{node}" if (node := node_of(pod)) else "",
+            is_ready(pod),
+            _is_marked(pod),
+            pod["metadata"]["name"],
+            tuple(each["ip"] for each in pod.get("status", {}).get("podIPs") or ()),
         )
         for pod in living
     ]

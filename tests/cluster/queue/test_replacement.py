@@ -140,7 +140,7 @@ async def test_slow_replica_is_replaced_without_a_moment_without_a_ready_one(
     async with running(reflect(client, monitor.store, PODS)):
         engine.speed = SLOW
         held = await wait_for_reason(user, "NoBetterPlace")
-        assert "40.0 of 140 tokens/s on node/gpu-a" in held["message"]
+        assert "on node/gpu-a gives a single request 40.0 of 140 tokens/s; it stays" in held["message"]
         await simulated.add("gpu-l4", devices=1, **L4)
         await simulated.add("gpu-b", devices=1)
         await wait_for_replacement(user, fromPlace="node/gpu-a")

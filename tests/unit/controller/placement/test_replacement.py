@@ -2,14 +2,19 @@
 
 import itertools
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.placement.actions import Action, Admit, EvictUnit
+from controller.placement.planner import PlanRules, plan
+from controller.placement.pod_units import send_to_better_place
+from controller.placement.pool_limits import PoolQuota, PoolRules
 from controller.placement.replacement import (
+    LEAST_PAUSE,
     MOST_AT_ONCE,
     PLACE_SECONDS,
     START_SECONDS,
@@ -20,6 +25,7 @@ from controller.placement.replacement import (
     begin_replacement,
     count_surge,
     find_hold,
+    find_replica,
     go_on,
     is_active,
     least_speed,
@@ -27,9 +33,12 @@ from controller.placement.replacement import (
     note_help,
     pick_slowest,
 )
+from controller.placement.units import Unit
+from crds.meta import Priority
 from crds.placement import SpeedReplacement
 from kube.resources import ObjectKey
 from kube.time import rfc3339
+from tests.support.waiting_units import GPU, gpu_cell, running_unit, waiting_unit
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 RULES = ReplacementRules()
@@ -38,7 +47,8 @@ COOL = RULES.cool_down_seconds
 
 
 def replica(name: str, *, is_ready: bool = True, place: str | None = None, is_marked: bool = False) -> PresentReplica:
-    return PresentReplica(f"uid-{name}", f"node/{name}" if place is None else place, is_ready, is_marked)
+    place = f"node/{name}" if place is None else place
+    return PresentReplica(f"uid-{name}", place, is_ready, is_marked, name, ("10.0.0.1",))
 
 
 def facts(*replicas: PresentReplica, wanted: int = 1, **fields: Any) -> ServiceFacts:
@@ -46,7 +56,7 @@ def facts(*replicas: PresentReplica, wanted: int = 1, **fields: Any) -> ServiceF
 
 
 def begun(**fields: Any) -> SpeedReplacement:
-    made = begin_replacement(SLOW, "uid-a", least_speed(SLOW, RULES), "node/b", NOW)
+    made = begin_replacement(SLOW, replica("a"), least_speed(SLOW, RULES), "node/b", NOW)
     return msgspec.structs.replace(made, **fields)
 
 
@@ -83,7 +93,7 @@ def test_slow_replica_stays_for_these_reasons(
 def test_place_is_better_only_if_it_is_faster_than_what_is_observed_by_a_margin() -> None:
     assert least_speed(SLOW, RULES) == pytest.approx(57.1, abs=0.1)
     assert begun().least_tokens_per_second == "57.1"
-    assert "40.0 of 140 tokens/s on node/a" in begun().message
+    assert "replica a on node/a gives a single request 40.0 of 140 tokens/s" in begun().message
 
 
 def test_slowest_replica_in_relation_to_its_hardware_goes_first() -> None:
@@ -147,7 +157,7 @@ class SimulatedService:
             self.last = go_on(self.last, service, self.now).replacement
         elif self.has_slow and self.pods and find_hold(self.last, service, [], self.now, COOL) is None:
             slow = SLOW._replace(place=self.pods[0].place)
-            self.last = begin_replacement(slow, self.pods[0].uid, 57.0, "node/better", self.now)
+            self.last = begin_replacement(slow, self.pods[0], 57.0, "node/better", self.now)
             self.begun_at.append(self.now)
         leaving = self.last.uid if self.last is not None and is_active(self.last) else ""
         surge = count_surge(self.last, self.pods, self.wanted)
@@ -237,3 +247,68 @@ def test_pods_that_die_meanwhile_are_replaced(wanted: int, steps: list[str]) -> 
             take_step(service, step)
     service.reconcile()
     assert (service.ready, len(service.pods), is_active(service.last)) == (wanted, wanted, False)
+
+
+def test_second_place_is_held_for_a_tenth_of_the_time_at_most() -> None:
+    slow_start = begun(
+        started_at=rfc3339(NOW - timedelta(seconds=2 * START_SECONDS)),
+        ended_at=rfc3339(NOW - timedelta(seconds=START_SECONDS)),
+        outcome="GivenUp",
+    )
+    last = NOW + timedelta(seconds=(LEAST_PAUSE - 1) * START_SECONDS)
+    found = find_hold(slow_start, facts(replica("a")), [], last - timedelta(seconds=1), COOL)
+    assert (found.reason if found is not None else None) == "CoolDown"
+    assert find_hold(slow_start, facts(replica("a")), [], last, COOL) is None
+
+
+def test_slow_replica_is_found_among_others_on_its_node() -> None:
+    first, second = replica("a"), replica("b", place="node/a")._replace(addresses=("fd00::2", "10.0.0.2"))
+    assert find_replica(SLOW._replace(address="10.0.0.2"), [first, second]) == second
+    assert find_replica(SLOW._replace(address="10.0.0.3"), [first, second]) is None
+
+
+CELLS = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4), st.sampled_from(["", "x"])), min_size=1, max_size=4)
+WAITING = st.lists(
+    st.tuples(st.integers(1, 4), st.sampled_from(get_args(Priority)), st.integers(0, 99), st.sampled_from(["", "x"])),
+    max_size=5,
+)
+
+
+@given(cells=CELLS, waiting=WAITING, own=st.sampled_from(get_args(Priority)), quota=st.none() | st.integers(0, 6))
+def test_replica_for_a_better_place_takes_nothing_that_another_would_get(
+    cells: list[tuple[int, int, str]], waiting: list[tuple[int, Priority, int, str]], own: Priority, quota: int | None
+) -> None:
+    nodes = [
+        gpu_cell(f"n{number}", 4, min(free, total), closed="Cordoned" if closed else "")
+        for number, (total, free, closed) in enumerate(cells)
+    ]
+    running = [
+        running_unit(waiting_unit(f"r{number}", 4 - cell.free[GPU], priority="batch"), cell.id)
+        for number, cell in enumerate(nodes)
+        if cell.free[GPU] < 4
+    ]
+    others = [
+        waiting_unit(f"w{number}", need, priority=priority, enqueued_at=float(at), is_protected=bool(protected))
+        for number, (need, priority, at, protected) in enumerate(waiting)
+    ]
+    rules = PlanRules(
+        quotas={} if quota is None else {("team", "nvidia"): PoolQuota(devices=quota)},
+        pools={"nvidia": PoolRules(elastic=1)} if quota == 0 else {},
+    )
+    # Its place in the queue is that of a replica that has gone, and so is before all others.
+    surge = send_to_better_place(waiting_unit("surge", priority=own, enqueued_at=-1.0), "node/n9", 0.0)
+    without = plan(nodes, [*running, *others], rules, 10_000.0)
+    beside = plan(nodes, [*running, *others, surge], rules, 10_000.0)
+    ours = [each for each in beside.actions if unit_of(each).uid == surge.uid]
+    assert [each for each in beside.actions if each not in ours] == list(without.actions)
+    assert {uid: each for uid, each in beside.blocked.items() if uid != surge.uid} == without.blocked
+    for each in ours:
+        assert isinstance(each, Admit)
+        (cell,) = each.cells
+        closure = without.closed.get(cell)
+        assert closure is None, "no other one waits for this node"
+        assert without.left[cell][GPU] >= 1
+
+
+def unit_of(action: Action) -> Unit:
+    return action.preemptor if isinstance(action, EvictUnit) else action.unit
