@@ -161,8 +161,9 @@ class SimulatedService:
             self.begun_at.append(self.now)
         leaving = self.last.uid if self.last is not None and is_active(self.last) else ""
         surge = count_surge(self.last, self.pods, self.wanted)
-        self.pods = [each._replace(is_marked=each.uid == leaving) for each in self.pods]
+        # The number is decided by what was seen before the mark was written.
         self._scale(self.wanted + surge)
+        self.pods = [each._replace(is_marked=each.uid == leaving) for each in self.pods]
 
     def _scale(self, count: int) -> None:
         while len(self.pods) < count:
@@ -170,6 +171,7 @@ class SimulatedService:
             self.pods.append(replica(f"made{self._made}", is_ready=False, place=""))
         ranked = sorted(self.pods, key=lambda each: (bool(each.place), each.is_ready, not each.is_marked))
         gone = ranked[: max(0, len(self.pods) - count)]
+        assert all(each.is_marked for each in gone if each.is_ready), "Kubernetes would end any of them"
         self.pods = [each for each in self.pods if each not in gone]
 
     def place(self) -> None:
@@ -249,6 +251,25 @@ def test_pods_that_die_meanwhile_are_replaced(wanted: int, steps: list[str]) -> 
     assert (service.ready, len(service.pods), is_active(service.last)) == (wanted, wanted, False)
 
 
+@pytest.mark.parametrize(
+    ("last", "replicas", "surge"),
+    [
+        (begun(), [replica("a", is_marked=True)], 1),
+        (begun(), [replica("a", is_marked=True), replica("b", is_ready=False)], 1),
+        (begun(), [replica("a"), replica("b")], 1),
+        (begun(), [replica("a", is_marked=True), replica("b")], 0),
+        (begun(), [replica("b")], 0),
+        (ended(0), [replica("a")], 0),
+        (None, [replica("a")], 0),
+    ],
+    ids=["begun", "starting", "not marked", "ready", "gone", "over", "none"],
+)
+def test_slow_replica_ends_only_when_another_is_ready_and_it_is_marked(
+    last: SpeedReplacement | None, replicas: list[PresentReplica], surge: int
+) -> None:
+    assert count_surge(last, replicas, 1) == surge
+
+
 def test_second_place_is_held_for_a_tenth_of_the_time_at_most() -> None:
     slow_start = begun(
         started_at=rfc3339(NOW - timedelta(seconds=2 * START_SECONDS)),
@@ -273,10 +294,19 @@ WAITING = st.lists(
     max_size=5,
 )
 
+RULES_OF_QUEUE = st.builds(
+    lambda quota, elastic: PlanRules(
+        quotas={} if quota is None else {("team", "nvidia"): PoolQuota(devices=quota)},
+        pools={"nvidia": PoolRules(elastic=elastic)},
+    ),
+    st.none() | st.integers(0, 6),
+    st.integers(0, 2),
+)
 
-@given(cells=CELLS, waiting=WAITING, own=st.sampled_from(get_args(Priority)), quota=st.none() | st.integers(0, 6))
+
+@given(cells=CELLS, waiting=WAITING, own=st.sampled_from(get_args(Priority)), rules=RULES_OF_QUEUE)
 def test_replica_for_a_better_place_takes_nothing_that_another_would_get(
-    cells: list[tuple[int, int, str]], waiting: list[tuple[int, Priority, int, str]], own: Priority, quota: int | None
+    cells: list[tuple[int, int, str]], waiting: list[tuple[int, Priority, int, str]], own: Priority, rules: PlanRules
 ) -> None:
     nodes = [
         gpu_cell(f"n{number}", 4, min(free, total), closed="Cordoned" if closed else "")
@@ -291,10 +321,6 @@ def test_replica_for_a_better_place_takes_nothing_that_another_would_get(
         waiting_unit(f"w{number}", need, priority=priority, enqueued_at=float(at), is_protected=bool(protected))
         for number, (need, priority, at, protected) in enumerate(waiting)
     ]
-    rules = PlanRules(
-        quotas={} if quota is None else {("team", "nvidia"): PoolQuota(devices=quota)},
-        pools={"nvidia": PoolRules(elastic=1)} if quota == 0 else {},
-    )
     # Its place in the queue is that of a replica that has gone, and so is before all others.
     surge = send_to_better_place(waiting_unit("surge", priority=own, enqueued_at=-1.0), "node/n9", 0.0)
     without = plan(nodes, [*running, *others], rules, 10_000.0)
