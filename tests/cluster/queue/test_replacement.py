@@ -80,12 +80,12 @@ async def measurements(user: QueueUser, client: Client) -> AsyncIterator[None]:
 
 
 class ReadyMonitor:
-    """The moments at which a service had no ready pod."""
+    """The moments at which a service had fewer ready pods than it wants."""
 
-    def __init__(self, service: str) -> None:
+    def __init__(self, service: str, wanted: int = 1) -> None:
         self.store = Store()
         self.gaps: list[str] = []
-        self._service, self._was_ready = service, False
+        self._service, self._wanted, self._was_ready = service, wanted, False
         self.store.subscribe(self._look)
 
     def _look(self, _resource: Resource, _old: Obj | None, _new: Obj | None) -> None:
@@ -95,9 +95,9 @@ class ReadyMonitor:
             if pod["metadata"]["labels"].get("inference.pomona.dev/service") == self._service
         ]
         ready = [pod["metadata"]["name"] for pod in pods if _serves(pod)]
-        if self._was_ready and not ready:
+        if self._was_ready and len(ready) < self._wanted:
             self.gaps.append(f"{pods}")
-        self._was_ready |= bool(ready)
+        self._was_ready |= len(ready) >= self._wanted
 
 
 def _serves(pod: Obj) -> bool:
@@ -118,6 +118,14 @@ async def wait_for_reason(user: QueueUser, reason: str) -> Obj:
     found = await eventually(reached, RUN_SECONDS)
     assert found is not None
     return found
+
+
+async def wait_until_ready(user: QueueUser, count: int) -> None:
+    async def reached() -> bool:
+        assert sum(map(_serves, await user.pods("chat"))) == count
+        return True
+
+    await eventually(reached, RUN_SECONDS)
 
 
 async def wait_for_replacement(user: QueueUser, **fields: Any) -> None:
@@ -150,7 +158,9 @@ async def test_slow_replica_is_replaced_without_a_moment_without_a_ready_one(
         assert monitor.gaps == []
         engine.speed = EXPECTED
         await wait_for_replacement(user, helped=True)
-        # It becomes slow again: that the old node is free does not count before the cool-down is over.
+        # It becomes slow again: that the old node is free does not count before the cool-down is over, which a
+        # controller that starts anew finds in the status.
+        await user.kill_controller()
         engine.speed = SLOW
         held = await wait_for_reason(user, "CoolDown")
     assert await user.nodes("chat") == ["gpu-b"]
@@ -178,3 +188,22 @@ async def test_replica_that_a_budget_keeps_is_shown_as_slow_and_stays(
     held = await wait_for_reason(user, "BudgetForbids")
     assert "disruption budget" in held["message"]
     assert await user.uids("chat") == uids
+
+
+async def test_one_replica_of_several_is_replaced_and_the_others_stay(
+    simulated: SimulatedNodes, user: QueueUser, engine: CountingEngine, client: Client
+) -> None:
+    await simulated.add("gpu-a", devices=2)
+    await user.serve("chat", replicas=2)
+    await user.wait_until_on("chat", "gpu-a", "gpu-a")
+    await wait_until_ready(user, 2)
+    before, monitor = await user.uids("chat"), ReadyMonitor("chat", 2)
+    async with running(reflect(client, monitor.store, PODS)):
+        engine.speed = SLOW
+        await wait_for_reason(user, "NoBetterPlace")
+        await simulated.add("gpu-b", devices=8)
+        await wait_for_replacement(user, outcome="Moved", fromPlace="node/gpu-a", toPlace="node/gpu-b")
+        await user.wait_until_on("chat", "gpu-a", "gpu-b")
+        await wait_for_reason(user, "CoolDown")
+    assert len(set(before) & set(await user.uids("chat"))) == 1
+    assert monitor.gaps == []
