@@ -195,6 +195,8 @@ def test_replacement_that_goes_on_outlives_the_controller(chat: ReplacerOfChat) 
     began = chat.status["replacement"]
     chat.start()
     assert (chat.reason(), chat.status["replacement"]) == ("Replacing", began)
+    chat.now += timedelta(minutes=3)
+    assert (chat.reason(), chat.outcomes) == ("CoolDown", ["GivenUp"])
 
 
 def test_controller_without_the_option_ends_what_goes_on_and_keeps_what_is_over() -> None:
