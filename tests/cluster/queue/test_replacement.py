@@ -72,8 +72,9 @@ async def controller(shared_controller: SharedController) -> Process:
 
 
 @pytest_asyncio.fixture(autouse=True)
-async def measurements(user: QueueUser, client: Client) -> AsyncIterator[None]:
-    """The speeds of the Model of the user on the device classes of the nodes."""
+async def measurements(simulated: SimulatedNodes, user: QueueUser, client: Client) -> AsyncIterator[None]:
+    """The speeds of the Model of the user on the device classes of the nodes, which outlive its services."""
+    del simulated
     stored = await store_measurements(client, user.namespace)
     yield
     await client.delete(CONFIG_MAPS, stored, CONTROLLER_NAMESPACE)
