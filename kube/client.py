@@ -212,19 +212,19 @@ class Client:
         return await self._call("create", resource, None, None, Request("POST", resource.path(), {}, body))
 
     async def create_subresource(
-        self,
-        resource: Resource,
-        name: str,
-        namespace: str | None,
-        subresource: str,
-        obj: Mapping[str, Any],
-        *,
-        dry_run: bool = False,
+        self, resource: Resource, name: str, namespace: str | None, subresource: str, obj: Mapping[str, Any]
     ) -> Obj:
-        """Create what a subresource of an object makes, such as the TokenRequest of a ServiceAccount, or try to."""
-        query = {"dryRun": "All"} if dry_run else {}
-        request = Request("POST", resource.path(namespace, name, subresource), query, msgspec.json.encode(obj))
+        """Create what a subresource of an object makes, such as the TokenRequest of a ServiceAccount."""
+        request = Request("POST", resource.path(namespace, name, subresource), {}, msgspec.json.encode(obj))
         return await self._call(f"create {subresource} of", resource, namespace, name, request)
+
+    async def try_subresource(
+        self, resource: Resource, name: str, namespace: str | None, subresource: str, obj: Mapping[str, Any]
+    ) -> None:
+        """Ask whether `create_subresource` would be accepted, as its errors say; nothing is changed."""
+        query = {"dryRun": "All"}
+        request = Request("POST", resource.path(namespace, name, subresource), query, msgspec.json.encode(obj))
+        await self._call(f"try {subresource} of", resource, namespace, name, request)
 
     async def apply(
         self,

@@ -233,7 +233,7 @@ class SpeedReplacer:
             return _GONE
         name = leaving.name
         try:
-            await client.create_subresource(PODS, name, key.namespace, "eviction", build_eviction(pod), dry_run=True)
+            await client.try_subresource(PODS, name, key.namespace, "eviction", build_eviction(pod))
         except (NotFound, Conflict):
             return _GONE
         except ApiError as error:

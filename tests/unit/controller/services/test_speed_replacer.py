@@ -1,6 +1,7 @@
 """The replacement of slow replicas, with the facts of the cluster: what is reported, begun and remembered."""
 
 import asyncio
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, cast
 
@@ -41,15 +42,14 @@ class Budgets(Client):
         self.refusal: ApiError | None = None
         self.asked: list[str] = []
 
-    async def create_subresource(
-        self, resource: Resource, name: str, namespace: str | None, subresource: str, obj: Any, *, dry_run: bool = False
-    ) -> Obj:
-        assert (resource, namespace, subresource, dry_run) == (PODS, "team", "eviction", True)
+    async def try_subresource(
+        self, resource: Resource, name: str, namespace: str | None, subresource: str, obj: Mapping[str, Any]
+    ) -> None:
+        assert (resource, namespace, subresource) == (PODS, "team", "eviction")
         assert obj["metadata"]["name"] == name
         self.asked.append(name)
         if self.refusal is not None:
             raise self.refusal
-        return {}
 
 
 class FreePlaces:
