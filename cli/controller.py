@@ -24,11 +24,13 @@ from cli.options import (
     load_hosts_ca,
     metric_prefix_option,
 )
+from cli.replacement_options import replacement_options
 from cli.vendor_option import read_vendors
 from controller.controller_options import ControllerOptions
 from controller.http_endpoints import BindAddress, ControllerHealth, metrics_routes, parse_bind_address, serve
 from controller.metrics import ControllerMetrics
 from controller.placement.planner import MIN_RUN_SECONDS
+from controller.placement.replacement import ReplacementRules
 from controller.pod_settings import PodSettings
 from controller.run import Controller
 from controller.services.pods.pod_monitor import parse_monitor_labels
@@ -82,6 +84,12 @@ def _read_namespaces(_context: click.Context, parameter: click.Parameter, names:
             )
             raise click.BadParameter(message, param=parameter)
     return tuple(dict.fromkeys(names))
+
+
+def _list_source_variables(allowed_networks: Networks) -> dict[str, str]:
+    """Return the environment variables of Jobs that read sources of weights."""
+    environment = {name: os.environ[name] for name in SOURCE_VARIABLES if name in os.environ}
+    return environment | ({NETWORKS_VARIABLE: networks_text(allowed_networks)} if allowed_networks else {})
 
 
 @click.command()
@@ -217,6 +225,7 @@ def _read_namespaces(_context: click.Context, parameter: click.Parameter, names:
     help="Also write measured speeds into ConfigMap pomona-system/flexinfer-benchmarks, with the names of FlexInfer. "
     "Without effect with --namespace.",
 )
+@replacement_options
 @click.option("--verbose", is_flag=True, help="Also log debug events.")
 def command(
     kubeconfig: Path | None,
@@ -241,6 +250,7 @@ def command(
     min_run_seconds: float,
     has_benchmarks: bool,
     flexinfer_export: bool,
+    replacement: ReplacementRules | None,
     verbose: bool,
 ) -> None:
     """Run the controller of Models and InferenceServices.
@@ -257,8 +267,7 @@ def command(
     log.configure(verbose=verbose)
     gc.set_threshold(GC_THRESHOLD, 10, 10)
     raise_descriptor_limit()  # each namespace has several watches
-    environment = {name: os.environ[name] for name in SOURCE_VARIABLES if name in os.environ}
-    environment |= {NETWORKS_VARIABLE: networks_text(allowed_networks)} if allowed_networks else {}
+    environment = _list_source_variables(allowed_networks)
     trust = load_hosts_ca(hosts_ca) if hosts_ca else None
     limits = TenantLimits(image_prefixes, control_plane=control_plane, hosts=not namespaces)
     try:
@@ -269,7 +278,7 @@ def command(
             scheduling_mode=scheduling_mode or ("Native" if namespaces else "Queue"),
         )
         measures = (has_benchmarks, flexinfer_export)
-        options = ControllerOptions(pods, trust, leader_elect, namespaces, min_run_seconds, *measures)
+        options = ControllerOptions(pods, trust, leader_elect, namespaces, min_run_seconds, *measures, replacement)
         metrics, health = ControllerMetrics(metric_prefix), ControllerHealth()
         with (
             serve("--metrics-bind-address", metrics_bind_address, metrics_routes(metrics.render)),

@@ -4,6 +4,7 @@ import ssl
 from typing import NamedTuple
 
 from controller.placement.planner import MIN_RUN_SECONDS
+from controller.placement.replacement import ReplacementRules
 from controller.pod_settings import PodSettings
 
 
@@ -24,3 +25,5 @@ class ControllerOptions(NamedTuple):
     """Measure the speed of models on idle devices."""
     flexinfer_export: bool = False
     """Write measured speeds for programs of FlexInfer, too."""
+    replacement: ReplacementRules | None = None
+    """Rules for the replacement of replicas that are slow; None: none is replaced."""

@@ -179,6 +179,14 @@ class QueueMetrics:
             "pomona_preemptions", "Replicas that ended for another one, by reason.", ("reason",), registry=registry
         )
         self._preemptions.labels(PREEMPTED_FOR_PRIORITY)
+        self._replacements = Counter(
+            "pomona_speed_replacements",
+            "Replacements of slow replicas that have ended, by outcome: Moved, GivenUp.",
+            ("outcome",),
+            registry=registry,
+        )
+        for outcome in ("Moved", "GivenUp"):
+            self._replacements.labels(outcome)
         self._plan_seconds = Histogram(
             "pomona_queue_plan_seconds", "Duration of a round of the queue.", registry=registry, buckets=SECONDS
         )
@@ -229,6 +237,10 @@ class QueueMetrics:
     def count_preemption(self, reason: str) -> None:
         """Count a replica that ended for another one."""
         self._preemptions.labels(reason).inc()
+
+    def count_replacement(self, outcome: str) -> None:
+        """Count the replacement of a slow replica that has ended."""
+        self._replacements.labels(outcome).inc()
 
     def observe_plan(self, seconds: float) -> None:
         """Count one round of the queue."""

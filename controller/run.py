@@ -49,7 +49,9 @@ from controller.services.pods.replica_reservation import reserve_replica
 from controller.services.pods.update_pacer import UpdatePacer
 from controller.services.readiness_probe import Prober
 from controller.services.reconciler import NO_SPEED_SOURCES, service_reconciler
+from controller.services.speed_replacer import SpeedReplacer
 from controller.services.speed_report import SpeedSources
+from controller.services.speed_watch import SpeedWatch
 from controller.services.tokens import KnownTokens
 from controller.services.traffic_meter import TrafficMeter
 from crds.meta import CONTROLLER_NAMESPACE
@@ -109,13 +111,19 @@ def registrations(
     kueue: KueueQueues,
     devices: DeviceFeed | None = None,
     speeds: SpeedSources = NO_SPEED_SOURCES,
+    enqueue_service: Callable[[ObjectKey], None] = lambda _key: None,
 ) -> tuple[tuple[Reconciler, ...], tuple[LeaderTask, ...]]:
     """Return all reconcilers, and the tasks that run beside them while this replica leads.
 
     A controller of some namespaces has none for hosts and no queue, which are of the whole cluster.
     """
     prober = Prober(options.trust, metrics.count_probe)
-    meter = TrafficMeter(metrics.models.set_tokens)
+    replacer = None
+    if options.replacement is not None and queue is not None:
+        watch = SpeedWatch(options.replacement, enqueue_service)
+        find_speeds = speeds.find_speeds
+        replacer = SpeedReplacer(watch, queue.rooms, options.pods, find_speeds, metrics.queue.count_replacement)
+    meter = TrafficMeter(metrics.models.set_tokens, replacer.watch if replacer is not None else None)
     tokens = KnownTokens()
     pacer = UpdatePacer()
     in_pods = (
@@ -131,7 +139,7 @@ def registrations(
             kueue=kueue,
             rooms=queue.rooms if queue is not None else None,
             devices=devices,
-            speeds=speeds,
+            speeds=speeds._replace(replacer=replacer),
         ),
     )
     if options.namespaces:
@@ -204,6 +212,7 @@ class Controller:
             kueue=self._kueue,
             devices=self._devices,
             speeds=SpeedSources(measured, self._make_assessor(measured, options), queue and queue.notes),
+            enqueue_service=functools.partial(self._enqueue, INFERENCE_SERVICES),
         )
         self._reconcilers = {each.resource: each for each in reconcilers}
         self._triggers = _group_triggers(reconcilers)

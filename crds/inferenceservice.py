@@ -19,7 +19,7 @@ from crds.meta import (
     of_same_namespace,
     rule,
 )
-from crds.placement import ClassSpeeds, PlacementDemands, PlacementStatus
+from crds.placement import ClassSpeeds, PlacementDemands, PlacementStatus, SpeedReplacement
 from crds.pods import ContainerOptions, PodOptions, Resources, ServiceHardware
 from crds.queue_status import QueueStatus
 from crds.rate import Rate
@@ -307,6 +307,13 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
         described(
             "The place of the last replica that the queue has placed, and why it is there. Absent if no replica runs "
             "there any more."
+        ),
+    ] = None
+    replacement: Annotated[
+        SpeedReplacement | None,
+        described(
+            "The last replacement of a replica whose speed had fallen, if the controller runs with --replace-degraded. "
+            "Absent if there was none."
         ),
     ] = None
     tokens_per_second: Annotated[

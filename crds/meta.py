@@ -76,6 +76,9 @@ REBALANCE_AT: Final = f"{GROUP}/rebalance-at"
 MOVES: Final = f"{GROUP}/moves"
 """Annotation of a MetalProcess: uid of the process in whose place it was created on such a request."""
 
+DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
+"""Annotation of a pod, of Kubernetes: of ready pods, that with the least cost ends first."""
+
 ROTATE_TOKEN: Final = f"{GROUP}/rotate-token"
 """Annotation that replaces a token: on an InferenceService by each new value, on its Secret until that is done."""
 TOKEN_ROTATION: Final = f"{GROUP}/token-rotation"
@@ -112,6 +115,7 @@ DefaultSchedulingMode = Literal["Queue", "Native"]
 """Mode of services that state none: Kueue needs the name of a queue."""
 PRIORITY_RANK: Final[dict[Priority, int]] = {priority: rank for rank, priority in enumerate(get_args(Priority))}
 """Position in the order of importance: 0 is the most important, which is bound and loaded first and evicted last."""
+LOWEST_PRIORITY: Final[Priority] = get_args(Priority)[-1]
 
 
 HTTPS: Final = "https"

@@ -130,3 +130,37 @@ class PlacementStatus(ApiStruct, frozen=True):
             **{"x-kubernetes-list-type": "atomic"},
         ),
     ] = []
+
+
+class SpeedReplacement(ApiStruct, frozen=True):
+    """The last replacement of a replica whose speed had fallen."""
+
+    uid: Annotated[str, Meta(max_length=64), described("uid of the pod that ends.")]
+    from_place: Annotated[HostText, described("Its node, as node/NAME.")]
+    observed: Annotated[Rate, described("Speed of a single request that was observed there, in tokens per second.")]
+    expected: Annotated[Rate, described("Speed that was expected there, in tokens per second.")]
+    least_tokens_per_second: Annotated[
+        Rate,
+        described("The replica goes only to a device class whose speed in status.speeds is known and not lower."),
+    ]
+    started_at: Annotated[str, described("When the new replica was asked for.", format="date-time")]
+    ended_at: Annotated[
+        str | None,
+        described(
+            "When it was over. The next replacement of the service begins after a cool-down. Absent while it goes on.",
+            format="date-time",
+        ),
+    ] = None
+    outcome: Annotated[
+        Literal["Moved", "GivenUp"] | None,
+        described("Moved: the new replica is in its place. GivenUp: the old one stayed, for the reason in message."),
+    ] = None
+    to_place: Annotated[HostText, described("Node of the new replica, as node/NAME. Absent before it is ready.")] = ""
+    helped: Annotated[
+        bool,
+        described(
+            "The speed was seen to be as expected on the new node. Without that, no other replica of the service is "
+            "replaced: what slows it down has gone along."
+        ),
+    ] = False
+    message: Annotated[str, Meta(max_length=1024), described("Explanation for people.")] = ""

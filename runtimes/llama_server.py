@@ -189,6 +189,8 @@ RUNTIME: Final = Runtime(
             requests_waiting="llamacpp:requests_deferred",
             prompt_tokens="llamacpp:prompt_tokens_total",
             generated_tokens="llamacpp:tokens_predicted_total",
+            generation_seconds="llamacpp:tokens_predicted_seconds_total",
+            steps="llamacpp:n_decode_total",
             prefixes=("llamacpp:",),
             needs_key=True,
         ),

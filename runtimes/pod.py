@@ -67,6 +67,10 @@ class EngineMetrics(NamedTuple):
     """Histogram."""
     request_seconds: str | None = None
     """Histogram of whole requests."""
+    generation_seconds: str | None = None
+    """Counter of the time in which `generated_tokens` were generated, of all requests together."""
+    steps: str | None = None
+    """Counter of the steps in which they were, of which each generates a token of every request that runs."""
     path: str = "/metrics"
     needs_key: bool = False
     """True if the engine asks for its key at this path too."""

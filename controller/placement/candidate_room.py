@@ -6,7 +6,7 @@ be one there, and compared with the cells as the last round left them.
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -15,8 +15,9 @@ from controller.placement.explanation import RefusalCounter, find_static_refusal
 from controller.placement.observed_units import FindVolumeNodes
 from controller.placement.place_search import need_key
 from controller.placement.planner import Round
+from controller.placement.score import score_cell
 from controller.placement.standing import WaitFacts, describe_wait, find_largest, sort_refusals
-from controller.placement.units import Amounts, Cell, HostRequirement, NodeRequirement, Unit, subtract_amounts
+from controller.placement.units import Amounts, Cell, HostRequirement, NodeRequirement, Unit, fits, subtract_amounts
 from controller.reconcile.plan import Leading
 from kube.client import Obj
 from kube.resources import ObjectKey
@@ -30,6 +31,8 @@ IDLE_SHARE: Final = 20.0
 was counted for a decision serves for as long, though a cell has changed: in a large cluster one does all the time."""
 STEP_SECONDS: Final = 0.02
 
+_Answer = TypeVar("_Answer")
+
 
 class CandidateRoom(NamedTuple):
     """The room of one accelerator for the replicas of one service."""
@@ -42,6 +45,13 @@ class CandidateRoom(NamedTuple):
     """Why there is no room, in words."""
     tokens_per_second: float = 0.0
     """Speed of a replica on the fastest device class with room; 0: unknown, or there is no room."""
+
+
+class BestPlace(NamedTuple):
+    """The answer about the best free place."""
+
+    cell: Cell | None
+    """None: no place is free."""
 
 
 class RoomCounter:
@@ -92,6 +102,21 @@ class RoomCounter:
         if room:
             return CandidateRoom(room, could_run, tokens_per_second=fastest)
         return CandidateRoom(0, could_run, self._explain(unit, feasible, could_run=could_run))
+
+    def find_best(self, unit: Unit) -> Cell | None:
+        """Return the free cell that would be the best for a unit of one part; None if none has room."""
+        need = largest_part(unit)
+        found = [
+            (score_cell(unit, need, cell, self._left[cell.id], 0), cell)
+            for pool in unit.pools
+            if self._made.limits.count_room(unit, pool, 1)
+            for cell in self._by_pool.get(pool, ())
+            if find_static_refusal(unit, cell) is None
+            and not self._is_closed_to(unit, cell.id)
+            and fits(need, self._left[cell.id])
+        ]
+        best = min(found, key=lambda each: (-each[0].points, each[0].leftover, each[1].name), default=None)
+        return best[1] if best is not None else None
 
     def _is_closed_to(self, unit: Unit, cell: str) -> bool:
         closure = self._made.closed.get(cell)
@@ -216,6 +241,13 @@ class CandidateRooms:
         This leader has planned no round, or has not read where the volumes of the pod are: a choice by what is known
         until then would stay.
         """
+        return self._ask(prospect, RoomCounter.count)
+
+    def find_best(self, prospect: ProspectiveReplica) -> BestPlace | None:
+        """Return the best free place for a replica like this one; None: it is not known yet, as of `count`."""
+        return self._ask(prospect, lambda counter, unit: BestPlace(counter.find_best(unit)))
+
+    def _ask(self, prospect: ProspectiveReplica, ask: Callable[[RoomCounter, Unit], _Answer]) -> _Answer | None:
         if self._report is None or (prospect.pod is not None and not self._has_read_volumes(prospect.pod)):
             return None
         loop = asyncio.get_running_loop()
@@ -223,7 +255,7 @@ class CandidateRooms:
         if self._counter is None or (self._is_outdated and began >= self._serves_until):
             self._counter = RoomCounter(self._registry.list_cells(), self._report.round, self._report.cells)
             self._is_outdated, self._serves_until = False, began
-        found = self._counter.count(hold_at_volumes(prospect, self._find_volume_nodes))
+        found = ask(self._counter, hold_at_volumes(prospect, self._find_volume_nodes))
         self._serves_until += (loop.time() - began) * IDLE_SHARE
         return found
 

@@ -43,7 +43,7 @@ class HeadOfLine(NamedTuple):
 
     def holds_back(self, unit: Unit) -> bool:
         """Return whether a unit may not pass: it could not be evicted again."""
-        return unit.is_protected or unit.rank <= self.rank
+        return unit.is_protected or unit.is_last or unit.rank <= self.rank
 
 
 class FoundPlace(NamedTuple):
@@ -338,7 +338,7 @@ class PlaceSearch:
         }
         best, best_key = None, None
         for device_class in self._classes.get(pool, ()):
-            if device_class in unit.speeds.refusals:
+            if unit.speeds.find_refusal(device_class):
                 continue
             index = self._find_index(unit, need, pool, device_class, means)
             choice = self._pick_of_class(unit, need, index, means, trial=trial, special=special)

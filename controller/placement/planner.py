@@ -235,12 +235,18 @@ class Planning:
             self._admit(unit, found.cells, found.scores)
         elif pool := self._find_elastic_pool(unit):
             self._admit_unpinned(unit, pool)
-        elif (found := self._place_in_predecessor(unit) or self._search.find_place(unit, "evict")) is not None:
+        elif (found := self._find_place_of_others(unit)) is not None:
             self._nominate(unit, found)
         else:
             if nomination is not None:
                 self._actions.append(WithdrawNomination(unit))
             self._block(unit, shape)
+
+    def _find_place_of_others(self, unit: Unit) -> FoundPlace | None:
+        """Return a place that is free once others have ended, if the unit may wait for one."""
+        if unit.is_last:
+            return None
+        return self._place_in_predecessor(unit) or self._search.find_place(unit, "evict")
 
     def is_hopeless(self, unit: Unit, shape: int) -> bool:  # noqa: ARG002 - the tests' plain form looks at the unit
         """Return whether a unit with the same view of cells and limits was blocked in this round."""
@@ -250,7 +256,7 @@ class Planning:
         """Return the number of all that decides about the cells that a unit may use now."""
         namespace = unit.key.namespace if self._limits.by_namespace else ""
         parts = tuple(map(need_key, unit.parts))
-        flags = unit.is_protected, unit.has_other_gate
+        flags = unit.is_protected, unit.has_other_gate, unit.is_last
         shape = unit.identity, parts, unit.pools, unit.avoid, unit.rank, flags, namespace
         return self._shapes.setdefault(shape, len(self._shapes))
 
@@ -452,6 +458,8 @@ class Planning:
         # No autoscaler adds hosts, and a volume that is bound to nodes is on none that comes.
         requirement = unit.requirement
         if unit.has_other_gate or isinstance(requirement, HostRequirement) or requirement.volume_nodes is not None:
+            return ""
+        if unit.is_last:
             return ""
         for pool in unit.pools:
             is_open = self._elastic.get(pool, 0) > 0 and pool not in self._search.exhausted

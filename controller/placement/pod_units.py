@@ -29,7 +29,7 @@ from controller.placement.units import (
 )
 from controller.reconcile.indexes import controller_of
 from controller.reconcile.triggers import ENDED, is_gated
-from crds.meta import LABEL_GANG, LABEL_GANG_SIZE, LABEL_SERVICE, QUEUE_GATE
+from crds.meta import LABEL_GANG, LABEL_GANG_SIZE, LABEL_SERVICE, LOWEST_PRIORITY, QUEUE_GATE
 from devices.vendors import Vendors
 from kube.client import Obj
 from kube.resources import ObjectKey, object_key
@@ -109,10 +109,26 @@ def build_pod_replica(
         speeds=service.speeds if service is not None else NO_SPEEDS,
         is_assessed=service is None or service.is_assessed,
     )
+    if service is not None and service.left_cell and state == "waiting":
+        unit = send_to_better_place(unit, service.left_cell, service.least_speed)
     ends_by = parse_seconds(metadata["deletionTimestamp"]) if is_ending else None
     is_present = own.template == read_template_mark(pod) if own is not None and own.template else None
     replica = ReplicaUnit(unit, deployment, template, own_place, is_present, ends_by=ends_by)
     return PodReplica(replica, *_read_gang(pod)) if is_counted or is_ending else PodReplica(replica)
+
+
+def send_to_better_place(unit: Unit, left_cell: str, least_speed: float) -> Unit:
+    """Return a unit that replaces a slow replica: nobody else ends for it, and it goes to a better place only.
+
+    Args:
+        unit: the unit, which waits.
+        left_cell: `Cell.id` of the place of the slow replica.
+        least_speed: least speed of its place, in tokens/s.
+    """
+    speeds = msgspec.structs.replace(unit.speeds, least=least_speed)
+    return msgspec.structs.replace(
+        unit, priority=LOWEST_PRIORITY, is_last=True, speeds=speeds, avoid=frozenset({left_cell})
+    )
 
 
 def build_requirement(

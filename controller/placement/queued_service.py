@@ -69,6 +69,10 @@ class QueuedService(NamedTuple):
     """Speed of a replica by device class."""
     is_assessed: bool = True
     """Its status is of the present spec, so that the speeds are, too."""
+    left_cell: str = ""
+    """`Cell.id` of the place that a slow replica leaves, which a waiting one replaces; empty if none does."""
+    least_speed: float = 0.0
+    """Least speed of the place that it goes to, in tokens/s."""
 
     def find_deployment(self, name: str) -> OwnDeployment | None:
         """Return its Deployment of this name, or None."""
@@ -102,6 +106,8 @@ def _read_service(
     spec, status = obj["spec"], obj.get("status") or {}
     is_assessed = status.get("observedGeneration") == obj["metadata"].get("generation")
     scheduling = spec.get("scheduling") or {}
+    replacement = status.get("replacement") or {}
+    is_replacing = bool(replacement) and "endedAt" not in replacement
     mode = scheduling.get("mode")
     priority = spec.get("priority", "normal")
     return _share(
@@ -122,6 +128,8 @@ def _read_service(
             device_bytes=status.get("deviceMemoryBytes") if is_assessed else None,
             speeds=read_speeds(status.get("speeds") or ()) if is_assessed else NO_SPEEDS,
             is_assessed=is_assessed,
+            left_cell=replacement["fromPlace"] if is_replacing else "",
+            least_speed=float(replacement["leastTokensPerSecond"]) if is_replacing else 0.0,
         )
     )
 

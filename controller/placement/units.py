@@ -244,6 +244,16 @@ class SpeedProfile(msgspec.Struct, frozen=True, dict=True):
     """Tokens/s of generation by `Cell.device_class`; a class that is absent is unknown."""
     refused: frozenset[tuple[str, str]] = frozenset()
     """Device classes that the service does not accept, each with the reason as one CamelCase word."""
+    least: float = 0.0
+    """Least speed in tokens/s: slower classes, and those of unknown speed, are refused; 0: none is for that."""
+
+    def find_refusal(self, device_class: str) -> str:
+        """Return why a replica is not placed on a device class, as one CamelCase word; empty if it may be."""
+        refusal = self.refusals.get(device_class, "")
+        if refusal or not self.least:
+            return refusal
+        speed = self.tokens_per_second.get(device_class)
+        return SPEED_UNKNOWN if speed is None else TOO_SLOW if speed < self.least else ""
 
     @functools.cached_property
     def steps(self) -> Mapping[str, int]:
@@ -308,17 +318,19 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     """Its speed by device class."""
     is_assessed: bool = True
     """Its service has been decided for the present spec; until then its speeds are not known."""
+    is_last: bool = False
+    """It is after all others in the queue and passes none of them: it replaces a slow replica that serves meanwhile."""
     freed_beside: Amounts = NOTHING
     """Amounts that its end frees on its cell beside its parts: for other needs, the devices that it has claimed."""
 
     @property
     def identity(self) -> tuple[object, ...]:
         """Key that units have in common which the same cells admit."""
-        return self.requirement.identity, self.speeds.refused
+        return self.requirement.identity, self.speeds.refused, self.speeds.least
 
     def refuse(self, cell: Cell) -> str:
         """Return why a cell can never run the unit, as one CamelCase word; empty if it can."""
-        return self.requirement.refuse(cell) or self.speeds.refusals.get(cell.device_class, "")
+        return self.requirement.refuse(cell) or self.speeds.find_refusal(cell.device_class)
 
     @property
     def freed(self) -> dict[str, Amounts]:
@@ -341,7 +353,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def order(self) -> tuple[int, float, str]:
         """Sort key of the queue: the first is admitted first."""
-        return self.rank, self.enqueued_at, self.uid
+        return self.rank + self.is_last, self.enqueued_at, self.uid
 
 
 def fits(need: Amounts, free: Amounts) -> bool:

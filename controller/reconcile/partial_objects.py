@@ -23,7 +23,7 @@ from controller.reconcile.stamp import (
     ANNOTATION_UPDATE,
     is_stamped,
 )
-from crds.meta import DEVICE_NEED, ENQUEUED_AT, NOMINATED, POD_TEMPLATE
+from crds.meta import DELETION_COST, DEVICE_NEED, ENQUEUED_AT, NOMINATED, POD_TEMPLATE
 from kube.client import Obj
 from kube.resources import (
     ACCELERATOR_POOLS,
@@ -57,7 +57,7 @@ _LONGEST_SHARED: Final = 64
 """Characters; longer strings are messages, each of its own."""
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 _POD_CONDITIONS: Final = frozenset({"Ready", "PodScheduled"})
-_POD_ANNOTATIONS: Final = frozenset({DEVICE_NEED, ENQUEUED_AT, NOMINATED, POD_TEMPLATE})
+_POD_ANNOTATIONS: Final = frozenset({DELETION_COST, DEVICE_NEED, ENQUEUED_AT, NOMINATED, POD_TEMPLATE})
 _POD_SPEC: Final = ("nodeName", "schedulingGates", "overhead", "priorityClassName", "resourceClaims")
 _REPLICA_COUNTS: Final = ("observedGeneration", "replicas", "updatedReplicas", "readyReplicas")
 _READ_OF_TEMPLATE: Final = ("priorityClassName", "schedulingGates", "resourceClaims")

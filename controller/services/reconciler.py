@@ -50,8 +50,10 @@ from controller.services.replica_memory import ReplicaMemory
 from controller.services.replicas import Replicas, combine_replicas
 from controller.services.service_triggers import OF_PODS, list_triggers
 from controller.services.several_accelerators import find_pod_runtime, list_parts, observe_several, summarize_parts
+from controller.services.speed_replacer import report_without_replacer
 from controller.services.speed_report import SpeedReport, SpeedSources
 from controller.services.status import ServiceView, build_events, build_status
+from controller.services.stream_speed import find_stream_series
 from controller.services.tokens import KnownTokens, TokenRotation, TokenStep, token_secret
 from controller.services.traffic import UNKNOWN_TRAFFIC, Traffic, find_series, read_traffic
 from controller.services.traffic_meter import TrafficMeter, TrafficTarget
@@ -163,9 +165,9 @@ def service_reconciler(
         view = build_view(snapshot, key, service, settings, facts)
         answer = _follow_view(prober, tokens, pacer, key, view)
         step = await _find_token_step(tokens, client, snapshot, key, view)
-        traffic = meter.follow(key, _find_traffic_target(view), read_traffic(service.status))
+        traffic = meter.follow(key, _find_traffic_target(view, speeds), read_traffic(service.status))
         found = (view.question, answer, step.new_token, view, revision, step.rotation, monitors.exists, traffic, facts)
-        return ServiceInputs(*found, speeds.report(snapshot, key, view, settings.vendors))
+        return ServiceInputs(*found, await speeds.report_all(client, snapshot, key, view, vendors=settings.vendors))
 
     return Reconciler(
         resource=INFERENCE_SERVICES,
@@ -225,6 +227,8 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
     status = build_status(view, inputs.answer if inputs.question == view.question else None)
     status |= inputs.traffic.fields()
     status = inputs.speed.add_to(status, service.metadata.generation)
+    replacement = inputs.speed.replacement or report_without_replacer(service)
+    status = replacement.add_to(status)
     rotation = inputs.rotation
     if rotated := rotation.done or service.status.token_rotation:
         status["tokenRotation"] = rotated
@@ -241,7 +245,10 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
         # All pods that serve until others do are kept.
         is_pruned = not view.wanted or view.blocker is None
     choice_seconds = view.chosen.again_seconds if view.chosen is not None else None
-    pauses = (steps.again_seconds, rotation.again_seconds, view.replicas.again_seconds, choice_seconds)
+    pauses = (
+        *(steps.again_seconds, rotation.again_seconds, view.replicas.again_seconds, choice_seconds),
+        replacement.again_seconds,
+    )
     return Plan(
         create=((token_secret(service, inputs.new_token, rotation.done),) if inputs.new_token else ()) + steps.create,
         apply=(*templates, *apply, build_network_service(service), *beside_pods),
@@ -254,7 +261,7 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
         ),
         status=status,
         labels=_list_labels(view) if status["phase"] == "Ready" else None,
-        events=build_events(service, status),
+        events=(*build_events(service, status), *replacement.list_events(service.status.replacement)),
         # Secrets are not watched: the next step of a replacement, and the next look, follow without an event.
         again_seconds=ROTATION_SECONDS
         if rotation.done or rotation.patch
@@ -262,15 +269,16 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
     )
 
 
-def _find_traffic_target(view: ServiceView) -> TrafficTarget | None:
+def _find_traffic_target(view: ServiceView, speeds: SpeedSources) -> TrafficTarget | None:
     """Return the pods whose metrics tell the traffic of a service, or None if there are none."""
     runtime = view.pod_runtime or view.runtime
     engine = RUNTIMES[runtime].pod if runtime in RUNTIMES else None
     series = find_series(engine) if engine is not None else None
     pods = tuple(each for each in view.own_endpoints if not each.host)
-    if not pods or series is None:
+    if not pods or series is None or engine is None:
         return None
-    return TrafficTarget(view.service.metadata.uid, pods, series, view.service.spec.model_ref, runtime)
+    streams = find_stream_series(engine) if speeds.replacer is not None else None
+    return TrafficTarget(view.service.metadata.uid, pods, series, view.service.spec.model_ref, runtime, streams)
 
 
 def _follow_view(

@@ -10,12 +10,13 @@ from controller.services.class_speeds import FindSpeeds, SpeedAssessor, find_no_
 from controller.services.device_classes import find_replica_class
 from controller.services.performance_source import UNKNOWN_SPEED, KnownSpeed, MeasuredPair, PerformanceSource
 from controller.services.placement_report import report_placement
+from controller.services.speed_replacer import ReplacementReport, SpeedReplacer
 from controller.services.status import MOST_NODES, ServiceView
 from crds.meta import without_defaults
 from crds.placement import ClassSpeed, PlacementStatus
 from devices.vendors import Vendors
 from fitness.performance import hash_model
-from kube.client import Obj
+from kube.client import Client, Obj
 from kube.resources import ObjectKey
 
 FITS: Final = "Fits"
@@ -33,6 +34,8 @@ class SpeedReport(NamedTuple):
     """Place of the last replica that was placed; None: unknown."""
     measured: KnownSpeed = UNKNOWN_SPEED
     """Measured on the hardware of the replicas."""
+    replacement: ReplacementReport | None = None
+    """The replacement of a replica that is slow; None: it was not looked at."""
 
     def add_to(self, status: Obj, generation: int) -> Obj:
         """Return a status with the speed, and with a condition if it could not be measured."""
@@ -56,6 +59,8 @@ class SpeedSources(NamedTuple):
     measured: PerformanceSource | None = None
     assessor: SpeedAssessor | None = None
     notes: PlacementNotes | None = None
+    replacer: SpeedReplacer | None = None
+    """Replaces replicas that are slow."""
 
     @property
     def find_speeds(self) -> FindSpeeds:
@@ -74,6 +79,15 @@ class SpeedSources(NamedTuple):
             return SpeedReport(classes, placement)
         return SpeedReport(classes, placement, self.measured.find(key, _find_measured_pair(snapshot, view, vendors)))
 
+    async def report_all(
+        self, client: Client, snapshot: Snapshot, key: ObjectKey, view: ServiceView, *, vendors: Vendors
+    ) -> SpeedReport:
+        """Return the speed of a service, and begin to replace a slow replica if that is due. Raises as `Client`."""
+        found = self.report(snapshot, key, view, vendors)
+        if self.replacer is None:
+            return found
+        return found._replace(replacement=await self.replacer.report(client, snapshot, key, view, found.classes))
+
     def forget(self, key: ObjectKey) -> None:
         """Forget a service that is gone."""
         for each in self:
@@ -82,8 +96,9 @@ class SpeedSources(NamedTuple):
 
     def restart(self) -> None:
         """Forget what an earlier leadership knew."""
-        if self.notes is not None:
-            self.notes.restart()
+        for each in (self.notes, self.replacer):
+            if each is not None:
+                each.restart()
 
 
 def describe_fit(classes: Sequence[ClassSpeed], generation: int) -> Obj:

@@ -152,11 +152,11 @@ def measure_traffic(
         if earlier is None or sample.at <= earlier.at:
             continue
         is_known = True
-        per_minute += _increase(earlier, sample, series.requests) * 60 / (sample.at - earlier.at)
+        per_minute += find_increase(earlier, sample, series.requests) * 60 / (sample.at - earlier.at)
         if series.seconds is not None:
             count, total = (f"{series.seconds}{part}" for part in _DURATION_PARTS)
-            requests += _increase(earlier, sample, count)
-            seconds += _increase(earlier, sample, total)
+            requests += find_increase(earlier, sample, count)
+            seconds += find_increase(earlier, sample, total)
     if not is_known:
         return UNKNOWN_TRAFFIC
     rounded = min(round(per_minute), _MOST)
@@ -171,7 +171,7 @@ def measure_tokens(
     """Return the tokens that each pod generated per second between two readings, for each that was read twice."""
     return {
         endpoint: min(
-            _increase(before[endpoint], sample, series.tokens) / (sample.at - before[endpoint].at),
+            find_increase(before[endpoint], sample, series.tokens) / (sample.at - before[endpoint].at),
             MOST_TOKENS_PER_SECOND,
         )
         for endpoint, sample in after.items()
@@ -180,7 +180,7 @@ def measure_tokens(
     }
 
 
-def _increase(before: MetricsSample, after: MetricsSample, name: str) -> float:
+def find_increase(before: MetricsSample, after: MetricsSample, name: str) -> float:
     """Return the increase of a counter, which begins at 0 again when its process restarts."""
     old, new = before.values.get(name, 0.0), after.values.get(name, 0.0)
     return new - old if new >= old else new

@@ -19,6 +19,8 @@ from controller.reconcile.plan import Leading
 from controller.services.endpoints import Endpoint
 from controller.services.probe_policy import seconds_to_turn
 from controller.services.readiness_probe import read_token
+from controller.services.speed_watch import CHECKS, SpeedWatch
+from controller.services.stream_speed import StreamSeries, measure_streams
 from controller.services.traffic import (
     MOST_TOKENS_PER_SECOND,
     UNKNOWN_TRAFFIC,
@@ -58,6 +60,13 @@ class TrafficTarget(NamedTuple):
     """Name of the Model, in the metrics."""
     backend: str = ""
     """Name of the engine, in the metrics."""
+    streams: StreamSeries | None = None
+    """The counters of the speed of single requests; None: it is not watched."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all series that are read."""
+        return (*self.series.names, *(self.streams.names if self.streams is not None else ()))
 
 
 @dataclass(slots=True)
@@ -70,6 +79,8 @@ class _MeteredService:
     read_at: float
     """Time of the last reading with a result, or of the first call of `follow`."""
     samples: dict[Endpoint, MetricsSample] = field(default_factory=dict)
+    streams: dict[Endpoint, MetricsSample] = field(default_factory=dict)
+    """The readings from which the speed of single requests counts."""
     token: str = ""
 
 
@@ -82,14 +93,18 @@ class TrafficMeter:
 
     Args:
         show_tokens: takes the tokens per second of each service.
+        watch: takes the speed of single requests, and asks for readings of what is slow; None: nobody does.
     """
 
-    def __init__(self, show_tokens: ShowTokens = lambda _key, _rates: None) -> None:
+    def __init__(self, show_tokens: ShowTokens = lambda _key, _rates: None, watch: SpeedWatch | None = None) -> None:
         self._show_tokens = show_tokens
+        self._watch = watch
         self._services: dict[ObjectKey, _MeteredService] = {}
         self._due: WorkQueue[ObjectKey] = WorkQueue()
         self._minutes: WorkQueue[ObjectKey] = WorkQueue()
         """Services whose tokens are counted now."""
+        self._checks: WorkQueue[ObjectKey] = WorkQueue()
+        """Services whose speed is checked between two readings."""
         self._slots = asyncio.Semaphore(CONNECTIONS)
 
     def follow(self, key: ObjectKey, target: TrafficTarget | None, known: Traffic = UNKNOWN_TRAFFIC) -> Traffic:
@@ -106,6 +121,7 @@ class TrafficMeter:
             now = asyncio.get_running_loop().time()
             self._services[key] = service = _MeteredService(target, known, now)
             self._read_later(key, target)
+            self._check_later(key, target, None)
         service.target = target
         return service.traffic
 
@@ -113,6 +129,7 @@ class TrafficMeter:
         """Read for ever."""
         for key, service in self._services.items():
             self._read_later(key, service.target)
+            self._check_later(key, service.target, None)
         # A connection is of no use five minutes later.
         connector = aiohttp.TCPConnector(force_close=True, limit=0)
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
@@ -126,7 +143,11 @@ class TrafficMeter:
             async def count_tokens(key: ObjectKey) -> None:
                 await self._count_tokens(session, leading, key)
 
+            async def check_speed(key: ObjectKey) -> None:
+                await self._check_speed(session, leading, key)
+
             async with asyncio.TaskGroup() as lanes:
+                lanes.create_task(run_workers(self._checks, check_speed, CONNECTIONS, READ_SECONDS))
                 lanes.create_task(run_workers(self._due, read, CONNECTIONS, READ_SECONDS))
                 lanes.create_task(run_workers(self._minutes, count_tokens, CONNECTIONS, READ_SECONDS))
 
@@ -134,6 +155,38 @@ class TrafficMeter:
         now = asyncio.get_running_loop().time()
         seconds = seconds_to_turn(target.service_uid, now + least_seconds, READ_SECONDS)
         self._due.add_after(key, least_seconds + seconds)
+
+    def _check_later(self, key: ObjectKey, target: TrafficTarget, seconds: float | None) -> None:
+        """Check the speed of a service after some time; None: once in the time of all checks, if that is short."""
+        if self._watch is None or target.streams is None:
+            return
+        usual = CHECKS * self._watch.rules.check_seconds
+        if seconds is not None or usual < READ_SECONDS:
+            self._checks.add_after(key, usual if seconds is None else seconds)
+
+    async def _check_speed(self, session: aiohttp.ClientSession, leading: Leading, key: ObjectKey) -> None:
+        service = self._services.get(key)
+        if service is None:
+            return
+        samples = await self._read_pods(session, leading, key, service)
+        if self._services.get(key) is service:
+            self._take_speeds(key, service, samples)
+
+    def _take_speeds(self, key: ObjectKey, service: _MeteredService, samples: Mapping[Endpoint, MetricsSample]) -> None:
+        """Take the speed of single requests since the readings from which it counts."""
+        series = service.target.streams
+        if self._watch is None or series is None:
+            return
+        speeds = measure_streams(service.streams, samples, series)
+        now = asyncio.get_running_loop().time()
+        kept = {
+            each: sample
+            for each, sample in service.streams.items()
+            # Where few tokens were generated since, more are waited for.
+            if each in samples and each not in speeds and now - sample.at < READ_SECONDS
+        }
+        service.streams = {**samples, **kept}
+        self._check_later(key, service.target, self._watch.take(key, speeds, now))
 
     async def _read(self, session: aiohttp.ClientSession, leading: Leading, key: ObjectKey) -> None:
         service = self._services.get(key)
@@ -145,6 +198,7 @@ class TrafficMeter:
         samples = await self._read_pods(session, leading, key, service)
         if self._services.get(key) is not service:
             return
+        self._take_speeds(key, service, samples)
         now = asyncio.get_running_loop().time()
         measured = measure_traffic(service.samples, samples, target.series)
         service.samples = samples
@@ -168,6 +222,8 @@ class TrafficMeter:
         before, target = service.samples, service.target
         samples = await self._read_pods(session, leading, key, service)
         rates = measure_tokens(before, samples, target.series)
+        if self._services.get(key) is service:
+            self._take_speeds(key, service, samples)
         if self._services.get(key) is service and rates:
             self._show_tokens(key, _sum_by_node(rates, key.namespace, target))
             total = min(sum(rates.values()), MOST_TOKENS_PER_SECOND)
@@ -184,18 +240,19 @@ class TrafficMeter:
                 return {}
             service.token = token
         pods = target.endpoints[:MOST_PODS]
-        found = await asyncio.gather(*(self._read_pod(session, each, target.series, service.token) for each in pods))
+        found = await asyncio.gather(*(self._read_pod(session, each, target, service.token) for each in pods))
         if None in found:
             # The token may have been replaced.
             service.token = ""
         return {pod: sample for pod, sample in zip(pods, found, strict=True) if sample is not None}
 
     async def _read_pod(
-        self, session: aiohttp.ClientSession, endpoint: Endpoint, series: TrafficSeries, token: str
+        self, session: aiohttp.ClientSession, endpoint: Endpoint, target: TrafficTarget, token: str
     ) -> MetricsSample | None:
+        series = target.series
         async with self._slots:
             text = await _read_metrics(session, endpoint, series, token)
-        values = parse_series(text, series.names) if text is not None else {}
+        values = parse_series(text, target.names) if text is not None else {}
         is_counted = values and (series.requests is None or series.requests in values)
         return MetricsSample(asyncio.get_running_loop().time(), values) if is_counted else None
 

@@ -96,6 +96,11 @@ class InferenceRequest:
         """The engine's report so far."""
         return self._upstream.tokens if self._upstream else NO_TOKENS
 
+    @property
+    def generation_seconds(self) -> float | None:
+        """Time from the first to the last token; None: unknown."""
+        return self._upstream.generation_seconds if self._upstream else None
+
     # The body
 
     def take_body(self, piece: bytes, *, is_last: bool) -> None:

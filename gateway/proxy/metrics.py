@@ -70,6 +70,10 @@ class ServiceMetrics:
         """By reason."""
         self.prompt_tokens = 0
         self.generated_tokens = 0
+        self.lone_tokens = 0
+        """Tokens of streams that had the service to themselves, after the first one of each."""
+        self.lone_seconds = 0.0
+        """The time that these took."""
         self.first_token_seconds = DurationHistogram(_REQUEST_BUCKETS)
         self.inter_token_seconds = DurationHistogram(_TOKEN_BUCKETS)
         self.queue_seconds = DurationHistogram(_REQUEST_BUCKETS)
@@ -142,6 +146,14 @@ def _counter_lines(services: Iterable[tuple[dict[str, str], ServiceMetrics]]) ->
     yield from _family_lines("generated_tokens_total", "Generated tokens, as engines report them.", "counter")
     for labels, metrics in services:
         yield _series_line("generated_tokens_total", metrics.generated_tokens, **labels)
+    yield from _family_lines(
+        "lone_tokens_total", "Tokens after the first one of streams beside which no other request ran.", "counter"
+    )
+    for labels, metrics in services:
+        yield _series_line("lone_tokens_total", metrics.lone_tokens, **labels)
+    yield from _family_lines("lone_token_seconds_total", "Time that these tokens took.", "counter")
+    for labels, metrics in services:
+        yield _series_line("lone_token_seconds_total", metrics.lone_seconds, **labels)
 
 
 def _labels(service: str) -> dict[str, str]:

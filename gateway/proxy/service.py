@@ -46,6 +46,10 @@ class ServedRequest(Protocol):
     def tokens(self) -> TokenCount:
         """The engine's report so far."""
 
+    @property
+    def generation_seconds(self) -> float | None:
+        """Time from the first to the last token of a stream; None: unknown."""
+
 
 class Service:
     """A configured service. A running request keeps its service, even after that has left the configuration."""
@@ -63,6 +67,8 @@ class Service:
         self._prompt_tokens = 0
         self._generated_tokens = 0
         self._running: set[ServedRequest] = set()
+        self._lone: ServedRequest | None = None
+        """The request that has had the service to itself since it came."""
         self._forget_metrics: Callable[[], None] | None = lambda: metrics.forget(config.name)
 
     def update(self, config: ServiceListener) -> None:
@@ -113,11 +119,15 @@ class Service:
 
     def begin(self, request: ServedRequest) -> None:
         """Count a request as running."""
+        self._lone = None if self._running else request
         self._running.add(request)
 
     def record(self, request: ServedRequest) -> None:
         """Count and log a request that has ended."""
         self._running.discard(request)
+        is_lone = self._lone is request
+        if is_lone:
+            self._lone = None
         seconds = time.monotonic() - request.arrived
         tokens = request.tokens
         prompt, generated = tokens.prompt or 0, tokens.generated or 0
@@ -130,6 +140,9 @@ class Service:
             self.metrics.request_seconds.observe(seconds)
             self.metrics.prompt_tokens += prompt
             self.metrics.generated_tokens += generated
+            if is_lone and not request.error and generated > 1 and (lasted := request.generation_seconds) is not None:
+                self.metrics.lone_tokens += generated - 1
+                self.metrics.lone_seconds += lasted
         first_token_seconds = request.first_token_seconds
         log.add(
             RequestRecord(

@@ -84,7 +84,7 @@ class UpstreamRequest:
     __slots__ = (
         *("_connection", "_exchange", "_fields", "_health", "_held", "_last_token_at", "_observer", "_pool"),
         *("_repeated", "_request", "_response", "_sent_at", "_service", "_starts_at_once", "_streams", "_task"),
-        *("_text_events", "backend"),
+        *("_first_token_at", "_text_events", "_was_blocked", "backend"),
     )
 
     def __init__(
@@ -117,7 +117,9 @@ class UpstreamRequest:
         """The head is sent before any of the body has come."""
         self._streams = False
         self._text_events = 0
-        self._last_token_at = 0.0
+        self._first_token_at = self._last_token_at = 0.0
+        self._was_blocked = False
+        """The client read too slowly, and held up the backend."""
 
     def observe(self) -> AnswerObserver:
         """Return the observer of the answer, which is made when it is first needed: mostly when that has begun."""
@@ -129,6 +131,12 @@ class UpstreamRequest:
     def tokens(self) -> TokenCount:
         """The engine's report so far."""
         return self._response.tokens
+
+    @property
+    def generation_seconds(self) -> float | None:
+        """Time from the first to the last token; None if nothing was streamed, or the client read too slowly."""
+        seconds = self._last_token_at - self._first_token_at
+        return seconds if seconds > 0 and not self._was_blocked else None
 
     # The request
 
@@ -316,12 +324,14 @@ class UpstreamRequest:
         observer, total = self.observe(), self._response.text_events
         observer.note_data(now)
         observer.waits_for_client = self._exchange.is_blocked
+        self._was_blocked |= self._exchange.is_blocked
         new = total - self._text_events
         if not new:
             return
         if self._text_events:
             self._service.metrics.inter_token_seconds.observe((now - self._last_token_at) / new)
         else:
+            self._first_token_at = now
             seconds = self._request.first_token_seconds = now - self._request.arrived
             self._service.metrics.first_token_seconds.observe(seconds)
         self._text_events = total

@@ -33,6 +33,8 @@ _METRICS: Final = {
     "requests_waiting": "requests that wait",
     "prompt_tokens": "tokens of prompts",
     "generated_tokens": "generated tokens",
+    "generation_seconds": "time of generation",
+    "steps": "steps of generation",
     "requests": "requests that have ended",
     "cache_usage": "share of the KV cache in use",
     "first_token_seconds": "time to the first token",

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from controller.models.served import Served
 from controller.placement.nodes import find_device_sizes, find_largest_memory
+from controller.placement.replacement import count_surge
 from controller.pod_settings import PodSettings
 from controller.reconcile.indexes import CLAIM_INDEX, namespaced
 from controller.reconcile.plan import Patch, Snapshot, ref
@@ -37,6 +38,7 @@ from controller.services.pods.observed_deployments import (
 from controller.services.pods.one_node import has_one_node, lacks_label
 from controller.services.pods.pod_template import EngineChoice, MountedWeights
 from controller.services.pods.queue_gate import name_local_queue, read_local_queue
+from controller.services.pods.surge import list_present_replicas, mark_leaving
 from controller.services.pods.template_rollout import (
     TemplateChange,
     annotate,
@@ -160,7 +162,8 @@ def observe_pods(
     moved = [each for each in deployments if read_local_queue(each.obj) != name_local_queue(service)]
     moved_names = {each.name for each in moved}
     deployments = [each for each in deployments if each.name not in moved_names]
-    plan = CopyPlan([(None, wanted)])
+    surge = count_surge(service.status.replacement, list_present_replicas(pods.pods), wanted)
+    plan = CopyPlan([(None, wanted + surge)])
     if served.model.spec.cache.scope == "node":
         plan = plan_copies(snapshot, service, served.model, (deployments, pods), wanted, label=label)
     steps = _list_wanted(snapshot, service, served, choice, (plan, deployments, pods), settings=settings, label=label)
@@ -181,7 +184,7 @@ def observe_pods(
         apply=tuple((DEPLOYMENTS, each.change.desired) for each, is_applied in selected if is_applied),
         keep=tuple((DEPLOYMENTS, each.observed.obj) for each in kept),
         awaiting=tuple(each.name for each in waiting if each.change.cause == "update"),
-        patch=tuple(patch for each in kept for patch in each.patch),
+        patch=(*(patch for each in kept for patch in each.patch), *mark_leaving(service.status.replacement, pods.pods)),
         delete=tuple(ref(DEPLOYMENTS, each.obj) for each in moved if "deletionTimestamp" not in each.obj["metadata"]),
         again_seconds=_find_recheck_seconds(steps, pods, snapshot.now),
     )

@@ -14,6 +14,7 @@ from cli.main import main
 from controller.controller_options import ControllerOptions
 from controller.http_endpoints import ControllerHealth
 from controller.metrics import ControllerMetrics
+from controller.placement.replacement import ReplacementRules
 from controller.pod_settings import PodSettings
 
 WITHOUT_SERVERS = ("--metrics-bind-address=0", "--health-probe-bind-address=0")
@@ -97,3 +98,26 @@ def test_watches_of_many_namespaces_may_be_open_at_once() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert (done.exit_code, raised) == (0, 10240 if hard == resource.RLIM_INFINITY else min(hard, 10240)), done.output
+
+
+def test_slow_replicas_are_replaced_only_if_that_is_asked_for(started: list[ControllerOptions]) -> None:
+    limits = ("--degrade-threshold=0.5", "--degrade-check-interval=10s", "--degrade-cool-down=1h")
+    for arguments in ((), limits, ("--replace-degraded",), ("--replace-degraded", *limits)):
+        assert start(*arguments).exit_code == 0
+    assert [each.replacement for each in started] == [None, None, ReplacementRules(), ReplacementRules(0.5, 10, 3600)]
+
+
+@pytest.mark.parametrize(
+    ("option", "error"),
+    [
+        ("--degrade-check-interval=11m", "660s is not between 1s and 600s: give a time such as 30s"),
+        ("--degrade-check-interval=soon", "'soon' is not a time: give one such as 90s"),
+        ("--degrade-threshold=1", "1.0 is not in the range 0.05<=x<=0.95"),
+    ],
+)
+def test_rules_of_replacements_are_refused_with_a_way_out(
+    started: list[ControllerOptions], option: str, error: str
+) -> None:
+    done = start("--replace-degraded", option)
+    assert (done.exit_code, started) == (2, [])
+    assert error in " ".join(done.output.replace("\u2502", " ").split())

@@ -1,18 +1,28 @@
 """The tables of docs/placement.md are those of the score."""
 
 import re
-from typing import Final
+from typing import Final, get_args
 
 import pytest
 
 from controller.placement import score
+from controller.placement.replacement import (
+    LEAST_PAUSE,
+    MOST_AT_ONCE,
+    PLACE_SECONDS,
+    START_SECONDS,
+    HoldReason,
+    ReplacementRules,
+)
 from controller.placement.score import count_cell_points, count_unit_points
 from controller.placement.units import SPEED_UNKNOWN, TOO_SLOW, TOO_TIGHT, SpeedProfile
+from controller.services.speed_watch import CHECKS
 from crds.size import GIB
 from tests.controlplane.process import CHECKOUT
 from tests.support.queue_units import host, node, pod
 
 PAGE: Final = (CHECKOUT / "docs" / "placement.md").read_text()
+SECTION: Final = PAGE[PAGE.index("## Replicas whose speed has fallen") : PAGE.index("## What to know")]
 ROWS: Final = dict(re.findall(r"^\| (\w+) \| (\d+) \|", PAGE, re.MULTILINE))
 
 
@@ -42,3 +52,20 @@ def test_page_says_what_an_unknown_speed_counts() -> None:
 @pytest.mark.parametrize("reason", [TOO_SLOW, SPEED_UNKNOWN, TOO_TIGHT])
 def test_page_has_each_reason_of_a_refusal(reason: str) -> None:
     assert f"`{reason}`" in PAGE
+
+
+def test_page_has_each_reason_why_a_slow_replica_stays_and_no_other() -> None:
+    assert set(re.findall(r"^\| `([A-Z]\w+)` \| ", SECTION, re.MULTILINE)) == {"Replacing", *get_args(HoldReason)}
+
+
+def test_page_has_the_limits_of_a_replacement() -> None:
+    rules = ReplacementRules()
+    defaults = dict(re.findall(r"^\| `([a-z]\w+)` \| `(\S+)` \|", SECTION, re.MULTILINE))
+    assert defaults == {
+        "degradeThreshold": f"{rules.degrade_threshold}",
+        "checkInterval": f"{rules.check_seconds:.0f}s",
+        "coolDown": f"{rules.cool_down_seconds / 60:.0f}m",
+    }
+    assert (CHECKS, MOST_AT_ONCE, LEAST_PAUSE, PLACE_SECONDS, START_SECONDS) == (10, 3, 9, 120, 3600), (
+        "as the page says"
+    )

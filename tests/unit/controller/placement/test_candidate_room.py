@@ -20,7 +20,7 @@ from controller.placement.candidate_room import (
 )
 from controller.placement.planner import PlanRules, plan
 from controller.placement.pool_limits import PoolQuota, PoolRules
-from controller.placement.units import Cell, NodeRequirement, Unit
+from controller.placement.units import Cell, NodeRequirement, SpeedProfile, Unit
 from controller.reconcile.plan import Leading
 from crds.size import GIB
 from kube.resources import ObjectKey
@@ -266,3 +266,26 @@ def test_room_is_counted_anew_for_decisions_by_what_it_costs(monkeypatch: pytest
 def test_room_of_hosts_is_memory() -> None:
     assert count(waiting_process("chat", 24), [host_cell("a", 64, 47)]).replicas == 1
     assert PROCESS.parts[0]["memory"] == 24 * GIB
+
+
+@pytest.mark.parametrize(
+    ("cells", "best"),
+    [
+        ([gpu_cell("a", device_class="slow"), gpu_cell("b", device_class="fast")], "b"),
+        ([gpu_cell("a", device_class="slow"), gpu_cell("b", device_class="unknown")], None),
+        ([gpu_cell("a", device_class="fast"), gpu_cell("b", 8, 1, device_class="fast")], None),
+        ([gpu_cell("c", 8, device_class="fast"), gpu_cell("b", 8, 2, device_class="fast")], "b"),
+        ([gpu_cell("b", device_class="fast", closed="Cordoned")], None),
+    ],
+    ids=["faster", "of unknown speed", "left or full", "packed", "closed"],
+)
+def test_best_place_is_free_and_known_to_be_fast_enough(cells: Sequence[Cell], best: str | None) -> None:
+    speeds = SpeedProfile((("slow", 40.0), ("fast", 140.0)), least=57.0)
+    unit = msgspec.structs.replace(POD, speeds=speeds, avoid=frozenset({"node/a"}))
+    found = RoomCounter(cells, plan(cells, [], NO_RULES, NOW), cells).find_best(unit)
+    assert (found.name if found is not None else None) == best
+
+
+def test_best_place_is_within_the_limits_of_a_pool() -> None:
+    cells, rules = [gpu_cell("a")], PlanRules(quotas={("team", "nvidia"): PoolQuota(devices=1)})
+    assert RoomCounter(cells, plan(cells, [], rules, NOW), cells).find_best(POD) is None

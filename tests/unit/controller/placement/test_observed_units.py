@@ -436,3 +436,23 @@ def test_pod_finds_its_deployment_among_others_with_like_names() -> None:
             *((PODS, pod) for pod in pods),
         )
         assert observe(known).keys() == {f"of-{name}" for name in made}
+
+
+def test_replica_that_replaces_a_slow_one_goes_to_a_better_place_and_makes_nobody_end() -> None:
+    chat = queued_service(priority="high")
+    replacement = {"uid": "uid-old", "fromPlace": "node/gpu-1", "leastTokensPerSecond": "57.1"}
+    chat["status"] |= {
+        "replacement": replacement,
+        "speeds": [{"deviceClass": "nvidia-h100x1", "tokensPerSecond": "140"}],
+    }
+    pods = [(PODS, queue_pod("old", gated=False, node="gpu-1")), (PODS, queue_pod("new"))]
+    found = observe(store((INFERENCE_SERVICES, chat), (DEPLOYMENTS, deployment_of()), *pods))
+    new, old = found["new"], found["old"]
+    assert (new.priority, old.priority) == ("batch", "high")
+    assert (sorted(new.avoid), old.avoid) == (["node/gpu-1"], frozenset())
+    assert [new.speeds.find_refusal(name) for name in ("nvidia-h100x1", "other")] == ["", "SpeedUnknown"]
+    assert new.is_last
+    assert not new.replaces, "the old one is not ended for it"
+    over = {**chat, "status": chat["status"] | {"replacement": replacement | {"endedAt": timestamp(NOW)}}}
+    found = observe(store((INFERENCE_SERVICES, over), (DEPLOYMENTS, deployment_of()), *pods))
+    assert (found["new"].priority, found["new"].avoid) == ("high", frozenset())

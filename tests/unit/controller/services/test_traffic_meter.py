@@ -10,9 +10,12 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from controller.placement.replacement import ReplacementRules
 from controller.reconcile.plan import Leading
 from controller.services import traffic_meter
 from controller.services.endpoints import Endpoint
+from controller.services.speed_watch import SpeedWatch
+from controller.services.stream_speed import StreamSeries
 from controller.services.traffic import UNKNOWN_TRAFFIC, TokenSource, Traffic, TrafficSeries, find_series
 from controller.services.traffic_meter import TrafficMeter, TrafficTarget
 from kube.client import Client, Obj
@@ -299,3 +302,44 @@ def test_tokens_are_shown_by_node_and_no_longer_than_they_are_known(monkeypatch:
             assert shown == {KEY: {}}
 
     virtual_time.run(main())
+
+
+def watch_lone_streams(monkeypatch: pytest.MonkeyPatch, speed: float, hours: float) -> tuple[SpeedWatch, list[float]]:
+    """Read a pod whose lone streams have this speed, of which 100 tokens/s are expected."""
+    read_at, tokens = list[float](), [0.0]
+    watch = SpeedWatch(ReplacementRules(), lambda _key: None)
+
+    async def read(*_: object) -> bytes:
+        read_at.append(asyncio.get_running_loop().time())
+        tokens[0] += 600
+        return f"tokens {tokens[0]}\nlone_tokens {tokens[0]}\nlone_seconds {tokens[0] / speed}\n".encode()
+
+    monkeypatch.setattr(traffic_meter, "_read_metrics", read)
+
+    async def main() -> None:
+        meter, endpoint = TrafficMeter(watch=watch), Endpoint("10.0.0.1", 8080, node="a")
+        series = TrafficSeries("/metrics", needs_key=False, requests=None, seconds=None, tokens="tokens")
+        streams = StreamSeries("lone_tokens", "lone_seconds")
+        watch.follow(KEY, {endpoint: 100.0})
+        meter.follow(KEY, TrafficTarget("uid-chat", (endpoint,), series, streams=streams))
+        async with running(meter.run(leading(Secrets(), []))):
+            await asyncio.sleep(hours * 3600)
+
+    virtual_time.run(main())
+    return watch, read_at
+
+
+def test_watch_over_the_speed_costs_no_reading_where_nothing_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, read_at = watch_lone_streams(monkeypatch, 95.0, 1)
+    assert {round(later - earlier) for earlier, later in itertools.pairwise(read_at)} == {60, 240}
+    assert watch.follow(KEY, {Endpoint("10.0.0.1", 8080, node="a"): 100.0}).healthy == ("node/a",)
+
+
+def test_slow_replica_is_read_every_half_minute_until_that_is_certain(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, read_at = watch_lone_streams(monkeypatch, 50.0, 1)
+    (found,) = watch.follow(KEY, {Endpoint("10.0.0.1", 8080, node="a"): 100.0}).slow
+    assert (found.place, round(found.observed)) == ("node/a", 50)
+    pauses = [round(later - earlier) for earlier, later in itertools.pairwise(read_at)]
+    assert len(pauses) < 2 * 12 + 10
+    assert max(pauses[:9]) <= 60
+    assert set(pauses[12:]) == {60, 240}

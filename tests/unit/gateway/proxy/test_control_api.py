@@ -175,6 +175,8 @@ async def test_metrics_are_served_as_prometheus_text(proxy: ProxyProcess) -> Non
         "pomona_proxy_errors_total",
         "pomona_proxy_prompt_tokens_total",
         "pomona_proxy_generated_tokens_total",
+        "pomona_proxy_lone_tokens_total",
+        "pomona_proxy_lone_token_seconds_total",
         "pomona_proxy_time_to_first_token_seconds",
         "pomona_proxy_inter_token_seconds",
         "pomona_proxy_queue_seconds",
@@ -199,7 +201,7 @@ def test_metrics_are_read_by_prometheus_as_they_were_counted() -> None:
     families = {each.name: each for each in text_string_to_metric_families(metrics.text().decode())}
     labels = {"namespace": 'n"s', "service": "tiny"}
     requests = families["pomona_proxy_requests"]
-    assert (requests.type, len(families)) == ("counter", 10)
+    assert (requests.type, len(families)) == ("counter", 12)
     statuses = {sample.labels["status"]: sample.value for sample in requests.samples}
     assert statuses == {"200": 1, "503": 1}
     seconds_ = families["pomona_proxy_request_seconds"]

@@ -293,6 +293,61 @@ async def test_requests_are_counted_and_logged_without_their_content(
     assert f"pomona_proxy_queued{series}}} 0.0" in text
 
 
+def make_event(text: str) -> bytes:
+    return b"data: " + json.dumps({"choices": [{"delta": {"content": text}}]}).encode() + b"\n\n"
+
+
+async def read_lone(proxy: ProxyProcess) -> tuple[float, float]:
+    """Return the tokens of lone streams, and their seconds."""
+    lines = (await proxy.client.metrics()).decode().splitlines()
+    found = {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+    return found["pomona_proxy_lone_tokens_total"], found["pomona_proxy_lone_token_seconds_total"]
+
+
+async def test_speed_of_a_single_request_is_measured_only_while_it_is_the_only_one(
+    proxy: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    engine = GatedEngine()
+    streaming = CHAT | {"stream": True, "model": "tiny"}
+    async with fake_engine(engine) as backend:
+        url = await proxy.serve(backend)
+
+        async def stream(texts: int) -> None:
+            """Stream some events; the first two come one after the other."""
+            async with http.post(f"{url}/v1/chat/completions", json=streaming, headers=AUTHORIZED) as response:
+                for number in range(texts):
+                    engine.release(make_event(f"word{number}"))
+                    await response.content.readuntil(b"\n\n")
+                engine.end()
+                await response.read()
+
+        await stream(4)
+        tokens, seconds = await read_lone(proxy)
+        assert (tokens, seconds > 0) == (3, True)
+        first = asyncio.create_task(post_stream(http, url, streaming))
+        await eventually(lambda: in_flight(proxy, 1))
+        second = asyncio.create_task(post_stream(http, url, streaming))
+        await eventually(lambda: in_flight(proxy, 2))
+        for _ in range(2):
+            engine.release(make_event("a"))
+            engine.release(make_event("b"))
+            engine.release(make_event("c"))
+            engine.release(make_event("d"))
+        engine.end()
+        engine.end()
+        await asyncio.gather(first, second)
+        assert await read_lone(proxy) == (tokens, seconds)
+
+
+async def post_stream(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> None:
+    async with http.post(f"{url}/v1/chat/completions", json=body, headers=AUTHORIZED) as response:
+        await response.read()
+
+
+async def in_flight(proxy: ProxyProcess, count: int) -> bool:
+    return (await proxy.stats()).in_flight == count
+
+
 async def test_refusal_is_logged_by_the_name_of_its_path_whoever_asked(
     proxy: ProxyProcess, http: aiohttp.ClientSession
 ) -> None:

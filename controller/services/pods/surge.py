@@ -1,0 +1,60 @@
+"""The pod beyond those that are wanted, by which one that is slow is replaced while it serves.
+
+The Deployment gets one pod more, which waits for the queue. Once as many others are ready as are wanted, it gets one
+less, and its ReplicaSet ends the pod with the least deletion cost, which is the one that was marked before.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from controller.placement.replacement import PresentReplica, is_active
+from controller.reconcile.plan import Patch, ref
+from controller.reconcile.triggers import ENDED
+from controller.services.pods.observed_deployments import is_ready, node_of
+from crds.meta import DELETION_COST
+from crds.placement import SpeedReplacement
+from kube.client import Obj
+from kube.resources import PODS
+
+_FIRST_TO_END: Final = "-2147483647"
+"""A cost that nobody else states."""
+_PATH: Final = f"/metadata/annotations/{DELETION_COST.replace('/', '~1')}"
+
+
+def list_present_replicas(pods: Iterable[Obj]) -> list[PresentReplica]:
+    """Return the pods of a service that neither have ended nor are being deleted, the newest last."""
+    living = [
+        pod
+        for pod in pods
+        if "deletionTimestamp" not in pod["metadata"] and pod.get("status", {}).get("phase") not in ENDED
+    ]
+    living.sort(key=lambda pod: (str(pod["metadata"].get("creationTimestamp")), pod["metadata"]["name"]))
+    return [
+        PresentReplica(
+            pod["metadata"]["uid"],
+            f"node/{node}" if (node := node_of(pod)) else "",
+            is_ready(pod),
+            _is_marked(pod),
+            pod["metadata"]["name"],
+            tuple(each["ip"] for each in pod.get("status", {}).get("podIPs") or ()),
+        )
+        for pod in living
+    ]
+
+
+def mark_leaving(replacement: SpeedReplacement | None, pods: Sequence[Obj]) -> tuple[Patch, ...]:
+    """Return the patches by which the pod that is replaced, and no other one, ends before all others."""
+    leaving = replacement.uid if replacement is not None and is_active(replacement) else ""
+    return tuple(_mark(pod) for pod in pods if _is_marked(pod) != (pod["metadata"]["uid"] == leaving))
+
+
+def _mark(pod: Obj) -> Patch:
+    """Return the patch that marks a pod, or takes its mark back."""
+    same = {"op": "test", "path": "/metadata/uid", "value": pod["metadata"]["uid"]}
+    if _is_marked(pod):
+        return Patch(ref(PODS, pod), (same, {"op": "remove", "path": _PATH}))
+    return Patch(ref(PODS, pod), (same, {"op": "add", "path": _PATH, "value": _FIRST_TO_END}))
+
+
+def _is_marked(pod: Obj) -> bool:
+    return (pod["metadata"].get("annotations") or {}).get(DELETION_COST) == _FIRST_TO_END

@@ -1,0 +1,122 @@
+"""The watch over the speed of replicas, and the speed of single requests by counters."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.placement.replacement import ReplacementRules
+from controller.services.endpoints import Endpoint
+from controller.services.speed_watch import CHECKS, FORGET_SECONDS, SlowStreak, SpeedWatch, go_on_slow
+from controller.services.stream_speed import OF_PROXY, StreamSeries, find_stream_series, measure_streams
+from controller.services.traffic import MetricsSample
+from kube.resources import ObjectKey
+from runtimes.registry import RUNTIMES
+
+KEY = ObjectKey("team", "chat")
+A, B = Endpoint("10.0.0.1", 8080, node="a"), Endpoint("10.0.0.2", 8080, node="b")
+RULES = ReplacementRules()
+OF_STEPS = StreamSeries("tokens", "seconds", "steps")
+
+
+class Watched:
+    """A watch over one service, with its clock."""
+
+    def __init__(self) -> None:
+        self.changed: list[ObjectKey] = []
+        self.watch = SpeedWatch(RULES, self.changed.append)
+        self.now = 0.0
+
+    def take(self, *speeds: float | None) -> float | None:
+        """Take a reading of each replica, half a minute after the last one."""
+        self.now += 30
+        known = {each: speed for each, speed in zip((A, B), speeds, strict=False) if speed is not None}
+        return self.watch.take(KEY, known, self.now)
+
+
+def test_replica_is_slow_only_after_ten_slow_readings_in_a_row() -> None:
+    it = Watched()
+    assert it.watch.follow(KEY, {A: 100.0, B: 100.0}).is_new
+    for _ in range(CHECKS - 1):
+        assert it.take(60.0, 99.0) == RULES.check_seconds
+    assert it.watch.follow(KEY, {A: 100.0, B: 100.0}).slow == ()
+    assert it.take(60.0, 99.0) is None, "what is known needs no further readings than the usual ones"
+    found = it.watch.follow(KEY, {A: 100.0, B: 100.0})
+    assert [(each.place, each.observed) for each in found.slow] == [("node/a", 60.0)]
+    assert (found.healthy, found.is_new) == (("node/b",), False)
+    it.take(80.0, 99.0)
+    assert it.watch.follow(KEY, {A: 100.0, B: 100.0}).slow == ()
+    assert it.changed == [KEY] * 3, "first looked at, slow, and not slow any more"
+
+
+def test_unknown_speed_is_not_slow() -> None:
+    it = Watched()
+    it.watch.follow(KEY, {A: 100.0})
+    for _ in range(50):
+        assert it.take(None) is None
+    assert it.watch.follow(KEY, {A: 100.0}).slow == ()
+
+
+def test_slow_reading_is_forgotten_when_nobody_asks_any_more() -> None:
+    it = Watched()
+    it.watch.follow(KEY, {A: 100.0})
+    for _ in range(CHECKS):
+        it.take(10.0)
+    it.now += FORGET_SECONDS
+    it.take(None)
+    assert it.watch.follow(KEY, {A: 100.0}).slow == ()
+
+
+def test_other_expectation_begins_anew() -> None:
+    it = Watched()
+    it.watch.follow(KEY, {A: 100.0})
+    for _ in range(CHECKS):
+        it.take(60.0)
+    assert it.watch.follow(KEY, {A: 200.0}).slow == ()
+    assert it.watch.follow(KEY, {}).slow == ()
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(0.1, 200)), max_size=40))
+def test_slow_is_what_was_slow_at_the_last_ten_known_readings(speeds: Sequence[float | None]) -> None:
+    streak: SlowStreak | None = None
+    for number, speed in enumerate(speeds):
+        streak = go_on_slow(streak, speed, 100.0, 0.3, float(number))
+    known = [each for each in speeds if each is not None]
+    is_slow = len(known) >= CHECKS and all(each <= 70.0 for each in known[-CHECKS:])
+    assert (streak is not None and streak.is_sustained) == is_slow
+
+
+def measure(series: StreamSeries, before: Sequence[float], after: Sequence[float]) -> float | None:
+    first, second = (
+        MetricsSample(at, dict(zip(series.names, values, strict=True))) for at, values in ((0, before), (30, after))
+    )
+    return measure_streams({A: first}, {A: second}, series).get(A)
+
+
+@pytest.mark.parametrize(
+    ("series", "before", "after", "speed"),
+    [
+        (OF_PROXY, (100, 2), (300, 6), 50.0),
+        (OF_PROXY, (100, 2), (131, 6), None),
+        (OF_PROXY, (100, 2), (100, 2), None),
+        (OF_PROXY, (500, 90), (300, 6), 50.0),
+        (OF_STEPS, (100, 2, 100), (300, 6, 302), 50.0),
+        (OF_STEPS, (100, 2, 100), (300, 6, 200), None),
+        (OF_STEPS, (9e6, 9e5, 9e6), (9e6 + 200, 9e5 + 4, 9e6 + 202), None),
+    ],
+    ids=["alone", "too few", "idle", "restarted", "one per step", "two share a step", "six digits"],
+)
+def test_speed_of_a_single_request_is_known_only_where_it_was_alone(
+    series: StreamSeries, before: Sequence[float], after: Sequence[float], speed: float | None
+) -> None:
+    assert measure(series, before, after) == speed
+
+
+def test_engines_say_by_which_counters() -> None:
+    pods = {name: runtime.pod for name, runtime in RUNTIMES.items() if runtime.pod is not None}
+    found = {name: find_stream_series(pod) for name, pod in pods.items()}
+    assert found["vllm"] == OF_PROXY
+    assert found["llama.cpp"] == StreamSeries(
+        "llamacpp:tokens_predicted_total", "llamacpp:tokens_predicted_seconds_total", "llamacpp:n_decode_total"
+    )
