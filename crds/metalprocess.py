@@ -25,6 +25,8 @@ from crds.meta import (
     rule,
 )
 from crds.model import FilePatterns, Mirrors, Revision
+from crds.performance import ProcessPerformance
+from crds.rate import Rate
 from crds.serving import AdapterScale, DraftTokens, Role, ServingOptions
 
 HOLDS_NO_MEMORY: Final = frozenset({"Stopped", "Rejected"})
@@ -195,6 +197,20 @@ class MetalProcessStatus(ApiStruct, frozen=True):
     started_at: Annotated[str | None, described("When the engine was started.", format="date-time")] = None
     ready_at: Annotated[str | None, described("When the engine first answered.", format="date-time")] = None
     last_exit: Annotated[LastExit | None, described("Last exit of the engine.")] = None
+    tokens_per_second: Annotated[
+        Rate,
+        described(
+            "Tokens that the process generates per second for its clients: the mean of one minute, written at most once "
+            "a minute, and only if it has changed by more than a tenth. 0: it is idle. Absent if it is unknown."
+        ),
+    ] = ""
+    performance: Annotated[
+        ProcessPerformance | None,
+        described(
+            "Speed of the model on this host, which the agent measured once while the host was idle. Absent if it was "
+            "not measured."
+        ),
+    ] = None
     inspection: Annotated[
         InspectionReport | None,
         described("Result of an inspection. The controller judges it before it becomes the status of the Model."),
