@@ -29,11 +29,9 @@ from controller.benchmarks.benchmark_plan import (
 from controller.benchmarks.wanted_benchmarks import PreparedBenchmark, open_scope, prepare_benchmarks
 from controller.placement.units import Cell
 from controller.pod_settings import PodSettings
-from controller.reconcile.plan import FIELD_MANAGER, Leading, Snapshot
+from controller.reconcile.plan import Leading, Snapshot
 from controller.services.performance_source import PerformanceSource
-from crds.meta import CONTROLLER_NAMESPACE
-from fitness.performance import MeasuredPerformance
-from fitness.performance_store import LABEL_BENCHMARK, RecordKey, build_config_map, name_config_map, put_record
+from fitness.performance_store import LABEL_BENCHMARK, RecordKey
 from kube.client import Obj
 from kube.errors import ApiError, Conflict, NotFound, Unreachable
 from kube.resources import (
@@ -141,7 +139,8 @@ class BenchmarkRunner:
         for ended in plan.end:
             await self._end(leading, ended)
         for key, record in plan.store:
-            await self._write_record(leading, key, record)
+            stored = RecordKey(key.device_class, key.namespace)
+            await self._measured.writer.write(leading, key.model_hash, stored, record)
         self._failed |= {job.key: job for job in plan.failed}
         for started in plan.start:
             await self._start(leading, self._prepared[started.wanted.key], started)
@@ -189,21 +188,6 @@ class BenchmarkRunner:
             each["metadata"]["name"]: each["spec"]["accelerator"] for each in self._store.list(ACCELERATOR_POOLS)
         }
         return {accelerators.get(pool, pool) for pool in self._list_waiting_pools()}
-
-    async def _write_record(self, leading: Leading, key: BenchmarkKey, record: MeasuredPerformance) -> None:
-        name = name_config_map(key.model_hash)
-        known = self._store.get(CONFIG_MAPS, name, CONTROLLER_NAMESPACE)
-        stored = put_record((known or {}).get("data") or {}, RecordKey(key.device_class, key.namespace), record)
-        if stored.dropped:
-            log.warning("measurements_dropped", config_map=name, keys=stored.dropped)
-        obj = build_config_map(key.model_hash, stored.data)
-        if known is not None:
-            # Another leader may have written a measurement that this watch cache has not yet.
-            obj["metadata"]["resourceVersion"] = known["metadata"]["resourceVersion"]
-        leading.require_leadership()
-        answer = await leading.client.apply(CONFIG_MAPS, obj, field_manager=FIELD_MANAGER)
-        self._store.put(CONFIG_MAPS, answer)
-        log.info("speed_measured", model=record.model, **key._asdict(), tokens_per_second=record.tokens_per_second)
 
     async def _end(self, leading: Leading, ended: EndedBenchmark) -> None:
         ref = ended.job.ref

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from controller.reconcile.optional_kinds import OptionalKind
+from controller.services.record_writer import RecordWriter
 from crds.inferenceservice import ServicePerformance
 from crds.meta import CONTROLLER_NAMESPACE
 from crds.rate import format_rate
@@ -58,6 +59,7 @@ class PerformanceSource:
 
     def __init__(self, store: Store, enqueue: Callable[[ObjectKey], None]) -> None:
         self.table = PerformanceTable()
+        self.writer = RecordWriter(store)
         self.kind = OptionalKind(CONFIG_MAPS, SELECTOR, (CONTROLLER_NAMESPACE,))
         """The ConfigMaps, which a controller of some namespaces may not read."""
         self._enqueue = enqueue
