@@ -33,7 +33,7 @@ READY = ProcessState("Ready", exists=True, pid=7, ready_since=0.0)
 
 def test_text_without_companions_is_measured() -> None:
     assert is_measurable(SPEC)
-    assert not is_measurable(structs.replace(SPEC, mode="embedding"))
+    assert not is_measurable(structs.replace(SPEC, mode="embeddings"))
     draft = FurtherArtifact(role="draft", artifact=SPEC.artifact)
     assert not is_measurable(structs.replace(SPEC, further_artifacts=[draft]))
 
