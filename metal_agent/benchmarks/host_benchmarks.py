@@ -114,7 +114,10 @@ class HostBenchmarks:
         wait = benchmark_policy.find_wait(due, ready_seconds, await idle())
         if wait != 0:
             return LOOK_SECONDS if wait is None else wait
-        await self._measure(runner, waiting[due])
+        spec, engine = runner.assignment.spec, await runner.find_engine()
+        if spec is None or engine is None:
+            return LOOK_SECONDS
+        await self._measure(runner, spec, engine, waiting[due])
         return 0.0
 
     async def _list_waiting(self) -> dict[str, str]:
@@ -141,11 +144,8 @@ class HostBenchmarks:
         inputs = self._inputs
         return HostMoment(inputs.read_level(), bool(inputs.list_holds()), inputs.loads.is_busy)
 
-    async def _measure(self, runner: Runner, version: str) -> None:
+    async def _measure(self, runner: Runner, spec: MetalProcessSpec, engine: ProbedEngine, version: str) -> None:
         """Measure one process, and keep the outcome."""
-        spec, engine = runner.assignment.spec, await runner.find_engine()
-        if spec is None or engine is None:
-            return
         uid, named = runner.assignment.uid, f"{runner.assignment.namespace}/{runner.assignment.name}"
         await asyncio.to_thread(self._measurements.begin, spec, version)
         log.info("benchmark_started", process=named)
