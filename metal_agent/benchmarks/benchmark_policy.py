@@ -50,6 +50,11 @@ def may_be_measured(state: ProcessState) -> bool:
     return state.phase == "Ready" and state.pid is not None and state.suspicion is None and state.hold is None
 
 
+def is_stopped(state: ProcessState) -> bool:
+    """Decide whether an engine ends, or has ended, because it was told to, and not of a measurement."""
+    return state.phase in {"Stopping", "Stopped"} or state.hold is not None
+
+
 def find_wait(uid: str, ready_seconds: float, idle: Mapping[str, float | None]) -> float | None:
     """Return the seconds until the host has been idle for long enough; None: it is not known to be idle.
 

@@ -155,6 +155,10 @@ class HostBenchmarks:
             await asyncio.to_thread(self._measurements.take_back, spec)
             log.info("benchmark_gave_way", process=named, to=str(cause), retry_seconds=self._pause(uid))
         except BenchError as error:
+            if benchmark_policy.is_stopped(runner.state):
+                await asyncio.to_thread(self._measurements.take_back, spec)
+                log.info("benchmark_gave_way", process=named, to="the end of the process", problem=error.message)
+                return
             tries = self._measurements.count_tries(spec, version)
             fields = {"process": named, "reason": error.reason, "problem": error.message, "tries": tries}
             log.warning("benchmark_failed", **fields, retry_seconds=self._pause(uid))

@@ -87,6 +87,26 @@ async def test_measurement_gives_way_to_a_request_at_once_and_is_made_later(
         await measured(machine)
 
 
+@pytest.mark.parametrize("cause", ["pressure", "load", "removal"])
+async def test_measurement_ends_when_the_host_has_something_else_to_do(
+    machine: Machine, assignment: MakeAssignment, monkeypatch: pytest.MonkeyPatch, cause: str
+) -> None:
+    monkeypatch.setattr(benchmark_policy, "build_plan", lambda _spec: BenchPlan(runs=100, most_seconds=600))
+    await serve(machine, assignment)
+    tries = await count_tries(machine)
+    async with running(machine.benchmarks.run()):
+        await eventually(lambda: tries() == 1)
+        machine.idle.clear()
+        match cause:
+            case "pressure":
+                machine.level = "warn"
+            case "load":
+                machine.host.loads.occupy("another")
+            case _:
+                machine.supervisor.assign([])
+        await eventually(lambda: tries() == 0)
+
+
 async def test_host_under_pressure_or_with_a_load_is_not_measured(machine: Machine, assignment: MakeAssignment) -> None:
     await serve(machine, assignment)
     machine.level = "warn"
