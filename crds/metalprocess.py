@@ -200,8 +200,8 @@ class MetalProcessStatus(ApiStruct, frozen=True):
     tokens_per_second: Annotated[
         Rate,
         described(
-            "Tokens that the process generates per second for its clients: the mean of one minute, written at most once "
-            "a minute, and only if it has changed by more than a tenth. 0: it is idle. Absent if it is unknown."
+            "Tokens that the process generates per second for its clients: the mean of one minute, written at most "
+            "once a minute, and only if it has changed by more than a tenth. 0: it is idle. Absent if it is unknown."
         ),
     ] = ""
     performance: Annotated[

@@ -5,6 +5,7 @@ gave way to a request is no try. The GPU is shared, so a request to any process 
 """
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Final, NamedTuple
 
 from crds.metalprocess import MetalProcessSpec
@@ -20,6 +21,7 @@ MOST_SECONDS: Final = 180.0
 """The longest measurement; one that takes longer has failed."""
 RUN_SECONDS: Final = 60.0
 """Time after which a measurement begins no further run: a slow engine is measured by fewer."""
+LONGEST_LOAD_SECONDS: Final = 86_400.0
 _FIRST_PAUSE_SECONDS: Final = 60.0
 _LAST_PAUSE_SECONDS: Final = 3600.0
 
@@ -67,6 +69,33 @@ def find_wait(uid: str, ready_seconds: float, idle: Mapping[str, float | None]) 
         return None
     least = min((ready_seconds, *(each for each in idle.values() if each is not None)))
     return max(0.0, IDLE_SECONDS - least)
+
+
+def pick_process(ready_seconds: Mapping[str, float], idle: Mapping[str, float | None]) -> tuple[str, float] | None:
+    """Return the process that can be measured first, by uid, and the seconds until then; None: no such is known.
+
+    Args:
+        ready_seconds: the time since each process that waits to be measured became Ready, by uid.
+        idle: as for `find_wait`.
+    """
+    waits = [(wait, uid) for uid, each in ready_seconds.items() if (wait := find_wait(uid, each, idle)) is not None]
+    if not waits:
+        return None
+    wait, uid = min(waits)
+    return uid, wait
+
+
+def find_load_seconds(started_at: str, ready_at: str | None) -> float | None:
+    """Return the seconds from the start of an engine to its first token; None: unknown, or the clock was set meanwhile.
+
+    Args:
+        started_at: RFC 3339.
+        ready_at: RFC 3339; None: the engine has not answered yet.
+    """
+    if ready_at is None:
+        return None
+    seconds = (datetime.fromisoformat(ready_at) - datetime.fromisoformat(started_at)).total_seconds()
+    return seconds if 0 <= seconds <= LONGEST_LOAD_SECONDS else None
 
 
 def find_pause(failures: int) -> float:

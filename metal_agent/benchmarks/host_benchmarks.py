@@ -27,6 +27,7 @@ from metal_agent.benchmarks import benchmark_policy
 from metal_agent.benchmarks.benchmark_policy import HostMoment
 from metal_agent.benchmarks.measurements import Measurements
 from metal_agent.holds.hold_gate import HostHold
+from metal_agent.memory.peaks import identify_serving
 from metal_agent.native import engine_command
 from metal_agent.supervise.engine_checks import ProbedEngine
 from metal_agent.supervise.load_queue import LoadQueue
@@ -57,7 +58,7 @@ class BenchmarkInputs:
     wait_request: Callable[[float], Awaitable[bool]]
     """Waits until any process gets a request; see `HostExposure`."""
     changed: Callable[[Runner], None]
-    """Called with a process that was measured."""
+    """Called with each process whose speed was measured."""
 
 
 class _Pause(NamedTuple):
@@ -102,22 +103,26 @@ class HostBenchmarks:
         waiting = await self._list_waiting()
         if not waiting:
             return None
-        now, idle = time.monotonic(), self._inputs.idle_seconds
+        now = time.monotonic()
         pauses = {uid: max(0.0, self._pauses[uid].until - now) for uid in waiting if uid in self._pauses}
-        due = next((uid for uid in waiting if not pauses.get(uid)), None)
-        if due is None:
-            return min(pauses.values())
+        # A process may have gone while the version of another engine was read.
+        due = {uid: self._runners[uid] for uid in waiting if uid in self._runners and not pauses.get(uid)}
+        if not due:
+            return min(pauses.values(), default=LOOK_SECONDS)
         if not self._read_moment().is_calm:
             return LOOK_SECONDS
-        runner = self._runners[due]
-        ready_seconds = 0.0 if runner.state.ready_since is None else now - runner.state.ready_since
-        wait = benchmark_policy.find_wait(due, ready_seconds, await idle())
-        if wait != 0:
-            return LOOK_SECONDS if wait is None else wait
+        ready_seconds = {uid: _find_ready_seconds(each, now) for uid, each in due.items()}
+        chosen = benchmark_policy.pick_process(ready_seconds, await self._inputs.idle_seconds())
+        if chosen is None:
+            return LOOK_SECONDS
+        uid, wait = chosen
+        if wait:
+            return wait
+        runner = due[uid]
         spec, engine = runner.assignment.spec, await runner.find_engine()
         if spec is None or engine is None:
             return LOOK_SECONDS
-        await self._measure(runner, spec, engine, waiting[due])
+        await self._measure(runner, spec, engine, waiting[uid])
         return 0.0
 
     async def _list_waiting(self) -> dict[str, str]:
@@ -166,11 +171,20 @@ class HostBenchmarks:
             self._measurements.take_back(spec)  # here, because nothing is waited for any more
             raise
         else:
-            record = structs.replace(record, load_seconds=_find_load_seconds(runner))
+            started = runner.record
+            loaded = benchmark_policy.find_load_seconds(started.started_at, started.ready_at) if started else None
+            record = structs.replace(record, load_seconds=loaded)
             await asyncio.to_thread(self._measurements.finish, spec, _name_record(record, spec))
             log.info("speed_measured", process=named, tokens_per_second=record.tokens_per_second)
             self._pauses.pop(uid, None)
-            self._inputs.changed(runner)
+            self._note_measured(identify_serving(spec))
+
+    def _note_measured(self, serving: str) -> None:
+        """Report the speed of all processes of one model with the same arguments."""
+        for each in list(self._runners.values()):
+            spec = each.assignment.spec
+            if spec is not None and identify_serving(spec) == serving:
+                self._inputs.changed(each)
 
     def _pause(self, uid: str) -> float:
         """Let a process wait before it is tried again; return the seconds."""
@@ -225,13 +239,8 @@ async def _measure_engine(engine: ProbedEngine, plan: BenchPlan) -> MeasuredPerf
         return summarize(await measure_endpoint(session, engine.url, engine.model, plan), plan)
 
 
-def _find_load_seconds(runner: Runner) -> float | None:
-    """Return the time from the start of the engine to its first token."""
-    record = runner.record
-    if record is None or record.ready_at is None:
-        return None
-    loaded = datetime.fromisoformat(record.ready_at) - datetime.fromisoformat(record.started_at)
-    return max(0.0, loaded.total_seconds())
+def _find_ready_seconds(runner: Runner, now: float) -> float:
+    return 0.0 if runner.state.ready_since is None else now - runner.state.ready_since
 
 
 def _name_record(record: MeasuredPerformance, spec: MetalProcessSpec) -> MeasuredPerformance:

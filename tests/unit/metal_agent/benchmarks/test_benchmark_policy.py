@@ -11,10 +11,12 @@ from metal_agent.benchmarks.benchmark_policy import (
     MOST_SECONDS,
     HostMoment,
     build_plan,
+    find_load_seconds,
     find_pause,
     find_wait,
     is_measurable,
     may_be_measured,
+    pick_process,
 )
 from metal_agent.engine_health import Suspicion
 from metal_agent.lifecycle import ProcessState
@@ -82,6 +84,30 @@ def test_host_is_idle_once_all_its_processes_are(ready: float, idle: dict[str, f
     assert wait is not None
     assert all(each is None or each >= IDLE_SECONDS - 1e-6 for each in (ready + wait, *later.values()))
     assert not wait or min(each for each in (ready, *idle.values()) if each is not None) < IDLE_SECONDS
+
+
+def test_process_whose_requests_are_unknown_holds_up_no_other() -> None:
+    assert pick_process({"u1": 100.0, "u2": 100.0}, {"u2": 50.0}) == ("u2", 0.0)
+    assert pick_process({"u1": 5.0, "u2": 100.0}, {"u1": None, "u2": None}) == ("u2", 0.0)
+    assert pick_process({"u1": 5.0, "u2": 20.0}, {"u1": None, "u2": None}) == ("u2", IDLE_SECONDS - 20)
+    assert pick_process({"u1": 100.0}, {}) is None
+    assert pick_process({}, {"u1": 100.0}) is None
+
+
+@pytest.mark.parametrize(
+    ("started_at", "ready_at", "seconds"),
+    [
+        ("2026-11-27T12:00:00Z", "2026-11-27T12:00:42Z", 42.0),
+        ("2026-11-27T12:00:00Z", None, None),
+        ("2026-11-27T12:00:00Z", "2026-11-27T11:59:59Z", None),
+        ("1970-01-01T00:00:00Z", "2026-11-27T12:00:00Z", None),
+    ],
+    ids=["known", "not-ready", "clock-was-set-back", "clock-was-set"],
+)
+def test_time_of_a_load_in_which_the_clock_was_set_is_unknown(
+    started_at: str, ready_at: str | None, seconds: float | None
+) -> None:
+    assert find_load_seconds(started_at, ready_at) == seconds
 
 
 def test_pause_doubles_up_to_an_hour() -> None:
