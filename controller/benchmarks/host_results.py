@@ -29,10 +29,14 @@ from kube.time import rfc3339
 
 PAUSE_SECONDS: Final = 60.0
 """Least time between two looks at one process."""
+AGAIN_SECONDS: Final = 900.0
+"""Time after which a measurement that was refused is looked at again: the clock of its host may have been set."""
 MOST_TOKENS_PER_SECOND: Final = 100_000.0
 """More than any host generates for one request, or reads of a prompt."""
 MOST_AHEAD: Final = timedelta(minutes=10)
 """How far the clock of a host may be ahead."""
+EARLIEST: Final = datetime(2020, 1, 1, tzinfo=UTC)
+"""No host measured before. Times are compared as text, and that of an earlier year may have fewer digits."""
 _WORKERS: Final = 2
 _WRITE_SECONDS: Final = 30.0
 
@@ -81,11 +85,12 @@ def _read_record(found: ProcessPerformance, now: datetime) -> MeasuredPerformanc
     """Return the numbers of a measurement, or which one cannot be."""
     try:
         measured_at = datetime.fromisoformat(found.measured_at)
-        is_possible = measured_at <= now + MOST_AHEAD
+        is_future, is_past = measured_at > now + MOST_AHEAD, measured_at < EARLIEST
     except (ValueError, TypeError, OverflowError):
         return f"measuredAt {found.measured_at!r} is no time with a zone"
-    if not is_possible:
-        return f"measuredAt {found.measured_at!r} is in the future: set the clock of the host"
+    if is_future or is_past:
+        when = "in the future" if is_future else f"before {EARLIEST.year}"
+        return f"measuredAt {found.measured_at!r} is {when}: set the clock of the host"
     rates = {
         "tokensPerSecond": _read_number(found.tokens_per_second),
         "promptTokensPerSecond": _read_number(found.prompt_tokens_per_second),
@@ -140,24 +145,34 @@ class HostResults:
         if reported is not None and (old is None or reported != _find_reported(old)):
             self._due.add(object_key(new))
 
-    async def _store_result(self, leading: Leading, key: ObjectKey) -> None:
-        """Store the measurement of a process, unless a later one is known. Raises as `Client`."""
+    async def _store_result(self, leading: Leading, key: ObjectKey) -> float | None:
+        """Store the measurement of a process, unless a later one is known. Raises as `Client`.
+
+        Returns the seconds after which to look again, or None.
+        """
+        if not self._measured.kind.exists:
+            return PAUSE_SECONDS
         found = self._read_result(key)
+        if found is None:
+            return None
         if isinstance(found, str):
             log.info("host_measurement_refused", process=str(key), problem=found)
-        elif found is not None:
-            known = self._measured.table.find_exact(found.model_hash, found.key)
-            # Of two hosts of one class the later counts.
-            if known is None or known.measured_at < found.record.measured_at:
-                await self._measured.writer.write(leading, found.model_hash, found.key, found.record)
+            return AGAIN_SECONDS
+        known = self._measured.table.find_exact(found.model_hash, found.key)
+        # Of two hosts of one class the later counts.
+        if known is None or known.measured_at < found.record.measured_at:
+            await self._measured.writer.write(leading, found.model_hash, found.key, found.record)
+        return None
 
     def _read_result(self, key: ObjectKey) -> HostResult | str | None:
         store = self._store
         obj = store.get(METAL_PROCESSES, key.name, key.namespace)
         processes = decode_stored(store, METAL_PROCESSES, filter(None, (obj,)), MetalProcess)
-        if not processes or processes[0].metadata.deletion_timestamp is not None:
+        if not processes:
             return None
         (process,) = processes
+        if process.metadata.deletion_timestamp is not None or process.status.performance is None:
+            return None
         host = store.get(METAL_HOSTS, process.spec.host_name or "")
         model = store.get(MODELS, process.spec.model_name, key.namespace)
         hosts = decode_stored(store, METAL_HOSTS, filter(None, (host,)), MetalHost)

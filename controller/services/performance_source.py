@@ -59,9 +59,9 @@ class PerformanceSource:
 
     def __init__(self, store: Store, enqueue: Callable[[ObjectKey], None]) -> None:
         self.table = PerformanceTable()
-        self.writer = RecordWriter(store)
         self.kind = OptionalKind(CONFIG_MAPS, SELECTOR, (CONTROLLER_NAMESPACE,))
         """The ConfigMaps, which a controller of some namespaces may not read."""
+        self.writer = RecordWriter(store, self.kind)
         self._enqueue = enqueue
         self._hashes: dict[ObjectKey, str] = {}
         self._services: dict[str, set[ObjectKey]] = {}

@@ -4,10 +4,12 @@ import asyncio
 
 import structlog
 
+from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.plan import FIELD_MANAGER, Leading
 from crds.meta import CONTROLLER_NAMESPACE
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import RecordKey, build_config_map, limit_host_records, name_config_map, put_record
+from kube.errors import Unreachable
 from kube.resources import CONFIG_MAPS
 from kube.store import Store
 
@@ -15,15 +17,23 @@ log = structlog.get_logger()
 
 
 class RecordWriter:
-    """Writes measurements, one after the other: each write states all measurements of a model."""
+    """Writes measurements, one after the other: each write states all measurements of a model.
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    Args:
+        store: the watch cache.
+        kind: the ConfigMaps with measurements.
+    """
+
+    def __init__(self, store: Store, kind: OptionalKind) -> None:
+        self._store, self._kind = store, kind
         self._writing = asyncio.Lock()
 
     async def write(self, leading: Leading, model_hash: str, key: RecordKey, record: MeasuredPerformance) -> None:
         """Store a measurement, unless it is stored. Raises as `Client`."""
         async with self._writing:
+            if not self._kind.exists:
+                # Without those that are stored, a write would replace them.
+                raise Unreachable(f"measurements in ConfigMaps of {CONTROLLER_NAMESPACE} are not listed yet")
             name = name_config_map(model_hash)
             known = self._store.get(CONFIG_MAPS, name, CONTROLLER_NAMESPACE)
             before: dict[str, str] = (known or {}).get("data") or {}

@@ -47,6 +47,7 @@ class World(Client):
         self.deleted: list[str] = []
         self.fails = False
         self.measured = PerformanceSource(self.store, self.enqueued.append)
+        self.measured.kind.exists = True
         self.runner = BenchmarkRunner(
             self.store,
             PodSettings("pomona:test"),

@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.benchmarks.host_results import (
+    AGAIN_SECONDS,
+    EARLIEST,
     MOST_AHEAD,
     MOST_TOKENS_PER_SECOND,
     HostResult,
@@ -42,6 +44,7 @@ MEASURED = {
     "loadSeconds": 12,
     "measuredAt": "2026-11-20T11:00:00Z",
 }
+FOUND = MeasuredPerformance(tokens_per_second=52.1, source="host", measured_at="2026-11-20T11:00:00Z")
 
 
 def reporting(name: str = "chat-1", *, measured: Obj | None = None, **fields: Any) -> Obj:
@@ -88,6 +91,8 @@ def test_measurement_of_a_host_is_stored_as_that_of_a_job() -> None:
         (reporting(measured={"loadSeconds": -1}), "no measurement"),
         (reporting(measured={"measuredAt": "2026-11-27T12:11:00Z"}), "in the future: set the clock"),
         (reporting(measured={"measuredAt": "2026-11-20T11:00:00"}), "no time with a zone"),
+        (reporting(measured={"measuredAt": "0009-01-01T00:00:00Z"}), "before 2020: set the clock"),
+        (reporting(measured={"measuredAt": "0001-01-01000-0000"}), "before 2020: set the clock"),
         (reporting(measured={"measuredAt": "noon"}), "no time with a zone"),
     ],
 )
@@ -127,7 +132,7 @@ def test_whatever_a_host_reports_is_a_measurement_within_bounds_or_refused(repor
     if isinstance(found, HostResult):
         record = found.record
         assert 0 < record.tokens_per_second <= MOST_TOKENS_PER_SECOND
-        assert datetime.fromisoformat(record.measured_at) <= NOW + MOST_AHEAD
+        assert EARLIEST <= datetime.fromisoformat(record.measured_at) <= NOW + MOST_AHEAD
         assert msgspec.json.decode(msgspec.json.encode(record), type=MeasuredPerformance) == record
         assert (found.key.namespace, record.source) == (NAMESPACE, "host")
 
@@ -138,6 +143,7 @@ class World(Client):
     def __init__(self) -> None:
         self.store = store((MODELS, model()), (METAL_HOSTS, STUDIO))
         self.measured = PerformanceSource(self.store, lambda _key: None)
+        self.measured.kind.exists = True
         self.results = HostResults(self.store, self.measured)
         self.writes = 0
         self.fails = False
@@ -203,6 +209,45 @@ def test_write_that_fails_is_repeated() -> None:
         assert world.stored() == {}
         world.fails = False
         await asyncio.sleep(600)
+        assert len(world.stored()) == 1
+
+    world.run(story)
+
+
+def test_nothing_is_written_until_what_is_stored_is_known() -> None:
+    """A write states all measurements of a model: those that were not listed would be lost."""
+    world = World()
+    world.measured.kind.exists = False
+    world.put(METAL_PROCESSES, reporting())
+
+    async def story() -> None:
+        await asyncio.sleep(600)
+        assert world.writes == 0
+        world.measured.kind.exists = True
+        await asyncio.sleep(120)
+        assert len(world.stored()) == 1
+
+    world.run(story)
+
+
+async def test_writer_refuses_what_would_replace_measurements_that_are_not_known() -> None:
+    world = World()
+    world.measured.kind.exists = False
+    leading: Any = None
+    with pytest.raises(Unreachable, match="in ConfigMaps of pomona-system are not listed"):
+        await world.measured.writer.write(leading, "0" * 16, RecordKey(CLASS, NAMESPACE), FOUND)
+
+
+def test_report_that_is_refused_is_believed_once_its_reason_is_gone() -> None:
+    world = World()
+    world.put(MODELS, {**model(), "status": {**model()["status"], "revision": "r2"}})
+    world.put(METAL_PROCESSES, reporting())
+
+    async def story() -> None:
+        await asyncio.sleep(120)
+        assert world.stored() == {}
+        world.put(MODELS, model())
+        await asyncio.sleep(2 * AGAIN_SECONDS)
         assert len(world.stored()) == 1
 
     world.run(story)
