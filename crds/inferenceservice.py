@@ -19,7 +19,7 @@ from crds.meta import (
     of_same_namespace,
     rule,
 )
-from crds.performance import MeasuredRates
+from crds.performance import BenchmarkOptions, MeasuredRates
 from crds.placement import ClassSpeeds, PlacementDemands, PlacementStatus
 from crds.pods import ContainerOptions, PodOptions, Resources, ServiceHardware
 from crds.queue_status import QueueStatus
@@ -62,25 +62,6 @@ class Scheduling(ApiStruct, frozen=True):
             **{"x-kubernetes-list-type": "atomic"},
         ),
     ] = []
-
-
-class BenchmarkOptions(ApiStruct, frozen=True):
-    """The extent of the benchmarks of a service."""
-
-    warmup_iterations: Annotated[
-        Annotated[int, Meta(ge=0, le=20)], described("Runs before those that count.", format="int32")
-    ] = 2
-    runs: Annotated[
-        Annotated[int, Meta(ge=1, le=50)],
-        described("Least number of runs that count, of which the median is the speed.", format="int32"),
-    ] = 5
-    min_duration: Annotated[
-        Annotated[str, Meta(max_length=8, pattern=r"^[1-9][0-9]{0,3}[sm]$")] | None,
-        described(
-            "Least time of these runs together, such as 30s: more runs follow until it is over. A benchmark begins no "
-            "run after 5 minutes. Default: none."
-        ),
-    ] = None
 
 
 class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
@@ -175,8 +156,9 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
     benchmark: Annotated[
         BenchmarkOptions | None,
         described(
-            "Extent of the Jobs that measure the speed of the model, if the controller runs with --benchmarks. An edit "
-            "measures nothing anew that was measured, and restarts no replica."
+            "Extent of what measures the speed of the model: Jobs, if the controller runs with --benchmarks, and the "
+            "agents of hosts. An edit measures nothing anew that was measured, and restarts no replica, so that a "
+            "host follows it with the next one."
         ),
     ] = None
     node_selector: Annotated[

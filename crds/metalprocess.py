@@ -25,7 +25,7 @@ from crds.meta import (
     rule,
 )
 from crds.model import FilePatterns, Mirrors, Revision
-from crds.performance import ProcessPerformance
+from crds.performance import BenchmarkOptions, ProcessPerformance
 from crds.rate import Rate
 from crds.serving import AdapterScale, DraftTokens, Role, ServingOptions
 
@@ -129,6 +129,10 @@ class MetalProcessSpec(ServingOptions, frozen=True, kw_only=True):
             "it only while the memory pressure is critical. Default: false."
         ),
     ] = False
+    benchmark: Annotated[
+        BenchmarkOptions | None,
+        described("Extent of the measurement of its speed, as the service had it when the process was created."),
+    ] = None
     source_secret: Annotated[
         SecretName | None, described("Name of the Secret with the download token, if the source needs a token.")
     ] = None

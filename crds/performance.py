@@ -1,4 +1,4 @@
-"""The measured speed of an engine, as services and processes on hosts show it."""
+"""The extent of benchmarks, and the speed that they measure, of services and of processes on hosts."""
 
 from typing import Annotated
 
@@ -6,6 +6,31 @@ from msgspec import Meta
 
 from crds.meta import ApiStruct, described
 from crds.rate import Rate
+
+
+class BenchmarkOptions(ApiStruct, frozen=True):
+    """The extent of the benchmarks of a service."""
+
+    warmup_iterations: Annotated[
+        Annotated[int, Meta(ge=0, le=20)], described("Runs before those that count.", format="int32")
+    ] = 2
+    runs: Annotated[
+        Annotated[int, Meta(ge=1, le=50)],
+        described("Least number of runs that count, of which the median is the speed.", format="int32"),
+    ] = 5
+    min_duration: Annotated[
+        Annotated[str, Meta(max_length=8, pattern=r"^[1-9][0-9]{0,3}[sm]$")] | None,
+        described(
+            "Least time of these runs together, such as 30s: more runs follow until it is over. A Job begins no run "
+            "after 5 minutes, and a host none after one. Default: none."
+        ),
+    ] = None
+
+    @property
+    def min_duration_seconds(self) -> float:
+        """The least time of the runs together, in seconds; 0 if there is none."""
+        text = self.min_duration
+        return int(text[:-1]) * (60.0 if text.endswith("m") else 1.0) if text else 0.0
 
 
 class MeasuredRates(ApiStruct, frozen=True, kw_only=True):

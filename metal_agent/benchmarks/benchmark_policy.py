@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Final, NamedTuple
 
 from crds.metalprocess import MetalProcessSpec
+from crds.performance import BenchmarkOptions
 from devices.pressure import PressureLevel
 from fitness.bench.measurement import MICRO_BATCH_TOKENS, BenchPlan
 from kube.backoff import EXACT, backoff_seconds
@@ -104,9 +105,12 @@ def find_pause(failures: int) -> float:
 
 
 def build_plan(spec: MetalProcessSpec) -> BenchPlan:
-    """Return the extent of the measurement of a process: that of `pomona bench` for a single stream."""
-    prompt_tokens, tokens = BenchPlan().prompt_tokens, MICRO_BATCH_TOKENS
+    """Return the extent of the measurement of a process, for a single stream, as its service states it."""
+    prompt_tokens, tokens, options = BenchPlan().prompt_tokens, MICRO_BATCH_TOKENS, spec.benchmark or BenchmarkOptions()
     return BenchPlan(
+        warmup=options.warmup_iterations,
+        runs=options.runs,
+        min_duration_seconds=options.min_duration_seconds,
         prompt_tokens=max(1, min(prompt_tokens, spec.context_length // 4)),
         tokens=max(2, min(tokens, spec.context_length // 2)),
         most_seconds=RUN_SECONDS,
