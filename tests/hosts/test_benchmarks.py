@@ -3,9 +3,13 @@
 from collections.abc import Callable
 
 import pytest
+import structlog
 
+from artifacts import durable
+from crds.performance import BenchmarkOptions
 from fitness.bench.measurement import BenchPlan
 from metal_agent.benchmarks import benchmark_policy
+from metal_agent.benchmarks.measurements import MeasurementsFile
 from tests.support.background import running
 from tests.support.eventually import eventually
 from tests.support.local_host import Machine, MakeAssignment, ready
@@ -64,6 +68,19 @@ async def test_engine_is_measured_once_also_after_a_restart_of_the_agent(
     assert machine.runners["u1"].state.phase == "Ready"
     assert await measured(machine) == first
     assert await machine.benchmarks._list_waiting() == {}
+
+
+async def test_extent_is_that_of_the_service(machine: Machine, assignment: MakeAssignment) -> None:
+    machine.supervisor.assign([assignment(benchmark=BenchmarkOptions(warmup_iterations=1, runs=2))])
+    await ready(machine)
+    machine.idle["u1"] = None
+    async with running(machine.benchmarks.run()):
+        await measured(machine)
+    kept = durable.read(machine.folder / "measurements.json", MeasurementsFile)
+    assert kept is not None
+    (measurement,) = kept.measurements.values()
+    assert measurement.performance is not None
+    assert (len(measurement.performance.runs), measurement.performance.warmup) == (2, 1)
 
 
 async def test_measurement_gives_way_to_a_request_at_once_and_is_made_later(
@@ -128,6 +145,13 @@ async def test_engine_that_cannot_be_measured_is_tried_three_times(
     monkeypatch.setattr(benchmark_policy, "find_pause", lambda _times: 0.01)
     await serve(machine, assignment)
     tries = await count_tries(machine)
+    engine = await machine.runners["u1"].find_engine()
+    with structlog.testing.capture_logs() as logs:
+        async with running(machine.benchmarks.run()):
+            await eventually(lambda: [each["event"] for each in logs].count("benchmark_failed") == 3)
+    assert engine is not None
+    assert engine.token
+    assert engine.token not in str(logs)
     async with running(machine.benchmarks.run()):
         await eventually(lambda: tries() == 3)
 

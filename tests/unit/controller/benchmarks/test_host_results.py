@@ -200,6 +200,23 @@ def test_report_is_stored_once_and_a_later_one_replaces_it() -> None:
     world.run(story)
 
 
+def test_report_that_is_older_than_all_that_are_kept_is_not_written() -> None:
+    world = World()
+
+    async def story() -> None:
+        for number in range(MOST_HOST_CLASSES):
+            world.put(METAL_HOSTS, {**STUDIO, "status": {**STUDIO["status"], "chip": f"Apple M{number}"}})
+            world.put(METAL_PROCESSES, reporting(f"chat-{number}"))
+            await asyncio.sleep(1)
+        assert (world.writes, len(world.stored())) == (MOST_HOST_CLASSES, MOST_HOST_CLASSES)
+        world.put(METAL_HOSTS, STUDIO)
+        world.put(METAL_PROCESSES, reporting("chat-late", measured={"measuredAt": "2026-11-01T00:00:00Z"}))
+        await asyncio.sleep(120)
+        assert world.writes == MOST_HOST_CLASSES
+
+    world.run(story)
+
+
 def test_write_that_fails_is_repeated() -> None:
     world = World()
     world.fails = True
