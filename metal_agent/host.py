@@ -168,33 +168,12 @@ def build_host(
     Raises OSError when a file in `folder` cannot be read.
     """
     inputs = WatchdogInputs(read=read_pressure, idle_seconds=exposure.idle_seconds, ledger=ledger)
-    gate = HoldGate(runners)
-    watchdog = PressureWatchdog(folder / "pressure.json", runners, gate, inputs, callbacks.pressure_handled)
-    pauses = PauseWatchdog(folder / "holds.json", runners, gate, pause_inputs, callbacks.pause_handled)
-    peaks = Peaks(folder / "peaks.json")
-    shared = shared_daemons or daemons.build_daemons(folder, allowed_networks)
+    gate, watchdog, pauses = _build_watchdogs(folder, runners, callbacks, inputs, pause_inputs)
+    benchmarks = _build_benchmarks(folder, runners, exposure, callbacks, watchdog=watchdog, gate=gate)
+    peaks, shared = Peaks(folder / "peaks.json"), shared_daemons or daemons.build_daemons(folder, allowed_networks)
     monitor = MemoryMonitor(
         runners, ledger, peaks, read=read_pressure, changed=callbacks.memory_changed, loaded=shared.loaded
     )
-    measurements = Measurements(folder / "measurements.json")
-    loads = LoadQueue()
-    benchmarks = HostBenchmarks(
-        runners,
-        measurements,
-        BenchmarkInputs(
-            loads=loads,
-            read_level=lambda: watchdog.level,
-            list_holds=gate.list_holds,
-            idle_seconds=exposure.idle_seconds,
-            wait_request=exposure.wait_request,
-            changed=callbacks.process_changed,
-        ),
-    )
-
-    def note_change(runner: Runner) -> None:
-        benchmarks.wake()
-        callbacks.process_changed(runner)
-
     context = RunnerContext(
         folder=folder,
         records=Records(folder / "processes"),
@@ -204,12 +183,45 @@ def build_host(
         session=session,
         exposure=exposure,
         secret=secret,
-        changed=note_change,
+        changed=benchmarks.note_change,
         hold=gate.admit_runner,
         daemons=shared,
-        loads=loads,
+        loads=benchmarks.loads,
         peaks=peaks,
-        measurements=measurements,
+        measurements=benchmarks.measurements,
         measure_memory=monitor.measure,
     )
     return Host(runners, ledger, shared, gate, watchdog, pauses, monitor, context, proxy, benchmarks)
+
+
+def _build_watchdogs(
+    folder: Path,
+    runners: dict[str, Runner],
+    callbacks: HostCallbacks,
+    inputs: WatchdogInputs,
+    pause_inputs: PauseInputs,
+) -> tuple[HoldGate, PressureWatchdog, PauseWatchdog]:
+    gate = HoldGate(runners)
+    watchdog = PressureWatchdog(folder / "pressure.json", runners, gate, inputs, callbacks.pressure_handled)
+    pauses = PauseWatchdog(folder / "holds.json", runners, gate, pause_inputs, callbacks.pause_handled)
+    return gate, watchdog, pauses
+
+
+def _build_benchmarks(
+    folder: Path,
+    runners: dict[str, Runner],
+    exposure: HostExposure,
+    callbacks: HostCallbacks,
+    *,
+    watchdog: PressureWatchdog,
+    gate: HoldGate,
+) -> HostBenchmarks:
+    inputs = BenchmarkInputs(
+        loads=LoadQueue(),
+        read_level=lambda: watchdog.level,
+        list_holds=gate.list_holds,
+        idle_seconds=exposure.idle_seconds,
+        wait_request=exposure.wait_request,
+        changed=callbacks.process_changed,
+    )
+    return HostBenchmarks(runners, Measurements(folder / "measurements.json"), inputs)

@@ -34,7 +34,7 @@ AGAIN_SECONDS: Final = 900.0
 MOST_TOKENS_PER_SECOND: Final = 100_000.0
 """More than any host generates for one request, or reads of a prompt."""
 MOST_AHEAD: Final = timedelta(minutes=10)
-"""How far the clock of a host may be ahead."""
+"""The most by which the clock of a host may be ahead."""
 EARLIEST: Final = datetime(2020, 1, 1, tzinfo=UTC)
 """No host measured before. Times are compared as text, and that of an earlier year may have fewer digits."""
 _WORKERS: Final = 2

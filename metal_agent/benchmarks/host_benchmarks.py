@@ -58,7 +58,7 @@ class BenchmarkInputs:
     wait_request: Callable[[float], Awaitable[bool]]
     """Waits until any process gets a request; see `HostExposure`."""
     changed: Callable[[Runner], None]
-    """Called with each process whose speed was measured."""
+    """Called with each process that has changed, or whose speed was measured."""
 
 
 class _Pause(NamedTuple):
@@ -69,10 +69,11 @@ class _Pause(NamedTuple):
 
 
 class HostBenchmarks:
-    """The measurements of the processes `runners`, by uid; `wake` is called after each change of one."""
+    """The measurements of the processes `runners`, by uid."""
 
     def __init__(self, runners: Mapping[str, Runner], measurements: Measurements, inputs: BenchmarkInputs) -> None:
-        self._runners, self._measurements, self._inputs = runners, measurements, inputs
+        self._runners, self.measurements, self._inputs = runners, measurements, inputs
+        self.loads = inputs.loads
         self._woken = asyncio.Event()
         self._pauses: dict[str, _Pause] = {}
         """By uid."""
@@ -82,6 +83,11 @@ class HostBenchmarks:
     def wake(self) -> None:
         """Look whether there is a process to measure."""
         self._woken.set()
+
+    def note_change(self, runner: Runner) -> None:
+        """Take the change of a process, and report it."""
+        self.wake()
+        self._inputs.changed(runner)
 
     async def run(self) -> None:
         """Measure until cancelled."""
@@ -139,7 +145,7 @@ class HostBenchmarks:
             if version is None:
                 version = await asyncio.to_thread(engine_command.identify_engine, spec)
             engines[key] = version
-            tries = self._measurements.count_tries(spec, version)
+            tries = self.measurements.count_tries(spec, version)
             if tries is not None and tries < benchmark_policy.MOST_TRIES:
                 waiting[uid] = version
         self._engines = engines
@@ -152,29 +158,29 @@ class HostBenchmarks:
     async def _measure(self, runner: Runner, spec: MetalProcessSpec, engine: ProbedEngine, version: str) -> None:
         """Measure one process, and keep the outcome."""
         uid, named = runner.assignment.uid, f"{runner.assignment.namespace}/{runner.assignment.name}"
-        await asyncio.to_thread(self._measurements.begin, spec, version)
+        await asyncio.to_thread(self.measurements.begin, spec, version)
         log.info("benchmark_started", process=named)
         try:
             record = await self._measure_or_give_way(runner, engine, benchmark_policy.build_plan(spec))
         except GaveWay as cause:
-            await asyncio.to_thread(self._measurements.take_back, spec)
+            await asyncio.to_thread(self.measurements.take_back, spec)
             log.info("benchmark_gave_way", process=named, to=str(cause), retry_seconds=self._pause(uid))
         except BenchError as error:
             if benchmark_policy.is_stopped(runner.state):
-                await asyncio.to_thread(self._measurements.take_back, spec)
+                await asyncio.to_thread(self.measurements.take_back, spec)
                 log.info("benchmark_gave_way", process=named, to="the end of the process", problem=error.message)
                 return
-            tries = self._measurements.count_tries(spec, version)
+            tries = self.measurements.count_tries(spec, version)
             fields = {"process": named, "reason": error.reason, "problem": error.message, "tries": tries}
             log.warning("benchmark_failed", **fields, retry_seconds=self._pause(uid))
         except asyncio.CancelledError:
-            self._measurements.take_back(spec)  # here, because nothing is waited for any more
+            self.measurements.take_back(spec)  # here, because nothing is waited for any more
             raise
         else:
             started = runner.record
             loaded = benchmark_policy.find_load_seconds(started.started_at, started.ready_at) if started else None
             record = structs.replace(record, load_seconds=loaded)
-            await asyncio.to_thread(self._measurements.finish, spec, _name_record(record, spec))
+            await asyncio.to_thread(self.measurements.finish, spec, _name_record(record, spec))
             log.info("speed_measured", process=named, tokens_per_second=record.tokens_per_second)
             self._pauses.pop(uid, None)
             self._note_measured(identify_serving(spec))
@@ -187,7 +193,7 @@ class HostBenchmarks:
                 self._inputs.changed(each)
 
     def _pause(self, uid: str) -> float:
-        """Let a process wait before it is tried again; return the seconds."""
+        """Pause a process before its next try; return the seconds."""
         times = self._pauses[uid].times + 1 if uid in self._pauses else 1
         seconds = benchmark_policy.find_pause(times)
         self._pauses[uid] = _Pause(times, time.monotonic() + seconds)

@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 
 class Measurement(msgspec.Struct, frozen=True):
-    """What is known of one model with its arguments."""
+    """The tries and the last speed of one model with its arguments."""
 
     engine: str = ""
     """Version of the engine that the tries are of; another version is measured anew."""

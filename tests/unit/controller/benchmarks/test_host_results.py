@@ -1,4 +1,4 @@
-"""What a host measured counts for the Model of its process, in the namespace of the process, within bounds."""
+"""The measurement of a host counts for the Model of its process, in the namespace of the process, within bounds."""
 
 import asyncio
 import itertools
