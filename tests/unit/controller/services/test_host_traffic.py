@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,6 +47,12 @@ def test_processes_that_serve_on_hosts_that_live_are_summed() -> None:
     assert sum_of(generating("a", "12.5"), hosts=(host("studio-1", ready="False"),)) is None, "it is lost"
     assert sum_of(generating("a", "12.5"), hosts=()) is None
     assert sum_of(generating("a", "9999999999999999")) == MOST_OF_PROCESS
+
+
+@pytest.mark.parametrize("rate", ["NaN", "-1", "1e300", "inf", "1" * 17, " 1"])
+def test_number_that_is_none_counts_nothing(rate: str) -> None:
+    assert sum_of(generating("a", rate)) is None
+    assert sum_of(generating("a", rate), generating("b", "7")) == 7
 
 
 @given(pods=rates, hosts=rates, shown=rates)
