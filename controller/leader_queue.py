@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from controller.benchmarks.benchmark_runner import BenchmarkRunner
+from controller.benchmarks.host_results import HostResults
 from controller.controller_options import ControllerOptions
 from controller.metrics import PREEMPTED_FOR_PRIORITY, ControllerMetrics
 from controller.placement.admission import Admission
@@ -18,6 +19,7 @@ from controller.placement.planner import PlanRules
 from controller.placement.pool_table import read_pools
 from controller.pools.pool_board import PoolBoard
 from controller.reconcile.precedence import AdmissionPrecedence
+from controller.services.host_traffic import HostTraffic
 from controller.services.performance_source import PerformanceSource
 from devices.vendors import Vendors
 from kube.resources import ACCELERATOR_POOLS, INFERENCE_SERVICES, ObjectKey, Resource
@@ -35,6 +37,8 @@ class LeaderQueue(NamedTuple):
     notes: PlacementNotes
     benchmarks: BenchmarkRunner | None
     """None: nothing is measured."""
+    host_results: HostResults
+    host_traffic: HostTraffic
 
 
 def build_queue(
@@ -92,7 +96,8 @@ def build_queue(
     )
     admission = Admission(parts)
     volumes.subscribe(admission.wake)
-    return LeaderQueue(admission, board, pools, volumes, rooms, notes, benchmarks)
+    of_hosts = HostResults(store, measured), HostTraffic(store)
+    return LeaderQueue(admission, board, pools, volumes, rooms, notes, benchmarks, *of_hosts)
 
 
 def _read_rules(store: Store, vendors: Vendors, min_run_seconds: float) -> PlanRules:

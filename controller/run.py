@@ -149,6 +149,7 @@ def registrations(
     if queue is not None:
         leases.subscribe(queue.admission.wake)
         queue_tasks = (queue.board.run, queue.pools.run, queue.volumes.run, queue.rooms.run, queue.admission.run)
+        queue_tasks += (queue.host_results.run, queue.host_traffic.run)
         if queue.benchmarks is not None:
             queue_tasks += (queue.benchmarks.run,)
         if options.flexinfer_export and speeds.measured is not None:

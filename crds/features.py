@@ -3,7 +3,8 @@
 An agent ignores fields that it does not know, and the API server writes defaults into new fields of every process. So
 the controller states what a process needs in `spec.features`, an agent reports what it knows in `status.features`, the
 queue compares both, and an agent rejects a process that needs more. A field or a value that changes how a process runs
-gets its line in `FEATURE_OF_FIELD` with the release that adds it; a test compares the fields with the previous version.
+gets its line in `FEATURE_OF_FIELD` with the release that adds it, and any other field its place in
+`FIELDS_THAT_MAY_BE_IGNORED`; a test compares the fields with the previous version.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,8 @@ PROTECTION: Final = "Protection"
 
 FEATURE_OF_FIELD: Final[Mapping[str, str]] = {"inspect": INSPECTION, "protected": PROTECTION}
 """Features by field of a MetalProcess's spec, such as `artifact.mirrors`, or by one of its values, `mode=rerank`."""
+FIELDS_THAT_MAY_BE_IGNORED: Final = frozenset({"benchmark"})
+"""Later fields of a MetalProcess's spec that change nothing of how it runs: agents that do not know them run it."""
 AGENT_FEATURES: Final = tuple(sorted(set(FEATURE_OF_FIELD.values())))
 """All that the agent of this version knows."""
 

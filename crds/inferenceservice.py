@@ -19,6 +19,7 @@ from crds.meta import (
     of_same_namespace,
     rule,
 )
+from crds.performance import BenchmarkOptions, MeasuredRates
 from crds.placement import ClassSpeeds, PlacementDemands, PlacementStatus, SpeedReplacement
 from crds.pods import ContainerOptions, PodOptions, Resources, ServiceHardware
 from crds.queue_status import QueueStatus
@@ -61,25 +62,6 @@ class Scheduling(ApiStruct, frozen=True):
             **{"x-kubernetes-list-type": "atomic"},
         ),
     ] = []
-
-
-class BenchmarkOptions(ApiStruct, frozen=True):
-    """The extent of the benchmarks of a service."""
-
-    warmup_iterations: Annotated[
-        Annotated[int, Meta(ge=0, le=20)], described("Runs before those that count.", format="int32")
-    ] = 2
-    runs: Annotated[
-        Annotated[int, Meta(ge=1, le=50)],
-        described("Least number of runs that count, of which the median is the speed.", format="int32"),
-    ] = 5
-    min_duration: Annotated[
-        Annotated[str, Meta(max_length=8, pattern=r"^[1-9][0-9]{0,3}[sm]$")] | None,
-        described(
-            "Least time of these runs together, such as 30s: more runs follow until it is over. A benchmark begins no "
-            "run after 5 minutes. Default: none."
-        ),
-    ] = None
 
 
 class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
@@ -174,8 +156,9 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
     benchmark: Annotated[
         BenchmarkOptions | None,
         described(
-            "Extent of the Jobs that measure the speed of the model, if the controller runs with --benchmarks. An edit "
-            "measures nothing anew that was measured, and restarts no replica."
+            "Extent of what measures the speed of the model: Jobs, if the controller runs with --benchmarks, and the "
+            "agents of hosts. An edit measures nothing anew that was measured, and restarts no replica, so that a "
+            "host follows it with the next one."
         ),
     ] = None
     node_selector: Annotated[
@@ -195,19 +178,9 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
     ] = []
 
 
-class ServicePerformance(ApiStruct, frozen=True, kw_only=True):
+class ServicePerformance(MeasuredRates, frozen=True, kw_only=True):
     """The measured speed of a replica."""
 
-    tokens_per_second: Annotated[
-        Rate, described("Tokens that one request generates per second: the median of the runs, a decimal number.")
-    ]
-    prompt_tokens_per_second: Annotated[
-        Rate, described("Tokens of a prompt that are read per second, a decimal number. Absent if it is unknown.")
-    ] = ""
-    time_to_first_token_ms: Annotated[
-        int | None,
-        described("Time to the first token of an answer to a prompt of 128 tokens, in milliseconds.", format="int32"),
-    ] = None
     source: Annotated[
         Literal["job", "host", "live"],
         described("job: a Job measured it. host: the agent of a host did. live: it was measured while serving."),
@@ -220,9 +193,6 @@ class ServicePerformance(ApiStruct, frozen=True, kw_only=True):
         Annotated[str, Meta(max_length=64)],
         described("Identity of the weights, engine and context: ConfigMap bench-HASH has all measurements of it."),
     ]
-    measured_at: Annotated[
-        Annotated[str, Meta(max_length=64)], described("Time of the measurement.", format="date-time")
-    ] = ""
 
 
 class InferenceServiceStatus(ApiStruct, frozen=True):
@@ -319,9 +289,9 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
     tokens_per_second: Annotated[
         Rate,
         described(
-            "Tokens that all pods together generate per second, by their metrics: the mean of one minute, read every "
-            "5 minutes; a change of less than a tenth is not shown. Absent if it is unknown: before the first "
-            "reading, on hosts, and for engines that count no tokens."
+            "Tokens that all replicas together generate per second: the mean of one minute. Pods are read every 5 "
+            "minutes, by their metrics, and hosts report each minute; a change of less than a tenth is not shown. "
+            "0: they are idle. Absent if it is unknown: before the first reading, and for engines that count no tokens."
         ),
     ] = ""
     performance: Annotated[

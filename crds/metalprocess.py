@@ -25,6 +25,8 @@ from crds.meta import (
     rule,
 )
 from crds.model import FilePatterns, Mirrors, Revision
+from crds.performance import BenchmarkOptions, ProcessPerformance
+from crds.rate import Rate
 from crds.serving import AdapterScale, DraftTokens, Role, ServingOptions
 
 HOLDS_NO_MEMORY: Final = frozenset({"Stopped", "Rejected"})
@@ -127,6 +129,10 @@ class MetalProcessSpec(ServingOptions, frozen=True, kw_only=True):
             "it only while the memory pressure is critical. Default: false."
         ),
     ] = False
+    benchmark: Annotated[
+        BenchmarkOptions | None,
+        described("Extent of the measurement of its speed, as the service had it when the process was created."),
+    ] = None
     source_secret: Annotated[
         SecretName | None, described("Name of the Secret with the download token, if the source needs a token.")
     ] = None
@@ -195,6 +201,20 @@ class MetalProcessStatus(ApiStruct, frozen=True):
     started_at: Annotated[str | None, described("When the engine was started.", format="date-time")] = None
     ready_at: Annotated[str | None, described("When the engine first answered.", format="date-time")] = None
     last_exit: Annotated[LastExit | None, described("Last exit of the engine.")] = None
+    tokens_per_second: Annotated[
+        Rate,
+        described(
+            "Tokens that the process generates per second for its clients: the mean of one minute, written at most "
+            "once a minute, and only if it has changed by more than a tenth. 0: it is idle. Absent if it is unknown."
+        ),
+    ] = ""
+    performance: Annotated[
+        ProcessPerformance | None,
+        described(
+            "Speed of the model on this host, which the agent measured once while the host was idle. Absent if it was "
+            "not measured."
+        ),
+    ] = None
     inspection: Annotated[
         InspectionReport | None,
         described("Result of an inspection. The controller judges it before it becomes the status of the Model."),

@@ -1,7 +1,7 @@
 """The record of one measurement: the speed of a model on a device class, and the identity by which it is found again.
 
 Records are kept by (model hash, device class) in ConfigMaps, one for each model hash with a key for each device class,
-and by agents of hosts in MetalHost's status; both encode this one struct.
+and by agents of hosts in their state folders; both encode this one struct.
 """
 
 import hashlib

@@ -22,6 +22,8 @@ FLEXINFER_EXPORT: Final = "flexinfer-benchmarks"
 """Name of the ConfigMap that programs of FlexInfer read."""
 MOST_BYTES: Final = 900_000
 """Size of the keys and values of one ConfigMap; the API server takes a MiB of the whole object."""
+MOST_HOST_CLASSES: Final = 16
+"""Device classes of hosts of which a namespace has a measurement of one model."""
 _MOST_RECORD_BYTES: Final = 16_384
 _PREFIX: Final = "bench-"
 _SEPARATOR: Final = "_"
@@ -160,6 +162,22 @@ def put_record(
     return StoredData(kept, tuple(dropped))
 
 
+def limit_host_records(data: Mapping[str, str], namespace: str, most: int = MOST_HOST_CLASSES) -> StoredData:
+    """Return the data of a ConfigMap with the latest measurements of hosts that count in a namespace.
+
+    A host states its device class itself: one that states another each minute displaces no measurement of others.
+    """
+    times: dict[str, str] = {}
+    for name, value in data.items():
+        key = _decode_key(name)
+        if key is not None and key.namespace == namespace:
+            found = _decode_record(name, value)
+            if not isinstance(found, str) and found.source == "host":
+                times[name] = found.measured_at
+    dropped = sorted(times, key=lambda each: (times[each], each), reverse=True)[most:]
+    return StoredData({name: value for name, value in data.items() if name not in dropped}, tuple(sorted(dropped)))
+
+
 def _size(name: str, value: str) -> int:
     return len(name.encode()) + len(str(value).encode())
 
@@ -198,6 +216,10 @@ class PerformanceTable:
         records = self._models.get(model_hash, _NO_RECORDS).records
         shared = records.get(RecordKey(device_class))
         return records.get(RecordKey(device_class, namespace)) if shared is None and namespace else shared
+
+    def find_exact(self, model_hash: str, key: RecordKey) -> MeasuredPerformance | None:
+        """Return the measurement that is stored under a key, or None."""
+        return self._models.get(model_hash, _NO_RECORDS).records.get(key)
 
     def list_classes(self, model_hash: str, namespace: str = "") -> dict[str, MeasuredPerformance]:
         """Return the measurements of a model that count in a namespace, by device class."""

@@ -154,6 +154,7 @@ class Agent:
         self._metrics = AgentMetrics(*parts, host=name, prefix=self._options.metric_prefix)
         self._hold_events = HoldEvents(client, recorder, name, self._runners)
         self._processes = ProcessReporter(client, self._store, recorder, name, self._exposed)
+        self._exposed.tokens.on_change = lambda uid: self._queue.add(("process", uid))
 
     def _list_callbacks(self) -> HostCallbacks:
         return HostCallbacks(self._process_changed, self._enqueue_report, self._pressure_handled, self._hold_handled)
@@ -180,17 +181,12 @@ class Agent:
             await self._recover(group)
             self._lifetime.recovered.set()
             awake = keep_awake.build_command(os.getpid()) if self._options.keep_awake else None
-            loops = self._host.start_loops(group, awake)
+            loops = self._host.start_loops(group, awake, has_benchmarks=self._options.benchmarks)
             group.create_task(run_workers(self._queue, self._reconcile, _WORKERS, _RECONCILE_SECONDS))
             group.create_task(reflect(self._client, self._store, SECRETS, HOSTS_NAMESPACE, field_selector=selector))
+            assigned = f"spec.hostName={self._name}"
             group.create_task(
-                reflect(
-                    self._client,
-                    self._store,
-                    METAL_PROCESSES,
-                    field_selector=f"spec.hostName={self._name}",
-                    synced=self._synced,
-                )
+                reflect(self._client, self._store, METAL_PROCESSES, field_selector=assigned, synced=self._synced)
             )
             group.create_task(
                 follow_address(self._options, self.connection.server, self._exposed.address, self._address_changed)

@@ -16,6 +16,8 @@ from artifacts.repositories.address_policy import Networks
 from devices import pressure
 from devices.pressure import PressureReading
 from metal_agent import daemons
+from metal_agent.benchmarks.host_benchmarks import BenchmarkInputs, HostBenchmarks
+from metal_agent.benchmarks.measurements import Measurements
 from metal_agent.change_counter import ChangeCounter
 from metal_agent.daemons import Daemons
 from metal_agent.holds.hold_gate import HoldGate
@@ -30,6 +32,7 @@ from metal_agent.native.engine_keys import EngineKeys
 from metal_agent.supervise.backend_reports import follow_backend_health
 from metal_agent.supervise.host_parts import Exposure, RunnerContext
 from metal_agent.supervise.keep_awake import KeepAwake
+from metal_agent.supervise.load_queue import LoadQueue
 from metal_agent.supervise.records import Records
 from metal_agent.supervise.runner import Runner
 from metal_agent.supervise.supervisor import Supervisor
@@ -44,6 +47,12 @@ class HostExposure(Exposure, Protocol):
 
     async def idle_seconds(self) -> Mapping[str, float | None]:
         """Return, by uid, the seconds that each process has been without a request; None: it never had one."""
+
+    async def wait_request(self, timeout_seconds: float) -> bool:
+        """Wait until any process gets a request; return False after the time-out.
+
+        Raises ControlUnreachableError and ControlRefusedError: nobody knows of requests.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +83,7 @@ class Host:
     monitor: MemoryMonitor
     context: RunnerContext
     proxy: Proxy | None
+    benchmarks: HostBenchmarks
     supervisor: Supervisor = field(init=False)
     """Made by `recover`."""
 
@@ -88,14 +98,20 @@ class Host:
         await self.supervisor.recover(self.proxy.pids() if self.proxy else [])
 
     def start_loops(
-        self, group: asyncio.TaskGroup, keep_awake_command: Sequence[str] | None = None
+        self,
+        group: asyncio.TaskGroup,
+        keep_awake_command: Sequence[str] | None = None,
+        *,
+        has_benchmarks: bool = False,
     ) -> list[asyncio.Task[None]]:
         """Keep the proxy running and follow its reports, and watch memory and owner, until the tasks are cancelled.
 
-        `keep_awake_command` is the program that keeps the machine awake while it serves; without it, it may sleep.
+        `keep_awake_command` is the program that keeps the machine awake while it serves; without it, it may sleep. With
+        `has_benchmarks` engines are measured while the host is idle.
         """
         keep_awake = KeepAwake(self.runners, keep_awake_command)
         loops = [self.proxy.run(), follow_backend_health(self.proxy.client, self.runners)] if self.proxy else []
+        loops += [self.benchmarks.run()] if has_benchmarks else []
         watches = (self.watchdog.run(), self.pauses.run(), keep_awake.run(), self.monitor.run())
         return [group.create_task(each) for each in (*loops, *watches)]
 
@@ -152,11 +168,9 @@ def build_host(
     Raises OSError when a file in `folder` cannot be read.
     """
     inputs = WatchdogInputs(read=read_pressure, idle_seconds=exposure.idle_seconds, ledger=ledger)
-    gate = HoldGate(runners)
-    watchdog = PressureWatchdog(folder / "pressure.json", runners, gate, inputs, callbacks.pressure_handled)
-    pauses = PauseWatchdog(folder / "holds.json", runners, gate, pause_inputs, callbacks.pause_handled)
-    peaks = Peaks(folder / "peaks.json")
-    shared = shared_daemons or daemons.build_daemons(folder, allowed_networks)
+    gate, watchdog, pauses = _build_watchdogs(folder, runners, callbacks, inputs, pause_inputs)
+    benchmarks = _build_benchmarks(folder, runners, exposure, callbacks, watchdog=watchdog, gate=gate)
+    peaks, shared = Peaks(folder / "peaks.json"), shared_daemons or daemons.build_daemons(folder, allowed_networks)
     monitor = MemoryMonitor(
         runners, ledger, peaks, read=read_pressure, changed=callbacks.memory_changed, loaded=shared.loaded
     )
@@ -169,10 +183,45 @@ def build_host(
         session=session,
         exposure=exposure,
         secret=secret,
-        changed=callbacks.process_changed,
+        changed=benchmarks.note_change,
         hold=gate.admit_runner,
         daemons=shared,
+        loads=benchmarks.loads,
         peaks=peaks,
+        measurements=benchmarks.measurements,
         measure_memory=monitor.measure,
     )
-    return Host(runners, ledger, shared, gate, watchdog, pauses, monitor, context, proxy)
+    return Host(runners, ledger, shared, gate, watchdog, pauses, monitor, context, proxy, benchmarks)
+
+
+def _build_watchdogs(
+    folder: Path,
+    runners: dict[str, Runner],
+    callbacks: HostCallbacks,
+    inputs: WatchdogInputs,
+    pause_inputs: PauseInputs,
+) -> tuple[HoldGate, PressureWatchdog, PauseWatchdog]:
+    gate = HoldGate(runners)
+    watchdog = PressureWatchdog(folder / "pressure.json", runners, gate, inputs, callbacks.pressure_handled)
+    pauses = PauseWatchdog(folder / "holds.json", runners, gate, pause_inputs, callbacks.pause_handled)
+    return gate, watchdog, pauses
+
+
+def _build_benchmarks(
+    folder: Path,
+    runners: dict[str, Runner],
+    exposure: HostExposure,
+    callbacks: HostCallbacks,
+    *,
+    watchdog: PressureWatchdog,
+    gate: HoldGate,
+) -> HostBenchmarks:
+    inputs = BenchmarkInputs(
+        loads=LoadQueue(),
+        read_level=lambda: watchdog.level,
+        list_holds=gate.list_holds,
+        idle_seconds=exposure.idle_seconds,
+        wait_request=exposure.wait_request,
+        changed=callbacks.process_changed,
+    )
+    return HostBenchmarks(runners, Measurements(folder / "measurements.json"), inputs)

@@ -39,3 +39,5 @@ class AgentOptions:
     owner_policy: OwnerPolicy = NO_POLICY
     keep_awake: bool = True
     """Keep the machine awake while a model is loaded or loading."""
+    benchmarks: bool = True
+    """Measure the speed of each model once, while the machine serves nothing."""

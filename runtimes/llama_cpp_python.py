@@ -88,7 +88,9 @@ RUNTIME: Final = Runtime(
     settings=frozenset({"adapters"}),
     cache_types=frozenset(_CACHE_TYPES),
     tuning=("--n_threads", "--n_threads_batch", "--n_batch", "--flash_attn", "--use_mlock", "--seed"),
-    launch=EngineLaunch(command=find_command, arguments=render_arguments, environment=build_environment),
+    launch=EngineLaunch(
+        command=find_command, arguments=render_arguments, environment=build_environment, package="llama-cpp-python"
+    ),
     installed=lambda: find_command() is not None,
     install_hint="install Pomona's extra llama-cpp-python",
     refusal=_refusal,

@@ -175,7 +175,9 @@ RUNTIME: Final = Runtime(
     tuning=_TUNING,
     # The loop that generates tokens answers this path, unlike /health.
     pulse="/metrics",
-    launch=EngineLaunch(command=find_command, arguments=render_arguments, environment=build_environment),
+    launch=EngineLaunch(
+        command=find_command, arguments=render_arguments, environment=build_environment, package="xllamacpp"
+    ),
     installed=lambda: find_command() is not None,
     install_hint="install Pomona's extra llama, or llama-server on PATH",
     pod=EnginePod(

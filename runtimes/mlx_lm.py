@@ -136,7 +136,11 @@ RUNTIME: Final = Runtime(
     # /health answers 503 once the generating thread is dead. A token would evict the last conversation's cached prompt.
     pulse="/health",
     launch=EngineLaunch(
-        command=find_command, arguments=render_arguments, environment=build_environment, served_name="default_model"
+        command=find_command,
+        arguments=render_arguments,
+        environment=build_environment,
+        served_name="default_model",
+        package="mlx-lm",
     ),
     installed=lambda: find_command() is not None,
     install_hint="install Pomona's extra mlx, or mlx-lm 0.32 or later: earlier ones run code that a model brings",

@@ -50,6 +50,8 @@ class EngineLaunch:
     """Make the child's environment from ours: see `runtimes.environment`."""
     served_name: str | None = None
     """Value of `model` that the engine wants in a request; None: the service's name."""
+    package: str = ""
+    """Python package that is the engine, if the command starts none of its own programs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

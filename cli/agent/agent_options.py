@@ -76,6 +76,12 @@ _OPTIONS: Final = (
         help="Address of the metrics for Prometheus; `off` disables them.",
     ),
     metric_prefix_option,
+    click.option(
+        "--benchmarks/--no-benchmarks",
+        default=True,
+        show_default=True,
+        help="Measure the speed of each model once, for about half a minute, while this machine serves nothing.",
+    ),
 )
 
 
@@ -105,6 +111,7 @@ class AgentArguments:
     metric_prefix: str
     owner_policy: OwnerPolicy
     keep_awake: bool
+    benchmarks: bool
 
     @property
     def folder(self) -> Path:
@@ -161,6 +168,7 @@ class AgentArguments:
             tls=_read_tls(self.tls_certificate, self.tls_key),
             owner_policy=self.owner_policy,
             keep_awake=self.keep_awake,
+            benchmarks=self.benchmarks,
         )
 
     def render(self, state_folder: Path) -> list[str]:
@@ -184,6 +192,7 @@ class AgentArguments:
                 words += [option, str(value.absolute() if isinstance(value, Path) else value)]
         for network in self.allowed_networks:
             words += ["--allow-private-sources", str(network)]
+        words += [] if self.benchmarks else ["--no-benchmarks"]
         return [*words, *render_owner_policy(self.owner_policy, keep_awake=self.keep_awake)]
 
 

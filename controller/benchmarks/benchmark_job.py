@@ -24,8 +24,9 @@ from controller.services.pods.one_node import label_claims
 from controller.services.pods.pod_options import pin_to_node
 from controller.services.pods.pod_template import EngineChoice, build_pod
 from controller.services.tokens import TOKEN_KEY
-from crds.inferenceservice import BenchmarkOptions, InferenceService
+from crds.inferenceservice import InferenceService
 from crds.meta import GROUP, LABEL_MANAGED_BY, LABEL_MODEL, MANAGED_BY
+from crds.performance import BenchmarkOptions
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import LABEL_BENCHMARK
 from kube.client import Obj

@@ -31,11 +31,10 @@ from controller.benchmarks.wanted_benchmarks import PreparedBenchmark, open_scop
 from controller.models.jobs import JobOutcome
 from controller.placement.units import Cell
 from controller.pod_settings import PodSettings
-from controller.reconcile.plan import FIELD_MANAGER, Leading, Ref, Snapshot
+from controller.reconcile.plan import Leading, Ref, Snapshot
 from controller.services.performance_source import PerformanceSource
-from crds.meta import CONTROLLER_NAMESPACE
 from fitness.performance import MeasuredPerformance
-from fitness.performance_store import LABEL_BENCHMARK, RecordKey, build_config_map, name_config_map, put_record
+from fitness.performance_store import LABEL_BENCHMARK, RecordKey
 from kube.client import Obj
 from kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unreachable
 from kube.resources import (
@@ -189,24 +188,8 @@ class BenchmarkRunner:
         return {accelerators.get(pool, pool) for pool in self._list_waiting_pools()}
 
     async def _write_record(self, leading: Leading, key: BenchmarkKey, record: MeasuredPerformance) -> None:
-        name = name_config_map(key.model_hash)
-        known = self._store.get(CONFIG_MAPS, name, CONTROLLER_NAMESPACE)
-        if known is None:
-            # To apply one that exists would remove the measurements that this watch cache has not yet.
-            selector = f"metadata.name={name}"
-            listed = await leading.client.list(CONFIG_MAPS, CONTROLLER_NAMESPACE, field_selector=selector)
-            known = next(iter(listed.items), None)
-        stored = put_record((known or {}).get("data") or {}, RecordKey(key.device_class, key.namespace), record)
-        if stored.dropped:
-            log.warning("measurements_dropped", config_map=name, keys=stored.dropped)
-        obj = build_config_map(key.model_hash, stored.data)
-        if known is not None:
-            # Another leader may have written a measurement that this watch cache has not yet.
-            obj["metadata"]["resourceVersion"] = known["metadata"]["resourceVersion"]
-        leading.require_leadership()
-        answer = await leading.client.apply(CONFIG_MAPS, obj, field_manager=FIELD_MANAGER)
-        self._store.put(CONFIG_MAPS, answer)
-        log.info("speed_measured", model=record.model, **key._asdict(), tokens_per_second=record.tokens_per_second)
+        stored = RecordKey(key.device_class, key.namespace)
+        await self._measured.writer.write(leading, key.model_hash, stored, record)
 
     async def _end(self, leading: Leading, ended: EndedBenchmark) -> None:
         ref = ended.job.ref

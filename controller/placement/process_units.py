@@ -19,7 +19,7 @@ from kube.resources import ObjectKey, object_key
 
 MOST_ENDING_SECONDS: Final = 120.0
 """Time in which an agent ends a process that is deleted: it withdraws and drains it, ends it, and unloads its model."""
-_REPLACES_NOTHING: Final = frozenset({"hostName", "memoryBytes", "artifact", "furtherArtifacts"})
+_REPLACES_NOTHING: Final = frozenset({"hostName", "memoryBytes", "artifact", "furtherArtifacts", "benchmark"})
 """Fields whose changes replace no process, or only in part."""
 
 

@@ -34,6 +34,7 @@ _MEASURED: Final = (
     "processes",
 )
 """Fields that an agent measures again and again; the queue alone decides by them."""
+_SPEEDS: Final = frozenset({"tokensPerSecond", "performance"})
 _REPORTED: Final = frozenset({DRAINED, REACHABLE})
 """Conditions of a MetalHost for people; nothing is decided by them."""
 
@@ -81,6 +82,12 @@ def serving_facts(host: Obj) -> object:
     status = {name: value for name, value in host.get("status", {}).items() if name != "controllerVersion"}
     conditions = [each for each in status.get("conditions", ()) if each["type"] not in _REPORTED]
     return steady_facts({**host, "status": {**status, "conditions": conditions}})
+
+
+def deciding_process(process: Obj) -> object:
+    """Return a MetalProcess without the speeds that its agent reports: no replica is decided by them."""
+    status = {name: value for name, value in process.get("status", {}).items() if name not in _SPEEDS}
+    return everything({**process, "status": status})
 
 
 def is_scheduled(pod: Obj) -> bool:

@@ -166,6 +166,7 @@ def desired_spec(service: InferenceService, served: Served, memory_bytes: int) -
         draft_max_tokens=spec.speculative.max_tokens if spec.speculative else None,
         priority=spec.priority,
         protected=spec.eviction_protection,
+        benchmark=spec.benchmark,
         source_secret=_secret(model),
         **stated_options(spec),
     )

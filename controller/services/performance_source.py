@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from controller.reconcile.optional_kinds import OptionalKind
+from controller.services.record_writer import RecordWriter
 from crds.inferenceservice import ServicePerformance
 from crds.meta import CONTROLLER_NAMESPACE
 from crds.rate import format_rate
@@ -60,6 +61,7 @@ class PerformanceSource:
         self.table = PerformanceTable()
         self.kind = OptionalKind(CONFIG_MAPS, SELECTOR, (CONTROLLER_NAMESPACE,))
         """The ConfigMaps, which a controller of some namespaces may not read."""
+        self.writer = RecordWriter(store, self.kind)
         self._enqueue = enqueue
         self._hashes: dict[ObjectKey, str] = {}
         self._services: dict[str, set[ObjectKey]] = {}

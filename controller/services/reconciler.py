@@ -26,6 +26,7 @@ from controller.services import preconditions
 from controller.services.accelerator_choice import ChosenAccelerators, RoomSource, choose_accelerators
 from controller.services.checked_replica import CheckedReplica, check_replica
 from controller.services.endpoints import ready_endpoints, replica_addresses
+from controller.services.host_traffic import add_host_tokens, find_host_tokens, take_host_tokens
 from controller.services.kueue_report import (
     NO_REPORT,
     KueueReport,
@@ -165,7 +166,7 @@ def service_reconciler(
         view = build_view(snapshot, key, service, settings, facts)
         answer = _follow_view(prober, tokens, pacer, key, view)
         step = await _find_token_step(tokens, client, snapshot, key, view)
-        traffic = meter.follow(key, _find_traffic_target(view, speeds), read_traffic(service.status))
+        traffic = _find_traffic(snapshot, key, view, meter, speeds)
         found = (view.question, answer, step.new_token, view, revision, step.rotation, monitors.exists, traffic, facts)
         return ServiceInputs(*found, await speeds.report_all(client, snapshot, key, view, vendors=settings.vendors))
 
@@ -267,6 +268,16 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
         if rotation.done or rotation.patch
         else min((each for each in pauses if each is not None), default=None),
     )
+
+
+def _find_traffic(
+    snapshot: Snapshot, key: ObjectKey, view: ServiceView, meter: TrafficMeter, speeds: SpeedSources
+) -> Traffic:
+    """Return the traffic of a service in pods and on hosts, and read its pods from now on."""
+    shown = read_traffic(view.service.status)
+    of_hosts = find_host_tokens(snapshot, key.namespace, view.service.metadata.uid)
+    of_pods = meter.follow(key, _find_traffic_target(view, speeds), take_host_tokens(shown, of_hosts))
+    return add_host_tokens(of_pods, of_hosts, shown)
 
 
 def _find_traffic_target(view: ServiceView, speeds: SpeedSources) -> TrafficTarget | None:

@@ -49,18 +49,21 @@ class MetalProcessSteps(NamedTuple):
 
 def process_prefix(service: str, spec: MetalProcessSpec) -> str:
     """Return the name of a service's processes with this spec, without the number at its end."""
-    encoded = msgspec.json.encode(without_defaults(_without_mirrors(spec)), order="sorted")
+    encoded = msgspec.json.encode(without_defaults(_keep_deciding(spec)), order="sorted")
     return f"{service}-{hashlib.sha256(encoded).hexdigest()[:8]}"
 
 
-def _without_mirrors(spec: MetalProcessSpec) -> MetalProcessSpec:
-    """Return the spec without mirrors: the same weights come from them, so a change of them replaces no process."""
+def _keep_deciding(spec: MetalProcessSpec) -> MetalProcessSpec:
+    """Return the part of a spec of which a change replaces the process.
+
+    The same weights come from all mirrors, and another extent of benchmarks serves nothing else.
+    """
     further = [
         msgspec.structs.replace(each, artifact=msgspec.structs.replace(each.artifact, mirrors=[]))
         for each in spec.further_artifacts
     ]
     artifact = msgspec.structs.replace(spec.artifact, mirrors=[])
-    return msgspec.structs.replace(spec, artifact=artifact, further_artifacts=further)
+    return msgspec.structs.replace(spec, artifact=artifact, further_artifacts=further, benchmark=None)
 
 
 def host_is_lost(name: str, hosts: Mapping[str, MetalHost]) -> bool:
@@ -168,7 +171,7 @@ def is_current(process: MetalProcess, name: str, estimated: MetalProcessSpec | N
 def _has_spec_but_memory(process: MetalProcess, spec: MetalProcessSpec) -> bool:
     """Return whether the process is bound and has this spec, apart from the memory that is reserved."""
     there = msgspec.structs.replace(process.spec, host_name=None, memory_bytes=spec.memory_bytes)
-    fields, wanted = (without_defaults(_without_mirrors(each)) for each in (there, spec))
+    fields, wanted = (without_defaults(_keep_deciding(each)) for each in (there, spec))
     return process.spec.host_name is not None and fields == wanted
 
 

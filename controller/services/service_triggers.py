@@ -18,6 +18,7 @@ from controller.reconcile.indexes import (
 from controller.reconcile.triggers import (
     Trigger,
     all_but_status,
+    deciding_process,
     everything,
     offered_endpoints,
     owned,
@@ -53,13 +54,14 @@ from kube.store import Store
 
 OF_PODS: Final = (DEPLOYMENTS, POD_DISRUPTION_BUDGETS, NETWORK_POLICIES, POD_MONITORS)
 """Kinds of the objects that a service has as long as it has pods."""
-_OWNED: Final = (SERVICES, METAL_PROCESSES, RESOURCE_CLAIM_TEMPLATES, *OF_PODS)
+_OWNED: Final = (SERVICES, RESOURCE_CLAIM_TEMPLATES, *OF_PODS)
 
 
 def list_triggers() -> tuple[Trigger, ...]:
     """Return the triggers of the reconciler of services."""
     return (
         *(owned(resource, INFERENCE_SERVICES) for resource in _OWNED),
+        owned(METAL_PROCESSES, INFERENCE_SERVICES)._replace(reads=deciding_process),
         Trigger(MODELS, services_of_model, everything),
         Trigger(METAL_HOSTS, _services_of_host, serving_facts),
         Trigger(ACCELERATOR_POOLS, _services_of_pool, all_but_status),

@@ -5,7 +5,7 @@ sends is bounded, and only the beginning of an answer that is none is quoted. A 
 """
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final, Literal, NamedTuple
@@ -33,6 +33,8 @@ _MOST_TOKENS: Final = 10_000_000
 _MOST_CHUNKS_FOR_EACH_TOKEN: Final = 8
 """An engine that sends more chunks than that, never ends."""
 _QUOTED_CHARACTERS: Final = 300
+_RECOGNISED_CHARACTERS: Final = 8
+"""Characters by which a prompt or key is recognised in what an engine answers."""
 _HEADERS: Final = {"Connection": "close"}
 """llama.cpp closes a connection after a stream, also if the next request is on its way."""
 _DATA: Final = b"data:"
@@ -159,6 +161,9 @@ async def stream_completion(
                 raise _refuse(response.status, await _quote(response.content))
             async for chunk in _read_chunks(response.content, request.tokens):
                 _take_chunk(chunk, received, clock())
+    except BenchError as error:
+        login = session.headers.get("Authorization", "").removeprefix("Bearer ")
+        raise BenchError(error.reason, _cut_before(error.message, (request.prompt, login))) from None
     except TimeoutError as error:
         waited = clock() - (received.last or started)
         message = f"the engine sent nothing for {waited:.0f} s, after {received.pieces} pieces of the answer"
@@ -240,6 +245,13 @@ async def _read_chunks(lines: aiohttp.StreamReader, tokens: int) -> AsyncIterato
 async def _quote(body: aiohttp.StreamReader) -> str:
     """Return the beginning of a body, which may have no end."""
     return _text(await body.read(_QUOTED_CHARACTERS))
+
+
+def _cut_before(message: str, hidden: Iterable[str]) -> str:
+    """Return a message up to where it repeats the beginning of a text that no message may have."""
+    places = [message.find(each[:_RECOGNISED_CHARACTERS]) for each in hidden if each]
+    cut = min((each for each in places if each >= 0), default=None)
+    return message if cut is None else f"{message[:cut]}..."
 
 
 def _text(data: bytes) -> str:

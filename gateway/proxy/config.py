@@ -172,6 +172,12 @@ class BackendIdle(msgspec.Struct, frozen=True, rename="camel"):
     in_flight: int
 
 
+class RequestsInFlight(msgspec.Struct, frozen=True, rename="camel"):
+    """Response to GET /backends/busy: the requests in flight to all backends at the end of the wait."""
+
+    in_flight: int
+
+
 def _is_loopback(address: str) -> bool:
     try:
         return ipaddress.ip_address(address).is_loopback

@@ -1,9 +1,11 @@
 """The server side of the control API: the agent configures the proxy by it, and reads its state, metrics and health."""
 
 import asyncio
+import contextlib
 import os
+from collections.abc import Coroutine
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qs
 
 import msgspec
@@ -13,7 +15,7 @@ from gateway.http.control_messages import JSON_FIELDS, ControlRefusal
 from gateway.http.exchange import Exchange
 from gateway.proxy import metrics
 from gateway.proxy.build import BUILD
-from gateway.proxy.config import BackendHealth, BackendIdle, ProxyConfig, ProxyState
+from gateway.proxy.config import BackendHealth, BackendIdle, ProxyConfig, ProxyState, RequestsInFlight
 from gateway.proxy.listeners import DrainingError, Listeners
 
 _BODY_LIMIT_BYTES: Final = 16 << 20
@@ -56,6 +58,8 @@ class ControlApi:
                 exchange.respond(HTTPStatus.OK, (content_type,), self._listeners.metrics.text())
             case ("GET", "backends", "health"):
                 await self._watch_health(exchange)
+            case ("GET", "backends", "busy"):
+                await self._wait_busy(exchange)
             case ("GET", "backends", uid, "idle"):
                 await self._wait_idle(exchange, uid)
             case ("POST", "backends", uid, "health"):
@@ -81,17 +85,14 @@ class ControlApi:
         _respond(exchange, self._proxy_state())
 
     async def _wait_idle(self, exchange: AwaitedExchange, uid: str) -> None:
-        try:
-            timeout_seconds = float(parse_qs(exchange.head.query)["timeoutSeconds"][0])
-        except (KeyError, ValueError) as error:
-            raise ControlError(HTTPStatus.BAD_REQUEST, "timeoutSeconds must be a number of seconds") from error
         in_flight = self._listeners.in_flight
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                await in_flight.wait_idle(uid)
-        except TimeoutError:
-            pass
+        await _wait_for(_read_timeout(exchange), in_flight.wait_idle(uid))
         _respond(exchange, BackendIdle(in_flight=in_flight.counts().get(uid, 0)))
+
+    async def _wait_busy(self, exchange: AwaitedExchange) -> None:
+        in_flight = self._listeners.in_flight
+        await _wait_for(_read_timeout(exchange), in_flight.wait_busy())
+        _respond(exchange, RequestsInFlight(in_flight=sum(in_flight.counts().values())))
 
     async def _watch_health(self, exchange: AwaitedExchange) -> None:
         exchange.start(HTTPStatus.OK, ((b"Content-Type", b"application/x-ndjson"),))
@@ -116,6 +117,20 @@ class ControlApi:
             router=self._listeners.router_state(),
             hand_over=True,
         )
+
+
+def _read_timeout(exchange: AwaitedExchange) -> float:
+    """Return the seconds that a call may wait. Raises ControlError."""
+    try:
+        return float(parse_qs(exchange.head.query)["timeoutSeconds"][0])
+    except (KeyError, ValueError) as error:
+        raise ControlError(HTTPStatus.BAD_REQUEST, "timeoutSeconds must be a number of seconds") from error
+
+
+async def _wait_for(timeout_seconds: float, awaited: Coroutine[Any, Any, None]) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_seconds):
+            await awaited
 
 
 def _respond(exchange: AwaitedExchange, body: msgspec.Struct, status: HTTPStatus = HTTPStatus.OK) -> None:

@@ -20,6 +20,8 @@ class InFlight:
         self._on_end = on_end
         self._counts: dict[str, int] = {}
         self._idle: dict[str, asyncio.Event] = {}
+        self._begun: asyncio.Event | None = None
+        """Set with the next request to any backend; None: none waits for that."""
         self._ended: dict[str, float] = {}
         self._elsewhere: Counter[str] = Counter()
 
@@ -32,6 +34,9 @@ class InFlight:
         if uid not in self._counts:
             self._counts[uid] = 0
         self._counts[uid] += 1
+        if self._begun is not None:
+            self._begun.set()
+            self._begun = None
 
     def end(self, uid: str) -> None:
         """Count one request to `uid` less."""
@@ -66,6 +71,12 @@ class InFlight:
         """Wait until `uid` has no request in flight; return at once if it never had one."""
         if uid in self._counts:
             await self._idle.setdefault(uid, asyncio.Event()).wait()
+
+    async def wait_busy(self) -> None:
+        """Wait until any backend gets a request; return at once if one is in flight."""
+        if not self._counts:
+            self._begun = self._begun or asyncio.Event()
+            await self._begun.wait()
 
 
 def pick_backend(

@@ -61,6 +61,8 @@ class ProcessReporter:
     def _status(self, runner: Runner) -> dict[str, Any]:
         service = runner.assignment.service
         status = runner.status(self._exposure.port(service) if service else None)
+        tokens_per_second = self._exposure.tokens.find(runner.assignment.uid)
+        status = msgspec.structs.replace(status, tokens_per_second=tokens_per_second)
         problem = self._exposure.problem(service) if service else ""
         if problem and status.phase == "Ready":
             status = msgspec.structs.replace(status, reason="NotExposed", message=problem)

@@ -1,8 +1,10 @@
 """Engines that this host can run, and the command and environment of each for a MetalProcess."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 from artifacts.source import parse
@@ -17,6 +19,23 @@ from runtimes.serving import CompanionFile, Listen, Serving, build_serving
 def list_installed() -> list[str]:
     """Return the runtimes with processes of their own that are installed. It reads files, so it blocks."""
     return [name for name, runtime in RUNTIMES.items() if runtime.launch and runtime.installed()]
+
+
+def identify_engine(spec: MetalProcessSpec) -> str:
+    """Return a text that changes with the version of the installed engine of a process. It reads files, so it blocks.
+
+    Empty: nothing is known of it.
+    """
+    launch = RUNTIMES[spec.runtime].launch
+    command = launch.command() if launch else None
+    if launch is None or not command:
+        return ""
+    found = [" ".join(command)]
+    with contextlib.suppress(OSError):
+        found.append(str(Path(command[0]).stat().st_mtime_ns))
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        found.append(metadata.version(launch.package) if launch.package else "")
+    return " ".join(filter(None, found))
 
 
 def build_argv(spec: MetalProcessSpec, model: Path, key_file: Path, further: Sequence[Path] = ()) -> list[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import aiohttp
 
 from metal_agent.assignments import Assignment
+from metal_agent.benchmarks.measurements import Measurements
 from metal_agent.daemons import Daemons
 from metal_agent.memory.ledger import Ledger
 from metal_agent.memory.peaks import Peaks
@@ -59,6 +60,7 @@ class RunnerContext:
     daemons: Daemons = field(default_factory=lambda: Daemons(Path(), ()))
     loads: LoadQueue = field(default_factory=LoadQueue)
     peaks: Peaks = field(default_factory=Peaks)
+    measurements: Measurements = field(default_factory=Measurements)
     measure_memory: Callable[[], Awaitable[None]] = _do_nothing
     """Updates the ledger with the memory in use now."""
     hold: Callable[[str], Held | None] = lambda _uid: None

@@ -31,6 +31,11 @@ class LoadQueue:
         self._waiting: list[_Waiting] = []
         self._numbers = itertools.count()
 
+    @property
+    def is_busy(self) -> bool:
+        """True while an engine loads, or a process waits to load."""
+        return bool(self._waiting) or self._busy_until() is not None
+
     def try_acquire(self, uid: str) -> bool:
         """Acquire the slot if it is free and no process waits for it, or if `uid` has it already."""
         if uid not in self._loading and (self._busy_until() is not None or self._waiting):

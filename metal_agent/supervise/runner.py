@@ -84,7 +84,7 @@ class Runner:
         self._progress_reported_at = 0.0
         self._log = log.bind(process=f"{assignment.namespace}/{assignment.name}")
         requests = partial(host.exposure.requests, assignment.uid)
-        self._liveness = LivenessWatch(self._find_engine, requests, self._note_check, self._log)
+        self._liveness = LivenessWatch(self.find_engine, requests, self._note_check, self._log)
         hold = host.hold(assignment.uid)
         self.state, self._first = lifecycle.start_lifecycle(hold)
         if record and adopted:
@@ -168,6 +168,7 @@ class Runner:
             started_at=record.started_at if record else None,
             ready_at=record.ready_at if record else None,
             last_exit=state.last_exit,
+            performance=self._host.measurements.find(self.assignment.spec) if self.assignment.spec else None,
         )
 
     @property
@@ -423,7 +424,7 @@ class Runner:
             )
         )
 
-    async def _find_engine(self) -> ProbedEngine | None:
+    async def find_engine(self) -> ProbedEngine | None:
         """Return the engine as it is asked, once it listens; None before, and after its end."""
         spec, engine = self.assignment.spec, self._engine
         url = self.url or (await asyncio.to_thread(engine.url) if engine else None)
@@ -442,7 +443,7 @@ class Runner:
     async def _probe(self, timeout_seconds: float) -> ProcessEvent:
         """Request a token until the engine generates one; the kernel reports the port of an engine process."""
         engine, outcome = await engine_checks.await_first_token(
-            self._find_engine, timeout_seconds, self._events.put_nowait
+            self.find_engine, timeout_seconds, self._events.put_nowait
         )
         if engine:
             self._record_url(engine.url)
@@ -456,7 +457,7 @@ class Runner:
     async def _check_suspect(self, suspicion: Suspicion) -> ProcessEvent | None:
         """Ask the suspect engine for a token, which decides whether it serves on; None if it ended meanwhile."""
         try:
-            engine = await self._find_engine()
+            engine = await self.find_engine()
             if engine is None:
                 return None
             self._log.warning("engine_suspect", reason=suspicion.reason, problem=suspicion.message, pid=engine.pid)

@@ -92,6 +92,13 @@ class ProxyExposure(ABC):
             return {}
         return {backend.uid: backend.idle_seconds for service in state.services for backend in service.backends}
 
+    async def wait_request(self, timeout_seconds: float) -> bool:
+        """Wait until any process gets a request; return False after the time-out.
+
+        Raises ControlUnreachableError and ControlRefusedError.
+        """
+        return await self._proxy.client.wait_busy(timeout_seconds)
+
     def requests(self, uid: str) -> int | None:
         """Return the number of requests in progress that the proxy last reported for the process; None if unknown."""
         state = self._proxy.state

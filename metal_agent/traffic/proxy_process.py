@@ -265,6 +265,7 @@ class Proxy:
         try:
             self.state = await self.client.state()
         except (ControlUnreachableError, ControlRefusedError):
+            self.token_rates.on_read(asyncio.get_running_loop().time())
             return False
         self.token_rates.note_state(self.state, asyncio.get_running_loop().time())
         return self.state.pid == pid

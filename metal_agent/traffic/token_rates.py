@@ -5,6 +5,7 @@ running, so a long answer counts while it is generated.
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from gateway.proxy.config import ProxyState
@@ -25,6 +26,8 @@ class TokenRates:
 
     def __init__(self) -> None:
         self._counts: dict[str, deque[_Count]] = {}
+        self.on_read: Callable[[float], None] = lambda _now: None
+        """Called with the time after each try to read the state of the proxy."""
 
     def note_state(self, state: ProxyState, now: float) -> None:
         """Take the counts of a state of the proxy, read at `now` of a monotonic clock."""
@@ -38,6 +41,7 @@ class TokenRates:
             while len(counts) > 1 and counts[1].at <= now - MINUTE_SECONDS:
                 counts.popleft()
             self._counts[service.name] = counts
+        self.on_read(now)
 
     def find_rate(self, service: str, now: float) -> float | None:
         """Return the tokens per second of a service; None: it was read less than twice, or not for a while."""

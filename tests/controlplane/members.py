@@ -37,6 +37,7 @@ INSTALLED = CHECKOUT / "deploy" / "install"
 RUNNING = {"controller.yaml", "node-agent.yaml"}
 """Manifests of what runs in the cluster: tests start it as processes."""
 KINDS = (MODELS, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, ACCELERATOR_POOLS)
+NO_BENCHMARKS = "--no-benchmarks"
 SOURCES = {NETWORKS_VARIABLE: networks_text(ALLOWED_NETWORKS)}
 """Variables with which controller, Jobs and agents may fetch weights from the servers of tests and demo."""
 
@@ -202,7 +203,8 @@ async def metal_host(
 ) -> MetalHost:
     """Return a machine with its agent, which has the host's own ServiceAccount and is not yet started.
 
-    With `decided` a test sets the memory pressure; otherwise it is that of the machine that all hosts share.
+    With `decided` a test sets the memory pressure; otherwise it is that of the machine that all hosts share. The agent
+    measures no model, unless the arguments say so: that would change statuses half a minute after a test has begun.
     """
     host = await network.add_host(name)
     await make_host_account(plane, name)
@@ -220,6 +222,7 @@ async def metal_host(
         f"--kubeconfig={kubeconfig}",
         f"--state-dir={state_folder}",
         f"--file-root={file_root}",
+        NO_BENCHMARKS,
         *arguments,
     ]
     return MetalHost(

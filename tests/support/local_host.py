@@ -39,6 +39,8 @@ class RecordingExposure:
         self._idle = idle
         self.calls: list[tuple[str, bool]] = []
         self.in_flight: dict[str, int] = {}
+        self.asked = asyncio.Event()
+        """Set while a client asks a process."""
         self._runners = runners
 
     async def withdraw(self, assignment: Assignment, timeout_seconds: float) -> None:
@@ -54,6 +56,10 @@ class RecordingExposure:
 
     def requests(self, uid: str) -> int | None:
         return self.in_flight.get(uid)
+
+    async def wait_request(self, timeout_seconds: float) -> bool:
+        assert timeout_seconds > 0
+        return await self.asked.wait()
 
     async def idle_seconds(self) -> dict[str, float | None]:
         return self._idle()
@@ -128,6 +134,7 @@ class Machine:
             pause_inputs=PauseInputs(self.policy, lambda _sources: self.sample),
         )
         self.host, self.watchdog, self.usage = host.context, host.watchdog, host.monitor
+        self.benchmarks = host.benchmarks
         self.gate, self.pauses = host.gate, host.pauses
         async with asyncio.TaskGroup() as group:
             await host.recover(group)

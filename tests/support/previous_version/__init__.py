@@ -15,7 +15,7 @@ from zipfile import ZipFile
 
 import psutil
 
-from tests.controlplane.members import SOURCES, MetalHost
+from tests.controlplane.members import NO_BENCHMARKS, SOURCES, MetalHost
 from tests.controlplane.process import CHECKOUT, Process
 
 FOLDER = Path(__file__).parent
@@ -33,7 +33,8 @@ class PreviousVersion:
 
     def agent(self, host: MetalHost, *options: str) -> Process:
         """Return this version's agent for `host`, not yet started; `options` override those of the current agent."""
-        own = host.agent.argv[host.agent.argv.index("agent") :]
+        # That version measures nothing, and does not know the option.
+        own = [each for each in host.agent.argv[host.agent.argv.index("agent") :] if each != NO_BENCHMARKS]
         argv = [*host.host.exec, *self._python("agent_process", str(host.level), *own, *options)]
         return Process(f"previous {host.agent.name}", argv, host.agent.log.with_suffix(".previous.log"))
 

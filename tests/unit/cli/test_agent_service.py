@@ -103,6 +103,7 @@ def read_arguments(*words: str) -> AgentArguments:
         ["--name", "a", "--metrics-address", "[::1]:90", "--memory-budget", "12GiB", "--port-range", "1-9"],
         ["--name", "a", "--quiet-hours", "Mon-Fri 09:00-17:00 Europe/Berlin", "--pause-when-active", "10"],
         ["--name", "a", "--pause-on-battery", "--pause-when-hot", "--pause-critical", "--no-keep-awake"],
+        ["--name", "a", "--no-benchmarks"],
         ["--name", "a", "--pause-on-battery", "40", "--quiet-hours", "Sat 10:00-12:00 UTC"],
         ["--name", "a", "--metrics-address", "off", "--allow-private-sources", "10.0.0.0/8", "--file-root", "/a b"],
         ["--name", "a", "--tls-certificate", "/c", "--tls-key", "/k", "--address", "10.0.0.7", "--kubeconfig", "/x"],

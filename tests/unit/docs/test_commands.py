@@ -60,7 +60,7 @@ def test_every_command_of_a_document_exists_with_its_options(document: Path) -> 
             found = command.get_command(click.Context(command), word)
             assert found is not None, f"pomona {' '.join(words)}"
             command = found
-        known = {option for each in command.params for option in each.opts} | {"--help"}
+        known = {option for each in command.params for option in (*each.opts, *each.secondary_opts)} | {"--help"}
         unknown = {word.partition("=")[0] for word in words if word.startswith("--")} - known
         assert not unknown, f"{document.name}: {command.name} has no {unknown}"
 

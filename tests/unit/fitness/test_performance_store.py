@@ -17,6 +17,7 @@ from fitness.performance_store import (
     decode_records,
     encode_record,
     find_model_hash,
+    limit_host_records,
     put_record,
 )
 
@@ -193,3 +194,25 @@ def test_export_that_has_not_room_for_all_has_the_newest() -> None:
     found = build_flexinfer_export(table_of(build_config_map(HASH, data)), most_bytes=120)
     assert found.data.keys() == {f"{HASH}-new"}
     assert found.dropped == (f"{HASH}-old",)
+
+
+@given(st.dictionaries(keys, st.tuples(records, st.sampled_from(["job", "host"])), max_size=12), st.integers(1, 3))
+def test_hosts_displace_only_older_measurements_of_hosts_in_their_namespace(
+    measured: dict[RecordKey, tuple[MeasuredPerformance, Any]], most: int
+) -> None:
+    data = {
+        key.encode(): encode_record(msgspec.structs.replace(record, source=source))
+        for key, (record, source) in measured.items()
+    } | {"damaged": "{"}
+    for namespace in {key.namespace for key in measured}:
+        kept = limit_host_records(data, namespace, most)
+        assert kept.data.keys() | set(kept.dropped) == data.keys()
+        own = {
+            key.encode(): each
+            for key, (each, source) in measured.items()
+            if (key.namespace, source) == (namespace, "host")
+        }
+        assert set(kept.dropped) <= own.keys()
+        assert len(own) - len(kept.dropped) == min(len(own), most)
+        left = [own[name].measured_at for name in own.keys() - set(kept.dropped)]
+        assert all(own[name].measured_at <= min(left) for name in kept.dropped)

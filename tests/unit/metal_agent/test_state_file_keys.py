@@ -11,6 +11,8 @@ import msgspec
 import pytest
 
 from crds.metalprocess import Artifact, MetalProcessSpec
+from fitness.performance import MeasuredPerformance
+from metal_agent.benchmarks.measurements import Measurement, MeasurementsFile
 from metal_agent.holds.pause_watchdog import PauseRecord
 from metal_agent.memory.peaks import PeaksFile, Run
 from metal_agent.memory.pressure_watchdog import PressureRecord
@@ -30,6 +32,9 @@ RECORD = (
 PRESSURE = b'{"pressed":true,"asking":"u1","evicted":["u2"],"needed_calm_seconds":120.0}'
 HOLDS = b'{"sources":{"activity":"2026-11-23T12:00:00Z"},"displacing":["u1"],"evicted":["u2"]}'
 PEAKS = b'{"runs":{"key":[{"started":"u1/t","bytes":5}]}}'
+MEASUREMENTS = (
+    b'{"measurements":{"key":{"engine":"b1","tries":2,"performance":{"tokensPerSecond":8.5},"is_current":true}}}'
+)
 
 SPEC = MetalProcessSpec(
     service_name="chat",
@@ -60,16 +65,17 @@ VALUES = [
         PressureRecord(is_under_pressure=True, displacing="u1", evicted=("u2",), needed_calm_seconds=120.0),
     ),
     (PEAKS, PeaksFile({"key": [Run(started="u1/t", bytes=5)]})),
+    (MEASUREMENTS, MeasurementsFile({"key": Measurement("b1", 2, MeasuredPerformance(tokens_per_second=8.5), True)})),
     (HOLDS, PauseRecord({"activity": "2026-11-23T12:00:00Z"}, ("u1",), ("u2",))),
 ]
 
 
-@pytest.mark.parametrize(("text", "value"), VALUES, ids=["record", "pressure", "peaks", "holds"])
+@pytest.mark.parametrize(("text", "value"), VALUES, ids=["record", "pressure", "peaks", "measurements", "holds"])
 def test_file_of_an_earlier_version_is_read_and_written_alike(text: bytes, value: Any) -> None:
     assert msgspec.json.decode(text, type=type(value)) == value
     assert json.loads(msgspec.json.encode(value)) == json.loads(text)
 
 
-@pytest.mark.parametrize(("text", "value"), VALUES[1:], ids=["pressure", "peaks", "holds"])
+@pytest.mark.parametrize(("text", "value"), VALUES[1:], ids=["pressure", "peaks", "measurements", "holds"])
 def test_file_is_written_byte_for_byte_as_before(text: bytes, value: Any) -> None:
     assert msgspec.json.encode(value) == text

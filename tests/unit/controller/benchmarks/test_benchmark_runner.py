@@ -51,6 +51,7 @@ class World(Client):
         self.unseen: list[Obj] = []
         """ConfigMaps that no watch has brought yet."""
         self.measured = PerformanceSource(self.store, self.enqueued.append)
+        self.measured.kind.exists = True
         self.runner = BenchmarkRunner(
             self.store,
             PodSettings("pomona:test"),

@@ -9,11 +9,15 @@ import json
 from copy import deepcopy
 from typing import Any
 
+import msgspec
 import pytest
 
+from controller.placement.process_units import _find_template
 from controller.reconcile.stamp import ANNOTATION_INPUTS, stamp
 from controller.services.pods.one_node import forget_claims
 from controller.services.pods.queue_gate import set_gate
+from controller.services.rollout import is_current
+from crds.metalprocess import MetalProcess
 from kube import resources
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, METAL_HOSTS, METAL_PROCESSES, MODELS, Resource
@@ -124,6 +128,25 @@ def test_mirrors_reach_processes_but_not_their_names() -> None:
     assert all(
         each["mirrors"] == ["https://mirror.example/tiny.gguf"] for each in [process["spec"]["artifact"], *further]
     )
+
+
+def test_extent_of_benchmarks_reaches_processes_but_not_their_names() -> None:
+    """An edit of it restarts no replica, and agents of earlier versions run what they do not measure by it."""
+    benchmark = {"warmupIterations": 1, "minDuration": "30s"}
+    found = (METAL_HOSTS, host(free_bytes=64 * GIB))
+    plan = decide_chat(chat_service(**METAL, **SERVICES["companions"], benchmark=benchmark), *models(), found)
+    (process,) = [obj for kind, obj in plan.create if kind == METAL_PROCESSES]
+    assert process["metadata"]["name"] == PROCESSES["companions"][0][0]
+    assert process["spec"]["benchmark"] == benchmark
+    assert "features" not in process["spec"]
+    plain, stated = (
+        msgspec.convert({**process, "spec": {**process["spec"], "benchmark": each}}, MetalProcess)
+        for each in (None, benchmark)
+    )
+    assert _find_template(plain) == _find_template(stated)
+    wanted = msgspec.structs.replace(plain.spec, memory_bytes=7)
+    bound = msgspec.structs.replace(stated, spec=msgspec.structs.replace(stated.spec, host_name="studio-1"))
+    assert is_current(bound, "another", wanted)
 
 
 @pytest.mark.parametrize("accelerator", ["cpu", "nvidia"])

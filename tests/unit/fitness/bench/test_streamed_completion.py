@@ -126,6 +126,22 @@ async def test_refusal_is_quoted(status: int, reason: str) -> None:
     assert len(error.message) < 1000
 
 
+@pytest.mark.parametrize("status", [200, 422])
+async def test_engine_that_repeats_the_request_is_quoted_up_to_prompt_and_key(status: int) -> None:
+    async def answer(request: web.BaseRequest) -> web.Response:
+        asked, login = await request.json(), request.headers["Authorization"]
+        text = f"bad input: {asked['prompt']}" if status == 422 else f"data: login {login} of {asked['prompt']}\n\n"
+        return web.Response(status=status, text=text)
+
+    headers = {"Authorization": "Bearer key-of-the-engine"}
+    async with serve_stub(answer) as url, aiohttp.ClientSession(headers=headers) as session:
+        with pytest.raises(BenchError) as raised:
+            await stream_completion(session, url, REQUEST, StepClock())
+    message = raised.value.message
+    assert message.endswith(("bad input: ...", "login Bearer ..."))
+    assert not any(each in message for each in ("prompt that", "key-of"))
+
+
 async def test_engine_that_dies_is_named_with_what_had_come() -> None:
     error = await refuse_answer(text("a"), text("b"), ends=False)
     assert error.reason == "BrokenOff"

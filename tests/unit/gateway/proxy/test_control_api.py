@@ -148,6 +148,8 @@ def test_fields_of_a_later_version_are_ignored_and_absent_ones_have_defaults() -
         ("POST /backends/none/health", None, 404, {"error"}),
         ("GET /backends/u/idle", None, 400, {"error"}),
         ("GET /backends/u/idle?timeoutSeconds=soon", None, 400, {"error"}),
+        ("GET /backends/busy?timeoutSeconds=0", None, 200, {"inFlight"}),
+        ("GET /backends/busy", None, 400, {"error"}),
     ],
 )
 async def test_paths_and_status_codes_are_pinned(

@@ -91,6 +91,23 @@ async def test_stream_outlives_the_configuration_of_its_backend_and_service(
         assert await proxy.client.wait_idle("gone", 5)
 
 
+async def test_agent_hears_at_once_of_a_request_to_any_backend(
+    proxy: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    gated = GatedEngine()
+    async with fake_engine(gated, "chat") as backend:
+        url = await proxy.serve(backend)
+        assert not await proxy.client.wait_busy(0)
+        waiting = asyncio.create_task(proxy.client.wait_busy(60))
+        async with post_chat(http, url) as stream:
+            assert await waiting
+            assert await proxy.client.wait_busy(60), "it is still there"
+            gated.end()
+            assert await stream.read() == DONE_EVENT
+        assert await proxy.client.wait_idle("chat", 5)
+        assert not await proxy.client.wait_busy(0)
+
+
 async def test_unchanged_listener_keeps_its_port(proxy: ProxyProcess) -> None:
     async with fake_engine(hello) as backend:
         first = await proxy.client.configure(ProxyConfig((make_service(backend),)))

@@ -63,3 +63,19 @@ async def test_backend_is_idle_when_its_last_request_has_ended() -> None:
 
 async def test_backend_without_any_request_is_idle() -> None:
     await asyncio.wait_for(InFlight(lambda _: None).wait_idle("unknown"), 60)
+
+
+async def test_next_request_to_any_backend_ends_the_wait_for_one() -> None:
+    in_flight = InFlight(lambda _: None)
+    waiting = [asyncio.create_task(in_flight.wait_busy()) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert not any(each.done() for each in waiting)
+    in_flight.begin("a")
+    await asyncio.wait_for(asyncio.gather(*waiting), 60)
+    await asyncio.wait_for(in_flight.wait_busy(), 60)
+    in_flight.end("a")
+    waiting = [asyncio.create_task(in_flight.wait_busy())]
+    await asyncio.sleep(0)
+    assert not waiting[0].done()
+    in_flight.count_elsewhere({"b": 1})
+    await asyncio.wait_for(waiting[0], 60)

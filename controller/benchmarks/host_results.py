@@ -1,0 +1,186 @@
+"""The measurements that agents of hosts report in the status of their processes, copied to where those of Jobs are.
+
+A host is not trusted. Its measurement counts in the namespace of the process alone, for the Model that the process
+serves, on the device class of a host: none of a node has such a name. Numbers and times are bounded, a process is
+looked at once a minute at most, and a namespace has the measurements of 16 classes of hosts of each model.
+"""
+
+import functools
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple
+
+import msgspec
+import structlog
+
+from controller.reconcile.plan import Leading, decode_stored
+from controller.services.device_classes import find_host_class
+from controller.services.performance_source import PerformanceSource
+from crds.metalhost import MetalHost
+from crds.metalprocess import MetalProcess
+from crds.model import Model
+from crds.performance import ProcessPerformance
+from fitness.performance import MeasuredPerformance, hash_model
+from fitness.performance_store import RecordKey
+from kube.client import Obj
+from kube.queue import WorkQueue, run_workers
+from kube.resources import METAL_HOSTS, METAL_PROCESSES, MODELS, ObjectKey, Resource, object_key
+from kube.store import Store
+from kube.time import rfc3339
+
+PAUSE_SECONDS: Final = 60.0
+"""Least time between two looks at one process."""
+AGAIN_SECONDS: Final = 900.0
+"""Time after which a measurement that was refused is looked at again: the clock of its host may have been set."""
+MOST_TOKENS_PER_SECOND: Final = 100_000.0
+"""More than any host generates for one request, or reads of a prompt."""
+MOST_AHEAD: Final = timedelta(minutes=10)
+"""The most by which the clock of a host may be ahead."""
+EARLIEST: Final = datetime(2020, 1, 1, tzinfo=UTC)
+"""No host measured before. Times are compared as text, and that of an earlier year may have fewer digits."""
+_WORKERS: Final = 2
+_WRITE_SECONDS: Final = 30.0
+
+log = structlog.get_logger()
+
+
+class HostResult(NamedTuple):
+    """A measurement of a host, and where it is stored."""
+
+    model_hash: str
+    key: RecordKey
+    record: MeasuredPerformance
+
+
+def read_host_result(process: MetalProcess, host: MetalHost, model: Model, now: datetime) -> HostResult | str:
+    """Return the measurement that a process reports, or why it is not believed.
+
+    Args:
+        process: a process whose status has a measurement.
+        host: the host that it is bound to.
+        model: the Model that it names.
+        now: the time.
+    """
+    spec, found = process.spec, process.status.performance
+    if found is None or spec.inspect or spec.mode != "chat" or spec.further_artifacts:
+        return "it has no measurement of a model alone"
+    if spec.host_name != host.metadata.name:
+        return "it is bound to another host"
+    artifact, served = spec.artifact, (model.status.revision, model.spec.sha256 or model.status.sha256)
+    if artifact.source != model.spec.source or (artifact.revision, artifact.sha256) != served:
+        return "it serves an earlier state of its Model"
+    device_class = find_host_class(host)
+    if device_class is None or not host.status.memory_bytes:
+        return "its host does not say which chip and how much memory it has"
+    record = _read_record(found, now)
+    if isinstance(record, str):
+        return record
+    named = msgspec.structs.replace(
+        record, model=model.metadata.name, runtime=spec.runtime, node=host.metadata.name, source="host"
+    )
+    key = RecordKey(device_class, process.metadata.namespace)
+    return HostResult(hash_model(model, spec.runtime, spec), key, named)
+
+
+def _read_record(found: ProcessPerformance, now: datetime) -> MeasuredPerformance | str:
+    """Return the numbers of a measurement, or which one cannot be."""
+    try:
+        measured_at = datetime.fromisoformat(found.measured_at)
+        is_future, is_past = measured_at > now + MOST_AHEAD, measured_at < EARLIEST
+    except (ValueError, TypeError, OverflowError):
+        return f"measuredAt {found.measured_at!r} is no time with a zone"
+    if is_future or is_past:
+        when = "in the future" if is_future else f"before {EARLIEST.year}"
+        return f"measuredAt {found.measured_at!r} is {when}: set the clock of the host"
+    rates = {
+        "tokensPerSecond": _read_number(found.tokens_per_second),
+        "promptTokensPerSecond": _read_number(found.prompt_tokens_per_second),
+    }
+    for name, rate in rates.items():
+        if rate is not None and not 0 < rate <= MOST_TOKENS_PER_SECOND:
+            return f"{name} {rate:g} is not within 0 and {MOST_TOKENS_PER_SECOND:g}"
+    fields = rates | {
+        "timeToFirstTokenMs": found.time_to_first_token_ms,
+        "interTokenLatencyMs": _read_number(found.inter_token_latency_ms),
+        "loadSeconds": found.load_seconds,
+    }
+    known = {name: value for name, value in fields.items() if value is not None}
+    try:
+        return msgspec.convert({**known, "measuredAt": rfc3339(measured_at)}, MeasuredPerformance, strict=False)
+    except (msgspec.ValidationError, ValueError, OverflowError) as error:
+        return f"it is no measurement ({error})"
+
+
+def _read_number(text: str) -> float | None:
+    return float(text) if text else None
+
+
+class HostResults:
+    """The copies of measurements of hosts, while this replica leads.
+
+    Args:
+        store: the watch cache.
+        measured: the stored measurements.
+    """
+
+    def __init__(self, store: Store, measured: PerformanceSource) -> None:
+        self._store, self._measured = store, measured
+        self._due: WorkQueue[ObjectKey] | None = None
+        """None: this replica does not lead."""
+        store.subscribe(self._take_change)
+
+    async def run(self, leading: Leading) -> None:
+        """Copy for ever."""
+        self._due = due = WorkQueue[ObjectKey](PAUSE_SECONDS)
+        try:
+            for each in self._store.list(METAL_PROCESSES):
+                self._take_change(METAL_PROCESSES, None, each)
+            await run_workers(due, functools.partial(self._store_result, leading), _WORKERS, _WRITE_SECONDS)
+        finally:
+            self._due = None
+
+    def _take_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
+        if resource != METAL_PROCESSES or self._due is None or new is None:
+            return
+        reported = _find_reported(new)
+        if reported is not None and (old is None or reported != _find_reported(old)):
+            self._due.add(object_key(new))
+
+    async def _store_result(self, leading: Leading, key: ObjectKey) -> float | None:
+        """Store the measurement of a process, unless a later one is known. Raises as `Client`.
+
+        Returns the seconds after which to look again, or None.
+        """
+        if not self._measured.kind.exists:
+            return PAUSE_SECONDS
+        found = self._read_result(key)
+        if found is None:
+            return None
+        if isinstance(found, str):
+            log.info("host_measurement_refused", process=str(key), problem=found)
+            return AGAIN_SECONDS
+        known = self._measured.table.find_exact(found.model_hash, found.key)
+        # Of two hosts of one class the later counts.
+        if known is None or known.measured_at < found.record.measured_at:
+            await self._measured.writer.write(leading, found.model_hash, found.key, found.record)
+        return None
+
+    def _read_result(self, key: ObjectKey) -> HostResult | str | None:
+        store = self._store
+        obj = store.get(METAL_PROCESSES, key.name, key.namespace)
+        processes = decode_stored(store, METAL_PROCESSES, filter(None, (obj,)), MetalProcess)
+        if not processes:
+            return None
+        (process,) = processes
+        if process.metadata.deletion_timestamp is not None or process.status.performance is None:
+            return None
+        host = store.get(METAL_HOSTS, process.spec.host_name or "")
+        model = store.get(MODELS, process.spec.model_name, key.namespace)
+        hosts = decode_stored(store, METAL_HOSTS, filter(None, (host,)), MetalHost)
+        models = decode_stored(store, MODELS, filter(None, (model,)), Model)
+        if not hosts or not models:
+            return "its host or its Model is not there"
+        return read_host_result(process, hosts[0], models[0], datetime.now(UTC))
+
+
+def _find_reported(process: Obj) -> object:
+    return (process.get("status") or {}).get("performance")

@@ -1,0 +1,66 @@
+"""The only writer of the ConfigMaps with measurements: those of Jobs, and those that hosts report."""
+
+import asyncio
+
+import structlog
+
+from controller.reconcile.optional_kinds import OptionalKind
+from controller.reconcile.plan import FIELD_MANAGER, Leading
+from crds.meta import CONTROLLER_NAMESPACE
+from fitness.performance import MeasuredPerformance
+from fitness.performance_store import RecordKey, build_config_map, limit_host_records, name_config_map, put_record
+from kube.errors import Unreachable
+from kube.resources import CONFIG_MAPS
+from kube.store import Store
+
+log = structlog.get_logger()
+
+
+class RecordWriter:
+    """Writes measurements, one after the other: each write states all measurements of a model.
+
+    Args:
+        store: the watch cache.
+        kind: the ConfigMaps with measurements.
+    """
+
+    def __init__(self, store: Store, kind: OptionalKind) -> None:
+        self._store, self._kind = store, kind
+        self._writing = asyncio.Lock()
+
+    async def write(self, leading: Leading, model_hash: str, key: RecordKey, record: MeasuredPerformance) -> None:
+        """Store a measurement, unless it is stored. Raises as `Client`."""
+        async with self._writing:
+            if not self._kind.exists:
+                # Without those that are stored, a write would replace them.
+                raise Unreachable(f"measurements in ConfigMaps of {CONTROLLER_NAMESPACE} are not listed yet")
+            name = name_config_map(model_hash)
+            known = self._store.get(CONFIG_MAPS, name, CONTROLLER_NAMESPACE)
+            if known is None:
+                # One without its label, or of another leader, is not in this watch cache: its measurements stay, too.
+                selector = f"metadata.name={name}"
+                listed = await leading.client.list(CONFIG_MAPS, CONTROLLER_NAMESPACE, field_selector=selector)
+                known = next(iter(listed.items), None)
+            before: dict[str, str] = (known or {}).get("data") or {}
+            stored = put_record(before, key, record)
+            if record.source == "host":
+                limited = limit_host_records(stored.data, key.namespace)
+                stored = limited._replace(dropped=(*stored.dropped, *limited.dropped))
+            if stored.dropped:
+                log.warning("measurements_dropped", config_map=name, keys=stored.dropped)
+            if stored.data == before:
+                return
+            obj = build_config_map(model_hash, stored.data)
+            if known is not None:
+                # Another leader may have written a measurement that this watch cache has not yet.
+                obj["metadata"]["resourceVersion"] = known["metadata"]["resourceVersion"]
+            leading.require_leadership()
+            answer = await leading.client.apply(CONFIG_MAPS, obj, field_manager=FIELD_MANAGER)
+            self._store.put(CONFIG_MAPS, answer)
+        log.info(
+            "speed_measured",
+            model=record.model,
+            model_hash=model_hash,
+            **key._asdict(),
+            tokens_per_second=record.tokens_per_second,
+        )

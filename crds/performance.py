@@ -1,0 +1,63 @@
+"""The extent of benchmarks, and the speed that they measure, of services and of processes on hosts."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from crds.meta import ApiStruct, described
+from crds.rate import Rate
+
+
+class BenchmarkOptions(ApiStruct, frozen=True):
+    """The extent of the benchmarks of a service."""
+
+    warmup_iterations: Annotated[
+        Annotated[int, Meta(ge=0, le=20)], described("Runs before those that count.", format="int32")
+    ] = 2
+    runs: Annotated[
+        Annotated[int, Meta(ge=1, le=50)],
+        described("Least number of runs that count, of which the median is the speed.", format="int32"),
+    ] = 5
+    min_duration: Annotated[
+        Annotated[str, Meta(max_length=8, pattern=r"^[1-9][0-9]{0,3}[sm]$")] | None,
+        described(
+            "Least time of these runs together, such as 30s: more runs follow until it is over. A Job begins no run "
+            "after 5 minutes, and a host none after one. Default: none."
+        ),
+    ] = None
+
+    @property
+    def min_duration_seconds(self) -> float:
+        """The least time of the runs together, in seconds; 0 if there is none."""
+        text = self.min_duration
+        return int(text[:-1]) * (60.0 if text.endswith("m") else 1.0) if text else 0.0
+
+
+class MeasuredRates(ApiStruct, frozen=True, kw_only=True):
+    """The rates that every measurement has."""
+
+    tokens_per_second: Annotated[
+        Rate, described("Tokens that one request generates per second: the median of the runs, a decimal number.")
+    ]
+    prompt_tokens_per_second: Annotated[
+        Rate, described("Tokens of a prompt that are read per second, a decimal number. Absent if it is unknown.")
+    ] = ""
+    time_to_first_token_ms: Annotated[
+        int | None,
+        described("Time to the first token of an answer to a prompt of 128 tokens, in milliseconds.", format="int32"),
+    ] = None
+    measured_at: Annotated[
+        Annotated[str, Meta(max_length=64)], described("Time of the measurement.", format="date-time")
+    ] = ""
+
+
+class ProcessPerformance(MeasuredRates, frozen=True, kw_only=True):
+    """The speed of a process, as the agent of its host measured it."""
+
+    inter_token_latency_ms: Annotated[
+        Rate, described("Time between two tokens in milliseconds, a decimal number. Absent if it is unknown.")
+    ] = ""
+    load_seconds: Annotated[
+        int | None,
+        described("Time from the start of the engine to its first token, in seconds.", format="int32"),
+    ] = None

@@ -1,0 +1,117 @@
+"""The decision which process of a host is measured, and when: only while the host has nothing else to do.
+
+A process is measured once. One that fails is tried again after a back-off, three times in all, and a measurement that
+gave way to a request is no try. The GPU is shared, so a request to any process of the host counts.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from crds.metalprocess import MetalProcessSpec
+from crds.performance import BenchmarkOptions
+from devices.pressure import PressureLevel
+from fitness.bench.measurement import MICRO_BATCH_TOKENS, BenchPlan
+from kube.backoff import EXACT, backoff_seconds
+from metal_agent.lifecycle import ProcessState
+
+IDLE_SECONDS: Final = 30.0
+"""Time without a request, and since the process became Ready, after which it is measured."""
+MOST_TRIES: Final = 3
+MOST_SECONDS: Final = 180.0
+"""The longest measurement; one that takes longer has failed."""
+RUN_SECONDS: Final = 60.0
+"""Time after which a measurement begins no further run: a slow engine is measured by fewer."""
+LONGEST_LOAD_SECONDS: Final = 86_400.0
+_FIRST_PAUSE_SECONDS: Final = 60.0
+_LAST_PAUSE_SECONDS: Final = 3600.0
+
+
+class HostMoment(NamedTuple):
+    """The facts about a host by which a measurement may begin, or go on."""
+
+    level: PressureLevel | None
+    """Memory pressure; None: the system reports none."""
+    is_held: bool
+    """True while any source holds the engines of the host."""
+    is_loading: bool
+    """True while an engine loads, or waits to load."""
+
+    @property
+    def is_calm(self) -> bool:
+        """True if an engine may be measured, as far as the host is concerned."""
+        return self.level in {None, "normal"} and not self.is_held and not self.is_loading
+
+
+def is_measurable(spec: MetalProcessSpec) -> bool:
+    """Decide whether the speed of a process is that of its model: it generates text, and has no companions."""
+    return spec.mode == "chat" and not spec.further_artifacts
+
+
+def may_be_measured(state: ProcessState) -> bool:
+    """Decide whether an engine is sound and the host's own: daemons have requests of which the agent does not know."""
+    return state.phase == "Ready" and state.pid is not None and state.suspicion is None and state.hold is None
+
+
+def is_stopped(state: ProcessState) -> bool:
+    """Decide whether an engine ends, or has ended, because it was told to, and not of a measurement."""
+    return state.phase in {"Stopping", "Stopped"} or state.hold is not None
+
+
+def find_wait(uid: str, ready_seconds: float, idle: Mapping[str, float | None]) -> float | None:
+    """Return the seconds until the host has been idle for long enough; None: it is not known to be idle.
+
+    Args:
+        uid: the process that is to be measured.
+        ready_seconds: the time since it became Ready.
+        idle: the time without a request of each process, by uid; None: it never had one.
+    """
+    if uid not in idle:
+        return None
+    least = min((ready_seconds, *(each for each in idle.values() if each is not None)))
+    return max(0.0, IDLE_SECONDS - least)
+
+
+def pick_process(ready_seconds: Mapping[str, float], idle: Mapping[str, float | None]) -> tuple[str, float] | None:
+    """Return the process that can be measured first, by uid, and the seconds until then; None: no such is known.
+
+    Args:
+        ready_seconds: the time since each process that waits to be measured became Ready, by uid.
+        idle: as for `find_wait`.
+    """
+    waits = [(wait, uid) for uid, each in ready_seconds.items() if (wait := find_wait(uid, each, idle)) is not None]
+    if not waits:
+        return None
+    wait, uid = min(waits)
+    return uid, wait
+
+
+def find_load_seconds(started_at: str, ready_at: str | None) -> float | None:
+    """Return the seconds from the start of an engine to its first token; None: unknown, or the clock was set meanwhile.
+
+    Args:
+        started_at: RFC 3339.
+        ready_at: RFC 3339; None: the engine has not answered yet.
+    """
+    if ready_at is None:
+        return None
+    seconds = (datetime.fromisoformat(ready_at) - datetime.fromisoformat(started_at)).total_seconds()
+    return seconds if 0 <= seconds <= LONGEST_LOAD_SECONDS else None
+
+
+def find_pause(failures: int) -> float:
+    """Return the seconds before the next try after this many failures, or interruptions, in a row."""
+    return backoff_seconds(failures, first=_FIRST_PAUSE_SECONDS, most=_LAST_PAUSE_SECONDS, jitter=EXACT)
+
+
+def build_plan(spec: MetalProcessSpec) -> BenchPlan:
+    """Return the extent of the measurement of a process, for a single stream, as its service states it."""
+    prompt_tokens, tokens, options = BenchPlan().prompt_tokens, MICRO_BATCH_TOKENS, spec.benchmark or BenchmarkOptions()
+    return BenchPlan(
+        warmup=options.warmup_iterations,
+        runs=options.runs,
+        min_duration_seconds=options.min_duration_seconds,
+        prompt_tokens=max(1, min(prompt_tokens, spec.context_length // 4)),
+        tokens=max(2, min(tokens, spec.context_length // 2)),
+        most_seconds=RUN_SECONDS,
+    )

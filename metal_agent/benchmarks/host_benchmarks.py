@@ -1,0 +1,255 @@
+"""Measure the engines of this host, one after the other, while it is idle: the shell around `benchmark_policy`.
+
+An engine is asked directly, so no traffic is counted. The proxy says at once when a client asks any process of the
+host: then the measurement ends, and its stream with it, so that the engine is free for the client.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+import aiohttp
+import structlog
+from msgspec import structs
+
+from crds.metalprocess import MetalProcessSpec
+from devices.pressure import PressureLevel
+from fitness.bench.measurement import BenchPlan, measure_endpoint, summarize
+from fitness.bench.streamed_completion import BenchError
+from fitness.performance import MeasuredPerformance
+from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
+from kube.time import rfc3339
+from metal_agent.benchmarks import benchmark_policy
+from metal_agent.benchmarks.benchmark_policy import HostMoment
+from metal_agent.benchmarks.measurements import Measurements
+from metal_agent.holds.hold_gate import HostHold
+from metal_agent.memory.peaks import identify_serving
+from metal_agent.native import engine_command
+from metal_agent.supervise.engine_checks import ProbedEngine
+from metal_agent.supervise.load_queue import LoadQueue
+from metal_agent.supervise.runner import Runner
+
+LOOK_SECONDS: Final = 10.0
+"""Interval between two looks whether the host is idle, while a process waits to be measured."""
+_CHECK_SECONDS: Final = 1.0
+"""Interval between two checks, during a measurement, that the host is calm: pressure and holds are sampled as often."""
+
+log = structlog.get_logger()
+
+
+class GaveWay(Exception):  # noqa: N818 - no error: the measurement is made later
+    """A measurement has given way; the message says to what."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkInputs:
+    """The facts about a host, and its reaction to a measurement."""
+
+    loads: LoadQueue
+    read_level: Callable[[], PressureLevel | None]
+    """Returns the memory pressure of the last sample."""
+    list_holds: Callable[[], Sequence[HostHold]]
+    idle_seconds: Callable[[], Awaitable[Mapping[str, float | None]]]
+    """Returns, by uid, the time that each process has been without a request."""
+    wait_request: Callable[[float], Awaitable[bool]]
+    """Waits until any process gets a request; see `HostExposure`."""
+    changed: Callable[[Runner], None]
+    """Called with each process that has changed, or whose speed was measured."""
+
+
+class _Pause(NamedTuple):
+    """The pause of a process after measurements that failed, or gave way."""
+
+    times: int
+    until: float
+
+
+class HostBenchmarks:
+    """The measurements of the processes `runners`, by uid."""
+
+    def __init__(self, runners: Mapping[str, Runner], measurements: Measurements, inputs: BenchmarkInputs) -> None:
+        self._runners, self.measurements, self._inputs = runners, measurements, inputs
+        self.loads = inputs.loads
+        self._woken = asyncio.Event()
+        self._pauses: dict[str, _Pause] = {}
+        """By uid."""
+        self._engines: dict[tuple[str, str], str] = {}
+        """Versions of the engines, by uid and time of their start."""
+
+    def wake(self) -> None:
+        """Look whether there is a process to measure."""
+        self._woken.set()
+
+    def note_change(self, runner: Runner) -> None:
+        """Take the change of a process, and report it."""
+        self.wake()
+        self._inputs.changed(runner)
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        pause: float | None
+        while True:
+            self._woken.clear()
+            try:
+                pause = await self._look()
+            except Exception:  # a defect here must not end the engines of this host
+                log.exception("benchmark_look_failed")
+                pause = LOOK_SECONDS
+            # asyncio.wait_for may lose a cancellation that comes with the wake.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._woken.wait()
+
+    async def _look(self) -> float | None:
+        """Measure a process if one is due; return the seconds until the next look, None if none waits."""
+        waiting = await self._list_waiting()
+        if not waiting:
+            return None
+        now = time.monotonic()
+        pauses = {uid: max(0.0, self._pauses[uid].until - now) for uid in waiting if uid in self._pauses}
+        # A process may have gone while the version of another engine was read.
+        due = {uid: self._runners[uid] for uid in waiting if uid in self._runners and not pauses.get(uid)}
+        if not due:
+            return min(pauses.values(), default=LOOK_SECONDS)
+        if not self._read_moment().is_calm:
+            return LOOK_SECONDS
+        ready_seconds = {uid: _find_ready_seconds(each, now) for uid, each in due.items()}
+        chosen = benchmark_policy.pick_process(ready_seconds, await self._inputs.idle_seconds())
+        if chosen is None:
+            return LOOK_SECONDS
+        uid, wait = chosen
+        if wait:
+            return wait
+        runner = due[uid]
+        spec, engine = runner.assignment.spec, await runner.find_engine()
+        if spec is None or engine is None:
+            return LOOK_SECONDS
+        await self._measure(runner, spec, engine, waiting[uid])
+        return 0.0
+
+    async def _list_waiting(self) -> dict[str, str]:
+        """Return the processes that are not measured yet, by uid, with the versions of their engines."""
+        there = {uid: runner for uid, runner in self._runners.items() if benchmark_policy.may_be_measured(runner.state)}
+        self._pauses = {uid: each for uid, each in self._pauses.items() if uid in self._runners}
+        engines, waiting = dict[tuple[str, str], str](), dict[str, str]()
+        for uid, runner in there.items():
+            spec, record = runner.assignment.spec, runner.record
+            if spec is None or record is None or not benchmark_policy.is_measurable(spec):
+                continue
+            key = uid, record.started_at
+            version = self._engines.get(key)
+            if version is None:
+                version = await asyncio.to_thread(engine_command.identify_engine, spec)
+            engines[key] = version
+            tries = self.measurements.count_tries(spec, version)
+            if tries is not None and tries < benchmark_policy.MOST_TRIES:
+                waiting[uid] = version
+        self._engines = engines
+        return waiting
+
+    def _read_moment(self) -> HostMoment:
+        inputs = self._inputs
+        return HostMoment(inputs.read_level(), bool(inputs.list_holds()), inputs.loads.is_busy)
+
+    async def _measure(self, runner: Runner, spec: MetalProcessSpec, engine: ProbedEngine, version: str) -> None:
+        """Measure one process, and keep the outcome."""
+        uid, named = runner.assignment.uid, f"{runner.assignment.namespace}/{runner.assignment.name}"
+        await asyncio.to_thread(self.measurements.begin, spec, version)
+        log.info("benchmark_started", process=named)
+        try:
+            record = await self._measure_or_give_way(runner, engine, benchmark_policy.build_plan(spec))
+        except GaveWay as cause:
+            await asyncio.to_thread(self.measurements.take_back, spec)
+            log.info("benchmark_gave_way", process=named, to=str(cause), retry_seconds=self._pause(uid))
+        except BenchError as error:
+            if benchmark_policy.is_stopped(runner.state):
+                await asyncio.to_thread(self.measurements.take_back, spec)
+                log.info("benchmark_gave_way", process=named, to="the end of the process", problem=error.message)
+                return
+            tries = self.measurements.count_tries(spec, version)
+            fields = {"process": named, "reason": error.reason, "problem": error.message, "tries": tries}
+            log.warning("benchmark_failed", **fields, retry_seconds=self._pause(uid))
+        except asyncio.CancelledError:
+            self.measurements.take_back(spec)  # here, because nothing is waited for any more
+            raise
+        else:
+            started = runner.record
+            loaded = benchmark_policy.find_load_seconds(started.started_at, started.ready_at) if started else None
+            record = structs.replace(record, load_seconds=loaded)
+            await asyncio.to_thread(self.measurements.finish, spec, _name_record(record, spec))
+            log.info("speed_measured", process=named, tokens_per_second=record.tokens_per_second)
+            self._pauses.pop(uid, None)
+            self._note_measured(identify_serving(spec))
+
+    def _note_measured(self, serving: str) -> None:
+        """Report the speed of all processes of one model with the same arguments."""
+        for each in list(self._runners.values()):
+            spec = each.assignment.spec
+            if spec is not None and identify_serving(spec) == serving:
+                self._inputs.changed(each)
+
+    def _pause(self, uid: str) -> float:
+        """Pause a process before its next try; return the seconds."""
+        times = self._pauses[uid].times + 1 if uid in self._pauses else 1
+        seconds = benchmark_policy.find_pause(times)
+        self._pauses[uid] = _Pause(times, time.monotonic() + seconds)
+        return seconds
+
+    async def _measure_or_give_way(self, runner: Runner, engine: ProbedEngine, plan: BenchPlan) -> MeasuredPerformance:
+        """Measure an engine. Raises BenchError, and GaveWay."""
+        most_seconds = benchmark_policy.MOST_SECONDS
+        asked = asyncio.create_task(self._await_request(most_seconds))
+        disturbed = asyncio.create_task(self._await_disturbance(runner))
+        measuring = asyncio.create_task(_measure_engine(engine, plan))
+        tasks = {asked, disturbed, measuring}
+        try:
+            await asyncio.wait(tasks, timeout=most_seconds, return_when=asyncio.FIRST_COMPLETED)
+            for guard in (asked, disturbed):
+                if guard.done():
+                    raise GaveWay(guard.result())
+            if not measuring.done():
+                raise BenchError("TimedOut", f"the measurement was not over after {most_seconds:.0f} s")
+            return measuring.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _await_request(self, most_seconds: float) -> str:
+        """Wait until a client asks any process; return what is to be given way to."""
+        try:
+            while not await self._inputs.wait_request(most_seconds):
+                pass
+        except (ControlUnreachableError, ControlRefusedError) as error:
+            return f"requests that the proxy may have and does not report: {error}"
+        return "a request"
+
+    async def _await_disturbance(self, runner: Runner) -> str:
+        """Wait until the host has something else to do; return what that is."""
+        pid = runner.state.pid
+        while True:
+            await asyncio.sleep(_CHECK_SECONDS)
+            if runner.state.pid != pid or not benchmark_policy.may_be_measured(runner.state):
+                return "a change of the process"
+            if not self._read_moment().is_calm:
+                return "memory pressure, a hold or a load of this host"
+
+
+async def _measure_engine(engine: ProbedEngine, plan: BenchPlan) -> MeasuredPerformance:
+    headers = {"Authorization": f"Bearer {engine.token}"} if engine.token else {}
+    async with aiohttp.ClientSession(headers=headers, trust_env=False) as session:
+        return summarize(await measure_endpoint(session, engine.url, engine.model, plan), plan)
+
+
+def _find_ready_seconds(runner: Runner, now: float) -> float:
+    return 0.0 if runner.state.ready_since is None else now - runner.state.ready_since
+
+
+def _name_record(record: MeasuredPerformance, spec: MetalProcessSpec) -> MeasuredPerformance:
+    return structs.replace(
+        record, model=spec.model_name, runtime=spec.runtime, source="host", measured_at=rfc3339(datetime.now(UTC))
+    )

@@ -1,0 +1,109 @@
+"""The measurements of this host in its state folder, by artifacts, runtime and arguments, so that each is made once.
+
+A try is written before it begins: a machine or an agent that dies of a measurement does not try for ever.
+"""
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+from msgspec import structs
+
+from artifacts import durable
+from crds.metalprocess import MetalProcessSpec
+from crds.performance import ProcessPerformance
+from crds.rate import format_rate
+from fitness.performance import MeasuredPerformance
+from metal_agent.memory.peaks import identify_serving
+
+_MOST_ENTRIES: Final = 256
+
+log = structlog.get_logger()
+
+
+class Measurement(msgspec.Struct, frozen=True):
+    """The tries and the last speed of one model with its arguments."""
+
+    engine: str = ""
+    """Version of the engine that the tries are of; another version is measured anew."""
+    tries: int = 0
+    performance: MeasuredPerformance | None = None
+    """The last measurement, maybe of an earlier version."""
+    is_current: bool = False
+    """True if it is of this version."""
+
+
+class MeasurementsFile(msgspec.Struct, frozen=True):
+    """The state file `measurements.json`."""
+
+    measurements: dict[str, Measurement] = {}
+    """By key of `identify_serving`, the latest last."""
+
+
+class Measurements:
+    """The measurements of a host, kept in the file `path`, or only in memory if that is None.
+
+    Raises OSError if it cannot be read.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        kept = durable.read(path, MeasurementsFile) if path else None
+        self._known = dict(kept.measurements) if kept else {}
+
+    def find(self, spec: MetalProcessSpec) -> ProcessPerformance | None:
+        """Return the speed of a process as its status shows it, or None if it was not measured."""
+        known = self._known.get(identify_serving(spec))
+        return describe_performance(known.performance) if known and known.performance else None
+
+    def count_tries(self, spec: MetalProcessSpec, engine: str) -> int | None:
+        """Return the tries so far to measure a process with this version of the engine; None: it is measured."""
+        known = self._known.get(identify_serving(spec), Measurement())
+        if known.engine != engine:
+            return 0
+        return None if known.is_current else known.tries
+
+    def begin(self, spec: MetalProcessSpec, engine: str) -> None:
+        """Count a try; blocks while the file is written."""
+        known = self._known.get(identify_serving(spec), Measurement())
+        tries = known.tries + 1 if known.engine == engine else 1
+        self._put(spec, Measurement(engine, tries, known.performance))
+
+    def take_back(self, spec: MetalProcessSpec) -> None:
+        """Count the last try no more: it has given way; blocks while the file is written."""
+        known = self._known.get(identify_serving(spec), Measurement())
+        self._put(spec, structs.replace(known, tries=max(0, known.tries - 1)))
+
+    def finish(self, spec: MetalProcessSpec, performance: MeasuredPerformance) -> None:
+        """Keep a measurement; blocks while the file is written."""
+        known = self._known.get(identify_serving(spec), Measurement())
+        self._put(spec, structs.replace(known, performance=performance, is_current=True))
+
+    def _put(self, spec: MetalProcessSpec, measurement: Measurement) -> None:
+        key = identify_serving(spec)
+        # The key that was measured last is the last to be forgotten.
+        kept = {name: each for name, each in self._known.items() if name != key}
+        while len(kept) >= _MOST_ENTRIES:
+            kept.pop(next(iter(kept)))
+        self._known = {**kept, key: measurement}
+        if self._path is None:
+            return
+        try:
+            durable.write(self._path, MeasurementsFile(self._known))
+        except OSError as error:
+            log.warning("measurements_not_written", error=str(error))
+
+
+def describe_performance(record: MeasuredPerformance) -> ProcessPerformance:
+    """Return a measurement as the status of a process shows it."""
+    prompt, latency_ms = record.prompt_tokens_per_second, record.inter_token_latency_ms
+    first_ms, load_seconds = record.time_to_first_token_ms, record.load_seconds
+    return ProcessPerformance(
+        tokens_per_second=format_rate(record.tokens_per_second),
+        prompt_tokens_per_second=format_rate(prompt) if prompt is not None else "",
+        time_to_first_token_ms=round(first_ms) if first_ms is not None else None,
+        inter_token_latency_ms=format_rate(latency_ms) if latency_ms is not None else "",
+        load_seconds=round(load_seconds) if load_seconds is not None else None,
+        measured_at=record.measured_at,
+    )

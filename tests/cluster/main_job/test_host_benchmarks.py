@@ -1,0 +1,107 @@
+"""The agent of a host measures the model that it serves; the speed is stored, shown and used like that of a Job."""
+
+import asyncio
+
+import msgspec
+import pytest_asyncio
+
+from controller.services.device_classes import find_host_class
+from crds.inferenceservice import InferenceService
+from crds.performance import BenchmarkOptions
+from fitness.performance import MeasuredPerformance
+from kube.resources import CONFIG_MAPS
+from tests.cluster.conftest import StartMetalHost
+from tests.cluster.main_job.cluster import GIB, READY_SECONDS, Cluster
+from tests.controlplane.members import MetalHost
+from tests.support.background import running
+from tests.support.eventually import eventually
+
+CONTROLLER_NAMESPACE = "pomona-system"
+
+
+@pytest_asyncio.fixture
+async def host(metal_host: StartMetalHost) -> MetalHost:
+    """The host `studio-1`, which measures what it serves."""
+    return await metal_host("studio-1", f"--memory-budget={64 * GIB}", "--benchmarks")
+
+
+async def test_speed_and_traffic_of_a_service_on_a_host_are_shown(cluster: Cluster, host: MetalHost) -> None:
+    await cluster.apply(cluster.model(), cluster.service("chat", "metal"))
+    await cluster.ready("chat")
+
+    async def measured() -> InferenceService:
+        found = await cluster.get("chat")
+        assert found.status.performance is not None
+        assert any(each.source == "Measured" for each in found.status.speeds), found.status.speeds
+        return found
+
+    found = await eventually(measured, READY_SECONDS)
+    shown, device_class = found.status.performance, find_host_class(await cluster.host(host.host.name))
+    assert shown is not None
+    assert (shown.device_class, shown.source) == (device_class, "host")
+    assert [each.tokens_per_second for each in found.status.speeds if each.source == "Measured"] == [
+        shown.tokens_per_second
+    ]
+    stored = await cluster.client.get(CONFIG_MAPS, f"bench-{shown.model_hash}", CONTROLLER_NAMESPACE)
+    assert list(stored["data"]) == [f"{device_class}_{cluster.namespace}"]
+    (text,) = stored["data"].values()
+    record = msgspec.json.decode(text, type=MeasuredPerformance)
+    assert (record.node, record.runtime, record.model, record.source) == ("studio-1", "llama.cpp", "tiny", "host")
+    reported = (await cluster.process("chat")).status.performance
+    assert reported is not None
+    assert (reported.tokens_per_second, reported.measured_at) == (shown.tokens_per_second, record.measured_at)
+
+    await _follow_traffic(cluster)
+    # An agent that starts again reports what it measured.
+    await host.agent.stop()
+    host.agent.start()
+
+    async def reports_the_same() -> bool:
+        status = (await cluster.process("chat")).status
+        return status.phase == "Ready" and status.performance == reported
+
+    await eventually(reports_the_same)
+    await cluster.client.delete(CONFIG_MAPS, stored["metadata"]["name"], CONTROLLER_NAMESPACE)
+
+
+async def test_measurement_gives_way_to_a_client(cluster: Cluster, host: MetalHost) -> None:
+    extent = {"runs": 50, "minDuration": "1m"}
+    await cluster.apply(cluster.model(), cluster.service("chat", "metal", benchmark=extent))
+    await cluster.ready("chat")
+
+    def logged(event: str) -> list[str]:
+        return [each for each in host.agent.log.read_text().splitlines() if f'"event":"{event}"' in each]
+
+    await eventually(lambda: logged("benchmark_started"), READY_SECONDS)
+    assert (await cluster.ask("chat")).status == 200
+    (line,) = await eventually(lambda: logged("benchmark_gave_way"))
+    assert '"to":"a request"' in line
+    process = await cluster.process("chat")
+    assert process.status.performance is None
+    assert process.spec.benchmark == BenchmarkOptions(runs=50, min_duration="1m")
+    assert await cluster.token("chat") not in host.agent.log.read_text()
+    # What another extent measures serves alike.
+    await cluster.apply(cluster.service("chat", "metal", benchmark={"runs": 1}))
+    await cluster.ready("chat")
+    assert (await cluster.process("chat")).metadata.uid == process.metadata.uid
+
+
+async def _follow_traffic(cluster: Cluster) -> None:
+    """Check that a service shows the tokens of its process: none but those of probes, until a client asks."""
+
+    async def shown() -> str:
+        return (await cluster.get("chat")).status.tokens_per_second
+
+    async def ask() -> None:
+        while True:
+            await cluster.ask("chat")
+            await asyncio.sleep(0.2)
+
+    assert float(await eventually(shown, READY_SECONDS)) < 1
+    async with running(ask()):
+
+        async def follows() -> bool:
+            of_process, of_service = (await cluster.process("chat")).status.tokens_per_second, await shown()
+            return float(of_process) > 1 and abs(float(of_process) - float(of_service)) <= 0.1 * float(of_process)
+
+        await eventually(follows, READY_SECONDS)

@@ -1,0 +1,139 @@
+"""A process is measured only while its host has nothing else to do."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from crds.metalprocess import Artifact, FurtherArtifact, MetalProcessSpec
+from crds.performance import BenchmarkOptions
+from metal_agent.benchmarks.benchmark_policy import (
+    IDLE_SECONDS,
+    MOST_SECONDS,
+    RUN_SECONDS,
+    HostMoment,
+    build_plan,
+    find_load_seconds,
+    find_pause,
+    find_wait,
+    is_measurable,
+    may_be_measured,
+    pick_process,
+)
+from metal_agent.engine_health import Suspicion
+from metal_agent.lifecycle import ProcessState
+from metal_agent.process_events import Held
+
+SPEC = MetalProcessSpec(
+    service_name="chat",
+    model_name="tiny",
+    runtime="llama.cpp",
+    artifact=Artifact(source="hf://a/b/c.gguf", revision="r", sha256="a" * 64),
+    memory_bytes=1000,
+    token_secret="chat-token",
+)
+READY = ProcessState("Ready", exists=True, pid=7, ready_since=0.0)
+
+
+def test_text_without_companions_is_measured() -> None:
+    assert is_measurable(SPEC)
+    assert not is_measurable(structs.replace(SPEC, mode="embeddings"))
+    draft = FurtherArtifact(role="draft", artifact=SPEC.artifact)
+    assert not is_measurable(structs.replace(SPEC, further_artifacts=[draft]))
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        ProcessState("Starting", exists=True, pid=7),
+        ProcessState("Ready", exists=True, pid=None),
+        ProcessState("Ready", exists=True, pid=7, suspicion=Suspicion("Slow", "")),
+        ProcessState("Ready", exists=True, pid=7, hold=Held("MemoryPressure", "")),
+        ProcessState("Stopping", exists=True, pid=7),
+    ],
+    ids=["loads", "is-in-a-daemon", "is-suspect", "is-held", "stops"],
+)
+def test_process_that_is_not_sound_is_not_measured(state: ProcessState) -> None:
+    assert may_be_measured(READY)
+    assert not may_be_measured(state)
+
+
+@pytest.mark.parametrize(
+    ("moment", "is_calm"),
+    [
+        (HostMoment("normal", is_held=False, is_loading=False), True),
+        (HostMoment(None, is_held=False, is_loading=False), True),
+        (HostMoment("warn", is_held=False, is_loading=False), False),
+        (HostMoment("critical", is_held=False, is_loading=False), False),
+        (HostMoment("normal", is_held=True, is_loading=False), False),
+        (HostMoment("normal", is_held=False, is_loading=True), False),
+    ],
+)
+def test_nothing_is_measured_under_pressure_hold_or_load(moment: HostMoment, is_calm: bool) -> None:
+    assert moment.is_calm == is_calm
+
+
+@given(
+    ready=st.floats(0, 100),
+    idle=st.dictionaries(st.sampled_from(["u1", "u2", "u3"]), st.none() | st.floats(0, 100)),
+)
+def test_host_is_idle_once_all_its_processes_are(ready: float, idle: dict[str, float | None]) -> None:
+    wait = find_wait("u1", ready, idle)
+    if "u1" not in idle:
+        assert wait is None
+        return
+    later = {uid: each + wait if each is not None and wait is not None else each for uid, each in idle.items()}
+    assert wait is not None
+    assert all(each is None or each >= IDLE_SECONDS - 1e-6 for each in (ready + wait, *later.values()))
+    assert not wait or min(each for each in (ready, *idle.values()) if each is not None) < IDLE_SECONDS
+
+
+def test_process_whose_requests_are_unknown_holds_up_no_other() -> None:
+    assert pick_process({"u1": 100.0, "u2": 100.0}, {"u2": 50.0}) == ("u2", 0.0)
+    assert pick_process({"u1": 5.0, "u2": 100.0}, {"u1": None, "u2": None}) == ("u2", 0.0)
+    assert pick_process({"u1": 5.0, "u2": 20.0}, {"u1": None, "u2": None}) == ("u2", IDLE_SECONDS - 20)
+    assert pick_process({"u1": 100.0}, {}) is None
+    assert pick_process({}, {"u1": 100.0}) is None
+
+
+@pytest.mark.parametrize(
+    ("started_at", "ready_at", "seconds"),
+    [
+        ("2026-11-27T12:00:00Z", "2026-11-27T12:00:42Z", 42.0),
+        ("2026-11-27T12:00:00Z", None, None),
+        ("2026-11-27T12:00:00Z", "2026-11-27T11:59:59Z", None),
+        ("1970-01-01T00:00:00Z", "2026-11-27T12:00:00Z", None),
+    ],
+    ids=["known", "not-ready", "clock-was-set-back", "clock-was-set"],
+)
+def test_time_of_a_load_in_which_the_clock_was_set_is_unknown(
+    started_at: str, ready_at: str | None, seconds: float | None
+) -> None:
+    assert find_load_seconds(started_at, ready_at) == seconds
+
+
+def test_pause_doubles_up_to_an_hour() -> None:
+    assert [find_pause(times) for times in (1, 2, 3, 50)] == [60, 120, 240, 3600]
+
+
+@pytest.mark.parametrize(
+    ("options", "extent"),
+    [
+        (BenchmarkOptions(), (2, 5, 0.0)),
+        (BenchmarkOptions(warmup_iterations=0, runs=50, min_duration="30s"), (0, 50, 30.0)),
+        (BenchmarkOptions(min_duration="2m"), (2, 5, 120.0)),
+    ],
+)
+def test_extent_is_that_of_the_service(options: BenchmarkOptions, extent: tuple[int, int, float]) -> None:
+    plan = build_plan(structs.replace(SPEC, benchmark=options))
+    assert (plan.warmup, plan.runs, plan.min_duration_seconds) == extent
+    assert plan.most_seconds == RUN_SECONDS, "however long it is to take, it ends"
+
+
+@given(st.integers(1, 1 << 20))
+def test_prompt_and_answer_have_room_in_the_context(context: int) -> None:
+    plan = build_plan(structs.replace(SPEC, context_length=context))
+    assert plan.prompt_tokens + plan.tokens <= max(3, context)
+    assert (plan.prompt_tokens, plan.tokens) == (128, 128) or context < 512
+    assert plan.most_seconds < MOST_SECONDS
+    assert (plan.warmup, plan.runs, plan.parallel) == (2, 5, 1)
