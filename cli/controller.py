@@ -143,6 +143,16 @@ def _read_namespaces(_context: click.Context, parameter: click.Parameter, names:
     help="Address of /healthz and /readyz, HOST:PORT or :PORT; 0 turns them off.",
 )
 @click.option(
+    "--preflight-bind-address",
+    "preflight_address",
+    default="0",
+    show_default=True,
+    callback=_read_address,
+    help="Address of the preflight webhook, HOST:PORT or :PORT, over HTTPS: API servers ask it before an "
+    "InferenceService is written that fits on no device of the cluster. Its Secret and its configuration come with "
+    "the chart. 0: off.",
+)
+@click.option(
     "--allowed-image-prefix",
     "image_prefixes",
     multiple=True,
@@ -225,6 +235,7 @@ def command(
     metrics_bind_address: BindAddress | None,
     health_probe_bind_address: BindAddress | None,
     *,
+    preflight_address: BindAddress | None,
     metric_prefix: str,
     namespaces: tuple[str, ...],
     image_pull_secrets: tuple[str, ...],
@@ -251,9 +262,8 @@ def command(
       pomona controller --kubeconfig controller.kubeconfig --image registry.example/pomona:dev
       pomona controller --namespace team-a --namespace team-b       (these namespaces only, without Macs)
     """
-    if namespaces and scheduling_mode == "Queue":
-        message = "Queue needs the whole cluster: leave it out, or leave --namespace out"
-        raise click.BadParameter(message, param_hint="'--scheduling-mode'")
+    if namespaces:
+        _refuse_cluster_options(scheduling_mode, preflight_address)
     log.configure(verbose=verbose)
     gc.set_threshold(GC_THRESHOLD, 10, 10)
     raise_descriptor_limit()  # each namespace has several watches
@@ -268,8 +278,8 @@ def command(
             image_pull_secrets=image_pull_secrets,
             scheduling_mode=scheduling_mode or ("Native" if namespaces else "Queue"),
         )
-        measures = (has_benchmarks, flexinfer_export)
-        options = ControllerOptions(pods, trust, leader_elect, namespaces, min_run_seconds, *measures)
+        further = (has_benchmarks, flexinfer_export, preflight_address)
+        options = ControllerOptions(pods, trust, leader_elect, namespaces, min_run_seconds, *further)
         metrics, health = ControllerMetrics(metric_prefix), ControllerHealth()
         with (
             serve("--metrics-bind-address", metrics_bind_address, metrics_routes(metrics.render)),
@@ -278,6 +288,18 @@ def command(
             uvloop.run(_run(kubeconfig, options, metrics, health))
     except CredentialsError as error:
         raise click.ClickException(str(error)) from error
+
+
+def _refuse_cluster_options(
+    scheduling_mode: DefaultSchedulingMode | None, preflight_address: BindAddress | None
+) -> None:
+    """Refuse what a controller of some namespaces cannot do. Raises click.BadParameter."""
+    if scheduling_mode == "Queue":
+        message = "Queue needs the whole cluster: leave it out, or leave --namespace out"
+        raise click.BadParameter(message, param_hint="'--scheduling-mode'")
+    if preflight_address is not None:
+        message = "the preflight webhook needs the whole cluster: leave it out, or leave --namespace out"
+        raise click.BadParameter(message, param_hint="'--preflight-bind-address'")
 
 
 async def _run(

@@ -3,6 +3,7 @@
 import ssl
 from typing import NamedTuple
 
+from controller.http_endpoints import BindAddress
 from controller.placement.planner import MIN_RUN_SECONDS
 from controller.pod_settings import PodSettings
 
@@ -24,3 +25,5 @@ class ControllerOptions(NamedTuple):
     """Measure the speed of models on idle devices."""
     flexinfer_export: bool = False
     """Write measured speeds for programs of FlexInfer, too."""
+    preflight: BindAddress | None = None
+    """Address of the preflight webhook; None: it is off. Only for the whole cluster."""
