@@ -226,7 +226,8 @@ class Controller:
         if self._registry is None or options.preflight is None:
             return None
         make = functools.partial(SpeedAssessor, self._registry.list_classes, measured.table, options.pods.vendors)
-        webhook = PreflightWebhook(options.preflight, self.store, options.pods, make, lambda: self._health.is_ready)
+        facts = (self.store, options.pods, make, self._registry.has_unknown_devices)
+        webhook = PreflightWebhook(options.preflight, *facts, is_ready=lambda: self._health.is_ready)
         self._leader_tasks = (*self._leader_tasks, webhook.renew)
         return webhook
 

@@ -4,6 +4,8 @@ They are found as the reconciler finds them for the condition `Fits`, but nothin
 them: whoever may ask could else fill the memory of the controller with names.
 """
 
+from collections.abc import Callable
+
 from controller.models.served import read_companions
 from controller.placement.pool_table import read_pools
 from controller.pod_settings import PodSettings
@@ -18,7 +20,11 @@ from kube.resources import MODELS, ObjectKey
 
 
 def find_fit_facts(
-    snapshot: Snapshot, service: InferenceService, settings: PodSettings, find_speeds: FindSpeeds
+    snapshot: Snapshot,
+    service: InferenceService,
+    settings: PodSettings,
+    find_speeds: FindSpeeds,
+    has_unknown_devices: Callable[[str], bool],
 ) -> FitFacts:
     """Return the facts about a service.
 
@@ -27,6 +33,7 @@ def find_fit_facts(
         service: the service, which need not be stored.
         settings: options of the controller.
         find_speeds: returns the speed of a replica on the device classes of an accelerator, and keeps nothing.
+        has_unknown_devices: returns whether nobody says of some devices of an accelerator what they are.
     """
     hardware = service.spec.hardware
     expects_nodes = hardware.memory is not None or hardware.device_selector is not None
@@ -38,8 +45,9 @@ def find_fit_facts(
     if not names:
         found = check_replica(snapshot.store, service, model, companions, settings)
         classes = find_speeds(key, service, found.accelerator, found.checked.served)
-        problems = [found.checked.problem] if found.checked.problem is not None else []
-        return FitFacts(classes, problems, expects_nodes=expects_nodes)
+        problem = found.checked.problem
+        has_unknown = problem is None and has_unknown_devices(found.accelerator or "")
+        return FitFacts(classes, [problem] if problem is not None else [], expects_nodes, has_unknown)
     checked = [
         check_candidate(
             *(snapshot.store, state_accelerator(service, name, table, 1), model, companions, settings),
@@ -50,5 +58,6 @@ def find_fit_facts(
     return FitFacts(
         sort_speeds(speed for each in checked for speed in each.speeds),
         [each.problem for each in checked if each.problem is not None],
-        expects_nodes=expects_nodes,
+        expects_nodes,
+        any(each.problem is None and has_unknown_devices(each.accelerator) for each in checked),
     )

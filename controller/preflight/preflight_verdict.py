@@ -19,6 +19,7 @@ from crds.text import shorten_text
 NO_CLASSES: Final = "it is not known what devices it may use: no node or host says what hardware it has"
 LONGEST_REASON: Final = 1200
 """Characters of the reason in a refusal, so that the way out behind it is not cut off."""
+UNKNOWN_DEVICES: Final = "it is not known whether it fits: some nodes or hosts do not say what devices they have"
 NOT_COMPLETE: Final = "it is not known whether it fits: the controller is still reading the cluster"
 
 
@@ -31,6 +32,8 @@ class FitFacts(NamedTuple):
     """Why it can have no replica on some of these accelerators."""
     expects_nodes: bool = False
     """It states the memory of devices, which an autoscaler may add."""
+    has_unknown_devices: bool = False
+    """Some node or host has devices that it may use, and nobody says what they are."""
 
 
 class FitVerdict(NamedTuple):
@@ -95,6 +98,8 @@ def judge_fit(facts: FitFacts) -> FitVerdict:
     # What is wrong on one accelerator for now may pass there; what is wrong for good is no reason to hope.
     if open_problem := next((each for each in others if each.phase != "Failed"), None):
         return FitVerdict("unknown", open_problem.message)
+    if facts.has_unknown_devices:
+        return FitVerdict("unknown", UNKNOWN_DEVICES)
     if fit is None and not too_small:
         return FitVerdict("unknown", others[0].message if others else NO_CLASSES)
     messages = [fit["message"]] if fit is not None else []

@@ -34,6 +34,7 @@ class PreflightWebhook:
         store: the watch cache.
         settings: options of the controller.
         make_assessor: returns a new source of speeds, which is used once.
+        has_unknown_devices: returns whether nobody says of some devices of an accelerator what they are.
         is_ready: returns whether the watch cache is complete.
     """
 
@@ -43,10 +44,12 @@ class PreflightWebhook:
         store: Store,
         settings: PodSettings,
         make_assessor: Callable[[], SpeedAssessor],
+        has_unknown_devices: Callable[[str], bool],
+        *,
         is_ready: Callable[[], bool],
     ) -> None:
         self._address, self._store, self._settings = address, store, settings
-        self._make_assessor, self._is_ready = make_assessor, is_ready
+        self._make_assessor, self._has_unknown_devices, self._is_ready = make_assessor, has_unknown_devices, is_ready
         self._certificates = CertificateKeeper()
         self._server = PreflightServer(self._certificates.knows_path, self.judge)
 
@@ -70,7 +73,8 @@ class PreflightWebhook:
         if not self._is_ready():
             return None
         snapshot = Snapshot(self._store, datetime.now(UTC))
-        return find_fit_facts(snapshot, service, self._settings, self._make_assessor().assess)
+        find_speeds = self._make_assessor().assess
+        return find_fit_facts(snapshot, service, self._settings, find_speeds, self._has_unknown_devices)
 
     async def _serve(self) -> None:
         await self._certificates.loaded.wait()

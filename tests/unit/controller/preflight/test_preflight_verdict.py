@@ -62,6 +62,8 @@ def chat(**spec: Any) -> InferenceService:
         (FitFacts((SMALL,), [INVALID]), "unfit", "needs 40 GiB"),
         (FitFacts((SMALL,), expects_nodes=True), "unknown", "needs 40 GiB"),
         (FitFacts((), [TOO_SMALL], expects_nodes=True), "unfit", "a replica needs 40 GiB"),
+        (FitFacts((SMALL,), has_unknown_devices=True), "unknown", "do not say what devices they have"),
+        (FitFacts((FITTING,), has_unknown_devices=True), "fits", ""),
         (FitFacts((SMALL,) * MOST_CLASSES), "unknown", "needs 40 GiB"),
     ],
 )
@@ -148,7 +150,8 @@ def judge(*objects: tuple[Resource, Obj], classes: tuple[ServingDevices, ...] = 
     assessor = SpeedAssessor(known.list_classes, PerformanceTable(), VENDORS)
     snapshot = Snapshot(store(*objects), NOW)
     wanted = chat(**({"hardware": NVIDIA} | spec))
-    return judge_service(wanted, None, lambda each: find_fit_facts(snapshot, each, SETTINGS, assessor.assess))
+    found = find_fit_facts(snapshot, wanted, SETTINGS, assessor.assess, known.has_unknown)
+    return judge_service(wanted, None, lambda _service: found)
 
 
 def big_model(gib: int = 60) -> tuple[Resource, Obj]:
@@ -176,6 +179,7 @@ def test_unknown_model_nodes_or_devices_pass_with_a_warning() -> None:
         judge(big_model(), classes=()),
         judge(big_model(), node, gpu_node("New", None), classes=(L4, NEW)),
         judge(big_model(), node, hardware=NVIDIA | {"memory": "80Gi"}),
+        judge(big_model(), classes=(L4, ServingDevices("nvidia", ""))),
     ):
         assert answer.refusal == ""
         assert answer.warning
