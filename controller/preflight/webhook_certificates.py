@@ -30,8 +30,8 @@ class WebhookCertificate(msgspec.Struct, frozen=True, rename="camel"):
     """In PEM form."""
     key: str
     """In PEM form, without a password."""
-    token: Annotated[str, Meta(min_length=16, max_length=64, pattern="^[A-Za-z0-9_-]+$")]
-    """Last segment of the path, by which API servers are told from others that reach the port."""
+    token: Annotated[str, Meta(min_length=16, max_length=64, pattern="^[0-9a-f]+$")]
+    """Last segment of the path, by which API servers are told from others that reach the port; a name as in DNS."""
     made_at: _Time
     expires_at: _Time
 
@@ -105,7 +105,7 @@ def make_certificate(now: datetime, name: str) -> WebhookCertificate:
         key=key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         ).decode(),
-        token=secrets.token_urlsafe(_TOKEN_BYTES),
+        token=secrets.token_hex(_TOKEN_BYTES),
         made_at=now,
         expires_at=expires_at,
     )

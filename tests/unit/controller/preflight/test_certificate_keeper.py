@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import contextlib
+import re
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from copy import deepcopy
@@ -39,6 +40,7 @@ from kube.store import Store
 from tests.support import virtual_time
 from tests.support.background import running
 
+DNS_LABEL = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 FOREIGN_WEBHOOK = {"name": "other.example", "clientConfig": {"url": "https://a.example"}}
 
@@ -78,6 +80,8 @@ class PreflightApi(Client):
             self.put(resource, {"type": obj["type"], "data": obj["data"]})
         else:
             (change,) = obj["webhooks"]
+            for segment in change["clientConfig"]["service"]["path"].strip("/").split("/"):
+                assert DNS_LABEL.fullmatch(segment), "the API server takes no other path"
             merged = deepcopy(known["webhooks"])
             config = next(each for each in merged if each["name"] == change["name"])["clientConfig"]
             config["caBundle"] = change["clientConfig"]["caBundle"]
@@ -317,7 +321,7 @@ def test_replica_that_has_lost_leadership_writes_nothing() -> None:
 
 
 def test_certificate_that_the_library_refuses_is_not_served() -> None:
-    damaged = WebhookCertificate("nonsense", "nonsense", "t" * 20, NOW, NOW + VALID_FOR)
+    damaged = WebhookCertificate("nonsense", "nonsense", "0" * 20, NOW, NOW + VALID_FOR)
     with pytest.raises(OSError, match="PEM"):
         load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), damaged)
 

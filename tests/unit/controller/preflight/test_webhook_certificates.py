@@ -22,7 +22,7 @@ DAY = timedelta(days=1)
 
 
 def make(now: datetime) -> WebhookCertificate:
-    return WebhookCertificate("certificate", "key", f"token-{now:%Y%m%d%H%M%S}-0000", now, now + VALID_FOR)
+    return WebhookCertificate("certificate", "key", f"{now:%Y%m%d%H%M%S}00", now, now + VALID_FOR)
 
 
 def test_first_certificate_is_served_at_once() -> None:
@@ -75,7 +75,7 @@ def test_certificates_never_lapse_and_never_pile_up(pauses: list[int]) -> None:
 def test_damage_reads_as_no_certificate() -> None:
     stored = encode_certificates([make(NOW)])
     assert decode_certificates(stored) == (make(NOW),)
-    for damaged in (b"", b"\xff\xfe", b"{}", b"[1]", stored[:-9], stored.replace(b"token-", b"../")):
+    for damaged in (b"", b"\xff\xfe", b"{}", b"[1]", stored[:-9], stored.replace(b'"2026', b'"../2026')):
         assert decode_certificates(damaged) == ()
 
 
