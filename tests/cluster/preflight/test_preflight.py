@@ -126,7 +126,7 @@ async def test_service_that_fits_nowhere_is_refused_and_a_dead_webhook_blocks_no
     await make_model(client, namespace, "huge", 60)
     await make_model(client, namespace, "small", 1)
     refusal = await eventually(lambda: find_refusal(client, namespace))
-    for words in (f"{namespace}/large", "Model huge", "60 GiB", "22.5 GiB", "spec.suspend"):
+    for words in (f"{namespace}/large", "Model huge", "60.4 GiB", "22.5 GiB", "spec.suspend"):
         assert words in refusal
 
     await create(client, namespace, "chat", "small")
