@@ -1,6 +1,7 @@
 """Preflight on a real API server, with the chart's webhook, rights and policies and the controller's own identity."""
 
 import contextlib
+import io
 import ssl
 from base64 import b64decode
 from collections.abc import AsyncIterator
@@ -115,7 +116,7 @@ async def ask_directly(client: Client, body: bytes, kind: str) -> int:
     url = f"https://{ADDRESS}:{PORT}{config['service']['path']}"
     async with (
         aiohttp.ClientSession(headers={"Content-Type": kind}) as session,
-        session.post(url, data=body, ssl=trust, server_hostname=DNS_NAME) as response,
+        session.post(url, data=io.BytesIO(body), ssl=trust, server_hostname=DNS_NAME) as response,
     ):
         return response.status
 
