@@ -37,8 +37,8 @@ class DeviceClasses:
     def put(self, cell: str, accelerator: str, devices: ServingDevices | None) -> None:
         """Note the devices of a cell, by its `Cell.id`; None: it is gone, or what it has is not known."""
         entry = (accelerator, devices) if devices is not None and devices.device_class else None
-        for each in self._unknown.values():
-            each.discard(cell)
+        for cells in self._unknown.values():
+            cells.discard(cell)
         if accelerator and entry is None:
             self._unknown.setdefault(accelerator, set()).add(cell)
         last = self._cells.get(cell)
