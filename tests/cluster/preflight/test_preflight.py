@@ -192,3 +192,30 @@ async def test_stolen_token_writes_no_other_secret_and_no_other_configuration(
             await thief.apply(WEBHOOK_CONFIGURATIONS, {"metadata": {"name": "another"}}, field_manager="thief")
         with pytest.raises(Forbidden):
             await thief.delete(WEBHOOK_CONFIGURATIONS, NAME)
+
+
+async def test_rights_of_preflight_alone_make_its_secret_again_and_no_other(
+    plane: ControlPlane, installed: None
+) -> None:
+    del installed
+    place = ("-n", CONTROLLER_NAMESPACE)
+    await plane.kubectl("create", "serviceaccount", "keeper", *place)
+    try:
+        account = f"--serviceaccount={CONTROLLER_NAMESPACE}:keeper"
+        await plane.kubectl("create", "rolebinding", "keeper", f"--role={NAME}", account, *place)
+        kubeconfig = await plane.service_account_kubeconfig(CONTROLLER_NAMESPACE, "keeper")
+        await plane.kubectl("delete", "secret", NAME, *place)
+        async with connect(credentials.load(kubeconfig)) as keeper:
+
+            async def make_again(name: str = NAME) -> Obj:
+                metadata = {"name": name, "namespace": CONTROLLER_NAMESPACE}
+                try:
+                    return await keeper.apply(SECRETS, {"metadata": metadata, "type": "Opaque"}, field_manager="keeper")
+                except Forbidden as error:
+                    raise AssertionError from error
+
+            assert await eventually(make_again)
+            with pytest.raises(AssertionError):
+                await make_again("another")
+    finally:
+        await plane.kubectl("delete", "--ignore-not-found", "serviceaccount/keeper", "rolebinding/keeper", *place)
