@@ -151,6 +151,16 @@ def _list_source_variables(allowed_networks: Networks) -> dict[str, str]:
     help="Address of /healthz and /readyz, HOST:PORT or :PORT; 0 turns them off.",
 )
 @click.option(
+    "--preflight-bind-address",
+    "preflight_address",
+    default="0",
+    show_default=True,
+    callback=_read_address,
+    help="Address of the preflight webhook, HOST:PORT or :PORT, over HTTPS: API servers ask it before an "
+    "InferenceService is written that fits on no device of the cluster. Its Secret and its configuration come with "
+    "the chart. 0: off.",
+)
+@click.option(
     "--allowed-image-prefix",
     "image_prefixes",
     multiple=True,
@@ -234,6 +244,7 @@ def command(
     metrics_bind_address: BindAddress | None,
     health_probe_bind_address: BindAddress | None,
     *,
+    preflight_address: BindAddress | None,
     metric_prefix: str,
     namespaces: tuple[str, ...],
     image_pull_secrets: tuple[str, ...],
@@ -261,9 +272,8 @@ def command(
       pomona controller --kubeconfig controller.kubeconfig --image registry.example/pomona:dev
       pomona controller --namespace team-a --namespace team-b       (these namespaces only, without Macs)
     """
-    if namespaces and scheduling_mode == "Queue":
-        message = "Queue needs the whole cluster: leave it out, or leave --namespace out"
-        raise click.BadParameter(message, param_hint="'--scheduling-mode'")
+    if namespaces:
+        _refuse_cluster_options(scheduling_mode, preflight_address)
     log.configure(verbose=verbose)
     gc.set_threshold(GC_THRESHOLD, 10, 10)
     raise_descriptor_limit()  # each namespace has several watches
@@ -277,8 +287,8 @@ def command(
             image_pull_secrets=image_pull_secrets,
             scheduling_mode=scheduling_mode or ("Native" if namespaces else "Queue"),
         )
-        measures = (has_benchmarks, flexinfer_export)
-        options = ControllerOptions(pods, trust, leader_elect, namespaces, min_run_seconds, *measures, replacement)
+        further = (has_benchmarks, flexinfer_export, replacement, preflight_address)
+        options = ControllerOptions(pods, trust, leader_elect, namespaces, min_run_seconds, *further)
         metrics, health = ControllerMetrics(metric_prefix), ControllerHealth()
         with (
             serve("--metrics-bind-address", metrics_bind_address, metrics_routes(metrics.render)),
@@ -287,6 +297,18 @@ def command(
             uvloop.run(_run(kubeconfig, options, metrics, health))
     except CredentialsError as error:
         raise click.ClickException(str(error)) from error
+
+
+def _refuse_cluster_options(
+    scheduling_mode: DefaultSchedulingMode | None, preflight_address: BindAddress | None
+) -> None:
+    """Refuse what a controller of some namespaces cannot do. Raises click.BadParameter."""
+    if scheduling_mode == "Queue":
+        message = "Queue needs the whole cluster: leave it out, or leave --namespace out"
+        raise click.BadParameter(message, param_hint="'--scheduling-mode'")
+    if preflight_address is not None:
+        message = "the preflight webhook needs the whole cluster: leave it out, or leave --namespace out"
+        raise click.BadParameter(message, param_hint="'--preflight-bind-address'")
 
 
 async def _run(

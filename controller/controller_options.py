@@ -3,6 +3,7 @@
 import ssl
 from typing import NamedTuple
 
+from controller.http_endpoints import BindAddress
 from controller.placement.planner import MIN_RUN_SECONDS
 from controller.placement.replacement import ReplacementRules
 from controller.pod_settings import PodSettings
@@ -27,3 +28,5 @@ class ControllerOptions(NamedTuple):
     """Write measured speeds for programs of FlexInfer, too."""
     replacement: ReplacementRules | None = None
     """Rules for the replacement of replicas that are slow; None: none is replaced."""
+    preflight: BindAddress | None = None
+    """Address of the preflight webhook; None: it is off. Only for the whole cluster."""

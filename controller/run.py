@@ -32,6 +32,7 @@ from controller.placement.device_feed import DeviceFeed
 from controller.placement.kueue import KueueQueues
 from controller.placement.nodes import declare_nodes
 from controller.pools.reconciler import pool_reconciler
+from controller.preflight.preflight_webhook import PreflightWebhook
 from controller.reconcile.executor import Executor
 from controller.reconcile.feed import OURS, Feed
 from controller.reconcile.indexes import declare_indexes
@@ -215,6 +216,7 @@ class Controller:
             speeds=SpeedSources(measured, self._make_assessor(measured, options), queue and queue.notes),
             enqueue_service=functools.partial(self._enqueue, INFERENCE_SERVICES),
         )
+        self._preflight = self._make_preflight(measured, options)
         self._reconcilers = {each.resource: each for each in reconcilers}
         self._triggers = _group_triggers(reconcilers)
         self.store.subscribe(self._enqueue_concerned)
@@ -232,6 +234,16 @@ class Controller:
         paced = PacedCall(self._enqueue_services, CLASSES_SECONDS)
         self._registry.classes.subscribe(lambda _accelerator: paced.ask())
         return SpeedAssessor(self._registry.list_classes, measured.table, options.pods.vendors)
+
+    def _make_preflight(self, measured: PerformanceSource, options: ControllerOptions) -> PreflightWebhook | None:
+        """Return the webhook, which the leader keeps; None: it is off, or nodes and hosts are not this controller's."""
+        if self._registry is None or options.preflight is None:
+            return None
+        make = functools.partial(SpeedAssessor, self._registry.list_classes, measured.table, options.pods.vendors)
+        facts = (self.store, options.pods, make, self._registry.has_unknown_devices)
+        webhook = PreflightWebhook(options.preflight, *facts, is_ready=lambda: self._health.is_ready)
+        self._leader_tasks = (*self._leader_tasks, webhook.renew)
+        return webhook
 
     def _make_queue(self, options: ControllerOptions, measured: PerformanceSource) -> LeaderQueue | None:
         """Return the queue; None: the nodes and hosts are not this controller's."""
@@ -266,6 +278,8 @@ class Controller:
             if self._registry is not None:
                 tasks.create_task(self._registry.foreign.follow(self._client))
             tasks.create_task(self._devices.follow(self._client))
+            if self._preflight is not None:
+                tasks.create_task(self._preflight.run(self._client))
             # Without a look at Kueue, each service that is given to it would be said to lack it. Without measured
             # speeds, each would be written as estimated first, and placed by that.
             kinds = (*self._node_kinds, self._kueue.local_queues, self._measured.kind)

@@ -120,6 +120,11 @@ class CellRegistry:
         self._update()
         return self.classes.list_classes(accelerator)
 
+    def has_unknown_devices(self, accelerator: str) -> bool:
+        """Return whether any node or host has devices of an accelerator of which nobody says what they are."""
+        self._update()
+        return self.classes.has_unknown(accelerator)
+
     def find_cell(self, cell_id: str) -> Cell | None:
         """Return a cell by its id, or None if its node or host is gone, or has no accelerator any more."""
         self._update()

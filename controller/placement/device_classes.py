@@ -17,6 +17,8 @@ class DeviceClasses:
         """By `Cell.id`, its accelerator and one of its devices."""
         self._members: dict[tuple[str, str], dict[ServingDevices, int]] = {}
         """By accelerator and class, how many cells describe the class alike."""
+        self._unknown: dict[str, set[str]] = {}
+        """By accelerator, the cells of which nobody says what devices they have."""
         self._listed: dict[str, tuple[ServingDevices, ...]] = {}
         self._listeners: list[Callable[[str], None]] = []
 
@@ -28,9 +30,17 @@ class DeviceClasses:
         """Return one device of each class of an accelerator, by the name of the class."""
         return self._listed.get(accelerator, ())
 
+    def has_unknown(self, accelerator: str) -> bool:
+        """Return whether any node or host has devices of an accelerator of which nobody says what they are."""
+        return bool(self._unknown.get(accelerator))
+
     def put(self, cell: str, accelerator: str, devices: ServingDevices | None) -> None:
         """Note the devices of a cell, by its `Cell.id`; None: it is gone, or what it has is not known."""
         entry = (accelerator, devices) if devices is not None and devices.device_class else None
+        for cells in self._unknown.values():
+            cells.discard(cell)
+        if accelerator and entry is None:
+            self._unknown.setdefault(accelerator, set()).add(cell)
         last = self._cells.get(cell)
         if entry == last:
             return

@@ -37,7 +37,7 @@ from crds.placement import ClassSpeed
 from kube.resources import MODELS, ObjectKey
 
 _DEFAULTS: Final = InferenceServiceSpec(model_ref="")
-_CHOOSES_NOTHING: Final = frozenset({"replicas", "suspend", "priority", "eviction_protection"})
+CHOOSES_NOTHING: Final = frozenset({"replicas", "suspend", "priority", "eviction_protection"})
 """Fields of which an edit does not choose anew: it changes no replica, or only their number."""
 _NO_ROOM: Final = CandidateRoom(0, could_run=True)
 
@@ -231,6 +231,6 @@ def _digest_spec(service: InferenceService) -> str:
     stated = {
         name: value
         for name, value in msgspec.structs.asdict(service.spec).items()
-        if value != getattr(_DEFAULTS, name) and name not in _CHOOSES_NOTHING
+        if value != getattr(_DEFAULTS, name) and name not in CHOOSES_NOTHING
     }
     return hashlib.sha256(msgspec.json.encode(stated, order="sorted")).hexdigest()[:16]

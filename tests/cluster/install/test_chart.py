@@ -81,6 +81,7 @@ EVERYTHING: dict[str, Any] = {
         "prices": {"currency": "EUR", "perKwh": 0.3, "watts": {"nvidia-l4": 72}},
         "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "2Gi"}},
     },
+    "preflight": {"enabled": True},
     "vendors": {"acme-npu": {"resource": "acme.example/npu", "memoryValues": {"32G": 32768, "2T": 2097152}}},
     "networkPolicy": {"enabled": True},
     "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
@@ -110,6 +111,7 @@ REFUSED = {
     "services.monitorLabels.a b=c": "'/services/monitorLabels': additional properties 'a b' not allowed",
     "services.maxPriority=urgent": "'/services/maxPriority': value must be one of 'critical', 'high', 'normal', 'low'",
     "console.enabled=true,scope.namespaces={team-a}": "console.enabled is true and scope.namespaces is set",
+    "preflight.enabled=true,scope.namespaces={team-a}": "preflight.enabled is true and scope.namespaces is set",
     "scheduler.enabled=true,scope.namespaces={team-a}": "scheduler.enabled is true and scope.namespaces is set",
     "scheduler.enabled=true,scheduler.weights.tps=0,scheduler.weights.util=0,scheduler.weights.cost=0": (
         "scheduler.weights are all 0: set at least one of tps, util and cost"
@@ -215,6 +217,7 @@ async def test_every_value_reaches_an_option_that_the_controller_has(tmp_path: P
         "--degrade-threshold=0.4",
         "--degrade-check-interval=1m",
         "--degrade-cool-down=2h",
+        "--preflight-bind-address=:9443",
         "--node-cache-size=500Gi",
         "--allow-private-sources=10.1.0.0/16",
         "--hosts-ca=/etc/pomona/hosts-ca/all.pem",
@@ -254,7 +257,8 @@ async def test_every_value_reaches_the_objects_beside_the_controller(tmp_path: P
     ports = rendered["ConfigMap", "pomona-system", "pomona-host-ports"]["data"]
     assert ports == {"firstPort": "19000", "lastPort": "19099"}
     policy = rendered["NetworkPolicy", "pomona-system", "pomona-controller"]["spec"]
-    (rule,) = policy["ingress"]
+    rule, preflight = policy["ingress"]
+    assert preflight == {"ports": [{"protocol": "TCP", "port": "preflight"}]}
     monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "prometheus"}}}
     assert rule == {"from": [monitoring], "ports": [{"protocol": "TCP", "port": "metrics"}]}
     monitor = rendered["PodMonitor", "pomona-system", "pomona-controller"]

@@ -12,7 +12,7 @@ import cli.controller
 from cli import log
 from cli.main import main
 from controller.controller_options import ControllerOptions
-from controller.http_endpoints import ControllerHealth
+from controller.http_endpoints import BindAddress, ControllerHealth
 from controller.metrics import ControllerMetrics
 from controller.placement.replacement import ReplacementRules
 from controller.pod_settings import PodSettings
@@ -79,6 +79,15 @@ def test_queue_is_the_mode_of_the_whole_cluster_unless_another_one_is_stated(sta
     refused = start("--namespace=team", "--scheduling-mode=Queue")
     assert (refused.exit_code, len(started)) == (2, 4)
     assert "Queue needs the whole cluster" in refused.output
+
+
+def test_preflight_is_off_unless_it_has_an_address_and_the_whole_cluster(started: list[ControllerOptions]) -> None:
+    for arguments in ((), ("--preflight-bind-address=:9443",)):
+        assert start(*arguments).exit_code == 0
+    assert [each.preflight for each in started] == [None, BindAddress("", 9443)]
+    refused = start("--namespace=team", "--preflight-bind-address=:9443")
+    assert (refused.exit_code, len(started)) == (2, 2)
+    assert "the preflight webhook needs the whole cluster" in refused.output
 
 
 @pytest.mark.parametrize("name", ["", "Team", "team.a", "team-a,team-b", "-a", "a\n", "a" * 64])

@@ -211,3 +211,16 @@ def test_classes_are_known_before_anybody_has_asked_for_cells() -> None:
     registry = CellRegistry(store((NODES, node("n", L4))), VENDORS, lambda _host: True)
     assert [each.device_class for each in registry.list_classes("nvidia")] == ["nvidia-l4x1"]
     assert registry.list_classes("nvidia") is registry.list_classes("nvidia")
+
+
+def test_node_that_does_not_say_what_it_has_is_known_as_such() -> None:
+    known = store((NODES, node("a", L4)), (NODES, node("b", {})))
+    registry = CellRegistry(known, VENDORS, lambda _host: True)
+    assert [each.device_class for each in registry.list_classes("nvidia")] == ["nvidia-l4x1"]
+    assert registry.has_unknown_devices("nvidia")
+    known.put(NODES, node("b", L4, version=2))
+    assert not registry.has_unknown_devices("nvidia")
+    known.put(NODES, node("b", {}, version=3))
+    known.remove(NODES, "", "b")
+    assert not registry.has_unknown_devices("nvidia")
+    assert not registry.has_unknown_devices("amd")

@@ -1,0 +1,136 @@
+"""The decision of preflight: whether a service may be written, by what the condition `Fits` would say of it.
+
+Only a service is refused that certainly fits on no device class of the cluster as it is. What is unknown passes with a
+warning, and so does every edit of a service that did not fit before: nobody is kept from repairing one.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from controller.services.accelerator_choice import CHOOSES_NOTHING
+from controller.services.preconditions import DEVICE_TOO_SMALL, ServiceProblem
+from controller.services.speed_report import describe_fit
+from crds.inferenceservice import InferenceService
+from crds.placement import MOST_CLASSES, ClassSpeed
+from crds.text import shorten_text
+
+NO_CLASSES: Final = "it is not known what devices it may use: no node or host says what hardware it has"
+LONGEST_REASON: Final = 1200
+"""Characters of the reason in a refusal, so that the way out behind it is not cut off."""
+UNKNOWN_DEVICES: Final = "it is not known whether it fits: some nodes or hosts do not say what devices they have"
+NOT_COMPLETE: Final = "it is not known whether it fits: the controller is still reading the cluster"
+
+
+class FitFacts(NamedTuple):
+    """The facts about a service before anything of it exists."""
+
+    classes: tuple[ClassSpeed, ...] = ()
+    """On each device class of all accelerators that it may use, as in its status."""
+    problems: Sequence[ServiceProblem] = ()
+    """Why it can have no replica on some of these accelerators."""
+    expects_nodes: bool = False
+    """It states the memory of devices, which an autoscaler may add."""
+    has_unknown_devices: bool = False
+    """Some node or host has devices that it may use, and nobody says what they are."""
+
+
+class FitVerdict(NamedTuple):
+    """The outcome for one spec."""
+
+    state: Literal["fits", "unknown", "unfit"]
+    message: str = ""
+
+
+class PreflightAnswer(NamedTuple):
+    """The answer to a write of a service."""
+
+    refusal: str = ""
+    """Why it is refused; empty: it is allowed."""
+    warning: str = ""
+    """A warning to its author; empty: none."""
+
+
+ALLOWED: Final = PreflightAnswer()
+
+
+def judge_service(
+    service: InferenceService, before: InferenceService | None, find_fit: Callable[[InferenceService], FitFacts | None]
+) -> PreflightAnswer:
+    """Return the answer to a write of `service`.
+
+    Args:
+        service: the service as it is to be stored.
+        before: the service as it is stored; None: it is being created.
+        find_fit: returns the facts about a service; None: the controller has not read the cluster yet.
+    """
+    if not _wants_replicas(service):
+        return ALLOWED
+    is_same = before is not None and _list_demands(before) == _list_demands(service)
+    if before is not None and is_same and _wants_replicas(before):
+        return ALLOWED
+    verdict = _judge(find_fit(service))
+    if verdict.state == "fits":
+        return ALLOWED
+    if verdict.state == "unknown":
+        return PreflightAnswer(warning=verdict.message)
+    # A service that is resumed or scaled is not held up by nodes that have gone in the meantime.
+    if is_same or (before is not None and _judge(find_fit(before)).state == "unfit"):
+        return PreflightAnswer(warning=verdict.message)
+    name = f"InferenceService {service.metadata.namespace}/{service.metadata.name}"
+    reason = shorten_text(verdict.message, LONGEST_REASON)
+    return PreflightAnswer(
+        f"{name} with Model {service.spec.model_ref} has no place in this cluster: {reason}; change what it asks for, "
+        "or set spec.suspend to true until the cluster has such devices"
+    )
+
+
+def judge_fit(facts: FitFacts) -> FitVerdict:
+    """Return whether a service fits on any device class, and how certain that is."""
+    fit = describe_fit(facts.classes, 0) if facts.classes else None
+    if fit is not None and fit["status"] == "True":
+        return FitVerdict("fits")
+    if fit is not None and fit["status"] == "Unknown":
+        return FitVerdict("unknown", fit["message"])
+    too_small = [each for each in facts.problems if each.reason == DEVICE_TOO_SMALL]
+    others = [each for each in facts.problems if each.reason != DEVICE_TOO_SMALL]
+    # What is wrong on one accelerator for now may pass there; what is wrong for good is no reason to hope.
+    if open_problem := next((each for each in others if each.phase != "Failed"), None):
+        return FitVerdict("unknown", open_problem.message)
+    if facts.has_unknown_devices:
+        return FitVerdict("unknown", UNKNOWN_DEVICES)
+    if fit is None and not too_small:
+        return FitVerdict("unknown", others[0].message if others else NO_CLASSES)
+    messages = [fit["message"]] if fit is not None else []
+    messages += dict.fromkeys(each.message for each in too_small)
+    message = "; ".join(messages)
+    # A list that is full may lack the class on which it would fit.
+    if (
+        len(facts.classes) >= MOST_CLASSES
+        or (facts.expects_nodes and not too_small)
+        or not all(map(_certainly_fails, facts.classes))
+    ):
+        return FitVerdict("unknown", message)
+    return FitVerdict("unfit", message)
+
+
+def _judge(facts: FitFacts | None) -> FitVerdict:
+    return judge_fit(facts) if facts is not None else FitVerdict("unknown", NOT_COMPLETE)
+
+
+def _wants_replicas(service: InferenceService) -> bool:
+    """Return whether a service is to run: one that is suspended, scaled to zero or being deleted asks for nothing."""
+    return not service.spec.suspend and service.spec.replicas > 0 and service.metadata.deletion_timestamp is None
+
+
+def _list_demands(service: InferenceService) -> dict[str, object]:
+    """Return the fields of a spec by which it fits or not."""
+    return {name: value for name, value in msgspec.structs.asdict(service.spec).items() if name not in CHOOSES_NOTHING}
+
+
+def _certainly_fails(speed: ClassSpeed) -> bool:
+    """Return whether no replica can be on a class; what is unknown of it may turn out well."""
+    if speed.fit == "too_tight" or speed.refusal == "TooSlow":
+        return True
+    return speed.refusal == "TooTight" and speed.fit is not None

@@ -1,0 +1,137 @@
+"""The HTTPS server of preflight: one path, which only API servers know, and answers from memory.
+
+A request is answered within the pass of the event loop in which its body is complete. One at another path costs no more
+than its head, so a stranger who reaches the port learns nothing and delays nothing.
+"""
+
+import contextlib
+import ssl
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+import structlog
+
+from controller.preflight.admission_review import InvalidReviewError, ReviewedWrite, encode_answer, parse_review
+from controller.preflight.preflight_verdict import PreflightAnswer
+from devices.limits import descriptor_limit
+from gateway.http.connection_table import ConnectionTable
+from gateway.http.exchange import BodyTimeoutError, Exchange
+from gateway.http.limits import ConnectionTimes, connection_caps
+from gateway.http.listener import HttpListener
+from gateway.http.request_head import InvalidRequestError
+from gateway.http.server_connection import RequestHandling
+
+MOST_BODY_BYTES: Final = 8 << 20
+"""A review has an object twice, and the API server takes none of more than 3 MiB."""
+MOST_HELD_BYTES: Final = 32 << 20
+"""All bodies that are being received."""
+_TIMES: Final = ConnectionTimes(head_seconds=5.0, body_pause_seconds=5.0)
+_JSON: Final = b"Content-Type: application/json\r\n"
+_TEXT: Final = b"Content-Type: text/plain; charset=utf-8\r\n"
+
+log = structlog.get_logger()
+
+
+class PreflightServer:
+    """The path of the webhook.
+
+    Args:
+        knows_path: returns whether a path is that of the webhook.
+        judge: returns the answer to a write.
+    """
+
+    def __init__(self, knows_path: Callable[[str], bool], judge: Callable[[ReviewedWrite], PreflightAnswer]) -> None:
+        self.held_bytes = 0
+        """Bytes of the bodies that are being received."""
+        self._knows_path = knows_path
+        self._judge = judge
+
+    def begin(self, exchange: Exchange) -> "_ReviewRequest | None":
+        """Begin to answer a request."""
+        length = exchange.content_length or 0
+        if not self._knows_path(exchange.head.path):
+            exchange.respond(404, _TEXT, b"not found\n")
+        elif exchange.head.method != "POST":
+            exchange.respond(405, _TEXT + b"Allow: POST\r\n", b"use POST\n")
+        elif length > MOST_BODY_BYTES:
+            exchange.respond(413, _TEXT, b"the body is larger than %d MiB\n" % (MOST_BODY_BYTES >> 20))
+        elif self.held_bytes + length > MOST_HELD_BYTES:
+            exchange.respond(503, _TEXT, b"too many large requests at once\n")
+        else:
+            exchange.send_continue()
+            return _ReviewRequest(self, exchange)
+        return None
+
+    def answer(self, exchange: Exchange, body: bytes | bytearray) -> None:
+        """Answer a review."""
+        try:
+            write = parse_review(body)
+        except InvalidReviewError as error:
+            exchange.respond(400, _TEXT, f"{error}\n".encode())
+            return
+        try:
+            answer = self._judge(write)
+        except Exception:  # the boundary of the request: the service is written without preflight
+            log.exception("preflight_failed")
+            exchange.respond(500, _TEXT, b"preflight failed: see the log of the controller\n")
+            return
+        exchange.respond(200, _JSON, encode_answer(write.uid, answer))
+
+
+class _ReviewRequest:
+    """A review whose body is received."""
+
+    __slots__ = ("_body", "_exchange", "_server")
+
+    def __init__(self, server: PreflightServer, exchange: Exchange) -> None:
+        self._server = server
+        self._exchange = exchange
+        self._body = bytearray()
+
+    def take_body(self, piece: bytes, *, is_last: bool) -> None:
+        """Take a piece, and answer after the last one."""
+        self._body += piece
+        self._server.held_bytes += len(piece)
+        if len(self._body) > MOST_BODY_BYTES or self._server.held_bytes > MOST_HELD_BYTES:
+            self.hang_up()
+            self._exchange.respond(413, _TEXT, b"the body is too large\n")
+        elif is_last:
+            body = self._body
+            self.hang_up()
+            self._server.answer(self._exchange, body)
+
+    def fail_body(self, error: InvalidRequestError | BodyTimeoutError) -> None:
+        """Refuse a request whose body does not come."""
+        self.hang_up()
+        self._exchange.respond(400, _TEXT, f"the body did not come: {error}\n".encode())
+
+    def resume_writing(self) -> None:
+        """Do nothing: the answer is sent whole."""
+
+    def hang_up(self) -> None:
+        """Free the body."""
+        self._server.held_bytes -= len(self._body)
+        self._body = bytearray()
+
+
+def _render_error(_status: int, reason: str) -> tuple[bytes, bytes]:
+    return _TEXT, f"{reason}\n".encode()
+
+
+@contextlib.asynccontextmanager
+async def listen(server: PreflightServer, host: str, port: int, context: ssl.SSLContext) -> AsyncIterator[int]:
+    """Serve an address over TLS, and return its port. Raises OSError.
+
+    Args:
+        server: the path.
+        host: an address of this machine; empty: all of them.
+        port: the port; 0: a free one.
+        context: the certificate.
+    """
+    table = ConnectionTable(connection_caps(descriptor_limit()), _TIMES.sweep_seconds)
+    listener = HttpListener(RequestHandling(server.begin, _render_error), table, _TIMES, context)
+    await listener.bind(host, port)
+    try:
+        yield listener.sockets[0].getsockname()[1]
+    finally:
+        listener.unbind()
