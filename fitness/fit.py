@@ -126,7 +126,8 @@ def assess_fit(
     now = _find_room(workload, options, devices, free, active_share)
     if now is None:
         return None
-    idle = _find_room(workload, options, devices, max(free, devices.memory_bytes or 0), active_share) or now
+    most = max(free, devices.memory_bytes or 0)
+    idle = now if most == free else _find_room(workload, options, devices, most, active_share) or now
     speed = None
     if workload.layout is not None and now.level != "too_tight":
         speed = estimate_speed(
