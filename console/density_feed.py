@@ -24,6 +24,7 @@ from crds.model import Model
 from crds.nodefitness import NodeFitness, NodeFitnessStatus
 from crds.serving import ServingOptions
 from devices.vendors import Vendors
+from fitness.correction_table import CorrectionGroup
 from fitness.fact_freshness import FactFreshness
 from fitness.performance_store import SELECTOR, PerformanceTable, find_model_hash
 from kube.client import Client, Obj
@@ -105,6 +106,7 @@ class DensityFeed:
         """Nodes whose cells were built as stale."""
         self._last: tuple[tuple[object, ...], DensitySnapshot] | None = None
         self._changed_hashes: set[str] = set()
+        self._has_new_corrections = False
         self._revision = 0
         self._lists = {each.resource: asyncio.Event() for each in _KINDS}
         declare_nodes(self.store, vendors)
@@ -112,6 +114,7 @@ class DensityFeed:
         self.store.index(PODS, _BY_NODE, lambda pod: [pod["node"]])
         self.store.index(METAL_PROCESSES, _BY_HOST, lambda each: [each["spec"].get("hostName") or ""])
         self.store.subscribe(self._take_change)
+        self.measured.corrections.subscribe(self._take_corrections)
         self.foreign.subscribe(self._take_foreign_change)
 
     @property
@@ -172,6 +175,11 @@ class DensityFeed:
         """Return the models whose measurements have changed since the last call, by their hashes."""
         found = frozenset(self._changed_hashes)
         self._changed_hashes.clear()
+        return found
+
+    def take_corrections(self) -> bool:
+        """Return whether the corrections of speeds have changed since the last call."""
+        found, self._has_new_corrections = self._has_new_corrections, False
         return found
 
     def take_snapshot(self) -> DensitySnapshot:
@@ -311,6 +319,9 @@ class DensityFeed:
                 return
             for problem in self.measured.update(new):
                 log.warning("measurement_ignored", problem=str(problem)[:_MOST_MESSAGE])
+
+    def _take_corrections(self, _groups: frozenset[CorrectionGroup]) -> None:
+        self._has_new_corrections = True
 
     def _take_foreign_change(self, nodes: Iterable[str]) -> None:
         self._changed_nodes.update(nodes)

@@ -47,6 +47,8 @@ class DensityService:
             if changed := self.feed.take_changed_hashes():
                 touched = (each for each in snapshot.models if not changed.isdisjoint(each.hashes.values()))
                 self.table.forget([each.key for each in touched])
+            if self.feed.take_corrections():
+                self.table.forget_corrected()
             return await asyncio.to_thread(answer, snapshot, self.table)
 
 

@@ -12,12 +12,12 @@ from console.density_cells import CellProfile
 from console.density_models import KnownModel
 from crds.serving import ServingOptions
 from crds.size import size_text
-from fitness.corrections import NO_CORRECTIONS, Corrections
+from fitness.correction_table import ScopedCorrections
 from fitness.fit import FIT_LEVELS, GOOD_HEADROOM, PERFECT_HEADROOM, Fit, FitLevel, assess_fit, grade_fit, regrade_fit
 from fitness.memory import Workload, least_free_bytes
 from fitness.performance_store import PerformanceTable
 from fitness.serving_devices import ServingDevices
-from fitness.speed import RunMode, SpeedEstimate, report_measured
+from fitness.speed import RunMode, SpeedEstimate, correct_speed, report_measured
 
 MOST_KEPT: Final = 400_000
 """Fits that are kept; beyond it all are forgotten."""
@@ -97,7 +97,7 @@ def compute_score(level: FitLevel, tokens_per_second: float | None) -> float:
 
 
 class _IdleFit(NamedTuple):
-    """The fit of a model on devices that nothing else uses."""
+    """The fit of a model on devices that nothing else uses; its speed is measured, or without corrections."""
 
     fit: Fit | None
     least_bytes: int = 0
@@ -108,19 +108,12 @@ class FitTable:
 
     Args:
         context_length: context of each request.
-        measured: the stored measurements.
-        corrections: what was learned from measurements.
+        measured: the stored measurements, which correct the estimates of others as well.
     """
 
-    def __init__(
-        self,
-        context_length: int,
-        measured: PerformanceTable | None = None,
-        corrections: Corrections = NO_CORRECTIONS,
-    ) -> None:
+    def __init__(self, context_length: int, measured: PerformanceTable | None = None) -> None:
         self.options = ServingOptions(context_length=context_length)
         self._measured = measured or PerformanceTable()
-        self._corrections = corrections
         self._idle: dict[ServingDevices, dict[Key, _IdleFit]] = {}
         self._places: dict[tuple[str, tuple[ServingDevices, ...], bool], dict[Key, PlaceFit | None]] = {}
         self._needs: dict[tuple[str, ServingDevices], tuple[tuple[KnownModel, ...], _ClassNeeds]] = {}
@@ -135,6 +128,12 @@ class FitTable:
         self._ranked.clear()
         self._needs.clear()
 
+    def forget_corrected(self) -> None:
+        """Forget all that follows from corrections, which have changed: no need is estimated again for it."""
+        self._places.clear()
+        self._ranked.clear()
+        self._needs.clear()
+
     def clear(self) -> None:
         """Forget all: too much is kept."""
         self._idle.clear()
@@ -145,7 +144,7 @@ class FitTable:
 
     def with_context(self, context_length: int) -> "FitTable":
         """Return an empty table with another context length."""
-        return FitTable(context_length, self._measured, self._corrections)
+        return FitTable(context_length, self._measured)
 
     def rank_models(self, models: tuple[KnownModel, ...], profile: CellProfile) -> list[RankedFit]:
         """Return all models on a profile, the best first, without offload; kept until the models are others."""
@@ -254,6 +253,9 @@ class FitTable:
     def _find_whole(self, model: KnownModel, workload: Workload, devices: ServingDevices) -> _IdleFit:
         """Return the fit on idle devices; the memory that a user states counts where the devices have no own."""
         idle = self._find_idle(model, workload, devices)
+        if idle.fit is not None and idle.fit.speed is not None and idle.fit.speed.method == "roofline":
+            found = self._correct(model).find(devices.vendor, devices.device_class, workload.runtime)
+            idle = idle._replace(fit=idle.fit._replace(speed=correct_speed(idle.fit.speed, found)))
         if workload.stated_bytes and (idle.fit is None or devices.vendor in _STATED_COUNTS):
             return _IdleFit(assess_stated(workload.stated_bytes, _empty(devices), idle.fit.speed if idle.fit else None))
         return idle
@@ -273,7 +275,7 @@ class FitTable:
         if not offloads:
             return _refuse(idle, free, devices)
         share = model.active_share
-        found = assess_fit(workload, self.options, devices, self._corrections, active_share=share)
+        found = assess_fit(workload, self.options, devices, self._correct(model), active_share=share)
         return None if found is None else self._with_measured(model, workload.runtime, devices, found)
 
     def _find_idle(self, model: KnownModel, workload: Workload, devices: ServingDevices) -> _IdleFit:
@@ -281,7 +283,7 @@ class FitTable:
         known = self._idle.setdefault(emptied, {})
         found = known.get(model.key)
         if found is None:
-            fit = assess_fit(workload, self.options, emptied, self._corrections, active_share=model.active_share)
+            fit = assess_fit(workload, self.options, emptied, active_share=model.active_share)
             if fit is not None:
                 fit = self._with_measured(model, workload.runtime, devices, fit)
             own = 0 if devices.vendor in _STATED_COUNTS else devices.memory_bytes or 0
@@ -289,6 +291,10 @@ class FitTable:
             found = known[model.key] = _IdleFit(fit, least)
             self._count += 1
         return found
+
+    def _correct(self, model: KnownModel) -> ScopedCorrections:
+        """Return the corrections of a model: whoever may see it may see the measurements of its namespace."""
+        return ScopedCorrections(self._measured.corrections, model.namespace)
 
     def _with_measured(self, model: KnownModel, runtime: str, devices: ServingDevices, fit: Fit) -> Fit:
         """Return a fit with the measured speed, if there is one."""

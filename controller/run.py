@@ -52,6 +52,7 @@ from controller.services.speed_report import SpeedSources
 from controller.services.tokens import KnownTokens
 from controller.services.traffic_meter import TrafficMeter
 from crds.meta import CONTROLLER_NAMESPACE
+from fitness.correction_table import CorrectionGroup
 from kube.backoff import backoff_seconds
 from kube.client import Client, Obj
 from kube.credentials import Credentials
@@ -217,7 +218,14 @@ class Controller:
         if self._registry is None:
             return None
         self._registry.classes.subscribe(lambda _accelerator: self._enqueue_services())
-        return SpeedAssessor(self._registry.list_classes, measured.table, options.pods.vendors)
+        assessor = SpeedAssessor(self._registry.list_classes, measured.table, options.pods.vendors)
+
+        def enqueue_corrected(groups: Iterable[CorrectionGroup]) -> None:
+            for key in assessor.list_corrected(groups):
+                self._enqueue(INFERENCE_SERVICES, key)
+
+        measured.table.corrections.subscribe(enqueue_corrected)
+        return assessor
 
     def _make_queue(self, options: ControllerOptions, measured: PerformanceSource) -> LeaderQueue | None:
         """Return the queue; None: the nodes and hosts are not this controller's."""

@@ -21,7 +21,7 @@ from msgspec import structs
 
 from crds.serving import ServingOptions
 from crds.size import size_text
-from fitness.corrections import NO_CORRECTIONS, Corrections
+from fitness.corrections import NO_CORRECTIONS, CorrectionSource
 from fitness.memory import Workload, estimate_pod, least_free_bytes, refuse_device_count, way_out
 from fitness.offload import find_offload
 from fitness.serving_devices import ServingDevices
@@ -107,7 +107,7 @@ def assess_fit(
     workload: Workload,
     options: ServingOptions,
     devices: ServingDevices,
-    corrections: Corrections = NO_CORRECTIONS,
+    corrections: CorrectionSource = NO_CORRECTIONS,
     *,
     active_share: float | None = None,
 ) -> Fit | None:
@@ -175,7 +175,7 @@ def advise_quantization(
     options: ServingOptions,
     devices: ServingDevices,
     parameters: int,
-    corrections: Corrections = NO_CORRECTIONS,
+    corrections: CorrectionSource = NO_CORRECTIONS,
     *,
     active_share: float | None = None,
 ) -> QuantizationAdvice | None:

@@ -49,6 +49,10 @@ class MeasuredPerformance(msgspec.Struct, frozen=True, kw_only=True, rename="cam
     measured_at: Text = ""
     """RFC 3339."""
     source: Literal["job", "host", "live"] = "job"
+    accelerator: Text = ""
+    """Vendor of the devices, as `devices/vendors.py` names it. The controller writes this and the next one."""
+    estimated_tokens_per_second: Tokens | None = None
+    """The estimate without corrections, beside which the measurement corrects those of other models; None: unknown."""
 
 
 def hash_model(model: Model, runtime: str, options: ServingOptions) -> str:

@@ -7,7 +7,7 @@ accelerator end within a second.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -34,6 +34,7 @@ from controller.services.performance_source import PerformanceSource
 from crds.meta import CONTROLLER_NAMESPACE
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import LABEL_BENCHMARK, RecordKey, build_config_map, name_config_map, put_record
+from fitness.serving_devices import ServingDevices
 from kube.client import Obj
 from kube.errors import ApiError, Conflict, NotFound, Unreachable
 from kube.resources import (
@@ -74,6 +75,7 @@ class BenchmarkRunner:
         settings: options of the controller.
         measured: the stored measurements.
         list_cells: returns all cells with what is free there.
+        list_classes: returns one device of each device class of an accelerator.
         list_waiting_pools: returns the pools for which anything waits.
     """
 
@@ -84,10 +86,12 @@ class BenchmarkRunner:
         measured: PerformanceSource,
         *,
         list_cells: Callable[[], Iterable[Cell]],
+        list_classes: Callable[[str], Sequence[ServingDevices]],
         list_waiting_pools: Callable[[], Iterable[str]],
     ) -> None:
         self._store, self._settings, self._measured = store, settings, measured
         self._list_cells, self._list_waiting_pools = list_cells, list_waiting_pools
+        self._list_classes = list_classes
         self._wake = asyncio.Event()
         self._failed: dict[BenchmarkKey, BenchmarkJob] = {}
         """Those that were ended because they had no hope of success; their Jobs are gone."""
@@ -224,6 +228,7 @@ class BenchmarkRunner:
             attempt=started.attempt,
             runtime=prepared.choice.runtime,
             image=prepared.find_image(),
+            estimated_tokens_per_second=prepared.estimate_speed(self._list_classes(wanted.accelerator)),
         )
         job = build_benchmark_job(
             service, prepared.served, prepared.choice, self._settings, order=order, node=started.node
