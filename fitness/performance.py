@@ -18,7 +18,8 @@ _CONTEXT_BUCKETS: Final = (4096, 16384, 65536)
 """Measurements with contexts of one bucket count as alike: the cache that is allocated hardly changes the speed of a
 short prompt."""
 
-Tokens = Annotated[float, Meta(gt=0, lt=1e9)]
+MOST_TOKENS_PER_SECOND: Final = 1e9
+Tokens = Annotated[float, Meta(gt=0, lt=MOST_TOKENS_PER_SECOND)]
 """Tokens a second. A record that says anything else is damaged or forged, and is not read."""
 Text = Annotated[str, Meta(max_length=512)]
 
