@@ -177,7 +177,7 @@ class PerformanceTable:
     def __init__(self) -> None:
         self._models: dict[str, ModelRecords] = {}
         self.corrections = CorrectionTable()
-        """What the measurements say of other models."""
+        """Corrections of the estimates of other models."""
 
     def update(self, config_map: Obj) -> tuple[DamagedRecord, ...]:
         """Take a ConfigMap as it is now, and return what is damaged in it."""

@@ -1,4 +1,4 @@
-"""What the density API computes once and keeps equals what it would compute anew, for each cell and model alone."""
+"""Fits and cells that the density API keeps equal those that are computed anew, for each cell and model alone."""
 
 import asyncio
 import copy
