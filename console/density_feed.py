@@ -24,6 +24,7 @@ from crds.model import Model
 from crds.nodefitness import NodeFitness, NodeFitnessStatus
 from crds.serving import ServingOptions
 from devices.vendors import Vendors
+from fitness.correction_table import CorrectionGroup
 from fitness.fact_freshness import FactFreshness
 from fitness.performance_store import SELECTOR, PerformanceTable, find_model_hash
 from kube.client import Client, Obj
@@ -77,15 +78,6 @@ _KINDS: Final[Sequence[_Selected]] = (
 )
 
 
-class _CellInputs(NamedTuple):
-    """All that the cell of a node follows from."""
-
-    node: int
-    fitness: int
-    use: dict[str, int]
-    is_stale: bool
-
-
 class DensityFeed:
     """The objects, and the snapshots of them.
 
@@ -107,9 +99,14 @@ class DensityFeed:
         self.foreign = ForeignPods()
         self._freshness = FactFreshness(clock, read_time)
         self._options = ServingOptions(context_length=CONTEXT_LENGTH)
-        self._cells: dict[str, tuple[_CellInputs, tuple[Obj, Obj | None], DensityCell]] = {}
+        self._cells: dict[str, DensityCell] = {}
+        self._changed_nodes: set[str] = set()
+        """Nodes of which something has changed since their cells were built."""
+        self._stale: frozenset[str] = frozenset()
+        """Nodes whose cells were built as stale."""
         self._last: tuple[tuple[object, ...], DensitySnapshot] | None = None
         self._changed_hashes: set[str] = set()
+        self._has_new_corrections = False
         self._revision = 0
         self._lists = {each.resource: asyncio.Event() for each in _KINDS}
         declare_nodes(self.store, vendors)
@@ -117,12 +114,18 @@ class DensityFeed:
         self.store.index(PODS, _BY_NODE, lambda pod: [pod["node"]])
         self.store.index(METAL_PROCESSES, _BY_HOST, lambda each: [each["spec"].get("hostName") or ""])
         self.store.subscribe(self._take_change)
-        self.foreign.subscribe(lambda _nodes: self._count_change())
+        self.measured.corrections.subscribe(self._take_corrections)
+        self.foreign.subscribe(self._take_foreign_change)
 
     @property
     def is_complete(self) -> bool:
         """True once everything was listed."""
         return self.foreign.synced.is_set() and all(each.is_set() for each in self._lists.values())
+
+    async def wait_until_complete(self) -> None:
+        """Wait until everything was listed."""
+        for each in (self.foreign.synced, *self._lists.values()):
+            await each.wait()
 
     async def follow(self, client: Client) -> None:
         """Follow the cluster for ever."""
@@ -174,6 +177,11 @@ class DensityFeed:
         self._changed_hashes.clear()
         return found
 
+    def take_corrections(self) -> bool:
+        """Return whether the corrections of speeds have changed since the last call."""
+        found, self._has_new_corrections = self._has_new_corrections, False
+        return found
+
     def take_snapshot(self) -> DensitySnapshot:
         """Return the cluster as it is now: the same object until something changes."""
         stale = frozenset(
@@ -204,22 +212,18 @@ class DensityFeed:
         )
 
     def _build_cells(self, stale: frozenset[str]) -> dict[str, DensityCell]:
-        found: dict[str, DensityCell] = {}
-        last, self._cells = self._cells, {}
-        for node in self.store.list(NODES):
-            name: str = node["metadata"]["name"]
-            fitness = self.store.get(NODE_FITNESSES, name)
-            use = self._sum_use(name)
-            inputs = _CellInputs(id(node), id(fitness), use, name in stale)
-            known = last.get(name)
-            if known is None or known[0] != inputs:
-                status = self._read_fitness(fitness)
-                cell = build_node_cell(node, status, NodeUse(use), self.vendors, is_stale=inputs.is_stale)
-                # The objects are kept, so that their ids are of no others.
-                known = inputs, (node, fitness), cell
-            self._cells[name] = known
-            found[name] = known[2]
-        return found
+        """Return the cells of all nodes; only those of which something has changed are built anew."""
+        changed, self._changed_nodes = self._changed_nodes, set()
+        for name in sorted(changed | (stale ^ self._stale)):
+            node = self.store.get(NODES, name)
+            if node is None:
+                self._cells.pop(name, None)
+                continue
+            status = self._read_fitness(self.store.get(NODE_FITNESSES, name))
+            use = NodeUse(self._sum_use(name))
+            self._cells[name] = build_node_cell(node, status, use, self.vendors, is_stale=name in stale)
+        self._stale = stale
+        return dict(self._cells)
 
     def _sum_use(self, node: str) -> dict[str, int]:
         """Return what all pods take of the memory and devices of a node."""
@@ -267,8 +271,11 @@ class DensityFeed:
                 yield PlacedReplica(process.metadata.namespace, service, cell, 0, process.spec.memory_bytes)
 
     def _list_decoded(self, resource: Resource, kind: type[T]) -> tuple[T, ...]:
-        found = (self._decode(resource, each, kind) for each in self.store.list(resource))
-        return tuple(each for each in found if each is not None)
+        def decode_all() -> tuple[T, ...]:
+            found = (self._decode(resource, each, kind) for each in self.store.list(resource))
+            return tuple(each for each in found if each is not None)
+
+        return self.store.summarize((resource,), "structs of " + str(resource), decode_all)
 
     def _decode(self, resource: Resource, obj: Obj, kind: type[T]) -> T | None:
         """Return an object as its struct; None, which is logged once: it is of a later version, or damaged."""
@@ -304,6 +311,10 @@ class DensityFeed:
     def _take_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
         self._count_change()
         either: dict[str, Any] = new or old or {}
+        if resource in {NODES, NODE_FITNESSES}:
+            self._changed_nodes.add(either["metadata"]["name"])
+        elif resource is PODS:
+            self._changed_nodes.update(each["node"] for each in (old, new) if each)
         if resource is NODE_FITNESSES:
             status = (new or {}).get("status") or {}
             self._freshness.note(either["metadata"]["name"], status.get("observedAt"))
@@ -314,6 +325,13 @@ class DensityFeed:
                 return
             for problem in self.measured.update(new):
                 log.warning("measurement_ignored", problem=str(problem)[:_MOST_MESSAGE])
+
+    def _take_corrections(self, _groups: frozenset[CorrectionGroup]) -> None:
+        self._has_new_corrections = True
+
+    def _take_foreign_change(self, nodes: Iterable[str]) -> None:
+        self._changed_nodes.update(nodes)
+        self._count_change()
 
     def _count_change(self) -> None:
         self._revision += 1

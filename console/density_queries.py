@@ -2,7 +2,9 @@
 
 import bisect
 import heapq
-from collections.abc import Iterator, Sequence
+import itertools
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from console.density_answers import (
@@ -208,13 +210,14 @@ def query_nodes(
 ) -> QueryAnswer:
     """Return the nodes and hosts on which the models that match fit, the best level first, and there the fastest."""
     flags = flag_matches(snapshot, visible, query)
+    matches = [position for position, flag in enumerate(flags) if flag]
     worst = RANKS[query.min_fit]
     total, streams = 0, []
     for ordinal, profile in enumerate(snapshot.profiles):
-        ranked = _rank_matches(snapshot, table, profile, flags)
-        fitting = ranked[: bisect.bisect_left(ranked, worst + 1, key=lambda each: each.level)]
-        total += len(fitting) * len(profile.names)
-        streams.append(_number_fits(fitting, ordinal))
+        ranked = _rank_matches(snapshot, table, profile, flags, matches)
+        count = bisect.bisect_left(ranked, worst + 1, key=operator.attrgetter("level"))
+        total += count * len(profile.names)
+        streams.append(_number_fits(itertools.islice(ranked, count), ordinal))
     nodes = list[RankedNode]()
     skipped, wanted = 0, page.offset + page.limit
     for *_, ordinal, found in heapq.merge(*streams):
@@ -222,7 +225,7 @@ def query_nodes(
         first, skipped = skipped, skipped + len(profile.names)
         if skipped > page.offset:
             model = snapshot.models[found.position]
-            place = table.find_place(model, profile, offloads=sum(flags) <= MOST_OFFLOADED)
+            place = table.find_place(model, profile, offloads=len(matches) <= MOST_OFFLOADED)
             if place is not None:
                 fit = describe_fit(model, place)
                 shown = profile.names[max(0, page.offset - first) : wanted - first]
@@ -243,23 +246,30 @@ def query_nodes(
 
 
 def _rank_matches(
-    snapshot: DensitySnapshot, table: FitTable, profile: CellProfile, flags: bytearray
+    snapshot: DensitySnapshot, table: FitTable, profile: CellProfile, flags: bytearray, matches: Sequence[int]
 ) -> list[RankedFit]:
-    """Return the flagged models on a profile, the best first; a few of them also with a part in host memory."""
-    count = sum(flags)
-    if count <= MOST_OFFLOADED:
+    """Return the models that match on a profile, the best first; a few of them also with a part in host memory.
+
+    Args:
+        snapshot: the cluster.
+        table: the fits.
+        profile: the cells.
+        flags: a flag for each model: 1 if it matches.
+        matches: positions of those that match.
+    """
+    if len(matches) <= MOST_OFFLOADED:
         found = []
-        for position in (each for each, flag in enumerate(flags) if flag):
+        for position in matches:
             model = snapshot.models[position]
             place = table.find_place(model, profile)
             if place is not None:
                 found.append(RankedFit(*place.rank, model.full_name, position))
         return sorted(found)
     ranked = table.rank_models(snapshot.models, profile)
-    return ranked if count == len(flags) else [each for each in ranked if flags[each.position]]
+    return ranked if len(matches) == len(flags) else [each for each in ranked if flags[each.position]]
 
 
-def _number_fits(ranked: Sequence[RankedFit], ordinal: int) -> Iterator[tuple[int, float, str, int, RankedFit]]:
+def _number_fits(ranked: Iterable[RankedFit], ordinal: int) -> Iterator[tuple[int, float, str, int, RankedFit]]:
     """Yield fits with what sorts them among those of other profiles."""
     return ((each.level, each.slowness, each.name, ordinal, each) for each in ranked)
 

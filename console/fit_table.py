@@ -12,18 +12,18 @@ from console.density_cells import CellProfile
 from console.density_models import KnownModel
 from crds.serving import ServingOptions
 from crds.size import size_text
-from fitness.corrections import NO_CORRECTIONS, Corrections
+from fitness.correction_table import ScopedCorrections
 from fitness.fit import FIT_LEVELS, GOOD_HEADROOM, PERFECT_HEADROOM, Fit, FitLevel, assess_fit, grade_fit, regrade_fit
 from fitness.memory import Workload, least_free_bytes
 from fitness.performance_store import PerformanceTable
 from fitness.serving_devices import ServingDevices
-from fitness.speed import RunMode, SpeedEstimate, report_measured
+from fitness.speed import RunMode, SpeedEstimate, correct_speed, report_measured
 
 MOST_KEPT: Final = 400_000
 """Fits that are kept; beyond it all are forgotten."""
 MOST_RANKED: Final = 2_000_000
 """Models of all profiles that are kept in order: some 400 MB."""
-_GOOD: Final = FIT_LEVELS.index("good")
+_PERFECT, _GOOD, _MARGINAL, _TOO_TIGHT = range(len(FIT_LEVELS))
 RANKS: Final[dict[FitLevel, int]] = {level: rank for rank, level in enumerate(FIT_LEVELS)}
 _BAND: Final = 25.0
 _STATED_COUNTS: Final = frozenset({"cpu", "metal"})
@@ -75,7 +75,17 @@ class _Need(NamedTuple):
     """Free bytes with which it fits."""
     good: float
     perfect: float
-    slowness: float
+    rows: tuple[RankedFit, ...]
+    """The model with each level."""
+
+
+class _ClassNeeds(NamedTuple):
+    """The needs of all models of one device class."""
+
+    needs: list[_Need | None]
+    """By position; None: nothing is known of the model there."""
+    order: list[int]
+    """Positions, the fastest first; those of which nothing is known come last."""
 
 
 def compute_score(level: FitLevel, tokens_per_second: float | None) -> float:
@@ -87,7 +97,7 @@ def compute_score(level: FitLevel, tokens_per_second: float | None) -> float:
 
 
 class _IdleFit(NamedTuple):
-    """The fit of a model on devices that nothing else uses."""
+    """The fit of a model on devices that nothing else uses; its speed is measured, or without corrections."""
 
     fit: Fit | None
     least_bytes: int = 0
@@ -98,22 +108,15 @@ class FitTable:
 
     Args:
         context_length: context of each request.
-        measured: the stored measurements.
-        corrections: what was learned from measurements.
+        measured: the stored measurements, which correct the estimates of others as well.
     """
 
-    def __init__(
-        self,
-        context_length: int,
-        measured: PerformanceTable | None = None,
-        corrections: Corrections = NO_CORRECTIONS,
-    ) -> None:
+    def __init__(self, context_length: int, measured: PerformanceTable | None = None) -> None:
         self.options = ServingOptions(context_length=context_length)
         self._measured = measured or PerformanceTable()
-        self._corrections = corrections
         self._idle: dict[ServingDevices, dict[Key, _IdleFit]] = {}
         self._places: dict[tuple[str, tuple[ServingDevices, ...], bool], dict[Key, PlaceFit | None]] = {}
-        self._needs: dict[tuple[str, ServingDevices], tuple[tuple[KnownModel, ...], list[_Need | None]]] = {}
+        self._needs: dict[tuple[str, ServingDevices], tuple[tuple[KnownModel, ...], _ClassNeeds]] = {}
         self._ranked: dict[tuple[str, tuple[ServingDevices, ...]], tuple[tuple[KnownModel, ...], list[RankedFit]]] = {}
         self._count = 0
 
@@ -122,6 +125,12 @@ class FitTable:
         for key in keys:
             for known in (*self._idle.values(), *self._places.values()):
                 known.pop(key, None)  # type: ignore[attr-defined] # both are dictionaries by key
+        self._ranked.clear()
+        self._needs.clear()
+
+    def forget_corrected(self) -> None:
+        """Forget all that follows from corrections, which have changed: no need is estimated again for it."""
+        self._places.clear()
         self._ranked.clear()
         self._needs.clear()
 
@@ -135,7 +144,7 @@ class FitTable:
 
     def with_context(self, context_length: int) -> "FitTable":
         """Return an empty table with another context length."""
-        return FitTable(context_length, self._measured, self._corrections)
+        return FitTable(context_length, self._measured)
 
     def rank_models(self, models: tuple[KnownModel, ...], profile: CellProfile) -> list[RankedFit]:
         """Return all models on a profile, the best first, without offload; kept until the models are others."""
@@ -143,22 +152,7 @@ class FitTable:
         known = self._ranked.get(key)
         if known is not None and known[0] is models:
             return known[1]
-        best: list[tuple[int, float] | None] = [None] * len(models)
-        for devices in profile.replicas:
-            free = devices.free_bytes if devices.free_bytes is not None else devices.memory_bytes or 0
-            for position, need in enumerate(self._list_needs(models, profile.accelerator, devices)):
-                known_best = best[position]
-                if need is None or (known_best is not None and known_best[0] <= _GOOD):
-                    continue
-                level = 0 if free >= need.perfect else 1 if free >= need.good else 2 if free >= need.least else 3
-                if known_best is None or level < known_best[0]:
-                    best[position] = level, need.slowness if level < RANKS["too_tight"] else 0.0
-        ranked = [
-            RankedFit(*found, models[position].full_name, position)
-            for position, found in enumerate(best)
-            if found is not None
-        ]
-        ranked.sort()
+        ranked = self._rank_anew(models, profile)
         self._ranked.pop(key, None)
         while self._ranked and (len(self._ranked) + 1) * len(models) > MOST_RANKED:
             # Those of profiles that exist no more are among the oldest ones.
@@ -166,17 +160,49 @@ class FitTable:
         self._ranked[key] = (models, ranked)
         return ranked
 
-    def _list_needs(
-        self, models: tuple[KnownModel, ...], accelerator: str, devices: ServingDevices
-    ) -> list[_Need | None]:
+    def _rank_anew(self, models: tuple[KnownModel, ...], profile: CellProfile) -> list[RankedFit]:
+        settled: list[RankedFit] = []
+        waiting: list[int] | range = range(len(models))
+        best = dict[int, RankedFit]()
+        """The best level so far of each model that waits for a better one with more devices."""
+        for devices in profile.replicas:
+            free = devices.free_bytes if devices.free_bytes is not None else devices.memory_bytes or 0
+            needs, order = self._list_needs(models, profile.accelerator, devices)
+            left = list[int]()
+            for position in order if len(waiting) == len(models) else waiting:
+                need = needs[position]
+                if need is None:
+                    left.append(position)
+                    continue
+                least, good, perfect, rows = need
+                if free >= good:
+                    settled.append(rows[_PERFECT if free >= perfect else _GOOD])
+                    continue
+                left.append(position)
+                found = rows[_MARGINAL if free >= least else _TOO_TIGHT]
+                if position not in best or found[0] < best[position][0]:
+                    best[position] = found
+            waiting = left
+        levels: tuple[list[RankedFit], ...] = ([], [], [], [])
+        for each in (*settled, *(best[position] for position in waiting if position in best)):
+            levels[each[0]].append(each)
+        for level in levels:
+            # The fastest came first, but for those of several devices: this compares neighbours.
+            level.sort()
+        return [each for level in levels for each in level]
+
+    def _list_needs(self, models: tuple[KnownModel, ...], accelerator: str, devices: ServingDevices) -> _ClassNeeds:
         """Return what each model needs of such devices."""
         key = accelerator, _empty(devices)
         known = self._needs.get(key)
         if known is None or known[0] is not models:
-            known = self._needs[key] = (models, [self._find_need(each, accelerator, devices) for each in models])
+            needs = [self._find_need(each, position, accelerator, devices) for position, each in enumerate(models)]
+            ordered = [each.position for each in sorted(each.rows[0] for each in needs if each is not None)]
+            unknown = [position for position, each in enumerate(needs) if each is None]
+            known = self._needs[key] = models, _ClassNeeds(needs, ordered + unknown)
         return known[1]
 
-    def _find_need(self, model: KnownModel, accelerator: str, devices: ServingDevices) -> _Need | None:
+    def _find_need(self, model: KnownModel, position: int, accelerator: str, devices: ServingDevices) -> _Need | None:
         workload = model.workloads.get(accelerator)
         if workload is None or devices.memory_bytes is None:
             return None
@@ -185,7 +211,7 @@ class FitTable:
             return None
         fit, nowhere = idle.fit, float("inf")
         if fit.level == "too_tight":
-            return _Need(nowhere, nowhere, nowhere, 0.0)
+            return _Need(nowhere, nowhere, nowhere, _list_rows(model, position, 0.0))
         least, needed = max(idle.least_bytes, fit.needed_bytes), fit.needed_bytes
         speed = fit.speed.generation.expected if fit.speed else 0.0
         is_best_perfect = fit.run_mode == "accelerator"
@@ -193,7 +219,7 @@ class FitTable:
             least,
             max(least, needed * GOOD_HEADROOM),
             max(least, needed * PERFECT_HEADROOM) if is_best_perfect else nowhere,
-            -speed,
+            _list_rows(model, position, -speed),
         )
 
     def find_place(self, model: KnownModel, profile: CellProfile, *, offloads: bool = True) -> PlaceFit | None:
@@ -229,6 +255,9 @@ class FitTable:
     def _find_whole(self, model: KnownModel, workload: Workload, devices: ServingDevices) -> _IdleFit:
         """Return the fit on idle devices; the memory that a user states counts where the devices have no own."""
         idle = self._find_idle(model, workload, devices)
+        if idle.fit is not None and idle.fit.speed is not None and idle.fit.speed.method == "roofline":
+            found = self._correct(model).find(devices.vendor, devices.device_class, workload.runtime)
+            idle = idle._replace(fit=idle.fit._replace(speed=correct_speed(idle.fit.speed, found)))
         if workload.stated_bytes and (idle.fit is None or devices.vendor in _STATED_COUNTS):
             return _IdleFit(assess_stated(workload.stated_bytes, _empty(devices), idle.fit.speed if idle.fit else None))
         return idle
@@ -248,7 +277,7 @@ class FitTable:
         if not offloads:
             return _refuse(idle, free, devices)
         share = model.active_share
-        found = assess_fit(workload, self.options, devices, self._corrections, active_share=share)
+        found = assess_fit(workload, self.options, devices, self._correct(model), active_share=share)
         return None if found is None else self._with_measured(model, workload.runtime, devices, found)
 
     def _find_idle(self, model: KnownModel, workload: Workload, devices: ServingDevices) -> _IdleFit:
@@ -256,7 +285,7 @@ class FitTable:
         known = self._idle.setdefault(emptied, {})
         found = known.get(model.key)
         if found is None:
-            fit = assess_fit(workload, self.options, emptied, self._corrections, active_share=model.active_share)
+            fit = assess_fit(workload, self.options, emptied, active_share=model.active_share)
             if fit is not None:
                 fit = self._with_measured(model, workload.runtime, devices, fit)
             own = 0 if devices.vendor in _STATED_COUNTS else devices.memory_bytes or 0
@@ -265,6 +294,10 @@ class FitTable:
             self._count += 1
         return found
 
+    def _correct(self, model: KnownModel) -> ScopedCorrections:
+        """Return the corrections of a model: whoever may see it may see the measurements of its namespace."""
+        return ScopedCorrections(self._measured.corrections, model.namespace)
+
     def _with_measured(self, model: KnownModel, runtime: str, devices: ServingDevices, fit: Fit) -> Fit:
         """Return a fit with the measured speed, if there is one."""
         model_hash = model.hashes.get(runtime)
@@ -272,6 +305,14 @@ class FitTable:
             return fit
         record = self._measured.find(model_hash, devices.device_class, model.namespace)
         return fit if record is None else fit._replace(speed=report_measured(record, fit.run_mode))
+
+
+def _list_rows(model: KnownModel, position: int, slowness: float) -> tuple[RankedFit, ...]:
+    """Return a model with each level; one that does not fit has no speed."""
+    name = model.full_name
+    return tuple(
+        RankedFit(level, slowness if level < _TOO_TIGHT else 0.0, name, position) for level in range(len(FIT_LEVELS))
+    )
 
 
 def _empty(devices: ServingDevices) -> ServingDevices:

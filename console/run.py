@@ -58,6 +58,7 @@ async def run(client: Client, options: ConsoleOptions) -> None:
         log.info("density_api_listening", address=options.address[0], port=port)
         if tls is not None and options.tls is not None:
             tasks.create_task(_renew_certificate(tls, options.tls))
+        tasks.create_task(service.prepare())
         await feed.follow(client)
 
 

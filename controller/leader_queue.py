@@ -113,5 +113,6 @@ def _build_benchmarks(
         options.pods,
         measured,
         list_cells=registry.list_cells,
+        list_classes=registry.list_classes,
         list_waiting_pools=lambda: [pool for (pool, _), waiting in board.depths.items() if waiting],
     )

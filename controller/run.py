@@ -56,6 +56,7 @@ from controller.services.speed_watch import SpeedWatch
 from controller.services.tokens import KnownTokens
 from controller.services.traffic_meter import TrafficMeter
 from crds.meta import CONTROLLER_NAMESPACE
+from fitness.correction_table import CorrectionGroup
 from kube.backoff import backoff_seconds
 from kube.client import Client, Obj
 from kube.credentials import Credentials
@@ -233,7 +234,14 @@ class Controller:
             return None
         paced = PacedCall(self._enqueue_services, CLASSES_SECONDS)
         self._registry.classes.subscribe(lambda _accelerator: paced.ask())
-        return SpeedAssessor(self._registry.list_classes, measured.table, options.pods.vendors)
+        assessor = SpeedAssessor(self._registry.list_classes, measured.table, options.pods.vendors)
+
+        def enqueue_corrected(groups: Iterable[CorrectionGroup]) -> None:
+            for key in assessor.list_corrected(groups):
+                self._enqueue(INFERENCE_SERVICES, key)
+
+        measured.table.corrections.subscribe(enqueue_corrected)
+        return assessor
 
     def _make_preflight(self, measured: PerformanceSource, options: ControllerOptions) -> PreflightWebhook | None:
         """Return the webhook, which the leader keeps; None: it is off, or nodes and hosts are not this controller's."""

@@ -53,7 +53,16 @@ class ClassSpeed(ApiStruct, frozen=True):
         SpeedSource | None,
         described(
             "Measured: a benchmark of this model on this class. Corrected: an estimate, corrected by benchmarks of "
-            "other models on the class. Estimated: by the memory bandwidth of the class alone."
+            "other models on the class, or on others of its vendor. Estimated: by the memory bandwidth of the class "
+            "alone."
+        ),
+    ] = None
+    measurements: Annotated[
+        int | None,
+        described(
+            "Number of benchmarks of other models by which the estimate is corrected: those of this namespace, and of "
+            "the controller's. Absent if it is not corrected.",
+            format="int32",
         ),
     ] = None
     fit: Annotated[

@@ -17,6 +17,8 @@ from extender.node_facts import ScoringFacts
 from extender.score import BEST_SCORE, ScoreWeights, compute_score, neutral_score
 from extender.subject import ScoringSubject, ServedModel
 from extender.wire import encode_priority
+from fitness.correction_table import ScopedCorrections
+from fitness.corrections import CorrectionSource
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import PerformanceTable
 from fitness.serving_devices import ServingDevices
@@ -31,8 +33,8 @@ MOST_BOARDS: Final = 4096
 _MOST_GONE: Final = 1000
 """Nodes that are gone and whose change is known, beside as many as there are."""
 
-EstimateSpeed = Callable[[ServedModel, ServingDevices], float | None]
-"""Return the tokens a second of a replica, or None if nothing is known."""
+EstimateSpeed = Callable[[ServedModel, ServingDevices, CorrectionSource], float | None]
+"""Return the tokens a second of a replica with these corrections, or None if nothing is known."""
 
 
 class ScorePieces(dict[str, bytes]):
@@ -209,7 +211,8 @@ class SpeedTable:
             return record.tokens_per_second
         if served is None or (subject.device_count and hardware.vendor != subject.accelerator):
             return None
-        return self._estimate_speed(served, hardware.describe_replica(subject.device_count, subject.partition))
+        devices = hardware.describe_replica(subject.device_count, subject.partition)
+        return self._estimate_speed(served, devices, ScopedCorrections(self._measured.corrections, subject.namespace))
 
     def _renew_board(
         self, board: ScoreBoard | None, subject: ScoringSubject, speeds: Mapping[DeviceHardware, float | None]

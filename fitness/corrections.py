@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 _CLASS_WEIGHT: Final = 2.0
 """Measurements of a class that count as much as the correction of its vendor."""
@@ -18,6 +18,8 @@ _VENDOR_WEIGHT: Final = 1.0
 """Device classes of a vendor that count as much as no correction."""
 _LIMIT: Final = 20.0
 """A ratio beyond this or its inverse is a damaged or forged record, and is not learned from."""
+_LARGEST_FACTOR: Final = 3.0
+"""No correction is above this or below its inverse: a larger one is a damaged record, or a wrong fact of a device."""
 _MAD_TO_DEVIATION: Final = 1.4826
 """Standard deviation of a normal distribution, divided by its median absolute deviation."""
 _CLASS_SPREAD: Final = 0.2
@@ -51,6 +53,14 @@ class Correction(NamedTuple):
 
 
 _NONE: Final = Correction(1.0, _UNMEASURED, 0)
+
+
+class CorrectionSource(Protocol):
+    """All that was learned, or the part of it that counts in one namespace."""
+
+    def find(self, vendor: str, device_class: str, runtime: str) -> Correction:
+        """Return the correction of a device class, else that of its vendor, else none at all."""
+        ...
 
 
 class Corrections(NamedTuple):
@@ -98,14 +108,19 @@ def _learn_vendor(classes: list[list[float]]) -> Correction:
     between = _deviation(medians, _VENDOR_SPREAD)
     within = statistics.median(_deviation(each, _CLASS_SPREAD) for each in classes)
     spread = max(_VENDOR_SPREAD, math.hypot(between, within))
-    return Correction(math.exp(weight * statistics.median(medians)), spread, sum(map(len, classes)))
+    return Correction(_limit(weight * statistics.median(medians)), spread, sum(map(len, classes)))
 
 
 def _learn_class(found: list[float], vendor: Correction) -> Correction:
     weight = len(found) / (len(found) + _CLASS_WEIGHT)
     ratio = weight * statistics.median(found) + (1 - weight) * math.log(vendor.ratio)
     spread = weight * _deviation(found, _CLASS_SPREAD) + (1 - weight) * vendor.spread
-    return Correction(math.exp(ratio), max(_CLASS_SPREAD, spread), len(found))
+    return Correction(_limit(ratio), max(_CLASS_SPREAD, spread), len(found))
+
+
+def _limit(logarithm: float) -> float:
+    """Return the factor of a logarithm, within its bounds."""
+    return min(_LARGEST_FACTOR, max(1 / _LARGEST_FACTOR, math.exp(logarithm)))
 
 
 def _deviation(found: list[float], assumed: float) -> float:

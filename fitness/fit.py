@@ -21,7 +21,7 @@ from msgspec import structs
 
 from crds.serving import ServingOptions
 from crds.size import size_text
-from fitness.corrections import NO_CORRECTIONS, Corrections
+from fitness.corrections import NO_CORRECTIONS, CorrectionSource
 from fitness.memory import Workload, estimate_pod, least_free_bytes, refuse_device_count, way_out
 from fitness.offload import find_offload
 from fitness.serving_devices import ServingDevices
@@ -107,7 +107,7 @@ def assess_fit(
     workload: Workload,
     options: ServingOptions,
     devices: ServingDevices,
-    corrections: Corrections = NO_CORRECTIONS,
+    corrections: CorrectionSource = NO_CORRECTIONS,
     *,
     active_share: float | None = None,
 ) -> Fit | None:
@@ -126,7 +126,8 @@ def assess_fit(
     now = _find_room(workload, options, devices, free, active_share)
     if now is None:
         return None
-    idle = _find_room(workload, options, devices, max(free, devices.memory_bytes or 0), active_share) or now
+    most = max(free, devices.memory_bytes or 0)
+    idle = now if most == free else _find_room(workload, options, devices, most, active_share) or now
     speed = None
     if workload.layout is not None and now.level != "too_tight":
         speed = estimate_speed(
@@ -174,7 +175,7 @@ def advise_quantization(
     options: ServingOptions,
     devices: ServingDevices,
     parameters: int,
-    corrections: Corrections = NO_CORRECTIONS,
+    corrections: CorrectionSource = NO_CORRECTIONS,
     *,
     active_share: float | None = None,
 ) -> QuantizationAdvice | None:

@@ -18,7 +18,8 @@ _CONTEXT_BUCKETS: Final = (4096, 16384, 65536)
 """Measurements with contexts of one bucket count as alike: the cache that is allocated hardly changes the speed of a
 short prompt."""
 
-Tokens = Annotated[float, Meta(gt=0, lt=1e9)]
+MOST_TOKENS_PER_SECOND: Final = 1e9
+Tokens = Annotated[float, Meta(gt=0, lt=MOST_TOKENS_PER_SECOND)]
 """Tokens a second. A record that says anything else is damaged or forged, and is not read."""
 Text = Annotated[str, Meta(max_length=512)]
 
@@ -49,6 +50,10 @@ class MeasuredPerformance(msgspec.Struct, frozen=True, kw_only=True, rename="cam
     measured_at: Text = ""
     """RFC 3339."""
     source: Literal["job", "host", "live"] = "job"
+    accelerator: Text = ""
+    """Vendor of the devices, as `devices/vendors.py` names it. The controller writes this and the next one."""
+    estimated_tokens_per_second: Tokens | None = None
+    """The estimate without corrections, beside which the measurement corrects those of other models; None: unknown."""
 
 
 def hash_model(model: Model, runtime: str, options: ServingOptions) -> str:

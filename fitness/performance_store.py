@@ -12,6 +12,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from crds.meta import CONTROLLER_NAMESPACE, GROUP, LABEL_MANAGED_BY, MANAGED_BY
+from fitness.correction_table import CorrectionTable, MeasuredRatio
+from fitness.corrections import SpeedRatio
 from fitness.performance import MeasuredPerformance
 from kube.client import Obj
 
@@ -192,6 +194,8 @@ class PerformanceTable:
 
     def __init__(self) -> None:
         self._models: dict[str, ModelRecords] = {}
+        self.corrections = CorrectionTable()
+        """Corrections of the estimates of other models."""
 
     def update(self, config_map: Obj) -> tuple[DamagedRecord, ...]:
         """Take a ConfigMap as it is now, and return what is damaged in it."""
@@ -201,12 +205,15 @@ class PerformanceTable:
             problem = f"the labels {LABEL_BENCHMARK} and {LABEL_MODEL_HASH} do not fit the name"
             return (DamagedRecord(config_map["metadata"]["name"], "", problem),)
         self._models[model_hash] = found = decode_records(config_map)
+        self.corrections.put(model_hash, _list_ratios(found.records))
         return found.damaged
 
     def remove(self, name: str) -> None:
         """Forget the measurements of a ConfigMap that is gone."""
         if name.startswith(_PREFIX):
-            self._models.pop(name.removeprefix(_PREFIX), None)
+            model_hash = name.removeprefix(_PREFIX)
+            self._models.pop(model_hash, None)
+            self.corrections.put(model_hash)
 
     def find(self, model_hash: str, device_class: str, namespace: str = "") -> MeasuredPerformance | None:
         """Return the measurement of a model on a device class that counts in a namespace, or None.
@@ -236,6 +243,24 @@ class PerformanceTable:
 
 
 _NO_RECORDS: Final = ModelRecords()
+
+
+def _list_ratios(records: Mapping[RecordKey, MeasuredPerformance]) -> tuple[MeasuredRatio, ...]:
+    """Return the measurements that state the estimate of their time."""
+    return tuple(
+        MeasuredRatio(
+            key.namespace,
+            SpeedRatio(
+                each.accelerator,
+                key.device_class,
+                each.runtime,
+                each.tokens_per_second,
+                each.estimated_tokens_per_second,
+            ),
+        )
+        for key, each in records.items()
+        if each.accelerator and each.runtime and each.estimated_tokens_per_second
+    )
 
 
 class _FlexInferRecord(msgspec.Struct, frozen=True, rename="camel"):

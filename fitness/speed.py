@@ -19,7 +19,7 @@ from crds.model import Layout, Model
 from crds.serving import ServingOptions
 from crds.size import size_text
 from devices.products import find_family
-from fitness.corrections import NO_CORRECTIONS, Correction, Corrections
+from fitness.corrections import NO_CORRECTIONS, Correction, CorrectionSource
 from fitness.llama_cpp import token_bytes
 from fitness.performance import MeasuredPerformance
 from fitness.serving_devices import ServingDevices
@@ -114,6 +114,8 @@ class SpeedEstimate(NamedTuple):
     run_mode: RunMode
     basis: str
     """The figures behind it, for people."""
+    measurements: int = 0
+    """Number of measurements of other models by which it is corrected."""
 
 
 class WeightsPlace(NamedTuple):
@@ -129,7 +131,7 @@ def estimate_speed(
     options: ServingOptions,
     runtime: str,
     devices: ServingDevices,
-    corrections: Corrections = NO_CORRECTIONS,
+    corrections: CorrectionSource = NO_CORRECTIONS,
     *,
     active_share: float | None = None,
     place: WeightsPlace | None = None,
@@ -168,6 +170,19 @@ def estimate_speed(
         method="corrected" if correction.measurements else "roofline",
         run_mode=place.run_mode,
         basis=_describe(read, runtime, devices, place, correction),
+        measurements=correction.measurements,
+    )
+
+
+def correct_speed(estimate: SpeedEstimate, correction: Correction) -> SpeedEstimate:
+    """Return an estimate that was made without corrections, corrected as `estimate_speed` does."""
+    if estimate.method != "roofline" or not correction.measurements:
+        return estimate
+    return estimate._replace(
+        generation=_range(estimate.generation.expected * correction.ratio, correction.spread),
+        method="corrected",
+        basis=estimate.basis + _describe_correction(correction),
+        measurements=correction.measurements,
     )
 
 
@@ -302,6 +317,10 @@ def _describe(read: _Reads, runtime: str, devices: ServingDevices, place: Weight
         words += f", {1 - place.device_share:.0%} of it from host memory"
     if place.run_mode == "moe_offload":
         words += ", experts from host memory"
-    if correction.measurements:
-        words += f"; corrected by {correction.ratio:.2f} from {correction.measurements} measurements"
-    return words
+    return words + _describe_correction(correction)
+
+
+def _describe_correction(correction: Correction) -> str:
+    if not correction.measurements:
+        return ""
+    return f"; corrected by {correction.ratio:.2f} from {correction.measurements} measurements"

@@ -27,7 +27,7 @@ from controller.services.tokens import TOKEN_KEY
 from crds.inferenceservice import InferenceService
 from crds.meta import GROUP, LABEL_MANAGED_BY, LABEL_MODEL, MANAGED_BY
 from crds.performance import BenchmarkOptions
-from fitness.performance import MeasuredPerformance
+from fitness.performance import MeasuredPerformance, Tokens
 from fitness.performance_store import LABEL_BENCHMARK
 from kube.client import Obj
 from kube.resources import JOBS, MODELS, ObjectKey
@@ -70,6 +70,8 @@ class BenchmarkOrder(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Counted from 0. Tenants can edit the annotation: a negative number would never end the tries."""
     runtime: str = ""
     image: str = ""
+    estimated_tokens_per_second: Tokens | None = None
+    """The estimate without corrections; None: unknown."""
 
 
 class BenchmarkJob(NamedTuple):
@@ -208,6 +210,8 @@ def _read_record(pods: Sequence[Obj], order: BenchmarkOrder, now: datetime) -> M
         record,
         load_seconds=_find_load_seconds(pod, state),
         runtime=order.runtime,
+        accelerator=order.accelerator,
+        estimated_tokens_per_second=order.estimated_tokens_per_second,
         image=order.image,
         node=pod.get("spec", {}).get("nodeName", ""),
         source="job",

@@ -8,7 +8,7 @@ accelerator end within a second.
 import asyncio
 import contextlib
 import functools
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -35,6 +35,7 @@ from controller.reconcile.plan import Leading, Ref, Snapshot
 from controller.services.performance_source import PerformanceSource
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import LABEL_BENCHMARK, RecordKey
+from fitness.serving_devices import ServingDevices
 from kube.client import Obj
 from kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unreachable
 from kube.resources import (
@@ -75,6 +76,7 @@ class BenchmarkRunner:
         settings: options of the controller.
         measured: the stored measurements.
         list_cells: returns all cells with what is free there.
+        list_classes: returns one device of each device class of an accelerator.
         list_waiting_pools: returns the pools for which anything waits.
     """
 
@@ -85,10 +87,12 @@ class BenchmarkRunner:
         measured: PerformanceSource,
         *,
         list_cells: Callable[[], Iterable[Cell]],
+        list_classes: Callable[[str], Sequence[ServingDevices]],
         list_waiting_pools: Callable[[], Iterable[str]],
     ) -> None:
         self._store, self._settings, self._measured = store, settings, measured
         self._list_cells, self._list_waiting_pools = list_cells, list_waiting_pools
+        self._list_classes = list_classes
         self._wake = asyncio.Event()
         self._failed: dict[BenchmarkKey, BenchmarkJob] = {}
         """Those that were ended because they had no hope of success, or were refused; their Jobs are gone."""
@@ -214,6 +218,7 @@ class BenchmarkRunner:
             attempt=started.attempt,
             runtime=prepared.choice.runtime,
             image=prepared.find_image(),
+            estimated_tokens_per_second=prepared.estimate_speed(self._list_classes(wanted.accelerator)),
         )
         job = build_benchmark_job(
             service, prepared.served, prepared.choice, self._settings, order=order, node=started.node

@@ -22,12 +22,16 @@ from controller.reconcile.plan import decode_stored
 from controller.services.candidates import list_candidates, state_accelerator
 from controller.services.checked_replica import check_replica
 from controller.services.device_classes import find_node_class
+from controller.services.pods.devices import request_devices
 from controller.services.pods.pod_template import EngineChoice
 from crds.inferenceservice import InferenceService
 from crds.model import Model
 from crds.pods import PodOptions
-from fitness.performance import hash_model
+from devices.device_class import count_devices
+from fitness.performance import MOST_TOKENS_PER_SECOND, hash_model
 from fitness.performance_store import PerformanceTable
+from fitness.serving_devices import ServingDevices
+from fitness.speed import estimate_speed, find_active_share
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, MODELS, NODES, ObjectKey
 from kube.store import Store
@@ -48,6 +52,24 @@ class PreparedBenchmark(NamedTuple):
         """Return the image of the engine."""
         choice = self.choice
         return choice.pod.image(choice.accelerator, choice.vendor, choice.runtime) or ""
+
+    def estimate_speed(self, classes: Iterable[ServingDevices]) -> float | None:
+        """Return the estimate without corrections, in tokens a second; None: something is unknown.
+
+        Args:
+            classes: one device of each device class of the accelerator.
+        """
+        model, number = self.served.model, request_devices(self.service, self.choice.vendor).number
+        layout, device_class = model.status.layout, self.wanted.key.device_class
+        there = (each for each in classes if count_devices(each.device_class, number) == device_class)
+        if layout is None or (one := next(there, None)) is None:
+            return None
+        devices = one._replace(device_class=device_class, device_count=max(1, number))
+        share = find_active_share(model)
+        found = estimate_speed(layout, self.service.spec, self.served.runtime, devices, active_share=share)
+        expected = found.generation.expected if found is not None else 0.0
+        # A forged header states a model of a few bytes, and an order with such a number would not be read again.
+        return expected if 0 < expected < MOST_TOKENS_PER_SECOND else None
 
 
 class NodeGroup(NamedTuple):

@@ -18,6 +18,8 @@ from crds.placement import MOST_CLASSES, ClassSpeed, PlacementDemands, SpeedRefu
 from crds.rate import format_rate
 from devices.device_class import count_devices
 from devices.vendors import Vendors
+from fitness.correction_table import CorrectionGroup, ScopedCorrections
+from fitness.corrections import NO_CORRECTIONS, CorrectionSource
 from fitness.fit import FIT_LEVELS, Fit, assess_fit
 from fitness.performance import MeasuredPerformance, hash_model
 from fitness.performance_store import PerformanceTable
@@ -39,6 +41,8 @@ def assess_classes(
     number: int,
     classes: Iterable[ServingDevices],
     measured: Mapping[str, MeasuredPerformance],
+    *,
+    corrections: CorrectionSource = NO_CORRECTIONS,
 ) -> tuple[ClassSpeed, ...]:
     """Return the speed of a replica on each device class.
 
@@ -48,6 +52,7 @@ def assess_classes(
         number: devices of one replica; 0 on hosts.
         classes: one device of each class.
         measured: measurements of the Model with this engine and these options, by device class.
+        corrections: what measurements of other models say, as far as they count in its namespace.
     """
     workload = describe_workload(served)
     if is_memory_stated(served):
@@ -57,7 +62,7 @@ def assess_classes(
     found = []
     for each in classes:
         devices = each._replace(device_class=count_devices(each.device_class, number), device_count=max(1, number))
-        fit = assess_fit(workload, service.spec, devices, active_share=share)
+        fit = assess_fit(workload, service.spec, devices, corrections, active_share=share)
         record = measured.get(devices.device_class) if not served.companions else None
         found.append(_describe_class(devices.device_class, fit, record, service.spec.placement))
     return sort_speeds(found)
@@ -80,12 +85,12 @@ def _describe_class(
 ) -> ClassSpeed:
     level = fit.level_if_idle if fit is not None else None
     estimated = fit.speed if fit is not None else None
-    speed, low, high, source = None, None, None, None
+    speed, low, high, source, corrected_by = None, None, None, None, None
     if record is not None:
         speed, source = record.tokens_per_second, _SOURCES["measured"]
     elif estimated is not None:
         low, speed, high = estimated.generation
-        source = _SOURCES[estimated.method]
+        source, corrected_by = _SOURCES[estimated.method], estimated.measurements or None
     least = demands.min_tokens_per_second
     refusal: SpeedRefusal | None = None
     if least is not None and (speed is None or speed < least):
@@ -99,6 +104,7 @@ def _describe_class(
         low=_format(low),
         high=_format(high),
         source=source,
+        measurements=corrected_by,
         fit=level,
         shortfall=fit.shortfall[:_LONGEST_SHORTFALL] if fit is not None and level == "too_tight" else "",
         refusal=refusal,
@@ -118,6 +124,13 @@ def find_no_speeds(
 ) -> tuple[ClassSpeed, ...]:
     """Return that nothing is known: the controller knows no node and no host."""
     return ()
+
+
+class _Engine(NamedTuple):
+    """An engine on devices of a vendor."""
+
+    vendor: str
+    runtime: str
 
 
 class _Assessment(NamedTuple):
@@ -141,6 +154,10 @@ class SpeedAssessor:
     ) -> None:
         self._list_classes, self._measured, self._vendors = list_classes, measured, vendors
         self._known: dict[ObjectKey, dict[str, _Assessment]] = {}
+        self._engines: dict[ObjectKey, dict[str, _Engine]] = {}
+        """Vendor and engine of each service, by accelerator."""
+        self._corrected: dict[_Engine, dict[str, dict[ObjectKey, None]]] = {}
+        """The services of each vendor and engine, by namespace."""
 
     def assess(
         self, key: ObjectKey, service: InferenceService, accelerator: str | None, served: Served | None
@@ -162,13 +179,48 @@ class SpeedAssessor:
         model_hash = hash_model(served.model, served.runtime, service.spec)
         records = self._measured.list_classes(model_hash, key.namespace)
         classes = self._list_classes(accelerator)
-        inputs = (served, service.spec, request.number, classes, records)
+        corrections = ScopedCorrections(self._measured.corrections, key.namespace)
+        self._note_engine(key, accelerator, _Engine(accelerator, served.runtime))
+        found = tuple(
+            corrections.find(each.vendor, count_devices(each.device_class, request.number), served.runtime)
+            for each in classes
+        )
+        inputs = (served, service.spec, request.number, classes, records, found)
         known = self._known.setdefault(key, {}).get(accelerator)
         if known is None or known.inputs != inputs:
-            speeds = assess_classes(service, served, request.number, classes, records)
+            speeds = assess_classes(service, served, request.number, classes, records, corrections=corrections)
             known = self._known[key][accelerator] = _Assessment(inputs, speeds)
         return known.speeds
 
     def forget(self, key: ObjectKey) -> None:
         """Forget a service that is gone."""
         self._known.pop(key, None)
+        for each in self._engines.pop(key, {}).values():
+            self._leave_engine(key, each)
+
+    def list_corrected(self, groups: Iterable[CorrectionGroup]) -> list[ObjectKey]:
+        """Return the services whose estimates follow from any of these groups of measurements."""
+        found = dict[ObjectKey, None]()
+        for each in groups:
+            namespaces = self._corrected.get(_Engine(each.vendor, each.runtime), {})
+            for namespace in (each.namespace,) if each.namespace else namespaces:
+                found.update(namespaces.get(namespace, {}))
+        return list(found)
+
+    def _note_engine(self, key: ObjectKey, accelerator: str, engine: _Engine) -> None:
+        engines = self._engines.setdefault(key, {})
+        last = engines.get(accelerator)
+        if last == engine:
+            return
+        if last is not None:
+            self._leave_engine(key, last)
+        engines[accelerator] = engine
+        self._corrected.setdefault(engine, {}).setdefault(key.namespace, {})[key] = None
+
+    def _leave_engine(self, key: ObjectKey, engine: _Engine) -> None:
+        namespaces = self._corrected[engine]
+        del namespaces[key.namespace][key]
+        if not namespaces[key.namespace]:
+            del namespaces[key.namespace]
+        if not namespaces:
+            del self._corrected[engine]

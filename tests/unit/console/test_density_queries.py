@@ -32,9 +32,11 @@ from console.density_simulation import ModelNotFound, SimulationRefused, simulat
 from console.density_snapshot import DensitySnapshot
 from console.fit_table import RANKS, FitTable
 from console.llmfit_rows import list_llmfit_models
-from crds.meta import LABEL_MANAGED_BY
+from crds.meta import CONTROLLER_NAMESPACE, LABEL_MANAGED_BY
 from devices.vendors import VENDORS, Vendor
-from kube.resources import NODE_FITNESSES, NODES
+from fitness.performance import MeasuredPerformance
+from fitness.performance_store import RecordKey, build_config_map, encode_record
+from kube.resources import CONFIG_MAPS, NODE_FITNESSES, NODES
 from tests.support.density_worlds import (
     GIB,
     GPU,
@@ -184,6 +186,37 @@ def test_models_of_other_namespaces_are_hidden() -> None:
         simulate_model(snapshot, table(), seen, SimulateRequest(model="secret"))
     shown = list_installed_models(snapshot, None, Page())
     assert b"secret" in msgspec.json.encode(shown)
+
+
+def test_measurement_of_a_namespace_corrects_only_its_own_models() -> None:
+    feed = build_feed([*gpu_node("g1"), model("own"), model("foreign", "other"), model("third", "other")])
+    fits = FitTable(CONTEXT_LENGTH, feed.measured)
+
+    def speeds() -> dict[str, tuple[Any, Any]]:
+        answer = query_nodes(feed.take_snapshot(), fits, None, DensityQuery("-GGUF"), Page())
+        return {each.model.name: (each.model.speed_method, each.model.estimated_tps) for each in answer.ranked_nodes}
+
+    first = speeds()
+    record = MeasuredPerformance(
+        tokens_per_second=10, estimated_tokens_per_second=20, accelerator="nvidia", runtime="llama.cpp"
+    )
+    data = {RecordKey("nvidia-l4x1", "other").encode(): encode_record(record)}
+    config_map = build_config_map("0" * 16, data)
+    config_map["metadata"] |= {"uid": "bench", "resourceVersion": "1"}
+    feed.store.put(CONFIG_MAPS, config_map)
+    assert feed.take_corrections()
+    fits.forget_corrected()
+    found = speeds()
+    assert found["own"] == first["own"]
+    assert {found[each][0] for each in ("foreign", "third")} == {"corrected"}
+    assert found["third"][1] < first["third"][1]
+    ranked = fits.rank_models(feed.take_snapshot().models, feed.take_snapshot().profiles[0])
+    by_name = {each.name: -each.slowness for each in ranked}
+    assert round(by_name["other/third"], 1) == found["third"][1]
+    feed.store.remove(CONFIG_MAPS, CONTROLLER_NAMESPACE, config_map["metadata"]["name"])
+    assert feed.take_corrections()
+    fits.forget_corrected()
+    assert speeds() == first
 
 
 def test_quantization_and_context_are_honoured() -> None:

@@ -49,7 +49,7 @@ def test_table_of_weights_has_the_options_variables_and_values() -> None:
 
 
 def test_every_metric_is_listed_with_its_type_and_labels() -> None:
-    metrics = ExtenderMetrics(SpeedTable(VENDORS, ScoreWeights(), lambda _served, _devices: None))
+    metrics = ExtenderMetrics(SpeedTable(VENDORS, ScoreWeights(), lambda _served, _devices, _corrections: None))
     metrics.count_request("filter", "scored", 0.001)
     served = {_describe(each) for each in metrics.registry.collect() if not OF_THE_PROCESS.match(each.name)}
     rows = list_rows("Routes and metrics", 4)[1:]

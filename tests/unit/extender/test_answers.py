@@ -35,7 +35,7 @@ class Boards:
     """A knowledge of the pods of one service of namespace team, which needs 30 GiB."""
 
     def __init__(self) -> None:
-        self.table = SpeedTable(VENDORS, ScoreWeights(), lambda _served, _devices: None)
+        self.table = SpeedTable(VENDORS, ScoreWeights(), lambda _served, _devices, _corrections: None)
         self.table.set_node("sim-0", facts(L4_LABELS))
         self.table.set_node("sim-1", facts(H100_LABELS))
         self.table.set_node("sim-2", facts(MI300_LABELS))

@@ -44,7 +44,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def feed(clock: Clock) -> ExtenderFeed:
-    table = SpeedTable(VENDORS, ScoreWeights(), lambda _served, _devices: None)
+    table = SpeedTable(VENDORS, ScoreWeights(), lambda _served, _devices, _corrections: None)
     feed = ExtenderFeed(table, VENDORS, "inference.pomona.dev", clock)
     put_node(feed, "slow", L4_LABELS)
     put_node(feed, "fast", H100_LABELS)

@@ -34,7 +34,7 @@ class Extender:
     """The server on a free port, and whether its lists are complete."""
 
     def __init__(self) -> None:
-        metrics = ExtenderMetrics(SpeedTable(VENDORS, ScoreWeights(), lambda _served, _devices: None))
+        metrics = ExtenderMetrics(SpeedTable(VENDORS, ScoreWeights(), lambda _served, _devices, _corrections: None))
         self.is_ready = True
         self.server = ExtenderServer(Answers(Nothing(), ScoreWeights(), metrics), metrics, lambda: self.is_ready)
         self.port = 0

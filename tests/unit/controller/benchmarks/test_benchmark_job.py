@@ -181,6 +181,7 @@ def test_result_is_what_was_measured_and_where_it_really_was() -> None:
         image="engine:1",
         node="n1",
         measured_at="2026-11-21T12:01:00Z",
+        accelerator="nvidia",
         source="job",
     )
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -16,17 +17,18 @@ from controller.pod_settings import PodSettings
 from controller.reconcile.plan import Leading
 from controller.services.performance_source import MeasuredPair, PerformanceSource
 from fitness.performance_store import build_config_map
+from fitness.serving_devices import describe_devices
 from kube.client import Client, Obj, ObjectList
 from kube.errors import Forbidden, Invalid, Unreachable
 from kube.resources import CONFIG_MAPS, INFERENCE_SERVICES, JOBS, MODELS, NODES, PODS, ObjectKey, Resource
 from tests.support import virtual_time
-from tests.support.api_objects import model, service, store
+from tests.support.api_objects import GIB, model, service, store
 from tests.support.background import running
 
 START = datetime(2026, 11, 26, 12, tzinfo=UTC).timestamp()
 CHAT = ObjectKey("team", "chat")
 LABELS = {"nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.memory": "23034"}
-RESULT = '{"tokensPerSecond": 52.1, "runs": [52.1]}'
+RESULT = '{"tokensPerSecond": 52.1, "runs": [52.1], "estimatedTokensPerSecond": 1, "accelerator": "forged"}'
 
 
 class VirtualClock(datetime):
@@ -57,6 +59,7 @@ class World(Client):
             PodSettings("pomona:test"),
             self.measured,
             list_cells=self.list_cells,
+            list_classes=lambda _accelerator: [describe_devices("nvidia", "NVIDIA-L4", memory_bytes=24 * GIB)],
             list_waiting_pools=lambda: self.waiting,
         )
         self._versions = itertools.count(1)
@@ -174,6 +177,10 @@ def test_result_is_stored_and_shown_and_its_job_deleted(world: World) -> None:
         await asyncio.sleep(10)
         (stored,) = world.store.list(CONFIG_MAPS)
         assert list(stored["data"]) == ["nvidia-l4x1_team"]
+        record = json.loads(stored["data"]["nvidia-l4x1_team"])
+        # What the Job claims of these is not taken.
+        assert record["accelerator"] == "nvidia"
+        assert 10 < record["estimatedTokensPerSecond"] < 100_000
         model_hash = stored["metadata"]["labels"]["inference.pomona.dev/model-hash"]
         shown = world.measured.find(CHAT, MeasuredPair(model_hash, frozenset({"nvidia-l4x1"}))).performance
         assert shown is not None

@@ -8,6 +8,7 @@ from controller.placement.units import Cell
 from controller.pod_settings import PodSettings
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import PerformanceTable, RecordKey, build_config_map, put_record
+from fitness.serving_devices import describe_devices
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, MODELS, NODES, ObjectKey, Resource
 from tests.support.api_objects import model, service, store
@@ -98,3 +99,15 @@ def test_arguments_of_a_tenant_are_not_measured() -> None:
     (found,) = prepare_benchmarks(open_scope(known, SETTINGS, PerformanceTable(), [cell(n1)]), chat)
     assert (found.service.spec.extra_args, found.service.spec.image) == ([], None)
     assert found.find_image().startswith("ghcr.io/ggml-org/llama.cpp")
+
+
+def test_estimate_that_no_hardware_reaches_is_unknown() -> None:
+    n1, chat = node("n1"), service(hardware={"accelerator": "nvidia"})
+    l4 = describe_devices("nvidia", "NVIDIA-L4", memory_bytes=24 * GIB)
+    forged = model()
+    forged["status"]["layout"] = forged["status"]["layout"] | {"tensorBytes": 1, "layers": []}
+    for stated, is_known in ((model(), True), (forged, False)):
+        known = store(n1, (MODELS, stated), (INFERENCE_SERVICES, chat))
+        (found,) = prepare_benchmarks(open_scope(known, SETTINGS, PerformanceTable(), [cell(n1)]), chat)
+        assert (found.estimate_speed([l4]) is not None) == is_known
+        assert found.estimate_speed([]) is None

@@ -14,8 +14,9 @@ from crds.metalhost import MetalHostStatus
 from crds.model import Model
 from crds.placement import MOST_CLASSES, ClassSpeed
 from devices.vendors import VENDORS
+from fitness.correction_table import CorrectionGroup
 from fitness.performance import MeasuredPerformance, hash_model
-from fitness.performance_store import PerformanceTable, build_config_map, encode_record
+from fitness.performance_store import PerformanceTable, RecordKey, build_config_map, encode_record
 from fitness.serving_devices import ServingDevices, describe_devices, describe_host
 from fitness.stated_hardware import describe_host as describe_stated_host
 from tests.support.api_objects import GIB, as_service, model, service
@@ -157,3 +158,46 @@ def test_replica_that_cannot_be_and_a_partition_have_no_speeds() -> None:
     assert found.assess(KEY, stated, None, SERVED) == ()
     sliced = chat(hardware={"accelerator": "nvidia", "resource": "nvidia.com/mig-1g.10gb"})
     assert found.assess(KEY, sliced, "nvidia", SERVED) == ()
+
+
+def correct(table: PerformanceTable, namespace: str, factor: float = 0.5, count: int = 4) -> None:
+    """Store measurements of other models on an L4, with the estimates of their time."""
+    record = MeasuredPerformance(
+        tokens_per_second=100 * factor,
+        estimated_tokens_per_second=100,
+        accelerator="nvidia",
+        runtime=SERVED.runtime,
+    )
+    for number in range(count):
+        data = {RecordKey("nvidia-l4x1", namespace).encode(): encode_record(record)}
+        table.update(build_config_map(f"{number:08x}", data))
+
+
+def test_measurements_of_other_models_correct_an_estimate() -> None:
+    found, _, table = assessor(L4)
+    stated = chat(hardware={"accelerator": "nvidia"})
+    (first,) = found.assess(KEY, stated, "nvidia", SERVED)
+    assert (first.source, first.measurements) == ("Estimated", None)
+    correct(table, KEY.namespace)
+    (second,) = found.assess(KEY, stated, "nvidia", SERVED)
+    assert (second.source, second.measurements) == ("Corrected", 4)
+    assert 0.5 < float(second.tokens_per_second or 0) / float(first.tokens_per_second or 1) < 0.7
+
+
+@pytest.mark.parametrize(("namespace", "source"), [("other", "Estimated"), ("pomona-system", "Corrected")])
+def test_measurements_of_another_tenant_correct_nothing(namespace: str, source: str) -> None:
+    found, _, table = assessor(L4)
+    stated = chat(hardware={"accelerator": "nvidia"})
+    found.assess(KEY, stated, "nvidia", SERVED)
+    correct(table, namespace)
+    assert [each.source for each in found.assess(KEY, stated, "nvidia", SERVED)] == [source]
+
+
+def test_services_of_an_engine_are_found_by_what_corrects_them() -> None:
+    found, _, _ = assessor(L4)
+    found.assess(KEY, chat(hardware={"accelerator": "nvidia"}), "nvidia", SERVED)
+    own = CorrectionGroup(KEY.namespace, "nvidia", SERVED.runtime)
+    assert found.list_corrected([own, own._replace(namespace="")]) == [KEY]
+    assert found.list_corrected([own._replace(namespace="other"), own._replace(vendor="amd")]) == []
+    found.forget(KEY)
+    assert found.list_corrected([own]) == []

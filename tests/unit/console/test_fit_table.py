@@ -1,0 +1,143 @@
+"""Fits and cells that the density API keeps equal those that are computed anew, for each cell and model alone."""
+
+import asyncio
+import copy
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from console.density_feed import CONTEXT_LENGTH, DensityFeed
+from console.density_queries import MOST_OFFLOADED, DensityQuery, Page, query_nodes
+from console.density_service import DensityService
+from console.density_snapshot import DensitySnapshot
+from console.fit_table import FitTable, RankedFit
+from crds.meta import LABEL_MANAGED_BY
+from kube.resources import NODE_FITNESSES, NODES, PODS
+from tests.support.density_worlds import GIB, GPU, OLD, Clock, build_feed, cpu_node, gpu_node, host, model, pod
+
+
+def rank_one_by_one(snapshot: DensitySnapshot, names: tuple[str, ...]) -> list[RankedFit]:
+    """Return the models on a cell by a table that has computed nothing else."""
+    found = []
+    profile = snapshot.profile_of[names[0]]
+    for position, each in enumerate(snapshot.models):
+        place = FitTable(CONTEXT_LENGTH).find_place(each, profile, offloads=False)
+        if place is not None:
+            found.append(RankedFit(*place.rank, each.full_name, position))
+    return sorted(found)
+
+
+free = st.integers(0, 26)
+
+
+@st.composite
+def draw_models(draw: st.DrawFn) -> list[tuple[Any, Any]]:
+    found = []
+    for number, (size, memory) in enumerate(
+        draw(st.lists(st.tuples(st.integers(1, 60), st.sampled_from((None, 3, 20))), min_size=1, max_size=6))
+    ):
+        stated: dict[str, Any] = {"memoryBytes": memory * GIB} if memory else {}
+        kind, built = model(f"m{number}", **stated)
+        built["status"]["layout"]["tensorBytes"] = size * GIB
+        if size % 7 == 0:
+            built["status"]["format"] = "safetensors"
+        if size % 11 == 0:
+            del built["status"]["layout"]
+        found.append((kind, built))
+    return found
+
+
+@settings(max_examples=25, deadline=None)
+@given(draw_models(), st.lists(st.tuples(free, st.integers(1, 8)), min_size=1, max_size=3), free, st.integers(0, 60))
+def test_ranks_on_a_cell_equal_those_computed_one_by_one(
+    known: list[Any], gpus: list[tuple[int, int]], memory: int, budget: int
+) -> None:
+    nodes = [each for n, (size, count) in enumerate(gpus) for each in gpu_node(f"g{n}", count, free=size * GIB)]
+    snapshot = build_feed([*nodes, *cpu_node("c", memory * GIB), host("mac", budget * GIB), *known]).take_snapshot()
+    table = FitTable(CONTEXT_LENGTH)
+    for profile in snapshot.profiles:
+        assert table.rank_models(snapshot.models, profile) == rank_one_by_one(snapshot, profile.names)
+
+
+changes = st.lists(
+    st.tuples(
+        st.sampled_from(("heartbeat", "silence", "pod", "unbind", "foreign", "cordon", "remove", "wait")),
+        st.integers(0, 2),
+        free,
+    ),
+    max_size=8,
+)
+
+
+Objects = dict[tuple[Any, str], Any]
+
+
+@settings(max_examples=40, deadline=None)
+@given(changes)
+def test_feed_after_changes_equals_one_that_begins_with_them(steps: list[tuple[str, int, int]]) -> None:
+    clock = Clock()
+    known = [*gpu_node("n0", 2), *gpu_node("n1"), *cpu_node("n2"), model("tiny")]
+    feed, objects = build_feed(known, clock), {(kind, each["metadata"]["name"]): each for kind, each in known}
+    feed.take_snapshot()
+    for moment, (step, number, amount) in enumerate(steps):
+        clock.seconds += 100 if step == "wait" else 0
+        change(feed, objects, step, f"n{number}", amount, version=str(moment + 2))
+        # The facts of an agent that is heard first may be old, which is not what this compares.
+        anew = build_feed([], clock)
+        anew.foreign, anew._freshness = feed.foreign, feed._freshness
+        for (kind, _), each in objects.items():
+            anew.store.put(kind, each)
+        found, expected = feed.take_snapshot(), anew.take_snapshot()
+        assert found.cells == expected.cells
+        assert found.profiles == expected.profiles
+
+
+def change(feed: DensityFeed, objects: Objects, step: str, name: str, amount: int, *, version: str) -> None:
+    """Change one object, in the feed and among the objects of the cluster."""
+    fitness, node = objects.get((NODE_FITNESSES, name)), objects.get((NODES, name))
+    changed: tuple[Any, Any] | None = None
+    if step == "pod":
+        changed = pod(f"p{version}", name, {GPU: "1", "memory": f"{amount}Gi"})
+    elif step == "foreign":
+        _, built = pod(f"f{version}", name, {GPU: "1"})
+        del built["metadata"]["labels"][LABEL_MANAGED_BY]
+        feed.foreign.replace(PODS, [feed.foreign.read(msgspec.Raw(msgspec.json.encode(built)))])
+    elif step in {"remove", "unbind"}:
+        gone = {"remove": (NODE_FITNESSES if amount % 2 else NODES, name), "unbind": (PODS, f"p{version}")}[step]
+        if step == "unbind":
+            gone = next((each for each in objects if each[0] is PODS), gone)
+        objects.pop(gone, None)
+        feed.store.remove(gone[0], "team" if gone[0] is PODS else None, gone[1])
+    elif step == "cordon" and node is not None:
+        changed = NODES, renew(node, version, spec={"unschedulable": True})
+    elif step != "wait" and fitness is not None:
+        observed = OLD if step == "silence" else f"2026-11-21T12:00:{int(version):02}Z"
+        status = fitness["status"] | {"availableBytes": amount * GIB, "observedAt": observed}
+        changed = NODE_FITNESSES, renew(fitness, version, status=status)
+    if changed is not None:
+        objects[changed[0], changed[1]["metadata"]["name"]] = changed[1]
+        feed.store.put(*changed)
+
+
+def renew(obj: Any, version: str, **parts: Any) -> Any:
+    return copy.deepcopy(obj) | {"metadata": obj["metadata"] | {"resourceVersion": version}} | parts
+
+
+def test_first_question_after_the_lists_estimates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = [model(f"m{number}") for number in range(MOST_OFFLOADED)]
+    feed = build_feed([*gpu_node("g1"), *cpu_node("c1"), *models])
+    service = DensityService(feed)
+
+    async def start() -> None:
+        preparation = asyncio.create_task(service.prepare())
+        for each in (feed.foreign.synced, *feed._lists.values()):
+            each.set()
+        await preparation
+
+    asyncio.run(start())
+    monkeypatch.delattr("console.fit_table.assess_fit")
+    answer = query_nodes(feed.take_snapshot(), service.table, None, DensityQuery("*"), Page())
+    assert {each.node_name for each in answer.ranked_nodes} == {"g1", "c1"}

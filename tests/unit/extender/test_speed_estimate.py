@@ -1,0 +1,41 @@
+"""The extender's estimate follows the measurements that count in the namespace of the pod."""
+
+import msgspec
+import pytest
+
+from crds.inferenceservice import InferenceService
+from crds.model import Model
+from devices.vendors import VENDORS
+from extender.score import ScoreWeights
+from extender.speed_estimate import estimate_tokens_per_second
+from extender.speed_table import SpeedTable
+from extender.subject import ServedModel
+from fitness.performance import MeasuredPerformance
+from fitness.performance_store import RecordKey, build_config_map, encode_record
+from tests.support.api_objects import model, service
+from tests.unit.extender.extender_objects import H100_LABELS, L4_LABELS, facts, subject
+
+SERVED = ServedModel(msgspec.convert(model(), Model), msgspec.convert(service(), InferenceService), "llama.cpp")
+
+
+@pytest.mark.parametrize(
+    ("namespace", "is_slower"), [("", True), ("pomona-system", True), ("team", True), ("other", False)]
+)
+def test_correction_counts_in_its_own_namespace(namespace: str, is_slower: bool) -> None:
+    table = SpeedTable(VENDORS, ScoreWeights(), estimate_tokens_per_second)
+    table.set_node("l4", facts(L4_LABELS))
+    table.set_node("h100", facts(H100_LABELS))
+    asked = subject()._replace(namespace="team")
+    before = table.find_board(asked, SERVED).pieces["l4"]
+    record = MeasuredPerformance(
+        tokens_per_second=10, estimated_tokens_per_second=30, accelerator="nvidia", runtime="llama.cpp"
+    )
+    for number in range(20):
+        data = {
+            RecordKey("nvidia-l4x1", namespace).encode(): encode_record(record),
+            RecordKey("nvidia-h100-80gb-hbm3x1", namespace).encode(): encode_record(
+                msgspec.structs.replace(record, tokens_per_second=30)
+            ),
+        }
+        table.set_measurements(build_config_map(f"{number:08x}", data))
+    assert (table.find_board(asked, SERVED).pieces["l4"] != before) == is_slower
