@@ -184,9 +184,8 @@ class Controller:
         self._node_kinds = _list_node_kinds(options.namespaces)
         self._kueue = KueueQueues(options.namespaces)
         self._identity = f"{os.uname().nodename}-{secrets.token_hex(4)}"
-        self._elector = (
-            Elector(election or client, CONTROLLER_NAMESPACE, LEASE, self._identity) if options.elects else None
-        )
+        candidate = Elector(election or client, CONTROLLER_NAMESPACE, LEASE, self._identity)
+        self._elector = candidate if options.elects else None
         self._recorder = EventRecorder(client, "pomona.dev/controller", self._identity)
         self._precedence = AdmissionPrecedence()
         self._queue: WorkQueue[Item] | None = None

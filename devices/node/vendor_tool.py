@@ -127,7 +127,7 @@ def _end_group(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _reap_children() -> None:
-    """Let children of earlier runs go that have ended: nobody else reads their exit status if they became ours."""
+    """Release children of earlier runs that have ended: nobody else reads their exit status if they became ours."""
     for group in tuple(_groups):
         try:
             while os.waitpid(-group, os.WNOHANG)[0]:

@@ -100,7 +100,7 @@ async def test_density_api_answers_a_user_of_the_cluster(
 
 
 class Answer(NamedTuple):
-    """What a pod answered."""
+    """Answer of a pod."""
 
     status: int
     text: str
