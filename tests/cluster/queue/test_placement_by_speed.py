@@ -30,13 +30,13 @@ DOCUMENT = (CHECKOUT / "docs" / "placement.md").read_text()
 HARDWARE = "nodes,nodefitnesses.inference.pomona.dev"
 L4 = {"nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.memory": "23034"}
 LAYOUT = {
-    "tensorBytes": 500_000_000,
-    "vocabularySize": 151936,
+    "tensorBytes": 100_000_000,
+    "vocabularySize": 32000,
     "embeddingSize": 1024,
     "attentionSize": 1024,
     "headCount": 16,
     "feedForwardSize": 3072,
-    "layers": [{"count": 28, "keyElements": 1024, "valueElements": 1024}],
+    "layers": [{"count": 4, "keyElements": 1024, "valueElements": 1024}],
 }
 SPEEDS = {"nvidia-h100-80gb-hbm3x1": 140.0, "nvidia-l4x1": 24.5}
 
