@@ -19,6 +19,7 @@ from controller.placement.units import (
     CLAIM_SLOT,
     MEMORY,
     SPEED_UNKNOWN,
+    TOO_SLOW,
     TOO_TIGHT,
     Amounts,
     Cell,
@@ -236,7 +237,7 @@ def _describe(unit: Unit, cell: Cell, refusal: CellRefusal, made: Round, rules: 
     if refusal.reason == NOMINATED and unit.nomination is not None:
         number = len(unit.nomination.victims)
         return f"held for it until {number} replica{' has' if number == 1 else 's have'} ended", ""
-    if refusal.reason in unit.speeds.refusals.values():
+    if refusal.reason in {TOO_SLOW, SPEED_UNKNOWN, TOO_TIGHT}:
         return _describe_class(unit, cell, refusal.reason)
     if refusal.reason in {"SharedDevices", "SliceTooSmall"} and isinstance(unit.requirement, NodeRequirement):
         return _describe_slices(unit.requirement.slices or SliceDemand(0), cell, refusal.reason)

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from controller.placement.placement_notes import PlacementNotes
 from controller.reconcile.conditions import condition
 from controller.reconcile.plan import Snapshot
-from controller.services.class_speeds import FindSpeeds, SpeedAssessor, find_no_speeds
+from controller.services.class_speeds import FindSpeeds, SpeedAssessor, cut_speeds, find_no_speeds
 from controller.services.device_classes import find_replica_class
 from controller.services.performance_source import UNKNOWN_SPEED, KnownSpeed, MeasuredPair, PerformanceSource
 from controller.services.placement_report import report_placement
@@ -38,7 +38,7 @@ class SpeedReport(NamedTuple):
         """Return a status with the speed, and with a condition if it could not be measured."""
         found = dict(status)
         if self.classes:
-            found["speeds"] = [without_defaults(each) for each in self.classes]
+            found["speeds"] = [without_defaults(each) for each in cut_speeds(self.classes)]
         if self.placement is not None:
             found["placement"] = without_defaults(self.placement)
         if self.measured.performance is not None:
