@@ -3,8 +3,12 @@
 A benchmark is worth nothing to a service that waits. So none is started, and each is ended, while anything waits in
 the queue for its accelerator. One that fails is tried again after a back-off, and after three tries not before its
 service or the controller's image changes; the service says why.
+
+Namespaces take turns, however many models each has. A Job that runs and that this leader has not started has no part
+in the number that may run: it was forged, or an earlier leader started it, and it is ended.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
@@ -18,6 +22,8 @@ from kube.resources import ObjectKey
 MOST_AT_ONCE: Final = 2
 """Benchmarks in the whole cluster that run at once."""
 MOST_ATTEMPTS: Final = 3
+MOST_FOREIGN: Final = 20
+"""Jobs of others that are ended at once: whoever makes many delays nothing else."""
 FIRST_RETRY_SECONDS: Final = 60.0
 LAST_RETRY_SECONDS: Final = 3600.0
 _BROKEN: Final = frozenset({"Broken", "Failed"})
@@ -63,7 +69,11 @@ class BenchmarkPlan(NamedTuple):
 
 
 def plan_benchmarks(
-    wanted: Sequence[WantedBenchmark], there: Sequence[BenchmarkJob], busy: Collection[str], now: datetime
+    wanted: Sequence[WantedBenchmark],
+    there: Sequence[BenchmarkJob],
+    busy: Collection[str],
+    now: datetime,
+    turns: Mapping[str, int],
 ) -> BenchmarkPlan:
     """Decide.
 
@@ -72,11 +82,14 @@ def plan_benchmarks(
         there: the Jobs that exist.
         busy: the accelerators for which anything waits.
         now: the time.
+        turns: by namespace the number of its last start, of which later ones have higher numbers.
     """
     by_key = {each.key: each for each in wanted}
     end = list[EndedBenchmark]()
+    foreign = [each for each in there if each.outcome.state == "Going" and not each.is_own]
+    own = [each for each in there if each.outcome.state != "Going" or each.is_own]
     latest: dict[BenchmarkKey, BenchmarkJob] = {}
-    for job in sorted(there, key=lambda each: (each.order.attempt, each.ref.name)):
+    for job in sorted(own, key=lambda each: (each.order.attempt, each.ref.name)):
         if cause := _find_end(job, by_key.get(job.key), busy):
             end.append(EndedBenchmark(job, cause))
             continue
@@ -90,20 +103,24 @@ def plan_benchmarks(
             latest[key] = job._replace(outcome=job.trouble, trouble=None)
             failed.append(latest[key])
     stored = tuple((key, job.record) for key, job in latest.items() if job.record is not None)
-    start, problems, waits = _plan_starts(wanted, latest, busy, now)
+    due, problems, waits = _list_due(wanted, latest, busy, now)
+    going = [key.namespace for key, job in latest.items() if job.outcome.state == "Going"]
+    start = _take_turns(due, going, turns)
+    end += [EndedBenchmark(each, "foreign") for each in foreign[:MOST_FOREIGN]]
     return BenchmarkPlan(tuple(start), tuple(end), tuple(failed), stored, problems, min(waits, default=None))
 
 
-def _plan_starts(
+def _list_due(
     wanted: Sequence[WantedBenchmark],
     latest: Mapping[BenchmarkKey, BenchmarkJob],
     busy: Collection[str],
     now: datetime,
 ) -> tuple[list[StartedBenchmark], dict[ObjectKey, BenchmarkProblem], list[float]]:
-    """Return the benchmarks to start, the services that could not be measured, and the pauses before further tries."""
-    room = MOST_AT_ONCE - sum(job.outcome.state == "Going" for job in latest.values())
-    start, problems, waits = list[StartedBenchmark](), dict[ObjectKey, BenchmarkProblem](), list[float]()
-    taken = set[str]()
+    """Return the benchmarks that could start, the services that were not measured, and the pauses before other tries.
+
+    Each that could start has the first of its nodes.
+    """
+    due, problems, waits = list[StartedBenchmark](), dict[ObjectKey, BenchmarkProblem](), list[float]()
     for each in wanted:
         attempt = 0
         if (last := latest.get(each.key)) is not None:
@@ -116,12 +133,36 @@ def _plan_starts(
             if wait > 0:
                 waits.append(wait)
                 continue
-        node = next((name for name in each.nodes if name not in taken), None)
-        if node is None or each.accelerator in busy or len(start) >= room:
-            continue
-        taken.add(node)
-        start.append(StartedBenchmark(each, node, attempt))
-    return start, problems, waits
+        if each.nodes and each.accelerator not in busy:
+            due.append(StartedBenchmark(each, each.nodes[0], attempt))
+    return due, problems, waits
+
+
+def _take_turns(
+    due: Sequence[StartedBenchmark], going: Sequence[str], turns: Mapping[str, int]
+) -> list[StartedBenchmark]:
+    """Return the benchmarks to start: of the namespace with the fewest that run, then of that which waits longest.
+
+    Args:
+        due: those that could start.
+        going: the namespace of each that runs.
+        turns: by namespace the number of its last start.
+    """
+    queues: dict[str, list[StartedBenchmark]] = {}
+    for each in reversed(due):
+        queues.setdefault(each.wanted.key.namespace, []).append(each)
+    running, start, taken = Counter(going), list[StartedBenchmark](), set[str]()
+    while queues and running.total() < MOST_AT_ONCE:
+        namespace = min(queues, key=lambda name: (running[name], turns.get(name, 0), name))
+        found = queues[namespace].pop()
+        if not queues[namespace]:
+            del queues[namespace]
+        node = next((name for name in found.wanted.nodes if name not in taken), None)
+        if node is not None:
+            taken.add(node)
+            running[namespace] += 1
+            start.append(found._replace(node=node))
+    return start
 
 
 def _find_end(job: BenchmarkJob, wanted: WantedBenchmark | None, busy: Collection[str]) -> str:
@@ -146,9 +187,9 @@ def describe_failure(job: BenchmarkJob) -> BenchmarkProblem:
     """Return the failure of a benchmark for people."""
     tries, outcome = job.order.attempt + 1, job.outcome
     is_over = tries >= MOST_ATTEMPTS or outcome.state == "Failed"
+    anew = f": kubectl -n {job.ref.namespace} delete job {job.ref.name} tries it anew" if job.ref.uid else ""
     further = (
-        f"it is not tried again before the service is edited: kubectl -n {job.ref.namespace} delete job {job.ref.name} "
-        "tries it anew"
+        f"it is not tried again before the service is edited{anew}"
         if is_over
         else f"try {tries} of {MOST_ATTEMPTS}, and it is tried again"
     )

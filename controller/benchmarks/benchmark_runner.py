@@ -3,6 +3,9 @@
 All services are looked at after a change, at a pace that takes a twentieth of a processor at most; what is asked of the
 API server are the few Jobs that the plan names. When anything begins to wait in the queue, the benchmarks on its
 accelerator end within a second.
+
+Tenants can make Jobs with any label and annotation. So the leader keeps the uid of each Job that it starts, with what
+it has ordered, and believes no Job that runs but these; those of an earlier leader are ended and started again.
 """
 
 import asyncio
@@ -27,15 +30,16 @@ from controller.benchmarks.benchmark_plan import (
     plan_benchmarks,
 )
 from controller.benchmarks.wanted_benchmarks import PreparedBenchmark, open_scope, prepare_benchmarks
+from controller.models.jobs import JobOutcome
 from controller.placement.units import Cell
 from controller.pod_settings import PodSettings
-from controller.reconcile.plan import FIELD_MANAGER, Leading, Snapshot
+from controller.reconcile.plan import FIELD_MANAGER, Leading, Ref, Snapshot
 from controller.services.performance_source import PerformanceSource
 from crds.meta import CONTROLLER_NAMESPACE
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import LABEL_BENCHMARK, RecordKey, build_config_map, name_config_map, put_record
 from kube.client import Obj
-from kube.errors import ApiError, Conflict, NotFound, Unreachable
+from kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unreachable
 from kube.resources import (
     ACCELERATOR_POOLS,
     CONFIG_MAPS,
@@ -91,6 +95,10 @@ class BenchmarkRunner:
         self._wake = asyncio.Event()
         self._failed: dict[BenchmarkKey, BenchmarkJob] = {}
         """Those that were ended because they had no hope of success; their Jobs are gone."""
+        self._started: dict[str, BenchmarkOrder] = {}
+        """The orders of the Jobs that this leader has started, by uid."""
+        self._turns: dict[str, int] = {}
+        """By namespace the number of its last start."""
         self._prepared: dict[BenchmarkKey, PreparedBenchmark] = {}
         """Results of the last look at all services."""
         self._look_at = 0.0
@@ -99,12 +107,13 @@ class BenchmarkRunner:
 
     def wake(self) -> None:
         """Look again, after a round of the queue, whether the benchmarks that run are in its way."""
-        if self._list_own():
+        if self._list_labelled():
             self._wake.set()
 
     async def run(self, leading: Leading) -> None:
         """Run benchmarks for ever."""
-        self._failed.clear()
+        for each in (self._failed, self._started, self._turns):
+            each.clear()
         self._look_at = 0.0
         self._wake.set()
         pause: float | None = None
@@ -136,10 +145,10 @@ class BenchmarkRunner:
             [*self._list_jobs(now), *self._failed.values()],
             self._find_busy(),
             now,
+            self._turns,
         )
         # What waits for a device is worth more than a measurement.
-        for ended in plan.end:
-            await self._end(leading, ended)
+        remaining = [ended for ended in plan.end if not await self._end(leading, ended)]
         for key, record in plan.store:
             await self._write_record(leading, key, record)
         self._failed |= {job.key: job for job in plan.failed}
@@ -148,9 +157,8 @@ class BenchmarkRunner:
         self._measured.report_problems(plan.problems)
         until_look = max(0.0, self._look_at - loop_time())
         # A change that came since the last look is looked at with the next one.
-        return min(
-            (each for each in (plan.again_seconds, None if is_look else until_look) if each is not None), default=None
-        )
+        pauses = (plan.again_seconds, None if is_look else until_look, _RETRY_SECONDS if remaining else None)
+        return min((each for each in pauses if each is not None), default=None)
 
     async def _prepare(self) -> None:
         scope = open_scope(self._store, self._settings, self._measured.table, self._list_cells())
@@ -173,13 +181,18 @@ class BenchmarkRunner:
     def _list_jobs(self, now: datetime) -> list[BenchmarkJob]:
         snapshot = Snapshot(self._store, now)
         found: list[BenchmarkJob] = []
-        for job in self._list_own():
-            pods = snapshot.children(PODS, job["metadata"]["namespace"], job["metadata"]["uid"])
-            if (known := read_benchmark_job(job, pods, now)) is not None:
+        labelled = self._list_labelled()
+        uids = {each["metadata"]["uid"] for each in labelled}
+        self._started = {uid: order for uid, order in self._started.items() if uid in uids}
+        for job in labelled:
+            namespace, uid = job["metadata"]["namespace"], job["metadata"]["uid"]
+            order = self._started.get(uid)
+            known = read_benchmark_job(job, snapshot.children(PODS, namespace, uid), now, order)
+            if known is not None:
                 found.append(known)
         return found
 
-    def _list_own(self) -> list[Obj]:
+    def _list_labelled(self) -> list[Obj]:
         jobs = (each for each in self._store.list(JOBS) if LABEL_BENCHMARK in each["metadata"].get("labels", {}))
         return [each for each in jobs if "deletionTimestamp" not in each["metadata"]]
 
@@ -205,13 +218,24 @@ class BenchmarkRunner:
         self._store.put(CONFIG_MAPS, answer)
         log.info("speed_measured", model=record.model, **key._asdict(), tokens_per_second=record.tokens_per_second)
 
-    async def _end(self, leading: Leading, ended: EndedBenchmark) -> None:
+    async def _end(self, leading: Leading, ended: EndedBenchmark) -> bool:
+        """Delete a Job, and return whether the API server has let it: those of tenants it may protect."""
         ref = ended.job.ref
+        if not ref.uid:  # it was never created
+            self._failed.pop(ended.job.key, None)
+            return True
         self._failed = {key: each for key, each in self._failed.items() if each.ref.uid != ref.uid}
         leading.require_leadership()
-        with contextlib.suppress(NotFound, Conflict):
+        job = f"{ref.namespace}/{ref.name}"
+        try:
             await leading.client.delete(JOBS, ref.name, ref.namespace, uid=ref.uid)
-            log.info("benchmark_ended", job=f"{ref.namespace}/{ref.name}", cause=ended.cause)
+        except (NotFound, Conflict):
+            return True
+        except (Forbidden, Invalid) as error:
+            log.warning("benchmark_not_ended", job=job, cause=ended.cause, error=str(error))
+            return False
+        log.info("benchmark_ended", job=job, cause=ended.cause)
+        return True
 
     async def _start(self, leading: Leading, prepared: PreparedBenchmark, started: StartedBenchmark) -> None:
         wanted, service = prepared.wanted, prepared.service
@@ -228,10 +252,22 @@ class BenchmarkRunner:
         job = build_benchmark_job(
             service, prepared.served, prepared.choice, self._settings, order=order, node=started.node
         )
+        self._turns[wanted.key.namespace] = max(self._turns.values(), default=0) + 1
         leading.require_leadership()
-        with contextlib.suppress(Conflict):  # it exists already, and the watch brings it
-            self._store.put(JOBS, await leading.client.create(JOBS, job))
-            log.info("benchmark_started", **wanted.key._asdict(), node=started.node, attempt=started.attempt)
+        try:
+            created = await leading.client.create(JOBS, job)
+        except Conflict:
+            return  # it exists already, and the watch brings it
+        except (Forbidden, Invalid, NotFound) as error:
+            # Such as a quota of the namespace: the benchmarks of others go on.
+            log.warning("benchmark_not_started", **wanted.key._asdict(), error=str(error))
+            outcome = JobOutcome(state="Broken", reason="NotStarted", message=str(error), ended=datetime.now(UTC))
+            ref = Ref(JOBS, wanted.key.namespace, job["metadata"]["name"], "")
+            self._failed[wanted.key] = BenchmarkJob(ref, wanted.key, order, outcome)
+            return
+        self._started[created["metadata"]["uid"]] = order
+        self._store.put(JOBS, created)
+        log.info("benchmark_started", **wanted.key._asdict(), node=started.node, attempt=started.attempt)
 
     def _take_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
         if resource in _WAKING or (resource == PODS and _is_of_benchmark(new or old)):
