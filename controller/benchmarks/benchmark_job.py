@@ -88,6 +88,16 @@ class BenchmarkJob(NamedTuple):
     """This leader has started it. Tenants can make Jobs that look alike, and edit those that are there."""
 
     @property
+    def is_foreign(self) -> bool:
+        """True if it goes on, and this leader has not started it."""
+        return self.outcome.state == "Going" and not self.is_own
+
+    @property
+    def has_failed(self) -> bool:
+        """True if it has ended without a measurement."""
+        return self.outcome.state in {"Broken", "Failed"}
+
+    @property
     def service(self) -> ObjectKey:
         """The service whose settings are measured."""
         return ObjectKey(self.key.namespace, self.order.service)

@@ -14,13 +14,16 @@ from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
 from controller.benchmarks.benchmark_job import BenchmarkJob, BenchmarkKey
+from controller.benchmarks.probe_requests import NO_PROBES, PlannedProbes
 from controller.services.performance_source import BenchmarkProblem
 from fitness.performance import MeasuredPerformance
 from kube.backoff import EXACT, backoff_seconds
 from kube.resources import ObjectKey
 
 MOST_AT_ONCE: Final = 2
-"""Benchmarks in the whole cluster that run at once."""
+"""Benchmarks in the whole cluster that run at once, beside those for which a service waits."""
+MOST_PROBES: Final = 4
+"""Benchmarks in the whole cluster that run at once and for which a service waits."""
 MOST_ATTEMPTS: Final = 3
 MOST_FOREIGN: Final = 20
 """Jobs of others that are ended at once: whoever makes many delays nothing else."""
@@ -74,6 +77,8 @@ def plan_benchmarks(
     busy: Collection[str],
     now: datetime,
     turns: Mapping[str, int],
+    *,
+    probes: PlannedProbes = NO_PROBES,
 ) -> BenchmarkPlan:
     """Decide.
 
@@ -83,14 +88,15 @@ def plan_benchmarks(
         busy: the accelerators for which anything waits.
         now: the time.
         turns: by namespace the number of its last start, of which later ones have higher numbers.
+        probes: the pairs for which services wait.
     """
     by_key = {each.key: each for each in wanted}
     end = list[EndedBenchmark]()
-    foreign = [each for each in there if each.outcome.state == "Going" and not each.is_own]
-    own = [each for each in there if each.outcome.state != "Going" or each.is_own]
+    foreign = [each for each in there if each.is_foreign]
+    own = [each for each in there if not each.is_foreign]
     latest: dict[BenchmarkKey, BenchmarkJob] = {}
     for job in sorted(own, key=lambda each: (each.order.attempt, each.ref.name)):
-        if cause := _find_end(job, by_key.get(job.key), busy):
+        if cause := _find_end(job, by_key.get(job.key), busy, probes.held):
             end.append(EndedBenchmark(job, cause))
             continue
         if (earlier := latest.get(job.key)) is not None:
@@ -104,8 +110,7 @@ def plan_benchmarks(
             failed.append(latest[key])
     stored = tuple((key, job.record) for key, job in latest.items() if job.record is not None)
     due, problems, waits = _list_due(wanted, latest, busy, now)
-    going = [key.namespace for key, job in latest.items() if job.outcome.state == "Going"]
-    start = _take_turns(due, going, turns)
+    start = _choose_starts(due, [key for key, job in latest.items() if job.outcome.state == "Going"], turns, probes)
     end += [EndedBenchmark(each, "foreign") for each in foreign[:MOST_FOREIGN]]
     return BenchmarkPlan(tuple(start), tuple(end), tuple(failed), stored, problems, min(waits, default=None))
 
@@ -133,13 +138,34 @@ def _list_due(
             if wait > 0:
                 waits.append(wait)
                 continue
-        if each.nodes and each.accelerator not in busy:
+        if is_startable(each, busy):
             due.append(StartedBenchmark(each, each.nodes[0], attempt))
     return due, problems, waits
 
 
+def is_startable(wanted: WantedBenchmark, busy: Collection[str]) -> bool:
+    """Return whether a device is idle, and nothing waits for its accelerator."""
+    return bool(wanted.nodes) and wanted.accelerator not in busy
+
+
+def _choose_starts(
+    due: Sequence[StartedBenchmark], going: Sequence[BenchmarkKey], turns: Mapping[str, int], probes: PlannedProbes
+) -> list[StartedBenchmark]:
+    """Return the benchmarks to start: first those for which services wait, which wait for one try only."""
+    urgent = [each for each in due if each.wanted.key in probes.wanted and not each.attempt]
+    others = [each for each in due if each.wanted.key not in probes.wanted | probes.held]
+    waited = [each.namespace for each in going if each in probes.wanted]
+    beside = [each.namespace for each in going if each not in probes.wanted]
+    first = _take_turns(urgent, waited, turns, MOST_PROBES)
+    return first + _take_turns(others, beside, turns, MOST_AT_ONCE, {each.node for each in first})
+
+
 def _take_turns(
-    due: Sequence[StartedBenchmark], going: Sequence[str], turns: Mapping[str, int]
+    due: Sequence[StartedBenchmark],
+    going: Sequence[str],
+    turns: Mapping[str, int],
+    most: int,
+    used: Collection[str] = (),
 ) -> list[StartedBenchmark]:
     """Return the benchmarks to start: of the namespace with the fewest that run, then of that which waits longest.
 
@@ -147,12 +173,14 @@ def _take_turns(
         due: those that could start.
         going: the namespace of each that runs.
         turns: by namespace the number of its last start.
+        most: the number that may run at once.
+        used: nodes on which others start.
     """
     queues: dict[str, list[StartedBenchmark]] = {}
     for each in reversed(due):
         queues.setdefault(each.wanted.key.namespace, []).append(each)
-    running, start, taken = Counter(going), list[StartedBenchmark](), set[str]()
-    while queues and running.total() < MOST_AT_ONCE:
+    running, start, taken = Counter(going), list[StartedBenchmark](), set(used)
+    while queues and running.total() < most:
         namespace = min(queues, key=lambda name: (running[name], turns.get(name, 0), name))
         found = queues[namespace].pop()
         if not queues[namespace]:
@@ -165,7 +193,9 @@ def _take_turns(
     return start
 
 
-def _find_end(job: BenchmarkJob, wanted: WantedBenchmark | None, busy: Collection[str]) -> str:
+def _find_end(
+    job: BenchmarkJob, wanted: WantedBenchmark | None, busy: Collection[str], held: Collection[BenchmarkKey]
+) -> str:
     """Return why a Job is deleted, as one word; empty if it stays."""
     if wanted is None:
         return "unwanted"
@@ -173,6 +203,8 @@ def _find_end(job: BenchmarkJob, wanted: WantedBenchmark | None, busy: Collectio
         return "outdated"
     if job.outcome.state == "Going" and job.order.accelerator in busy:
         return "gives_way"
+    if job.outcome.state == "Going" and job.key in held:
+        return "too_late"
     return ""
 
 

@@ -6,13 +6,16 @@ accelerator end within a second.
 
 Tenants can make Jobs with any label and annotation. So the leader keeps the uid of each Job that it starts, with what
 it has ordered, and believes no Job that runs but these; those of an earlier leader are ended and started again.
+
+A service that waits for measurements gets an answer at once, by the last look at all services, and is enqueued when the
+answer changes: a Job was not started, has given way, or is over and has left its device.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -27,12 +30,15 @@ from controller.benchmarks.benchmark_plan import (
     EndedBenchmark,
     StartedBenchmark,
     WantedBenchmark,
+    is_startable,
     plan_benchmarks,
 )
-from controller.benchmarks.wanted_benchmarks import PreparedBenchmark, open_scope, prepare_benchmarks
-from controller.models.jobs import JobOutcome
+from controller.benchmarks.probe_requests import ProbeRequests
+from controller.benchmarks.wanted_benchmarks import BenchmarkScope, PreparedBenchmark, open_scope, prepare_benchmarks
+from controller.models.jobs import JobOutcome, has_ended
 from controller.placement.units import Cell
 from controller.pod_settings import PodSettings
+from controller.reconcile.indexes import OWNER_INDEX, namespaced
 from controller.reconcile.plan import FIELD_MANAGER, Leading, Ref, Snapshot
 from controller.services.performance_source import PerformanceSource
 from crds.meta import CONTROLLER_NAMESPACE
@@ -48,6 +54,7 @@ from kube.resources import (
     MODELS,
     NODES,
     PODS,
+    ObjectKey,
     Resource,
 )
 from kube.store import Store
@@ -65,9 +72,17 @@ _RETRY_SECONDS: Final = 30.0
 _IDLE_SECONDS: Final = 600.0
 _SERVICES_AT_ONCE: Final = 20
 """Services that are looked at before others get the event loop."""
+_FINAL_PHASES: Final = frozenset({"Succeeded", "Failed"})
 _WAKING: Final = frozenset({INFERENCE_SERVICES, MODELS, NODES, ACCELERATOR_POOLS, CONFIG_MAPS, JOBS})
 
 log = structlog.get_logger()
+
+
+class StartedJob(NamedTuple):
+    """A Job that this leader has started."""
+
+    key: BenchmarkKey
+    order: BenchmarkOrder
 
 
 class BenchmarkRunner:
@@ -95,8 +110,17 @@ class BenchmarkRunner:
         self._wake = asyncio.Event()
         self._failed: dict[BenchmarkKey, BenchmarkJob] = {}
         """Those that were ended because they had no hope of success; their Jobs are gone."""
-        self._started: dict[str, BenchmarkOrder] = {}
-        """The orders of the Jobs that this leader has started, by uid."""
+        self._started: dict[str, StartedJob] = {}
+        """The Jobs that this leader has started and that hold a device, by uid."""
+        self._leaving: dict[str, BenchmarkKey] = {}
+        """The Jobs of others that were ended and hold a device yet, by uid."""
+        self._requests = ProbeRequests()
+        self._failing: frozenset[BenchmarkKey] = frozenset()
+        """Pairs of which the last benchmark has failed."""
+        self._scope: BenchmarkScope | None = None
+        """The last look; None: there was none."""
+        self._looks = 0
+        """Number of the last look."""
         self._turns: dict[str, int] = {}
         """By namespace the number of its last start."""
         self._prepared: dict[BenchmarkKey, PreparedBenchmark] = {}
@@ -110,11 +134,47 @@ class BenchmarkRunner:
         if self._list_labelled():
             self._wake.set()
 
+    def follow_probes(self, service: ObjectKey, classes: Collection[str], until: datetime) -> Collection[str] | None:
+        """Return the device classes on which the model of a service is being measured, of these when it asks first.
+
+        None: it is not known yet. The Jobs that are missing start with the next look at all services.
+        """
+        told = self._requests.find(service)
+        if told is not None or not classes or (self._scope is None and service in self._requests):
+            return told if told is not None or classes else ()
+        self._wake.set()
+        if self._scope is None:
+            self._requests.put(service, classes, until, look=self._looks)
+            return None
+        found = self._store.get(INFERENCE_SERVICES, service.name, service.namespace)
+        prepared = prepare_benchmarks(self._scope, found) if found is not None else ()
+        wanted = {each.wanted.key.device_class: each.wanted for each in prepared}
+        measured, busy = self._list_measured(), self._find_busy()
+        told = frozenset(
+            name
+            for name, each in wanted.items()
+            if name in classes
+            and (each.key in measured or (is_startable(each, busy) and each.key not in self._failing))
+        )
+        if told:
+            keys = {name: wanted[name].key for name in told}
+            self._requests.put(service, told, until, look=self._looks, keys=keys, told=told)
+        return told
+
+    def forget(self, service: ObjectKey) -> None:
+        """Measure nothing more for a service that is gone."""
+        self._requests.forget(service)
+
+    def restart(self) -> None:
+        """Forget the requests of an earlier leadership."""
+        self._requests.clear()
+        self._scope = None
+
     async def run(self, leading: Leading) -> None:
         """Run benchmarks for ever."""
-        for each in (self._failed, self._started, self._turns):
+        for each in (self._failed, self._started, self._leaving, self._turns):
             each.clear()
-        self._look_at = 0.0
+        self._failing, self._look_at = frozenset(), 0.0
         self._wake.set()
         pause: float | None = None
         while True:
@@ -140,13 +200,9 @@ class BenchmarkRunner:
             await self._prepare()
             self._look_at = loop_time() + max(LOOK_SECONDS, (loop_time() - started_at) / _LOOK_SHARE)
         now = datetime.now(UTC)
-        plan = plan_benchmarks(
-            self._list_wanted(may_start=is_look),
-            [*self._list_jobs(now), *self._failed.values()],
-            self._find_busy(),
-            now,
-            self._turns,
-        )
+        jobs, probes = [*self._list_jobs(now), *self._failed.values()], self._requests.plan(now)
+        wanted, busy = self._list_wanted(may_start=is_look), self._find_busy()
+        plan = plan_benchmarks(wanted, jobs, busy, now, self._turns, probes=probes)
         # What waits for a device is worth more than a measurement.
         remaining = [ended for ended in plan.end if not await self._end(leading, ended)]
         for key, record in plan.store:
@@ -155,19 +211,31 @@ class BenchmarkRunner:
         for started in plan.start:
             await self._start(leading, self._prepared[started.wanted.key], started)
         self._measured.report_problems(plan.problems)
+        self._failing = frozenset(each.key for each in (*jobs, *self._failed.values()) if each.has_failed)
+        self._leaving = {uid: key for uid, key in self._leaving.items() if self._holds_device(key.namespace, uid)}
+        leaving = {*self._leaving.values(), *(each.key for each in jobs if each.is_foreign)}
+        for service in self._requests.answer(self._list_measured(), leaving, self._looks, now):
+            leading.enqueue(INFERENCE_SERVICES, service)
         until_look = max(0.0, self._look_at - loop_time())
         # A change that came since the last look is looked at with the next one.
-        pauses = (plan.again_seconds, None if is_look else until_look, _RETRY_SECONDS if remaining else None)
+        retry_seconds = _RETRY_SECONDS if remaining else None
+        pauses = (plan.again_seconds, None if is_look else until_look, retry_seconds, probes.again_seconds)
         return min((each for each in pauses if each is not None), default=None)
 
     async def _prepare(self) -> None:
+        self._looks += 1
         scope = open_scope(self._store, self._settings, self._measured.table, self._list_cells())
         found: list[PreparedBenchmark] = []
+        pairs: dict[ObjectKey, dict[str, BenchmarkKey]] = {}
         for number, service in enumerate(self._store.list(INFERENCE_SERVICES), start=1):
-            found += prepare_benchmarks(scope, service)
+            for each in prepare_benchmarks(scope, service):
+                found.append(each)
+                pairs.setdefault(each.wanted.service, {})[each.wanted.key.device_class] = each.wanted.key
             if number % _SERVICES_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        self._prepared = {each.wanted.key: each for each in found}
+        # The first service of several with a model, so that the Job of one does not end for another.
+        self._prepared, self._scope = {each.wanted.key: each for each in reversed(found)}, scope
+        self._requests.find_keys(pairs)
 
     def _list_wanted(self, *, may_start: bool) -> list[WantedBenchmark]:
         """Return what is not measured yet; between two looks nobody knows which nodes are idle."""
@@ -183,14 +251,34 @@ class BenchmarkRunner:
         found: list[BenchmarkJob] = []
         labelled = self._list_labelled()
         uids = {each["metadata"]["uid"] for each in labelled}
-        self._started = {uid: order for uid, order in self._started.items() if uid in uids}
+        self._started = {
+            uid: each
+            for uid, each in self._started.items()
+            if uid in uids or self._holds_device(each.key.namespace, uid)
+        }
         for job in labelled:
             namespace, uid = job["metadata"]["namespace"], job["metadata"]["uid"]
-            order = self._started.get(uid)
+            started = self._started.get(uid)
+            order = started.order if started is not None else None
             known = read_benchmark_job(job, snapshot.children(PODS, namespace, uid), now, order)
             if known is not None:
                 found.append(known)
         return found
+
+    def _list_measured(self) -> set[BenchmarkKey]:
+        """Return the pairs whose Job is about to make its pod, or whose pod has not left its device yet."""
+        going = {each["metadata"]["uid"] for each in self._list_labelled() if not has_ended(each)}
+        return {
+            each.key
+            for uid, each in self._started.items()
+            if self._holds_device(each.key.namespace, uid, without_pod=uid in going)
+        }
+
+    def _holds_device(self, namespace: str, uid: str, *, without_pod: bool = False) -> bool:
+        """Return whether the pod of a Job has not left its device; `without_pod` if there is none."""
+        pods = self._store.by_index(PODS, OWNER_INDEX, namespaced(namespace, uid))
+        phases = [(each.get("status") or {}).get("phase") for each in pods]
+        return any(each not in _FINAL_PHASES for each in phases) if pods else without_pod
 
     def _list_labelled(self) -> list[Obj]:
         jobs = (each for each in self._store.list(JOBS) if LABEL_BENCHMARK in each["metadata"].get("labels", {}))
@@ -225,6 +313,8 @@ class BenchmarkRunner:
             self._failed.pop(ended.job.key, None)
             return True
         self._failed = {key: each for key, each in self._failed.items() if each.ref.uid != ref.uid}
+        if ended.job.is_foreign:
+            self._leaving[ref.uid] = ended.job.key
         leading.require_leadership()
         job = f"{ref.namespace}/{ref.name}"
         try:
@@ -265,7 +355,7 @@ class BenchmarkRunner:
             ref = Ref(JOBS, wanted.key.namespace, job["metadata"]["name"], "")
             self._failed[wanted.key] = BenchmarkJob(ref, wanted.key, order, outcome)
             return
-        self._started[created["metadata"]["uid"]] = order
+        self._started[created["metadata"]["uid"]] = StartedJob(wanted.key, order)
         self._store.put(JOBS, created)
         log.info("benchmark_started", **wanted.key._asdict(), node=started.node, attempt=started.attempt)
 

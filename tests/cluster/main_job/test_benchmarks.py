@@ -18,7 +18,7 @@ from fitness.performance import MeasuredPerformance
 from fitness.performance_store import LABEL_BENCHMARK, SELECTOR
 from kube.client import Obj
 from kube.resources import CONFIG_MAPS, JOBS, MODELS, PODS
-from tests.cluster.main_job.cluster import READY_SECONDS, Cluster
+from tests.cluster.main_job.cluster import READY_SECONDS, Cluster, condition
 from tests.cluster.nodes import joined
 from tests.cluster.shared_controller import SharedController
 from tests.controlplane.plane import ControlPlane
@@ -112,6 +112,53 @@ async def test_benchmark_starts_beside_forged_jobs_and_gives_way_to_a_replica(cl
     found = await eventually(serves_twice, READY_SECONDS)
     assert find(found.status.conditions, "Benchmarked") is None, "to give way is no failure"
     assert job["metadata"]["uid"] not in {each["metadata"]["uid"] for each in await list_jobs(cluster)}
+
+
+@pytest_asyncio.fixture
+async def h100_node(plane: ControlPlane, tmp_path: Path, watched: list[Process]) -> AsyncIterator[Process]:
+    """The node `gpu-5` with a device of another class."""
+    labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559"}
+    async with joined(plane, "gpu-5", tmp_path, watched, resources={"nvidia.com/gpu": "1"}, labels=labels) as kubelet:
+        yield kubelet
+
+
+@pytest.mark.usefixtures("l4_node", "h100_node")
+async def test_first_choice_of_auto_waits_for_a_measurement_on_each_class(cluster: Cluster) -> None:
+    first = cluster.service("first", "cpu")
+    await cluster.apply(cluster.model(cache={"accessMode": "ReadWriteMany"}), first)
+    await cluster.ready("first")  # the weights are there
+    await cluster.apply(cluster.service("chat", "auto", benchmark=QUICK))
+
+    async def probes() -> InferenceService:
+        found = await cluster.get("chat")
+        ready = condition(found)
+        assert (found.status.phase, ready.reason) == ("Progressing", "Probing"), found.status
+        assert "measuring the speed on nvidia-h100-80gb-hbm3x1, nvidia-l4x1, until 2" in ready.message
+        return found
+
+    waiting = await eventually(probes, READY_SECONDS)
+    assert waiting.status.choice is not None
+    assert (waiting.status.choice.probing_since, waiting.status.choice.accelerators) != ("", [])
+    assert (waiting.status.replicas, waiting.status.accelerator) == (0, "")
+    await cluster.ready("chat")
+
+    async def placed() -> InferenceService:
+        found = await cluster.get("chat")
+        assert found.status.placement is not None
+        assert found.status.placement.basis == "probe"
+        return found
+
+    found = await eventually(placed)
+    assert {each.device_class: each.source for each in found.status.speeds} == {
+        "nvidia-h100-80gb-hbm3x1": "Measured",
+        "nvidia-l4x1": "Measured",
+    }
+    assert found.status.placement is not None
+    assert found.status.placement.device_class == found.status.speeds[0].device_class, "the faster one by measurement"
+    assert found.status.choice is not None
+    assert found.status.choice.probing_since == waiting.status.choice.probing_since
+    for stored in (await cluster.client.list(CONFIG_MAPS, "pomona-system", label_selector=SELECTOR)).items:
+        await cluster.client.delete(CONFIG_MAPS, stored["metadata"]["name"], "pomona-system")
 
 
 async def list_jobs(cluster: Cluster) -> list[Obj]:

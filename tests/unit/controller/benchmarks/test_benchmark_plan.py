@@ -11,10 +11,12 @@ from controller.benchmarks.benchmark_plan import (
     MOST_AT_ONCE,
     MOST_ATTEMPTS,
     MOST_FOREIGN,
+    MOST_PROBES,
     BenchmarkPlan,
     WantedBenchmark,
     plan_benchmarks,
 )
+from controller.benchmarks.probe_requests import NO_PROBES, PlannedProbes
 from controller.models.jobs import JobOutcome
 from controller.reconcile.plan import Ref
 from fitness.performance import MeasuredPerformance
@@ -67,8 +69,9 @@ def plan(
     jobs: Sequence[BenchmarkJob] = (),
     busy: Collection[str] = (),
     turns: Mapping[str, int] = {},
+    probes: PlannedProbes = NO_PROBES,
 ) -> BenchmarkPlan:
-    return plan_benchmarks(wants, jobs, busy, NOW, turns)
+    return plan_benchmarks(wants, jobs, busy, NOW, turns, probes=probes)
 
 
 def started(made: BenchmarkPlan) -> list[tuple[str, str, int]]:
@@ -205,6 +208,38 @@ def test_node_that_another_takes_costs_a_namespace_no_more_than_the_pair() -> No
     assert started(plan(wants)) == [("a", "n1", 0), ("c", "n2", 0)]
 
 
+def keys(names: str, namespace: str = "team") -> frozenset[BenchmarkKey]:
+    return frozenset(wanted(each, namespace=namespace).key for each in names)
+
+
+def test_pairs_for_which_a_service_waits_are_measured_first_and_beside_others() -> None:
+    wants = [wanted(each, "n1", "n2", "n3") for each in "abcd"]
+    assert started(plan(wants, probes=PlannedProbes(keys("d")))) == [("d", "n1", 0), ("a", "n2", 0), ("b", "n3", 0)]
+    running = [job("a"), job("b")]
+    assert started(plan(wants, running, probes=PlannedProbes(keys("cd")))) == [("c", "n1", 0), ("d", "n2", 0)]
+    many = [wanted(each, *(f"n{number}" for number in range(9))) for each in "abcdef"]
+    assert len(plan(many, probes=PlannedProbes(keys("abcdef"))).start) == MOST_PROBES
+
+
+def test_probe_gives_way_and_is_not_started_where_anything_waits() -> None:
+    wants, probes = [wanted("a", "n1")], PlannedProbes(keys("a"))
+    assert ended(plan(wants, [job("a")], busy={"nvidia"}, probes=probes)) == [("job-a-0", "gives_way")]
+    assert started(plan(wants, busy={"nvidia"}, probes=probes)) == []
+
+
+def test_nobody_waits_for_a_second_try() -> None:
+    assert started(plan([wanted("a", "n1")], [job("a", failed(5))], probes=PlannedProbes(keys("a")))) == []
+
+
+def test_devices_of_a_wait_that_ends_are_left_to_the_service() -> None:
+    wants, probes = [wanted("a", "n1"), wanted("b", "n2")], PlannedProbes(held=keys("ab"))
+    made = plan(wants, [job("a")], probes=probes)
+    assert (ended(made), started(made)) == ([("job-a-0", "too_late")], [])
+    assert made.problems == {}
+    done = job("a", JobOutcome(state="Succeeded"), record=FAST)
+    assert plan(wants, [done], probes=probes).store == ((done.key, FAST),)
+
+
 outcomes = st.sampled_from([GOING, failed(0), failed(1e6), failed(1e6, final=True)])
 jobs = st.builds(
     job,
@@ -218,6 +253,7 @@ jobs = st.builds(
     is_own=st.booleans(),
 )
 pairs = st.tuples(st.sampled_from(["team", "other"]), st.sampled_from("abcde"))
+pair_keys = pairs.map(lambda found: BenchmarkKey(found[0], "hash", found[1]))
 wishes = st.lists(pairs, unique=True).map(lambda found: [wanted(name, "n1", "n2", namespace=ns) for ns, name in found])
 
 
@@ -225,13 +261,22 @@ wishes = st.lists(pairs, unique=True).map(lambda found: [wanted(name, "n1", "n2"
     wishes,
     st.lists(jobs, unique_by=lambda each: (each.ref.namespace, each.ref.name), max_size=8),
     st.sets(st.sampled_from(["nvidia", "amd"])),
+    st.builds(PlannedProbes, st.frozensets(pair_keys), st.frozensets(pair_keys)),
 )
-def test_plan_keeps_its_bounds(wants: list[WantedBenchmark], there: list[BenchmarkJob], busy: set[str]) -> None:
-    made = plan(wants, there, busy)
+def test_plan_keeps_its_bounds(
+    wants: list[WantedBenchmark], there: list[BenchmarkJob], busy: set[str], probes: PlannedProbes
+) -> None:
+    probes = probes._replace(held=probes.held - probes.wanted)
+    made = plan(wants, there, busy, probes=probes)
     gone = {each.job.ref for each in made.end}
     going = [each for each in there if each.ref not in gone and each.outcome.state == "Going"]
     assert all(each.is_own for each in going)
-    assert len(going) + len(made.start) <= max(MOST_AT_ONCE, len(going))
+    first = [each for each in made.start if each.wanted.key in probes.wanted]
+    waited = [each for each in going if each.key in probes.wanted]
+    assert len(waited) + len(first) <= max(MOST_PROBES, len(waited))
+    beside, others = len(going) - len(waited), len(made.start) - len(first)
+    assert beside + others <= max(MOST_AT_ONCE, beside)
+    assert probes.held.isdisjoint({each.wanted.key for each in made.start} | {each.key for each in going})
     assert len(gone) == len(made.end)
     assert all(each.attempt < MOST_ATTEMPTS for each in made.start)
     assert not any(each.wanted.accelerator in busy for each in made.start)
