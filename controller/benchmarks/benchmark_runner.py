@@ -225,16 +225,16 @@ class BenchmarkRunner:
     async def _prepare(self) -> None:
         self._looks += 1
         scope = open_scope(self._store, self._settings, self._measured.table, self._list_cells())
-        found: list[PreparedBenchmark] = []
+        found: dict[BenchmarkKey, PreparedBenchmark] = {}
         pairs: dict[ObjectKey, dict[str, BenchmarkKey]] = {}
         for number, service in enumerate(self._store.list(INFERENCE_SERVICES), start=1):
             for each in prepare_benchmarks(scope, service):
-                found.append(each)
+                # The first service of several with a model, so that the Job of one does not end for another.
+                found.setdefault(each.wanted.key, each)
                 pairs.setdefault(each.wanted.service, {})[each.wanted.key.device_class] = each.wanted.key
             if number % _SERVICES_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        # The first service of several with a model, so that the Job of one does not end for another.
-        self._prepared, self._scope = {each.wanted.key: each for each in reversed(found)}, scope
+        self._prepared, self._scope = found, scope
         self._requests.find_keys(pairs)
 
     def _list_wanted(self, *, may_start: bool) -> list[WantedBenchmark]:

@@ -321,6 +321,17 @@ def test_namespace_in_which_no_job_may_be_created_stops_no_other(world: World) -
     world.run(story)
 
 
+def test_second_service_with_a_model_does_not_end_the_job_of_the_first(world: World) -> None:
+    async def story() -> None:
+        second = service(hardware={"accelerator": "nvidia"})
+        names = {"name": "second", "uid": "uid-second"}
+        world.put(INFERENCE_SERVICES, {**second, "metadata": {**second["metadata"], **names}})
+        await asyncio.sleep(30)
+        assert (len(world.created), world.deleted) == (1, [])
+
+    world.run(story)
+
+
 def test_new_leader_ends_the_jobs_of_the_last_one_and_starts_them_again(world: World) -> None:
     async def first() -> None:
         assert len(world.created) == 1
