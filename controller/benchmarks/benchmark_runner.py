@@ -112,6 +112,8 @@ class BenchmarkRunner:
         """Those that were ended because they had no hope of success; their Jobs are gone."""
         self._started: dict[str, StartedJob] = {}
         """The Jobs that this leader has started and that hold a device, by uid."""
+        self._foreign: frozenset[BenchmarkKey] = frozenset()
+        """Pairs of the Jobs of others that were there in the last round."""
         self._leaving: dict[str, BenchmarkKey] = {}
         """The Jobs of others that were ended and hold a device yet, by uid."""
         self._requests = ProbeRequests()
@@ -149,7 +151,7 @@ class BenchmarkRunner:
         found = self._store.get(INFERENCE_SERVICES, service.name, service.namespace)
         prepared = prepare_benchmarks(self._scope, found) if found is not None else ()
         wanted = {each.wanted.key.device_class: each.wanted for each in prepared}
-        measured, busy = self._list_measured(), self._find_busy()
+        measured, busy = self._list_measured() | self._list_leaving(), self._find_busy()
         told = frozenset(
             name
             for name, each in wanted.items()
@@ -174,7 +176,7 @@ class BenchmarkRunner:
         """Run benchmarks for ever."""
         for each in (self._failed, self._started, self._leaving, self._turns):
             each.clear()
-        self._failing, self._look_at = frozenset(), 0.0
+        self._failing, self._foreign, self._look_at = frozenset(), frozenset(), 0.0
         self._wake.set()
         pause: float | None = None
         while True:
@@ -201,6 +203,7 @@ class BenchmarkRunner:
             self._look_at = loop_time() + max(LOOK_SECONDS, (loop_time() - started_at) / _LOOK_SHARE)
         now = datetime.now(UTC)
         jobs, probes = [*self._list_jobs(now), *self._failed.values()], self._requests.plan(now)
+        self._foreign = frozenset(each.key for each in jobs if each.is_foreign)
         wanted, busy = self._list_wanted(may_start=is_look), self._find_busy()
         plan = plan_benchmarks(wanted, jobs, busy, now, self._turns, probes=probes)
         # What waits for a device is worth more than a measurement.
@@ -212,9 +215,7 @@ class BenchmarkRunner:
             await self._start(leading, self._prepared[started.wanted.key], started)
         self._measured.report_problems(plan.problems)
         self._failing = frozenset(each.key for each in (*jobs, *self._failed.values()) if each.has_failed)
-        self._leaving = {uid: key for uid, key in self._leaving.items() if self._holds_device(key.namespace, uid)}
-        leaving = {*self._leaving.values(), *(each.key for each in jobs if each.is_foreign)}
-        for service in self._requests.answer(self._list_measured(), leaving, self._looks, now):
+        for service in self._requests.answer(self._list_measured(), self._list_leaving(), self._looks, now):
             leading.enqueue(INFERENCE_SERVICES, service)
         until_look = max(0.0, self._look_at - loop_time())
         # A change that came since the last look is looked at with the next one.
@@ -273,6 +274,11 @@ class BenchmarkRunner:
             for uid, each in self._started.items()
             if self._holds_device(each.key.namespace, uid, without_pod=uid in going)
         }
+
+    def _list_leaving(self) -> set[BenchmarkKey]:
+        """Return the pairs whose Jobs of an earlier leader have not left their devices yet."""
+        self._leaving = {uid: key for uid, key in self._leaving.items() if self._holds_device(key.namespace, uid)}
+        return {*self._leaving.values(), *self._foreign}
 
     def _holds_device(self, namespace: str, uid: str, *, without_pod: bool = False) -> bool:
         """Return whether the pod of a Job has not left its device; `without_pod` if there is none."""

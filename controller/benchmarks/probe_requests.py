@@ -124,7 +124,7 @@ class ProbeRequests:
         """
         changed = []
         for service, request in self._requests.items():
-            if request.told is None and not leaving.isdisjoint(request.keys.values()):
+            if not leaving.isdisjoint(request.keys.values()):
                 self._requests[service] = request._replace(look=look)
                 continue
             told = frozenset(name for name, key in request.keys.items() if key in measured)

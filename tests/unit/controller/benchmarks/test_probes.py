@@ -25,6 +25,8 @@ class ProbedWorld(World):
 
     def __init__(self) -> None:
         super().__init__()
+        self.old: Obj = {}
+        """A Job of an earlier leader."""
         self.taken: set[str] = set()
         """Nodes whose device others have."""
         labels = LABELS | {"nvidia.com/gpu.product": "NVIDIA-H100"}
@@ -228,6 +230,26 @@ def test_next_leader_goes_on_once_the_jobs_of_the_last_one_have_left(world: Prob
         assert set(world.follow() or ()) == BOTH
         assert world.enqueued == [CHAT]
         assert len(world.created) == 4
+
+    tell(world, first, second)
+
+
+def test_service_that_asks_the_next_leader_later_waits_for_devices_that_become_free(world: ProbedWorld) -> None:
+    async def first() -> None:
+        world.set_pod("n2", "Running", state={"running": {}})
+        world.old = world.find_jobs()["n2"]
+        world.runner.restart()
+
+    async def second() -> None:
+        assert set(world.follow() or ()) == BOTH, "one is being measured, the engine of the other ends"
+        await asyncio.sleep(10)
+        world.measure("n1")
+        await asyncio.sleep(10)
+        assert H100 in (world.follow() or ())
+        world.set_pod("n2", "Failed", world.old, state={})
+        await asyncio.sleep(10)
+        assert world.follow() == {H100}
+        assert set(world.find_jobs()) == {"n2"}
 
     tell(world, first, second)
 
