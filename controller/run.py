@@ -213,7 +213,7 @@ class Controller:
             *(options, leases, metrics, monitors, queue),
             kueue=self._kueue,
             devices=self._devices,
-            speeds=SpeedSources(measured, self._make_assessor(measured, options), queue and queue.notes),
+            speeds=self._list_speed_sources(measured, options, queue),
             enqueue_service=functools.partial(self._enqueue, INFERENCE_SERVICES),
         )
         self._preflight = self._make_preflight(measured, options)
@@ -226,6 +226,12 @@ class Controller:
         self._executor = Executor(
             client, self.store, self._recorder, lambda: datetime.now(UTC), self._require_leadership
         )
+
+    def _list_speed_sources(
+        self, measured: PerformanceSource, options: ControllerOptions, queue: LeaderQueue | None
+    ) -> SpeedSources:
+        notes, probes = (queue.notes, queue.benchmarks) if queue is not None else (None, None)
+        return SpeedSources(measured, self._make_assessor(measured, options), notes, probes)
 
     def _make_assessor(self, measured: PerformanceSource, options: ControllerOptions) -> SpeedAssessor | None:
         """Return the speeds by device class; None: the nodes and hosts are not this controller's."""

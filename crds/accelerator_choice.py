@@ -60,3 +60,11 @@ class AcceleratorChoice(ApiStruct, frozen=True):
             "is one of replicas, suspend, priority or evictionProtection alone."
         ),
     ] = ""
+    probing_since: Annotated[
+        Annotated[str, Meta(max_length=64)],
+        described(
+            "Time at which the first choice began to wait for measurements, for 3 minutes at most. Absent if it never "
+            "waited.",
+            format="date-time",
+        ),
+    ] = ""

@@ -13,6 +13,9 @@ FitLevel = Literal["perfect", "good", "marginal", "too_tight"]
 SpeedSource = Literal["Measured", "Corrected", "Estimated"]
 """Measured: a benchmark of this model on this class. Corrected: an estimate that is corrected by benchmarks of other
 models on the class. Estimated: by the memory bandwidth alone."""
+SpeedBasis = Literal["cache", "probe", "estimate"]
+"""cache: it was measured before. probe: it was measured while the choice of an accelerator waited. estimate: it was not
+measured."""
 SpeedRefusal = Literal["TooSlow", "SpeedUnknown", "TooTight"]
 MOST_CLASSES: Final = 32
 """Device classes that a service lists at most."""
@@ -128,6 +131,13 @@ class PlacementStatus(ApiStruct, frozen=True):
     ] = None
     source: Annotated[
         SpeedSource | None, described("Where the speed comes from: Measured, Corrected or Estimated.")
+    ] = None
+    basis: Annotated[
+        SpeedBasis | None,
+        described(
+            "How the speed is known. cache: it was measured before the service was. probe: it was measured while the "
+            "choice of an accelerator waited for that. estimate: it was not measured."
+        ),
     ] = None
     fit: Annotated[FitLevel | None, described("Fit of the replica in the memory of the place.")] = None
     reason: Annotated[str, Meta(max_length=512), described("What makes up the score, in words.")] = ""

@@ -38,6 +38,8 @@ CONTAINER: Final = "bench"
 PRIORITY_CLASS: Final = "pomona-batch"
 DEADLINE_SECONDS: Final = 3600
 """Time for the start of the engine, its load and the measurement."""
+LONGEST_SECONDS: Final = DEADLINE_SECONDS + 300
+"""Age at which a Job is ended that Kubernetes has not ended."""
 START_SECONDS: Final = 300.0
 """Time in which a pod that the scheduler refuses, or whose image is not pulled, may yet start."""
 MEASURE_SECONDS: Final = 300
@@ -85,8 +87,20 @@ class BenchmarkJob(NamedTuple):
     """The measurement, if it has succeeded."""
     trouble: JobOutcome | None = None
     """The outcome of one that goes on without a hope of success, with which it is ended."""
+    is_own: bool = True
+    """This leader has started it. Tenants can make Jobs that look alike, and edit those that are there."""
     is_gone: bool = False
     """It was ended, or refused: no such Job exists, and its failure is only remembered."""
+
+    @property
+    def is_foreign(self) -> bool:
+        """True if it goes on, and this leader has not started it."""
+        return self.outcome.state == "Going" and not self.is_own
+
+    @property
+    def has_failed(self) -> bool:
+        """True if it has ended without a measurement."""
+        return self.outcome.state in {"Broken", "Failed"}
 
     @property
     def service(self) -> ObjectKey:
@@ -151,15 +165,26 @@ def digest_inputs(service: InferenceService, choice: EngineChoice, settings: Pod
     return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:16]
 
 
-def read_benchmark_job(job: Obj, pods: Sequence[Obj], now: datetime) -> BenchmarkJob | None:
-    """Return a Job with its outcome; None if people have made it what it is."""
+def read_benchmark_job(
+    job: Obj, pods: Sequence[Obj], now: datetime, started: BenchmarkOrder | None = None
+) -> BenchmarkJob | None:
+    """Return a Job with its outcome; None if people have made it what it is.
+
+    Args:
+        job: the Job.
+        pods: its pods.
+        now: the time.
+        started: what this leader has ordered by it; None: another has made it, and its annotation says what it is.
+    """
     metadata = job["metadata"]
     try:
-        order = msgspec.json.decode(metadata.get("annotations", {}).get(ANNOTATION_ORDER, ""), type=BenchmarkOrder)
+        stated = metadata.get("annotations", {}).get(ANNOTATION_ORDER, "")
+        order = started or msgspec.json.decode(stated, type=BenchmarkOrder)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
     key = BenchmarkKey(metadata["namespace"], order.model_hash, order.device_class)
-    found = BenchmarkJob(ref(JOBS, job), key, order, _read_outcome(job, pods, now))
+    outcome = _read_outcome(job, pods, now)
+    found = BenchmarkJob(ref(JOBS, job), key, order, outcome, is_own=started is not None)
     if found.outcome.state == "Going":
         return found._replace(trouble=_find_trouble(job, pods, found.outcome, now))
     if found.outcome.state != "Succeeded":
@@ -186,9 +211,13 @@ def _find_trouble(job: Obj, pods: Sequence[Obj], outcome: JobOutcome, now: datet
                 said = (ended.get("message") or "").strip()[-500:]
                 message = f"the engine ended with exit code {ended['exitCode']}: {said or ended.get('reason', '')}"
                 return JobOutcome(state="Broken", reason="EngineFailed", message=message, ended=now)
-    created = datetime.fromisoformat(job["metadata"]["creationTimestamp"])
-    if outcome.reason and (now - created).total_seconds() > START_SECONDS:
+    age_seconds = (now - datetime.fromisoformat(job["metadata"]["creationTimestamp"])).total_seconds()
+    if outcome.reason and age_seconds > START_SECONDS:
         return msgspec.structs.replace(outcome, state="Broken", ended=now)
+    if age_seconds > LONGEST_SECONDS:
+        # A tenant can suspend the Job, or lengthen the time that Kubernetes gives it.
+        message = f"it has not ended after {LONGEST_SECONDS // 60} minutes"
+        return JobOutcome(state="Broken", reason="DeadlineExceeded", message=message, ended=now)
     return None
 
 

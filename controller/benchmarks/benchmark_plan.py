@@ -3,21 +3,30 @@
 A benchmark is worth nothing to a service that waits. So none is started, and each is ended, while anything waits in
 the queue for its accelerator. One that fails is tried again after a back-off, and after three tries not before its
 service or the controller's image changes; the service says why.
+
+Namespaces take turns, however many models each has. A Job that runs and that this leader has not started has no part
+in the number that may run: it was forged, or an earlier leader started it, and it is ended.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
 from controller.benchmarks.benchmark_job import BenchmarkJob, BenchmarkKey
+from controller.benchmarks.probe_requests import NO_PROBES, PlannedProbes
 from controller.services.performance_source import BenchmarkProblem
 from fitness.performance import MeasuredPerformance
 from kube.backoff import EXACT, backoff_seconds
 from kube.resources import ObjectKey
 
 MOST_AT_ONCE: Final = 2
-"""Benchmarks in the whole cluster that run at once."""
+"""Benchmarks in the whole cluster that run at once, beside those for which a service waits."""
+MOST_PROBES: Final = 4
+"""Benchmarks in the whole cluster that run at once and for which a service waits."""
 MOST_ATTEMPTS: Final = 3
+MOST_FOREIGN: Final = 20
+"""Jobs of others that are ended at once: whoever makes many delays nothing else."""
 FIRST_RETRY_SECONDS: Final = 60.0
 LAST_RETRY_SECONDS: Final = 3600.0
 _BROKEN: Final = frozenset({"Broken", "Failed"})
@@ -63,7 +72,13 @@ class BenchmarkPlan(NamedTuple):
 
 
 def plan_benchmarks(
-    wanted: Sequence[WantedBenchmark], there: Sequence[BenchmarkJob], busy: Collection[str], now: datetime
+    wanted: Sequence[WantedBenchmark],
+    there: Sequence[BenchmarkJob],
+    busy: Collection[str],
+    now: datetime,
+    turns: Mapping[str, int],
+    *,
+    probes: PlannedProbes = NO_PROBES,
 ) -> BenchmarkPlan:
     """Decide.
 
@@ -72,12 +87,16 @@ def plan_benchmarks(
         there: the Jobs that exist.
         busy: the accelerators for which anything waits.
         now: the time.
+        turns: by namespace the number of its last start, of which later ones have higher numbers.
+        probes: the pairs for which services wait.
     """
     by_key = {each.key: each for each in wanted}
     end = list[EndedBenchmark]()
+    foreign = [each for each in there if each.is_foreign]
+    own = [each for each in there if not each.is_foreign]
     latest: dict[BenchmarkKey, BenchmarkJob] = {}
-    for job in sorted(there, key=lambda each: (each.order.attempt, each.ref.name)):
-        if cause := _find_end(job, by_key.get(job.key), busy):
+    for job in sorted(own, key=lambda each: (each.order.attempt, each.ref.name)):
+        if cause := _find_end(job, by_key.get(job.key), busy, probes.held):
             end.append(EndedBenchmark(job, cause))
             continue
         if (earlier := latest.get(job.key)) is not None:
@@ -90,20 +109,23 @@ def plan_benchmarks(
             latest[key] = job._replace(outcome=job.trouble, trouble=None, is_gone=True)
             failed.append(latest[key])
     stored = tuple((key, job.record) for key, job in latest.items() if job.record is not None)
-    start, problems, waits = _plan_starts(wanted, latest, busy, now)
+    due, problems, waits = _list_due(wanted, latest, busy, now)
+    start = _choose_starts(due, [key for key, job in latest.items() if job.outcome.state == "Going"], turns, probes)
+    end += [EndedBenchmark(each, "foreign") for each in foreign[:MOST_FOREIGN]]
     return BenchmarkPlan(tuple(start), tuple(end), tuple(failed), stored, problems, min(waits, default=None))
 
 
-def _plan_starts(
+def _list_due(
     wanted: Sequence[WantedBenchmark],
     latest: Mapping[BenchmarkKey, BenchmarkJob],
     busy: Collection[str],
     now: datetime,
 ) -> tuple[list[StartedBenchmark], dict[ObjectKey, BenchmarkProblem], list[float]]:
-    """Return the benchmarks to start, the services that could not be measured, and the pauses before further tries."""
-    room = MOST_AT_ONCE - sum(job.outcome.state == "Going" for job in latest.values())
-    start, problems, waits = list[StartedBenchmark](), dict[ObjectKey, BenchmarkProblem](), list[float]()
-    taken = set[str]()
+    """Return the benchmarks that could start, the services that were not measured, and the pauses before other tries.
+
+    Each that could start has the first of its nodes.
+    """
+    due, problems, waits = list[StartedBenchmark](), dict[ObjectKey, BenchmarkProblem](), list[float]()
     for each in wanted:
         attempt = 0
         if (last := latest.get(each.key)) is not None:
@@ -116,15 +138,64 @@ def _plan_starts(
             if wait > 0:
                 waits.append(wait)
                 continue
-        node = next((name for name in each.nodes if name not in taken), None)
-        if node is None or each.accelerator in busy or len(start) >= room:
-            continue
-        taken.add(node)
-        start.append(StartedBenchmark(each, node, attempt))
-    return start, problems, waits
+        if is_startable(each, busy):
+            due.append(StartedBenchmark(each, each.nodes[0], attempt))
+    return due, problems, waits
 
 
-def _find_end(job: BenchmarkJob, wanted: WantedBenchmark | None, busy: Collection[str]) -> str:
+def is_startable(wanted: WantedBenchmark, busy: Collection[str]) -> bool:
+    """Return whether a device is idle, and nothing waits for its accelerator."""
+    return bool(wanted.nodes) and wanted.accelerator not in busy
+
+
+def _choose_starts(
+    due: Sequence[StartedBenchmark], going: Sequence[BenchmarkKey], turns: Mapping[str, int], probes: PlannedProbes
+) -> list[StartedBenchmark]:
+    """Return the benchmarks to start: first those for which services wait, which wait for one try only."""
+    urgent = [each for each in due if each.wanted.key in probes.wanted and not each.attempt]
+    others = [each for each in due if each.wanted.key not in probes.wanted | probes.held]
+    waited = [each.namespace for each in going if each in probes.wanted]
+    beside = [each.namespace for each in going if each not in probes.wanted]
+    first = _take_turns(urgent, waited, turns, MOST_PROBES)
+    return first + _take_turns(others, beside, turns, MOST_AT_ONCE, {each.node for each in first})
+
+
+def _take_turns(
+    due: Sequence[StartedBenchmark],
+    going: Sequence[str],
+    turns: Mapping[str, int],
+    most: int,
+    used: Collection[str] = (),
+) -> list[StartedBenchmark]:
+    """Return the benchmarks to start: of the namespace with the fewest that run, then of that which waits longest.
+
+    Args:
+        due: those that could start.
+        going: the namespace of each that runs.
+        turns: by namespace the number of its last start.
+        most: the number that may run at once.
+        used: nodes on which others start.
+    """
+    queues: dict[str, list[StartedBenchmark]] = {}
+    for each in reversed(due):
+        queues.setdefault(each.wanted.key.namespace, []).append(each)
+    running, start, taken = Counter(going), list[StartedBenchmark](), set(used)
+    while queues and running.total() < most:
+        namespace = min(queues, key=lambda name: (running[name], turns.get(name, 0), name))
+        found = queues[namespace].pop()
+        if not queues[namespace]:
+            del queues[namespace]
+        node = next((name for name in found.wanted.nodes if name not in taken), None)
+        if node is not None:
+            taken.add(node)
+            running[namespace] += 1
+            start.append(found._replace(node=node))
+    return start
+
+
+def _find_end(
+    job: BenchmarkJob, wanted: WantedBenchmark | None, busy: Collection[str], held: Collection[BenchmarkKey]
+) -> str:
     """Return why a Job is deleted, as one word; empty if it stays."""
     if wanted is None:
         return "unwanted"
@@ -132,6 +203,8 @@ def _find_end(job: BenchmarkJob, wanted: WantedBenchmark | None, busy: Collectio
         return "outdated"
     if job.outcome.state == "Going" and job.order.accelerator in busy:
         return "gives_way"
+    if job.outcome.state == "Going" and job.key in held:
+        return "too_late"
     return ""
 
 

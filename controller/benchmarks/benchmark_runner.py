@@ -3,14 +3,20 @@
 All services are looked at after a change, at a pace that takes a twentieth of a processor at most; what is asked of the
 API server are the few Jobs that the plan names. When anything begins to wait in the queue, the benchmarks on its
 accelerator end within a second.
+
+Tenants can make Jobs with any label and annotation. So the leader keeps the uid of each Job that it starts, with what
+it has ordered, and believes no Job that runs but these; those of an earlier leader are ended and started again.
+
+A service that waits for measurements gets an answer at once, by the last look at all services, and is enqueued when the
+answer changes: a Job was not started, has given way, or is over and has left its device.
 """
 
 import asyncio
 import contextlib
 import functools
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -25,12 +31,15 @@ from controller.benchmarks.benchmark_plan import (
     EndedBenchmark,
     StartedBenchmark,
     WantedBenchmark,
+    is_startable,
     plan_benchmarks,
 )
-from controller.benchmarks.wanted_benchmarks import PreparedBenchmark, open_scope, prepare_benchmarks
-from controller.models.jobs import JobOutcome
+from controller.benchmarks.probe_requests import ProbeRequests
+from controller.benchmarks.wanted_benchmarks import BenchmarkScope, PreparedBenchmark, open_scope, prepare_benchmarks
+from controller.models.jobs import JobOutcome, has_ended
 from controller.placement.units import Cell
 from controller.pod_settings import PodSettings
+from controller.reconcile.indexes import OWNER_INDEX, namespaced
 from controller.reconcile.plan import Leading, Ref, Snapshot
 from controller.services.performance_source import PerformanceSource
 from fitness.performance import MeasuredPerformance
@@ -46,6 +55,7 @@ from kube.resources import (
     MODELS,
     NODES,
     PODS,
+    ObjectKey,
     Resource,
 )
 from kube.store import Store
@@ -63,9 +73,17 @@ _RETRY_SECONDS: Final = 30.0
 _IDLE_SECONDS: Final = 600.0
 _SERVICES_AT_ONCE: Final = 20
 """Services that are looked at before others get the event loop."""
+_FINAL_PHASES: Final = frozenset({"Succeeded", "Failed"})
 _WAKING: Final = frozenset({INFERENCE_SERVICES, MODELS, NODES, ACCELERATOR_POOLS, CONFIG_MAPS, JOBS})
 
 log = structlog.get_logger()
+
+
+class StartedJob(NamedTuple):
+    """A Job that this leader has started."""
+
+    key: BenchmarkKey
+    order: BenchmarkOrder
 
 
 class BenchmarkRunner:
@@ -96,6 +114,21 @@ class BenchmarkRunner:
         self._wake = asyncio.Event()
         self._failed: dict[BenchmarkKey, BenchmarkJob] = {}
         """Those that were ended because they had no hope of success, or were refused; their Jobs are gone."""
+        self._started: dict[str, StartedJob] = {}
+        """The Jobs that this leader has started and that hold a device, by uid."""
+        self._foreign: frozenset[BenchmarkKey] = frozenset()
+        """Pairs of the Jobs of others that were there in the last round."""
+        self._leaving: dict[str, BenchmarkKey] = {}
+        """The Jobs of others that were ended and hold a device yet, by uid."""
+        self._requests = ProbeRequests()
+        self._failing: frozenset[BenchmarkKey] = frozenset()
+        """Pairs of which the last benchmark has failed."""
+        self._scope: BenchmarkScope | None = None
+        """The last look; None: there was none."""
+        self._looks = 0
+        """Number of the last look."""
+        self._turns: dict[str, int] = {}
+        """By namespace the number of its last start."""
         self._prepared: dict[BenchmarkKey, PreparedBenchmark] = {}
         """Results of the last look at all services."""
         self._look_at = 0.0
@@ -104,13 +137,50 @@ class BenchmarkRunner:
 
     def wake(self) -> None:
         """Look again, after a round of the queue, whether the benchmarks that run are in its way."""
-        if self._list_own():
+        if self._list_labelled():
             self._wake.set()
+
+    def follow_probes(self, service: ObjectKey, classes: Collection[str], until: datetime) -> Collection[str] | None:
+        """Return the device classes on which the model of a service is being measured, of these when it asks first.
+
+        None: it is not known yet. The Jobs that are missing start with the next look at all services.
+        """
+        told = self._requests.find(service)
+        if told is not None or not classes or (self._scope is None and service in self._requests):
+            return told if told is not None or classes else ()
+        self._wake.set()
+        if self._scope is None:
+            self._requests.put(service, classes, until, look=self._looks)
+            return None
+        found = self._store.get(INFERENCE_SERVICES, service.name, service.namespace)
+        prepared = prepare_benchmarks(self._scope, found) if found is not None else ()
+        wanted = {each.wanted.key.device_class: each.wanted for each in prepared}
+        measured, busy = self._list_measured() | self._list_leaving(), self._find_busy()
+        told = frozenset(
+            name
+            for name, each in wanted.items()
+            if name in classes
+            and (each.key in measured or (is_startable(each, busy) and each.key not in self._failing))
+        )
+        if told:
+            keys = {name: wanted[name].key for name in told}
+            self._requests.put(service, told, until, look=self._looks, keys=keys, told=told)
+        return told
+
+    def forget(self, service: ObjectKey) -> None:
+        """Measure nothing more for a service that is gone."""
+        self._requests.forget(service)
+
+    def restart(self) -> None:
+        """Forget the requests of an earlier leadership."""
+        self._requests.clear()
+        self._scope = None
 
     async def run(self, leading: Leading) -> None:
         """Run benchmarks for ever."""
-        self._failed.clear()
-        self._look_at = 0.0
+        for each in (self._failed, self._started, self._leaving, self._turns):
+            each.clear()
+        self._failing, self._foreign, self._look_at = frozenset(), frozenset(), 0.0
         self._wake.set()
         pause: float | None = None
         while True:
@@ -136,31 +206,41 @@ class BenchmarkRunner:
             await self._prepare()
             self._look_at = loop_time() + max(LOOK_SECONDS, (loop_time() - started_at) / _LOOK_SHARE)
         now = datetime.now(UTC)
-        plan = plan_benchmarks(
-            self._list_wanted(may_start=is_look),
-            [*self._list_jobs(now), *self._failed.values()],
-            self._find_busy(),
-            now,
-        )
+        jobs, probes = [*self._list_jobs(now), *self._failed.values()], self._requests.plan(now)
+        self._foreign = frozenset(each.key for each in jobs if each.is_foreign)
+        wanted, busy = self._list_wanted(may_start=is_look), self._find_busy()
+        plan = plan_benchmarks(wanted, jobs, busy, now, self._turns, probes=probes)
         # What waits for a device is worth more than a measurement.
         are_done = await _take_steps(functools.partial(self._end, leading, each) for each in plan.end)
         are_done &= await _take_steps(functools.partial(self._write_record, leading, *each) for each in plan.store)
         self._failed |= {job.key: job for job in plan.failed}
         are_done &= await _take_steps(functools.partial(self._start, leading, each, now) for each in plan.start)
         self._measured.report_problems(plan.problems)
+        self._failing = frozenset(each.key for each in (*jobs, *self._failed.values()) if each.has_failed)
+        for service in self._requests.answer(self._list_measured(), self._list_leaving(), self._looks, now):
+            leading.enqueue(INFERENCE_SERVICES, service)
         until_look = max(0.0, self._look_at - loop_time())
         # A change that came since the last look is looked at with the next one.
-        pauses = plan.again_seconds, None if is_look else until_look, None if are_done else _RETRY_SECONDS
+        pauses = (
+            *(plan.again_seconds, None if is_look else until_look),
+            *(None if are_done else _RETRY_SECONDS, probes.again_seconds),
+        )
         return min((each for each in pauses if each is not None), default=None)
 
     async def _prepare(self) -> None:
+        self._looks += 1
         scope = open_scope(self._store, self._settings, self._measured.table, self._list_cells())
-        found: list[PreparedBenchmark] = []
+        found: dict[BenchmarkKey, PreparedBenchmark] = {}
+        pairs: dict[ObjectKey, dict[str, BenchmarkKey]] = {}
         for number, service in enumerate(self._store.list(INFERENCE_SERVICES), start=1):
-            found += prepare_benchmarks(scope, service)
+            for each in prepare_benchmarks(scope, service):
+                # The first service of several with a model, so that the Job of one does not end for another.
+                found.setdefault(each.wanted.key, each)
+                pairs.setdefault(each.wanted.service, {})[each.wanted.key.device_class] = each.wanted.key
             if number % _SERVICES_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        self._prepared = {each.wanted.key: each for each in found}
+        self._prepared, self._scope = found, scope
+        self._requests.find_keys(pairs)
 
     def _list_wanted(self, *, may_start: bool) -> list[WantedBenchmark]:
         """Return what is not measured yet; between two looks nobody knows which nodes are idle."""
@@ -174,13 +254,43 @@ class BenchmarkRunner:
     def _list_jobs(self, now: datetime) -> list[BenchmarkJob]:
         snapshot = Snapshot(self._store, now)
         found: list[BenchmarkJob] = []
-        for job in self._list_own():
-            pods = snapshot.children(PODS, job["metadata"]["namespace"], job["metadata"]["uid"])
-            if (known := read_benchmark_job(job, pods, now)) is not None:
+        labelled = self._list_labelled()
+        uids = {each["metadata"]["uid"] for each in labelled}
+        self._started = {
+            uid: each
+            for uid, each in self._started.items()
+            if uid in uids or self._holds_device(each.key.namespace, uid)
+        }
+        for job in labelled:
+            namespace, uid = job["metadata"]["namespace"], job["metadata"]["uid"]
+            started = self._started.get(uid)
+            order = started.order if started is not None else None
+            known = read_benchmark_job(job, snapshot.children(PODS, namespace, uid), now, order)
+            if known is not None:
                 found.append(known)
         return found
 
-    def _list_own(self) -> list[Obj]:
+    def _list_measured(self) -> set[BenchmarkKey]:
+        """Return the pairs whose Job is about to make its pod, or whose pod has not left its device yet."""
+        going = {each["metadata"]["uid"] for each in self._list_labelled() if not has_ended(each)}
+        return {
+            each.key
+            for uid, each in self._started.items()
+            if self._holds_device(each.key.namespace, uid, without_pod=uid in going)
+        }
+
+    def _list_leaving(self) -> set[BenchmarkKey]:
+        """Return the pairs whose Jobs of an earlier leader have not left their devices yet."""
+        self._leaving = {uid: key for uid, key in self._leaving.items() if self._holds_device(key.namespace, uid)}
+        return {*self._leaving.values(), *self._foreign}
+
+    def _holds_device(self, namespace: str, uid: str, *, without_pod: bool = False) -> bool:
+        """Return whether the pod of a Job has not left its device; `without_pod` if there is none."""
+        pods = self._store.by_index(PODS, OWNER_INDEX, namespaced(namespace, uid))
+        phases = [(each.get("status") or {}).get("phase") for each in pods]
+        return any(each not in _FINAL_PHASES for each in phases) if pods else without_pod
+
+    def _list_labelled(self) -> list[Obj]:
         jobs = (each for each in self._store.list(JOBS) if LABEL_BENCHMARK in each["metadata"].get("labels", {}))
         return [each for each in jobs if "deletionTimestamp" not in each["metadata"]]
 
@@ -196,11 +306,14 @@ class BenchmarkRunner:
         await self._measured.writer.write(leading, key.model_hash, stored, record)
 
     async def _end(self, leading: Leading, ended: EndedBenchmark) -> None:
+        """Delete a Job. Raises as `Client`: a policy of a tenant may protect it."""
         ref = ended.job.ref
         # The Job of one that has failed may still be in the watch cache: it is another than what is remembered of it.
         if ended.job.is_gone:
             self._failed = {key: each for key, each in self._failed.items() if each is not ended.job}
             return
+        if ended.job.is_foreign:
+            self._leaving[ref.uid] = ended.job.key
         leading.require_leadership()
         with contextlib.suppress(NotFound, Conflict):
             await leading.client.delete(JOBS, ref.name, ref.namespace, uid=ref.uid)
@@ -223,12 +336,13 @@ class BenchmarkRunner:
         job = build_benchmark_job(
             service, prepared.served, prepared.choice, self._settings, order=order, node=started.node
         )
+        self._turns[wanted.key.namespace] = max(self._turns.values(), default=0) + 1
         leading.require_leadership()
         try:
-            self._store.put(JOBS, await leading.client.create(JOBS, job))
+            created = await leading.client.create(JOBS, job)
         except Conflict:  # it exists already, and the watch brings it
             return
-        except (Forbidden, Invalid) as error:
+        except (Forbidden, Invalid, NotFound) as error:
             # A quota or a policy of this namespace refuses it: the slot is for other namespaces until the next try.
             outcome = JobOutcome(state="Broken", reason="JobRefused", message=error.message, ended=now)
             own = Ref(JOBS, wanted.key.namespace, job["metadata"]["name"], "")
@@ -236,6 +350,8 @@ class BenchmarkRunner:
             self._wake.set()
             log.warning("benchmark_refused", **wanted.key._asdict(), error=str(error))
             return
+        self._started[created["metadata"]["uid"]] = StartedJob(wanted.key, order)
+        self._store.put(JOBS, created)
         log.info("benchmark_started", **wanted.key._asdict(), node=started.node, attempt=started.attempt)
 
     def _take_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:

@@ -330,6 +330,11 @@ def _terminated(pod: Obj) -> Obj | None:
     return None
 
 
+def has_ended(job: Obj) -> bool:
+    """Return whether a Job has succeeded or failed."""
+    return _ended(job) is not None
+
+
 def _ended(job: Obj) -> _Ended | None:
     for condition in job.get("status", {}).get("conditions", []):
         if condition["type"] in {"Complete", "Failed"} and condition["status"] == "True":

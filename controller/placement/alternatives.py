@@ -39,7 +39,7 @@ def list_alternatives(search: PlaceSearch, unit: Unit, cells: Sequence[str]) -> 
     free, refused = [], dict[str, Alternative]()
     for pool in unit.pools:
         for device_class in search.list_device_classes(pool):
-            refusal = unit.speeds.find_refusal(device_class)
+            refusal = unit.speeds.refuse(device_class)
             choice = None if refusal else search.find_free(unit, pool, device_class, cells)
             if choice is not None:
                 score = search.score(unit, choice.cell_id)

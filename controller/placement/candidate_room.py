@@ -45,6 +45,8 @@ class CandidateRoom(NamedTuple):
     """Why there is no room, in words."""
     tokens_per_second: float = 0.0
     """Speed of a replica on the fastest device class with room; 0: unknown, or there is no room."""
+    device_classes: frozenset[str] = frozenset()
+    """Classes of the cells that could run a replica if nothing else ran; one that is unknown has an empty name."""
 
 
 class BestPlace(NamedTuple):
@@ -84,7 +86,7 @@ class RoomCounter:
         return self._known[key]
 
     def _count(self, unit: Unit, need: Amounts) -> CandidateRoom:
-        room, feasible, fastest = 0, 0, 0.0
+        room, feasible, fastest, classes = 0, 0, 0.0, set[str]()
         speeds = unit.speeds.tokens_per_second
         for pool in unit.pools:
             in_pool = 0
@@ -92,6 +94,7 @@ class RoomCounter:
                 refusal = find_static_refusal(unit, cell)
                 if refusal is None or refusal.reason == cell.closed:
                     feasible += 1
+                    classes.add(cell.device_class)
                 if refusal is None and not self._is_closed_to(unit, cell.id):
                     fitting = _count_fitting(need, self._left[cell.id])
                     in_pool += fitting
@@ -100,8 +103,9 @@ class RoomCounter:
         room = min(room, MOST_REPLICAS)
         could_run = feasible > 0 or any(map(self._made.limits.is_elastic, unit.pools))
         if room:
-            return CandidateRoom(room, could_run, tokens_per_second=fastest)
-        return CandidateRoom(0, could_run, self._explain(unit, feasible, could_run=could_run))
+            return CandidateRoom(room, could_run, tokens_per_second=fastest, device_classes=frozenset(classes))
+        lack = self._explain(unit, feasible, could_run=could_run)
+        return CandidateRoom(0, could_run, lack, device_classes=frozenset(classes))
 
     def find_best(self, unit: Unit) -> Cell | None:
         """Return the free cell that would be the best for a unit of one part; None if none has room."""

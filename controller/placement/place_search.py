@@ -338,7 +338,7 @@ class PlaceSearch:
         }
         best, best_key = None, None
         for device_class in self._classes.get(pool, ()):
-            if unit.speeds.find_refusal(device_class):
+            if unit.speeds.refuse(device_class):
                 continue
             index = self._find_index(unit, need, pool, device_class, means)
             choice = self._pick_of_class(unit, need, index, means, trial=trial, special=special)

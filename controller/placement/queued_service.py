@@ -12,7 +12,16 @@ import msgspec
 
 from controller.placement.pool_table import METAL, NO_POOLS, PoolTable
 from controller.placement.queue_places import parse_seconds
-from controller.placement.units import NO_SPEEDS, Amounts, HostRequirement, SliceDemand, SpeedProfile, UnitKind
+from controller.placement.units import (
+    NO_SPEEDS,
+    SPEED_UNKNOWN,
+    TOO_TIGHT,
+    Amounts,
+    HostRequirement,
+    SliceDemand,
+    SpeedProfile,
+    UnitKind,
+)
 from controller.reconcile.indexes import OWNER_INDEX, namespaced
 from crds.meta import POD_TEMPLATE, PRIORITY_RANK, Priority, Toleration
 from crds.metalprocess import MetalProcess
@@ -126,7 +135,7 @@ def _read_service(
             table=table,
             # That of an earlier spec may be less than what the pods of this one take.
             device_bytes=status.get("deviceMemoryBytes") if is_assessed else None,
-            speeds=read_speeds(status.get("speeds") or ()) if is_assessed else NO_SPEEDS,
+            speeds=read_speeds(status.get("speeds") or (), spec.get("placement") or {}) if is_assessed else NO_SPEEDS,
             is_assessed=is_assessed,
             left_cell=replacement["fromPlace"] if is_replacing else "",
             least_speed=float(replacement["leastTokensPerSecond"]) if is_replacing else 0.0,
@@ -153,13 +162,27 @@ def read_host_demands(spec: Obj) -> HostDemands:
     return HostDemands(frozenset((spec.get("nodeSelector") or {}).items()), tolerations)
 
 
-def read_speeds(classes: Iterable[Obj]) -> SpeedProfile:
-    """Return `status.speeds` of a service as the planner reads it: by the class of a single device, as of cells."""
+def read_speeds(classes: Iterable[Obj], demands: Obj) -> SpeedProfile:
+    """Return `status.speeds` of a service as the planner reads it: by the class of a single device, as of cells.
+
+    Args:
+        classes: `status.speeds`.
+        demands: `spec.placement`. A class that is not listed meets none: it came later, or the list is full.
+    """
     stated = [(find_single_class(each["deviceClass"]), each) for each in classes]
+    unlisted = _find_unlisted_refusal(demands)
     return SpeedProfile(
         tuple((name, float(each["tokensPerSecond"])) for name, each in stated if each.get("tokensPerSecond")),
         frozenset((name, each["refusal"]) for name, each in stated if each.get("refusal")),
+        frozenset(name for name, each in stated if not each.get("refusal")) if unlisted else frozenset(),
+        unlisted,
     )
+
+
+def _find_unlisted_refusal(demands: Obj) -> str:
+    if demands.get("minTokensPerSecond") is not None:
+        return SPEED_UNKNOWN
+    return "" if demands.get("minFit", "marginal") == "marginal" else TOO_TIGHT
 
 
 def require_host(process: MetalProcess, demands: HostDemands) -> HostRequirement:

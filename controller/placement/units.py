@@ -244,16 +244,25 @@ class SpeedProfile(msgspec.Struct, frozen=True, dict=True):
     """Tokens/s of generation by `Cell.device_class`; a class that is absent is unknown."""
     refused: frozenset[tuple[str, str]] = frozenset()
     """Device classes that the service does not accept, each with the reason as one CamelCase word."""
+    accepted: frozenset[str] = frozenset()
+    """Device classes that were assessed and are accepted; none are stated if `unlisted` is empty."""
+    unlisted: str = ""
+    """Reason for which a class that was not assessed is refused, as one CamelCase word; empty: it is accepted."""
     least: float = 0.0
     """Least speed in tokens/s: slower classes, and those of unknown speed, are refused; 0: none is for that."""
 
-    def find_refusal(self, device_class: str) -> str:
+    def refuse(self, device_class: str) -> str:
         """Return why a replica is not placed on a device class, as one CamelCase word; empty if it may be."""
-        refusal = self.refusals.get(device_class, "")
+        refusal = self.refusals.get(device_class, "") or ("" if device_class in self.accepted else self.unlisted)
         if refusal or not self.least:
             return refusal
         speed = self.tokens_per_second.get(device_class)
         return SPEED_UNKNOWN if speed is None else TOO_SLOW if speed < self.least else ""
+
+    @property
+    def acceptance(self) -> tuple[object, ...]:
+        """Key that profiles have in common which accept the same classes."""
+        return self.refused, self.accepted, self.unlisted, self.least
 
     @functools.cached_property
     def steps(self) -> Mapping[str, int]:
@@ -326,11 +335,11 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def identity(self) -> tuple[object, ...]:
         """Key that units have in common which the same cells admit."""
-        return self.requirement.identity, self.speeds.refused, self.speeds.least
+        return self.requirement.identity, *self.speeds.acceptance
 
     def refuse(self, cell: Cell) -> str:
         """Return why a cell can never run the unit, as one CamelCase word; empty if it can."""
-        return self.requirement.refuse(cell) or self.speeds.find_refusal(cell.device_class)
+        return self.requirement.refuse(cell) or self.speeds.refuse(cell.device_class)
 
     @property
     def freed(self) -> dict[str, Amounts]:

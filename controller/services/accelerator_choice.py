@@ -28,6 +28,7 @@ from controller.services.candidates import CheckedCandidate, check_candidate, li
 from controller.services.class_speeds import FindSpeeds, find_no_speeds, sort_speeds
 from controller.services.pool_preconditions import UNKNOWN_POOL
 from controller.services.preconditions import ServiceProblem
+from controller.services.probe_wait import ProbeSource, list_unmeasured, wait_for_probes
 from controller.services.replica_counts import NO_REPLICAS, ReplicaCounts, count_replicas
 from controller.tenant_limits import CHOICE_OUT_OF_SCOPE
 from crds.accelerator_choice import AcceleratorChoice, AcceleratorShare
@@ -35,6 +36,7 @@ from crds.inferenceservice import InferenceService, InferenceServiceSpec
 from crds.model import Model
 from crds.placement import ClassSpeed
 from kube.resources import MODELS, ObjectKey
+from kube.time import rfc3339
 
 _DEFAULTS: Final = InferenceServiceSpec(model_ref="")
 CHOOSES_NOTHING: Final = frozenset({"replicas", "suspend", "priority", "eviction_protection"})
@@ -71,12 +73,16 @@ class ChosenAccelerators(NamedTuple):
     """Choose again after this time."""
     speeds: tuple[ClassSpeed, ...] = ()
     """The speed of a replica on each device class of all accelerators."""
+    probing_since: str = ""
+    """Time at which the choice has begun to wait for measurements; empty: it never did."""
 
     @property
     def status(self) -> AcceleratorChoice:
         """The choice as the status has it."""
         message = describe_shares(self.shares)
-        return AcceleratorChoice(message=message, accelerators=list(self.shares), inputs=self.inputs)
+        return AcceleratorChoice(
+            message=message, accelerators=list(self.shares), inputs=self.inputs, probing_since=self.probing_since
+        )
 
     @property
     def accelerator(self) -> str:
@@ -93,6 +99,7 @@ def choose_accelerators(
     *,
     has_claims: bool = True,
     find_speeds: FindSpeeds = find_no_speeds,
+    probes: ProbeSource | None = None,
 ) -> ChosenAccelerators | None:
     """Return the choice for a service, or None if its spec or its Model names a single accelerator.
 
@@ -104,6 +111,7 @@ def choose_accelerators(
         rooms: the room of accelerators; None: the queue is not this controller's.
         has_claims: devices can be claimed in the cluster.
         find_speeds: returns the speed of a replica on the device classes of an accelerator.
+        probes: the Jobs that measure; None: nothing is measured.
     """
     model = snapshot.read(MODELS, ObjectKey(key.namespace, service.spec.model_ref), Model)
     table = read_pools(snapshot.store, settings.vendors)
@@ -113,7 +121,7 @@ def choose_accelerators(
             rooms.forget(key)
         return None
     last = service.status.choice or AcceleratorChoice()
-    unchanged = ChosenAccelerators(last.accelerators, last.inputs)
+    unchanged = ChosenAccelerators(last.accelerators, last.inputs, probing_since=last.probing_since)
     unknown = next((name for name in service.spec.scheduling.pools if not table.find_accelerator(name)), None)
     if unknown is not None:
         message = f"spec.scheduling.pools names {unknown}, which does not exist: create AcceleratorPool {unknown}"
@@ -134,15 +142,62 @@ def choose_accelerators(
         rooms.forget(key)
         model_problem = checked[0].model_problem
         return unchanged._replace(problem=_join_problems(checked), model_problem=model_problem)
+    return _choose_when_measured(snapshot, service, checked, unchanged, settings=settings, rooms=rooms, probes=probes)
+
+
+def _choose_when_measured(
+    snapshot: Snapshot,
+    service: InferenceService,
+    checked: Sequence[CheckedCandidate],
+    unchanged: ChosenAccelerators,
+    *,
+    settings: PodSettings,
+    rooms: RoomSource,
+    probes: ProbeSource | None,
+) -> ChosenAccelerators:
+    """Return the choice, or the last one while the room is not known or measurements are being made."""
+    key = ObjectKey(service.metadata.namespace, service.metadata.name)
     known = {each.accelerator: rooms.count(each.prospect) for each in checked if each.prospect is not None}
     if None in known.values():
         # A new leader keeps to the last choice until it has planned its first round, which enqueues each service.
         rooms.follow(key, {each.accelerator: each.prospect for each in checked if each.prospect is not None})
         message = "waiting for the controller to look at the queue"
-        problem = ServiceProblem("Choosing", message, "Progressing") if not last.accelerators else None
+        problem = ServiceProblem("Choosing", message, "Progressing") if not unchanged.shares else None
         return unchanged._replace(problem=problem)
-    chosen = _choose_by_room(snapshot, service, checked, known, settings=settings, rooms=rooms)
-    return chosen._replace(speeds=unchanged.speeds)
+    counts = count_replicas(snapshot, service, settings.vendors)
+    if (wait := _find_wait(snapshot, service, unchanged, known, None if counts else probes)) is not None:
+        rooms.forget(key)
+        return wait
+    chosen = _choose_by_room(snapshot, service, checked, known, counts=counts, rooms=rooms)
+    return chosen._replace(speeds=unchanged.speeds, probing_since=unchanged.probing_since)
+
+
+def _find_wait(
+    snapshot: Snapshot,
+    service: InferenceService,
+    unchanged: ChosenAccelerators,
+    known: Mapping[str, CandidateRoom | None],
+    probes: ProbeSource | None,
+) -> ChosenAccelerators | None:
+    """Return that the first choice waits for measurements; None: it does not.
+
+    A service that has replicas, or had a choice, is never kept from them.
+    """
+    spec = service.spec
+    # With pools, their order decides, and no speed.
+    if probes is None or unchanged.shares or not spec.replicas or spec.suspend or spec.scheduling.pools:
+        return None
+    usable = frozenset[str]().union(*(each.device_classes for each in known.values() if each is not None))
+    classes = list_unmeasured(unchanged.speeds, usable)
+    key = ObjectKey(service.metadata.namespace, service.metadata.name)
+    wait = wait_for_probes(key, classes, unchanged.probing_since, snapshot.now, probes)
+    if wait is None:
+        return None
+    return unchanged._replace(
+        problem=ServiceProblem("Probing", wait.message[:MESSAGE_LENGTH], "Progressing"),
+        again_seconds=(wait.until - snapshot.now).total_seconds(),
+        probing_since=rfc3339(wait.since),
+    )
 
 
 def _choose_by_room(
@@ -151,12 +206,11 @@ def _choose_by_room(
     checked: Sequence[CheckedCandidate],
     known: Mapping[str, CandidateRoom | None],
     *,
-    settings: PodSettings,
+    counts: Mapping[str, ReplicaCounts],
     rooms: RoomSource,
 ) -> ChosenAccelerators:
     """Return the choice among accelerators of which the room is known, unless they are refused."""
     key = ObjectKey(service.metadata.namespace, service.metadata.name)
-    counts = count_replicas(snapshot, service, settings.vendors)
     candidates = [
         _describe(snapshot, each, known.get(each.accelerator) or _NO_ROOM, counts.get(each.accelerator, NO_REPLICAS))
         for each in checked

@@ -104,8 +104,9 @@ def check_candidate(
     prospect = None if problem is not None else _build_prospect(service, found, tuple(pools), settings)
     key = ObjectKey(service.metadata.namespace, service.metadata.name)
     speeds = find_speeds(key, service, accelerator, found.checked.served) if prospect is not None else ()
-    if prospect is not None and speeds:
-        prospect = prospect._replace(unit=replace(prospect.unit, speeds=profile_speeds(speeds)))
+    if prospect is not None:
+        profile = profile_speeds(speeds, service.spec.placement)
+        prospect = prospect._replace(unit=replace(prospect.unit, speeds=profile))
     return CheckedCandidate(accelerator, problem, found.checked.model_problem, prospect, speeds)
 
 

@@ -68,16 +68,20 @@ def assess_classes(
     return sort_speeds(found)
 
 
-def profile_speeds(speeds: Iterable[ClassSpeed]) -> SpeedProfile:
-    """Return speeds as the planner reads them from the status."""
-    return read_speeds(map(without_defaults, speeds))
+def profile_speeds(speeds: Iterable[ClassSpeed], demands: PlacementDemands) -> SpeedProfile:
+    """Return speeds as the planner reads them from the status of a service with these demands."""
+    return read_speeds(map(without_defaults, speeds), without_defaults(demands))
 
 
 def sort_speeds(speeds: Iterable[ClassSpeed]) -> tuple[ClassSpeed, ...]:
-    """Return the speeds as they are listed: the fastest first, and not more than fit into the status."""
-    return tuple(sorted(speeds, key=lambda each: (-float(each.tokens_per_second or 0), each.device_class)))[
-        :MOST_CLASSES
-    ]
+    """Return the speeds as they are listed: the fastest first."""
+    return tuple(sorted(speeds, key=lambda each: (-float(each.tokens_per_second or 0), each.device_class)))
+
+
+def cut_speeds(speeds: Iterable[ClassSpeed]) -> tuple[ClassSpeed, ...]:
+    """Return the speeds that fit into the status, where the queue reads them: classes that are accepted first."""
+    listed = sort_speeds(speeds)
+    return sort_speeds(sorted(listed, key=lambda each: each.refusal is not None)[:MOST_CLASSES])
 
 
 def _describe_class(

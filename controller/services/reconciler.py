@@ -5,6 +5,7 @@ serves: existing replicas stay until others replace them. `Ready` means that an 
 """
 
 import functools
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -151,7 +152,7 @@ def service_reconciler(
         speeds: the sources of what is known of speeds.
     """
     moved = MovedServices(find_standing)
-    choose = functools.partial(choose_accelerators, settings=settings, rooms=rooms, find_speeds=speeds.find_speeds)
+    choose = _make_chooser(settings, rooms, speeds)
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> ServiceInputs | None:
         service = _read_service(snapshot, key)
@@ -181,6 +182,14 @@ def service_reconciler(
         outdate=moved.forget,
         restart=functools.partial(_restart_all, tokens, pacer, moved, speeds),
     )
+
+
+def _make_chooser(
+    settings: PodSettings, rooms: RoomSource | None, speeds: SpeedSources
+) -> Callable[..., ChosenAccelerators | None]:
+    """Return `choose_accelerators` with all that does not depend on the service."""
+    found, probes = speeds.find_speeds, speeds.probes
+    return functools.partial(choose_accelerators, settings=settings, rooms=rooms, find_speeds=found, probes=probes)
 
 
 _ForgettingPart = MovedServices | KnownTokens | UpdatePacer | RoomSource | SpeedSources

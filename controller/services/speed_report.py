@@ -3,17 +3,20 @@
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from controller.placement.placement_notes import PlacementNotes
 from controller.reconcile.conditions import condition
 from controller.reconcile.plan import Snapshot
-from controller.services.class_speeds import FindSpeeds, SpeedAssessor, find_no_speeds
+from controller.services.class_speeds import FindSpeeds, SpeedAssessor, cut_speeds, find_no_speeds
 from controller.services.device_classes import find_replica_class
 from controller.services.performance_source import UNKNOWN_SPEED, KnownSpeed, MeasuredPair, PerformanceSource
 from controller.services.placement_report import report_placement
+from controller.services.probe_wait import ProbeSource, find_basis
 from controller.services.speed_replacer import ReplacementReport, SpeedReplacer
 from controller.services.status import MOST_NODES, ServiceView
 from crds.meta import without_defaults
-from crds.placement import ClassSpeed, PlacementStatus
+from crds.placement import ClassSpeed, PlacementStatus, SpeedBasis
 from devices.vendors import Vendors
 from fitness.performance import hash_model
 from kube.client import Client, Obj
@@ -41,7 +44,7 @@ class SpeedReport(NamedTuple):
         """Return a status with the speed, and with a condition if it could not be measured."""
         found = dict(status)
         if self.classes:
-            found["speeds"] = [without_defaults(each) for each in self.classes]
+            found["speeds"] = [without_defaults(each) for each in cut_speeds(self.classes)]
         if self.placement is not None:
             found["placement"] = without_defaults(self.placement)
         if self.measured.performance is not None:
@@ -59,6 +62,7 @@ class SpeedSources(NamedTuple):
     measured: PerformanceSource | None = None
     assessor: SpeedAssessor | None = None
     notes: PlacementNotes | None = None
+    probes: ProbeSource | None = None
     replacer: SpeedReplacer | None = None
     """Replaces replicas that are slow."""
 
@@ -75,6 +79,8 @@ class SpeedSources(NamedTuple):
             classes = self.find_speeds(key, view.service, view.accelerator, view.served)
         note = self.notes.find(key) if self.notes is not None else None
         placement = report_placement(note, view.service.status.placement, classes, view.replicas.nodes)
+        if placement is not None and note is not None:
+            placement = replace(placement, basis=self._find_basis(key, view, classes, placement.device_class))
         if self.measured is None:
             return SpeedReport(classes, placement)
         return SpeedReport(classes, placement, self.measured.find(key, _find_measured_pair(snapshot, view, vendors)))
@@ -88,6 +94,16 @@ class SpeedSources(NamedTuple):
             return found
         return found._replace(replacement=await self.replacer.report(client, snapshot, key, view, found.classes))
 
+    def _find_basis(
+        self, key: ObjectKey, view: ServiceView, classes: Sequence[ClassSpeed], device_class: str
+    ) -> SpeedBasis | None:
+        speed = next((each for each in classes if each.device_class == device_class), None)
+        record = None
+        if self.measured is not None and view.served is not None:
+            model_hash = hash_model(view.served.model, view.served.runtime, view.service.spec)
+            record = self.measured.table.find(model_hash, device_class, key.namespace)
+        return find_basis(speed, record, view.chosen.probing_since if view.chosen is not None else "")
+
     def forget(self, key: ObjectKey) -> None:
         """Forget a service that is gone."""
         for each in self:
@@ -96,7 +112,7 @@ class SpeedSources(NamedTuple):
 
     def restart(self) -> None:
         """Forget what an earlier leadership knew."""
-        for each in (self.notes, self.replacer):
+        for each in (self.notes, self.probes, self.replacer):
             if each is not None:
                 each.restart()
 

@@ -325,7 +325,7 @@ def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
         "readyReplicas": len(view.replicas.ready),
         "selector": f"{LABEL_SERVICE}={metadata.name}",
         "accelerator": (view.accelerator or "") if view.chosen is None else view.chosen.accelerator,
-        **({"choice": without_defaults(view.chosen.status)} if view.chosen is not None and view.chosen.shares else {}),
+        **({"choice": choice} if view.chosen is not None and (choice := without_defaults(view.chosen.status)) else {}),
         **({"runtime": view.runtime} if view.runtime else {}),
         **({"memory": size_text(size_bytes)} if (size_bytes := view.memory_bytes) else {}),
         **({"deviceMemory": view.device_memory} if view.device_memory else {}),

@@ -20,6 +20,7 @@ from controller.placement.units import (
     MEMORY,
     NO_SPEEDS,
     PODS,
+    SPEED_UNKNOWN,
     TOO_SLOW,
     Amounts,
     Cell,
@@ -38,6 +39,7 @@ PRIORITIES: tuple[Priority, ...] = tuple(PRIORITY_RANK)
 MIN_RUN_SECONDS = 20.0
 SPEEDS = SpeedProfile((("fast", 90.0), ("slow", 30.0)))
 SLOW = frozenset({("slow", TOO_SLOW)})
+FLOOR = SpeedProfile((("fast", 90.0),), accepted=frozenset({"fast"}), unlisted=SPEED_UNKNOWN)
 
 
 @dataclass
@@ -109,7 +111,7 @@ class SimulatedQueue:
             "service": chance.choice(["s1", "s2", "s3", uid]),
             "avoid": self._pick_cells(),
             "refused_by": self._pick_cells(),
-            "speeds": chance.choice([NO_SPEEDS, SPEEDS, msgspec.structs.replace(SPEEDS, refused=SLOW)]),
+            "speeds": chance.choice([NO_SPEEDS, SPEEDS, msgspec.structs.replace(SPEEDS, refused=SLOW), FLOOR]),
         }
         if chance.random() < 0.25:
             added = process(uid, chance.choice([4, 8, 16, 32]), weights=chance.choice(["", "w1"]), **common)

@@ -9,11 +9,16 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from controller.benchmarks.benchmark_job import ANNOTATION_ORDER
+from controller.reconcile.conditions import find
+from controller.reconcile.plan import owned_by
 from crds.inferenceservice import InferenceService
+from crds.meta import LABEL_MANAGED_BY, MANAGED_BY, ObjectMeta
 from fitness.performance import MeasuredPerformance
-from fitness.performance_store import SELECTOR
-from kube.resources import CONFIG_MAPS, JOBS
-from tests.cluster.main_job.cluster import Cluster
+from fitness.performance_store import LABEL_BENCHMARK, SELECTOR
+from kube.client import Obj
+from kube.resources import CONFIG_MAPS, JOBS, MODELS, PODS
+from tests.cluster.main_job.cluster import READY_SECONDS, Cluster, condition
 from tests.cluster.nodes import joined
 from tests.cluster.shared_controller import SharedController
 from tests.controlplane.plane import ControlPlane
@@ -74,6 +79,104 @@ async def test_speed_of_a_service_is_measured_on_an_idle_device(
     wide = await cluster.kubectl("get", "isvc", "chat", "-o", "wide")
     assert shown.tokens_per_second in wide.split()
     await cluster.client.delete(CONFIG_MAPS, stored["metadata"]["name"], "pomona-system")
+
+
+@pytest.mark.usefixtures("l4_node")
+async def test_benchmark_starts_beside_forged_jobs_and_gives_way_to_a_replica(cluster: Cluster) -> None:
+    """Neither Job of a tenant holds a slot, though the policy lets the controller delete but one of them."""
+    await cluster.apply(cluster.model())
+    model = await cluster.client.get(MODELS, "tiny", cluster.namespace)
+    owner = owned_by(MODELS, msgspec.convert(model["metadata"], ObjectMeta))
+    await cluster.apply(forge_job("orphan"), forge_job("owned", owner))
+    await cluster.apply(cluster.service("chat", "nvidia", benchmark={"minDuration": "4m"}))
+    await cluster.ready("chat")
+
+    async def runs() -> Obj:
+        jobs = {each["metadata"]["name"]: each for each in await list_jobs(cluster)}
+        own = [each for name, each in jobs.items() if name != "orphan"]
+        pods = (await cluster.client.list(PODS, cluster.namespace, label_selector=SELECTOR)).items
+        assert ["owned" in jobs, len(own), len(pods)] == [False, 1, 1]
+        (bench,) = pods[0]["status"]["containerStatuses"]
+        assert "running" in bench["state"]
+        return own[0]
+
+    job = await eventually(runs, READY_SECONDS)
+    # It is the other device that it holds.
+    await cluster.edit("chat", replicas=2)
+
+    async def serves_twice() -> InferenceService:
+        found = await cluster.get("chat")
+        assert (found.status.ready_replicas, found.status.phase) == (2, "Ready"), found.status
+        return found
+
+    found = await eventually(serves_twice, READY_SECONDS)
+    assert find(found.status.conditions, "Benchmarked") is None, "to give way is no failure"
+    assert job["metadata"]["uid"] not in {each["metadata"]["uid"] for each in await list_jobs(cluster)}
+
+
+@pytest_asyncio.fixture
+async def h100_node(plane: ControlPlane, tmp_path: Path, watched: list[Process]) -> AsyncIterator[Process]:
+    """The node `gpu-5` with a device of another class."""
+    labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559"}
+    async with joined(plane, "gpu-5", tmp_path, watched, resources={"nvidia.com/gpu": "1"}, labels=labels) as kubelet:
+        yield kubelet
+
+
+@pytest.mark.usefixtures("l4_node", "h100_node")
+async def test_first_choice_of_auto_waits_for_a_measurement_on_each_class(cluster: Cluster) -> None:
+    first = cluster.service("first", "cpu")
+    await cluster.apply(cluster.model(cache={"accessMode": "ReadWriteMany"}), first)
+    await cluster.ready("first")  # the weights are there
+    await cluster.apply(cluster.service("chat", "auto", benchmark=QUICK))
+
+    async def probes() -> InferenceService:
+        found = await cluster.get("chat")
+        ready = condition(found)
+        assert (found.status.phase, ready.reason) == ("Progressing", "Probing"), found.status
+        assert "measuring the speed on nvidia-h100-80gb-hbm3x1, nvidia-l4x1, until 2" in ready.message
+        return found
+
+    waiting = await eventually(probes, READY_SECONDS)
+    assert waiting.status.choice is not None
+    assert (waiting.status.choice.probing_since, waiting.status.choice.accelerators) != ("", [])
+    assert (waiting.status.replicas, waiting.status.accelerator) == (0, "")
+    await cluster.ready("chat")
+
+    async def placed() -> InferenceService:
+        found = await cluster.get("chat")
+        assert found.status.placement is not None
+        assert found.status.placement.basis == "probe"
+        return found
+
+    found = await eventually(placed)
+    assert {each.device_class: each.source for each in found.status.speeds} == {
+        "nvidia-h100-80gb-hbm3x1": "Measured",
+        "nvidia-l4x1": "Measured",
+    }
+    assert found.status.placement is not None
+    assert found.status.placement.device_class == found.status.speeds[0].device_class, "the faster one by measurement"
+    assert found.status.choice is not None
+    assert found.status.choice.probing_since == waiting.status.choice.probing_since
+    for stored in (await cluster.client.list(CONFIG_MAPS, "pomona-system", label_selector=SELECTOR)).items:
+        await cluster.client.delete(CONFIG_MAPS, stored["metadata"]["name"], "pomona-system")
+
+
+async def list_jobs(cluster: Cluster) -> list[Obj]:
+    return (await cluster.client.list(JOBS, cluster.namespace, label_selector=SELECTOR)).items
+
+
+def forge_job(name: str, owner: Obj | None = None) -> Obj:
+    """Return a Job of a tenant that never ends and looks like one of the controller."""
+    order = {"modelHash": "f" * 16, "deviceClass": "nvidia-l4x1", "accelerator": "none", "service": "chat"}
+    bench = {"name": "bench", "image": "pomona:test", "command": ["sleep", "3600"]}
+    metadata = {
+        "name": name,
+        "labels": {LABEL_BENCHMARK: "true", LABEL_MANAGED_BY: MANAGED_BY},
+        "annotations": {ANNOTATION_ORDER: msgspec.json.encode(order | {"inputs": "1"}).decode()},
+        "ownerReferences": [owner] if owner is not None else [],
+    }
+    spec = {"suspend": True, "template": {"spec": {"restartPolicy": "Never", "containers": [bench]}}}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
 
 
 async def _follow_document(plane: ControlPlane, cluster: Cluster, folder: Path) -> None:

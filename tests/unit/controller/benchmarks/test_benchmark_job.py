@@ -8,6 +8,7 @@ import pytest
 
 from controller.benchmarks.benchmark_job import (
     CONTAINER,
+    LONGEST_SECONDS,
     START_SECONDS,
     BenchmarkJob,
     BenchmarkKey,
@@ -228,6 +229,25 @@ def test_pod_that_no_node_takes_has_no_hope_after_some_time() -> None:
     late = read(stored(), waiting, now=NOW + timedelta(seconds=START_SECONDS + 1))
     assert late.trouble is not None
     assert (late.trouble.reason, late.trouble.message) == ("Unschedulable", "0/1 nodes")
+
+
+def test_job_that_never_ends_is_hopeless() -> None:
+    """A tenant has suspended it, or has lengthened the time that Kubernetes gives it."""
+    assert read(stored(), now=NOW + timedelta(seconds=LONGEST_SECONDS)).trouble is None
+    late = read(stored(), now=NOW + timedelta(seconds=LONGEST_SECONDS + 1))
+    assert late.trouble is not None
+    assert late.trouble.reason == "DeadlineExceeded"
+
+
+def test_job_that_this_leader_has_started_is_what_it_has_ordered() -> None:
+    job = stored()
+    job["metadata"]["annotations"] = {}
+    found = read_benchmark_job(job, [], NOW, ORDER)
+    assert found is not None
+    assert (found.order, found.is_own) == (ORDER, True)
+    other = read_benchmark_job(stored(), [], NOW)
+    assert other is not None
+    assert not other.is_own
 
 
 @pytest.mark.parametrize("attempt", [-(10**9), 10**9])

@@ -52,6 +52,8 @@ class World(Client):
         self.nodes: tuple[str, ...] = ("n1",)
         self.unseen: list[Obj] = []
         """ConfigMaps that no watch has brought yet."""
+        self.refused: set[str] = set()
+        """Names of Jobs that may not be deleted, and namespaces in which none may be created."""
         self.measured = PerformanceSource(self.store, self.enqueued.append)
         self.measured.kind.exists = True
         self.runner = BenchmarkRunner(
@@ -93,11 +95,14 @@ class World(Client):
         return [Cell(name=each, kind="node", pool="nvidia", total=total, free=free, node=node) for each in self.nodes]
 
     def list_jobs(self) -> list[Obj]:
-        return list(self.store.list(JOBS))
+        """Return the Jobs that are not forged."""
+        return [each for each in self.store.list(JOBS) if each["metadata"]["namespace"] != "evil"]
 
     async def create(self, resource: Resource, obj: Any) -> Obj:
         if self.fails:
             raise Unreachable("create jobs: no answer")
+        if obj["metadata"]["namespace"] in self.refused:
+            raise Forbidden("create jobs", status=403, message="exceeded quota: jobs")
         created = {
             **obj["metadata"],
             "uid": f"uid-{len(self.created)}",
@@ -108,6 +113,8 @@ class World(Client):
         return self.put(resource, job)
 
     async def delete(self, resource: Resource, name: str, namespace: str | None = None, **_: Any) -> None:
+        if name in self.refused:
+            raise Forbidden("delete jobs", status=403, message="no Model controls it")
         self.deleted.append(name)
         for pod in list(self.store.list(PODS)):
             self.store.remove(PODS, "team", pod["metadata"]["name"])
@@ -119,6 +126,20 @@ class World(Client):
 
     async def apply(self, resource: Resource, obj: Any, **_: Any) -> Obj:
         return self.put(resource, obj)
+
+    def forge_job(self, name: str, **changes: Any) -> None:
+        """Add the Job of a tenant that looks like the one that the controller has made for the node."""
+        order = {"modelHash": "f" * 16, "deviceClass": "nvidia-l4x1", "accelerator": "none", "service": "chat"}
+        annotations = {"inference.pomona.dev/benchmark-order": msgspec.json.encode(order | {"inputs": "1"}).decode()}
+        metadata = {
+            "name": name,
+            "namespace": "evil",
+            "uid": f"uid-{name}",
+            "labels": {"inference.pomona.dev/benchmark": "true"},
+            "annotations": annotations,
+            "creationTimestamp": datetime.fromtimestamp(START, UTC).isoformat(),
+        }
+        self.put(JOBS, {"metadata": metadata, "spec": {"template": {"spec": {}}, **changes}})
 
     def run_pod(self, **bench: Any) -> None:
         """Set the state of the container in the pod of the only Job; its engine runs, unless it is stated, too."""
@@ -151,15 +172,16 @@ class World(Client):
         ended = {"type": "Failed" if code else "Complete", "status": "True", "lastTransitionTime": now}
         self.put(JOBS, {**job, "status": {"conditions": [ended]}})
 
-    def run(self, story: Callable[[], Awaitable[None]]) -> None:
-        """Run a story beside the runner."""
+    def run(self, *stories: Callable[[], Awaitable[None]]) -> None:
+        """Run a story beside the runner; each further one is of another leadership."""
         recorder: Any = None
         leading = Leading(self, self.store, recorder, lambda _resource, key: self.enqueued.append(key))
 
         async def main() -> None:
-            async with running(self.runner.run(leading)):
-                await asyncio.sleep(10)
-                await story()
+            for story in stories:
+                async with running(self.runner.run(leading)):
+                    await asyncio.sleep(10)
+                    await story()
 
         virtual_time.run(main())
 
@@ -363,16 +385,92 @@ def test_late_event_of_a_deletion_lets_no_failure_be_forgotten(world: World, rou
 def test_result_of_a_job_that_nobody_wants_is_not_stored(world: World) -> None:
     async def story() -> None:
         (job,) = world.list_jobs()
-        annotations = job["metadata"]["annotations"]
-        order = msgspec.json.decode(annotations["inference.pomona.dev/benchmark-order"]) | {"modelHash": "f" * 16}
-        forged = {"inference.pomona.dev/benchmark-order": msgspec.json.encode(order).decode()}
-        world.put(JOBS, {**job, "metadata": {**job["metadata"], "annotations": forged}})
+        await asyncio.sleep(benchmark_runner.LOOK_SECONDS)
+        world.store.remove(INFERENCE_SERVICES, "team", "chat")
         world.finish(RESULT)
         await asyncio.sleep(10)
         assert list(world.store.list(CONFIG_MAPS)) == []
         assert job["metadata"]["name"] in world.deleted
 
     world.run(story)
+
+
+def edit_order(world: World, **changes: Any) -> None:
+    """Edit the annotation of the only Job, as a tenant can."""
+    (job,) = world.list_jobs()
+    order = msgspec.json.decode(job["metadata"]["annotations"]["inference.pomona.dev/benchmark-order"]) | changes
+    forged = {"inference.pomona.dev/benchmark-order": msgspec.json.encode(order).decode()}
+    world.put(JOBS, {**job, "metadata": {**job["metadata"], "annotations": forged}})
+
+
+def test_job_whose_annotation_a_tenant_has_edited_is_what_it_was(world: World) -> None:
+    async def story() -> None:
+        edit_order(world, accelerator="none")
+        world.waiting = ["nvidia"]
+        world.runner.wake()
+        await asyncio.sleep(2)
+        assert world.list_jobs() == []
+        world.waiting = []
+        world.put(NODES, world.store.get(NODES, "n1") or {})
+        await asyncio.sleep(20)
+        edit_order(world, modelHash="f" * 16)
+        world.finish(RESULT)
+        await asyncio.sleep(10)
+        (stored,) = world.store.list(CONFIG_MAPS)
+        assert stored["metadata"]["name"] != f"bench-{'f' * 16}"
+
+    world.run(story)
+
+
+def test_forged_jobs_hold_no_benchmark_up_and_are_ended(world: World) -> None:
+    world.forge_job("first")
+    world.forge_job("second", suspend=True)
+
+    async def story() -> None:
+        assert len(world.created) == 1
+        assert set(world.deleted) == {"first", "second"}
+        world.finish(RESULT)
+        await asyncio.sleep(10)
+        assert len(list(world.store.list(CONFIG_MAPS))) == 1
+
+    world.run(story)
+
+
+def test_job_that_the_controller_may_not_delete_stops_nothing_else(world: World) -> None:
+    world.forge_job("kept")
+    world.refused = {"kept"}
+
+    async def story() -> None:
+        assert len(world.created) == 1
+        world.finish(RESULT)
+        await asyncio.sleep(10)
+        assert len(list(world.store.list(CONFIG_MAPS))) == 1
+
+    world.run(story)
+
+
+def test_second_service_with_a_model_does_not_end_the_job_of_the_first(world: World) -> None:
+    async def story() -> None:
+        second = service(hardware={"accelerator": "nvidia"})
+        names = {"name": "second", "uid": "uid-second"}
+        world.put(INFERENCE_SERVICES, {**second, "metadata": {**second["metadata"], **names}})
+        await asyncio.sleep(30)
+        assert (len(world.created), world.deleted) == (1, [])
+
+    world.run(story)
+
+
+def test_new_leader_ends_the_jobs_of_the_last_one_and_starts_them_again(world: World) -> None:
+    async def first() -> None:
+        assert len(world.created) == 1
+
+    async def second() -> None:
+        await asyncio.sleep(20)
+        assert world.deleted == [world.created[0]["metadata"]["name"]]
+        assert len(world.list_jobs()) == 1
+        assert len(world.created) == 2
+
+    world.run(first, second)
 
 
 def test_services_are_looked_at_only_after_a_change(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

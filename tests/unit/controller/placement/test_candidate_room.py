@@ -96,7 +96,8 @@ def test_cells_that_are_too_small_or_closed_are_told_apart() -> None:
     assert not small.could_run
     assert small.lack.startswith(f"no node can ever run it: it needs {GPU}: 2, and the largest, a, has {GPU}: 1")
     closed = count(POD, [gpu_cell("a", closed="Cordoned")])
-    assert closed == CandidateRoom(0, could_run=True, lack="too little is free on the nodes of pool nvidia")
+    lack = "too little is free on the nodes of pool nvidia"
+    assert closed == CandidateRoom(0, could_run=True, lack=lack, device_classes=frozenset({""}))
     elastic = PlanRules(pools={"nvidia": PoolRules(elastic=1)})
     assert count(POD, [], rules=elastic).could_run, "an autoscaler adds a node"
 

@@ -1,5 +1,7 @@
 """Placement by speed: a unit goes to the class on which it is fastest, unless other criteria outweigh that."""
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -135,9 +137,9 @@ def test_tighter_packing_never_gives_fewer_points(one: int, other: int) -> None:
         assert count_cell_points(host("h"), -one * GIB) <= count_cell_points(host("h"), -other * GIB)
 
 
-def observe(status: Obj) -> Unit:
+def observe(status: Obj, **spec: Any) -> Unit:
     """Return the unit of the only pod of a service with this status."""
-    chat = service(status=status, hardware={"accelerator": "nvidia"})
+    chat = service(status=status, hardware={"accelerator": "nvidia"}, **spec)
     known = store((INFERENCE_SERVICES, chat), (DEPLOYMENTS, deployment_of()), (PODS, queue_pod("one")))
     (unit,) = observe_units(known, VENDORS, NOW).units
     return unit
@@ -153,6 +155,24 @@ def test_speeds_of_a_service_are_those_of_its_status() -> None:
     assert dict(unit.speeds.speeds) == {H100: 120.0, L4: 24.5}
     assert unit.speeds.refusals == {L4: TOO_SLOW, NEW: SPEED_UNKNOWN}
     assert [unit.refuse(cell) for cell in cells_of(NEW, L4, H100)] == [SPEED_UNKNOWN, TOO_SLOW, ""]
+
+
+@pytest.mark.parametrize(
+    ("demands", "refusal"),
+    [({"minTokensPerSecond": 30}, SPEED_UNKNOWN), ({"minFit": "good"}, TOO_TIGHT), ({"minFit": "marginal"}, "")],
+)
+def test_class_that_is_not_listed_meets_no_demand(demands: Obj, refusal: str) -> None:
+    listed = [{"deviceClass": H100, "tokensPerSecond": "120"}, {"deviceClass": L4, "tokensPerSecond": "90"}]
+    unit = observe({"observedGeneration": 1, "speeds": listed}, placement=demands)
+    assert [unit.refuse(cell) for cell in cells_of(H100, L4, NEW, "")] == ["", "", refusal, refusal]
+    alike = pod("a", speeds=unit.speeds)
+    assert place(cells_of(NEW), alike) == ("" if refusal else "node/n0")
+    assert place(cells_of(NEW, L4), alike) == "node/n1"
+
+
+def test_class_is_accepted_once_it_is_listed_though_its_speed_is_unknown() -> None:
+    unit = observe({"observedGeneration": 1, "speeds": [{"deviceClass": NEW}]}, placement={"minFit": "good"})
+    assert place(cells_of(L4, NEW), pod("a", speeds=unit.speeds)) == "node/n1"
 
 
 def test_status_of_an_earlier_spec_tells_no_speeds() -> None:

@@ -7,12 +7,12 @@ import pytest
 
 from controller.models.served import Served
 from controller.placement.device_classes import DeviceClasses
-from controller.services.class_speeds import SpeedAssessor, assess_classes, profile_speeds, sort_speeds
+from controller.services.class_speeds import SpeedAssessor, assess_classes, cut_speeds, profile_speeds
 from crds.inferenceservice import InferenceService
 from crds.meta import without_defaults
 from crds.metalhost import MetalHostStatus
 from crds.model import Model
-from crds.placement import MOST_CLASSES, ClassSpeed
+from crds.placement import MOST_CLASSES, ClassSpeed, PlacementDemands
 from devices.vendors import VENDORS
 from fitness.correction_table import CorrectionGroup
 from fitness.performance import MeasuredPerformance, hash_model
@@ -113,15 +113,26 @@ def test_class_that_fits_less_well_than_stated_is_refused() -> None:
 
 
 def test_planner_reads_the_class_of_one_device() -> None:
-    profile = profile_speeds(assess(L4, UNKNOWN, number=2, placement={"minTokensPerSecond": 1}).values())
+    demands = PlacementDemands(min_tokens_per_second=1)
+    profile = profile_speeds(assess(L4, UNKNOWN, number=2, placement={"minTokensPerSecond": 1}).values(), demands)
     assert list(profile.tokens_per_second) == ["nvidia-l4x1"]
     assert profile.refusals == {"nvidia-newx1": "SpeedUnknown"}
 
 
 def test_slowest_classes_are_left_out_of_a_long_list() -> None:
     many = [ClassSpeed(device_class=f"c{number}", tokens_per_second=f"{number}") for number in range(100)]
-    found = sort_speeds(many)
+    found = cut_speeds(many)
     assert (len(found), found[0].device_class, found[-1].device_class) == (MOST_CLASSES, "c99", "c68")
+
+
+def test_classes_that_are_accepted_outlast_others_in_a_long_list() -> None:
+    slow = [ClassSpeed(device_class=f"slow{each}", tokens_per_second=f"{each + 1}") for each in range(MOST_CLASSES)]
+    fast = [
+        ClassSpeed(device_class=f"tight{each}", tokens_per_second=f"{each + 100}", refusal="TooTight")
+        for each in range(MOST_CLASSES)
+    ]
+    assert set(cut_speeds([*fast, *slow])) == set(slow)
+    assert [each.device_class for each in cut_speeds([*fast, *slow[:30]])][:3] == ["tight31", "tight30", "slow29"]
 
 
 def assessor(*classes: ServingDevices) -> tuple[SpeedAssessor, DeviceClasses, PerformanceTable]:
