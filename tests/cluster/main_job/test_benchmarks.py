@@ -123,11 +123,14 @@ async def h100_node(plane: ControlPlane, tmp_path: Path, watched: list[Process])
 
 
 @pytest.mark.usefixtures("l4_node", "h100_node")
-async def test_first_choice_of_auto_waits_for_a_measurement_on_each_class(cluster: Cluster) -> None:
+async def test_first_choice_of_auto_waits_for_a_measurement_on_each_class(
+    cluster: Cluster, shared_controller: SharedController
+) -> None:
+    """Another leader measures anew, and goes on with the wait of the last one."""
     first = cluster.service("first", "cpu")
     await cluster.apply(cluster.model(cache={"accessMode": "ReadWriteMany"}), first)
     await cluster.ready("first")  # the weights are there
-    await cluster.apply(cluster.service("chat", "auto", benchmark=QUICK))
+    await cluster.apply(cluster.service("chat", "auto", benchmark=QUICK | {"minDuration": "10s"}))
 
     async def probes() -> InferenceService:
         found = await cluster.get("chat")
@@ -140,6 +143,7 @@ async def test_first_choice_of_auto_waits_for_a_measurement_on_each_class(cluste
     assert waiting.status.choice is not None
     assert (waiting.status.choice.probing_since, waiting.status.choice.accelerators) != ("", [])
     assert (waiting.status.replicas, waiting.status.accelerator) == (0, "")
+    await shared_controller.lend_new("--benchmarks")
     await cluster.ready("chat")
 
     async def placed() -> InferenceService:
