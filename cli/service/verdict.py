@@ -14,12 +14,21 @@ DONE: Final = frozenset({"serves", "suspended"})
 
 _PASSING: Final = frozenset(
     {
-        *("ModelNotReady", "Downloading", "Fetching", "Starting", "Progressing", "Probing", "Binding"),
+        *(
+            "ModelNotReady",
+            "Downloading",
+            "Fetching",
+            "Starting",
+            "Progressing",
+            "Probing",
+            "MeasuringSpeed",
+            "Binding",
+        ),
         *("NoEndpoints", "ForeignEndpoints", "NotAnswering", "Restarting"),
     }
 )
 """Reasons of normal progress, which end by themselves."""
-_BEFORE_REPLICAS: Final = frozenset({"ModelNotReady", "Downloading", "Binding"})
+_BEFORE_REPLICAS: Final = frozenset({"ModelNotReady", "Downloading", "Binding", "MeasuringSpeed"})
 _REFUSALS: Final = frozenset(
     {
         *(

@@ -194,7 +194,7 @@ def _find_wait(
     if wait is None:
         return None
     return unchanged._replace(
-        problem=ServiceProblem("Probing", wait.message[:MESSAGE_LENGTH], "Progressing"),
+        problem=ServiceProblem("MeasuringSpeed", wait.message[:MESSAGE_LENGTH], "Progressing"),
         again_seconds=(wait.until - snapshot.now).total_seconds(),
         probing_since=rfc3339(wait.since),
     )

@@ -41,6 +41,7 @@ MODEL_READY: Final = "ModelReady"
 REASONS_WITHOUT_EVENT: Final = {
     "Progressing",
     "Probing",
+    "MeasuringSpeed",
     "Starting",
     "Fetching",
     "Binding",

@@ -193,7 +193,7 @@ def test_service_that_waits_has_no_replica_and_says_why() -> None:
     assert probes.asked == [(USABLE, NOW + timedelta(seconds=PROBE_SECONDS))]
     assert rooms.followed == set()
     made = decide_chat((INFERENCE_SERVICES, service(**AUTO)), (MODELS, model()), chosen=chosen)
-    assert ready_outcome(made) == ("Progressing", "False", "Probing")
+    assert ready_outcome(made) == ("Progressing", "False", "MeasuringSpeed")
     assert "nvidia-l4x1" in planned_condition(made, "Ready")["message"]
     assert made.status is not None
     assert made.status["choice"] == {"probingSince": rfc3339(NOW)}
