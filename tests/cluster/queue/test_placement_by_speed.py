@@ -1,7 +1,6 @@
 """Placement by speed, as docs/placement.md says: the fastest class gets the replica, and a slow one is no place."""
 
 import re
-import uuid
 from pathlib import Path
 
 import msgspec
@@ -23,15 +22,6 @@ from tests.support.simulated_nodes import SimulatedNodes
 
 DOCUMENT = (CHECKOUT / "docs" / "placement.md").read_text()
 L4 = {"nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.memory": "23034"}
-LAYOUT = {
-    "tensorBytes": 100_000_000,
-    "vocabularySize": 32000,
-    "embeddingSize": 1024,
-    "attentionSize": 1024,
-    "headCount": 16,
-    "feedForwardSize": 3072,
-    "layers": [{"count": 4, "keyElements": 1024, "valueElements": 1024}],
-}
 SPEEDS = {"nvidia-h100-80gb-hbm3x1": 140.0, "nvidia-l4x1": 24.5}
 
 
@@ -74,46 +64,3 @@ async def test_replica_is_placed_on_the_fastest_class_and_never_on_a_slow_one(
     await user.edit("second", placement=None)
     await user.wait_until_on("second", "gpu-l4")
     await client.delete(CONFIG_MAPS, stored, CONTROLLER_NAMESPACE)
-
-
-async def test_benchmark_of_another_model_corrects_the_services_of_its_namespace(
-    simulated: SimulatedNodes, user: QueueUser
-) -> None:
-    client = user.client
-    await simulated.add("gpu-l4", devices=1, **L4)
-    # A Model that each pod pulls by itself has no layout, without which there is no estimate.
-    model = {"metadata": {"name": "tiny", "namespace": user.namespace}, "status": {"layout": LAYOUT}}
-    await client.apply(MODELS, model, field_manager="test", subresource="status")
-    await user.serve("chat")
-    await user.wait_until_on("chat", "gpu-l4")
-
-    async def read_speed() -> Obj:
-        status = (await client.get(INFERENCE_SERVICES, "chat", user.namespace))["status"]
-        return next((each for each in status.get("speeds", ()) if each["deviceClass"] == "nvidia-l4x1"), {})
-
-    async def is_estimated() -> bool:
-        return (await read_speed()).get("source") == "Estimated"
-
-    await eventually(is_estimated, RUN_SECONDS)
-    estimated = await read_speed()
-    record = MeasuredPerformance(
-        tokens_per_second=50, estimated_tokens_per_second=100, accelerator="nvidia", runtime="ollama"
-    )
-    names = []
-    # That of another namespace comes first, so that it would count if it could.
-    for namespace in ("another-tenant", user.namespace):
-        key = RecordKey("nvidia-l4x1", namespace)
-        made = build_config_map(uuid.uuid4().hex[:16], {key.encode(): encode_record(record)})
-        await client.create(CONFIG_MAPS, made)
-        names.append(made["metadata"]["name"])
-
-    async def is_corrected() -> bool:
-        return (await read_speed()).get("source") == "Corrected"
-
-    await eventually(is_corrected, RUN_SECONDS)
-    found = await read_speed()
-    assert found["measurements"] == 1
-    assert float(found["tokensPerSecond"]) < float(estimated["tokensPerSecond"])
-    await client.delete(CONFIG_MAPS, names[1], CONTROLLER_NAMESPACE)
-    await eventually(is_estimated, RUN_SECONDS)
-    await client.delete(CONFIG_MAPS, names[0], CONTROLLER_NAMESPACE)
