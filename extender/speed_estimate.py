@@ -3,7 +3,7 @@
 from extender.subject import ServedModel
 from fitness.corrections import CorrectionSource
 from fitness.serving_devices import ServingDevices
-from fitness.speed import estimate_speed
+from fitness.speed import estimate_speed, find_active_share
 
 
 def estimate_tokens_per_second(
@@ -19,9 +19,8 @@ def estimate_tokens_per_second(
     status = served.model.status
     if status.layout is None:
         return None
-    total, active = status.total_parameters, status.active_parameters
+    share = find_active_share(served.model)
     found = estimate_speed(
-        *(status.layout, served.service.spec, served.runtime, devices, corrections),
-        active_share=active / total if total and active else None,
+        *(status.layout, served.service.spec, served.runtime, devices, corrections), active_share=share
     )
     return found.generation.expected if found is not None else None

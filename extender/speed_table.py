@@ -87,6 +87,15 @@ class ScoreBoard:
         """Number of changes of nodes that are in it."""
 
 
+class SubjectSpeeds(NamedTuple):
+    """The speeds of a subject by hardware."""
+
+    inputs: tuple[object, ...]
+    """`ServedModel.speed_inputs` of the model; empty if it is not served by a service."""
+    speeds: Mapping[DeviceHardware, float | None]
+    """Tokens a second; None: unknown."""
+
+
 class SpeedTable:
     """The nodes and speeds that are known.
 
@@ -117,8 +126,8 @@ class SpeedTable:
         """Pieces of JSON of each node by score."""
         self._boards: dict[ScoringSubject, ScoreBoard] = {}
         """The least recently used one first."""
-        self._speeds: dict[ScoringSubject, dict[DeviceHardware, float | None]] = {}
-        """Tokens a second of the subjects that have a board."""
+        self._speeds: dict[ScoringSubject, SubjectSpeeds] = {}
+        """The speeds of the subjects that have a board."""
         self._costs: Counter[float] = Counter()
         """Number of nodes by cost."""
         self._measurements = 0
@@ -193,12 +202,14 @@ class SpeedTable:
         self, subject: ScoringSubject, served: ServedModel | None, measured: Mapping[str, MeasuredPerformance]
     ) -> Mapping[DeviceHardware, float | None]:
         """Return the tokens a second of a subject on all hardware; what was known for the last board is kept."""
-        known = self._speeds.get(subject, {})
-        found = self._speeds[subject] = {
+        last, inputs = self._speeds.get(subject), served.speed_inputs if served is not None else ()
+        known = last.speeds if last is not None and last.inputs == inputs else {}
+        speeds = {
             hardware: known[hardware] if hardware in known else self._find_speed(hardware, subject, served, measured)
             for hardware in self._groups
         }
-        return found
+        self._speeds[subject] = SubjectSpeeds(inputs, speeds)
+        return speeds
 
     def _find_speed(
         self,

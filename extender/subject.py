@@ -29,6 +29,13 @@ class ServedModel(NamedTuple):
     service: InferenceService
     runtime: str
 
+    @property
+    def speed_inputs(self) -> tuple[object, ...]:
+        """All that the estimate of its speed follows from; its status changes more often."""
+        status = self.model.status
+        counts = status.total_parameters, status.active_parameters
+        return self.model.spec, status.layout, counts, self.service.spec, self.runtime
+
 
 class ScoringSubject(NamedTuple):
     """The model and the devices of a replica, as a key: equal ones have equal scores on each node."""

@@ -4,8 +4,8 @@ All services are looked at after a change, at a pace that takes a twentieth of a
 API server are the few Jobs that the plan names. When anything begins to wait in the queue, the benchmarks on its
 accelerator end within a second.
 
-Tenants can make Jobs with any label and annotation. So the leader keeps the uid of each Job that it starts, with what
-it has ordered, and believes no Job that runs but these; those of an earlier leader are ended and started again.
+Which Jobs there are, and which of them this leader has started, is in `job_registry.py`. Those of an earlier leader are
+ended and started again.
 
 A service that waits for measurements gets an answer at once, by the last look at all services, and is enqueued when the
 answer changes: a Job was not started, has given way, or is over and has left its device.
@@ -16,7 +16,7 @@ import contextlib
 import functools
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Final
 
 import structlog
 
@@ -25,7 +25,6 @@ from controller.benchmarks.benchmark_job import (
     BenchmarkKey,
     BenchmarkOrder,
     build_benchmark_job,
-    read_benchmark_job,
 )
 from controller.benchmarks.benchmark_plan import (
     EndedBenchmark,
@@ -34,13 +33,13 @@ from controller.benchmarks.benchmark_plan import (
     is_startable,
     plan_benchmarks,
 )
+from controller.benchmarks.job_registry import JobRegistry
 from controller.benchmarks.probe_requests import ProbeRequests
 from controller.benchmarks.wanted_benchmarks import BenchmarkScope, PreparedBenchmark, open_scope, prepare_benchmarks
-from controller.models.jobs import JobOutcome, has_ended
+from controller.models.jobs import JobOutcome
 from controller.placement.units import Cell
 from controller.pod_settings import PodSettings
-from controller.reconcile.indexes import OWNER_INDEX, namespaced
-from controller.reconcile.plan import Leading, Ref, Snapshot
+from controller.reconcile.plan import Leading, Ref
 from controller.services.performance_source import PerformanceSource
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import LABEL_BENCHMARK, RecordKey
@@ -73,17 +72,9 @@ _RETRY_SECONDS: Final = 30.0
 _IDLE_SECONDS: Final = 600.0
 _SERVICES_AT_ONCE: Final = 20
 """Services that are looked at before others get the event loop."""
-_FINAL_PHASES: Final = frozenset({"Succeeded", "Failed"})
 _WAKING: Final = frozenset({INFERENCE_SERVICES, MODELS, NODES, ACCELERATOR_POOLS, CONFIG_MAPS, JOBS})
 
 log = structlog.get_logger()
-
-
-class StartedJob(NamedTuple):
-    """A Job that this leader has started."""
-
-    key: BenchmarkKey
-    order: BenchmarkOrder
 
 
 class BenchmarkRunner:
@@ -114,12 +105,7 @@ class BenchmarkRunner:
         self._wake = asyncio.Event()
         self._failed: dict[BenchmarkKey, BenchmarkJob] = {}
         """Those that were ended because they had no hope of success, or were refused; their Jobs are gone."""
-        self._started: dict[str, StartedJob] = {}
-        """The Jobs that this leader has started and that hold a device, by uid."""
-        self._foreign: frozenset[BenchmarkKey] = frozenset()
-        """Pairs of the Jobs of others that were there in the last round."""
-        self._leaving: dict[str, BenchmarkKey] = {}
-        """The Jobs of others that were ended and hold a device yet, by uid."""
+        self._jobs = JobRegistry(store)
         self._requests = ProbeRequests()
         self._failing: frozenset[BenchmarkKey] = frozenset()
         """Pairs of which the last benchmark has failed."""
@@ -137,7 +123,7 @@ class BenchmarkRunner:
 
     def wake(self) -> None:
         """Look again, after a round of the queue, whether the benchmarks that run are in its way."""
-        if self._list_labelled():
+        if self._jobs.has_any():
             self._wake.set()
 
     def follow_probes(self, service: ObjectKey, classes: Collection[str], until: datetime) -> Collection[str] | None:
@@ -146,8 +132,12 @@ class BenchmarkRunner:
         None: it is not known yet. The Jobs that are missing start with the next look at all services.
         """
         told = self._requests.find(service)
-        if told is not None or not classes or (self._scope is None and service in self._requests):
-            return told if told is not None or classes else ()
+        if told is not None:
+            return told
+        if not classes:
+            return ()
+        if self._scope is None and service in self._requests:
+            return None
         self._wake.set()
         if self._scope is None:
             self._requests.put(service, classes, until, look=self._looks)
@@ -155,7 +145,7 @@ class BenchmarkRunner:
         found = self._store.get(INFERENCE_SERVICES, service.name, service.namespace)
         prepared = prepare_benchmarks(self._scope, found) if found is not None else ()
         wanted = {each.wanted.key.device_class: each.wanted for each in prepared}
-        measured, busy = self._list_measured() | self._list_leaving(), self._find_busy()
+        measured, busy = self._jobs.list_measured() | self._jobs.list_leaving(), self._find_busy()
         told = frozenset(
             name
             for name, each in wanted.items()
@@ -178,9 +168,9 @@ class BenchmarkRunner:
 
     async def run(self, leading: Leading) -> None:
         """Run benchmarks for ever."""
-        for each in (self._failed, self._started, self._leaving, self._turns):
+        for each in (self._failed, self._jobs, self._turns):
             each.clear()
-        self._failing, self._foreign, self._look_at = frozenset(), frozenset(), 0.0
+        self._failing, self._look_at = frozenset(), 0.0
         self._wake.set()
         pause: float | None = None
         while True:
@@ -206,8 +196,7 @@ class BenchmarkRunner:
             await self._prepare()
             self._look_at = loop_time() + max(LOOK_SECONDS, (loop_time() - started_at) / _LOOK_SHARE)
         now = datetime.now(UTC)
-        jobs, probes = [*self._list_jobs(now), *self._failed.values()], self._requests.plan(now)
-        self._foreign = frozenset(each.key for each in jobs if each.is_foreign)
+        jobs, probes = [*self._jobs.list_jobs(now), *self._failed.values()], self._requests.plan(now)
         wanted, busy = self._list_wanted(may_start=is_look), self._find_busy()
         plan = plan_benchmarks(wanted, jobs, busy, now, self._turns, probes=probes)
         # What waits for a device is worth more than a measurement.
@@ -217,7 +206,7 @@ class BenchmarkRunner:
         are_done &= await _take_steps(functools.partial(self._start, leading, each, now) for each in plan.start)
         self._measured.report_problems(plan.problems)
         self._failing = frozenset(each.key for each in (*jobs, *self._failed.values()) if each.has_failed)
-        for service in self._requests.answer(self._list_measured(), self._list_leaving(), self._looks, now):
+        for service in self._requests.answer(self._jobs.list_measured(), self._jobs.list_leaving(), self._looks, now):
             leading.enqueue(INFERENCE_SERVICES, service)
         until_look = max(0.0, self._look_at - loop_time())
         # A change that came since the last look is looked at with the next one.
@@ -251,49 +240,6 @@ class BenchmarkRunner:
         ]
         return unknown if may_start else [each._replace(nodes=()) for each in unknown]
 
-    def _list_jobs(self, now: datetime) -> list[BenchmarkJob]:
-        snapshot = Snapshot(self._store, now)
-        found: list[BenchmarkJob] = []
-        labelled = self._list_labelled()
-        uids = {each["metadata"]["uid"] for each in labelled}
-        self._started = {
-            uid: each
-            for uid, each in self._started.items()
-            if uid in uids or self._holds_device(each.key.namespace, uid)
-        }
-        for job in labelled:
-            namespace, uid = job["metadata"]["namespace"], job["metadata"]["uid"]
-            started = self._started.get(uid)
-            order = started.order if started is not None else None
-            known = read_benchmark_job(job, snapshot.children(PODS, namespace, uid), now, order)
-            if known is not None:
-                found.append(known)
-        return found
-
-    def _list_measured(self) -> set[BenchmarkKey]:
-        """Return the pairs whose Job is about to make its pod, or whose pod has not left its device yet."""
-        going = {each["metadata"]["uid"] for each in self._list_labelled() if not has_ended(each)}
-        return {
-            each.key
-            for uid, each in self._started.items()
-            if self._holds_device(each.key.namespace, uid, without_pod=uid in going)
-        }
-
-    def _list_leaving(self) -> set[BenchmarkKey]:
-        """Return the pairs whose Jobs of an earlier leader have not left their devices yet."""
-        self._leaving = {uid: key for uid, key in self._leaving.items() if self._holds_device(key.namespace, uid)}
-        return {*self._leaving.values(), *self._foreign}
-
-    def _holds_device(self, namespace: str, uid: str, *, without_pod: bool = False) -> bool:
-        """Return whether the pod of a Job has not left its device; `without_pod` if there is none."""
-        pods = self._store.by_index(PODS, OWNER_INDEX, namespaced(namespace, uid))
-        phases = [(each.get("status") or {}).get("phase") for each in pods]
-        return any(each not in _FINAL_PHASES for each in phases) if pods else without_pod
-
-    def _list_labelled(self) -> list[Obj]:
-        jobs = (each for each in self._store.list(JOBS) if LABEL_BENCHMARK in each["metadata"].get("labels", {}))
-        return [each for each in jobs if "deletionTimestamp" not in each["metadata"]]
-
     def _find_busy(self) -> set[str]:
         """Return the accelerators for which anything waits."""
         accelerators = {
@@ -312,8 +258,7 @@ class BenchmarkRunner:
         if ended.job.is_gone:
             self._failed = {key: each for key, each in self._failed.items() if each is not ended.job}
             return
-        if ended.job.is_foreign:
-            self._leaving[ref.uid] = ended.job.key
+        self._jobs.note_end(ended.job)
         leading.require_leadership()
         with contextlib.suppress(NotFound, Conflict):
             await leading.client.delete(JOBS, ref.name, ref.namespace, uid=ref.uid)
@@ -350,8 +295,7 @@ class BenchmarkRunner:
             self._wake.set()
             log.warning("benchmark_refused", **wanted.key._asdict(), error=str(error))
             return
-        self._started[created["metadata"]["uid"]] = StartedJob(wanted.key, order)
-        self._store.put(JOBS, created)
+        self._jobs.add_started(created, wanted.key, order)
         log.info("benchmark_started", **wanted.key._asdict(), node=started.node, attempt=started.attempt)
 
     def _take_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:

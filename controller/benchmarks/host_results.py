@@ -31,7 +31,7 @@ PAUSE_SECONDS: Final = 60.0
 """Least time between two looks at one process."""
 AGAIN_SECONDS: Final = 900.0
 """Time after which a measurement that was refused is looked at again: the clock of its host may have been set."""
-MOST_TOKENS_PER_SECOND: Final = 100_000.0
+MOST_OF_HOST: Final = 100_000.0
 """More than any host generates for one request, or reads of a prompt."""
 MOST_AHEAD: Final = timedelta(minutes=10)
 """The most by which the clock of a host may be ahead."""
@@ -96,8 +96,8 @@ def _read_record(found: ProcessPerformance, now: datetime) -> MeasuredPerformanc
         "promptTokensPerSecond": _read_number(found.prompt_tokens_per_second),
     }
     for name, rate in rates.items():
-        if rate is not None and not 0 < rate <= MOST_TOKENS_PER_SECOND:
-            return f"{name} {rate:g} is not within 0 and {MOST_TOKENS_PER_SECOND:g}"
+        if rate is not None and not 0 < rate <= MOST_OF_HOST:
+            return f"{name} {rate:g} is not within 0 and {MOST_OF_HOST:g}"
     fields = rates | {
         "timeToFirstTokenMs": found.time_to_first_token_ms,
         "interTokenLatencyMs": _read_number(found.inter_token_latency_ms),

@@ -18,6 +18,7 @@ from controller.placement.pool_limits import (
 from controller.placement.units import (
     CLAIM_SLOT,
     MEMORY,
+    NOT_FASTER,
     SPEED_UNKNOWN,
     TOO_SLOW,
     TOO_TIGHT,
@@ -237,7 +238,7 @@ def _describe(unit: Unit, cell: Cell, refusal: CellRefusal, made: Round, rules: 
     if refusal.reason == NOMINATED and unit.nomination is not None:
         number = len(unit.nomination.victims)
         return f"held for it until {number} replica{' has' if number == 1 else 's have'} ended", ""
-    if refusal.reason in {TOO_SLOW, SPEED_UNKNOWN, TOO_TIGHT}:
+    if refusal.reason in {TOO_SLOW, SPEED_UNKNOWN, TOO_TIGHT, NOT_FASTER}:
         return _describe_class(unit, cell, refusal.reason)
     if refusal.reason in {"SharedDevices", "SliceTooSmall"} and isinstance(unit.requirement, NodeRequirement):
         return _describe_slices(unit.requirement.slices or SliceDemand(0), cell, refusal.reason)
@@ -288,7 +289,7 @@ def _describe_rules(unit: Unit, cell: Cell, reason: str) -> tuple[str, str]:
 def _describe_class(unit: Unit, cell: Cell, reason: str) -> tuple[str, str]:
     """Return the words for a device class that a service does not accept."""
     there = f"{cell.device_class or 'unknown'} of the {cell.kind}"
-    if unit.speeds.least and cell.device_class not in unit.speeds.refusals:
+    if reason == NOT_FASTER:
         least = f"{unit.speeds.least:.3g} tokens/s"
         return f"it replaces a slow replica, and device class {there} is not known to reach {least}", ""
     if reason == TOO_TIGHT:

@@ -9,7 +9,7 @@ from controller.placement.actions import Admit, EvictUnit, Nominate
 from controller.placement.explanation import FITS, NOMINATED, CellExplanation, explain, largest_part
 from controller.placement.planner import PlanRules, plan
 from controller.placement.pool_limits import LimitReason
-from controller.placement.units import SPEED_UNKNOWN, TOO_SLOW, TOO_TIGHT, Amounts, Cell, Unit
+from controller.placement.units import NOT_FASTER, SPEED_UNKNOWN, TOO_SLOW, TOO_TIGHT, Amounts, Cell, Unit
 
 _READY: Final = frozenset({FITS, NOMINATED})
 _NEVER: Final = ("TooSmall", "OtherPool", "OtherKind")
@@ -21,7 +21,7 @@ _EFFORTS: Final[Mapping[str, int]] = {
             ("HeadOfLine",),
             get_args(LimitReason),
             ("OtherNamespace", "NodeRules", "SliceTooSmall", "SharedDevices", TOO_SLOW, SPEED_UNKNOWN, TOO_TIGHT),
-            ("AgentTooOld", "RuntimeMissing", "VolumeElsewhere", "Avoided"),
+            ("AgentTooOld", "RuntimeMissing", "VolumeElsewhere", "Avoided", NOT_FASTER),
         ),
         start=1,
     )

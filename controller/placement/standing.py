@@ -13,6 +13,7 @@ from controller.placement.units import (
     CLAIM_SLOT,
     CPU,
     MEMORY,
+    NOT_FASTER,
     SPEED_UNKNOWN,
     TOO_SLOW,
     TOO_TIGHT,
@@ -39,6 +40,7 @@ _WORDS: Final[Mapping[str, str]] = {
     TOO_SLOW: "are slower than spec.placement.minTokensPerSecond",
     SPEED_UNKNOWN: "have a speed that is unknown, and spec.placement.minTokensPerSecond is stated",
     TOO_TIGHT: "fit it less well than spec.placement.minFit",
+    NOT_FASTER: "are not known to be faster than the slow replica that it replaces",
 }
 """Why a cell can never run a unit, in words."""
 _OPEN: Final = frozenset({"Avoided", "HeadOfLine", FITS, NOMINATED})

@@ -30,6 +30,8 @@ TOO_SLOW: Final = "TooSlow"
 SPEED_UNKNOWN: Final = "SpeedUnknown"
 TOO_TIGHT: Final = "TooTight"
 """Reasons for which a service does not accept a device class."""
+NOT_FASTER: Final = "NotFaster"
+"""Reason for which a class is no better place than that of a slow replica."""
 MOST_STEPS: Final = 10
 """Step of the fastest device class in a `SpeedProfile`."""
 
@@ -249,7 +251,7 @@ class SpeedProfile(msgspec.Struct, frozen=True, dict=True):
     unlisted: str = ""
     """Reason for which a class that was not assessed is refused, as one CamelCase word; empty: it is accepted."""
     least: float = 0.0
-    """Least speed in tokens/s: slower classes, and those of unknown speed, are refused; 0: none is for that."""
+    """Least speed of a better place in tokens/s: slower and unknown classes are refused as `NOT_FASTER`; 0: none is."""
 
     def refuse(self, device_class: str) -> str:
         """Return why a replica is not placed on a device class, as one CamelCase word; empty if it may be."""
@@ -257,7 +259,7 @@ class SpeedProfile(msgspec.Struct, frozen=True, dict=True):
         if refusal or not self.least:
             return refusal
         speed = self.tokens_per_second.get(device_class)
-        return SPEED_UNKNOWN if speed is None else TOO_SLOW if speed < self.least else ""
+        return NOT_FASTER if speed is None or speed < self.least else ""
 
     @property
     def acceptance(self) -> tuple[object, ...]:

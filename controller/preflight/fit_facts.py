@@ -36,6 +36,7 @@ def find_fit_facts(
         has_unknown_devices: returns whether nobody says of some devices of an accelerator what they are.
     """
     hardware = service.spec.hardware
+    least = service.spec.placement.min_tokens_per_second
     expects_nodes = hardware.memory is not None or hardware.device_selector is not None
     key = ObjectKey(service.metadata.namespace, service.metadata.name)
     model = snapshot.read(MODELS, ObjectKey(key.namespace, service.spec.model_ref), Model)
@@ -47,7 +48,7 @@ def find_fit_facts(
         classes = find_speeds(key, service, found.accelerator, found.checked.served)
         problem = found.checked.problem
         has_unknown = problem is None and has_unknown_devices(found.accelerator or "")
-        return FitFacts(classes, [problem] if problem is not None else [], expects_nodes, has_unknown)
+        return FitFacts(classes, [problem] if problem is not None else [], expects_nodes, has_unknown, least)
     checked = [
         check_candidate(
             *(snapshot.store, state_accelerator(service, name, table, 1), model, companions, settings),
@@ -60,4 +61,5 @@ def find_fit_facts(
         [each.problem for each in checked if each.problem is not None],
         expects_nodes,
         any(each.problem is None and has_unknown_devices(each.accelerator) for each in checked),
+        least,
     )

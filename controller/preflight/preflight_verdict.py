@@ -34,6 +34,8 @@ class FitFacts(NamedTuple):
     """It states the memory of devices, which an autoscaler may add."""
     has_unknown_devices: bool = False
     """Some node or host has devices that it may use, and nobody says what they are."""
+    least_tokens_per_second: float | None = None
+    """The speed that it demands."""
 
 
 class FitVerdict(NamedTuple):
@@ -109,7 +111,7 @@ def judge_fit(facts: FitFacts) -> FitVerdict:
     if (
         len(facts.classes) >= MOST_CLASSES
         or (facts.expects_nodes and not too_small)
-        or not all(map(_certainly_fails, facts.classes))
+        or not all(_certainly_fails(each, facts.least_tokens_per_second) for each in facts.classes)
     ):
         return FitVerdict("unknown", message)
     return FitVerdict("unfit", message)
@@ -129,8 +131,11 @@ def _list_demands(service: InferenceService) -> dict[str, object]:
     return {name: value for name, value in msgspec.structs.asdict(service.spec).items() if name not in CHOOSES_NOTHING}
 
 
-def _certainly_fails(speed: ClassSpeed) -> bool:
+def _certainly_fails(speed: ClassSpeed, least_tokens_per_second: float | None) -> bool:
     """Return whether no replica can be on a class; what is unknown of it may turn out well."""
-    if speed.fit == "too_tight" or speed.refusal == "TooSlow":
+    if speed.fit == "too_tight" or (speed.refusal == "TooSlow" and speed.source == "Measured"):
         return True
+    if speed.refusal == "TooSlow":
+        # A benchmark, of this model or of others, may find more than was estimated, but hardly more than its range.
+        return speed.high is not None and float(speed.high) < (least_tokens_per_second or 0)
     return speed.refusal == "TooTight" and speed.fit is not None

@@ -24,7 +24,7 @@ from fitness.fit import FIT_LEVELS, Fit, assess_fit
 from fitness.performance import MeasuredPerformance, hash_model
 from fitness.performance_store import PerformanceTable
 from fitness.serving_devices import ServingDevices
-from fitness.speed import SpeedMethod
+from fitness.speed import SpeedMethod, find_active_share
 from kube.resources import ObjectKey
 
 _LONGEST_SHORTFALL: Final = 512
@@ -57,8 +57,7 @@ def assess_classes(
     workload = describe_workload(served)
     if is_memory_stated(served):
         workload = workload._replace(stated_bytes=served.model.spec.memory_bytes)
-    total, active = served.model.status.total_parameters, served.model.status.active_parameters
-    share = active / total if total and active else None
+    share = find_active_share(served.model)
     found = []
     for each in classes:
         devices = each._replace(device_class=count_devices(each.device_class, number), device_count=max(1, number))

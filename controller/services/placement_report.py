@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 
 from controller.placement.alternatives import NO_ROOM, Alternative
 from controller.placement.placement_notes import PlacementNote
-from controller.placement.units import SPEED_UNKNOWN, TOO_SLOW, TOO_TIGHT
+from controller.placement.units import NOT_FASTER, SPEED_UNKNOWN, TOO_SLOW, TOO_TIGHT
 from crds.placement import ClassSpeed, PlacementAlternative, PlacementStatus
 from crds.rate import format_rate
 from devices.device_class import find_single_class
@@ -14,6 +14,7 @@ _REFUSALS = {
     TOO_SLOW: "slower than spec.placement.minTokensPerSecond",
     SPEED_UNKNOWN: "its speed is unknown, and spec.placement.minTokensPerSecond is stated",
     TOO_TIGHT: "fits less well than spec.placement.minFit",
+    NOT_FASTER: "not known to be faster than the slow replica that was replaced",
 }
 
 

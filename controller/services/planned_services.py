@@ -21,7 +21,7 @@ from controller.reconcile.plan import Snapshot
 from controller.reconcile.stamp import ANNOTATION_INPUTS, is_desired
 from controller.reconcile.triggers import is_gated
 from controller.services.accelerator_choice import choose_accelerators
-from controller.services.class_speeds import SpeedAssessor
+from controller.services.class_speeds import SpeedAssessor, cut_speeds
 from controller.services.planned_models import ModelHeaders, assume_inspection, revise
 from controller.services.preconditions import ServiceProblem
 from controller.services.reconciler import ViewFacts, build_view
@@ -166,7 +166,7 @@ def _note_status(copy: ClusterCopy, view: ServiceView, key: ObjectKey, classes: 
     if obj is None:
         return
     status: Obj = {"observedGeneration": obj["metadata"].get("generation")}
-    status["speeds"] = [without_defaults(speed) for speed in classes]
+    status["speeds"] = [without_defaults(speed) for speed in cut_speeds(classes)]
     if (each := view.memory.device_bytes_each) is not None:
         status["deviceMemoryBytes"] = each
     copy.put(INFERENCE_SERVICES, revise({**obj, "status": {**(obj.get("status") or {}), **status}}))

@@ -49,12 +49,16 @@ def go_on_slow(
     """
     if speed is None:
         return streak if streak is not None and now - streak.read_at < FORGET_SECONDS else None
-    if speed > (1 - threshold) * expected:
+    if not _is_slow(speed, expected, threshold):
         return None
     if streak is None:
         return SlowStreak(1, now, speed)
     is_alike = abs(speed - streak.observed) <= _LEAST_CHANGE * max(speed, streak.observed)
     return SlowStreak(streak.checks + 1, now, streak.observed if is_alike else speed)
+
+
+def _is_slow(speed: float, expected: float, threshold: float) -> bool:
+    return speed <= (1 - threshold) * expected
 
 
 class WatchedSpeeds(NamedTuple):
@@ -94,10 +98,14 @@ class SpeedWatch:
             return WatchedSpeeds()
         service = self._services.setdefault(key, _WatchedService(expected))
         for each in [*service.streaks.keys(), *service.healthy]:
-            # What was slow for another measurement need not be for this one.
-            if expected.get(each) != service.expected.get(each):
-                service.streaks.pop(each, None)
-                service.healthy.discard(each)
+            now = expected.get(each)
+            if now == service.expected.get(each):
+                continue
+            service.healthy.discard(each)
+            # Each benchmark of another model corrects what is expected: what is slow by that, too, stays so.
+            streak = service.streaks.get(each)
+            if streak is not None and (now is None or not _is_slow(streak.observed, now, self.rules.degrade_threshold)):
+                del service.streaks[each]
         service.expected = expected
         return _summarize(service)
 

@@ -3,14 +3,19 @@
 import json
 from typing import Any
 
+import msgspec
+
+from crds.inferenceservice import InferenceService
+from crds.model import Model
 from crds.nodefitness import NodeDevice, NodeFitnessStatus
 from devices.vendors import VENDORS
 from extender.node_facts import ScoringFacts, read_node
-from extender.subject import ScoringSubject
+from extender.subject import ScoringSubject, ServedModel
 from extender.wire import PodFacts
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import build_config_map, encode_record
 from kube.client import Obj
+from tests.support.api_objects import model, service
 
 GIB = 2**30
 HASH = "0123456789abcdef"
@@ -20,6 +25,8 @@ L4_LABELS = {"nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.memory": "23
 H100_LABELS = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559"}
 MI300_LABELS = {"amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM", "amd.com/gpu.vram": "192G"}
 SHARED = {"nvidia.com/gpu.sharing-strategy": "time-slicing", "nvidia.com/gpu.replicas": "4"}
+
+SERVED = ServedModel(msgspec.convert(model(), Model), msgspec.convert(service(), InferenceService), "llama.cpp")
 
 
 def fitness(product: str = "NVIDIA L4", device_class: str = L4, **each: Any) -> NodeFitnessStatus:

@@ -19,6 +19,7 @@ from tests.unit.extender.extender_objects import (
     H100_LABELS,
     L4_LABELS,
     MI300_LABELS,
+    SERVED,
     SHARED,
     args_body,
     facts,
@@ -49,10 +50,9 @@ class Boards:
         self.asked.append(pod)
         if self.defect is not None:
             raise self.defect
-        served: Any = object()
         count = pod.devices.get("nvidia.com/gpu", 0)
         known = subject(need_bytes=30 * GIB, device_count=count)
-        return self.table.find_board(known, served) if pod.labels == CHAT else None
+        return self.table.find_board(known, SERVED) if pod.labels == CHAT else None
 
 
 @pytest.fixture

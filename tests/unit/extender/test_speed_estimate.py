@@ -3,19 +3,15 @@
 import msgspec
 import pytest
 
-from crds.inferenceservice import InferenceService
 from crds.model import Model
 from devices.vendors import VENDORS
 from extender.score import ScoreWeights
 from extender.speed_estimate import estimate_tokens_per_second
 from extender.speed_table import SpeedTable
-from extender.subject import ServedModel
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import RecordKey, build_config_map, encode_record
-from tests.support.api_objects import model, service
-from tests.unit.extender.extender_objects import H100_LABELS, L4_LABELS, facts, subject
-
-SERVED = ServedModel(msgspec.convert(model(), Model), msgspec.convert(service(), InferenceService), "llama.cpp")
+from tests.support.api_objects import model
+from tests.unit.extender.extender_objects import H100_LABELS, L4_LABELS, SERVED, facts, subject
 
 
 @pytest.mark.parametrize(
@@ -39,3 +35,18 @@ def test_correction_counts_in_its_own_namespace(namespace: str, is_slower: bool)
         }
         table.set_measurements(build_config_map(f"{number:08x}", data))
     assert (table.find_board(asked, SERVED).pieces["l4"] != before) == is_slower
+
+
+def test_model_whose_active_share_is_stated_later_is_estimated_anew() -> None:
+    layout = model()["status"]["layout"] | {"expertOutputs": 8}
+    unknown = model(status={"layout": layout})
+    stated = model(status={"layout": layout}, totalParameters=1000, activeParameters=100)
+    table = SpeedTable(VENDORS, ScoreWeights(), estimate_tokens_per_second)
+    table.set_node("l4", facts(L4_LABELS))
+    table.set_node("h100", facts(H100_LABELS))
+    are_alike = []
+    for number, each in enumerate((unknown, stated)):
+        board = table.find_board(subject(), SERVED._replace(model=msgspec.convert(each, Model)))
+        are_alike.append(board.pieces["l4"].replace(b"l4", b"h100") == board.pieces["h100"])
+        table.set_node(f"other-{number}", facts(L4_LABELS))
+    assert are_alike == [True, False], "nodes of unknown speed are alike"

@@ -21,13 +21,13 @@ from tests.unit.extender.extender_objects import (
     HASH,
     L4_LABELS,
     MI300_LABELS,
+    SERVED,
     SHARED,
     facts,
     measured,
     subject,
 )
 
-ANY_MODEL: Any = object()
 """A served model; the estimate of these tests does not look at it."""
 
 
@@ -38,7 +38,7 @@ class Estimates:
         self.asked: list[str] = []
 
     def __call__(self, served: ServedModel, devices: ServingDevices, _corrections: CorrectionSource) -> float | None:
-        assert served is ANY_MODEL
+        assert served is SERVED
         self.asked.append(devices.device_class)
         return 50.0 if "h100" in devices.device_class else None
 
@@ -65,26 +65,26 @@ def scores(board: ScoreBoard, *names: str) -> list[int]:
 
 def test_faster_class_has_the_higher_score(table: SpeedTable) -> None:
     table.set_measurements(measured(nvidia_l4x1=20, nvidia_h100_80gb_hbm3x1=100))
-    assert scores(table.find_board(subject(), ANY_MODEL), "h100", "l4", "plain", "unknown") == [10, 4, 3, 3]
+    assert scores(table.find_board(subject(), SERVED), "h100", "l4", "plain", "unknown") == [10, 4, 3, 3]
 
 
 def test_measurement_comes_before_the_estimate(table: SpeedTable, estimates: Estimates) -> None:
     table.set_measurements(measured(nvidia_l4x1=100))
-    assert scores(table.find_board(subject(), ANY_MODEL), "h100", "l4") == [7, 10]
+    assert scores(table.find_board(subject(), SERVED), "h100", "l4") == [7, 10]
     assert estimates.asked == ["nvidia-h100-80gb-hbm3x1"]
 
 
 def test_measurement_of_another_number_of_devices_does_not_count(table: SpeedTable) -> None:
     table.set_measurements(measured(nvidia_l4x2=100, nvidia_h100_80gb_hbm3x1=10))
-    assert scores(table.find_board(subject(device_count=2), ANY_MODEL), "l4", "h100") == [10, 7]
+    assert scores(table.find_board(subject(device_count=2), SERVED), "l4", "h100") == [10, 7]
 
 
 def test_measurement_of_a_tenant_counts_in_its_namespace_alone(table: SpeedTable) -> None:
     record = encode_record(MeasuredPerformance(tokens_per_second=1e6))
     table.set_measurements(build_config_map(HASH, {"nvidia-l4x1_rogue": record}))
-    assert scores(table.find_board(subject(), ANY_MODEL), "l4", "h100") == [3, 10]
+    assert scores(table.find_board(subject(), SERVED), "l4", "h100") == [3, 10]
     forged = subject()._replace(namespace="rogue")
-    assert scores(table.find_board(forged, ANY_MODEL), "l4", "h100") == [10, 3]
+    assert scores(table.find_board(forged, SERVED), "l4", "h100") == [10, 3]
 
 
 def test_utilization_and_cost_count_against_a_node(table: SpeedTable) -> None:
@@ -103,52 +103,52 @@ def test_misfits_are_rejected_and_do_not_set_the_pace(table: SpeedTable) -> None
         facts(H100_LABELS | SHARED, memory_bytes=80 * GIB, free_bytes=GIB, device_class="nvidia-h100-80gb-hbm3x1"),
     )
     table.set_measurements(measured(nvidia_l4x1=100, nvidia_h100_80gb_hbm3x1=50))
-    board = table.find_board(subject(need_bytes=30 * GIB), ANY_MODEL)
+    board = table.find_board(subject(need_bytes=30 * GIB), SERVED)
     assert set(board.unresolvable) == {"amd", "l4"}
     assert set(board.failed) == {"full"}
     assert scores(board, "h100") == [10]
 
 
 def test_answers_are_computed_again_only_after_a_change(table: SpeedTable, estimates: Estimates) -> None:
-    board = table.find_board(subject(), ANY_MODEL)
+    board = table.find_board(subject(), SERVED)
     table.set_node("l4", facts(L4_LABELS))
-    assert table.find_board(subject(), ANY_MODEL) is board
+    assert table.find_board(subject(), SERVED) is board
     table.set_node("l4", facts(L4_LABELS, {"inference.pomona.dev/cost": "1"}))
-    changed = table.find_board(subject(), ANY_MODEL)
+    changed = table.find_board(subject(), SERVED)
     assert changed is not board
     assert changed.pieces["h100"] is board.pieces["h100"]
     assert len(estimates.asked) == 2  # of each hardware once
     table.remove_node("h100")
-    assert scores(table.find_board(subject(), ANY_MODEL), "h100") == [3]
+    assert scores(table.find_board(subject(), SERVED), "h100") == [3]
     assert table.node_count == 2
 
 
 def test_nodes_that_change_are_scored_without_the_others(table: SpeedTable) -> None:
     table.set_measurements(measured(nvidia_l4x1=20, nvidia_h100_80gb_hbm3x1=100))
-    board = table.find_board(subject(), ANY_MODEL)
+    board = table.find_board(subject(), SERVED)
     table.set_node("h100", facts(H100_LABELS, {"inference.pomona.dev/gpu.util": "1"}))
     table.set_node("new", facts(H100_LABELS))
     table.remove_node("l4")
-    changed = table.find_board(subject(), ANY_MODEL)
+    changed = table.find_board(subject(), SERVED)
     assert changed is board
     assert scores(changed, "h100", "new", "l4", "plain") == [8, 10, 3, 3]
     assert set(changed.pieces) == {"h100", "new", "plain"}
 
 
 def test_changes_of_nodes_that_are_gone_take_bounded_memory(table: SpeedTable) -> None:
-    table.find_board(subject(), ANY_MODEL)
+    table.find_board(subject(), SERVED)
     table.remove_node("l4")
     for number in range(1500):
         table.set_node(f"n{number}", facts(L4_LABELS))
         table.remove_node(f"n{number}")
     assert len(table._changed) < 1100
-    assert "l4" not in table.find_board(subject(), ANY_MODEL).pieces
+    assert "l4" not in table.find_board(subject(), SERVED).pieces
 
 
 def test_measurement_that_is_gone_counts_no_more(table: SpeedTable) -> None:
     table.set_measurements(measured(nvidia_l4x1=100))
     table.remove_measurements(f"bench-{HASH}")
-    assert scores(table.find_board(subject(), ANY_MODEL), "l4", "h100") == [3, 10]
+    assert scores(table.find_board(subject(), SERVED), "l4", "h100") == [3, 10]
 
 
 def test_damaged_measurement_is_named_and_the_others_count(table: SpeedTable) -> None:
@@ -170,26 +170,26 @@ def test_least_recently_used_boards_are_dropped(estimates: Estimates) -> None:
     table = SpeedTable(VENDORS, ScoreWeights(), estimates, most_entries=20)
     table.set_node("h100", facts(H100_LABELS))
     table.set_node("l4", facts(L4_LABELS))
-    first = table.find_board(subject(), ANY_MODEL)
+    first = table.find_board(subject(), SERVED)
     for number in range(30):
-        table.find_board(subject(need_bytes=number), ANY_MODEL)
-        assert table.find_board(subject(), ANY_MODEL) is first
+        table.find_board(subject(need_bytes=number), SERVED)
+        assert table.find_board(subject(), SERVED) is first
     assert table.board_count == 10
     assert len(table._speeds) == 10
 
 
 def test_boards_of_a_small_cluster_are_bounded_too(table: SpeedTable) -> None:
     for count in range(1, MOST_BOARDS + 100):
-        table.find_board(subject(device_count=count), ANY_MODEL)
+        table.find_board(subject(device_count=count), SERVED)
     assert table.board_count == MOST_BOARDS
 
 
 def test_hardware_that_is_gone_is_forgotten(table: SpeedTable) -> None:
     for number in range(50):
         table.set_node("l4", facts({**L4_LABELS, "nvidia.com/gpu.product": f"Lie-{number}"}))
-        table.find_board(subject(), ANY_MODEL)
-    (speeds,) = table._speeds.values()
-    assert len(speeds) == len(table._groups) == 3
+        table.find_board(subject(), SERVED)
+    (known,) = table._speeds.values()
+    assert len(known.speeds) == len(table._groups) == 3
     for name in ("l4", "h100", "plain"):
         table.remove_node(name)
     assert (table._groups, table._pieces, table._facts) == ({}, {}, {})
@@ -219,12 +219,12 @@ def test_table_after_any_changes_is_that_of_the_last_state(
             labels, cost, util = node
             last[name] = facts(labels, {"inference.pomona.dev/cost": cost, "inference.pomona.dev/gpu.util": util})
             changed.set_node(name, last[name])
-        changed.find_board(asked, ANY_MODEL)
+        changed.find_board(asked, SERVED)
     anew = SpeedTable(VENDORS, ScoreWeights(), Estimates())
     anew.set_measurements(measured(**speeds))
     for name, known in last.items():
         anew.set_node(name, known)
-    one, other = changed.find_board(asked, ANY_MODEL), anew.find_board(asked, ANY_MODEL)
+    one, other = changed.find_board(asked, SERVED), anew.find_board(asked, SERVED)
     assert (dict(one.pieces), one.failed, one.unresolvable) == (dict(other.pieces), other.failed, other.unresolvable)
     assert all(0 <= score <= 10 for score in scores(one, *one.pieces))
     assert set(one.failed) | set(one.unresolvable) <= set(last)

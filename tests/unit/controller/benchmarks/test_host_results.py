@@ -15,7 +15,7 @@ from controller.benchmarks.host_results import (
     AGAIN_SECONDS,
     EARLIEST,
     MOST_AHEAD,
-    MOST_TOKENS_PER_SECOND,
+    MOST_OF_HOST,
     HostResult,
     HostResults,
     read_host_result,
@@ -131,7 +131,7 @@ def test_whatever_a_host_reports_is_a_measurement_within_bounds_or_refused(repor
     found = read_host_result(msgspec.convert(obj, MetalProcess), as_host(STUDIO), as_model(model()), NOW)
     if isinstance(found, HostResult):
         record = found.record
-        assert 0 < record.tokens_per_second <= MOST_TOKENS_PER_SECOND
+        assert 0 < record.tokens_per_second <= MOST_OF_HOST
         assert EARLIEST <= datetime.fromisoformat(record.measured_at) <= NOW + MOST_AHEAD
         assert msgspec.json.decode(msgspec.json.encode(record), type=MeasuredPerformance) == record
         assert (found.key.namespace, record.source) == (NAMESPACE, "host")

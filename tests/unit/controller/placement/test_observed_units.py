@@ -450,7 +450,7 @@ def test_replica_that_replaces_a_slow_one_goes_to_a_better_place_and_makes_nobod
     new, old = found["new"], found["old"]
     assert (new.priority, old.priority) == ("batch", "high")
     assert (sorted(new.avoid), old.avoid) == (["node/gpu-1"], frozenset())
-    assert [new.speeds.refuse(name) for name in ("nvidia-h100x1", "other")] == ["", "SpeedUnknown"]
+    assert [new.speeds.refuse(name) for name in ("nvidia-h100x1", "other")] == ["", "NotFaster"]
     assert new.is_last
     assert not new.replaces, "the old one is not ended for it"
     over = {**chat, "status": chat["status"] | {"replacement": replacement | {"endedAt": timestamp(NOW)}}}

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.placement.actions import Admit
-from controller.placement.explanation import explain
+from controller.placement.explanation import RefusalCounter, explain
 from controller.placement.observed_units import observe_units
 from controller.placement.planner import PlanRules, plan
 from controller.placement.score import count_cell_points, count_unit_points, score_cell
+from controller.placement.standing import WaitFacts, describe_wait, find_largest, sort_refusals
 from controller.placement.units import (
     MEMORY,
     SPEED_UNKNOWN,
@@ -95,6 +96,18 @@ def test_refusal_of_a_class_is_explained_with_the_way_out(reason: str, words: st
     assert row.refusal.reason == reason
     assert words in row.message
     assert remedy in row.remedy
+
+
+@pytest.mark.parametrize("device_class", [L4, "nvidia-newx1"])
+def test_place_that_is_no_faster_than_the_replaced_one_names_no_demand_of_the_service(device_class: str) -> None:
+    cells, unit = cells_of(device_class), pod("a", speeds=msgspec.structs.replace(SPEEDS, least=57.0))
+    made = plan(cells, [unit], PlanRules(), 0.0)
+    (row,) = explain(unit, cells, made, PlanRules())
+    assert "it replaces a slow replica" in row.message
+    facts = WaitFacts(sort_refusals(RefusalCounter(cells, made).count(unit)), find_largest(unit, cells))
+    waiting = describe_wait(unit, "NoSuchHardware", facts)
+    assert "faster than the slow replica" in waiting
+    assert "spec.placement" not in waiting + row.message + row.remedy
 
 
 def test_idle_and_cheap_node_is_preferred_among_equals() -> None:

@@ -5,15 +5,19 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import convert
+from msgspec.structs import replace
 
+from controller.models.served import Served
 from controller.placement.device_classes import DeviceClasses
 from controller.preflight.fit_facts import find_fit_facts
 from controller.preflight.preflight_verdict import ALLOWED, FitFacts, PreflightAnswer, judge_fit, judge_service
 from controller.reconcile.plan import Snapshot
-from controller.services.class_speeds import SpeedAssessor
+from controller.services.class_speeds import SpeedAssessor, assess_classes
 from controller.services.preconditions import DEVICE_TOO_SMALL, ServiceProblem
 from controller.services.speed_report import describe_fit
 from crds.inferenceservice import InferenceService
+from crds.model import Model
 from crds.placement import MOST_CLASSES, ClassSpeed
 from devices.vendors import VENDORS
 from fitness.performance_store import PerformanceTable
@@ -25,7 +29,8 @@ from tests.support.service_decisions import SETTINGS
 
 FITTING = ClassSpeed(device_class="nvidia-h100x1", tokens_per_second="120", fit="perfect")
 SMALL = ClassSpeed(device_class="nvidia-l4x1", fit="too_tight", shortfall="needs 40 GiB, 22 GiB free on it")
-SLOW = ClassSpeed(device_class="nvidia-t4x1", tokens_per_second="9.0", fit="good", refusal="TooSlow")
+SLOW = ClassSpeed(device_class="nvidia-t4x1", tokens_per_second="9.0", source="Measured", fit="good", refusal="TooSlow")
+MAYBE_SLOW = replace(SLOW, source="Estimated", low="6.0", high="14.0")
 TIGHT = ClassSpeed(device_class="nvidia-t4x1", fit="marginal", refusal="TooTight")
 UNKNOWN_SPEED = ClassSpeed(device_class="nvidia-newx1", fit="good", refusal="SpeedUnknown")
 UNKNOWN = ClassSpeed(device_class="nvidia-newx1")
@@ -49,6 +54,12 @@ def chat(**spec: Any) -> InferenceService:
         (FitFacts((FITTING, SMALL)), "fits", ""),
         (FitFacts((SMALL,)), "unfit", "nvidia-l4x1: needs 40 GiB, 22 GiB free on it"),
         (FitFacts((SMALL, SLOW)), "unfit", "fewer than spec.placement.minTokensPerSecond"),
+        (
+            FitFacts((MAYBE_SLOW,), least_tokens_per_second=10),
+            "unknown",
+            "fewer than spec.placement.minTokensPerSecond",
+        ),
+        (FitFacts((MAYBE_SLOW,), least_tokens_per_second=15), "unfit", "fewer than spec.placement.minTokensPerSecond"),
         (FitFacts((TIGHT,)), "unfit", "less than spec.placement.minFit"),
         (FitFacts((SMALL, UNKNOWN)), "unknown", "nvidia-newx1"),
         (FitFacts((SMALL, UNKNOWN_SPEED)), "unknown", "its speed is unknown"),
@@ -169,6 +180,16 @@ def test_model_that_fits_is_allowed_and_a_larger_one_refused() -> None:
 @pytest.mark.parametrize("hardware", [{"accelerator": "auto"}, {"accelerator": "nvidia", "count": 1}])
 def test_refusal_holds_for_several_accelerators_and_one(hardware: Obj) -> None:
     assert judge(big_model(), gpu_node("NVIDIA-L4", 23034), hardware=hardware).refusal
+
+
+def test_estimate_that_a_benchmark_may_correct_passes_with_a_warning() -> None:
+    here = (gpu_node("NVIDIA-L4", 23034), (MODELS, model()))
+    (speed,) = assess_classes(chat(), Served(convert(model(), Model), "llama.cpp"), 1, [L4], {})
+    expected, high = float(speed.tokens_per_second or 0), float(speed.high or 0)
+    answer = judge(*here, placement={"minTokensPerSecond": round((expected + high) / 2)})
+    assert answer.refusal == ""
+    assert "fewer than spec.placement.minTokensPerSecond" in answer.warning
+    assert judge(*here, placement={"minTokensPerSecond": round(2 * high)}).refusal
 
 
 def test_unknown_model_nodes_or_devices_pass_with_a_warning() -> None:

@@ -162,6 +162,18 @@ def test_speeds_are_computed_again_only_when_something_changes() -> None:
     assert found.assess(KEY, stated, "nvidia", SERVED) == third
 
 
+def test_stated_active_share_counts_for_placement_as_for_its_benchmark() -> None:
+    layout = model()["status"]["layout"] | {"expertOutputs": 8}
+    stated: dict[str, Any] = {"totalParameters": 1000, "activeParameters": 100}
+    found = {}
+    for name, spec, status in (("stated", stated, {}), ("found", {}, stated), ("unknown", {}, {})):
+        experts = msgspec.convert(model(status={"layout": layout, **status}, **spec), Model)
+        (speed,) = assess_classes(chat(), Served(experts, "llama.cpp"), 1, [L4], {})
+        found[name] = speed.tokens_per_second
+    assert found["stated"] == found["found"] is not None
+    assert found["unknown"] is None
+
+
 def test_replica_that_cannot_be_and_a_partition_have_no_speeds() -> None:
     found, _, _ = assessor(L4)
     stated = chat(hardware={"accelerator": "nvidia"})

@@ -44,6 +44,12 @@ def test_placement_names_the_place_its_speed_and_the_best_others() -> None:
     assert found.others[1].reason == "too little is free there"
 
 
+def test_class_that_was_no_better_than_a_slow_replica_names_no_demand_of_the_service() -> None:
+    found = report_placement(NOTE._replace(others=(Alternative("nvidia-t4x1", refusal="NotFaster"),)), None, (), {"h"})
+    assert found is not None
+    assert found.others[0].reason == "not known to be faster than the slow replica that was replaced"
+
+
 def test_place_that_others_made_room_for_has_no_score() -> None:
     found = report_placement(NOTE._replace(score=None), None, (), {"h"})
     assert found is not None

@@ -19,6 +19,7 @@ from crds.inferenceservice import InferenceService
 from crds.inspection import InspectionReport
 from crds.meta import API_VERSION, ENQUEUED_AT, POD_TEMPLATE, without_defaults
 from crds.model import Model
+from crds.placement import MOST_CLASSES
 from fitness.performance import MeasuredPerformance, hash_model
 from fitness.performance_store import build_config_map, encode_record
 from kube.client import Obj
@@ -285,6 +286,14 @@ def test_new_service_has_the_speeds_that_the_controller_would_report() -> None:
     assert list(list_speeds(copy)) == ["nvidia-h100-80gb-hbm3x2", "nvidia-l4x2"]
     (unit,) = list_chat(copy)
     assert list(unit.speeds.tokens_per_second) == ["nvidia-h100-80gb-hbm3x1", "nvidia-l4x1"]
+
+
+def test_new_service_has_as_many_classes_as_its_status_may_have() -> None:
+    copy = make_classes()
+    for number in range(MOST_CLASSES):
+        copy.put(NODES, make_node(f"more-{number}", 8, **{**L4, "nvidia.com/gpu.product": f"NVIDIA-More-{number}"}))
+    plan_one(copy, manifest())
+    assert len(list_speeds(copy)) == MOST_CLASSES
 
 
 def test_new_service_that_demands_a_speed_is_refused_by_slow_classes() -> None:

@@ -68,13 +68,22 @@ def test_slow_reading_is_forgotten_when_nobody_asks_any_more() -> None:
     assert it.watch.follow(KEY, {A: 100.0}).slow == ()
 
 
-def test_other_expectation_begins_anew() -> None:
+def test_replica_that_another_expectation_finds_fast_enough_begins_anew() -> None:
     it = Watched()
     it.watch.follow(KEY, {A: 100.0})
     for _ in range(CHECKS):
         it.take(60.0)
-    assert it.watch.follow(KEY, {A: 200.0}).slow == ()
+    assert it.watch.follow(KEY, {A: 80.0}).slow == ()
+    assert it.watch.follow(KEY, {A: 100.0}).slow == ()
     assert it.watch.follow(KEY, {}).slow == ()
+
+
+def test_replica_stays_slow_while_benchmarks_of_other_models_correct_its_estimate() -> None:
+    it = Watched()
+    for number in range(CHECKS):
+        it.watch.follow(KEY, {A: 100.0 - number})
+        it.take(60.0)
+    assert [each.expected for each in it.watch.follow(KEY, {A: 90.0}).slow] == [90.0]
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(0.1, 200)), max_size=40))

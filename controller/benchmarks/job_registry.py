@@ -1,0 +1,105 @@
+"""The Jobs of benchmarks in the watch cache: which this leader has started, and which hold a device yet.
+
+Tenants can make Jobs with any label and annotation. So the uid of each Job that this leader starts is kept, with what
+it has ordered, and no Job that runs but these is believed.
+"""
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from controller.benchmarks.benchmark_job import BenchmarkJob, BenchmarkKey, BenchmarkOrder, read_benchmark_job
+from controller.models.jobs import has_ended
+from controller.reconcile.indexes import OWNER_INDEX, namespaced
+from controller.reconcile.plan import Snapshot
+from fitness.performance_store import LABEL_BENCHMARK
+from kube.client import Obj
+from kube.resources import JOBS, PODS
+from kube.store import Store
+
+_FINAL_PHASES: Final = frozenset({"Succeeded", "Failed"})
+
+
+class StartedJob(NamedTuple):
+    """A Job that this leader has started."""
+
+    key: BenchmarkKey
+    order: BenchmarkOrder
+
+
+class JobRegistry:
+    """The Jobs of one leadership; `store` is the watch cache."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._started: dict[str, StartedJob] = {}
+        """The Jobs that this leader has started and that hold a device, by uid."""
+        self._foreign: frozenset[BenchmarkKey] = frozenset()
+        """Pairs of the Jobs of others that were there in the last round."""
+        self._leaving: dict[str, BenchmarkKey] = {}
+        """The Jobs of others that were ended and hold a device yet, by uid."""
+
+    def clear(self) -> None:
+        """Forget the Jobs of an earlier leadership."""
+        self._started.clear()
+        self._leaving.clear()
+        self._foreign = frozenset()
+
+    def add_started(self, created: Obj, key: BenchmarkKey, order: BenchmarkOrder) -> None:
+        """Take a Job that this leader has started."""
+        self._started[created["metadata"]["uid"]] = StartedJob(key, order)
+        self._store.put(JOBS, created)
+
+    def note_end(self, job: BenchmarkJob) -> None:
+        """Note that a Job is about to be deleted."""
+        if job.is_foreign:
+            self._leaving[job.ref.uid] = job.key
+
+    def has_any(self) -> bool:
+        """Return whether there is any Job of a benchmark."""
+        return next(self._iterate_labelled(), None) is not None
+
+    def list_jobs(self, now: datetime) -> list[BenchmarkJob]:
+        """Return the Jobs that exist; `now` is the time."""
+        snapshot = Snapshot(self._store, now)
+        found: list[BenchmarkJob] = []
+        labelled = list(self._iterate_labelled())
+        uids = {each["metadata"]["uid"] for each in labelled}
+        self._started = {
+            uid: each
+            for uid, each in self._started.items()
+            if uid in uids or self._holds_device(each.key.namespace, uid)
+        }
+        for job in labelled:
+            namespace, uid = job["metadata"]["namespace"], job["metadata"]["uid"]
+            started = self._started.get(uid)
+            order = started.order if started is not None else None
+            known = read_benchmark_job(job, snapshot.children(PODS, namespace, uid), now, order)
+            if known is not None:
+                found.append(known)
+        self._foreign = frozenset(each.key for each in found if each.is_foreign)
+        return found
+
+    def list_measured(self) -> set[BenchmarkKey]:
+        """Return the pairs whose Job is about to make its pod, or whose pod has not left its device yet."""
+        going = {each["metadata"]["uid"] for each in self._iterate_labelled() if not has_ended(each)}
+        return {
+            each.key
+            for uid, each in self._started.items()
+            if self._holds_device(each.key.namespace, uid, without_pod=uid in going)
+        }
+
+    def list_leaving(self) -> set[BenchmarkKey]:
+        """Return the pairs whose Jobs of an earlier leader have not left their devices yet."""
+        self._leaving = {uid: key for uid, key in self._leaving.items() if self._holds_device(key.namespace, uid)}
+        return {*self._leaving.values(), *self._foreign}
+
+    def _holds_device(self, namespace: str, uid: str, *, without_pod: bool = False) -> bool:
+        """Return whether the pod of a Job has not left its device; `without_pod` if there is none."""
+        pods = self._store.by_index(PODS, OWNER_INDEX, namespaced(namespace, uid))
+        phases = [(each.get("status") or {}).get("phase") for each in pods]
+        return any(each not in _FINAL_PHASES for each in phases) if pods else without_pod
+
+    def _iterate_labelled(self) -> Iterator[Obj]:
+        jobs = (each for each in self._store.list(JOBS) if LABEL_BENCHMARK in each["metadata"].get("labels", {}))
+        return (each for each in jobs if "deletionTimestamp" not in each["metadata"])
