@@ -157,7 +157,7 @@ def find_hold(
     Args:
         last: its last replacement.
         facts: the service.
-        others: names of the services of which a replica is being replaced, as NAMESPACE/NAME, that stand in the way.
+        others: the services of which a replica is being replaced, and that stand in the way, in words.
         now: the wall clock.
         cool_down_seconds: the cool-down.
     """
@@ -186,9 +186,12 @@ def find_hold(
 
 
 def list_ahead(key: ObjectKey, moving: Collection[ObjectKey]) -> list[str]:
-    """Return the services whose replacement this one waits for: one of its namespace, or all that may go on at once."""
+    """Return whose replacement this service waits for: one of its namespace, or all that may go on at once.
+
+    Tenants learn no name of another namespace.
+    """
     same = [str(each) for each in moving if each.namespace == key.namespace and each != key]
-    return same or [str(each) for each in moving if each != key][: MOST_AT_ONCE if len(moving) >= MOST_AT_ONCE else 0]
+    return same or (["services in other namespaces"] if len({*moving} - {key}) >= MOST_AT_ONCE else [])
 
 
 def describe_slow(slow: SlowReplica, replica: PresentReplica | None) -> str:

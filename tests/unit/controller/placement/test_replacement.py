@@ -105,7 +105,15 @@ def test_namespace_has_one_replacement_and_the_cluster_a_few() -> None:
     key, moving = ObjectKey("team", "chat"), {ObjectKey(f"n{number}", "x") for number in range(MOST_AT_ONCE - 1)}
     assert list_ahead(key, moving) == []
     assert list_ahead(key, {*moving, ObjectKey("team", "other")}) == ["team/other"]
-    assert len(list_ahead(key, {*moving, ObjectKey("more", "x")})) == MOST_AT_ONCE
+    assert list_ahead(key, {*moving, ObjectKey("more", "x")}) != []
+
+
+def test_no_service_of_another_namespace_is_named_to_a_tenant() -> None:
+    moving = {ObjectKey(f"secret{number}", "x") for number in range(MOST_AT_ONCE)}
+    hold = find_hold(None, facts(replica("a")), list_ahead(ObjectKey("team", "chat"), moving), NOW, COOL)
+    assert hold is not None
+    assert (hold.reason, "secret" in hold.message) == ("TooManyMoves", False)
+    assert "other namespaces" in hold.message
 
 
 @pytest.mark.parametrize(
