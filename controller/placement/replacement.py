@@ -242,16 +242,19 @@ def go_on(replacement: SpeedReplacement, facts: ServiceFacts, now: datetime) -> 
         return Progress(_end(replacement, "GivenUp", "the replica ended before another one was ready", now))
     if not facts.is_settled or facts.obstacle or facts.is_protected:
         return Progress(_end(replacement, "GivenUp", facts.obstacle or "the service was edited", now))
-    if len(ready) >= facts.wanted:
-        return Progress(replacement, START_SECONDS)
-    if not leaving.is_ready:
-        return Progress(_end(replacement, "GivenUp", "the replica is not ready any more", now))
     started = parse_time(replacement.started_at) or now
     passed = max(0.0, (now - started).total_seconds())
     has_place = sum(bool(each.place) for each in others) >= facts.wanted
-    limit = START_SECONDS if has_place else PLACE_SECONDS
+    limit, what = PLACE_SECONDS, "the better place was taken"
+    if len(ready) >= facts.wanted:
+        # A tenant who takes the mark of the pod away again and again keeps it.
+        limit = START_SECONDS + PLACE_SECONDS
+        what = f"the replica did not end within {limit:.0f} s although a new one is ready"
+    elif not leaving.is_ready:
+        return Progress(_end(replacement, "GivenUp", "the replica is not ready any more", now))
+    elif has_place:
+        limit, what = START_SECONDS, f"the new replica was not ready within {START_SECONDS:.0f} s"
     if passed >= limit:
-        what = f"the new replica was not ready within {limit:.0f} s" if has_place else "the better place was taken"
         return Progress(_end(replacement, "GivenUp", what, now))
     return Progress(replacement, limit - passed)
 

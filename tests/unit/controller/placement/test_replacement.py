@@ -124,6 +124,7 @@ def test_no_service_of_another_namespace_is_named_to_a_tenant() -> None:
         (PLACE_SECONDS, facts(replica("a"), replica("b", is_ready=False)), None, ""),
         (START_SECONDS, facts(replica("a"), replica("b", is_ready=False)), "GivenUp", "not ready within 3600 s"),
         (START_SECONDS, facts(replica("a"), replica("b")), None, ""),
+        (START_SECONDS + PLACE_SECONDS, facts(replica("a"), replica("b")), "GivenUp", "did not end within 3720 s"),
         (9, facts(replica("b")), "Moved", "node/b"),
         (9, facts(), "GivenUp", "ended before another"),
         (9, facts(replica("a", is_ready=False), replica("b", is_ready=False)), "GivenUp", "not ready any more"),
