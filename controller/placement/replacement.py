@@ -5,7 +5,7 @@ is observed, and after a cool-down only. A replacement that did not help is the 
 such as long prompts, has gone along. The state is in the status of the service, so another leader decides alike.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Final, Literal, NamedTuple
 
@@ -14,7 +14,6 @@ import msgspec
 from controller.placement.queue_places import parse_time
 from crds.placement import SpeedReplacement
 from crds.rate import format_rate
-from kube.resources import ObjectKey
 from kube.time import rfc3339
 
 PLACE_SECONDS: Final = 120.0
@@ -23,8 +22,6 @@ START_SECONDS: Final = 3600.0
 """Time in which it is ready."""
 LEAST_PAUSE: Final = 9.0
 """The cool-down is at least so many times as long as the replacement took."""
-MOST_AT_ONCE: Final = 3
-"""Replacements in the cluster at once, of which each namespace has one: a tenant can make its own replicas slow."""
 
 HoldReason = Literal[
     "Protected",
@@ -183,15 +180,6 @@ def find_hold(
         message = f"waiting for the replacement of replicas of {', '.join(sorted(others))}"
         return ReplacementHold("TooManyMoves", message, PLACE_SECONDS)
     return None
-
-
-def list_ahead(key: ObjectKey, moving: Collection[ObjectKey]) -> list[str]:
-    """Return whose replacement this service waits for: one of its namespace, or all that may go on at once.
-
-    Tenants learn no name of another namespace.
-    """
-    same = [str(each) for each in moving if each.namespace == key.namespace and each != key]
-    return same or (["services in other namespaces"] if len({*moving} - {key}) >= MOST_AT_ONCE else [])
 
 
 def describe_slow(slow: SlowReplica, replica: PresentReplica | None) -> str:

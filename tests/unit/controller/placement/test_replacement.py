@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.placement.actions import Action, Admit, EvictUnit
+from controller.placement.move_turns import MOST_AT_ONCE, MoveTurns
 from controller.placement.planner import PlanRules, plan
 from controller.placement.pod_units import send_to_better_place
 from controller.placement.pool_limits import PoolQuota, PoolRules
 from controller.placement.replacement import (
     LEAST_PAUSE,
-    MOST_AT_ONCE,
     PLACE_SECONDS,
     START_SECONDS,
     PresentReplica,
@@ -29,7 +29,6 @@ from controller.placement.replacement import (
     go_on,
     is_active,
     least_speed,
-    list_ahead,
     note_help,
     pick_slowest,
 )
@@ -102,15 +101,53 @@ def test_slowest_replica_in_relation_to_its_hardware_goes_first() -> None:
 
 
 def test_namespace_has_one_replacement_and_the_cluster_a_few() -> None:
-    key, moving = ObjectKey("team", "chat"), {ObjectKey(f"n{number}", "x") for number in range(MOST_AT_ONCE - 1)}
-    assert list_ahead(key, moving) == []
-    assert list_ahead(key, {*moving, ObjectKey("team", "other")}) == ["team/other"]
-    assert list_ahead(key, {*moving, ObjectKey("more", "x")}) != []
+    key, turns = ObjectKey("team", "chat"), MoveTurns()
+    for number in range(MOST_AT_ONCE - 1):
+        turns.begin(ObjectKey(f"n{number}", "x"))
+    assert turns.list_ahead(key, NOW) == []
+    turns.begin(ObjectKey("team", "other"))
+    assert turns.list_ahead(key, NOW) == ["team/other"]
+    turns.end(ObjectKey("team", "other"))
+    turns.begin(ObjectKey("more", "x"))
+    assert turns.list_ahead(key, NOW) == ["services in other namespaces"]
+
+
+def test_namespaces_take_turns_when_a_move_is_over() -> None:
+    turns, ours, theirs = MoveTurns(), ObjectKey("team", "chat"), [ObjectKey(f"n{each}", "x") for each in range(3)]
+    for each in theirs:
+        assert turns.list_ahead(each, NOW) == []
+        turns.begin(each)
+    assert turns.list_ahead(ours, NOW) != []
+    turns.wait(ours, NOW)
+    turns.end(theirs[0])
+    later = NOW + timedelta(seconds=PLACE_SECONDS)
+    again = theirs[0]._replace(name="y")
+    assert turns.list_ahead(again, later) == ["services in other namespaces"], "the one that waits comes first"
+    assert turns.list_ahead(ours, later) == []
+    turns.begin(ours)
+    turns.end(theirs[1])
+    assert turns.list_ahead(again, later) == []
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_service_that_waits_no_more_holds_no_turn(*, ends: bool) -> None:
+    turns, waiting, other = MoveTurns(), ObjectKey("team", "chat"), ObjectKey("n0", "x")
+    turns.begin(other)
+    turns.end(other)
+    for each in range(MOST_AT_ONCE - 1):
+        turns.begin(ObjectKey(f"m{each}", "x"))
+    turns.wait(waiting, NOW)
+    assert turns.list_ahead(other, NOW) != []
+    if ends:
+        turns.end(waiting)
+    assert turns.list_ahead(other, NOW + timedelta(seconds=0 if ends else 3 * PLACE_SECONDS)) == []
 
 
 def test_no_service_of_another_namespace_is_named_to_a_tenant() -> None:
-    moving = {ObjectKey(f"secret{number}", "x") for number in range(MOST_AT_ONCE)}
-    hold = find_hold(None, facts(replica("a")), list_ahead(ObjectKey("team", "chat"), moving), NOW, COOL)
+    turns = MoveTurns()
+    for number in range(MOST_AT_ONCE):
+        turns.begin(ObjectKey(f"secret{number}", "x"))
+    hold = find_hold(None, facts(replica("a")), turns.list_ahead(ObjectKey("team", "chat"), NOW), NOW, COOL)
     assert hold is not None
     assert (hold.reason, "secret" in hold.message) == ("TooManyMoves", False)
     assert "other namespaces" in hold.message
