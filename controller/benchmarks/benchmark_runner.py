@@ -39,7 +39,7 @@ from controller.benchmarks.wanted_benchmarks import BenchmarkScope, PreparedBenc
 from controller.models.jobs import JobOutcome, has_ended
 from controller.placement.units import Cell
 from controller.pod_settings import PodSettings
-from controller.reconcile.indexes import OWNER_INDEX, namespaced
+from controller.reconcile.indexes import ALL_BENCHMARKS, BENCHMARK_INDEX, OWNER_INDEX, namespaced
 from controller.reconcile.plan import Leading, Ref, Snapshot
 from controller.services.performance_source import PerformanceSource
 from fitness.performance import MeasuredPerformance
@@ -290,9 +290,8 @@ class BenchmarkRunner:
         phases = [(each.get("status") or {}).get("phase") for each in pods]
         return any(each not in _FINAL_PHASES for each in phases) if pods else without_pod
 
-    def _list_labelled(self) -> list[Obj]:
-        jobs = (each for each in self._store.list(JOBS) if LABEL_BENCHMARK in each["metadata"].get("labels", {}))
-        return [each for each in jobs if "deletionTimestamp" not in each["metadata"]]
+    def _list_labelled(self) -> Sequence[Obj]:
+        return self._store.by_index(JOBS, BENCHMARK_INDEX, ALL_BENCHMARKS)
 
     def _find_busy(self) -> set[str]:
         """Return the accelerators for which anything waits."""
