@@ -5,6 +5,7 @@ is observed, and after a cool-down only. A replacement that did not help is the 
 such as long prompts, has gone along. The state is in the status of the service, so another leader decides alike.
 """
 
+import math
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Final, Literal, NamedTuple
@@ -230,8 +231,9 @@ def go_on(replacement: SpeedReplacement, facts: ServiceFacts, now: datetime) -> 
         return Progress(_end(replacement, "GivenUp", "the replica ended before another one was ready", now))
     if not facts.is_settled or facts.obstacle or facts.is_protected:
         return Progress(_end(replacement, "GivenUp", facts.obstacle or "the service was edited", now))
-    started = parse_time(replacement.started_at) or now
-    passed = max(0.0, (now - started).total_seconds())
+    started = parse_time(replacement.started_at)
+    # Clocks of leaders differ by little; whoever may write the status can state a time at which it never ends.
+    passed = abs((now - started).total_seconds()) if started is not None else math.inf
     has_place = sum(bool(each.place) for each in others) >= facts.wanted
     limit, what = PLACE_SECONDS, "the better place was taken"
     if len(ready) >= facts.wanted:

@@ -179,6 +179,12 @@ def test_replacement_goes_on_until_it_is_over(
     assert (found.again_seconds is None) == (outcome is not None)
 
 
+@pytest.mark.parametrize("started_at", ["9999-12-31T23:59:59Z", "2026-01-01T03:00:00Z", "soon", ""])
+@pytest.mark.parametrize("service", [facts(replica("a")), facts(replica("a"), replica("b"))])
+def test_replacement_that_was_forged_to_begin_in_the_future_is_over(started_at: str, service: ServiceFacts) -> None:
+    assert go_on(begun(started_at=started_at), service, NOW).replacement.outcome == "GivenUp"
+
+
 def test_replacement_helped_once_its_new_place_is_as_fast_as_expected() -> None:
     moved = ended(1, to_place="node/b", helped=False)
     assert not note_help(moved, ["node/a"]).helped
