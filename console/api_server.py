@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -31,6 +32,8 @@ _SAFE_HEADERS: Final = {
 }
 
 _encode = msgspec.json.Encoder().encode
+_Turns = weakref.WeakValueDictionary[str, asyncio.Lock]
+"""By user, while requests of his are answered."""
 _Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -42,11 +45,12 @@ def build_api(context: DensityContext, reviews: AccessReviews) -> web.Applicatio
         reviews: who callers are, and what they may see.
     """
     application = web.Application(middlewares=[_answer_errors], client_max_size=MOST_BODY_BYTES)
+    turns = _Turns()
     for route in ROUTES:
         path = route.path.replace("{name}", "{name:.+}")
-        application.router.add_route(route.method, path, _build_handler(route, context, reviews))
+        application.router.add_route(route.method, path, _build_handler(route, context, reviews, turns))
         if route.method == "GET":
-            application.router.add_route("HEAD", path, _build_handler(route, context, reviews))
+            application.router.add_route("HEAD", path, _build_handler(route, context, reviews, turns))
     document = _encode(build_document())
 
     async def answer_document(request: web.Request) -> web.StreamResponse:
@@ -56,7 +60,7 @@ def build_api(context: DensityContext, reviews: AccessReviews) -> web.Applicatio
     return application
 
 
-def _build_handler(route: ApiRoute, context: DensityContext, reviews: AccessReviews) -> _Handle:
+def _build_handler(route: ApiRoute, context: DensityContext, reviews: AccessReviews, turns: _Turns) -> _Handle:
     async def handle(request: web.Request) -> web.StreamResponse:
         token = read_token(request.headers.get("Authorization", ""))
         caller = await reviews.identify(token) if token else None
@@ -71,7 +75,9 @@ def _build_handler(route: ApiRoute, context: DensityContext, reviews: AccessRevi
         namespaces = context.service.feed.take_snapshot().namespaces
         visible = await reviews.find_visible(caller, namespaces)
         asked = AskedRequest(request.query, request.match_info.get("name", ""), body, visible)
-        return _respond(request, _encode(await route.answer(context, asked)))
+        # Answers are computed one at a time: whoever asks much waits for himself, and not others for him.
+        async with turns.setdefault(caller.username, asyncio.Lock()):
+            return _respond(request, _encode(await route.answer(context, asked)))
 
     return handle
 

@@ -164,6 +164,19 @@ def put_record(
     return StoredData(kept, tuple(dropped))
 
 
+def put_host_record(
+    data: Mapping[str, str], key: RecordKey, record: MeasuredPerformance, most_bytes: int = MOST_BYTES
+) -> StoredData:
+    """Return the data of a ConfigMap with this measurement of a host, which is dropped itself if there is no room.
+
+    A host is not trusted: no measurement of a Job or of another namespace goes for one of it.
+    """
+    stored = put_record(data, key, record, most_bytes)
+    if stored.dropped:
+        return StoredData(dict(data), (key.encode(),))
+    return limit_host_records(stored.data, key.namespace)
+
+
 def limit_host_records(data: Mapping[str, str], namespace: str, most: int = MOST_HOST_CLASSES) -> StoredData:
     """Return the data of a ConfigMap with the latest measurements of hosts that count in a namespace.
 

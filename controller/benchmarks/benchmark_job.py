@@ -229,7 +229,8 @@ def _list_states(pod: Obj) -> list[Obj]:
 def _read_record(pods: Sequence[Obj], order: BenchmarkOrder, now: datetime) -> MeasuredPerformance | str:
     """Return the measurement of a Job that has succeeded, or why it is none."""
     pod = max(pods, key=lambda each: each["metadata"]["creationTimestamp"])
-    (own,) = _list_states(pod)
+    # Whoever may write the status of a pod can state a container twice; the outcome is that of the first.
+    own = _list_states(pod)[0]
     state = own["state"]["terminated"]
     try:
         record = msgspec.json.decode(state["message"], type=MeasuredPerformance)

@@ -4,15 +4,14 @@ Tenants can make Jobs with any label and annotation. So the uid of each Job that
 it has ordered, and no Job that runs but these is believed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Final, NamedTuple
 
 from controller.benchmarks.benchmark_job import BenchmarkJob, BenchmarkKey, BenchmarkOrder, read_benchmark_job
 from controller.models.jobs import has_ended
-from controller.reconcile.indexes import OWNER_INDEX, namespaced
+from controller.reconcile.indexes import ALL_BENCHMARKS, BENCHMARK_INDEX, OWNER_INDEX, namespaced
 from controller.reconcile.plan import Snapshot
-from fitness.performance_store import LABEL_BENCHMARK
 from kube.client import Obj
 from kube.resources import JOBS, PODS
 from kube.store import Store
@@ -57,13 +56,13 @@ class JobRegistry:
 
     def has_any(self) -> bool:
         """Return whether there is any Job of a benchmark."""
-        return next(self._iterate_labelled(), None) is not None
+        return bool(self._list_labelled())
 
     def list_jobs(self, now: datetime) -> list[BenchmarkJob]:
         """Return the Jobs that exist; `now` is the time."""
         snapshot = Snapshot(self._store, now)
         found: list[BenchmarkJob] = []
-        labelled = list(self._iterate_labelled())
+        labelled = self._list_labelled()
         uids = {each["metadata"]["uid"] for each in labelled}
         self._started = {
             uid: each
@@ -82,7 +81,7 @@ class JobRegistry:
 
     def list_measured(self) -> set[BenchmarkKey]:
         """Return the pairs whose Job is about to make its pod, or whose pod has not left its device yet."""
-        going = {each["metadata"]["uid"] for each in self._iterate_labelled() if not has_ended(each)}
+        going = {each["metadata"]["uid"] for each in self._list_labelled() if not has_ended(each)}
         return {
             each.key
             for uid, each in self._started.items()
@@ -100,6 +99,5 @@ class JobRegistry:
         phases = [(each.get("status") or {}).get("phase") for each in pods]
         return any(each not in _FINAL_PHASES for each in phases) if pods else without_pod
 
-    def _iterate_labelled(self) -> Iterator[Obj]:
-        jobs = (each for each in self._store.list(JOBS) if LABEL_BENCHMARK in each["metadata"].get("labels", {}))
-        return (each for each in jobs if "deletionTimestamp" not in each["metadata"])
+    def _list_labelled(self) -> Sequence[Obj]:
+        return self._store.by_index(JOBS, BENCHMARK_INDEX, ALL_BENCHMARKS)

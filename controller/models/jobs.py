@@ -42,6 +42,7 @@ LOGIN_PATH: Final = "/run/secrets/pomona"
 
 FIRST_RETRY_SECONDS: Final = 5.0
 LAST_RETRY_SECONDS: Final = 300.0
+_LATEST: Final = datetime(9000, 1, 1, tzinfo=UTC)
 LOST_SECONDS: Final = 60.0
 """A Job that ended this long ago and whose pod is gone will give no result any more."""
 
@@ -344,7 +345,8 @@ def _ended(job: Obj) -> _Ended | None:
 
 
 def _time(text: str | None) -> datetime:
-    return datetime.fromisoformat(text) if text else datetime.fromtimestamp(0, UTC)
+    """Return a time of a status; whoever may write that can state one after which there is none."""
+    return min(datetime.fromisoformat(text), _LATEST) if text else datetime.fromtimestamp(0, UTC)
 
 
 def _is_of(job: Obj, digest: str) -> bool:

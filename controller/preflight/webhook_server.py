@@ -13,10 +13,9 @@ import structlog
 
 from controller.preflight.admission_review import InvalidReviewError, ReviewedWrite, encode_answer, parse_review
 from controller.preflight.preflight_verdict import PreflightAnswer
-from devices.limits import descriptor_limit
 from gateway.http.connection_table import ConnectionTable
 from gateway.http.exchange import BodyTimeoutError, Exchange
-from gateway.http.limits import ConnectionTimes, connection_caps
+from gateway.http.limits import ConnectionCaps, ConnectionTimes
 from gateway.http.listener import HttpListener
 from gateway.http.request_head import InvalidRequestError
 from gateway.http.server_connection import RequestHandling
@@ -25,6 +24,8 @@ MOST_BODY_BYTES: Final = 8 << 20
 """A review has an object twice, and the API server takes none of more than 3 MiB."""
 MOST_HELD_BYTES: Final = 32 << 20
 """All bodies that are being received."""
+MOST_CONNECTIONS: Final = 512
+"""Half of them from one address. API servers need some; each of a stranger's takes memory of the controller."""
 _TIMES: Final = ConnectionTimes(head_seconds=5.0, body_pause_seconds=5.0)
 _JSON: Final = b"Content-Type: application/json\r\n"
 _TEXT: Final = b"Content-Type: text/plain; charset=utf-8\r\n"
@@ -128,7 +129,7 @@ async def listen(server: PreflightServer, host: str, port: int, context: ssl.SSL
         port: the port; 0: a free one.
         context: the certificate.
     """
-    table = ConnectionTable(connection_caps(descriptor_limit()), _TIMES.sweep_seconds)
+    table = ConnectionTable(ConnectionCaps(MOST_CONNECTIONS, MOST_CONNECTIONS // 2), _TIMES.sweep_seconds)
     listener = HttpListener(RequestHandling(server.begin, _render_error), table, _TIMES, context)
     await listener.bind(host, port)
     try:

@@ -17,6 +17,7 @@ from crds.meta import (
     SLICE_MANAGED_BY,
     split_slice_name,
 )
+from fitness.performance_store import LABEL_BENCHMARK
 from kube.client import Obj
 from kube.resources import (
     DEPLOYMENTS,
@@ -71,6 +72,10 @@ POOL_INDEX: Final = "pool"
 ADDRESS_INDEX: Final = "address"
 """From an address to the MetalHosts that state it."""
 
+BENCHMARK_INDEX: Final = "benchmark"
+"""From one value to all Jobs with the label of a benchmark that are not being deleted."""
+ALL_BENCHMARKS: Final = "all"
+
 
 def declare_indexes(store: Store) -> None:
     """Keep all indexes of the controller."""
@@ -124,6 +129,12 @@ def _labelled(label: str) -> IndexKeys:
         return [namespaced(metadata["namespace"], name)] if name else []
 
     return keys
+
+
+def _benchmarks(job: Obj) -> list[str]:
+    metadata = job["metadata"]
+    is_one = LABEL_BENCHMARK in (metadata.get("labels") or {}) and "deletionTimestamp" not in metadata
+    return [ALL_BENCHMARKS] if is_one else []
 
 
 def _models(obj: Obj) -> list[str]:
@@ -231,7 +242,7 @@ INDEXES: Final[Mapping[Resource, Mapping[str, IndexKeys]]] = {
     NETWORK_POLICIES: {OWNER_INDEX: _owners},
     POD_MONITORS: {OWNER_INDEX: _owners},
     RESOURCE_CLAIM_TEMPLATES: {OWNER_INDEX: _owners},
-    JOBS: {OWNER_INDEX: _owners},
+    JOBS: {OWNER_INDEX: _owners, BENCHMARK_INDEX: _benchmarks},
     PVCS: {OWNER_INDEX: _owners, OF_MODEL_INDEX: _labelled(LABEL_MODEL)},
     PODS: {
         OWNER_INDEX: _owners,

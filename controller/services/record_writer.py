@@ -8,7 +8,7 @@ from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.plan import FIELD_MANAGER, Leading
 from crds.meta import CONTROLLER_NAMESPACE
 from fitness.performance import MeasuredPerformance
-from fitness.performance_store import RecordKey, build_config_map, limit_host_records, name_config_map, put_record
+from fitness.performance_store import RecordKey, build_config_map, name_config_map, put_host_record, put_record
 from kube.errors import Unreachable
 from kube.resources import CONFIG_MAPS
 from kube.store import Store
@@ -42,10 +42,8 @@ class RecordWriter:
                 listed = await leading.client.list(CONFIG_MAPS, CONTROLLER_NAMESPACE, field_selector=selector)
                 known = next(iter(listed.items), None)
             before: dict[str, str] = (known or {}).get("data") or {}
-            stored = put_record(before, key, record)
-            if record.source == "host":
-                limited = limit_host_records(stored.data, key.namespace)
-                stored = limited._replace(dropped=(*stored.dropped, *limited.dropped))
+            put = put_host_record if record.source == "host" else put_record
+            stored = put(before, key, record)
             if stored.dropped:
                 log.warning("measurements_dropped", config_map=name, keys=stored.dropped)
             if stored.data == before:

@@ -13,6 +13,7 @@ import structlog
 from controller.models.served import read_companions
 from controller.placement.candidate_room import CandidateRooms, ProspectiveReplica
 from controller.placement.effects import build_eviction
+from controller.placement.move_turns import MoveTurns
 from controller.placement.pod_units import send_to_better_place
 from controller.placement.pool_table import read_pools
 from controller.placement.replacement import (
@@ -28,7 +29,6 @@ from controller.placement.replacement import (
     go_on,
     is_active,
     least_speed,
-    list_ahead,
     note_help,
     pick_slowest,
 )
@@ -121,18 +121,17 @@ class SpeedReplacer:
     ) -> None:
         self.watch = watch
         self._rooms, self._settings, self._find_speeds, self._count = rooms, settings, find_speeds, count
-        self._moving: set[ObjectKey] = set()
-        """Services of which a replica is being replaced. A new leader has read all before it finds one slow."""
+        self._turns = MoveTurns()
 
     def forget(self, key: ObjectKey) -> None:
         """Forget a service that is gone."""
         self.watch.forget(key)
-        self._moving.discard(key)
+        self._turns.end(key)
 
     def restart(self) -> None:
         """Forget everything: another replica may have led since."""
         self.watch.restart()
-        self._moving.clear()
+        self._turns.restart()
 
     async def report(
         self,
@@ -148,14 +147,17 @@ class SpeedReplacer:
         facts = describe_service(snapshot, view, self._settings)
         if last is not None and is_active(last):
             return self._go_on(key, service, last, facts, snapshot)
-        self._moving.discard(key)
+        ahead = self._turns.list_ahead(key, snapshot.now)
+        self._turns.end(key)
         last = note_help(last, watched.healthy) if last is not None else None
         if not watched.slow:
             return ReplacementReport(last, _keep_condition(service, watched))
         slow, rules = pick_slowest(watched.slow), self.watch.rules
         leaving = find_replica(slow, facts.replicas)
-        hold = find_hold(last, facts, list_ahead(key, self._moving), snapshot.now, rules.cool_down_seconds)
+        hold = find_hold(last, facts, ahead, snapshot.now, rules.cool_down_seconds)
         if hold is not None or leaving is None:
+            if hold is not None and hold.reason == "TooManyMoves":
+                self._turns.wait(key, snapshot.now)
             return _report_hold(service, last, slow, leaving, hold or _GONE)
         least = least_speed(slow, rules)
         found = self._find_better(snapshot, view, slow, least)
@@ -164,19 +166,19 @@ class SpeedReplacer:
         if (refusal := await self._ask_budgets(client, snapshot, key, leaving)) is not None:
             return _report_hold(service, last, slow, leaving, refusal)
         made = begin_replacement(slow, leaving, least, found, snapshot.now)
-        self._moving.add(key)
+        self._turns.begin(key)
         log.warning("replacement_began", service=str(key), place=slow.place, better=found, message=made.message)
         return ReplacementReport(made, _describe_active(service, made), _STEP_SECONDS)
 
     def _go_on(
         self, key: ObjectKey, service: InferenceService, last: SpeedReplacement, facts: ServiceFacts, snapshot: Snapshot
     ) -> ReplacementReport:
-        self._moving.add(key)
+        self._turns.begin(key)
         progress = go_on(last, facts, snapshot.now)
         made = progress.replacement
         if made.ended_at is None:
             return ReplacementReport(made, _describe_active(service, made), progress.again_seconds)
-        self._moving.discard(key)
+        self._turns.end(key)
         if made.outcome is not None:
             self._count(made.outcome)
         log.info(

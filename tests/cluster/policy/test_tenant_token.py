@@ -2,9 +2,12 @@
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
 
+import msgspec
 import pytest
 
+from controller.benchmarks.benchmark_job import ANNOTATION_ORDER, BenchmarkOrder, read_benchmark_job
 from crds.meta import HOSTS_NAMESPACE
 from kube import credentials
 from kube.client import Client, Obj, connect
@@ -13,9 +16,11 @@ from kube.resources import (
     ACCELERATOR_POOLS,
     ENDPOINT_SLICES,
     INFERENCE_SERVICES,
+    JOBS,
     METAL_HOSTS,
     METAL_PROCESSES,
     MODELS,
+    PODS,
     ROLE_BINDINGS,
     ROLES,
     SECRETS,
@@ -175,3 +180,46 @@ async def test_viewer_reads_models_and_services(plane: ControlPlane, client: Cli
             await viewer.delete(MODELS, "one", namespace)
         with pytest.raises(Forbidden):
             await viewer.list(METAL_PROCESSES, namespace)
+
+
+async def test_owner_of_a_namespace_forges_a_benchmark_that_ends_no_round(owner: Client, namespace: str) -> None:
+    """The API server takes any time and any container in a status, so the controller must."""
+    order = BenchmarkOrder(
+        model_hash="3f9a0c51d2e84b77", device_class="x", accelerator="nvidia", service="a", inputs="1"
+    )
+    containers = [{"name": "bench", "image": "none"}]
+    never = {"name": "never"}
+    metadata = {"namespace": namespace, "name": "forged"}
+    await owner.create(
+        JOBS,
+        {
+            "metadata": metadata | {"annotations": {ANNOTATION_ORDER: msgspec.json.encode(order).decode()}},
+            "spec": {
+                "parallelism": 0,
+                "template": {"spec": {"containers": containers, "restartPolicy": "Never", "schedulingGates": [never]}},
+            },
+        },
+    )
+    await owner.create(PODS, {"metadata": metadata, "spec": {"containers": containers, "schedulingGates": [never]}})
+    ended = {"exitCode": 0, "message": '{"tokensPerSecond": 5}', "finishedAt": "9999-12-31T23:59:59Z"}
+    states = [
+        {"name": "bench", "image": "none", "imageID": "", "ready": False, "restartCount": 0, "state": state}
+        for state in ({"terminated": ended}, {"waiting": {"reason": "Later"}})
+    ]
+    latest = "9999-12-31T23:59:59Z"
+    conditions = [
+        {"type": kind, "status": "True", "lastTransitionTime": latest, "lastProbeTime": latest}
+        for kind in ("FailureTarget", "Failed")
+    ]
+    add = [{"op": "add", "path": "/status/conditions", "value": conditions}]
+
+    async def has_begun() -> bool:
+        return "startTime" in ((await owner.get(JOBS, "forged", namespace)).get("status") or {})
+
+    await eventually(has_begun)
+    job = await owner.patch_json(JOBS, "forged", namespace, add, subresource="status")
+    put = [{"op": "add", "path": "/status/containerStatuses", "value": states}]
+    forged_pod = await owner.patch_json(PODS, "forged", namespace, put, subresource="status")
+    assert [each["name"] for each in forged_pod["status"]["containerStatuses"]] == ["bench", "bench"]
+    for pods in ((), (forged_pod,)):
+        assert read_benchmark_job(job, pods, datetime.now(UTC)) is not None

@@ -1,5 +1,6 @@
 """The density API over HTTP: who may ask, what each route answers, and that no request makes it fail."""
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -159,6 +160,24 @@ async def test_tenant_sees_models_and_costs_of_his_namespaces_only() -> None:
         assert [each["name"] for each in costs["models"]] == ["chat"]
         _, all_costs, _ = await api.ask("/api/v1/density/cost")
         assert [each["name"] for each in all_costs["models"]] == ["hidden", "chat"]
+
+
+async def test_flood_of_one_caller_lets_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller's requests wait for each other, so that another's waits for one answer of his at the most."""
+    computed: list[str] = []
+    compute = DensityService.compute
+
+    async def note(self: DensityService, answer: Any) -> Any:
+        computed.append("asked")
+        try:
+            return await compute(self, answer)
+        finally:
+            computed.append("answered")
+
+    monkeypatch.setattr(DensityService, "compute", note)
+    async with serving() as api:
+        await asyncio.gather(*(api.ask("/api/v1/density/nodes", TENANT) for _ in range(8)))
+    assert computed == ["asked", "answered"] * 8
 
 
 @pytest.mark.parametrize(

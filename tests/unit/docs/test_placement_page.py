@@ -6,9 +6,9 @@ from typing import Final, get_args
 import pytest
 
 from controller.placement import score
+from controller.placement.move_turns import MOST_AT_ONCE
 from controller.placement.replacement import (
     LEAST_PAUSE,
-    MOST_AT_ONCE,
     PLACE_SECONDS,
     START_SECONDS,
     HoldReason,

@@ -18,6 +18,7 @@ from fitness.performance_store import (
     encode_record,
     find_model_hash,
     limit_host_records,
+    put_host_record,
     put_record,
 )
 
@@ -216,3 +217,13 @@ def test_hosts_displace_only_older_measurements_of_hosts_in_their_namespace(
         assert len(own) - len(kept.dropped) == min(len(own), most)
         left = [own[name].measured_at for name in own.keys() - set(kept.dropped)]
         assert all(own[name].measured_at <= min(left) for name in kept.dropped)
+
+
+def test_host_displaces_no_measurement_of_others_from_a_full_map() -> None:
+    shared = put_record({}, RecordKey(H100), SLOW).data
+    full = sum(len(each) for pair in shared.items() for each in pair)
+    ours, host = RecordKey("mac-1", "team"), msgspec.structs.replace(FAST, source="host")
+    assert put_host_record(shared, ours, host, full) == (shared, (ours.encode(),))
+    stored = put_host_record(shared, ours, host)
+    assert set(stored.data) == {H100, ours.encode()}
+    assert not stored.dropped

@@ -17,6 +17,7 @@ from controller.benchmarks.benchmark_job import (
     digest_inputs,
     read_benchmark_job,
 )
+from controller.benchmarks.benchmark_plan import WantedBenchmark, plan_benchmarks
 from controller.models.jobs import LOST_SECONDS
 from controller.models.served import Served
 from controller.pod_settings import PodSettings
@@ -263,3 +264,21 @@ def test_job_that_people_have_made_is_ignored(annotations: dict[str, str]) -> No
     job = stored()
     job["metadata"]["annotations"] = annotations
     assert read_benchmark_job(job, (), datetime.now(UTC)) is None
+
+
+FORGED = (
+    (ended("Complete", seconds_ago=0.0), "9999-12-31T23:59:59Z", ()),
+    (ended("Complete"), NOW.isoformat(), ({"name": CONTAINER, **over(RESULT)},) * 2),
+    (ended("Complete"), NOW.isoformat(), ({"name": CONTAINER, **over(RESULT)}, {"name": CONTAINER, "state": {}})),
+)
+
+
+@pytest.mark.parametrize(("status", "when", "states"), FORGED)
+def test_status_that_a_tenant_has_forged_ends_no_round(status: Obj, when: str, states: tuple[Obj, ...]) -> None:
+    (condition,) = status["status"]["conditions"]
+    job = stored(status={"conditions": [condition | {"lastTransitionTime": when}]})
+    pods = [pod(over(RESULT)) | {"status": {"containerStatuses": list(states)}}] if states else []
+    found = read_benchmark_job(job, pods, NOW, ORDER)
+    assert found is not None
+    wanted = WantedBenchmark(found.key, found.service, found.order.accelerator, found.order.inputs)
+    plan_benchmarks([wanted], [found], (), NOW, {})

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.placement.actions import Action, Admit, EvictUnit
+from controller.placement.move_turns import MOST_AT_ONCE, MoveTurns
 from controller.placement.planner import PlanRules, plan
 from controller.placement.pod_units import send_to_better_place
 from controller.placement.pool_limits import PoolQuota, PoolRules
 from controller.placement.replacement import (
     LEAST_PAUSE,
-    MOST_AT_ONCE,
     PLACE_SECONDS,
     START_SECONDS,
     PresentReplica,
@@ -29,7 +29,6 @@ from controller.placement.replacement import (
     go_on,
     is_active,
     least_speed,
-    list_ahead,
     note_help,
     pick_slowest,
 )
@@ -102,10 +101,56 @@ def test_slowest_replica_in_relation_to_its_hardware_goes_first() -> None:
 
 
 def test_namespace_has_one_replacement_and_the_cluster_a_few() -> None:
-    key, moving = ObjectKey("team", "chat"), {ObjectKey(f"n{number}", "x") for number in range(MOST_AT_ONCE - 1)}
-    assert list_ahead(key, moving) == []
-    assert list_ahead(key, {*moving, ObjectKey("team", "other")}) == ["team/other"]
-    assert len(list_ahead(key, {*moving, ObjectKey("more", "x")})) == MOST_AT_ONCE
+    key, turns = ObjectKey("team", "chat"), MoveTurns()
+    for number in range(MOST_AT_ONCE - 1):
+        turns.begin(ObjectKey(f"n{number}", "x"))
+    assert turns.list_ahead(key, NOW) == []
+    turns.begin(ObjectKey("team", "other"))
+    assert turns.list_ahead(key, NOW) == ["team/other"]
+    turns.end(ObjectKey("team", "other"))
+    turns.begin(ObjectKey("more", "x"))
+    assert turns.list_ahead(key, NOW) == ["services in other namespaces"]
+
+
+def test_namespaces_take_turns_when_a_move_is_over() -> None:
+    turns, ours, theirs = MoveTurns(), ObjectKey("team", "chat"), [ObjectKey(f"n{each}", "x") for each in range(3)]
+    for each in theirs:
+        assert turns.list_ahead(each, NOW) == []
+        turns.begin(each)
+    assert turns.list_ahead(ours, NOW) != []
+    turns.wait(ours, NOW)
+    turns.end(theirs[0])
+    later = NOW + timedelta(seconds=PLACE_SECONDS)
+    again = theirs[0]._replace(name="y")
+    assert turns.list_ahead(again, later) == ["services in other namespaces"], "the one that waits comes first"
+    assert turns.list_ahead(ours, later) == []
+    turns.begin(ours)
+    turns.end(theirs[1])
+    assert turns.list_ahead(again, later) == []
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_service_that_waits_no_more_holds_no_turn(*, ends: bool) -> None:
+    turns, waiting, other = MoveTurns(), ObjectKey("team", "chat"), ObjectKey("n0", "x")
+    turns.begin(other)
+    turns.end(other)
+    for each in range(MOST_AT_ONCE - 1):
+        turns.begin(ObjectKey(f"m{each}", "x"))
+    turns.wait(waiting, NOW)
+    assert turns.list_ahead(other, NOW) != []
+    if ends:
+        turns.end(waiting)
+    assert turns.list_ahead(other, NOW + timedelta(seconds=0 if ends else 3 * PLACE_SECONDS)) == []
+
+
+def test_no_service_of_another_namespace_is_named_to_a_tenant() -> None:
+    turns = MoveTurns()
+    for number in range(MOST_AT_ONCE):
+        turns.begin(ObjectKey(f"secret{number}", "x"))
+    hold = find_hold(None, facts(replica("a")), turns.list_ahead(ObjectKey("team", "chat"), NOW), NOW, COOL)
+    assert hold is not None
+    assert (hold.reason, "secret" in hold.message) == ("TooManyMoves", False)
+    assert "other namespaces" in hold.message
 
 
 @pytest.mark.parametrize(
@@ -116,6 +161,7 @@ def test_namespace_has_one_replacement_and_the_cluster_a_few() -> None:
         (PLACE_SECONDS, facts(replica("a"), replica("b", is_ready=False)), None, ""),
         (START_SECONDS, facts(replica("a"), replica("b", is_ready=False)), "GivenUp", "not ready within 3600 s"),
         (START_SECONDS, facts(replica("a"), replica("b")), None, ""),
+        (START_SECONDS + PLACE_SECONDS, facts(replica("a"), replica("b")), "GivenUp", "did not end within 3720 s"),
         (9, facts(replica("b")), "Moved", "node/b"),
         (9, facts(), "GivenUp", "ended before another"),
         (9, facts(replica("a", is_ready=False), replica("b", is_ready=False)), "GivenUp", "not ready any more"),
@@ -131,6 +177,12 @@ def test_replacement_goes_on_until_it_is_over(
     assert words in found.replacement.message
     assert (found.replacement.ended_at is None) == (outcome is None)
     assert (found.again_seconds is None) == (outcome is not None)
+
+
+@pytest.mark.parametrize("started_at", ["9999-12-31T23:59:59Z", "2026-01-01T03:00:00Z", "soon", ""])
+@pytest.mark.parametrize("service", [facts(replica("a")), facts(replica("a"), replica("b"))])
+def test_replacement_that_was_forged_to_begin_in_the_future_is_over(started_at: str, service: ServiceFacts) -> None:
+    assert go_on(begun(started_at=started_at), service, NOW).replacement.outcome == "GivenUp"
 
 
 def test_replacement_helped_once_its_new_place_is_as_fast_as_expected() -> None:

@@ -124,6 +124,15 @@ async def test_bodies_of_many_clients_together_are_limited_and_freed(monkeypatch
         assert (await ask(served, post(b"x" * 50)))[0] == 400
 
 
+async def test_idle_connections_of_strangers_are_few_and_keep_no_review_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhook_server, "MOST_CONNECTIONS", 4)
+    async with serve() as served, contextlib.AsyncExitStack() as stack:
+        strangers = [await stack.enter_async_context(connect(served)) for _ in range(3)]
+        async with asyncio.timeout(60):
+            assert await strangers[0].reader.read() == b"", "half of all are for one address, and the longest idle goes"
+        assert (await ask(served, post(REVIEW)))[0] == 200
+
+
 async def test_plain_text_on_the_port_harms_nobody() -> None:
     async with serve() as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)

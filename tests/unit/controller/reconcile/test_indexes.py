@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.reconcile.indexes import (
+    ALL_BENCHMARKS,
+    BENCHMARK_INDEX,
     CLAIM_INDEX,
     GATE_INDEX,
     HOST_INDEX,
@@ -25,8 +27,9 @@ from controller.reconcile.indexes import (
     declare_indexes,
 )
 from crds.meta import KUEUE_GATE, KUEUE_QUEUE_NAME, LABEL_SERVICE, LABEL_SERVICE_NAME, QUEUE_GATE
+from fitness.performance_store import LABEL_BENCHMARK
 from kube.client import Obj
-from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, METAL_PROCESSES, MODELS, PODS, Resource
+from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, JOBS, METAL_PROCESSES, MODELS, PODS, Resource
 from kube.store import Store
 from tests.support.api_objects import condition, model, process, service, slice_of
 
@@ -65,18 +68,30 @@ def bound(name: str, host: str, kind: str) -> Obj:
     return found
 
 
+def attempt(name: str, owner: str, label: str) -> Obj:
+    labels = {LABEL_BENCHMARK: label} if label != "three" else {}
+    gone = {"deletionTimestamp": "2026-01-01T00:00:00Z"} if owner == "two" else {}
+    references = [{"uid": f"uid-{owner}", "controller": True}]
+    return {"metadata": {"name": name, "namespace": "team", "ownerReferences": references, "labels": labels, **gone}}
+
+
 def offered(_: str, served: str, host: str) -> Obj:
     return slice_of(served, host)
 
 
 KINDS: dict[Resource, Callable[[str, str, str], Obj]] = {
     PODS: pod,
+    JOBS: attempt,
     INFERENCE_SERVICES: chat,
     MODELS: inspected,
     METAL_PROCESSES: bound,
     ENDPOINT_SLICES: offered,
 }
 CHANGES = st.lists(st.tuples(st.sampled_from(list(KINDS)), NAMES, NAMES, NAMES, st.booleans()), max_size=40)
+
+
+def is_benchmark(job: Obj) -> bool:
+    return LABEL_BENCHMARK in job["metadata"]["labels"] and "deletionTimestamp" not in job["metadata"]
 
 
 def search(store: Store, resource: Resource, index: str, value: str) -> list[Obj]:
@@ -137,10 +152,14 @@ def test_index_finds_what_a_full_search_finds(changes: list[tuple[Resource, str,
             store.put(resource, obj)
     names = ["one", "two", "three"]
     owners = [f"team/uid-{name}" for name in (*names, "chat")]
-    values = ["", *names, *(f"team/{name}" for name in (*names, "chat")), *owners]
+    values = ["", ALL_BENCHMARKS, *names, *(f"team/{name}" for name in (*names, "chat")), *owners]
     for resource in KINDS:
         for index in INDEXES[resource]:
             for value in values:
                 found = store.by_index(resource, index, value)
-                assert sorted(map(str, found)) == sorted(map(str, search(store, resource, index, value)))
+                if index == BENCHMARK_INDEX:
+                    there = list(filter(is_benchmark, store.list(resource))) if value == ALL_BENCHMARKS else []
+                else:
+                    there = search(store, resource, index, value)
+                assert sorted(map(str, found)) == sorted(map(str, there))
                 assert (value in store.index_values(resource, index)) == bool(found)
