@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.group("console")
 def command() -> None:
-    """Run what people and programs look at.
+    """Run the HTTP API of what fits where, how fast, and at what cost.
 
     \b
     Examples:
@@ -26,7 +26,7 @@ def command() -> None:
     """
 
 
-@command.command("api")
+@command.command("api", short_help="answer users of the cluster by their tokens")
 @click.option(
     "--kubeconfig",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -79,7 +79,8 @@ def api(
     """Answer over HTTP what fits where, how fast, and at what cost, for users of the cluster by their tokens.
 
     It reads the cluster and writes nothing. The API server reviews each token, and RBAC decides: a caller may list
-    NodeFitness to see nodes, and sees Models and costs of namespaces whose InferenceServices he may list.
+    NodeFitness to see nodes, and sees Models and costs of namespaces whose InferenceServices the caller
+    may list.
 
     \b
     Examples:

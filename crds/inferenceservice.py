@@ -183,7 +183,10 @@ class ServicePerformance(MeasuredRates, frozen=True, kw_only=True):
 
     source: Annotated[
         Literal["job", "host", "live"],
-        described("job: a Job measured it. host: the agent of a host did. live: it was measured while serving."),
+        described(
+            "job: a Job on an idle device measured it. host: the agent of a host did. live: a record that an "
+            "administrator stored says that it was measured while serving."
+        ),
     ]
     device_class: Annotated[
         Annotated[str, Meta(max_length=128)],
@@ -289,7 +292,7 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
     tokens_per_second: Annotated[
         Rate,
         described(
-            "Tokens that all replicas together generate per second: the mean of one minute. Pods are read every 5 "
+            "Tokens that all replicas together generate per second now: the mean of one minute. Pods are read every 5 "
             "minutes, by their metrics, and hosts report each minute; a change of less than a tenth is not shown. "
             "0: they are idle. Absent if it is unknown: before the first reading, and for engines that count no tokens."
         ),
@@ -297,8 +300,8 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
     performance: Annotated[
         ServicePerformance | None,
         described(
-            "Speed of the model on the hardware of the replicas, as it was measured; of replicas on several kinds of "
-            "hardware the slowest. Absent if it was not measured."
+            "Speed of a single request on the hardware of the replicas, as it was measured; of replicas on several "
+            "kinds of hardware the slowest. Absent if it was not measured; status.speeds has estimates, too."
         ),
     ] = None
     queue: Annotated[

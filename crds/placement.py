@@ -12,10 +12,10 @@ FitLevel = Literal["perfect", "good", "marginal", "too_tight"]
 """The fit of a replica on a device, from the best to the worst."""
 SpeedSource = Literal["Measured", "Corrected", "Estimated"]
 """Measured: a benchmark of this model on this class. Corrected: an estimate that is corrected by benchmarks of other
-models on the class. Estimated: by the memory bandwidth alone."""
+models on the class, or on others of its vendor. Estimated: by memory bandwidth, the bytes of a token and the engine."""
 SpeedBasis = Literal["cache", "probe", "estimate"]
-"""cache: it was measured before. probe: it was measured while the choice of an accelerator waited. estimate: it was not
-measured."""
+"""cache: a stored measurement that was not made for this choice. probe: it was measured while the choice of an
+accelerator waited. estimate: it was not measured."""
 SpeedRefusal = Literal["TooSlow", "SpeedUnknown", "TooTight"]
 MOST_CLASSES: Final = 32
 """Device classes that a service lists at most."""
@@ -49,22 +49,23 @@ class ClassSpeed(ApiStruct, frozen=True):
         Rate | None, described("Generation for a single request, in tokens per second. Absent if it is unknown.")
     ] = None
     low: Annotated[
-        Rate | None, described("Lower end of the range in which 4 of 5 estimates are. Absent if it is measured.")
+        Rate | None,
+        described("Lower end of the range in which 4 of 5 measurements are expected. Absent if it is measured."),
     ] = None
     high: Annotated[Rate | None, described("Upper end of that range, at most three times the lower one.")] = None
     source: Annotated[
         SpeedSource | None,
         described(
             "Measured: a benchmark of this model on this class. Corrected: an estimate, corrected by benchmarks of "
-            "other models on the class, or on others of its vendor. Estimated: by the memory bandwidth of the class "
-            "alone."
+            "other models on the class, or on others of its vendor. Estimated: by the memory bandwidth of the class, "
+            "the bytes that a token reads, and the engine."
         ),
     ] = None
     measurements: Annotated[
         int | None,
         described(
             "Number of benchmarks of other models by which the estimate is corrected: those of this namespace, and of "
-            "the controller's. Absent if it is not corrected.",
+            "pomona-system. Absent if it is not corrected.",
             format="int32",
         ),
     ] = None
@@ -103,7 +104,9 @@ class PlacementAlternative(ApiStruct, frozen=True):
     device_class: Annotated[HostText, described("Device class of the place; empty if it is unknown.")] = ""
     place: Annotated[
         HostText,
-        described("The best free node or host of the class, as node/NAME or host/NAME. Absent if none is free."),
+        described(
+            "The best free node or host of the class, as node/NAME or host/NAME. Absent if none is free or accepted."
+        ),
     ] = ""
     score: Annotated[int | None, described("Points of the place, from 0 to 100.", format="int32")] = None
     tokens_per_second: Annotated[
@@ -135,8 +138,9 @@ class PlacementStatus(ApiStruct, frozen=True):
     basis: Annotated[
         SpeedBasis | None,
         described(
-            "How the speed is known. cache: it was measured before the service was. probe: it was measured while the "
-            "choice of an accelerator waited for that. estimate: it was not measured."
+            "How the speed is known. cache: a stored measurement that was not made for this choice; probe: it was "
+            "measured while the choice of an accelerator waited for that; for both, source is Measured. estimate: it "
+            "was not measured; source is Corrected or Estimated."
         ),
     ] = None
     fit: Annotated[FitLevel | None, described("Fit of the replica in the memory of the place.")] = None

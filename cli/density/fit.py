@@ -9,6 +9,7 @@ from cli.api_objects import Obj
 from cli.cluster_options import ClusterOptions, cluster_options
 from cli.output import print_facts, render_table, terminal_width
 from cli.vendor_option import read_vendors
+from crds.rate import format_rate
 
 if TYPE_CHECKING:
     from console.density_queries import DensityQuery
@@ -80,7 +81,7 @@ def command(
                 each.node_name,
                 f"{each.model.namespace}/{each.model.name}".removeprefix("/"),
                 each.fit_level,
-                "" if each.model.estimated_tps is None else f"{each.model.estimated_tps:.3g}",
+                "" if each.model.estimated_tps is None else format_rate(each.model.estimated_tps),
                 f"{each.model.memory_required_gb:g} of {each.model.memory_available_gb:g} GiB",
                 f"{each.model.device_count} x {each.model.device_class}",
                 each.model.shortfall or f"{each.model.runtime}, {each.model.run_mode.replace('_', ' ')}",

@@ -10,6 +10,7 @@ from cli.output import TableFormat, facts_option, print_facts, render_table, ter
 from cli.queue.controller_settings import StatedSettings, controller_options
 from cli.vendor_option import read_vendors
 from crds.meta import Priority
+from crds.rate import format_rate
 
 if TYPE_CHECKING:
     from cli.cluster_access import Cluster
@@ -125,7 +126,7 @@ def _print_places(model: str, answer: "SimulateAnswer") -> None:
         (
             each.node_name,
             each.fit_level,
-            "" if each.estimated_tps is None else f"{each.estimated_tps:.3g}",
+            "" if each.estimated_tps is None else format_rate(each.estimated_tps),
             f"{each.required_memory_gb:g} GiB",
             f"{each.before.free_devices} x {each.before.free_gb:g} GiB",
             "" if each.after is None else f"{each.after.free_devices} x {each.after.free_gb:g} GiB",

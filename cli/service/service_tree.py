@@ -73,7 +73,7 @@ def build_tree(objects: ServiceObjects) -> TreeNode:
 
 
 def _describe_placement(status: Obj) -> Iterable[str]:
-    """Yield why the last replica is where it is, or that none fits anywhere."""
+    """Yield why the last replica is where it is, that none fits anywhere, or that one is slower than its hardware."""
     if placement := status.get("placement"):
         rate = f" at {placement['tokensPerSecond']} tokens/s" if placement.get("tokensPerSecond") else ""
         source = f" ({placement['source'].lower()})" if placement.get("source") else ""
@@ -81,6 +81,9 @@ def _describe_placement(status: Obj) -> Iterable[str]:
     fits = find_condition({"status": status}, "Fits")
     if fits and fits["status"] != "True":
         yield _describe_condition(fits)
+    slow = find_condition({"status": status}, "SpeedDegraded")
+    if slow and slow["status"] == "True":
+        yield _describe_condition(slow)
 
 
 def _describe_state(verdict: Verdict) -> str:

@@ -30,6 +30,7 @@ from controller.placement.units import (
     Unit,
     find_shortage,
 )
+from crds.rate import format_rate
 from crds.size import size_text
 
 FITS: Final = "Fits"
@@ -290,7 +291,7 @@ def _describe_class(unit: Unit, cell: Cell, reason: str) -> tuple[str, str]:
     """Return the words for a device class that a service does not accept."""
     there = f"{cell.device_class or 'unknown'} of the {cell.kind}"
     if reason == NOT_FASTER:
-        least = f"{unit.speeds.least:.3g} tokens/s"
+        least = f"{format_rate(unit.speeds.least)} tokens/s"
         return f"it replaces a slow replica, and device class {there} is not known to reach {least}", ""
     if reason == TOO_TIGHT:
         return f"the replica fits on device class {there} less well than minFit", "lower spec.placement.minFit"
@@ -299,7 +300,7 @@ def _describe_class(unit: Unit, cell: Cell, reason: str) -> tuple[str, str]:
         return f"the speed of the replica on device class {there} is unknown", remedy
     speed = unit.speeds.tokens_per_second.get(cell.device_class, 0.0)
     remedy = "lower spec.placement.minTokensPerSecond, or use a smaller quantization"
-    return f"the replica has {speed:.3g} tokens/s on device class {there}", remedy
+    return f"the replica has {format_rate(speed)} tokens/s on device class {there}", remedy
 
 
 def _describe_slices(demand: SliceDemand, cell: Cell, reason: str) -> tuple[str, str]:

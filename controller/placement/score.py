@@ -8,6 +8,7 @@ left there, by bandwidth, and by name.
 from typing import Final, NamedTuple
 
 from controller.placement.units import MEMORY, MOST_STEPS, Amounts, Cell, Unit
+from crds.rate import format_rate
 from crds.size import size_text
 
 SPEED_POINTS: Final = 60
@@ -53,7 +54,7 @@ class CellScore(NamedTuple):
             "refused there before" if self.was_refused else "",
             f"{self.siblings or 'no'} replica{'s' * (self.siblings > 1)} of the service there",
             f"{self.points} points",
-            "" if self.tokens_per_second is None else f"{self.tokens_per_second:.3g} tokens/s",
+            "" if self.tokens_per_second is None else f"{format_rate(self.tokens_per_second)} tokens/s",
             "" if self.lacks_weights is None else "weights to fetch" if self.lacks_weights else "weights there",
             f"{left} left",
             "" if self.utilization_percent is None else f"{self.utilization_percent}% used",

@@ -14,6 +14,8 @@ from metal_agent.traffic.token_rates import TokenRates
 LEAST_SECONDS: Final = 60.0
 """Least time between two changes of a number that is shown."""
 _LEAST_CHANGE: Final = 0.1
+LEAST_RATE: Final = 0.1
+"""Tokens per second that are shown at the least; less is what the questions of a starting controller take, and no load."""
 
 
 class ShownRate(NamedTuple):
@@ -34,6 +36,7 @@ def choose_rate(shown: ShownRate | None, measured: float | None, now: float) -> 
     """
     if measured is None:
         return None
+    measured = measured if measured >= LEAST_RATE else 0.0
     if shown is None:
         return ShownRate(measured, now)
     known = shown.tokens_per_second

@@ -12,7 +12,10 @@ SERVICE: Final = "fastest"
 COMMANDS: Final = (
     "{.status.choice.message}",
     "{.status.placement.place}: {.status.placement.reason}",
-    '{range .status.speeds[*]}{.deviceClass} {.tokensPerSecond} tokens/s, {.low} to {.high} ({.source}){"\\n"}{end}',
+    (
+        "{range .status.speeds[?(@.source)]}"
+        '{.deviceClass} {.tokensPerSecond} tokens/s, {.low} to {.high} ({.source}){"\\n"}{end}'
+    ),
 )
 """Questions of a user about the service, in kubectl's JSONPath."""
 WaitUntil = Callable[[Callable[[], bool]], Awaitable[object]]

@@ -410,7 +410,7 @@ async def test_files_that_a_cluster_refuses_start_nothing(start: Start, tmp_path
     )
     up.process.start()
     assert await up.ends() == 2
-    assert re.search(rf"{path}:\d+: Model tiny: spec: .*: a file:// source needs spec.memoryBytes", up.said)
+    assert re.search(rf"{path}:\d+: document 1, Model tiny: spec: .*: a file:// source needs spec.memoryBytes", up.said)
     assert "spec.parallel: Invalid value: 65" in up.said
     assert not up.state.exists()
 

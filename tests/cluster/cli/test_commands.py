@@ -204,7 +204,10 @@ async def test_files_are_checked_before_anything_is_applied(pomona: Pomona, clus
     path.write_text(yaml.safe_dump_all([model, {**service, "spec": {**service["spec"], "replica": 2}}]))
     refused = await pomona.run("deploy", "-f", str(path))
     assert refused.code == 2
-    assert f"{path}:19: InferenceService chat: spec.replica: unknown field; did you mean replicas?" in refused.errors
+    assert (
+        f"{path}:19: document 2, InferenceService chat: spec.replica: unknown field; did you mean replicas?"
+        in refused.errors
+    )
     assert await cluster.services() == []
     path.write_text(yaml.safe_dump_all([service, model]))
     assert "chat is suspended: spec.replicas is 0" in await pomona.succeed("deploy", "-f", str(path))

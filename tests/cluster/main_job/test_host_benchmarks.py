@@ -15,6 +15,7 @@ from tests.cluster.main_job.cluster import GIB, READY_SECONDS, Cluster
 from tests.controlplane.members import MetalHost
 from tests.support.background import running
 from tests.support.eventually import eventually
+from tests.support.tiny_models import tiny_gguf
 
 CONTROLLER_NAMESPACE = "pomona-system"
 
@@ -26,7 +27,9 @@ async def host(metal_host: StartMetalHost) -> MetalHost:
 
 
 async def test_speed_and_traffic_of_a_service_on_a_host_are_shown(cluster: Cluster, host: MetalHost) -> None:
-    await cluster.apply(cluster.model(), cluster.service("chat", "metal"))
+    # Of tiny.gguf a busy machine hands over all tokens at once, which is a speed that no host has.
+    tiny_gguf.write(cluster.files.root / "slow.gguf", n_embd=256, n_ff=1024, n_layer=8)
+    await cluster.apply(cluster.model(file="slow.gguf"), cluster.service("chat", "metal"))
     await cluster.ready("chat")
 
     async def measured() -> InferenceService:

@@ -19,6 +19,8 @@ from tests.support.live_processes import is_alive
 
 OUTAGE_SECONDS = 120
 EXPIRY_SECONDS = 40
+IDLE_SECONDS = 240
+"""Limit for the traffic of a minute to be shown as over: hosts and services are written once a minute each."""
 ANSWER_SECONDS = 10
 """Upper bound of the average time of a request, also on a busy machine."""
 SERVICES = tuple(f"by-{path}" for path in PATHS)
@@ -50,6 +52,7 @@ async def test_nothing_is_written_at_rest_even_by_a_controller_that_starts(
     await apply_both(cluster)
     await cluster.ready(*SERVICES)
     await eventually(lambda: jobs_are_done(cluster))
+    await eventually(lambda: is_idle(cluster), IDLE_SECONDS)
     rest = await eventually(lambda: versions_at_rest(cluster, host))
     await renewals(cluster, host, 1)
     assert await cluster.versions() == rest
@@ -61,6 +64,13 @@ async def test_nothing_is_written_at_rest_even_by_a_controller_that_starts(
     await renewals(cluster, host, 1)
     now = await cluster.versions()
     assert {name: version for name, version in now.items() if "later" not in name} == rest
+
+
+async def is_idle(cluster: Cluster) -> bool:
+    """Return whether the minute of the first tokens is over, and statuses show it."""
+    process, service = await cluster.process("by-host"), await cluster.get("by-host")
+    rates = process.status.tokens_per_second, service.status.tokens_per_second
+    return all(rates) and {*map(float, rates)} == {0.0}
 
 
 async def versions_at_rest(cluster: Cluster, host: MetalHost) -> dict[str, str]:

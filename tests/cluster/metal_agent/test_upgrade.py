@@ -153,8 +153,8 @@ async def seen(update: Update) -> Seen:
     lease = await bound_process.client.get(LEASES, bound_process.host.name, HOSTS_NAMESPACE)
     return Seen(
         engines=update.engines,
-        # The exit of the previous engine is not kept on disk.
-        status={field: value for field, value in status.items() if field != "lastExit"},
+        # The exit of the previous engine is not kept on disk, and traffic is of the last minute.
+        status={field: value for field, value in status.items() if field not in {"lastExit", "tokensPerSecond"}},
         # The generation counts changes: that of an endpoint that was withdrawn for a moment differs.
         slice={
             "endpoints": endpoints["endpoints"],

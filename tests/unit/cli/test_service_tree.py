@@ -315,6 +315,13 @@ def test_status_says_where_a_replica_was_placed_and_why() -> None:
     assert "fits on 1 of 2" not in text
 
 
+def test_status_says_that_a_replica_is_slower_than_its_hardware() -> None:
+    slow = service("Ready", "Serving", "m", ready="True")
+    slow["status"]["conditions"].append(condition("SpeedDegraded", "True", "NoBetterPlace", "40 of 140 tokens/s"))
+    text = " ".join(" ".join(render(ServiceObjects(service=slow, models={}))).split())
+    assert "SpeedDegraded is True (NoBetterPlace): 40 of 140 tokens/s" in text
+
+
 def test_status_says_that_a_replica_fits_nowhere() -> None:
     waiting = service("WaitingForGPU", "NoSuchHardware", "m")
     waiting["status"]["conditions"].append(condition("Fits", "False", "TooTight", "short 18 GiB"))

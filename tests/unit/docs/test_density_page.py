@@ -1,16 +1,22 @@
 """The page of the density API has its routes, metrics, prices and the commands' examples."""
 
 import re
+from collections.abc import Callable
 
 import msgspec
+import pytest
 import yaml
+from click.testing import CliRunner
 
+from cli.density import reading
+from cli.main import main
 from console.api_routes import ROUTES
 from console.density_metrics import build_process_registry, render_metrics
 from console.density_prices import DensityPrices
+from console.density_snapshot import DensitySnapshot
 from console.fit_table import FitTable
 from tests.controlplane.process import CHECKOUT
-from tests.support.density_worlds import build_feed, gpu_node
+from tests.support.density_worlds import GIB, build_feed, gpu_node, host
 from tests.support.documents import list_blocks
 
 PAGE = (CHECKOUT / "docs" / "density-api.md").read_text()
@@ -29,3 +35,17 @@ def test_page_has_every_metric() -> None:
 def test_prices_of_the_page_are_prices() -> None:
     (block,) = list_blocks(PAGE, "yml")
     assert msgspec.convert(yaml.safe_load(block), DensityPrices).per_kwh == 0.3
+
+
+def test_example_of_fit_is_what_the_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = [*gpu_node("gpu-1"), *gpu_node("gpu-2", free=4 * GIB, product="NVIDIA H100 80GB HBM3"), host("studio-1")]
+    snapshot = build_feed(world).take_snapshot()
+
+    def answer_here(_target: object, _vendors: object, answer: Callable[[DensitySnapshot, FitTable], object]) -> object:
+        return answer(snapshot, FitTable(8192))
+
+    monkeypatch.setattr(reading, "answer_by_cluster", answer_here)
+    monkeypatch.setattr("cli.density.fit.terminal_width", lambda: None)
+    found = CliRunner().invoke(main, ["fit", "qwen3-8b", "--min-fit", "too_tight"])
+    example = PAGE.partition("$ pomona fit qwen3-8b --min-fit too_tight\n")[2].partition("```")[0]
+    assert found.stdout == example

@@ -85,7 +85,7 @@ def test_refused_class_evicts_nobody() -> None:
 @pytest.mark.parametrize(
     ("reason", "words", "remedy"),
     [
-        (TOO_SLOW, "has 24 tokens/s on device class nvidia-l4x1 of the node", "minTokensPerSecond"),
+        (TOO_SLOW, "has 24.0 tokens/s on device class nvidia-l4x1 of the node", "minTokensPerSecond"),
         (SPEED_UNKNOWN, "the speed of the replica on device class nvidia-l4x1 of the node is unknown", "pomona bench"),
         (TOO_TIGHT, "fits on device class nvidia-l4x1 of the node less well than minFit", "spec.placement.minFit"),
     ],
@@ -122,8 +122,15 @@ def test_score_says_speed_utilization_and_cost() -> None:
     cell = node("n", device_class=L4, utilization_percent=40, cost_permille=250)
     found = score_cell(pod("a", speeds=SPEEDS), gpus(1), cell, cell.free, siblings=0)
     assert found.explain() == (
-        "no replica of the service there, 19 points, 24 tokens/s, 7 devices left, 40% used, 25% of the highest cost"
+        "no replica of the service there, 19 points, 24.0 tokens/s, 7 devices left, 40% used, 25% of the highest cost"
     )
+
+
+def test_score_says_a_speed_of_a_small_model_in_full() -> None:
+    fast = msgspec.structs.replace(SPEEDS, speeds=((L4, 4511.3),))
+    cell = node("n", device_class=L4)
+    words = score_cell(pod("a", speeds=fast), gpus(1), cell, cell.free, siblings=0).explain()
+    assert ", 4511 tokens/s, " in words
 
 
 @given(

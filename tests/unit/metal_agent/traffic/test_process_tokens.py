@@ -57,6 +57,12 @@ def test_idle_process_shows_0_and_an_unknown_one_nothing() -> None:
     assert (tokens.find("u1"), told) == ("", ["u1", "u1"]), "the proxy is silent"
 
 
+def test_question_of_a_starting_controller_changes_no_status() -> None:
+    idle = ShownRate(0.0, 0.0)
+    assert choose_rate(idle, 1 / 60, 1000.0) == idle
+    assert choose_rate(idle, 1.0, 1000.0) == ShownRate(1.0, 1000.0)
+
+
 def test_process_that_is_not_ready_shows_nothing() -> None:
     runner = Serving(ObjectKey("a", "chat"))
     tokens = ProcessTokens({"u1": cast("Runner", runner)}, rates := rates_of(5))
