@@ -15,7 +15,7 @@ LEAST_SECONDS: Final = 60.0
 """Least time between two changes of a number that is shown."""
 _LEAST_CHANGE: Final = 0.1
 LEAST_RATE: Final = 0.1
-"""Tokens per second that are shown at the least; less is what the questions of a starting controller take, and no load."""
+"""Least tokens per second that are shown: less is what the questions of a starting controller take, and no load."""
 
 
 class ShownRate(NamedTuple):
