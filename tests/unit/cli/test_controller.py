@@ -57,6 +57,11 @@ def test_pull_secrets_are_kept_in_their_order_and_once(started: list[ControllerO
     assert list_pull_secrets(started, "registry", "a.mirror-1", "registry") == ("registry", "a.mirror-1")
 
 
+def test_speeds_are_measured_and_exported_only_if_that_is_asked_for(started: list[ControllerOptions]) -> None:
+    assert start().exit_code == start("--benchmarks", "--flexinfer-export").exit_code == 0
+    assert [(each.benchmarks, each.flexinfer_export) for each in started] == [(False, False), (True, True)]
+
+
 @pytest.mark.parametrize("name", ["", "Registry", "team/registry", "a..b", "-a", "a\n", "a" * 254])
 def test_pull_secret_that_is_no_name_is_refused_with_an_example(started: list[ControllerOptions], name: str) -> None:
     done = start("--image-pull-secret", name)

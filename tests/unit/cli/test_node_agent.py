@@ -1,7 +1,16 @@
-"""`pomona node-agent` measures the memory bandwidth before it imports what the agent needs."""
+"""`pomona node-agent` measures the bandwidth before it imports what the agent needs, and reads stated folders."""
 
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from cli import node_agent
+from devices.node_hardware import NodeRoots
+from node_agent.options import NodeAgentOptions
 
 PROGRAM = """
 import sys
@@ -23,3 +32,23 @@ def test_bandwidth_is_measured_before_large_imports() -> None:
     modules = set(output.split())
     assert "click" in modules
     assert not LARGE & modules
+
+
+def test_hardware_is_read_at_the_stated_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started: list[NodeAgentOptions] = []
+
+    async def keep(_credentials: Any, options: NodeAgentOptions, _memory_bandwidth: Any) -> None:
+        started.append(options)
+
+    monkeypatch.setattr(node_agent, "measure_memory_bandwidth", lambda: None)
+    monkeypatch.setattr("node_agent.run.run", keep)
+    monkeypatch.setattr("kube.credentials.load", lambda _kubeconfig: None)
+    monkeypatch.setattr("cli.log.configure", lambda **_: None)
+    roots = {name: tmp_path / name for name in ("proc", "sys", "disk")}
+    for each in roots.values():
+        each.mkdir()
+    said = CliRunner().invoke(
+        node_agent.command, ["--node-name=gpu-1", *(f"--{name}-root={path}" for name, path in roots.items())]
+    )
+    assert said.exit_code == 0, said.output
+    assert [each.roots for each in started] == [NodeRoots(**roots)]
