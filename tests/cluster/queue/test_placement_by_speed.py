@@ -108,7 +108,14 @@ async def test_plan_of_a_model_and_its_service_tells_the_speed_that_the_controll
     # A service of a Model that the cluster knows: the controller then says the same speed of the same place.
     path.write_text(json.dumps({"apiVersion": API_VERSION, **service, "spec": {**spec, "modelRef": "tiny"}}))
     stored = await store_measurements(client, user.namespace)
-    (row,) = json.loads(await pomona.succeed(*words))["replicas"]
+
+    async def plan_replicas() -> list[Obj]:
+        made = await pomona.run(*words)
+        assert made.code == 0, made  # the Model is inspected first
+        found: list[Obj] = json.loads(made.output)["replicas"]
+        return found
+
+    (row,) = await eventually(plan_replicas, RUN_SECONDS)
     assert (row["tokensPerSecond"], row["speedSource"], row["tokensPerSecondLow"]) == (140.0, "Measured", None)
     await pomona.succeed("deploy", "-f", str(path), "--no-wait")
     await user.wait_until_on("planned", row["to"][0].partition("/")[2])
