@@ -5,6 +5,7 @@ and an answer reads what is in memory only.
 """
 
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
@@ -12,11 +13,11 @@ from devices.limits import descriptor_limit
 from extender.answers import Answers
 from extender.extender_metrics import CONTENT_TYPE, ExtenderMetrics, Verb
 from gateway.http.connection_table import ConnectionTable
-from gateway.http.exchange import BodyTimeoutError, Exchange
+from gateway.http.exchange import Exchange
 from gateway.http.limits import ConnectionTimes, connection_caps
 from gateway.http.listener import HttpListener
-from gateway.http.request_head import InvalidRequestError
 from gateway.http.server_connection import RequestHandling
+from gateway.http.whole_body import BodyLimits, WholeBodies, WholeBody
 
 MOST_BODY_BYTES: Final = 96 << 20
 """5,000 whole Nodes of 12.5 KB are 60 MiB; names alone are 150 KB."""
@@ -28,7 +29,7 @@ _JSON: Final = b"Content-Type: application/json\r\n"
 _TEXT: Final = b"Content-Type: text/plain; charset=utf-8\r\n"
 _TIMES: Final = ConnectionTimes(idle_seconds=3600.0)
 """A scheduler keeps its connections for 90 seconds without a request; to close one earlier could fail a request."""
-_OK, _TOO_LARGE, _UNAVAILABLE = 200, 413, 503
+_OK, _UNAVAILABLE = 200, 503
 
 
 class ExtenderServer:
@@ -42,12 +43,11 @@ class ExtenderServer:
 
     def __init__(self, answers: Answers, metrics: ExtenderMetrics, is_ready: Callable[[], bool]) -> None:
         self.answers = answers
-        self.held_bytes = 0
-        """Bytes of the bodies that are being received."""
+        self.bodies = WholeBodies()
         self._metrics = metrics
         self._is_ready = is_ready
 
-    def begin(self, exchange: Exchange) -> "_ScheduledRequest | None":
+    def begin(self, exchange: Exchange) -> WholeBody | None:
         """Begin to answer a request to the scheduler's port."""
         verb = VERBS.get(exchange.head.path)
         if verb is None:
@@ -56,15 +56,12 @@ class ExtenderServer:
         if exchange.head.method != "POST":
             exchange.respond(405, _TEXT + b"Allow: POST\r\n", b"use POST\n")
             return None
-        length = exchange.content_length or 0
-        if length > MOST_BODY_BYTES:
-            exchange.respond(_TOO_LARGE, _TEXT, b"the body is larger than %d MiB\n" % (MOST_BODY_BYTES >> 20))
-            return None
-        if self.held_bytes + length > MOST_HELD_BYTES:
-            exchange.respond(_UNAVAILABLE, _TEXT, b"too many large requests at once\n")
-            return None
-        exchange.send_continue()
-        return _ScheduledRequest(self, exchange, verb)
+        limits = BodyLimits(MOST_BODY_BYTES, MOST_HELD_BYTES)
+        return self.bodies.receive(exchange, limits, functools.partial(self._respond, exchange, verb))
+
+    def _respond(self, exchange: Exchange, verb: Verb, body: bytes | bytearray) -> None:
+        status, answer = self.answers.answer(verb, body)
+        exchange.respond(status, _JSON if status == _OK else _TEXT, answer)
 
     def begin_read(self, exchange: Exchange) -> None:
         """Answer health and metrics, and nothing else."""
@@ -82,52 +79,6 @@ class ExtenderServer:
                 exchange.respond(_OK, b"Content-Type: %b\r\n" % CONTENT_TYPE, self._metrics.render())
             case _:
                 exchange.respond(404, _TEXT, b"not found\n")
-
-
-class _ScheduledRequest:
-    """A request of the scheduler, whose body is received."""
-
-    __slots__ = ("_body", "_exchange", "_server", "_verb")
-
-    def __init__(self, server: ExtenderServer, exchange: Exchange, verb: Verb) -> None:
-        self._server = server
-        self._exchange = exchange
-        self._verb: Verb = verb
-        self._body = bytearray()
-        """Pieces before the last one; a body that comes at once is never copied."""
-
-    def take_body(self, piece: bytes, *, is_last: bool) -> None:
-        """Take a piece, and answer after the last one."""
-        server = self._server
-        if is_last and not self._body:
-            self._respond(piece)
-            return
-        self._body += piece
-        server.held_bytes += len(piece)
-        if len(self._body) > MOST_BODY_BYTES or server.held_bytes > MOST_HELD_BYTES:
-            self.hang_up()
-            self._exchange.respond(_TOO_LARGE, _TEXT, b"the body is too large\n")
-        elif is_last:
-            body = self._body
-            self.hang_up()
-            self._respond(body)
-
-    def fail_body(self, error: InvalidRequestError | BodyTimeoutError) -> None:
-        """Refuse a request whose body does not come."""
-        self.hang_up()
-        self._exchange.respond(400, _TEXT, f"the body did not come: {error}\n".encode())
-
-    def resume_writing(self) -> None:
-        """Do nothing: the answer is sent whole."""
-
-    def hang_up(self) -> None:
-        """Free the body."""
-        self._server.held_bytes -= len(self._body)
-        self._body = bytearray()
-
-    def _respond(self, body: bytes | bytearray) -> None:
-        status, answer = self._server.answers.answer(self._verb, body)
-        self._exchange.respond(status, _JSON if status == _OK else _TEXT, answer)
 
 
 def _render_error(_status: int, reason: str) -> tuple[bytes, bytes]:

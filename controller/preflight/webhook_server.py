@@ -5,6 +5,7 @@ than its head, so a stranger who reaches the port learns nothing and delays noth
 """
 
 import contextlib
+import functools
 import ssl
 from collections.abc import AsyncIterator, Callable
 from typing import Final
@@ -14,11 +15,11 @@ import structlog
 from controller.preflight.admission_review import InvalidReviewError, ReviewedWrite, encode_answer, parse_review
 from controller.preflight.preflight_verdict import PreflightAnswer
 from gateway.http.connection_table import ConnectionTable
-from gateway.http.exchange import BodyTimeoutError, Exchange
+from gateway.http.exchange import Exchange
 from gateway.http.limits import ConnectionCaps, ConnectionTimes
 from gateway.http.listener import HttpListener
-from gateway.http.request_head import InvalidRequestError
 from gateway.http.server_connection import RequestHandling
+from gateway.http.whole_body import BodyLimits, WholeBodies, WholeBody
 
 MOST_BODY_BYTES: Final = 8 << 20
 """A review has an object twice, and the API server takes none of more than 3 MiB."""
@@ -42,25 +43,19 @@ class PreflightServer:
     """
 
     def __init__(self, knows_path: Callable[[str], bool], judge: Callable[[ReviewedWrite], PreflightAnswer]) -> None:
-        self.held_bytes = 0
-        """Bytes of the bodies that are being received."""
+        self.bodies = WholeBodies()
         self._knows_path = knows_path
         self._judge = judge
 
-    def begin(self, exchange: Exchange) -> "_ReviewRequest | None":
+    def begin(self, exchange: Exchange) -> WholeBody | None:
         """Begin to answer a request."""
-        length = exchange.content_length or 0
         if not self._knows_path(exchange.head.path):
             exchange.respond(404, _TEXT, b"not found\n")
         elif exchange.head.method != "POST":
             exchange.respond(405, _TEXT + b"Allow: POST\r\n", b"use POST\n")
-        elif length > MOST_BODY_BYTES:
-            exchange.respond(413, _TEXT, b"the body is larger than %d MiB\n" % (MOST_BODY_BYTES >> 20))
-        elif self.held_bytes + length > MOST_HELD_BYTES:
-            exchange.respond(503, _TEXT, b"too many large requests at once\n")
         else:
-            exchange.send_continue()
-            return _ReviewRequest(self, exchange)
+            limits = BodyLimits(MOST_BODY_BYTES, MOST_HELD_BYTES)
+            return self.bodies.receive(exchange, limits, functools.partial(self.answer, exchange))
         return None
 
     def answer(self, exchange: Exchange, body: bytes | bytearray) -> None:
@@ -77,42 +72,6 @@ class PreflightServer:
             exchange.respond(500, _TEXT, b"preflight failed: see the log of the controller\n")
             return
         exchange.respond(200, _JSON, encode_answer(write.uid, answer))
-
-
-class _ReviewRequest:
-    """A review whose body is received."""
-
-    __slots__ = ("_body", "_exchange", "_server")
-
-    def __init__(self, server: PreflightServer, exchange: Exchange) -> None:
-        self._server = server
-        self._exchange = exchange
-        self._body = bytearray()
-
-    def take_body(self, piece: bytes, *, is_last: bool) -> None:
-        """Take a piece, and answer after the last one."""
-        self._body += piece
-        self._server.held_bytes += len(piece)
-        if len(self._body) > MOST_BODY_BYTES or self._server.held_bytes > MOST_HELD_BYTES:
-            self.hang_up()
-            self._exchange.respond(413, _TEXT, b"the body is too large\n")
-        elif is_last:
-            body = self._body
-            self.hang_up()
-            self._server.answer(self._exchange, body)
-
-    def fail_body(self, error: InvalidRequestError | BodyTimeoutError) -> None:
-        """Refuse a request whose body does not come."""
-        self.hang_up()
-        self._exchange.respond(400, _TEXT, f"the body did not come: {error}\n".encode())
-
-    def resume_writing(self) -> None:
-        """Do nothing: the answer is sent whole."""
-
-    def hang_up(self) -> None:
-        """Free the body."""
-        self._server.held_bytes -= len(self._body)
-        self._body = bytearray()
 
 
 def _render_error(_status: int, reason: str) -> tuple[bytes, bytes]:

@@ -83,7 +83,7 @@ async def test_connection_is_kept_and_answers_have_a_length(extender: Extender) 
         answer = json.loads(await reader.readexactly(int(length.partition(b": ")[2])))
         assert answer["NodeNames"] == sent
     writer.close()
-    assert extender.server.held_bytes == 0
+    assert extender.server.bodies.held_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ async def test_chunks_without_end_are_refused(extender: Extender, monkeypatch: p
         writer.write(b"2710\r\n" + b"x" * 10_000 + b"\r\n")
     assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")
     writer.close()
-    assert extender.server.held_bytes == 0
+    assert extender.server.bodies.held_bytes == 0
 
 
 async def test_all_bodies_together_are_bounded(
@@ -149,10 +149,10 @@ async def test_all_bodies_together_are_bounded(
     monkeypatch.setattr(server_module, "MOST_HELD_BYTES", 150_000)
     _, first = await asyncio.open_connection(LOOPBACK, extender.port)
     first.write(b"POST /filter HTTP/1.1\r\nHost: a\r\nContent-Length: 140000\r\n\r\n" + b"x" * 100_000)
-    await eventually(lambda: extender.server.held_bytes == 100_000)
+    await eventually(lambda: extender.server.bodies.held_bytes == 100_000)
     async with client.post(extender.url("/filter"), data=b"x" * 100_000) as response:
         assert response.status == 503
     first.close()  # the scheduler gave up
-    await eventually(lambda: extender.server.held_bytes == 0)
+    await eventually(lambda: extender.server.bodies.held_bytes == 0)
     async with client.post(extender.url("/filter"), data=args_body({}, ["n1"])) as response:
         assert response.status == 200
