@@ -6,6 +6,9 @@ from msgspec import Meta
 
 Rate = Annotated[str, Meta(max_length=16, pattern=r"^([0-9]+(\.[0-9]+)?)?$")]
 """Tokens per second; empty if they are unknown."""
+MOST_REPORTED: Final = 100_000.0
+"""Tokens per second that are believed of one process of a host: more than any generates, or reads of a prompt."""
+_LEAST_CHANGE: Final = 0.1
 _WHOLE: Final = 100
 """Three digits are enough."""
 
@@ -15,3 +18,8 @@ def format_rate(tokens_per_second: float) -> str:
     if tokens_per_second >= _WHOLE:
         return f"{tokens_per_second:.0f}"
     return f"{tokens_per_second:.1f}" if tokens_per_second >= 1 or not tokens_per_second else f"{tokens_per_second:.3f}"
+
+
+def is_notable_change(known: float, measured: float) -> bool:
+    """Return whether a number differs by more than a tenth from the one that is shown."""
+    return abs(measured - known) > _LEAST_CHANGE * max(known, measured)

@@ -19,6 +19,7 @@ from crds.metalhost import MetalHost
 from crds.metalprocess import MetalProcess
 from crds.model import Model
 from crds.performance import ProcessPerformance
+from crds.rate import MOST_REPORTED
 from fitness.performance import MeasuredPerformance, hash_model
 from fitness.performance_store import RecordKey
 from kube.client import Obj
@@ -31,8 +32,6 @@ PAUSE_SECONDS: Final = 60.0
 """Least time between two looks at one process."""
 AGAIN_SECONDS: Final = 900.0
 """Time after which a measurement that was refused is looked at again: the clock of its host may have been set."""
-MOST_OF_HOST: Final = 100_000.0
-"""More than any host generates for one request, or reads of a prompt."""
 MOST_AHEAD: Final = timedelta(minutes=10)
 """The most by which the clock of a host may be ahead."""
 EARLIEST: Final = datetime(2020, 1, 1, tzinfo=UTC)
@@ -96,8 +95,8 @@ def _read_record(found: ProcessPerformance, now: datetime) -> MeasuredPerformanc
         "promptTokensPerSecond": _read_number(found.prompt_tokens_per_second),
     }
     for name, rate in rates.items():
-        if rate is not None and not 0 < rate <= MOST_OF_HOST:
-            return f"{name} {rate:g} is not within 0 and {MOST_OF_HOST:g}"
+        if rate is not None and not 0 < rate <= MOST_REPORTED:
+            return f"{name} {rate:g} is not within 0 and {MOST_REPORTED:g}"
     fields = rates | {
         "timeToFirstTokenMs": found.time_to_first_token_ms,
         "interTokenLatencyMs": _read_number(found.inter_token_latency_ms),

@@ -12,14 +12,13 @@ from controller.services.rollout import host_is_lost
 from controller.services.traffic import MOST_TOKENS_PER_SECOND, Traffic, differs_notably
 from crds.metalhost import MetalHost
 from crds.metalprocess import MetalProcess
+from crds.rate import MOST_REPORTED
 from kube.client import Obj
 from kube.queue import WorkQueue, run_workers
 from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, ObjectKey, Resource
 from kube.store import Store
 
 PAUSE_SECONDS: Final = 60.0
-MOST_OF_PROCESS: Final = 100_000.0
-"""Tokens per second that are believed of one process."""
 _WAKE_SECONDS: Final = 5.0
 
 
@@ -37,7 +36,7 @@ def find_host_tokens(snapshot: Snapshot, namespace: str, service_uid: str) -> fl
 def sum_host_tokens(processes: Iterable[MetalProcess], hosts: Mapping[str, MetalHost]) -> float | None:
     """Return the sum over the processes that serve; a host that is lost reports nothing any more."""
     rates = [
-        min(float(each.status.tokens_per_second), MOST_OF_PROCESS)
+        min(float(each.status.tokens_per_second), MOST_REPORTED)
         for each in processes
         if each.status.tokens_per_second and each.status.phase == "Ready"
         if not host_is_lost(each.spec.host_name or "", hosts)

@@ -11,13 +11,13 @@ import msgspec
 
 from controller.placement.replacement import ReplacementRules, SlowReplica
 from controller.services.endpoints import Endpoint
+from crds.rate import is_notable_change
 from kube.resources import ObjectKey
 
 CHECKS: Final = 10
 """Readings in a row, all of them slow, after which the speed has fallen."""
 FORGET_SECONDS: Final = 600.0
 """Time without a reading after which a slow one says nothing any more."""
-_LEAST_CHANGE: Final = 0.1
 
 
 class SlowStreak(NamedTuple):
@@ -53,8 +53,8 @@ def go_on_slow(
         return None
     if streak is None:
         return SlowStreak(1, now, speed)
-    is_alike = abs(speed - streak.observed) <= _LEAST_CHANGE * max(speed, streak.observed)
-    return SlowStreak(streak.checks + 1, now, streak.observed if is_alike else speed)
+    shown = speed if is_notable_change(streak.observed, speed) else streak.observed
+    return SlowStreak(streak.checks + 1, now, shown)
 
 
 def _is_slow(speed: float, expected: float, threshold: float) -> bool:

@@ -11,11 +11,10 @@ from typing import Final, NamedTuple
 
 from controller.services.endpoints import Endpoint
 from crds.inferenceservice import InferenceServiceStatus
-from crds.rate import format_rate
+from crds.rate import format_rate, is_notable_change
 from gateway.proxy.paths import METRICS_OF_PROXY
 from runtimes.pod import EnginePod
 
-_LEAST_CHANGE: Final = 0.1
 _MOST: Final = 2**31 - 1
 """Largest number that the fields of the status hold."""
 MOST_TOKENS_PER_SECOND: Final = float(_MOST)
@@ -194,4 +193,4 @@ def differs_notably(known: Traffic, measured: Traffic) -> bool:
 def _differs(old: float | None, new: float | None) -> bool:
     if old is None or new is None:
         return old is not new
-    return abs(new - old) > _LEAST_CHANGE * max(old, new)
+    return is_notable_change(old, new)

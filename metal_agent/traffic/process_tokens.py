@@ -7,13 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from crds.rate import format_rate
+from crds.rate import format_rate, is_notable_change
 from metal_agent.supervise.runner import Runner
 from metal_agent.traffic.token_rates import TokenRates
 
 LEAST_SECONDS: Final = 60.0
 """Least time between two changes of a number that is shown."""
-_LEAST_CHANGE: Final = 0.1
 LEAST_RATE: Final = 0.1
 """Least tokens per second that are shown: less is what the questions of a starting controller take, and no load."""
 
@@ -39,9 +38,8 @@ def choose_rate(shown: ShownRate | None, measured: float | None, now: float) -> 
     measured = measured if measured >= LEAST_RATE else 0.0
     if shown is None:
         return ShownRate(measured, now)
-    known = shown.tokens_per_second
-    is_notable = abs(measured - known) > _LEAST_CHANGE * max(measured, known)
-    return ShownRate(measured, now) if is_notable and now - shown.since >= LEAST_SECONDS else shown
+    is_due = is_notable_change(shown.tokens_per_second, measured) and now - shown.since >= LEAST_SECONDS
+    return ShownRate(measured, now) if is_due else shown
 
 
 class ProcessTokens:

@@ -15,7 +15,6 @@ from controller.benchmarks.host_results import (
     AGAIN_SECONDS,
     EARLIEST,
     MOST_AHEAD,
-    MOST_OF_HOST,
     HostResult,
     HostResults,
     read_host_result,
@@ -23,6 +22,7 @@ from controller.benchmarks.host_results import (
 from controller.reconcile.plan import Leading
 from controller.services.performance_source import PerformanceSource
 from crds.metalprocess import MetalProcess
+from crds.rate import MOST_REPORTED
 from fitness.performance import MeasuredPerformance, hash_model
 from fitness.performance_store import MOST_HOST_CLASSES, RecordKey, decode_records, name_config_map
 from kube.client import Client, Obj, ObjectList
@@ -131,7 +131,7 @@ def test_whatever_a_host_reports_is_a_measurement_within_bounds_or_refused(repor
     found = read_host_result(msgspec.convert(obj, MetalProcess), as_host(STUDIO), as_model(model()), NOW)
     if isinstance(found, HostResult):
         record = found.record
-        assert 0 < record.tokens_per_second <= MOST_OF_HOST
+        assert 0 < record.tokens_per_second <= MOST_REPORTED
         assert EARLIEST <= datetime.fromisoformat(record.measured_at) <= NOW + MOST_AHEAD
         assert msgspec.json.decode(msgspec.json.encode(record), type=MeasuredPerformance) == record
         assert (found.key.namespace, record.source) == (NAMESPACE, "host")

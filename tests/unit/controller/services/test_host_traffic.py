@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from controller.reconcile.plan import Leading, Snapshot
 from controller.reconcile.triggers import deciding_process
 from controller.services.host_traffic import (
-    MOST_OF_PROCESS,
     HostTraffic,
     add_host_tokens,
     find_host_tokens,
     take_host_tokens,
 )
 from controller.services.traffic import MOST_TOKENS_PER_SECOND, UNKNOWN_TRAFFIC, Traffic
+from crds.rate import MOST_REPORTED
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, ObjectKey
 from tests.support import virtual_time
@@ -46,7 +46,7 @@ def test_processes_that_serve_on_hosts_that_live_are_summed() -> None:
     assert sum_of(generating("a", "12.5", phase="Stopping")) is None
     assert sum_of(generating("a", "12.5"), hosts=(host("studio-1", ready="False"),)) is None, "it is lost"
     assert sum_of(generating("a", "12.5"), hosts=()) is None
-    assert sum_of(generating("a", "9999999999999999")) == MOST_OF_PROCESS
+    assert sum_of(generating("a", "9999999999999999")) == MOST_REPORTED
 
 
 @pytest.mark.parametrize("rate", ["NaN", "-1", "1e300", "inf", "1" * 17, " 1"])
