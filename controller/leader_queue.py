@@ -8,6 +8,7 @@ from controller.benchmarks.benchmark_runner import BenchmarkRunner
 from controller.benchmarks.host_results import HostResults
 from controller.controller_options import ControllerOptions
 from controller.metrics import PREEMPTED_FOR_PRIORITY, ControllerMetrics
+from controller.placement.actions import Admit
 from controller.placement.admission import Admission
 from controller.placement.admission_parts import AdmissionParts, RoundReport
 from controller.placement.board import Board
@@ -71,7 +72,7 @@ def build_queue(
     pools = PoolBoard(store, vendors, registry, functools.partial(enqueue, ACCELERATOR_POOLS))
     rooms = CandidateRooms(registry, enqueue_service, volumes.find_nodes, volumes.has_read)
     notes = PlacementNotes(registry.find_cell, enqueue_service)
-    benchmarks = _build_benchmarks(store, registry, board, measured, options) if options.benchmarks else None
+    benchmarks = _build_benchmarks(store, registry, measured, options) if options.benchmarks else None
 
     def show_round(report: RoundReport) -> None:
         board.update(report.round, report.cells, report.now, units=report.units, failures=report.failures)
@@ -79,7 +80,7 @@ def build_queue(
         pools.update(report)
         rooms.update(report)
         if benchmarks is not None:
-            benchmarks.wake()
+            benchmarks.take_waiting_pools(list_waiting_pools(report))
 
     parts = AdmissionParts(
         registry,
@@ -100,13 +101,21 @@ def build_queue(
     return LeaderQueue(admission, board, pools, volumes, rooms, notes, benchmarks, *of_hosts)
 
 
+def list_waiting_pools(report: RoundReport) -> frozenset[str]:
+    """Return the pools that a unit may use which waits after a round: a failed write leaves it waiting, too."""
+    admitted = {each.unit.uid for each in report.round.actions if isinstance(each, Admit)}
+    waiting = [each for each in report.round.queue if each.uid not in admitted]
+    failed = [each for each in report.units if each.uid in report.failures] if report.failures else []
+    return frozenset(pool for unit in (*waiting, *failed) for pool in unit.pools)
+
+
 def _read_rules(store: Store, vendors: Vendors, min_run_seconds: float) -> PlanRules:
     table = read_pools(store, vendors)
     return PlanRules(min_run_seconds, table.rules, table.quotas)
 
 
 def _build_benchmarks(
-    store: Store, registry: CellRegistry, board: Board, measured: PerformanceSource, options: ControllerOptions
+    store: Store, registry: CellRegistry, measured: PerformanceSource, options: ControllerOptions
 ) -> BenchmarkRunner:
     return BenchmarkRunner(
         store,
@@ -114,5 +123,5 @@ def _build_benchmarks(
         measured,
         list_cells=registry.list_cells,
         list_classes=registry.list_classes,
-        list_waiting_pools=lambda: [pool for (pool, _), waiting in board.depths.items() if waiting],
+        set_yielding=registry.set_yielding,
     )

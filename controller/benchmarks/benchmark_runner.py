@@ -66,7 +66,7 @@ _LOOK_SHARE: Final = 0.05
 _PAUSE_SECONDS: Final = 1.0
 """Least time between two rounds."""
 _FAILED_SECONDS: Final = 5.0
-"""Further pause after a round that failed."""
+"""Least time between a round that failed and the next one."""
 _RETRY_SECONDS: Final = 30.0
 """Time after which a round that failed is repeated."""
 _IDLE_SECONDS: Final = 600.0
@@ -86,7 +86,7 @@ class BenchmarkRunner:
         measured: the stored measurements.
         list_cells: returns all cells with what is free there.
         list_classes: returns one device of each device class of an accelerator.
-        list_waiting_pools: returns the pools for which anything waits.
+        set_yielding: takes the Jobs that end as soon as a unit waits for their room, as `OWNER_INDEX` has them.
     """
 
     def __init__(
@@ -97,11 +97,12 @@ class BenchmarkRunner:
         *,
         list_cells: Callable[[], Iterable[Cell]],
         list_classes: Callable[[str], Sequence[ServingDevices]],
-        list_waiting_pools: Callable[[], Iterable[str]],
+        set_yielding: Callable[[frozenset[str]], None],
     ) -> None:
         self._store, self._settings, self._measured = store, settings, measured
-        self._list_cells, self._list_waiting_pools = list_cells, list_waiting_pools
-        self._list_classes = list_classes
+        self._list_cells, self._list_classes, self._set_yielding = list_cells, list_classes, set_yielding
+        self._waiting_pools: frozenset[str] = frozenset()
+        """Pools for which anything waits."""
         self._wake = asyncio.Event()
         self._failed: dict[BenchmarkKey, BenchmarkJob] = {}
         """Those that were ended because they had no hope of success, or were refused; their Jobs are gone."""
@@ -121,8 +122,9 @@ class BenchmarkRunner:
         """Time of the loop from which on the next look is made."""
         store.subscribe(self._take_change)
 
-    def wake(self) -> None:
-        """Look again, after a round of the queue, whether the benchmarks that run are in its way."""
+    def take_waiting_pools(self, pools: frozenset[str]) -> None:
+        """Take the pools for which anything waits after a round of the queue: benchmarks there are in its way."""
+        self._waiting_pools = pools
         if self._jobs.has_any():
             self._wake.set()
 
@@ -164,7 +166,7 @@ class BenchmarkRunner:
     def restart(self) -> None:
         """Forget the requests of an earlier leadership."""
         self._requests.clear()
-        self._scope = None
+        self._scope, self._waiting_pools = None, frozenset()
 
     async def run(self, leading: Leading) -> None:
         """Run benchmarks for ever."""
@@ -179,13 +181,16 @@ class BenchmarkRunner:
                 async with asyncio.timeout(_IDLE_SECONDS if pause is None else pause):
                     await self._wake.wait()
             self._wake.clear()
+            has_failed = False
             try:
                 pause = await self._run_round(leading)
             except (ApiError, Unreachable) as error:
                 log.warning("benchmark_round_failed", error=str(error))
-                pause = _RETRY_SECONDS
-                await asyncio.sleep(_FAILED_SECONDS)
-            await asyncio.sleep(_PAUSE_SECONDS)
+                pause, has_failed = _RETRY_SECONDS, True
+            yielding, yield_seconds = self._jobs.list_yielding(asyncio.get_running_loop().time())
+            self._set_yielding(yielding)
+            pause = min((each for each in (pause, yield_seconds) if each is not None), default=None)
+            await asyncio.sleep(_FAILED_SECONDS if has_failed else _PAUSE_SECONDS)
 
     async def _run_round(self, leading: Leading) -> float | None:
         """Decide once and do it; return the seconds after which to look again, or None. Raises as `Client`."""
@@ -199,6 +204,8 @@ class BenchmarkRunner:
         jobs, probes = [*self._jobs.list_jobs(now), *self._failed.values()], self._requests.plan(now)
         wanted, busy = self._list_wanted(may_start=is_look), self._find_busy()
         plan = plan_benchmarks(wanted, jobs, busy, now, self._turns, probes=probes)
+        for ended in plan.end:
+            self._jobs.note_end(ended.job, loop_time())
         # What waits for a device is worth more than a measurement.
         are_done = await _take_steps(functools.partial(self._end, leading, each) for each in plan.end)
         are_done &= await _take_steps(functools.partial(self._write_record, leading, *each) for each in plan.store)
@@ -245,7 +252,7 @@ class BenchmarkRunner:
         accelerators = {
             each["metadata"]["name"]: each["spec"]["accelerator"] for each in self._store.list(ACCELERATOR_POOLS)
         }
-        return {accelerators.get(pool, pool) for pool in self._list_waiting_pools()}
+        return {accelerators.get(pool, pool) for pool in self._waiting_pools}
 
     async def _write_record(self, leading: Leading, key: BenchmarkKey, record: MeasuredPerformance) -> None:
         stored = RecordKey(key.device_class, key.namespace)
@@ -258,7 +265,6 @@ class BenchmarkRunner:
         if ended.job.is_gone:
             self._failed = {key: each for key, each in self._failed.items() if each is not ended.job}
             return
-        self._jobs.note_end(ended.job)
         leading.require_leadership()
         with contextlib.suppress(NotFound, Conflict):
             await leading.client.delete(JOBS, ref.name, ref.namespace, uid=ref.uid)

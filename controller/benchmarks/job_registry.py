@@ -1,4 +1,4 @@
-"""The Jobs of benchmarks in the watch cache: which this leader has started, and which hold a device yet.
+"""The Jobs of benchmarks in the watch cache: which this leader has started, and which hold or yield a device.
 
 Tenants can make Jobs with any label and annotation. So the uid of each Job that this leader starts is kept, with what
 it has ordered, and no Job that runs but these is believed.
@@ -16,6 +16,8 @@ from kube.client import Obj
 from kube.resources import JOBS, PODS
 from kube.store import Store
 
+YIELD_SECONDS: Final = 45.0
+"""Time in which a Job that was to end leaves its device; after that, it is lost to those who wait for it."""
 _FINAL_PHASES: Final = frozenset({"Succeeded", "Failed"})
 
 
@@ -37,11 +39,14 @@ class JobRegistry:
         """Pairs of the Jobs of others that were there in the last round."""
         self._leaving: dict[str, BenchmarkKey] = {}
         """The Jobs of others that were ended and hold a device yet, by uid."""
+        self._ended_at: dict[str, float] = {}
+        """When a Job was first asked to end, in seconds of a monotonic clock, by uid."""
 
     def clear(self) -> None:
         """Forget the Jobs of an earlier leadership."""
         self._started.clear()
         self._leaving.clear()
+        self._ended_at.clear()
         self._foreign = frozenset()
 
     def add_started(self, created: Obj, key: BenchmarkKey, order: BenchmarkOrder) -> None:
@@ -49,8 +54,9 @@ class JobRegistry:
         self._started[created["metadata"]["uid"]] = StartedJob(key, order)
         self._store.put(JOBS, created)
 
-    def note_end(self, job: BenchmarkJob) -> None:
-        """Note that a Job is about to be deleted."""
+    def note_end(self, job: BenchmarkJob, seconds: float) -> None:
+        """Note that a Job is about to be deleted, at a time of a monotonic clock."""
+        self._ended_at.setdefault(job.ref.uid, seconds)
         if job.is_foreign:
             self._leaving[job.ref.uid] = job.key
 
@@ -87,6 +93,21 @@ class JobRegistry:
             for uid, each in self._started.items()
             if self._holds_device(each.key.namespace, uid, without_pod=uid in going)
         }
+
+    def list_yielding(self, seconds: float) -> tuple[frozenset[str], float | None]:
+        """Return the Jobs whose room is given up for whoever waits for it, as `OWNER_INDEX` has them.
+
+        Also return the time after which one of them has not left it, although it was to: a policy may protect it, or
+        its node may be lost.
+
+        Args:
+            seconds: the time of the clock of `note_end`.
+        """
+        self._ended_at = {uid: since for uid, since in self._ended_at.items() if uid in self._started}
+        left = {uid: self._ended_at[uid] + YIELD_SECONDS - seconds for uid in self._ended_at}
+        yielding = [uid for uid in self._started if left.get(uid, YIELD_SECONDS) > 0]
+        keys = frozenset(namespaced(self._started[uid].key.namespace, uid) for uid in yielding)
+        return keys, min((wait for wait in left.values() if wait > 0), default=None)
 
     def list_leaving(self) -> set[BenchmarkKey]:
         """Return the pairs whose Jobs of an earlier leader have not left their devices yet."""

@@ -231,7 +231,8 @@ class Board:
         reason = entry.reason
         if reason is None:
             reason = find_lack(unit, counts)
-        kept = entry.nomination.cells if entry.nomination is not None else ()
+        awaited = find_awaited(self._shown.round, unit.uid)
+        kept = entry.nomination.cells if entry.nomination is not None else awaited
         facts = WaitFacts(
             counts,
             largest=find_largest(unit, self._cells) if reason == "NoSuchHardware" else None,
@@ -240,6 +241,7 @@ class Board:
             ahead=sum(entry.ahead),
             limit=entry.limit,
             priority_helps=may_be_raised(self._shown.round, unit.uid),
+            awaits_benchmark=bool(awaited),
             error=self._shown.failures.get(unit.uid, ""),
         )
         return ServiceStanding(
@@ -356,6 +358,8 @@ def find_reason(
     blockage = decided.blocked.get(uid)
     if blockage is None:
         return "AdmissionFailed" if uid in failures else "NotConsidered"
+    if blockage.after_benchmark:
+        return "Draining"
     if not blockage.feasible:
         return "NoSuchHardware"
     if blockage.is_shadowed:
@@ -367,6 +371,12 @@ def find_limit(decided: Round, uid: str) -> LimitRefusal | None:
     """Return the limit for which a unit waits, or None."""
     blockage = decided.blocked.get(uid)
     return blockage.limit if blockage is not None else None
+
+
+def find_awaited(decided: Round, uid: str) -> tuple[str, ...]:
+    """Return the cell where a benchmark gives way to a unit, if one does."""
+    blockage = decided.blocked.get(uid)
+    return (blockage.after_benchmark,) if blockage is not None and blockage.after_benchmark else ()
 
 
 def may_be_raised(decided: Round, uid: str) -> bool:

@@ -17,7 +17,17 @@ from controller.placement.place_search import need_key
 from controller.placement.planner import Round
 from controller.placement.score import score_cell
 from controller.placement.standing import WaitFacts, describe_wait, find_largest, sort_refusals
-from controller.placement.units import Amounts, Cell, HostRequirement, NodeRequirement, Unit, fits, subtract_amounts
+from controller.placement.units import (
+    NOTHING,
+    Amounts,
+    Cell,
+    HostRequirement,
+    NodeRequirement,
+    Unit,
+    add_room,
+    fits,
+    subtract_amounts,
+)
 from controller.reconcile.plan import Leading
 from kube.client import Obj
 from kube.resources import ObjectKey
@@ -144,11 +154,14 @@ class RoomCounter:
 
 
 def _find_left(cell: Cell, planned: Cell | None, made: Round) -> Amounts:
-    """Return what a cell has left: what is free now, without what the round has taken of it or holds there."""
+    """Return what a cell has left: what is free now, or held by a benchmark, without what the round has given away."""
     if planned is None or planned.id not in made.left:
-        return cell.free
-    left = made.left[cell.id]
-    return left if cell is planned else subtract_amounts(cell.free, subtract_amounts(planned.free, left))
+        return add_room(cell.free, cell.yielding)
+    left = add_room(made.left[cell.id], made.yielding.get(cell.id, NOTHING))
+    if cell is planned:
+        return left
+    before = add_room(planned.free, planned.yielding)
+    return subtract_amounts(add_room(cell.free, cell.yielding), subtract_amounts(before, left))
 
 
 def _count_fitting(need: Amounts, left: Amounts) -> int:

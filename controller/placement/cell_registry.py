@@ -17,7 +17,8 @@ from controller.placement.foreign_pods import ForeignPods
 from controller.placement.pod_requests import count_requests, find_taken_node
 from controller.placement.pool_table import METAL, labels_of, read_pools
 from controller.placement.taken_room import TakenRoom
-from controller.placement.units import MEMORY, Cell
+from controller.placement.units import MEMORY, NOTHING, Cell
+from controller.reconcile.indexes import OWNER_INDEX, controller_of, namespaced
 from controller.reconcile.plan import decode_stored
 from crds.metalhost import MetalHost
 from crds.nodefitness import STALE_SECONDS, NodeFitness, NodeFitnessStatus
@@ -78,6 +79,10 @@ class CellRegistry:
         """Nodes whose utilization counts: their heartbeat, and when it was seen first on the clock of the registry."""
         self._pools = read_pools(store, vendors)
         self._ours: TakenRoom[ObjectKey] = TakenRoom()
+        self._yielding_jobs: frozenset[str] = frozenset()
+        """Jobs that end as soon as a unit waits for their room, as `OWNER_INDEX` has them."""
+        self._yielding: TakenRoom[ObjectKey] = TakenRoom()
+        """What their pods take, which is among what ours take."""
         self._nodes: dict[str, NodeFacts] = {}
         self._hosts: dict[str, bool] = {}
         """The liveness of each host when its cell was built."""
@@ -142,6 +147,16 @@ class CellRegistry:
         self._suspicions[cell_id] = _Suspicion(Closure(reason, message), self._clock() + seconds)
         self._mark(cell_id)
 
+    def set_yielding(self, jobs: frozenset[str]) -> None:
+        """Take the Jobs that end as soon as a unit waits for their room, as `OWNER_INDEX` has them; no other one does.
+
+        Only who ends them may say so: a tenant may give a pod any label.
+        """
+        changed, self._yielding_jobs = self._yielding_jobs ^ jobs, jobs
+        for job in changed:
+            for pod in self._store.by_index(PODS, OWNER_INDEX, job):
+                self._take_yielding(pod)
+
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Call `listener()` when a cell may have changed, once until cells are read again.
 
@@ -170,12 +185,23 @@ class CellRegistry:
         if new is not None and (node := find_taken_node(new)):
             key = object_key(new)
             self._mark_nodes(self._ours.hold(key, node, count_requests(new["spec"])))
+            self._take_yielding(new)
         elif (pod := new or old) is not None:
             self._mark_nodes(self._ours.release(object_key(pod)))
+            self._mark_nodes(self._yielding.release(object_key(pod)))
         if old is not None and (new is None or old["metadata"]["uid"] != new["metadata"]["uid"]):
             self._mark_nodes(self.devices.take_pod(old, is_gone=True))
         if new is not None:
             self._mark_nodes(self.devices.take_pod(new, is_gone=False))
+
+    def _take_yielding(self, pod: Obj) -> None:
+        """Take whether the room of a pod is given up for others."""
+        key, owner = object_key(pod), controller_of(pod) if self._yielding_jobs else None
+        is_yielding = owner is not None and namespaced(key.namespace, owner["uid"]) in self._yielding_jobs
+        if is_yielding and (node := find_taken_node(pod)):
+            self._mark_nodes(self._yielding.hold(key, node, count_requests(pod["spec"])))
+        else:
+            self._mark_nodes(self._yielding.release(key))
 
     def _take_node(self, old: Obj | None, new: Obj | None) -> None:
         node = new or old
@@ -286,7 +312,7 @@ class CellRegistry:
         self.classes.put(cell_id, facts.accelerator, hardware)
         if self._costs.put(cell_id, facts.cost):
             self._mark_all()
-        ours, others = self._ours.sum_of(name), self.foreign.sum_of(name)
+        ours, others, yielding = self._ours.sum_of(name), self.foreign.sum_of(name), self._yielding.sum_of(name)
         free = {each: amount - ours.get(each, 0) - others.get(each, 0) for each, amount in facts.total.items()}
         claimable, unclaimed = self.devices.count_room(name)
         reason, message = self._close(cell_id, facts.closure)
@@ -298,6 +324,7 @@ class CellRegistry:
             pool=pool,
             total={**facts.total, **claimable},
             free={**free, **unclaimed},
+            yielding={each: amount for each, amount in yielding.items() if each in facts.total} or NOTHING,
             lasting={name: amount for name, amount in others.items() if name in facts.total and "/" not in name},
             closed=reason,
             closed_message=message,

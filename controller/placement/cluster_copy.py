@@ -23,7 +23,7 @@ from controller.placement.pool_table import read_pools
 from controller.placement.queued_service import demand_slices, find_queued_service
 from controller.placement.units import Cell, NodeRequirement, Unit
 from controller.pod_settings import PodSettings
-from controller.reconcile.indexes import declare_indexes
+from controller.reconcile.indexes import ALL_BENCHMARKS, BENCHMARK_INDEX, declare_indexes, owner_key
 from controller.reconcile.partial_objects import declare_partial_objects
 from crds.meta import CONTROLLER_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
 from crds.placement import ClassSpeed
@@ -200,6 +200,9 @@ async def read_cluster(client: Client, settings: QueueSettings = QueueSettings()
     made.unread_speeds = await _read_speed_facts(client, made)
     if refused:
         raise RightsMissing(refused)
+    # Nobody but the controller knows which of them are its own: a forged one misleads a forecast, and no more.
+    benchmarks = made.store.by_index(JOBS, BENCHMARK_INDEX, ALL_BENCHMARKS)
+    made.registry.set_yielding(frozenset(map(owner_key, benchmarks)))
     foreign = made.registry.foreign
     listed = await client.list(PODS, label_selector=FOREIGN, field_selector=TAKES_ROOM, read=foreign.read)
     foreign.replace(PODS, listed.items)

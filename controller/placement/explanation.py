@@ -35,6 +35,7 @@ from crds.size import size_text
 
 FITS: Final = "Fits"
 NOMINATED: Final = "Nominated"
+AWAITS_BENCHMARK: Final = "AwaitsBenchmark"
 _MOST_KINDS: Final = 32
 """Kinds of units of which the verdicts of all cells are kept from one round to the next."""
 
@@ -211,8 +212,11 @@ def find_refusal_now(unit: Unit, cell: str, made: Round, limit: LimitRefusal | N
         made: the round.
         limit: the limit that keeps the unit out of the pool of the cell.
     """
-    if unit.nomination is not None and cell in unit.nomination.cells and unit.uid not in made.blocked:
+    blockage = made.blocked.get(unit.uid)
+    if blockage is None and unit.nomination is not None and cell in unit.nomination.cells:
         return CellRefusal(NOMINATED)
+    if blockage is not None and blockage.after_benchmark == cell:
+        return CellRefusal(AWAITS_BENCHMARK)
     if limit is not None:
         return CellRefusal(limit.reason)
     if resource := find_shortage(largest_part(unit), made.left[cell]):
@@ -239,6 +243,8 @@ def _describe(unit: Unit, cell: Cell, refusal: CellRefusal, made: Round, rules: 
     if refusal.reason == NOMINATED and unit.nomination is not None:
         number = len(unit.nomination.victims)
         return f"held for it until {number} replica{' has' if number == 1 else 's have'} ended", ""
+    if refusal.reason == AWAITS_BENCHMARK:
+        return "held for it until a benchmark there has ended", ""
     if refusal.reason in {TOO_SLOW, SPEED_UNKNOWN, TOO_TIGHT, NOT_FASTER}:
         return _describe_class(unit, cell, refusal.reason)
     if refusal.reason in {"SharedDevices", "SliceTooSmall"} and isinstance(unit.requirement, NodeRequirement):

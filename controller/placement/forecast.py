@@ -145,7 +145,7 @@ class _Future:
 
     def apply(self, made: Round) -> bool:
         """Carry a round out, and end all units that end; return whether anything has changed."""
-        before = dict(self.units)
+        before, benchmarks = dict(self.units), [each.after_benchmark for each in made.blocked.values()]
         for action in made.actions:
             match action:
                 case Admit():
@@ -158,7 +158,10 @@ class _Future:
                     self._evict(action)
         for unit in [each for each in self.units.values() if each.state == "ending"]:
             self._end(unit)
-        return self.units != before
+        awaited = [name for name in benchmarks if name]
+        for name in awaited:
+            self._end_benchmarks(name)
+        return bool(awaited) or self.units != before
 
     def _admit(self, action: Admit) -> None:
         free = [self.cells[name].free for name in action.cells]
@@ -206,6 +209,10 @@ class _Future:
             if name in self.cells:
                 self._set_free(name, add_room(self.cells[name].free, room))
         del self.units[unit.uid]
+
+    def _end_benchmarks(self, name: str) -> None:
+        cell = self.cells[name]
+        self.cells[name] = msgspec.structs.replace(cell, free=add_room(cell.free, cell.yielding), yielding=NOTHING)
 
     def _set_free(self, name: str, free: Mapping[str, int]) -> None:
         self.cells[name] = msgspec.structs.replace(self.cells[name], free=free)

@@ -118,9 +118,7 @@ class OpenClaims:
             take(unit)
         unknown = {*unseen.values()}
         reserved = [
-            msgspec.structs.replace(
-                cell, free=_leave_free(cell, taken.get(cell.id, ()), is_all_claimed=cell.id in unknown)
-            )
+            _leave_free(cell, taken.get(cell.id, ()), is_all_claimed=cell.id in unknown)
             if cell.id in taken or cell.id in unknown
             else cell
             for cell in cells
@@ -152,6 +150,9 @@ class OpenClaims:
         return found
 
 
-def _leave_free(cell: Cell, taken: Iterable[Amounts], *, is_all_claimed: bool) -> Amounts:
+def _leave_free(cell: Cell, taken: Iterable[Amounts], *, is_all_claimed: bool) -> Cell:
     free = functools.reduce(subtract_amounts, taken, cell.free)
-    return {name: min(0, amount) for name, amount in free.items()} if is_all_claimed else free
+    if not is_all_claimed:
+        return msgspec.structs.replace(cell, free=free)
+    nothing = {name: min(0, amount) for name, amount in free.items()}
+    return msgspec.structs.replace(cell, free=nothing, yielding=NOTHING)

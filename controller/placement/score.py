@@ -109,6 +109,10 @@ def count_cell_points(cell: Cell, leftover: int) -> int:
 
 def count_unit_points(unit: Unit, cell: Cell) -> int:
     """Return the points that depend on the unit: for its speed and its weights there."""
-    step = unit.speeds.steps.get(cell.device_class, _UNKNOWN_STEP)
     has_weights = bool(unit.weights) and unit.weights in cell.weights
-    return SPEED_POINTS * step // MOST_STEPS + (WEIGHTS_POINTS if has_weights else 0)
+    return SPEED_POINTS * find_speed_step(unit, cell) // MOST_STEPS + (WEIGHTS_POINTS if has_weights else 0)
+
+
+def find_speed_step(unit: Unit, cell: Cell) -> int:
+    """Return the speed of a unit on a cell in tenths of the fastest device class that it accepts."""
+    return unit.speeds.steps.get(cell.device_class, _UNKNOWN_STEP)

@@ -6,7 +6,13 @@ from typing import Final, NamedTuple, get_args
 
 import msgspec
 
-from controller.placement.explanation import FITS, NOMINATED, describe_limit, or_raise_priority
+from controller.placement.explanation import (
+    AWAITS_BENCHMARK,
+    FITS,
+    NOMINATED,
+    describe_limit,
+    or_raise_priority,
+)
 from controller.placement.pool_limits import LimitReason, LimitRefusal
 from controller.placement.start_estimate import StartRange, measure_need
 from controller.placement.units import (
@@ -43,7 +49,7 @@ _WORDS: Final[Mapping[str, str]] = {
     NOT_FASTER: "are not known to be faster than the slow replica that it replaces",
 }
 """Why a cell can never run a unit, in words."""
-_OPEN: Final = frozenset({"Avoided", "HeadOfLine", FITS, NOMINATED})
+_OPEN: Final = frozenset({"Avoided", "HeadOfLine", FITS, NOMINATED, AWAITS_BENCHMARK})
 """Reasons of cells that could run a unit and take others."""
 _LIMITS: Final = frozenset(get_args(LimitReason))
 """Reasons of cells that could run a unit, and out of which a limit keeps it."""
@@ -166,6 +172,8 @@ class WaitFacts(NamedTuple):
     """The limit for which the unit waits."""
     priority_helps: bool = True
     """A higher priority might make room."""
+    awaits_benchmark: bool = False
+    """A benchmark ends for it."""
     error: str = ""
     """The reason why its admission failed."""
 
@@ -174,6 +182,8 @@ def describe_wait(unit: Unit, reason: QueueReason, facts: WaitFacts) -> str:
     """Return why a unit waits, and what would help."""
     counts, ahead = facts.counts, facts.ahead
     need, noun = describe_need(unit), _noun(unit)
+    if reason == "Draining" and facts.awaits_benchmark:
+        return f"room on {facts.cells[0]} is kept for it: it starts as soon as a benchmark there has ended"
     if reason == "Draining":
         cells, ending = (", ".join(names[:_MOST_NAMED]) for names in (facts.cells, facts.victims))
         return f"room on {cells} is kept for it: it starts as soon as replicas of {ending or 'others'} have ended"

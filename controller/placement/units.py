@@ -51,6 +51,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """Amounts for units in all; a resource that is absent is not counted on this cell."""
     free: Amounts
     """Amounts that nothing holds: no unit, running or ending, no other pod, and no process of the host's owner."""
+    yielding: Amounts = NOTHING
+    """Amounts that benchmarks hold, which end as soon as a unit waits for them; they are not among the free ones."""
     lasting: Amounts = NOTHING
     """Processor, memory and the like that pods hold which are no units, such as those of DaemonSets: these may not end.
     Devices are not among them: who holds these, such as a training job, ends."""

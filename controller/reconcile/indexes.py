@@ -108,6 +108,11 @@ def namespaced(namespace: str, name: str) -> str:
     return f"{namespace}/{name}"
 
 
+def owner_key(owner: Obj) -> str:
+    """Return the value under which `OWNER_INDEX` has the children of an object."""
+    return namespaced(owner["metadata"]["namespace"], owner["metadata"]["uid"])
+
+
 def host_of_slice(obj: Obj) -> str:
     """Return the host whose agent wrote an EndpointSlice; empty if no agent did."""
     metadata = obj["metadata"]

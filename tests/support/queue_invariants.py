@@ -48,11 +48,17 @@ def _settled(made: Round) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[s
     return admitted, nominated
 
 
+def _list_awaiting(made: Round) -> dict[str, tuple[str, ...]]:
+    """Return the cells of units that wait for the end of a benchmark."""
+    return {uid: (each.after_benchmark,) for uid, each in made.blocked.items() if each.after_benchmark}
+
+
 def check_order(cells: Sequence[Cell], units: Iterable[Unit], rules: PlanRules, made: Round) -> None:
     """Hold I2 and I3: no unit passes one that is ahead of it, waits, and could use its cell."""
     by_id = {cell.id: cell for cell in cells}
     before = _count_limits(by_id, units, rules)
     admitted, nominated = _settled(made)
+    nominated |= _list_awaiting(made)
     settled = admitted.keys() | nominated.keys()
     places = {unit.uid: unit.cells for unit in units}
     for number, ahead in enumerate(made.queue):
@@ -86,6 +92,8 @@ def check_promises(cells: Sequence[Cell], units: Iterable[Unit], rules: PlanRule
     by_id, by_uid = {cell.id: cell for cell in cells}, {unit.uid: unit for unit in units}
     admitted, nominated = _settled(made)
     settled = [(by_uid[uid], add_by_cell(by_uid[uid].parts, names)) for uid, names in (admitted | nominated).items()]
+    for uid, names in _list_awaiting(made).items():
+        settled.append((by_uid[uid], {each: _lack(by_uid[uid].parts[0], by_id[each].yielding) for each in names}))
     for unit in made.queue:
         is_kept = unit.uid in admitted or nominated.get(unit.uid) == (unit.nomination and unit.nomination.cells)
         if unit.nomination is None or is_kept or len(unit.parts) > 1:
@@ -103,6 +111,10 @@ def check_promises(cells: Sequence[Cell], units: Iterable[Unit], rules: PlanRule
             is_entitled = other.rank < unit.rank or (other.rank == unit.rank and other.nomination is not None)
             free = subtract_amounts(free, needs.get(name, {}) if is_entitled else {})
         assert not fits(need, free), f"{unit.key} lost {name}, which it was promised"
+
+
+def _lack(need: Amounts, room: Amounts) -> Amounts:
+    return {name: max(0, amount - room.get(name, 0)) for name, amount in need.items()}
 
 
 def _may_evict(preemptor: Unit, victim: Unit, pool: str, rules: PlanRules, now: float) -> bool:
@@ -178,7 +190,8 @@ def check_promised_room(cells: Sequence[Cell], units: Iterable[Unit], made: Roun
     admitted, nominated = _settled(made)
     parts = {unit.uid: unit.parts for unit in made.queue}
     taken: dict[str, Amounts] = {}
-    for uid, places in (*admitted.items(), *nominated.items()):
+    awaiting = _list_awaiting(made)
+    for uid, places in (*admitted.items(), *nominated.items(), *awaiting.items()):
         for name, need in add_by_cell(parts[uid], places).items():
             taken[name] = add_amounts(taken.get(name, {}), need)
     waited_for: set[str] = set()
@@ -187,6 +200,9 @@ def check_promised_room(cells: Sequence[Cell], units: Iterable[Unit], made: Roun
     for uid in nominated:
         waited_for |= nominations[uid].victims
     free = {cell.id: cell.free for cell in cells}
+    for cell in cells:
+        if (cell.id,) in awaiting.values():
+            free[cell.id] = add_room(cell.free, cell.yielding)
     for victim in (by_uid[uid] for uid in sorted(waited_for) if uid in by_uid):
         for name, room in add_by_cell(victim.parts, victim.cells).items():
             if name in free:
@@ -229,7 +245,8 @@ def check_limits(cells: Sequence[Cell], units: Sequence[Unit], rules: PlanRules,
     holding = find_placed((each, each.cells) for each in units if each.state != "waiting" and each.uid not in replaced)
     staying = [(unit, pool) for unit, pool in holding if unit.uid not in leaving]
     new = find_placed((unit, admitted.get(unit.uid, ())) for unit in made.queue)
-    promised = find_placed((unit, nominated.get(unit.uid, ())) for unit in made.queue)
+    awaiting = _list_awaiting(made)
+    promised = find_placed((unit, (nominated | awaiting).get(unit.uid, ())) for unit in made.queue)
     for name, allowed, count in _list_limits(rules):
         assert count([*holding, *new]) <= max(count(holding), allowed), f"{name} is exceeded"
         assert count([*staying, *new, *promised]) <= max(count(staying), allowed), f"{name} will be exceeded"
@@ -285,7 +302,8 @@ def check_first_blocked(
 ) -> None:
     """Check that the first unit which waits could not start if all ended that may end for it."""
     admitted, nominated = _settled(made)
-    waiting = (unit for unit in made.queue if unit.uid not in admitted and unit.uid not in nominated)
+    settled = admitted.keys() | nominated.keys() | _list_awaiting(made).keys()
+    waiting = (unit for unit in made.queue if unit.uid not in settled)
     unit = next((each for each in waiting if each.uid not in made.blocked or made.blocked[each.uid].feasible), None)
     if unit is None or unit.uid not in made.blocked or len(unit.parts) > 1:
         return

@@ -13,7 +13,7 @@ from controller.benchmarks.benchmark_job import ANNOTATION_ORDER
 from controller.reconcile.conditions import find
 from controller.reconcile.plan import owned_by
 from crds.inferenceservice import InferenceService
-from crds.meta import LABEL_MANAGED_BY, MANAGED_BY, ObjectMeta
+from crds.meta import LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, ObjectMeta
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import LABEL_BENCHMARK, SELECTOR
 from kube.client import Obj
@@ -26,6 +26,8 @@ from tests.controlplane.process import CHECKOUT, Process
 from tests.support.documents import list_blocks
 from tests.support.eventually import eventually
 from tests.support.shell import Shell
+from tests.support.tiny_models import hollow_gguf
+from tests.support.tiny_models.hollow_gguf import Shape
 
 LABELS = {"nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.memory": "23034"}
 QUICK = {"warmupIterations": 0, "runs": 2}
@@ -120,6 +122,39 @@ async def h100_node(plane: ControlPlane, tmp_path: Path, watched: list[Process])
     labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559"}
     async with joined(plane, "gpu-5", tmp_path, watched, resources={"nvidia.com/gpu": "1"}, labels=labels) as kubelet:
         yield kubelet
+
+
+@pytest.mark.usefixtures("h100_node")
+async def test_benchmark_on_the_fastest_device_does_not_cost_a_replica_its_place(
+    cluster: Cluster, plane: ControlPlane, tmp_path: Path, watched: list[Process]
+) -> None:
+    """A slower device is free all the time: whoever goes there stays there."""
+    resources = {"nvidia.com/gpu": "3"}
+    async with joined(plane, "gpu-4", tmp_path, watched, resources=resources, labels=LABELS):
+        here = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["gpu-4"]}
+        required = {"nodeSelectorTerms": [{"matchExpressions": [here]}]}
+        affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+        long = {"minDuration": "4m"}
+        # On a model of a few kilobytes all devices are as fast.
+        hollow_gguf.write(cluster.files.root / "large.gguf", Shape(layers=4, embedding=1024, feed_forward=4096))
+        model = cluster.model(file="large.gguf", cache={"accessMode": "ReadWriteMany"})
+        await cluster.apply(model, cluster.service("chat", "nvidia", benchmark=long, pod={"affinity": affinity}))
+        await cluster.ready("chat")
+
+        async def both_are_measured() -> bool:
+            pods = (await cluster.client.list(PODS, cluster.namespace, label_selector=SELECTOR)).items
+            states = {
+                each["spec"].get("nodeName"): next(iter(each["status"].get("containerStatuses", ({},))[0]["state"]))
+                for each in pods
+            }
+            assert states == {"gpu-4": "running", "gpu-5": "running"}, states
+            return True
+
+        await eventually(both_are_measured, READY_SECONDS)
+        await cluster.apply(cluster.service("late", "nvidia", benchmark=long))
+        await cluster.ready("late")
+        (pod,) = (await cluster.client.list(PODS, cluster.namespace, label_selector=f"{LABEL_SERVICE}=late")).items
+        assert pod["spec"]["nodeName"] == "gpu-5"
 
 
 @pytest.mark.usefixtures("l4_node", "h100_node")

@@ -12,6 +12,7 @@ import pytest
 
 from controller.benchmarks import benchmark_runner
 from controller.benchmarks.benchmark_runner import BenchmarkRunner
+from controller.benchmarks.job_registry import YIELD_SECONDS
 from controller.placement.units import Cell
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import Leading
@@ -44,7 +45,8 @@ class World(Client):
 
     def __init__(self) -> None:
         self.store = store()
-        self.waiting: list[str] = []
+        self.yielding: frozenset[str] = frozenset()
+        """Jobs whose room is given up, as the runner has said last."""
         self.enqueued: list[ObjectKey] = []
         self.created: list[Obj] = []
         self.deleted: list[str] = []
@@ -62,7 +64,7 @@ class World(Client):
             self.measured,
             list_cells=self.list_cells,
             list_classes=lambda _accelerator: [describe_devices("nvidia", "NVIDIA-L4", memory_bytes=24 * GIB)],
-            list_waiting_pools=lambda: self.waiting,
+            set_yielding=self.take_yielding,
         )
         self._versions = itertools.count(1)
         metadata = {"name": "n1", "uid": "n1", "labels": LABELS}
@@ -87,6 +89,9 @@ class World(Client):
             self.store.remove(resource, "team", obj["metadata"]["name"])
             self.put(resource, {**obj, "metadata": metadata})
             self.put(resource, before or {})
+
+    def take_yielding(self, jobs: frozenset[str]) -> None:
+        self.yielding = jobs
 
     def list_cells(self) -> list[Cell]:
         free = {"nvidia.com/gpu": 0 if self.list_jobs() else 1, "memory": 2**40}
@@ -217,14 +222,13 @@ def test_result_is_stored_and_shown_and_its_job_deleted(world: World) -> None:
 def test_benchmark_ends_within_seconds_when_anything_waits(world: World) -> None:
     async def story() -> None:
         world.run_pod(state={"running": {}})
-        world.waiting = ["nvidia"]
-        world.runner.wake()
+        world.runner.take_waiting_pools(frozenset({"nvidia"}))
         await asyncio.sleep(2)
         assert world.list_jobs() == []
         await asyncio.sleep(1000)
         assert len(world.created) == 1
         assert world.measured.find(CHAT, None).problem is None
-        world.waiting = []
+        world.runner.take_waiting_pools(frozenset())
         world.put(NODES, world.store.get(NODES, "n1") or {})
         await asyncio.sleep(20)
         assert len(world.created) == 2
@@ -310,8 +314,7 @@ def test_job_that_cannot_be_deleted_keeps_no_other_on_its_device(world: World) -
             await delete(resource, name, namespace, **options)
 
         world.delete = refuse  # type: ignore[method-assign]
-        world.waiting = ["nvidia"]
-        world.runner.wake()
+        world.runner.take_waiting_pools(frozenset({"nvidia"}))
         await asyncio.sleep(10)
         assert [each["metadata"]["name"] for each in world.list_jobs()] == ["a-stuck"]
 
@@ -374,7 +377,7 @@ def test_late_event_of_a_deletion_lets_no_failure_be_forgotten(world: World, rou
         world.run_pod(engine=crashed, state={})
         for _ in range(rounds):
             await asyncio.sleep(3)
-            world.runner.wake()
+            world.runner.take_waiting_pools(frozenset())
         await asyncio.sleep(30)
         assert world.list_jobs() == []
         assert len(world.created) == 1, "not before its back-off"
@@ -406,11 +409,10 @@ def edit_order(world: World, **changes: Any) -> None:
 def test_job_whose_annotation_a_tenant_has_edited_is_what_it_was(world: World) -> None:
     async def story() -> None:
         edit_order(world, accelerator="none")
-        world.waiting = ["nvidia"]
-        world.runner.wake()
+        world.runner.take_waiting_pools(frozenset({"nvidia"}))
         await asyncio.sleep(2)
         assert world.list_jobs() == []
-        world.waiting = []
+        world.runner.take_waiting_pools(frozenset())
         world.put(NODES, world.store.get(NODES, "n1") or {})
         await asyncio.sleep(20)
         edit_order(world, modelHash="f" * 16)
@@ -491,5 +493,60 @@ def test_services_are_looked_at_only_after_a_change(world: World, monkeypatch: p
             world.put(INFERENCE_SERVICES, world.store.get(INFERENCE_SERVICES, "chat", "team") or {})
             await asyncio.sleep(0.1)
         assert len(looks) - before <= 3
+
+    world.run(story)
+
+
+def test_room_of_a_job_is_given_up_until_it_has_left_or_does_not_leave(world: World) -> None:
+    async def story() -> None:
+        world.run_pod(state={"running": {}})
+        (job,) = world.list_jobs()
+        uid = job["metadata"]["uid"]
+        assert world.yielding == {f"team/{uid}"}
+        world.refused.add(job["metadata"]["name"])
+        world.runner.take_waiting_pools(frozenset({"nvidia"}))
+        await asyncio.sleep(YIELD_SECONDS - 5)
+        assert world.yielding == {f"team/{uid}"}
+        await asyncio.sleep(10)
+        assert world.yielding == frozenset(), "it was to end, and did not: nobody may wait for it"
+        world.refused.clear()
+        await asyncio.sleep(60)
+        assert world.list_jobs() == []
+
+    world.run(story)
+
+
+def test_room_of_a_forged_job_is_not_given_up(world: World) -> None:
+    async def story() -> None:
+        world.refused.add("forged")
+        world.forge_job("forged")
+        await asyncio.sleep(2)
+        assert world.yielding == {"team/uid-0"}
+
+    world.run(story)
+
+
+def test_new_leader_gives_up_the_room_of_no_job_that_it_has_not_started(world: World) -> None:
+    async def first() -> None:
+        assert world.yielding == {"team/uid-0"}
+        world.refused.update(each["metadata"]["name"] for each in world.list_jobs())
+
+    async def second() -> None:
+        assert [each["metadata"]["uid"] for each in world.list_jobs()] == ["uid-0"]
+        assert world.yielding == frozenset()
+
+    world.run(first, second)
+
+
+def test_room_is_given_up_no_longer_though_no_round_succeeds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: Any, **__: Any) -> None:
+        raise Unreachable("delete jobs: no answer")
+
+    async def story() -> None:
+        world.run_pod(state={"running": {}})
+        monkeypatch.setattr(world, "delete", fail)
+        world.runner.take_waiting_pools(frozenset({"nvidia"}))
+        await asyncio.sleep(YIELD_SECONDS + 10)
+        assert world.yielding == frozenset()
 
     world.run(story)

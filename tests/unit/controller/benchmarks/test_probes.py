@@ -136,9 +136,9 @@ def test_nothing_is_promised_that_could_not_start(world: ProbedWorld) -> None:
 
     async def story() -> None:
         world.put(INFERENCE_SERVICES, service(hardware={"accelerator": "auto"}))
-        world.waiting = ["nvidia"]
+        world.runner.take_waiting_pools(frozenset({"nvidia"}))
         assert world.follow() == frozenset(), "another service waits for the accelerator"
-        world.waiting = []
+        world.runner.take_waiting_pools(frozenset())
         world.put(MODELS, model(cached=False))
         assert world.follow() == frozenset(), "the weights are not there"
         assert world.runner.follow_probes(CHAT, (), until()) == ()
@@ -168,8 +168,7 @@ def test_service_hears_of_a_measurement_when_the_engine_has_left_the_device(worl
 def test_probe_gives_way_at_once_and_the_service_waits_no_more(world: ProbedWorld) -> None:
     async def story() -> None:
         world.enqueued.clear()
-        world.waiting = ["nvidia"]
-        world.runner.wake()
+        world.runner.take_waiting_pools(frozenset({"nvidia"}))
         await asyncio.sleep(2)
         assert world.list_jobs() == []
         await asyncio.sleep(2)
