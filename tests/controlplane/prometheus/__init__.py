@@ -7,6 +7,7 @@ import asyncio
 import json
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -38,6 +39,10 @@ def run_promtool(*arguments: str, folder: Path) -> subprocess.CompletedProcess[s
     """Run promtool in a folder, and return its exit code and output."""
     argv = [str(ensure_prometheus()["promtool"]), *arguments]
     return subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+
+
+class NotReadyError(Exception):
+    """It listens, and reads its storage yet."""
 
 
 class Prometheus:
@@ -87,15 +92,21 @@ class Prometheus:
             assert self.process.running, self.process.tail(20)
             try:
                 return "activeTargets" in await self.read("targets")
-            except aiohttp.ClientConnectionError:
+            except (aiohttp.ClientConnectionError, NotReadyError):
                 return False
 
         await eventually(answers)
 
     async def read(self, path: str, **parameters: str) -> Any:
-        """Return the `data` of an answer of its API."""
+        """Return the `data` of an answer of its API.
+
+        Raises:
+            NotReadyError: it listens, and is not ready yet.
+        """
         url = f"http://127.0.0.1:{PORT}/api/v1/{path}?{urlencode(parameters)}"
         async with aiohttp.request("GET", url) as response:
+            if response.status == HTTPStatus.SERVICE_UNAVAILABLE:
+                raise NotReadyError(await response.text())
             answer = json.loads(await response.read())
         assert answer["status"] == "success", (path, parameters, answer)
         return answer["data"]
