@@ -85,9 +85,12 @@ State = dict[str, Any]
 
 
 def renumber_processes(state: State) -> State:
-    """Return a state in which the MetalProcesses of one spec have their order in place of their numbers."""
-    text, counts = json.dumps(state), Counter[str]()
-    for name in sorted(state["metalprocesses"], key=lambda name: (len(name), name)):
+    """Return a state in which the MetalProcesses of one spec are numbered by their hosts.
+
+    After the process of the first replica was replaced, that of the second one has a lower number.
+    """
+    text, counts, processes = json.dumps(state), Counter[str](), state["metalprocesses"]
+    for name in sorted(processes, key=lambda name: (processes[name]["spec"].get("hostName", ""), len(name), name)):
         prefix = name.rpartition("-")[0]
         text = text.replace(f'"{name}"', f'"{prefix}-#{counts[prefix]}"')
         counts[prefix] += 1
