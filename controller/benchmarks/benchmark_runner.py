@@ -198,6 +198,7 @@ class BenchmarkRunner:
         is_look = loop_time() >= self._look_at
         if is_look:
             started_at = loop_time()
+            self._jobs.note_look()
             await self._prepare()
             self._look_at = loop_time() + max(LOOK_SECONDS, (loop_time() - started_at) / _LOOK_SHARE)
         now = datetime.now(UTC)

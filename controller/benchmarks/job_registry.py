@@ -38,7 +38,7 @@ class JobRegistry:
         self._foreign: frozenset[BenchmarkKey] = frozenset()
         """Pairs of the Jobs of others that were there in the last round."""
         self._leaving: dict[str, BenchmarkKey] = {}
-        """The Jobs of others that were ended and hold a device yet, by uid."""
+        """The Jobs of others that were ended and held a device at the last look, by uid."""
         self._ended_at: dict[str, float] = {}
         """When a Job was first asked to end, in seconds of a monotonic clock, by uid."""
 
@@ -110,9 +110,15 @@ class JobRegistry:
         return keys, min((wait for wait in left.values() if wait > 0), default=None)
 
     def list_leaving(self) -> set[BenchmarkKey]:
-        """Return the pairs whose Jobs of an earlier leader have not left their devices yet."""
-        self._leaving = {uid: key for uid, key in self._leaving.items() if self._holds_device(key.namespace, uid)}
+        """Return the pairs whose Jobs of an earlier leader had not left their devices at the last look.
+
+        Before the next look, nobody knows that such a device is idle now.
+        """
         return {*self._leaving.values(), *self._foreign}
+
+    def note_look(self) -> None:
+        """Forget the Jobs of an earlier leader that have left, since a look at idle devices follows."""
+        self._leaving = {uid: key for uid, key in self._leaving.items() if self._holds_device(key.namespace, uid)}
 
     def _holds_device(self, namespace: str, uid: str, *, without_pod: bool = False) -> bool:
         """Return whether the pod of a Job has not left its device; `without_pod` if there is none."""

@@ -118,7 +118,7 @@ class ProbeRequests:
 
         Args:
             measured: the pairs that are being measured.
-            leaving: the pairs whose Jobs of an earlier leader have not left their devices yet.
+            leaving: the pairs whose Jobs of an earlier leader had not left their devices at the last look.
             look: number of the last look at all services, after which Jobs were started.
             now: the time.
         """

@@ -253,6 +253,26 @@ def test_service_that_asks_the_next_leader_later_waits_for_devices_that_become_f
     tell(world, first, second)
 
 
+def test_service_that_asks_before_the_next_look_waits_for_a_device_that_a_job_has_just_left(
+    world: ProbedWorld,
+) -> None:
+    async def first() -> None:
+        world.set_pod("n2", "Running", state={"running": {}})
+        world.old = world.find_jobs()["n2"]
+        world.runner.restart()
+
+    async def second() -> None:
+        world.set_pod("n2", "Failed", world.old, state={})
+        await asyncio.sleep(benchmark_runner.LOOK_SECONDS / 4)
+        assert set(world.find_jobs()) == {"n1"}, "nobody has looked since"
+        assert set(world.follow() or ()) == BOTH
+        await asyncio.sleep(10)
+        assert set(world.find_jobs()) == {"n1", "n2"}
+        assert set(world.follow() or ()) == BOTH
+
+    tell(world, first, second)
+
+
 def test_service_that_is_gone_is_measured_for_no_more(world: ProbedWorld) -> None:
     async def story() -> None:
         world.enqueued.clear()
