@@ -172,6 +172,7 @@ class BenchmarkRunner:
         """Run benchmarks for ever."""
         for each in (self._failed, self._jobs, self._turns):
             each.clear()
+        self._set_yielding(frozenset())
         self._failing, self._look_at = frozenset(), 0.0
         self._wake.set()
         pause: float | None = None
