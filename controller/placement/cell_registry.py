@@ -82,7 +82,7 @@ class CellRegistry:
         self._yielding_jobs: frozenset[str] = frozenset()
         """Jobs that end as soon as a unit waits for their room, as `OWNER_INDEX` has them."""
         self._yielding: TakenRoom[ObjectKey] = TakenRoom()
-        """What their pods take, which is among what ours take."""
+        """The part of `_ours` that the pods of these Jobs take."""
         self._nodes: dict[str, NodeFacts] = {}
         self._hosts: dict[str, bool] = {}
         """The liveness of each host when its cell was built."""
