@@ -11,7 +11,7 @@ UV      := uv==0.13.9
 SANDBOX := $(BIN)/python -m tests.controlplane.sandbox --
 PYTEST  := $(BIN)/python -m pytest
 # Tests in parallel, each worker in a sandbox of its own. They wait more than they work: more workers than cores.
-WORKERS := 8
+WORKERS := 7
 WORKED  := $(PYTEST) -p tests.controlplane.workers --sandboxes $(WORKERS) --durations 10 --durations-min 1
 ALONE   := $(findstring .py,$(TESTS))
 GOLDEN  := tests/unit/controller/services/test_golden.py tests/unit/docs/test_pages.py

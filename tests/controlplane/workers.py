@@ -1,4 +1,4 @@
-"""pytest in parallel, each worker in a separate sandbox: `pytest -p tests.controlplane.workers --sandboxes 8`.
+"""pytest in parallel, each worker in a separate sandbox: `pytest -p tests.controlplane.workers --sandboxes 7`.
 
 The workers are those of pytest-xdist; only their Python is started in a sandbox. So no worker sees the addresses,
 ports, processes or /tmp of another, and each has a separate control plane.

@@ -137,7 +137,8 @@ async def test_simulated_service_goes_where_the_real_one_then_goes_and_evicts_th
     await simulated.add("gpu-h100", devices=2)
     await simulated.add("gpu-l4", devices=1, **L4)
     stored = await store_measurements(client, user.namespace)
-    await user.serve("low", 1, "low")
+    # It is placed once the controller has seen the measurements.
+    await user.serve("low", 1, "low", placement={"minTokensPerSecond": 1})
     await user.wait_until_on("low", "gpu-h100")
     await user.wait_until_run("low")
     await user.wait_until_evictable("low")

@@ -121,6 +121,18 @@ async def wait_for_reason(user: QueueUser, reason: str) -> Obj:
     return found
 
 
+async def wait_for_note(user: QueueUser, reason: str) -> str:
+    """Wait for an Event: it is sent after what it tells, and not again by the next controller."""
+
+    async def is_sent() -> str:
+        events = (await user.client.list(EVENTS, user.namespace)).items
+        return next((str(each.get("note")) for each in events if each["reason"] == reason), "")
+
+    found = await eventually(is_sent, RUN_SECONDS)
+    assert found is not None
+    return found
+
+
 async def wait_until_ready(user: QueueUser, count: int) -> None:
     async def reached() -> bool:
         assert sum(map(_serves, await user.pods("chat"))) == count
@@ -153,6 +165,8 @@ async def test_slow_replica_is_replaced_without_a_moment_without_a_ready_one(
         await simulated.add("gpu-l4", devices=1, **L4)
         await simulated.add("gpu-b", devices=1)
         await wait_for_replacement(user, fromPlace="node/gpu-a")
+        slow = await wait_for_note(user, "ReplicaSlow")
+        assert "a better place, such as node/gpu-b" in slow
         await user.kill_controller()
         await user.wait_until_on("chat", "gpu-b")
         await wait_for_replacement(user, outcome="Moved", fromPlace="node/gpu-a", toPlace="node/gpu-b")
@@ -166,10 +180,7 @@ async def test_slow_replica_is_replaced_without_a_moment_without_a_ready_one(
         held = await wait_for_reason(user, "CoolDown")
     assert await user.nodes("chat") == ["gpu-b"]
     assert monitor.gaps == []
-    events = (await client.list(EVENTS, user.namespace)).items
-    notes = {each["reason"]: str(each.get("note")) for each in events}
-    assert "a better place, such as node/gpu-b" in notes["ReplicaSlow"]
-    assert "replaced by a replica on node/gpu-b" in notes["ReplicaMoved"]
+    assert "replaced by a replica on node/gpu-b" in await wait_for_note(user, "ReplicaMoved")
 
 
 async def test_replica_that_a_budget_keeps_is_shown_as_slow_and_stays(
