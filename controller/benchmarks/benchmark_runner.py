@@ -120,11 +120,15 @@ class BenchmarkRunner:
         """Results of the last look at all services."""
         self._look_at = 0.0
         """Time of the loop from which on the next look is made."""
+        self._timer: asyncio.TimerHandle | None = None
+        """Takes back the room of Jobs that do not leave it."""
         store.subscribe(self._take_change)
 
     def take_waiting_pools(self, pools: frozenset[str]) -> None:
         """Take the pools for which anything waits after a round of the queue: benchmarks there are in its way."""
         self._waiting_pools = pools
+        self._jobs.note_waiting(self._find_busy(), asyncio.get_running_loop().time())
+        self._show_yielding()
         if self._jobs.has_any():
             self._wake.set()
 
@@ -188,10 +192,17 @@ class BenchmarkRunner:
             except (ApiError, Unreachable) as error:
                 log.warning("benchmark_round_failed", error=str(error))
                 pause, has_failed = _RETRY_SECONDS, True
-            yielding, yield_seconds = self._jobs.list_yielding(asyncio.get_running_loop().time())
-            self._set_yielding(yielding)
-            pause = min((each for each in (pause, yield_seconds) if each is not None), default=None)
+            self._show_yielding()
             await asyncio.sleep(_FAILED_SECONDS if has_failed else _PAUSE_SECONDS)
+
+    def _show_yielding(self) -> None:
+        """Tell which Jobs yield their room, now and when the time of one of them is over."""
+        loop = asyncio.get_running_loop()
+        yielding, seconds = self._jobs.list_yielding(loop.time())
+        self._set_yielding(yielding)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_later(seconds, self._show_yielding) if seconds is not None else None
 
     async def _run_round(self, leading: Leading) -> float | None:
         """Decide once and do it; return the seconds after which to look again, or None. Raises as `Client`."""
@@ -208,6 +219,8 @@ class BenchmarkRunner:
         plan = plan_benchmarks(wanted, jobs, busy, now, self._turns, probes=probes)
         for ended in plan.end:
             self._jobs.note_end(ended.job, loop_time())
+        # The steps may take long: a webhook may hang.
+        self._show_yielding()
         # What waits for a device is worth more than a measurement.
         are_done = await _take_steps(functools.partial(self._end, leading, each) for each in plan.end)
         are_done &= await _take_steps(functools.partial(self._write_record, leading, *each) for each in plan.store)

@@ -4,7 +4,8 @@ Tenants can make Jobs with any label and annotation. So the uid of each Job that
 it has ordered, and no Job that runs but these is believed.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Final, NamedTuple
 
@@ -12,12 +13,14 @@ from controller.benchmarks.benchmark_job import BenchmarkJob, BenchmarkKey, Benc
 from controller.models.jobs import has_ended
 from controller.reconcile.indexes import ALL_BENCHMARKS, BENCHMARK_INDEX, OWNER_INDEX, namespaced
 from controller.reconcile.plan import Snapshot
+from fitness.performance_store import LABEL_BENCHMARK
 from kube.client import Obj
 from kube.resources import JOBS, PODS
 from kube.store import Store
 
 YIELD_SECONDS: Final = 45.0
-"""Time in which a Job that was to end leaves its device; after that, it is lost to those who wait for it."""
+"""Time in which a Job leaves its device once anything waits for it, or once the Job has ended or was to end; after
+that, the device is lost to those who wait for it."""
 _FINAL_PHASES: Final = frozenset({"Succeeded", "Failed"})
 
 
@@ -26,6 +29,7 @@ class StartedJob(NamedTuple):
 
     key: BenchmarkKey
     order: BenchmarkOrder
+    name: str
 
 
 class JobRegistry:
@@ -40,18 +44,21 @@ class JobRegistry:
         self._leaving: dict[str, BenchmarkKey] = {}
         """The Jobs of others that were ended and held a device at the last look, by uid."""
         self._ended_at: dict[str, float] = {}
-        """When a Job was first asked to end, in seconds of a monotonic clock, by uid."""
+        """When a Job was first asked to end, or seen to have ended, in seconds of a monotonic clock, by uid."""
+        self._awaited_at: dict[str, float] = {}
+        """Since when anything waits for the accelerator of a Job, in seconds of that clock, by uid."""
 
     def clear(self) -> None:
         """Forget the Jobs of an earlier leadership."""
         self._started.clear()
         self._leaving.clear()
         self._ended_at.clear()
+        self._awaited_at.clear()
         self._foreign = frozenset()
 
     def add_started(self, created: Obj, key: BenchmarkKey, order: BenchmarkOrder) -> None:
         """Take a Job that this leader has started."""
-        self._started[created["metadata"]["uid"]] = StartedJob(key, order)
+        self._started[created["metadata"]["uid"]] = StartedJob(key, order, created["metadata"]["name"])
         self._store.put(JOBS, created)
 
     def note_end(self, job: BenchmarkJob, seconds: float) -> None:
@@ -59,6 +66,17 @@ class JobRegistry:
         self._ended_at.setdefault(job.ref.uid, seconds)
         if job.is_foreign:
             self._leaving[job.ref.uid] = job.key
+
+    def note_waiting(self, accelerators: Collection[str], seconds: float) -> None:
+        """Note for which accelerators anything waits, at a time of the clock of `note_end`.
+
+        Whatever keeps the runner from ending a Job, nothing waits for its room for longer than `YIELD_SECONDS`.
+        """
+        self._awaited_at = {
+            uid: self._awaited_at.get(uid, seconds)
+            for uid, each in self._started.items()
+            if each.order.accelerator in accelerators
+        }
 
     def has_any(self) -> bool:
         """Return whether there is any Job of a benchmark."""
@@ -87,24 +105,29 @@ class JobRegistry:
 
     def list_measured(self) -> set[BenchmarkKey]:
         """Return the pairs whose Job is about to make its pod, or whose pod has not left its device yet."""
-        going = {each["metadata"]["uid"] for each in self._list_labelled() if not has_ended(each)}
         return {
             each.key
             for uid, each in self._started.items()
-            if self._holds_device(each.key.namespace, uid, without_pod=uid in going)
+            if self._holds_device(each.key.namespace, uid, without_pod=self._is_going(uid, each))
         }
 
     def list_yielding(self, seconds: float) -> tuple[frozenset[str], float | None]:
         """Return the Jobs whose room is given up for whoever waits for it, as `OWNER_INDEX` has them.
 
-        Also return the time after which one of them has not left it, although it was to: a policy may protect it, or
-        its node may be lost.
+        Also return the time after which one of them has not left it, although it was to: a policy may protect it, its
+        node may be lost, or its pod may not end.
 
         Args:
             seconds: the time of the clock of `note_end`.
         """
-        self._ended_at = {uid: since for uid, since in self._ended_at.items() if uid in self._started}
-        left = {uid: self._ended_at[uid] + YIELD_SECONDS - seconds for uid in self._ended_at}
+        ended = (uid for uid, each in self._started.items() if not self._is_going(uid, each))
+        self._ended_at = dict.fromkeys(ended, seconds) | {
+            uid: since for uid, since in self._ended_at.items() if uid in self._started
+        }
+        begun = {
+            uid: min(self._ended_at.get(uid, math.inf), self._awaited_at.get(uid, math.inf)) for uid in self._started
+        }
+        left = {uid: since + YIELD_SECONDS - seconds for uid, since in begun.items() if since < math.inf}
         yielding = [uid for uid in self._started if left.get(uid, YIELD_SECONDS) > 0]
         keys = frozenset(namespaced(self._started[uid].key.namespace, uid) for uid in yielding)
         return keys, min((wait for wait in left.values() if wait > 0), default=None)
@@ -125,6 +148,13 @@ class JobRegistry:
         pods = self._store.by_index(PODS, OWNER_INDEX, namespaced(namespace, uid))
         phases = [(each.get("status") or {}).get("phase") for each in pods]
         return any(each not in _FINAL_PHASES for each in phases) if pods else without_pod
+
+    def _is_going(self, uid: str, started: StartedJob) -> bool:
+        """Return whether a Job exists, has not ended, and is known as that of a benchmark yet."""
+        job = self._store.get(JOBS, started.name, started.key.namespace)
+        if job is None or job["metadata"]["uid"] != uid or has_ended(job):
+            return False
+        return LABEL_BENCHMARK in job["metadata"].get("labels", {})
 
     def _list_labelled(self) -> Sequence[Obj]:
         return self._store.by_index(JOBS, BENCHMARK_INDEX, ALL_BENCHMARKS)

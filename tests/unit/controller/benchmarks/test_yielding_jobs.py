@@ -8,6 +8,7 @@ import pytest
 from controller.benchmarks import benchmark_runner
 from controller.benchmarks.job_registry import YIELD_SECONDS
 from kube.errors import Unreachable
+from kube.resources import PODS
 from tests.unit.controller.benchmarks.test_benchmark_runner import VirtualClock, World
 
 
@@ -68,5 +69,69 @@ def test_room_is_given_up_no_longer_though_no_round_succeeds(world: World, monke
         world.runner.take_waiting_pools(frozenset({"nvidia"}))
         await asyncio.sleep(YIELD_SECONDS + 10)
         assert world.yielding == frozenset()
+
+    world.run(story)
+
+
+def test_room_of_a_job_that_has_ended_by_itself_is_not_awaited_for_ever(world: World) -> None:
+    async def story() -> None:
+        world.run_pod(state={"running": {}})
+        (pod,) = world.store.list(PODS)
+        metadata = {**pod["metadata"], "name": "forged", "uid": "forged", "creationTimestamp": "2026-11-26T11:00:00Z"}
+        world.put(PODS, {**pod, "metadata": metadata})
+        world.finish("no memory", code=2)
+        world.runner.take_waiting_pools(frozenset({"nvidia"}))
+        await asyncio.sleep(YIELD_SECONDS + 10)
+        assert world.list_jobs(), "it shows why it has failed"
+        assert world.yielding == frozenset(), "a pod that does not end, or was forged, is left"
+
+    world.run(story)
+
+
+def test_room_is_given_up_no_longer_while_a_deletion_hangs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hang(*_: Any, **__: Any) -> None:
+        await asyncio.sleep(600)
+
+    async def story() -> None:
+        world.run_pod(state={"running": {}})
+        monkeypatch.setattr(world, "delete", hang)
+        world.runner.take_waiting_pools(frozenset({"nvidia"}))
+        await asyncio.sleep(YIELD_SECONDS + 10)
+        assert world.yielding == frozenset()
+
+    world.run(story)
+
+
+def test_room_is_given_up_no_longer_while_the_runner_does_something_else(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(*_: Any, **__: Any) -> None:
+        await asyncio.sleep(600)
+
+    async def story() -> None:
+        world.run_pod(state={"running": {}})
+        monkeypatch.setattr(world, "delete", hang)
+        world.forge_job("forged")
+        await asyncio.sleep(5)
+        world.runner.take_waiting_pools(frozenset({"nvidia"}))
+        await asyncio.sleep(YIELD_SECONDS + 10)
+        assert world.yielding == frozenset()
+
+    world.run(story)
+
+
+def test_time_of_a_job_begins_anew_once_nothing_waits_for_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hang(*_: Any, **__: Any) -> None:
+        await asyncio.sleep(600)
+
+    async def story() -> None:
+        world.run_pod(state={"running": {}})
+        monkeypatch.setattr(world, "delete", hang)
+        world.forge_job("forged")
+        await asyncio.sleep(5)
+        world.runner.take_waiting_pools(frozenset({"nvidia"}))
+        world.runner.take_waiting_pools(frozenset({"amd"}))
+        await asyncio.sleep(YIELD_SECONDS + 10)
+        assert world.yielding == {"team/uid-0"}
 
     world.run(story)
