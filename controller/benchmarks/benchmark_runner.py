@@ -14,7 +14,7 @@ answer changes: a Job was not started, has given way, or is over and has left it
 import asyncio
 import contextlib
 import functools
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -86,7 +86,8 @@ class BenchmarkRunner:
         measured: the stored measurements.
         list_cells: returns all cells with what is free there.
         list_classes: returns one device of each device class of an accelerator.
-        set_yielding: takes the Jobs that end as soon as a unit waits for their room, as `OWNER_INDEX` has them.
+        set_yielding: takes the node of each Job that ends as soon as a unit waits for its room, by its key in
+            `OWNER_INDEX`.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class BenchmarkRunner:
         *,
         list_cells: Callable[[], Iterable[Cell]],
         list_classes: Callable[[str], Sequence[ServingDevices]],
-        set_yielding: Callable[[frozenset[str]], None],
+        set_yielding: Callable[[Mapping[str, str]], None],
     ) -> None:
         self._store, self._settings, self._measured = store, settings, measured
         self._list_cells, self._list_classes, self._set_yielding = list_cells, list_classes, set_yielding
@@ -176,7 +177,7 @@ class BenchmarkRunner:
         """Run benchmarks for ever."""
         for each in (self._failed, self._jobs, self._turns):
             each.clear()
-        self._set_yielding(frozenset())
+        self._set_yielding({})
         self._failing, self._look_at = frozenset(), 0.0
         self._wake.set()
         pause: float | None = None
@@ -316,7 +317,7 @@ class BenchmarkRunner:
             self._wake.set()
             log.warning("benchmark_refused", **wanted.key._asdict(), error=str(error))
             return
-        self._jobs.add_started(created, wanted.key, order)
+        self._jobs.add_started(created, wanted.key, order, started.node)
         log.info("benchmark_started", **wanted.key._asdict(), node=started.node, attempt=started.attempt)
 
     def _take_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:

@@ -30,6 +30,8 @@ class StartedJob(NamedTuple):
     key: BenchmarkKey
     order: BenchmarkOrder
     name: str
+    node: str
+    """The only node on which its pod may be."""
 
 
 class JobRegistry:
@@ -56,9 +58,10 @@ class JobRegistry:
         self._awaited_at.clear()
         self._foreign = frozenset()
 
-    def add_started(self, created: Obj, key: BenchmarkKey, order: BenchmarkOrder) -> None:
-        """Take a Job that this leader has started."""
-        self._started[created["metadata"]["uid"]] = StartedJob(key, order, created["metadata"]["name"])
+    def add_started(self, created: Obj, key: BenchmarkKey, order: BenchmarkOrder, node: str) -> None:
+        """Take a Job that this leader has started on a node."""
+        name, uid = created["metadata"]["name"], created["metadata"]["uid"]
+        self._started[uid] = StartedJob(key, order, name, node)
         self._store.put(JOBS, created)
 
     def note_end(self, job: BenchmarkJob, seconds: float) -> None:
@@ -111,8 +114,8 @@ class JobRegistry:
             if self._holds_device(each.key.namespace, uid, without_pod=self._is_going(uid, each))
         }
 
-    def list_yielding(self, seconds: float) -> tuple[frozenset[str], float | None]:
-        """Return the Jobs whose room is given up for whoever waits for it, as `OWNER_INDEX` has them.
+    def list_yielding(self, seconds: float) -> tuple[dict[str, str], float | None]:
+        """Return the node of each Job whose room is given up for whoever waits for it, by its key in `OWNER_INDEX`.
 
         Also return the time after which one of them has not left it, although it was to: a policy may protect it, its
         node may be lost, or its pod may not end.
@@ -129,8 +132,8 @@ class JobRegistry:
         }
         left = {uid: since + YIELD_SECONDS - seconds for uid, since in begun.items() if since < math.inf}
         yielding = [uid for uid in self._started if left.get(uid, YIELD_SECONDS) > 0]
-        keys = frozenset(namespaced(self._started[uid].key.namespace, uid) for uid in yielding)
-        return keys, min((wait for wait in left.values() if wait > 0), default=None)
+        nodes = {namespaced(self._started[uid].key.namespace, uid): self._started[uid].node for uid in yielding}
+        return nodes, min((wait for wait in left.values() if wait > 0), default=None)
 
     def list_leaving(self) -> set[BenchmarkKey]:
         """Return the pairs whose Jobs of an earlier leader had not left their devices at the last look.
@@ -154,7 +157,7 @@ class JobRegistry:
         job = self._store.get(JOBS, started.name, started.key.namespace)
         if job is None or job["metadata"]["uid"] != uid or has_ended(job):
             return False
-        return LABEL_BENCHMARK in job["metadata"].get("labels", {})
+        return LABEL_BENCHMARK in job["metadata"].get("labels", {}) and "deletionTimestamp" not in job["metadata"]
 
     def _list_labelled(self) -> Sequence[Obj]:
         return self._store.by_index(JOBS, BENCHMARK_INDEX, ALL_BENCHMARKS)

@@ -5,7 +5,7 @@ cell is built anew when cells are read next, so that a burst of events builds ea
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from controller.placement.capacity import stored_capacities
@@ -79,8 +79,8 @@ class CellRegistry:
         """Nodes whose utilization counts: their heartbeat, and when it was seen first on the clock of the registry."""
         self._pools = read_pools(store, vendors)
         self._ours: TakenRoom[ObjectKey] = TakenRoom()
-        self._yielding_jobs: frozenset[str] = frozenset()
-        """Jobs that end as soon as a unit waits for their room, as `OWNER_INDEX` has them."""
+        self._yielding_jobs: Mapping[str, str] = {}
+        """The node of each Job that ends as soon as a unit waits for its room, by its key in `OWNER_INDEX`."""
         self._yielding: TakenRoom[ObjectKey] = TakenRoom()
         """The part of `_ours` that the pods of these Jobs take."""
         self._nodes: dict[str, NodeFacts] = {}
@@ -147,13 +147,16 @@ class CellRegistry:
         self._suspicions[cell_id] = _Suspicion(Closure(reason, message), self._clock() + seconds)
         self._mark(cell_id)
 
-    def set_yielding(self, jobs: frozenset[str]) -> None:
-        """Take the Jobs that end as soon as a unit waits for their room, as `OWNER_INDEX` has them; no other one does.
+    def set_yielding(self, jobs: Mapping[str, str]) -> None:
+        """Take the Jobs that end as soon as a unit waits for their room; no other one does.
 
-        Only who ends them may say so: a tenant may give a pod any label.
+        Only who ends them may say so: a tenant may give a pod any label, and any owner in its namespace.
+
+        Args:
+            jobs: the node of each, by its key in `OWNER_INDEX`. A pod that is on another node is not that of the Job.
         """
-        changed, self._yielding_jobs = self._yielding_jobs ^ jobs, jobs
-        for job in changed:
+        before, self._yielding_jobs = self._yielding_jobs, jobs
+        for job in [each for each in {**before, **jobs} if before.get(each) != jobs.get(each)]:
             for pod in self._store.by_index(PODS, OWNER_INDEX, job):
                 self._take_yielding(pod)
 
@@ -197,8 +200,8 @@ class CellRegistry:
     def _take_yielding(self, pod: Obj) -> None:
         """Take whether the room of a pod is given up for others."""
         key, owner = object_key(pod), controller_of(pod) if self._yielding_jobs else None
-        is_yielding = owner is not None and namespaced(key.namespace, owner["uid"]) in self._yielding_jobs
-        if is_yielding and (node := find_taken_node(pod)):
+        expected = self._yielding_jobs.get(namespaced(key.namespace, owner["uid"])) if owner is not None else None
+        if expected and (node := find_taken_node(pod)) == expected:
             self._mark_nodes(self._yielding.hold(key, node, count_requests(pod["spec"])))
         else:
             self._mark_nodes(self._yielding.release(key))

@@ -18,12 +18,13 @@ from controller.placement.foreign_pods import FOREIGN, TAKES_ROOM
 from controller.placement.nodes import declare_nodes
 from controller.placement.observed_units import observe_units
 from controller.placement.planner import MIN_RUN_SECONDS, PlanRules
+from controller.placement.pod_requests import find_taken_node
 from controller.placement.pod_units import build_requirement
 from controller.placement.pool_table import read_pools
 from controller.placement.queued_service import demand_slices, find_queued_service
 from controller.placement.units import Cell, NodeRequirement, Unit
 from controller.pod_settings import PodSettings
-from controller.reconcile.indexes import ALL_BENCHMARKS, BENCHMARK_INDEX, declare_indexes, owner_key
+from controller.reconcile.indexes import ALL_BENCHMARKS, BENCHMARK_INDEX, OWNER_INDEX, declare_indexes, owner_key
 from controller.reconcile.partial_objects import declare_partial_objects
 from crds.meta import CONTROLLER_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
 from crds.placement import ClassSpeed
@@ -202,7 +203,9 @@ async def read_cluster(client: Client, settings: QueueSettings = QueueSettings()
         raise RightsMissing(refused)
     # Nobody but the controller knows which of them are its own: a forged one misleads a forecast, and no more.
     benchmarks = made.store.by_index(JOBS, BENCHMARK_INDEX, ALL_BENCHMARKS)
-    made.registry.set_yielding(frozenset(map(owner_key, benchmarks)))
+    pods = {key: made.store.by_index(PODS, OWNER_INDEX, key) for key in map(owner_key, benchmarks)}
+    nodes = {key: next(filter(None, map(find_taken_node, found)), "") for key, found in pods.items()}
+    made.registry.set_yielding(nodes)
     foreign = made.registry.foreign
     listed = await client.list(PODS, label_selector=FOREIGN, field_selector=TAKES_ROOM, read=foreign.read)
     foreign.replace(PODS, listed.items)

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -46,6 +46,7 @@ class World(Client):
         self.store = store()
         self.yielding: frozenset[str] = frozenset()
         """Jobs whose room is given up, as the runner has said last."""
+        self.yielding_nodes: frozenset[str] = frozenset()
         self.enqueued: list[ObjectKey] = []
         self.created: list[Obj] = []
         self.deleted: list[str] = []
@@ -89,8 +90,9 @@ class World(Client):
             self.put(resource, {**obj, "metadata": metadata})
             self.put(resource, before or {})
 
-    def take_yielding(self, jobs: frozenset[str]) -> None:
-        self.yielding = jobs
+    def take_yielding(self, jobs: Mapping[str, str]) -> None:
+        self.yielding_nodes = frozenset(jobs.values())
+        self.yielding = frozenset(jobs)
 
     def list_cells(self) -> list[Cell]:
         free = {"nvidia.com/gpu": 0 if self.list_jobs() else 1, "memory": 2**40}

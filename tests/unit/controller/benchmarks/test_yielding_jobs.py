@@ -24,6 +24,7 @@ def test_room_of_a_job_is_given_up_until_it_has_left_or_does_not_leave(world: Wo
         (job,) = world.list_jobs()
         uid = job["metadata"]["uid"]
         assert world.yielding == {f"team/{uid}"}
+        assert world.yielding_nodes == {"n1"}
         world.refused.add(job["metadata"]["name"])
         world.runner.take_waiting_pools(frozenset({"nvidia"}))
         await asyncio.sleep(YIELD_SECONDS - 5)
