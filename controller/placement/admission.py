@@ -300,7 +300,8 @@ class _Term:
                 actions=tuple(each for each in found.actions if isinstance(each, Admit) and each.cells)
             )
         took, failures = loop.time() - started, self._retries.list_errors()
-        return observed, RoundReport(found, cells, observed.units, now, took, meter.seconds, failures)
+        claimed = self._claims.list_cells()
+        return observed, RoundReport(found, cells, observed.units, now, took, meter.seconds, failures, claimed)
 
     def _list_gone(self) -> list[FreedPlace]:
         """Return the freed places that successors may inherit."""

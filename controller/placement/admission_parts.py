@@ -32,6 +32,8 @@ class RoundReport(NamedTuple):
     """Processor time of its planning."""
     failures: Mapping[str, str] = MappingProxyType({})
     """The error by uid of each unit whose last write failed: it waits, though the round may leave it out."""
+    claimed: frozenset[str] = frozenset()
+    """Cells that units are being given since earlier rounds, by `Cell.id`."""
 
 
 class AdmissionParts(NamedTuple):

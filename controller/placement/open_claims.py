@@ -52,6 +52,10 @@ class OpenClaims:
         """Return them, and new ones of other units."""
         return {**new, **self._claims}
 
+    def list_cells(self) -> frozenset[str]:
+        """Return the cells that their units are being given, by `Cell.id`."""
+        return frozenset(cell for claim in self._claims.values() for cell in claim.cells)
+
     def count_objects(self) -> int:
         """Return the number of their pods and processes."""
         return sum(len(claim.names) for claim in self._claims.values())

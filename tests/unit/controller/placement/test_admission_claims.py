@@ -131,6 +131,9 @@ def test_own_write_that_arrives_after_its_time_limit_meets_no_other_unit(error: 
 
     virtual_time.run(main())
     assert [is_gated(found, name) for name in ("a", "x")] == [False, True]
+    claimed = [each.claimed for each in found.reports]
+    assert {"node/n1"} in claimed
+    assert claimed[-1] == frozenset()
 
 
 def test_write_that_was_made_and_not_answered_is_seen_before_its_cell_is_given_away(

@@ -5,7 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from controller.leader_queue import IdleCells
 from controller.placement.actions import Action, EvictUnit, WithdrawNomination
+from controller.placement.admission_parts import RoundReport
 from controller.placement.board import find_awaited, find_reason
 from controller.placement.candidate_room import RoomCounter
 from controller.placement.explanation import explain
@@ -15,7 +17,7 @@ from controller.placement.open_claims import OpenClaims
 from controller.placement.planner import PlanRules, Round, plan
 from controller.placement.pool_limits import PoolQuota, PoolRules
 from controller.placement.standing import WaitFacts, describe_wait, sort_refusals
-from controller.placement.units import Cell, SpeedProfile, Unit, add_amounts, add_room
+from controller.placement.units import Cell, SpeedProfile, Unit, add_amounts, add_room, fits
 from controller.placement.wake_rules import RoomWatch
 from tests.support.queue_decisions import NOW, RULES, nominated, runs, say
 from tests.support.queue_units import GPU, gpus, node, pod
@@ -183,3 +185,14 @@ def test_nobody_is_evicted_for_a_unit_that_waits_for_a_benchmark() -> None:
     made = decide(cells, pod("a", priority="critical", speeds=SPEEDS), low)
     evictions: list[Action] = [each for each in made.actions if isinstance(each, EvictUnit)]
     assert evictions == []
+
+
+def test_no_benchmark_starts_where_a_unit_is_being_admitted() -> None:
+    cells = [node("a", 1), node("b", 1), node("c", 1)]
+    made, claims = decide(cells[:1], pod("x")), OpenClaims()
+    claims.add({"y": Claim(kind="pod", namespace="team", names=("y",), cells=("node/b",))})
+    idle = IdleCells(lambda: cells)
+    idle.update(RoundReport(made, cells, (), NOW, 0.0, 0.0, claimed=claims.list_cells()))
+    assert [each.name for each in idle.list_cells() if fits({GPU: 1}, each.free)] == ["c"]
+    idle.update(RoundReport(decide(cells), cells, (), NOW, 0.0, 0.0))
+    assert idle.list_cells() == cells
