@@ -60,12 +60,14 @@ class _Entry(NamedTuple):
     start: StartRange | NoEstimate
     limit: LimitRefusal | None = None
     """The limit for which it waits."""
+    awaited: tuple[str, ...] = ()
+    """`Cell.id` of the cell where a benchmark gives way to it, if one does."""
 
     @property
     def news(self) -> tuple[object, ...]:
         """All of which a change is told at once."""
         front = self.position if self.position is not None and self.position <= FRONT else 0
-        return self.unit.uid, self.pool, self.position is None, self.nomination, front
+        return self.unit.uid, self.pool, self.position is None, self.nomination, self.awaited, front
 
 
 class _ShownRound(NamedTuple):
@@ -231,8 +233,7 @@ class Board:
         reason = entry.reason
         if reason is None:
             reason = find_lack(unit, counts)
-        awaited = find_awaited(self._shown.round, unit.uid)
-        kept = entry.nomination.cells if entry.nomination is not None else awaited
+        kept = entry.nomination.cells if entry.nomination is not None else entry.awaited
         facts = WaitFacts(
             counts,
             largest=find_largest(unit, self._cells) if reason == "NoSuchHardware" else None,
@@ -241,7 +242,7 @@ class Board:
             ahead=sum(entry.ahead),
             limit=entry.limit,
             priority_helps=may_be_raised(self._shown.round, unit.uid),
-            awaits_benchmark=bool(awaited),
+            awaits_benchmark=bool(entry.awaited),
             error=self._shown.failures.get(unit.uid, ""),
         )
         return ServiceStanding(
@@ -300,6 +301,7 @@ class Board:
                     reason,
                     self._estimate(unit, lane, needed, reason, can_start=can_start),
                     find_limit(decided, uid),
+                    find_awaited(decided, uid),
                 )
             if can_start:
                 queue.length += 1

@@ -245,6 +245,8 @@ def _describe(unit: Unit, cell: Cell, refusal: CellRefusal, made: Round, rules: 
         return f"held for it until {number} replica{' has' if number == 1 else 's have'} ended", ""
     if refusal.reason == AWAITS_BENCHMARK:
         return "held for it until a benchmark there has ended", ""
+    if refusal.reason == FITS and (blockage := made.blocked.get(unit.uid)) and blockage.after_benchmark:
+        return f"the {cell.kind} has room, but a better one is held for it", ""
     if refusal.reason in {TOO_SLOW, SPEED_UNKNOWN, TOO_TIGHT, NOT_FASTER}:
         return _describe_class(unit, cell, refusal.reason)
     if refusal.reason in {"SharedDevices", "SliceTooSmall"} and isinstance(unit.requirement, NodeRequirement):

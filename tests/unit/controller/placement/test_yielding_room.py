@@ -166,6 +166,10 @@ def test_owner_is_told_what_is_awaited() -> None:
     made = decide(cells, unit)
     assert find_reason(made, "a", None) == "Draining"
     (row,) = explain(unit, cells, made, RULES)
+    slower = [*cells, node("slow", 1, device_class=L4)]
+    unhurried = pod("a", speeds=SPEEDS)
+    by_cell = {each.cell: each.message for each in explain(unhurried, slower, decide(slower, unhurried), RULES)}
+    assert by_cell["node/slow"] == "the node has room, but a better one is held for it"
     assert (row.refusal.reason, row.message) == ("AwaitsBenchmark", "held for it until a benchmark there has ended")
     facts = WaitFacts(sort_refusals({}), cells=find_awaited(made, "a"), awaits_benchmark=True)
     expected = "room on node/n is kept for it: it starts as soon as a benchmark there has ended"
