@@ -492,24 +492,3 @@ def test_rounds_of_one_second_are_shown_together() -> None:
         assert place() == "1/1"
 
     virtual_time.run(main())
-
-
-def test_service_is_told_at_once_where_another_benchmark_ends_for_it() -> None:
-    async def main() -> None:
-        told, unit = Told(), waiting_unit("chat")
-
-        def measured(name: str) -> list[Cell]:
-            cells = {each: gpu_cell(each, free=0) for each in ("n1", "n2")}
-            return [*(cells | {name: msgspec.structs.replace(cells[name], yielding={GPU: 8})}).values()]
-
-        told.update(measured("n1"), [unit])
-        told.take()
-        await asyncio.sleep(2)
-        told.update(measured("n2"), [unit])
-        await asyncio.sleep(1)
-        assert told.take() == ["chat"]
-        found = told.board.standing(unit.service)
-        assert found is not None
-        assert found.message.startswith("room on node/n2 is kept for it")
-
-    virtual_time.run(main())
