@@ -1,12 +1,11 @@
 """The fit of models on cells, each computed once for all cells that are alike.
 
 What a model needs of a device does not depend on what is free there: it is estimated once by model and class, which
-takes a tenth of a millisecond and more. The level with what is free follows by arithmetic, also if a part of the model
-is in host memory. So a query over thousands of nodes and models estimates next to nothing.
+takes a tenth of a millisecond and more. The level with what is free follows by arithmetic, unless not all of the model
+fits into the devices. So a query over thousands of nodes and models estimates next to nothing.
 """
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from console.density_cells import CellProfile
@@ -14,21 +13,11 @@ from console.density_models import KnownModel
 from crds.serving import ServingOptions
 from crds.size import size_text
 from fitness.correction_table import ScopedCorrections
-from fitness.fit import (
-    FIT_LEVELS,
-    GOOD_HEADROOM,
-    PERFECT_HEADROOM,
-    Fit,
-    FitLevel,
-    assess_fit,
-    grade_fit,
-    regrade_fit,
-)
-from fitness.memory import Workload, least_free_bytes, refuse_device_count
-from fitness.offload import DividedLayers, DividedModel, find_parts
+from fitness.fit import FIT_LEVELS, GOOD_HEADROOM, PERFECT_HEADROOM, Fit, FitLevel, assess_fit, grade_fit, regrade_fit
+from fitness.memory import Workload, least_free_bytes
 from fitness.performance_store import PerformanceTable
 from fitness.serving_devices import ServingDevices
-from fitness.speed import RunMode, SpeedEstimate, WeightsPlace, correct_speed, estimate_speed, report_measured
+from fitness.speed import RunMode, SpeedEstimate, correct_speed, report_measured
 
 MOST_KEPT: Final = 400_000
 """Fits that are kept; beyond it all are forgotten."""
@@ -88,57 +77,6 @@ class _Need(NamedTuple):
     perfect: float
     rows: tuple[RankedFit, ...]
     """The model with each level."""
-    offloaded: "_OffloadedRows | None" = None
-    """None: no part of it can be in host memory."""
-
-
-class _OffloadedRows:
-    """A model of one device class with a part in host memory.
-
-    Args:
-        row: the model, whose level and speed are others.
-        parts: its parts.
-        rate: returns the tokens a second with the weights in a place.
-    """
-
-    __slots__ = ("_parts", "_rate", "_row", "_rows", "_seconds", "_whole_bytes", "best_level")
-
-    def __init__(self, row: RankedFit, parts: DividedModel, rate: Callable[[WeightsPlace], float]) -> None:
-        self.best_level = _GOOD if parts.experts else _MARGINAL
-        self._whole_bytes = parts.weights_bytes + parts.cache_bytes + parts.rest_bytes
-        self._row, self._parts, self._rate = row, parts, rate
-        self._seconds: dict[RunMode, tuple[float, float]] = {}
-        """By run mode, the time of a token with nothing in the devices, and what each share of it there adds."""
-        self._rows: dict[DividedLayers, tuple[int, RankedFit, RankedFit]] = {}
-        """By what is in the devices, the memory that each must have, and the model as good and as marginal."""
-
-    def find_least(self, host_bytes: int) -> float:
-        """Return the free memory below which it does not fit beside so much host memory."""
-        return self._parts.find_least(host_bytes)
-
-    def find(self, free_bytes: int, host_bytes: int) -> RankedFit | None:
-        """Return the model as it fits there; None: it does not."""
-        divided = self._parts.divide(free_bytes, host_bytes, GOOD_HEADROOM) if free_bytes < self._whole_bytes else None
-        if divided is None:
-            return None
-        known = self._rows.get(divided)
-        if known is None:
-            place, needed_bytes = self._parts.place_layers(divided)
-            row = self._row._replace(slowness=-self._find_rate(place))
-            known = self._rows[divided] = needed_bytes, row._replace(level=_GOOD), row._replace(level=_MARGINAL)
-        needed_bytes, good, marginal = known
-        return good if grade_fit(divided[0], needed_bytes, free_bytes) == "good" else marginal
-
-    def _find_rate(self, place: WeightsPlace) -> float:
-        """Return tokens a second: the time of a token is linear in the share of the weights in the devices."""
-        mode, share = place
-        line = self._seconds.get(mode)
-        if line is None:
-            least = 1 - self._parts.experts if mode == "moe_offload" else 0.0
-            slow, fast = self._rate(WeightsPlace(mode, least)), self._rate(WeightsPlace(mode, 1.0))
-            steepness = (1 / fast - 1 / slow) / (1 - least) if slow and fast else 0.0
-            line = self._seconds[mode] = (1 / slow - steepness * least if slow and fast else math.inf, steepness)
-        return 1 / (line[0] + line[1] * share)
 
 
 class _ClassNeeds(NamedTuple):
@@ -148,20 +86,6 @@ class _ClassNeeds(NamedTuple):
     """By position; None: nothing is known of the model there."""
     order: list[int]
     """Positions, the fastest first; those of which nothing is known come last."""
-    leasts: "_OffloadLeasts"
-
-
-class _OffloadLeasts(dict[int, list[float]]):
-    """By host memory, the free memory below which no part of a model may be there, by position; listed when needed."""
-
-    def __init__(self, needs: Iterable[_Need | None]) -> None:
-        self._offloaded = [each.offloaded if each is not None else None for each in needs]
-
-    def __missing__(self, host_bytes: int) -> list[float]:
-        found = self[host_bytes] = [
-            each.find_least(host_bytes) if each is not None else math.inf for each in self._offloaded
-        ]
-        return found
 
 
 def compute_score(level: FitLevel, tokens_per_second: float | None) -> float:
@@ -191,7 +115,7 @@ class FitTable:
         self.options = ServingOptions(context_length=context_length)
         self._measured = measured or PerformanceTable()
         self._idle: dict[ServingDevices, dict[Key, _IdleFit]] = {}
-        self._places: dict[tuple[str, tuple[ServingDevices, ...]], dict[Key, PlaceFit | None]] = {}
+        self._places: dict[tuple[str, tuple[ServingDevices, ...], bool], dict[Key, PlaceFit | None]] = {}
         self._needs: dict[tuple[str, ServingDevices], tuple[tuple[KnownModel, ...], _ClassNeeds]] = {}
         self._ranked: dict[tuple[str, tuple[ServingDevices, ...]], tuple[tuple[KnownModel, ...], list[RankedFit]]] = {}
         self._count = 0
@@ -223,7 +147,7 @@ class FitTable:
         return FitTable(context_length, self._measured)
 
     def rank_models(self, models: tuple[KnownModel, ...], profile: CellProfile) -> list[RankedFit]:
-        """Return all models on a profile, the best first; kept until the models are others."""
+        """Return all models on a profile, the best first, without offload; kept until the models are others."""
         key = profile.accelerator, profile.replicas
         known = self._ranked.get(key)
         if known is not None and known[0] is models:
@@ -243,32 +167,19 @@ class FitTable:
         """The best level so far of each model that waits for a better one with more devices."""
         for devices in profile.replicas:
             free = devices.free_bytes if devices.free_bytes is not None else devices.memory_bytes or 0
-            host = devices.host_memory_bytes or 0
-            needs, order, leasts = self._list_needs(models, profile.accelerator, devices)
-            offload_least = leasts[host]
+            needs, order = self._list_needs(models, profile.accelerator, devices)
             left = list[int]()
             for position in order if len(waiting) == len(models) else waiting:
                 need = needs[position]
                 if need is None:
                     left.append(position)
                     continue
-                least, good, perfect, rows, offloaded = need
+                least, good, perfect, rows = need
                 if free >= good:
                     settled.append(rows[_PERFECT if free >= perfect else _GOOD])
                     continue
-                if free >= least:
-                    found = rows[_MARGINAL]
-                elif offloaded is not None and free >= offload_least[position]:
-                    if position in best and best[position][0] <= offloaded.best_level:
-                        left.append(position)
-                        continue
-                    found = offloaded.find(free, host) or rows[_TOO_TIGHT]
-                    if found[0] <= _GOOD:
-                        settled.append(found)
-                        continue
-                else:
-                    found = rows[_TOO_TIGHT]
                 left.append(position)
+                found = rows[_MARGINAL if free >= least else _TOO_TIGHT]
                 if position not in best or found[0] < best[position][0]:
                     best[position] = found
             waiting = left
@@ -288,7 +199,7 @@ class FitTable:
             needs = [self._find_need(each, position, accelerator, devices) for position, each in enumerate(models)]
             ordered = [each.position for each in sorted(each.rows[0] for each in needs if each is not None)]
             unknown = [position for position, each in enumerate(needs) if each is None]
-            known = self._needs[key] = models, _ClassNeeds(needs, ordered + unknown, _OffloadLeasts(needs))
+            known = self._needs[key] = models, _ClassNeeds(needs, ordered + unknown)
         return known[1]
 
     def _find_need(self, model: KnownModel, position: int, accelerator: str, devices: ServingDevices) -> _Need | None:
@@ -299,9 +210,8 @@ class FitTable:
         if idle.fit is None:
             return None
         fit, nowhere = idle.fit, float("inf")
-        offloaded = self._divide(model, position, workload, _empty(devices))
         if fit.level == "too_tight":
-            return _Need(nowhere, nowhere, nowhere, _list_rows(model, position, 0.0), offloaded)
+            return _Need(nowhere, nowhere, nowhere, _list_rows(model, position, 0.0))
         least, needed = max(idle.least_bytes, fit.needed_bytes), fit.needed_bytes
         speed = fit.speed.generation.expected if fit.speed else 0.0
         is_best_perfect = fit.run_mode == "accelerator"
@@ -310,51 +220,29 @@ class FitTable:
             max(least, needed * GOOD_HEADROOM),
             max(least, needed * PERFECT_HEADROOM) if is_best_perfect else nowhere,
             _list_rows(model, position, -speed),
-            offloaded,
         )
 
-    def _divide(
-        self, model: KnownModel, position: int, workload: Workload, devices: ServingDevices
-    ) -> _OffloadedRows | None:
-        """Return a model with a part in host memory beside such devices; None: it cannot be divided."""
-        layout = workload.layout
-        if devices.vendor in _STATED_COUNTS or layout is None:
-            return None
-        if refuse_device_count(workload, devices.device_count) is not None:
-            return None
-        parts = find_parts(workload, self.options, devices.device_count, model.active_share)
-        if parts is None:
-            return None
+    def find_place(self, model: KnownModel, profile: CellProfile, *, offloads: bool = True) -> PlaceFit | None:
+        """Return the fit of one model on a cell; None: nothing is known of it there.
 
-        def rate(place: WeightsPlace) -> float:
-            found = estimate_speed(
-                layout,
-                self.options,
-                workload.runtime,
-                devices,
-                self._correct(model),
-                active_share=model.active_share,
-                place=place,
-            )
-            return found.generation.expected if found is not None else 0.0
-
-        return _OffloadedRows(RankedFit(_TOO_TIGHT, 0.0, model.full_name, position), parts, rate)
-
-    def find_place(self, model: KnownModel, profile: CellProfile) -> PlaceFit | None:
-        """Return the fit of one model on a cell; None: nothing is known of it there."""
+        Args:
+            model: the model.
+            profile: the cell.
+            offloads: part of it may be in host memory.
+        """
         workload = model.workloads.get(profile.accelerator)
         if workload is None:
             return None
         if self._count > MOST_KEPT:
             self.clear()
-        known = self._places.setdefault((profile.accelerator, profile.replicas), {})
+        known = self._places.setdefault((profile.accelerator, profile.replicas, offloads), {})
         try:
             return known[model.key]
         except KeyError:
             self._count += 1
         best: PlaceFit | None = None
         for devices in profile.replicas:
-            fit = self._assess(model, workload, devices)
+            fit = self._assess(model, workload, devices, offloads=offloads)
             if fit is None:
                 continue
             if best is None or RANKS[fit.level] < RANKS[best.fit.level]:
@@ -374,7 +262,7 @@ class FitTable:
             return _IdleFit(assess_stated(workload.stated_bytes, _empty(devices), idle.fit.speed if idle.fit else None))
         return idle
 
-    def _assess(self, model: KnownModel, workload: Workload, devices: ServingDevices) -> Fit | None:
+    def _assess(self, model: KnownModel, workload: Workload, devices: ServingDevices, *, offloads: bool) -> Fit | None:
         free = devices.free_bytes if devices.free_bytes is not None else devices.memory_bytes
         if free is None:
             return None
@@ -386,8 +274,11 @@ class FitTable:
             return found
         if workload.stated_bytes and devices.vendor in _STATED_COUNTS:
             return assess_stated(workload.stated_bytes, devices)
-        found = assess_fit(workload, self.options, devices, self._correct(model), active_share=model.active_share)
-        return found if found is not None else _refuse(idle.fit, max(idle.fit.needed_bytes, idle.least_bytes), devices)
+        if not offloads:
+            return _refuse(idle, free, devices)
+        share = model.active_share
+        found = assess_fit(workload, self.options, devices, self._correct(model), active_share=share)
+        return None if found is None else self._with_measured(model, workload.runtime, devices, found)
 
     def _find_idle(self, model: KnownModel, workload: Workload, devices: ServingDevices) -> _IdleFit:
         emptied = _empty(devices)
@@ -429,16 +320,18 @@ def _empty(devices: ServingDevices) -> ServingDevices:
     return devices._replace(free_bytes=None, host_memory_bytes=None)
 
 
-def _refuse(idle: Fit, needed_bytes: int, devices: ServingDevices) -> Fit:
-    """Return the fit of a model whose stated memory is not free in the devices, and of which nothing else is known."""
-    free = devices.free_bytes if devices.free_bytes is not None else devices.memory_bytes or 0
-    return idle._replace(
+def _refuse(idle: _IdleFit, free: int, devices: ServingDevices) -> Fit | None:
+    """Return the fit of a model that is not whole in the devices; None: it is unknown."""
+    if idle.fit is None:
+        return None
+    needed = max(idle.fit.needed_bytes, idle.least_bytes)
+    return idle.fit._replace(
         level="too_tight",
-        needed_bytes=needed_bytes,
+        needed_bytes=needed,
         available_bytes=free,
-        utilization=needed_bytes / free if free else float("inf"),
+        utilization=needed / free if free else float("inf"),
         speed=None,
-        shortfall=f"needs {size_text(needed_bytes)}, {size_text(free)} free on {devices.device_class}",
+        shortfall=f"needs {size_text(needed)}, {size_text(free)} free on {devices.device_class}",
     )
 
 

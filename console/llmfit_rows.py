@@ -69,7 +69,7 @@ def list_llmfit_models(
         "models": [
             build_row(snapshot.models[position], place, name, table.options.context_length)
             for position, (_, name, profile) in shown
-            if (place := table.find_place(snapshot.models[position], profile)) is not None
+            if (place := table.find_place(snapshot.models[position], profile, offloads=False)) is not None
         ],
     }
 

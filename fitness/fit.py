@@ -23,7 +23,7 @@ from crds.serving import ServingOptions
 from crds.size import size_text
 from fitness.corrections import NO_CORRECTIONS, CorrectionSource
 from fitness.memory import Workload, estimate_pod, least_free_bytes, refuse_device_count, way_out
-from fitness.offload import find_parts
+from fitness.offload import find_offload
 from fitness.serving_devices import ServingDevices
 from fitness.speed import OFFLOADING_ENGINES, RunMode, SpeedEstimate, WeightsPlace, estimate_speed
 
@@ -230,12 +230,15 @@ def _find_room(
     whole = _Room(grade_fit(mode, needed, free_bytes), WeightsPlace(mode), needed)
     if whole.level != "too_tight" or not count:
         return whole
-    parts, host = find_parts(workload, options, devices.device_count, active_share), devices.host_memory_bytes
-    divided = parts.divide(free_bytes, host, GOOD_HEADROOM) if parts is not None and host is not None else None
-    if parts is None or divided is None:
+    offload = find_offload(workload, options, devices, free_bytes, active_share)
+    if offload is None:
         return whole
-    place, needed = parts.place_layers(divided)
-    return _Room(grade_fit(place.run_mode, needed, free_bytes), place, needed)
+    roomy = find_offload(workload, options, devices, int(free_bytes / GOOD_HEADROOM), active_share)
+    if roomy is not None and roomy.place.run_mode == offload.place.run_mode:
+        # A little more in host memory costs little speed, and leaves the devices some headroom.
+        offload = roomy
+    level = grade_fit(offload.place.run_mode, offload.device_bytes_each, free_bytes)
+    return _Room(level, offload.place, offload.device_bytes_each)
 
 
 def grade_fit(mode: RunMode, needed_bytes: int, free_bytes: int) -> FitLevel:

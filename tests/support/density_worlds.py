@@ -57,7 +57,7 @@ def gpu_node(
         "cpuCores": 16,
         "architecture": "x86_64",
         "memoryBytes": 128 * GIB,
-        "availableBytes": more.get("available", 100 * GIB),
+        "availableBytes": 100 * GIB,
         "memoryBandwidthBytesPerSecond": 50 * 10**9,
     }
     allocatable = {"cpu": "16", "memory": "120Gi", "pods": "110", GPU: str(devices)}

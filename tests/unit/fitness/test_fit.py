@@ -1,7 +1,7 @@
 """Fit is judged on free memory by the artifact's own bytes, and says what is missing and what would help."""
 
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,9 +12,8 @@ from crds.serving import ServingOptions
 from crds.size import size_text
 from fitness.fit import FIT_LEVELS, LADDER, Fit, FitLevel, advise_quantization, assess_fit
 from fitness.memory import Workload, estimate, estimate_pod
-from fitness.offload import DividedModel, find_parts
+from fitness.offload import Offload, find_offload
 from fitness.serving_devices import ServingDevices, describe_devices, describe_host, describe_processor
-from fitness.speed import WeightsPlace
 from tests.unit.fitness.test_speed import LLAMA_8B, QWEN3_30B, QWEN3_30B_ACTIVE
 
 GIB = 2**30
@@ -130,18 +129,7 @@ def test_headroom_is_not_bought_by_leaving_whole_layers_to_the_host() -> None:
     assert (found.run_mode, found.level) == ("moe_offload", "marginal")
 
 
-class _Offload(NamedTuple):
-    place: WeightsPlace
-    device_bytes_each: int
-    host_bytes: int
-
-
-def _divide(parts: DividedModel, free: int, host: int) -> _Offload | None:
-    divided = parts.divide(free, host)
-    return _Offload(*parts.place_layers(divided), parts.count_host_bytes(divided)) if divided is not None else None
-
-
-def _offload(workload: Workload, in_devices: float, *, with_cache: bool, **more: Any) -> _Offload | None:
+def _offload(workload: Workload, in_devices: float, *, with_cache: bool, **more: Any) -> Offload | None:
     """Return the division with room for this share of the weights beside all else."""
     found = estimate_pod(workload, ServingOptions(), 1)
     assert found
@@ -149,11 +137,7 @@ def _offload(workload: Workload, in_devices: float, *, with_cache: bool, **more:
     weights, cache = found.device.parts.weights_bytes, found.device.parts.cache_bytes
     rest = _needed(workload) - weights - cache
     free = rest + round(cache + weights * in_devices if with_cache else (weights + cache) * in_devices)
-    devices: ServingDevices = more.pop("devices", BESIDE)
-    parts = find_parts(workload, ServingOptions(), devices.device_count, **more)
-    assert parts
-    assert devices.host_memory_bytes is not None
-    return _divide(parts, free, devices.host_memory_bytes)
+    return find_offload(workload, ServingOptions(), more.pop("devices", BESIDE), free, **more)
 
 
 def test_device_without_room_for_attention_gets_no_experts_offload() -> None:
@@ -178,19 +162,6 @@ def test_host_must_have_room_for_what_the_devices_have_not(workload: Workload, s
     assert _offload(workload, 0.5, with_cache=False, active_share=share, devices=just) == found
     less = BESIDE._replace(host_memory_bytes=found.host_bytes - 1)
     assert _offload(workload, 0.5, with_cache=False, active_share=share, devices=less) is None
-
-
-@given(st.integers(0, 40 * GIB), st.integers(0, 64 * GIB), st.sampled_from([(DENSE, None), (EXPERTS, 0.1)]))
-def test_more_free_memory_never_means_less_in_the_devices(
-    free: int, host: int, divided: tuple[Workload, float | None]
-) -> None:
-    workload, share = divided
-    parts = find_parts(workload, ServingOptions(), 1, share)
-    assert parts
-    found, more = (_divide(parts, each, host) for each in (free, free + GIB))
-    assert found is None or (free >= parts.find_least(host) and found.device_bytes_each <= free)
-    if found is not None and more is not None and found.place.run_mode == more.place.run_mode:
-        assert found.place.device_share <= more.place.device_share
 
 
 def test_few_layers_in_the_device_are_not_worth_it() -> None:
