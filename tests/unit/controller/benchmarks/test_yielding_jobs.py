@@ -18,6 +18,11 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World()
 
 
+async def hang(*_: Any, **__: Any) -> None:
+    """Answer nothing, as a webhook may."""
+    await asyncio.sleep(600)
+
+
 def test_room_of_a_job_is_given_up_until_it_has_left_or_does_not_leave(world: World) -> None:
     async def story() -> None:
         world.run_pod(state={"running": {}})
@@ -90,9 +95,6 @@ def test_room_of_a_job_that_has_ended_by_itself_is_not_awaited_for_ever(world: W
 
 
 def test_room_is_given_up_no_longer_while_a_deletion_hangs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def hang(*_: Any, **__: Any) -> None:
-        await asyncio.sleep(600)
-
     async def story() -> None:
         world.run_pod(state={"running": {}})
         monkeypatch.setattr(world, "delete", hang)
@@ -106,9 +108,6 @@ def test_room_is_given_up_no_longer_while_a_deletion_hangs(world: World, monkeyp
 def test_room_is_given_up_no_longer_while_the_runner_does_something_else(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def hang(*_: Any, **__: Any) -> None:
-        await asyncio.sleep(600)
-
     async def story() -> None:
         world.run_pod(state={"running": {}})
         monkeypatch.setattr(world, "delete", hang)
@@ -122,9 +121,6 @@ def test_room_is_given_up_no_longer_while_the_runner_does_something_else(
 
 
 def test_time_of_a_job_begins_anew_once_nothing_waits_for_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def hang(*_: Any, **__: Any) -> None:
-        await asyncio.sleep(600)
-
     async def story() -> None:
         world.run_pod(state={"running": {}})
         monkeypatch.setattr(world, "delete", hang)
