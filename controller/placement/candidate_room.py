@@ -156,12 +156,11 @@ class RoomCounter:
 def _find_left(cell: Cell, planned: Cell | None, made: Round) -> Amounts:
     """Return what a cell has left: what is free now, or held by a benchmark, without what the round has given away."""
     if planned is None or planned.id not in made.left:
-        return add_room(cell.free, cell.yielding)
+        return cell.room
     left = add_room(made.left[cell.id], made.yielding.get(cell.id, NOTHING))
     if cell is planned:
         return left
-    before = add_room(planned.free, planned.yielding)
-    return subtract_amounts(add_room(cell.free, cell.yielding), subtract_amounts(before, left))
+    return subtract_amounts(cell.room, subtract_amounts(planned.room, left))
 
 
 def _count_fitting(need: Amounts, left: Amounts) -> int:

@@ -145,7 +145,7 @@ class _Future:
 
     def apply(self, made: Round) -> bool:
         """Carry a round out, and end all units that end; return whether anything has changed."""
-        before, benchmarks = dict(self.units), [each.after_benchmark for each in made.blocked.values()]
+        before = dict(self.units)
         for action in made.actions:
             match action:
                 case Admit():
@@ -158,7 +158,7 @@ class _Future:
                     self._evict(action)
         for unit in [each for each in self.units.values() if each.state == "ending"]:
             self._end(unit)
-        awaited = [name for name in benchmarks if name]
+        awaited = [each.after_benchmark for each in made.blocked.values() if each.after_benchmark]
         for name in awaited:
             self._end_benchmarks(name)
         return bool(awaited) or self.units != before
@@ -212,7 +212,7 @@ class _Future:
 
     def _end_benchmarks(self, name: str) -> None:
         cell = self.cells[name]
-        self.cells[name] = msgspec.structs.replace(cell, free=add_room(cell.free, cell.yielding), yielding=NOTHING)
+        self.cells[name] = msgspec.structs.replace(cell, free=cell.room, yielding=NOTHING)
 
     def _set_free(self, name: str, free: Mapping[str, int]) -> None:
         self.cells[name] = msgspec.structs.replace(self.cells[name], free=free)

@@ -92,6 +92,11 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         """Name with the kind: a host may have the name of a node."""
         return f"{self.kind}/{self.name}"
 
+    @property
+    def room(self) -> Amounts:
+        """Amounts that are free once benchmarks have ended."""
+        return add_room(self.free, self.yielding)
+
 
 class SliceDemand(NamedTuple):
     """The demand of a pod on devices that it might share with others."""

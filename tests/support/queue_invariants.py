@@ -202,7 +202,7 @@ def check_promised_room(cells: Sequence[Cell], units: Iterable[Unit], made: Roun
     free = {cell.id: cell.free for cell in cells}
     for cell in cells:
         if (cell.id,) in awaiting.values():
-            free[cell.id] = add_room(cell.free, cell.yielding)
+            free[cell.id] = cell.room
     for victim in (by_uid[uid] for uid in sorted(waited_for) if uid in by_uid):
         for name, room in add_by_cell(victim.parts, victim.cells).items():
             if name in free:

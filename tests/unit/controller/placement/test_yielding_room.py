@@ -17,7 +17,7 @@ from controller.placement.open_claims import OpenClaims
 from controller.placement.planner import PlanRules, Round, plan
 from controller.placement.pool_limits import PoolQuota, PoolRules
 from controller.placement.standing import WaitFacts, describe_wait, sort_refusals
-from controller.placement.units import Cell, SpeedProfile, Unit, add_amounts, add_room, fits
+from controller.placement.units import Cell, SpeedProfile, Unit, add_amounts, fits
 from controller.placement.wake_rules import RoomWatch
 from tests.support.queue_decisions import NOW, RULES, nominated, runs, say
 from tests.support.queue_units import GPU, gpus, node, pod
@@ -139,7 +139,7 @@ def test_cell_with_an_unknown_claim_has_no_room_of_benchmarks_either() -> None:
     claims.add({"lost": Claim(kind="pod", namespace="team", names=("lost",), cells=("node/n",))})
     (cell,), is_all_known = claims.reserve([measured("n", 2)], [])
     assert not is_all_known
-    assert max(add_room(cell.free, cell.yielding).values()) <= 0
+    assert max(cell.room.values()) <= 0
 
 
 def test_room_of_a_benchmark_counts_for_the_choice_of_an_accelerator() -> None:
