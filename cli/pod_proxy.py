@@ -84,6 +84,7 @@ class _MetricPrefixes(click.ParamType[tuple[str, ...]]):
     type=_MetricPrefixes(),
     help="With --engine-metrics-path: prefixes of the metrics that are added, such as vllm:,process_.",
 )
+@click.option("--engine", metavar="RUNTIME", help="The engine, by which its errors are understood. Default: unknown.")
 @click.option("--engine-model", metavar="NAME", help="The engine's name for the model. Default: any name.")
 @click.option("--concurrency", type=click.IntRange(1), help="Requests that the engine works on at once. Default: all.")
 @click.option(
@@ -124,6 +125,7 @@ def command(
     health_path: str,
     engine_metrics_path: str | None,
     engine_metrics_prefixes: tuple[str, ...] | None,
+    engine: str | None,
     engine_model: str | None,
     concurrency: int | None,
     drain_seconds: float,
@@ -153,6 +155,7 @@ def command(
         engine_port=engine_port,
         health_path=health_path,
         model=engine_model,
+        engine=engine,
         concurrency=concurrency,
         drain_seconds=drain_seconds,
         hang_seconds=hang_seconds,

@@ -5,7 +5,6 @@ The health pages of engines lie: after a Metal out-of-memory error llama.cpp ans
 engine is suspect; but a client's request can make a sound engine fail, so only the agent's own request decides.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -20,9 +19,9 @@ BUSY_SECONDS: Final = 300.0
 """The same for an engine that uses the processor, or is only slow: the request may wait for one with a long prompt."""
 LONG_PROMPT_SECONDS: Final = 1800.0
 """The same for one that is only slow and uses the processor, or may do so in a daemon: a prompt may take so long."""
-SUSPICIONS: Final = 3
-"""An engine that was suspect so often within the window is started again, although it answered each time."""
-SUSPICION_WINDOW_SECONDS: Final = 600.0
+REFUTED_SECONDS: Final = 10.0
+"""Least time from a check that the engine passed to the next one: a client whose requests are at fault may repeat them
+without pause, and each check takes a slot of the engine."""
 BUSY_SHARE: Final = 0.001
 """A share of one processor: while the GPU of a Mac reads a prompt, the engine only gives it work from time to time."""
 START_FAILURE_SECONDS: Final = 60.0
@@ -40,8 +39,16 @@ class Suspicion:
 
     @property
     def is_drained(self) -> bool:
-        """True if the engine gets no new request meanwhile; a slow one still answers, and a queue would be refused."""
-        return self.reason != "Slow"
+        """True if the engine gets no new request meanwhile.
+
+        One that fails is checked in a moment, and may be sound: the requests of one client must not have those of all
+        others refused. A slow one still answers.
+        """
+        return self.reason == "Silent"
+
+    def outranks(self, other: "Suspicion") -> bool:
+        """Return whether the check goes on for this reason instead of another: a slow engine has the most time."""
+        return other.reason == "Slow" != self.reason
 
 
 def judge_check(suspicion: Suspicion, result: ProbeResult, waited_seconds: float, *, is_busy: bool | None) -> Verdict:
@@ -64,12 +71,6 @@ def judge_check(suspicion: Suspicion, result: ProbeResult, waited_seconds: float
     return "hung" if waited_seconds >= limit_seconds else "undecided"
 
 
-def recent_suspicions(before: Collection[float], suspicion: Suspicion, now: float) -> tuple[float, ...]:
-    """Return the times of the suspicions within the window, this one included; slowness alone does not count."""
-    recent = tuple(at for at in before if now - at < SUSPICION_WINDOW_SECONDS)
-    return recent if suspicion.reason == "Slow" else (*recent, now)
-
-
 def is_error(result: ProbeResult) -> bool:
     """Decide whether the engine answered with an error that a sound engine does not give, even while it loads."""
     return not result.ok and result.reason not in _WAITING
@@ -86,12 +87,3 @@ def is_busy(used_seconds: float | None, waited_seconds: float) -> bool | None:
     None if that time is unknown. A hung engine also uses some: its threads wake up to see whether there is an answer.
     """
     return None if used_seconds is None else used_seconds > waited_seconds * BUSY_SHARE
-
-
-def describe_relapse(suspicion: Suspicion) -> str:
-    """Return the message for an engine that is started again although it answered each check."""
-    minutes = SUSPICION_WINDOW_SECONDS / 60
-    return (
-        f"{suspicion.message}; it was suspect {SUSPICIONS} times in {minutes:.0f} min, although it answered the agent "
-        "in between; it is stopped and started again"
-    )

@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from crds.metalprocess import LastExit
 from kube.backoff import EXACT, backoff_seconds
-from metal_agent.engine_health import SUSPICIONS, Suspicion, describe_relapse, recent_suspicions
+from metal_agent.engine_health import REFUTED_SECONDS, Suspicion
 from metal_agent.process_events import (
     Admitted,
     Answered,
@@ -102,6 +102,8 @@ class CheckSuspect:
     """Request a token from the suspect engine. Outcome: Trusted, or Hung."""
 
     suspicion: Suspicion
+    pause_seconds: float = 0.0
+    """Time to wait before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +180,8 @@ class ProcessState:
     """Stopping because of an eviction: then it is Pending until Released instead of Stopped."""
     suspicion: Suspicion | None = None
     """Set while the Ready engine is suspect and is being checked."""
-    suspected_at: tuple[float, ...] = ()
-    """Times at which this engine became suspect, within the window that counts."""
+    trusted_at: float | None = None
+    """Time at which this engine last passed a check. A suspicion that was refuted counts for nothing more."""
 
     @property
     def is_drained(self) -> bool:
@@ -292,7 +294,7 @@ def _on_admission(state: ProcessState, event: Admitted | Refused | MemoryFreed) 
 def _on_start(state: ProcessState, event: Spawned | StartProblem | Answered, now: float) -> ProcessStep:
     match event:
         case Spawned() if not state.exists:
-            return replace(state, exists=True, pid=event.pid, suspected_at=()), (ProbeEngine(),)
+            return replace(state, exists=True, pid=event.pid, trusted_at=None), (ProbeEngine(),)
         case StartProblem() if state.exists:
             return replace(state, message=event.message), ()
         case Answered() if state.exists:
@@ -304,15 +306,14 @@ def _on_start(state: ProcessState, event: Spawned | StartProblem | Answered, now
 def _on_health(state: ProcessState, event: Suspected | Trusted | Hung, now: float) -> ProcessStep:
     match event:
         case Suspected(suspicion):
-            times = recent_suspicions(state.suspected_at, suspicion, now)
-            if state.suspicion is None and len(times) >= SUSPICIONS:
-                return _end_sick(state, Hung(describe_relapse(suspicion), "EngineFailing", answers=True))
-            if state.suspicion and (state.is_drained or not suspicion.is_drained):
+            if state.suspicion and not suspicion.outranks(state.suspicion):
                 return state, ()  # it is being checked
             suspect = replace(state, reason="EngineSuspect", message=f"checking the engine: {suspicion.message}")
-            return replace(suspect, suspicion=suspicion, suspected_at=times), (CheckSuspect(suspicion),)
+            since = REFUTED_SECONDS if state.trusted_at is None else now - state.trusted_at
+            check = CheckSuspect(suspicion, max(0.0, REFUTED_SECONDS - since))
+            return replace(suspect, suspicion=suspicion), (check,)
         case Trusted() if state.suspicion:
-            return replace(_enter_phase(state, "Ready"), suspicion=None), (WatchLiveness(),)
+            return replace(_enter_phase(state, "Ready"), trusted_at=now), (WatchLiveness(),)
         case Hung():
             return _end_sick(state, event)
         case _:

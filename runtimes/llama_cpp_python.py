@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from crds.serving import CacheType
+from runtimes.engine_errors import EngineError, ErrorTable
 from runtimes.environment import PYTHON, select_environment
 from runtimes.runtime import EngineLaunch, Runtime, RuntimeDemand
 from runtimes.serving import Listen, Serving
@@ -31,6 +32,12 @@ _CACHE_TYPES: Final[Mapping[CacheType, int]] = MappingProxyType(
 )
 """Numbers of `enum ggml_type` in ggml.h, which the server takes; a test compares them with the gguf package."""
 _ALL_LAYERS: Final = "-1"
+
+ERRORS: Final[ErrorTable] = (
+    EngineError(
+        500, "Llama model must be created with embedding=True", 400, "nothing", "recorded of 0.3.16: its mode is chat"
+    ),
+)
 
 
 def render_arguments(serving: Serving, listen: Listen) -> list[str]:

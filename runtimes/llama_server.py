@@ -19,6 +19,7 @@ from typing import Final, get_args
 from crds.meta import Accelerator
 from crds.serving import CacheType, Mode, ServingOptions
 from devices import tools
+from runtimes.engine_errors import EngineError, ErrorTable
 from runtimes.environment import PYTHON, select_environment
 from runtimes.pod import EngineMetrics, EnginePod
 from runtimes.runtime import EngineLaunch, Runtime
@@ -58,6 +59,23 @@ _MAC_ENVIRONMENT: Final = {
     # next request waits for them. Their memory is reserved, so they stay for a day.
     "GGML_METAL_RESIDENCY_KEEP_ALIVE_S": "86400",
 }
+
+_IN_HANDLER: Final = "llama.cpp b11549: its handler throws while it reads the request, which is 500 in ex_wrapper"
+ERRORS: Final[ErrorTable] = (
+    EngineError(500, "image input is not supported", 400, "nothing", _IN_HANDLER),
+    EngineError(500, "audio input is not supported", 400, "nothing", _IN_HANDLER),
+    EngineError(500, "video input is not supported", 400, "nothing", _IN_HANDLER),
+    EngineError(500, "Invalid base64 value", 400, "nothing", _IN_HANDLER),
+    EngineError(500, "error: cannot make GET request", 400, "nothing", f"{_IN_HANDLER}; it fetches no media here"),
+    EngineError(500, "Failed to parse messages: ", 400, "nothing", _IN_HANDLER),
+    EngineError(500, "Failed to parse tools: ", 400, "nothing", _IN_HANDLER),
+    EngineError(500, "'messages' is required", 400, "nothing", f"{_IN_HANDLER}; on /v1/messages only"),
+    EngineError(500, "[json.exception.", 400, "nothing", _IN_HANDLER),
+    EngineError(500, "failed to process mtmd chunk", 500, "failure", "llama.cpp b11549: update_slots"),
+    EngineError(500, "Compute error.", 500, "failure", "llama.cpp b11549: decode; recorded on a Mac out of memory"),
+    EngineError(500, "Context size has been exceeded.", 500, "failure", "llama.cpp b11549: decode"),
+    EngineError(503, "Loading model", 503, "failure", "llama.cpp b11549: middleware before the model is loaded"),
+)
 
 
 def render_arguments(serving: Serving, listen: Listen) -> list[str]:

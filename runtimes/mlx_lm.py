@@ -18,6 +18,7 @@ from typing import Final
 
 from crds.serving import CacheType
 from devices.tools import find_program
+from runtimes.engine_errors import EngineError, ErrorTable
 from runtimes.environment import PYTHON, select_environment
 from runtimes.runtime import EngineLaunch, Runtime, RuntimeDemand
 from runtimes.serving import Listen, Serving
@@ -29,6 +30,14 @@ _VERSION: Final = re.compile(r"(\d{1,4})\.(\d{1,4})", re.ASCII)
 _SAFE_VERSION: Final = (0, 32)
 """The first releases with the cure of CVE-2026-5843."""
 _LAUNCHER: Final = "runtimes.mlx_launcher"
+_SERVER: Final = "mlx-lm 0.32.2, server.py"
+ERRORS: Final[ErrorTable] = (
+    EngineError(
+        404, "generation thread died", 503, "sick", f"{_SERVER}, generation_available: the process stays alive"
+    ),
+    EngineError(404, "Not Found", 404, "nothing", f"{_SERVER}, do_POST: the path is not served"),
+    EngineError(404, "", 400, "nothing", f"{_SERVER}, handle_completion: whatever the request has wrong is 404"),
+)
 _SHEBANG: Final = re.compile(rb"#!(/\S*python[\d.]*)\s*\n")
 
 

@@ -15,14 +15,14 @@ import aiohttp
 import msgspec
 
 from crds.serving import Mode
+from runtimes.engine_errors import judge_error, read_error
+from runtimes.error_tables import find_errors
 
 _QUOTED_CHARACTERS = 300
 _READ_BYTES = 1 << 20
 """Most bytes that are read of an answer: an embedding takes less, and the server is not trusted."""
 TIMED_OUT: Final = "TimedOut"
 """Reason of a probe without an answer in time: the server may be busy."""
-_DEAD = b"generation thread died"
-"""Answer of an mlx_lm.server that could not load its model; its process stays alive."""
 _REASONS: dict[int, str] = {
     # The request is well-formed, so 400 and 501 mean that the engine's model or options cannot answer it.
     HTTPStatus.BAD_REQUEST: "Broken",
@@ -128,14 +128,6 @@ _QUESTIONS: Final[Mapping[Mode, _Question]] = MappingProxyType(
 )
 
 
-class _ServerError(msgspec.Struct):
-    message: str
-
-
-class _ErrorBody(msgspec.Struct):
-    error: _ServerError | str
-
-
 async def generate_token(
     session: aiohttp.ClientSession,
     base_url: str,
@@ -144,6 +136,7 @@ async def generate_token(
     token: str | None,
     timeout_seconds: float,
     mode: Mode = "chat",
+    engine: str | None = None,
 ) -> ProbeResult:
     """Request one token of a chat completion, or the equivalent of another mode, from the server at `base_url`.
 
@@ -154,6 +147,7 @@ async def generate_token(
         token: the bearer token, if the server requires one.
         timeout_seconds: limit for the whole exchange; a server without an answer by then is `TimedOut`.
         mode: mode of the server, which decides the request.
+        engine: the runtime that the server is, by which its errors are understood; None: unknown, or behind a proxy.
 
     Never raises because of the server's behaviour. A redirect is not followed: it could make us request any address
     that the server names, and quote the answer.
@@ -176,7 +170,9 @@ async def generate_token(
         return ProbeResult(ok=False, reason="Untrusted", message=f"{base_url}: {why}")
     except (aiohttp.ClientError, OSError) as error:
         return ProbeResult(ok=False, reason="Unreachable", message=f"{base_url}: {error}")
-    return _judge(base_url, mode, response.status, answer)
+    if response.status != HTTPStatus.OK:
+        return _judge_error(base_url, engine, response.status, answer)
+    return _judge_answer(base_url, mode, answer)
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
@@ -186,17 +182,21 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
         return whole.partial
 
 
-def _judge(base_url: str, mode: Mode, status: int, answer: bytes) -> ProbeResult:
+def _judge_error(base_url: str, engine: str | None, status: int, answer: bytes) -> ProbeResult:
+    text = read_error(answer).text
+    is_sick = judge_error(find_errors(engine), status, text).lesson == "sick"
+    reason = "Broken" if is_sick else _REASONS.get(status, "BadAnswer")
+    return ProbeResult(ok=False, reason=reason, message=f"{base_url} answered {status}: {_quote(text)}")
+
+
+def _judge_answer(base_url: str, mode: Mode, answer: bytes) -> ProbeResult:
     question = _QUESTIONS[mode]
-    if status != HTTPStatus.OK:
-        reason = "Broken" if _DEAD in answer else _REASONS.get(status, "BadAnswer")
-        return ProbeResult(ok=False, reason=reason, message=f"{base_url} answered {status}: {_quote(answer)}")
     try:
         done = msgspec.json.decode(answer, type=question.answer).is_answer()
     except (msgspec.DecodeError, UnicodeDecodeError):
         done = False
     if not done:
-        message = f"{base_url} answered without {question.missing}: {_quote(answer)}"
+        message = f"{base_url} answered without {question.missing}: {_quote(answer.decode(errors='replace'))}"
         return ProbeResult(ok=False, reason="BadAnswer", message=message)
     return build_success(base_url, mode)
 
@@ -207,10 +207,5 @@ def build_success(server: str, mode: Mode) -> ProbeResult:
     return ProbeResult(ok=True, reason=question.reason, message=f"{server} {question.done}")
 
 
-def _quote(answer: bytes) -> str:
-    try:
-        error = msgspec.json.decode(answer, type=_ErrorBody).error
-        text = error if isinstance(error, str) else error.message
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        text = answer.decode(errors="replace")
+def _quote(text: str) -> str:
     return text.strip()[:_QUOTED_CHARACTERS] or "an empty body"

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from runtimes.engine_errors import EngineError, ErrorTable
 from runtimes.environment import PYTORCH_IN_POD
 from runtimes.pod import EngineMetrics, EnginePod, PodServing
 from runtimes.runtime import Runtime
@@ -20,6 +21,17 @@ _TUNING: Final = (
     *("--disable-radix-cache", "--disable-cuda-graph", "--disable-overlap-schedule"),
     *("--stream-interval", "--random-seed"),
     *("--reasoning-parser", "--tool-call-parser"),
+)
+
+_SCHEDULER: Final = "SGLang 0.5.15.post1: managers/scheduler.py"
+_SERVING: Final = "SGLang 0.5.15.post1: entrypoints/openai/serving_base.py, handle_request"
+ERRORS: Final[ErrorTable] = (
+    EngineError(503, "Using priority is disabled for this server.", 400, "nothing", _SCHEDULER),
+    EngineError(503, "The request queue is full.", 503, "nothing", _SCHEDULER),
+    EngineError(503, "The request is aborted by a higher priority request.", 503, "nothing", _SCHEDULER),
+    EngineError(
+        500, "Internal server error: ", 500, "failure", f"{_SERVING}: any exception but ValueError, which is 400"
+    ),
 )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from runtimes.engine_errors import EngineError, ErrorTable
 from runtimes.environment import PYTORCH_IN_POD
 from runtimes.pod import EngineMetrics, EnginePod, PodServing
 from runtimes.runtime import Runtime
@@ -20,6 +21,13 @@ _TUNING: Final = (
     *("--max-top-n-tokens", "--validation-workers", "--disable-grammar-support", "--dtype", "--speculate"),
 )
 """None of those that are rendered: the launcher refuses an argument that is repeated."""
+
+_ROUTER: Final = "TGI 3.3: router/src/server.rs, From<InferError>"
+ERRORS: Final[ErrorTable] = (
+    EngineError(424, "", 502, "failure", f"{_ROUTER}: GenerationError, the shard failed or is gone"),
+    EngineError(429, "Model is overloaded", 429, "nothing", f"{_ROUTER}: Overloaded"),
+    EngineError(500, "Incomplete generation", 500, "failure", f"{_ROUTER}: IncompleteGeneration"),
+)
 
 
 def render_arguments(pod: PodServing) -> list[str]:

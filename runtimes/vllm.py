@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from runtimes.engine_errors import EngineError, ErrorTable
 from runtimes.environment import PYTORCH_IN_POD
 from runtimes.pod import EngineMetrics, EnginePod, PodServing
 from runtimes.runtime import Runtime
@@ -31,6 +32,15 @@ _TUNING: Final = (
     *("--enable-chunked-prefill", "--no-enable-chunked-prefill"),
     *("--async-scheduling", "--no-async-scheduling", "--scheduling-policy"),
     *("--enable-auto-tool-choice", "--tool-call-parser", "--reasoning-parser", "--max-logprobs"),
+)
+
+_HANDLERS: Final = "vLLM 0.32.0: entrypoints/serve/exception_handling"
+ERRORS: Final[ErrorTable] = (
+    EngineError(503, "", 503, "nothing", f"{_HANDLERS}: QueueOverflowError, RetryableRequestError"),
+    EngineError(
+        500, "EngineCore encountered an issue", 503, "sick", "vLLM 0.32.0: v1/engine/exceptions.py, EngineDeadError"
+    ),
+    EngineError(500, "Internal server error", 500, "failure", f"{_HANDLERS}: GenerationError, which names no cause"),
 )
 
 

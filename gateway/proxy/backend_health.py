@@ -7,10 +7,10 @@ that is longer than all before it.
 """
 
 from collections import deque
-from http import HTTPStatus
 from typing import Final
 
 from gateway.proxy.config import BackendHealth
+from runtimes.engine_errors import judge_status
 
 _DISTINCT_FAILURES: Final = 3
 """Different requests that failed in a row; one that a client repeats counts once."""
@@ -25,8 +25,6 @@ A sound one may take longer with a long prompt. So the agent that asks it must n
 """
 _TIMES_THE_PAST: Final = 5.0
 _REMEMBERED_ANSWERS: Final = 20
-_FIRST_FAILURE: Final = HTTPStatus.INTERNAL_SERVER_ERROR.value
-_NOT_SERVED: Final = HTTPStatus.NOT_IMPLEMENTED.value
 
 
 class AnswerProgress:
@@ -67,6 +65,8 @@ class BackendPast:
         self.health = BackendHealth(uid)
         self.under_way: set[AnswerProgress] = set()
         self._failures = 0
+        self._first_failure = 0.0
+        """Time of the first of these failures."""
         self._failed_requests: set[int] = set()
         self._last_outcomes: deque[str] = deque(maxlen=_DISTINCT_FAILURES)
         self._longest_pauses: deque[float] = deque(maxlen=_REMEMBERED_ANSWERS)
@@ -94,16 +94,30 @@ class BackendPast:
             self._last_outcomes.clear()
         self._clear()
 
-    def fail(self, progress: AnswerProgress, outcome: str) -> None:
-        """Note a request that the backend failed; `outcome` names the failure without any content of the answer."""
+    def fail(self, progress: AnswerProgress, outcome: str, now: float) -> None:
+        """Note a request that the backend failed; `outcome` names the failure without any content of the answer.
+
+        It is no reason for a suspicion while the backend streams an answer to someone else: then it works.
+        """
         self.under_way.discard(progress)
+        if not self._failures:
+            self._first_failure = now
         self._failures += 1
         self._last_outcomes.append(outcome)
         if len(self._failed_requests) < _DISTINCT_FAILURES:
             self._failed_requests.add(progress.request_digest)
-        if len(self._failed_requests) >= _DISTINCT_FAILURES or self._failures >= _FAILURES:
+        is_enough = len(self._failed_requests) >= _DISTINCT_FAILURES or self._failures >= _FAILURES
+        if is_enough and not self._streams_since(self._first_failure):
             outcomes = ", ".join(self._last_outcomes)
             self._suspect("Failing", f"the last {self._failures} requests failed: {outcomes}")
+
+    def fail_for_good(self, progress: AnswerProgress, outcome: str) -> None:
+        """Note a request that the backend failed with an answer by which it cannot serve any other."""
+        self.under_way.discard(progress)
+        self._suspect("Failing", f"by its answer to the last request, {outcome}, it can serve none")
+
+    def _streams_since(self, time: float) -> bool:
+        return any(progress.has_begun and progress.last_data > time for progress in self.under_way)
 
     def abandon(self, progress: AnswerProgress) -> None:
         """Forget an answer that shows nothing, such as one whose client hung up."""
@@ -150,8 +164,5 @@ class BackendPast:
 
 
 def is_failure(status: int) -> bool:
-    """Decide whether an engine's status says that the engine failed, and not that the request was wrong.
-
-    501 is an engine's answer on a path that its mode does not serve.
-    """
-    return status >= _FIRST_FAILURE and status != _NOT_SERVED
+    """Decide whether an engine's status says that the engine failed, and not that the request was wrong."""
+    return judge_status(status).lesson != "nothing"

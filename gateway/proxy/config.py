@@ -26,6 +26,8 @@ class Backend(msgspec.Struct, frozen=True, rename="camel"):
     """The engine's name for the model, which replaces the one in requests. None: the engine takes any name."""
     api_key: str | None = None
     """The key that the engine itself requires, as a shared daemon may; None: it requires none."""
+    engine: str | None = None
+    """The engine's name, by which its errors are understood; None: it is not known, and only their status counts."""
 
     def __repr__(self) -> str:
         key = "..." if self.api_key else None

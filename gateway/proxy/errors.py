@@ -5,20 +5,29 @@ Engines use other forms: llama.cpp sends numbers as codes, mlx_lm and Ollama a p
 
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Final
 
 import msgspec
 
 from gateway.http.headers import encode_fields
 from gateway.proxy import paths
+from runtimes.engine_errors import judge_error, read_error
+from runtimes.error_tables import find_errors
 
 _LONGEST_TEXT = 2000
 _CODES = {"exceed_context_size_error": "context_length_exceeded"}
 """Error types of engines, with the code that OpenAI's clients look for."""
-_TYPES = {
+_TYPES: Final[Mapping[int, str]] = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",
     HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+}
+_ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
+    **_TYPES,
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
+    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
+    HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
 }
 
 
@@ -31,12 +40,23 @@ class OpenAIError(msgspec.Struct, frozen=True):
     code: str
 
 
+class AnthropicError(msgspec.Struct, frozen=True):
+    """The error object that Anthropic's clients read."""
+
+    type: str
+    message: str
+
+
 class _Body(msgspec.Struct):
     error: OpenAIError
 
 
+class _AnthropicBody(msgspec.Struct, tag="error"):
+    error: AnthropicError
+
+
 class RequestError(Exception):
-    """An error response in OpenAI's form: its status, its JSON body and its headers."""
+    """An error response in the form of the path's API: its status, its JSON body and its headers."""
 
     def __init__(
         self,
@@ -53,6 +73,12 @@ class RequestError(Exception):
         self.body = msgspec.json.encode(
             _Body(OpenAIError(message=message, type=_error_type(status), param=param, code=code))
         )
+
+    def encode_body(self, route: str) -> bytes:
+        """Return the body in the form of the API that has the path of this name: Anthropic's or OpenAI's."""
+        if route not in paths.ANTHROPIC_ROUTES:
+            return self.body
+        return msgspec.json.encode(_AnthropicBody(AnthropicError(_anthropic_type(self.status), str(self))))
 
     def fields(self) -> bytes:
         """Return the lines of the header fields of the response."""
@@ -180,25 +206,26 @@ def service_unavailable(listener: str) -> RequestError:
     )
 
 
-def translate_engine_error(status: int, body: bytes, service: str) -> RequestError:
-    """Return an engine's error in OpenAI's form, with a status to which clients react correctly."""
-    message, kind, code, param = _parse_engine_error(body)
+def translate_engine_error(status: int, body: bytes, service: str, engine: str | None = None) -> RequestError:
+    """Return an error of the engine of this name in OpenAI's form, with a status to which clients react correctly."""
+    message, kind, code, param = read_error(body)
+    client_status = judge_error(find_errors(engine), status, message).status
+    if client_status < HTTPStatus.INTERNAL_SERVER_ERROR and kind == "server_error":
+        kind = ""  # llama.cpp's word for a mistake of the client
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         # The client's token was right; the engine refuses the proxy's key.
-        status = HTTPStatus.BAD_GATEWAY
+        client_status = HTTPStatus.BAD_GATEWAY
         message = f"service {service}: its engine refuses the proxy's key ({message})"
     elif status < HTTPStatus.BAD_REQUEST:
-        status = HTTPStatus.BAD_GATEWAY  # a client must not follow a redirect of an engine
+        client_status = HTTPStatus.BAD_GATEWAY  # a client must not follow a redirect of an engine
     elif status == HTTPStatus.NOT_IMPLEMENTED:
-        # Clients would repeat a 5xx, but this engine serves another mode and will never serve this path.
-        status = HTTPStatus.BAD_REQUEST
         message = f"service {service} does not serve this path: its spec.mode is for another one ({message})"
     if kind in _CODES:
         code, kind = _CODES[kind], ""
     elif kind and not code:
         code = kind
     message = message or f"service {service}: its engine answered {status} without a reason"
-    return RequestError(status, code or "engine_error", message, param=param)
+    return RequestError(client_status, code or "engine_error", message, param=param)
 
 
 def _way_out(served: Iterable[str]) -> str:
@@ -206,39 +233,11 @@ def _way_out(served: Iterable[str]) -> str:
     return f"set `model` to one that is: {names}" if names else "no model is served here now: try again later"
 
 
+def _anthropic_type(status: int) -> str:
+    other = "api_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+    return _ANTHROPIC_TYPES.get(status, other)
+
+
 def _error_type(status: int) -> str:
     other = "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-    return _TYPES.get(HTTPStatus(status), other) if status in _STATUSES else other
-
-
-_STATUSES = frozenset(HTTPStatus)
-
-
-def _parse_engine_error(body: bytes) -> tuple[str, str, str, str | None]:
-    """Return message, type, code and parameter of an engine's error."""
-    try:
-        parsed = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return body.decode(errors="replace").strip()[:_LONGEST_TEXT], "", "", None
-    if not isinstance(parsed, dict):
-        return str(parsed)[:_LONGEST_TEXT], "", "", None
-    error = parsed.get("error", parsed)
-    if not isinstance(error, dict):
-        return str(error), "", "", None
-    message = error.get("message") or _detail_text(error.get("detail"))
-    return str(message or ""), _text(error.get("type")), _text(error.get("code")), _text(error.get("param")) or None
-
-
-def _text(value: Any) -> str:
-    # A code that is a number only repeats the status.
-    return value if isinstance(value, str) else ""
-
-
-def _detail_text(detail: Any) -> str:
-    """Return FastAPI's details as one text: they are a text, or a list of fields and their problems."""
-    if not isinstance(detail, list):
-        return str(detail or "")
-    problems = [problem for problem in detail if isinstance(problem, dict)]
-    return "; ".join(
-        f"{'.'.join(str(part) for part in problem.get('loc', []))}: {problem.get('msg', '')}" for problem in problems
-    )
+    return _TYPES.get(status, other)

@@ -36,8 +36,9 @@ def handle_requests(router: Router, shared: SharedResources, pod: PodMonitoring 
                 return InferenceRequest(exchange, inference, router, shared)
             return _answer_other(exchange, router, pod)
         except RequestError as error:
-            log_refusal(router, paths.route_name(head.path), error)
-            exchange.respond(error.status, error.fields(), error.body)
+            route = paths.route_name(head.path)
+            log_refusal(router, route, error)
+            exchange.respond(error.status, error.fields(), error.encode_body(route))
         return None
 
     return RequestHandling(begin, render_invalid_request)

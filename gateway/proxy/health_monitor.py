@@ -103,7 +103,7 @@ class HealthMonitor:
 
 
 class AnswerObserver(AnswerProgress):
-    """One answer, and its steps as the monitor notes them; the first of `succeed`, `fail` and `abandon` counts."""
+    """One answer, and its steps as the monitor notes them; the first that ends it counts."""
 
     __slots__ = ("_monitor", "_past")
 
@@ -134,11 +134,18 @@ class AnswerObserver(AnswerProgress):
         """Note that the backend failed the request; `outcome` is a status or a kind of failure."""
         if self in self._past.under_way:
             before = self._past.health
-            self._past.fail(self, outcome)
+            self._past.fail(self, outcome, time.monotonic())
+            self._monitor.report_change(self._past, before)
+
+    def fail_for_good(self, outcome: str) -> None:
+        """Note that the backend cannot answer any request more, by its own answer."""
+        if self in self._past.under_way:
+            before = self._past.health
+            self._past.fail_for_good(self, outcome)
             self._monitor.report_change(self._past, before)
 
     def abandon(self) -> None:
-        """Note the end of an answer that shows nothing; no effect after `succeed` or `fail`."""
+        """Note the end of an answer that shows nothing; no effect after it has ended otherwise."""
         self._past.abandon(self)
 
 

@@ -249,7 +249,7 @@ class InferenceRequest:
         else:
             log_refusal(self._router, self.route, error)
         self.end()
-        self._exchange.respond(error.status, error.fields(), error.body)
+        self._exchange.respond(error.status, error.fields(), error.encode_body(self.route))
 
     def fail(self) -> None:
         """Answer after a defect, and log it."""

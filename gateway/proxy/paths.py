@@ -25,6 +25,8 @@ INFERENCE: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """Paths to which clients POST a JSON body that names the model, with their name in metrics and log."""
+ANTHROPIC_ROUTES: Final = frozenset({"messages", "count_tokens"})
+"""Names of the paths of Anthropic's API, whose clients read another form of errors."""
 
 SERVED: Final = ", ".join((MODELS, *INFERENCE))
 """The list for an error message."""

@@ -64,6 +64,8 @@ class PodProxyOptions(NamedTuple):
     """The path at which the engine answers 200 to 399 when it serves."""
     model: str | None = None
     """The engine's name for the model; None: it takes any name."""
+    engine: str | None = None
+    """The engine's name, by which its errors are understood; None: it is not known."""
     concurrency: int | None = None
     """The requests that the engine works on at once; None: no limit."""
     drain_seconds: float = 30.0
@@ -182,6 +184,7 @@ def _config(options: PodProxyOptions, tokens: "MountedToken", *, is_serving: boo
         draining=not is_serving,
         concurrency=options.concurrency,
         model=options.model,
+        engine=options.engine,
     )
     service = ServiceListener(
         options.service,

@@ -16,7 +16,6 @@ from gateway.http.headers import HOP_BY_HOP, Headers
 from gateway.http.upstream_connection import UpstreamBrokeOffError, UpstreamConnection
 from gateway.http.upstream_pool import NotAcceptedError, UpstreamPool
 from gateway.proxy import errors
-from gateway.proxy.backend_health import is_failure
 from gateway.proxy.config import Backend
 from gateway.proxy.errors import RequestError
 from gateway.proxy.health_monitor import AnswerObserver, HealthMonitor
@@ -32,6 +31,8 @@ from gateway.proxy.response_body import (
 )
 from gateway.proxy.response_end import ResponseEnd
 from gateway.proxy.service import Service
+from runtimes.engine_errors import Lesson, judge_error, read_error
+from runtimes.error_tables import find_errors
 
 _FOR_WEB_PAGES: Final = frozenset(
     b"access-control-" + name
@@ -228,8 +229,6 @@ class UpstreamRequest:
         self._pass_on(piece)
         observer = self.observe()
         self._request.free_body()
-        if is_failure(status):
-            observer.fail(str(status))
         if status < _FIRST_ERROR_STATUS:
             observer.note_begin()
         self._note_piece()
@@ -296,12 +295,20 @@ class UpstreamRequest:
             exchange.respond(request.status, self._fields, last)
 
     def _note_end(self, response: ResponseBody) -> None:
-        """Note a response that is whole; an error for which the request is to blame shows nothing of the backend."""
+        """Note a response whose begin was sent; an error for which the request is to blame shows nothing."""
         if response.end is ResponseEnd.FAILED:
             self._request.error = "engine_error"
             self.observe().fail(response.end.value)
         elif response.end is ResponseEnd.COMPLETE:
             self.observe().succeed()
+
+    def _note_error(self, status: int, lesson: Lesson) -> None:
+        """Note an error that is sent as such, by what it shows of the backend."""
+        outcome = ResponseEnd.FAILED.value if status < _FIRST_ERROR_STATUS else str(status)
+        if lesson == "sick":
+            self.observe().fail_for_good(outcome)
+        elif lesson == "failure":
+            self.observe().fail(outcome)
 
     def _translate_error(self, response: ResponseBody, body: bytes) -> RequestError:
         """Return the backend's error in OpenAI's form."""
@@ -310,8 +317,9 @@ class UpstreamRequest:
         if status < _FIRST_ERROR_STATUS:
             is_refused = response.end is ResponseEnd.REFUSED
             status = HTTPStatus.BAD_REQUEST if is_refused else HTTPStatus.INTERNAL_SERVER_ERROR
-            self._note_end(response)
-        error = errors.translate_engine_error(status, body, self._service.config.name)
+        engine, text = self.backend.engine, read_error(body).text
+        self._note_error(request.status, judge_error(find_errors(engine), status, text).lesson)
+        error = errors.translate_engine_error(status, body, self._service.config.name, engine)
         if error.status in _TEMPORARY_ERRORS and isinstance(response, ErrorResponse):
             error.headers["Retry-After"] = response.retry_after
         if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR or error.status in _TEMPORARY_ERRORS:

@@ -42,6 +42,8 @@ class ProbedEngine:
     mode: Mode
     pid: int | None
     pulse: str | None
+    engine: str | None = None
+    """The runtime, by which its errors are understood."""
 
     async def ask(self, timeout_seconds: float) -> ProbeResult:
         """Request a token, or the equivalent of another mode."""
@@ -52,6 +54,7 @@ class ProbedEngine:
             token=self.token,
             timeout_seconds=timeout_seconds,
             mode=self.mode,
+            engine=self.engine,
         )
 
 

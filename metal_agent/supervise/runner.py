@@ -252,6 +252,7 @@ class Runner:
             case lifecycle.WatchLiveness():
                 return await self._liveness.watch()
             case lifecycle.CheckSuspect():
+                await asyncio.sleep(action.pause_seconds)
                 return await self._check_suspect(action.suspicion)
             case lifecycle.BackOff():
                 await asyncio.sleep(action.seconds)
@@ -438,6 +439,7 @@ class Runner:
             mode=spec.mode,
             pid=self.state.pid,
             pulse=RUNTIMES[spec.runtime].pulse,
+            engine=spec.runtime,
         )
 
     async def _probe(self, timeout_seconds: float) -> ProcessEvent:

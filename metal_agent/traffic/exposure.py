@@ -156,6 +156,7 @@ def proxy_config(
                         concurrency=runner.assignment.spec.parallel if runner.assignment.spec else None,
                         model=runner.model,
                         api_key=runner.api_key,
+                        engine=runner.assignment.spec.runtime if runner.assignment.spec else None,
                     )
                     for runner in grouped[service]
                     if runner.url

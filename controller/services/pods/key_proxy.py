@@ -120,7 +120,7 @@ class KeyProxy(NamedTuple):
         engine, options = self.engine, serving.options
         arguments = ["pod-proxy", "--service", f"{service.namespace}/{service.name}", "--port", str(SERVICE_PORT)]
         arguments += ["--token-file", f"{TOKEN_DIRECTORY}/{TOKEN_KEY}", "--engine-port", str(engine.port)]
-        arguments += ["--health-path", engine.health_path]
+        arguments += ["--health-path", engine.health_path, "--engine", self.runtime]
         if engine.metrics:
             arguments += ["--engine-metrics-path", engine.metrics.path]
             arguments += ["--engine-metrics-prefixes", ",".join(engine.metrics.prefixes)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from crds.metalprocess import LastExit
 from metal_agent import lifecycle as life
 from metal_agent import process_events as events
-from metal_agent.engine_health import SUSPICION_WINDOW_SECONDS, SUSPICIONS, Suspicion
+from metal_agent.engine_health import REFUTED_SECONDS, Suspicion
 from metal_agent.lifecycle import ProcessState, step
 from metal_agent.process_events import ProcessEvent
 
@@ -17,6 +17,7 @@ HELD = events.Held("MemoryPressure", "the host is short of memory")
 EVICTED = events.Evicted("MemoryPressure", "the host needs its memory")
 CRASH = events.Exited(LastExit(signal="SIGKILL"))
 FAILING = Suspicion("Failing", "the last 5 requests failed: 500")
+SILENT = Suspicion("Silent", "no data for 12 s within a stream")
 SLOW = Suspicion("Slow", "the first token took 90 s, 40 times as long as before")
 HAPPY: Sequence[ProcessEvent] = (
     events.Admitted(),
@@ -162,12 +163,14 @@ def test_an_engine_that_hangs_is_withdrawn_and_gone_before_another_starts() -> N
     assert after(CRASH, events.BackoffElapsed(), start=state)[1] == (life.Spawn(),)
 
 
-def test_suspect_engine_is_drained_and_checked_and_serves_again_once_it_answered() -> None:
-    suspect, actions = after(*HAPPY, events.Suspected(FAILING))
-    assert actions == (life.CheckSuspect(FAILING),)
-    assert (suspect.phase, suspect.reason, suspect.is_drained) == ("Ready", "EngineSuspect", True)
-    assert FAILING.message in suspect.message
-    assert after(events.Suspected(FAILING), start=suspect) == (suspect, ()), "the check goes on"
+@pytest.mark.parametrize(("suspicion", "is_drained"), [(FAILING, False), (SILENT, True)])
+def test_suspect_engine_is_checked_and_drained_only_if_it_is_silent(suspicion: Suspicion, is_drained: bool) -> None:
+    """While an engine that fails is checked, it gets the requests of those whose requests are in order."""
+    suspect, actions = after(*HAPPY, events.Suspected(suspicion))
+    assert actions == (life.CheckSuspect(suspicion),)
+    assert (suspect.phase, suspect.reason, suspect.is_drained) == ("Ready", "EngineSuspect", is_drained)
+    assert suspicion.message in suspect.message
+    assert after(events.Suspected(suspicion), start=suspect) == (suspect, ()), "the check goes on"
     serving, actions = after(events.Trusted(), start=suspect)
     assert actions == (life.WatchLiveness(),)
     assert (serving.phase, serving.reason, serving.message, serving.is_drained) == ("Ready", "", "", False)
@@ -176,8 +179,10 @@ def test_suspect_engine_is_drained_and_checked_and_serves_again_once_it_answered
 def test_slow_engine_is_checked_and_keeps_its_queue() -> None:
     slow, actions = after(*HAPPY, events.Suspected(SLOW))
     assert (slow.is_drained, actions) == (False, (life.CheckSuspect(SLOW),))
-    failing, actions = after(events.Suspected(FAILING), start=slow)
-    assert (failing.is_drained, actions) == (True, (life.CheckSuspect(FAILING),))
+    for graver, is_drained in ((FAILING, False), (SILENT, True)):
+        checked, actions = after(events.Suspected(graver), start=slow)
+        assert (checked.is_drained, actions) == (is_drained, (life.CheckSuspect(graver),))
+        assert after(events.Suspected(SLOW), start=checked) == (checked, ()), "the shorter check goes on"
 
 
 def test_failing_engine_is_drained_ended_and_started_again_with_its_answer_in_the_status() -> None:
@@ -190,19 +195,22 @@ def test_failing_engine_is_drained_ended_and_started_again_with_its_answer_in_th
     assert state.message.startswith(answer)
 
 
-def test_engine_that_is_suspect_again_and_again_is_started_again_although_it_answers() -> None:
+def test_suspicion_that_a_check_refuted_counts_for_nothing() -> None:
+    """One client may send what fails without end: the engine serves on, and is not checked without end."""
     state, _ = after(*HAPPY)
-    for _ in range(SUSPICIONS - 1):
-        state, actions = after(events.Suspected(FAILING), start=state, now=10)
-        assert actions == (life.CheckSuspect(FAILING),)
-        state, _ = after(events.Trusted(), start=state, now=10)
-    ended, actions = after(events.Suspected(FAILING), start=state, now=10 + SUSPICION_WINDOW_SECONDS - 1)
-    assert (ended.reason, actions[-1]) == ("EngineFailing", life.End(for_all=True))
-    assert FAILING.message in ended.message
-    later, actions = after(events.Suspected(FAILING), start=state, now=10 + SUSPICION_WINDOW_SECONDS)
-    assert actions == (life.CheckSuspect(FAILING),), "the earlier ones are too old to count"
-    assert after(events.Suspected(SLOW), start=state, now=11)[1] == (life.CheckSuspect(SLOW),), "slowness never counts"
-    assert after(CRASH, events.BackoffElapsed(), events.Spawned(8), start=later)[0].suspected_at == ()
+    pauses = []
+    for now in range(100):
+        state, (check,) = after(events.Suspected(FAILING), start=state, now=now)
+        assert isinstance(check, life.CheckSuspect)
+        pauses.append(check.pause_seconds)
+        state, actions = after(events.Trusted(), start=state, now=now)
+        assert (state.phase, state.reason, actions) == ("Ready", "", (life.WatchLiveness(),))
+    assert pauses == [0, *[REFUTED_SECONDS - 1] * 99]
+    assert after(events.Suspected(FAILING), start=state, now=99 + REFUTED_SECONDS)[1] == (life.CheckSuspect(FAILING),)
+    again, _ = after(
+        events.Hung("it hangs"), CRASH, events.BackoffElapsed(), events.Spawned(8), events.Answered(), start=state
+    )
+    assert after(events.Suspected(FAILING), start=again, now=99)[1] == (life.CheckSuspect(FAILING),), "another engine"
 
 
 def test_exit_of_a_suspect_engine_is_reported_as_an_exit() -> None:

@@ -23,9 +23,18 @@ def answering(response: web.Response) -> AbstractAsyncContextManager[str]:
     return serve_stub(answer)
 
 
-async def probe(url: str, *, token: str | None = None, timeout_seconds: float = 10, mode: Mode = "chat") -> ProbeResult:
+async def probe(
+    url: str,
+    *,
+    token: str | None = None,
+    timeout_seconds: float = 10,
+    mode: Mode = "chat",
+    engine: str | None = None,
+) -> ProbeResult:
     async with aiohttp.ClientSession() as session:
-        return await generate_token(session, url, model="tiny", token=token, timeout_seconds=timeout_seconds, mode=mode)
+        return await generate_token(
+            session, url, model="tiny", token=token, timeout_seconds=timeout_seconds, mode=mode, engine=engine
+        )
 
 
 async def test_a_real_server_is_ready_and_its_token_is_checked(tmp_path: Path) -> None:
@@ -114,8 +123,12 @@ async def test_each_mode_has_a_different_answer(mode: Mode, body: str, reason: s
 
 async def test_engine_that_reports_its_death_is_broken() -> None:
     # mlx_lm.server 0.32.2 gives this answer for ever after it could not load its model.
-    async with answering(web.Response(status=404, text='{"error": "generation thread died"}')) as url:
-        result = await probe(url)
+    results = []
+    for engine in ("mlx-lm", None):
+        async with answering(web.Response(status=404, text='{"error": "generation thread died"}')) as url:
+            results.append(await probe(url, engine=engine))
+    result, of_another = results
+    assert of_another.reason == "NotFound"
     assert (result.ok, result.reason) == (False, "Broken")
     assert result.message.endswith("answered 404: generation thread died")
 

@@ -40,9 +40,9 @@ class Traffic:
         self.past.under_way.add(progress)
         return progress
 
-    def fail(self, *digests: int, outcome: str = "500") -> None:
+    def fail(self, *digests: int, outcome: str = "500", now: float = 0) -> None:
         for digest in digests:
-            self.past.fail(self.send(0, digest), outcome)
+            self.past.fail(self.send(now, digest), outcome, now)
 
     def stream(self, *times: float, size_bytes: int = 100) -> AnswerProgress:
         """Send a request at the first time, answer it at the second, and send data at the others."""
@@ -85,6 +85,48 @@ def test_one_request_that_a_client_repeats_makes_no_backend_suspect() -> None:
     assert traffic.reason() == ""
     traffic.fail(1)
     assert traffic.reason() == "Failing", "nothing but failures, however alike they are"
+
+
+def test_repeated_failures_before_a_success_do_not_count() -> None:
+    traffic = Traffic()
+    traffic.fail(*[1] * 7)
+    traffic.past.succeed(traffic.send(0))
+    traffic.fail(*[1] * 7)
+    assert traffic.reason() == ""
+    traffic.fail(1)
+    assert traffic.past.health.message.startswith("the last 8 requests failed")
+
+
+def test_backend_that_streams_to_others_is_not_suspect_for_the_requests_of_one() -> None:
+    traffic = Traffic()
+    stream = traffic.stream(0, 1, 2)
+    for second in range(3, 100):
+        traffic.fail(second, now=second)
+        traffic.past.note_data(stream, second + 0.5)
+    assert traffic.reason(100) == ""
+    traffic.past.abandon(stream)
+    traffic.fail(1, now=101)
+    assert traffic.reason(101) == "Failing", "it works for nobody any more"
+
+
+def test_stream_that_has_stood_still_since_the_first_failure_shows_no_work() -> None:
+    traffic = Traffic()
+    stream = traffic.stream(0, 1, 2)
+    traffic.fail(1, 2, 3, now=3)
+    assert traffic.reason(4) == "Failing"
+    traffic.past.note_data(stream, 5)
+    assert traffic.reason(5) == "Failing", "data may be old; a whole answer is none"
+    traffic.past.succeed(stream)
+    assert traffic.reason(5) == ""
+
+
+def test_backend_that_says_it_can_serve_no_request_is_suspect_at_once() -> None:
+    traffic = Traffic()
+    traffic.past.fail_for_good(traffic.send(0), "404")
+    assert traffic.past.health == BackendHealth(
+        "u", suspect=True, reason="Failing", message="by its answer to the last request, 404, it can serve none"
+    )
+    assert not traffic.past.under_way
 
 
 def test_client_that_hangs_up_shows_nothing() -> None:

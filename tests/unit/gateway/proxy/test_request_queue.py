@@ -4,10 +4,12 @@ import asyncio
 import json
 
 import aiohttp
+import pytest
 from aiohttp import web
 from msgspec import structs
 
 from gateway.proxy.config import Backend, ProxyConfig
+from gateway.proxy.request_queue import QueueFullError, RequestQueue
 from tests.support.eventually import eventually
 from tests.unit.gateway.proxy.running_proxy import (
     AUTHORIZED,
@@ -17,6 +19,46 @@ from tests.unit.gateway.proxy.running_proxy import (
     make_service,
     post_chat,
 )
+
+
+class Waiting:
+    """A request that waits for ever."""
+
+    def take_slot(self, slot: str) -> None:
+        raise AssertionError(f"{slot} is not free")
+
+    def refuse_slot(self) -> None:
+        raise AssertionError("nobody refuses it")
+
+
+def retry_seconds(*durations: float, in_flight: int) -> int:
+    """Return what a refused client is told after requests that took so long, while others are in flight."""
+    slots = ["slot"] * (len(durations) + in_flight)
+    queue: RequestQueue[str] = RequestQueue(lambda: slots.pop() if slots else None, limit=0)
+    while queue.take_free_slot():
+        pass
+    for seconds in durations:
+        queue.finish_request(seconds)
+    with pytest.raises(QueueFullError) as refused:
+        queue.wait(Waiting())
+    return refused.value.retry_seconds
+
+
+@pytest.mark.parametrize(
+    ("durations", "in_flight", "seconds"),
+    [
+        ((), 1, 1),  # nothing has ended yet
+        ((10.0,), 1, 10),
+        ((10.0, 20.0), 1, 12),  # the newest counts a fifth
+        ((10.0, 20.0), 4, 3),
+        ((10.0, 20.0), 0, 12),  # all ended at this moment
+        ((1000.0,), 1, 60),
+    ],
+)
+def test_refused_client_is_told_when_a_slot_is_likely_to_be_free(
+    durations: tuple[float, ...], in_flight: int, seconds: int
+) -> None:
+    assert retry_seconds(*durations, in_flight=in_flight) == seconds
 
 
 class SlowEngine:

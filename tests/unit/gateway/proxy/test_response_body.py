@@ -157,7 +157,7 @@ def test_error_under_status_200_is_recognized(body: bytes, end: ResponseEnd) -> 
     assert (found.body, found.end) == (body, end)
 
 
-# Errors of llama.cpp, mlx_lm, Ollama, oMLX and vLLM
+# Errors of llama.cpp, mlx_lm, Ollama, oMLX and vLLM, whose tables are not asked
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,6 @@ def test_error_under_status_200_is_recognized(body: bytes, end: ResponseEnd) -> 
             {"error": {"code": 500, "message": "oh", "type": "server_error"}},
             (500, "oh", "server_error", "server_error"),
         ),
-        (404, {"error": "generation thread died"}, (404, "generation thread died", "invalid_request_error", "")),
         (503, {"error": "server busy, please try again."}, (503, "server busy, please try again.", "server_error", "")),
         (429, {"error": {"message": "slow", "code": "rate"}}, (429, "slow", "rate_limit_error", "rate")),
         (507, {"detail": "not enough memory"}, (507, "not enough memory", "server_error", "")),
@@ -210,3 +209,38 @@ def test_error_of_an_engine_is_translated_into_openais_form(
         expected[2],
         expected[3] or "engine_error",
     )
+
+
+def test_error_of_an_engine_is_translated_by_its_table() -> None:
+    raw = b'{"error": {"code": 500, "message": "image input is not supported - hint", "type": "server_error"}}'
+    mistake = errors.translate_engine_error(500, raw, "ns/chat", "llama.cpp")
+    assert (mistake.status, json.loads(mistake.body)["error"]) == (
+        400,
+        {
+            "message": "image input is not supported - hint",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "engine_error",
+        },
+    )
+    dead = errors.translate_engine_error(404, b'{"error": "generation thread died"}', "ns/chat", "mlx-lm")
+    assert (dead.status, json.loads(dead.body)["error"]["type"]) == (503, "server_error")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (errors.bad_request("no"), "invalid_request_error"),
+        (errors.invalid_api_key(), "authentication_error"),
+        (errors.model_not_found("x", ()), "not_found_error"),
+        (errors.request_too_large(5), "request_too_large"),
+        (errors.queue_full("x", 5), "rate_limit_error"),
+        (errors.upstream_failed("x"), "api_error"),
+        (errors.service_unavailable("x"), "overloaded_error"),
+    ],
+)
+def test_error_on_a_path_of_anthropics_api_has_its_form(error: errors.RequestError, kind: str) -> None:
+    for route in ("messages", "count_tokens"):
+        expected = {"type": "error", "error": {"type": kind, "message": str(error)}}
+        assert json.loads(error.encode_body(route)) == expected
+    assert error.encode_body("chat") == error.body

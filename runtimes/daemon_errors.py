@@ -1,0 +1,20 @@
+"""Errors of the shared daemons, Ollama and oMLX: apart from their modules, whose clients a proxy would load in vain."""
+
+from typing import Final
+
+from runtimes.engine_errors import EngineError, ErrorTable
+
+_OLLAMA: Final = "Ollama 0.17.4"
+_OMLX: Final = "oMLX 0.7"
+OLLAMA_ERRORS: Final[ErrorTable] = (
+    EngineError(503, "server busy, please try again", 503, "nothing", f"{_OLLAMA}: server/sched.go, ErrMaxQueue"),
+    # Clients do not name the model of the daemon: it is gone there.
+    EngineError(404, "model '", 503, "failure", f"{_OLLAMA}: recorded answer to an unknown model on /v1"),
+    EngineError(404, 'model "', 503, "failure", f"{_OLLAMA}: server/routes.go, handleScheduleError"),
+)
+OMLX_ERRORS: Final[ErrorTable] = (
+    EngineError(503, "", 503, "nothing", f"{_OMLX}: the queue of its scheduler is full, or pinned models load"),
+    EngineError(409, "", 503, "nothing", f"{_OMLX}: the model is loaded or unloaded at the moment"),
+    EngineError(507, "", 503, "failure", f"{_OMLX}: not enough memory to load the model"),
+    EngineError(404, "Model ", 503, "failure", f"{_OMLX}: the model is gone, and clients do not name it"),
+)

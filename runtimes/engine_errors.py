@@ -1,0 +1,101 @@
+"""Who is to blame for an error that an engine answers: the form of each engine's table, and its one reader.
+
+A status alone misleads: llama.cpp answers 500 to an image that its model cannot see, and mlx-lm 404 once it is dead.
+Each engine's module has rows for its own answers. The row decides what the client gets, so that it repeats a request
+only if that helps, and what is learnt about the engine. An answer without a row is judged by its status.
+"""
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+Lesson = Literal["nothing", "failure", "sick"]
+"""What an error shows of the engine: nothing, since the client or the load is to blame; that it failed this request; or
+that it cannot answer any request more."""
+
+_LONGEST_TEXT: Final = 2000
+
+
+class EngineError(NamedTuple):
+    """A row: one kind of error answer of an engine, in any of the forms of its body."""
+
+    status: int
+    """Status of the engine's answer."""
+    begin: str
+    """Begin of the message; empty: any message. Not a part of it, which may quote what the client has sent."""
+    client_status: int
+    """Status that the client gets; its type and, if a repetition helps, its Retry-After follow from it."""
+    lesson: Lesson
+    source: str
+    """Origin of the row: the engine's version, and the place in its code or the recorded answer."""
+
+
+ErrorTable = Sequence[EngineError]
+
+
+class ErrorMessage(NamedTuple):
+    """The content of an error body. Engines use OpenAI's form, a plain text, or FastAPI's details."""
+
+    text: str
+    kind: str
+    """The engine's own type of the error, or empty."""
+    code: str
+    param: str | None
+
+
+class Judgement(NamedTuple):
+    """What follows from an error answer, for the client and for the engine."""
+
+    status: int
+    lesson: Lesson
+
+
+def judge_error(table: ErrorTable, status: int, text: str) -> Judgement:
+    """Judge an answer of the engine with this table, by its status and by the text of its message."""
+    for row in table:
+        if row.status == status and text.startswith(row.begin):
+            return Judgement(row.client_status, row.lesson)
+    return judge_status(status)
+
+
+def judge_status(status: int) -> Judgement:
+    """Judge an answer of which nothing but the status is known.
+
+    501 is an engine's answer on a path that its mode does not serve: clients would repeat a 5xx in vain.
+    """
+    if status == HTTPStatus.NOT_IMPLEMENTED:
+        return Judgement(HTTPStatus.BAD_REQUEST, "nothing")
+    return Judgement(status, "failure" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "nothing")
+
+
+def read_error(body: bytes) -> ErrorMessage:
+    """Return the message, type, code and parameter of an engine's error."""
+    try:
+        parsed = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ErrorMessage(body.decode(errors="replace").strip()[:_LONGEST_TEXT], "", "", None)
+    if not isinstance(parsed, dict):
+        return ErrorMessage(str(parsed)[:_LONGEST_TEXT], "", "", None)
+    error = parsed.get("error", parsed)
+    if not isinstance(error, dict):
+        return ErrorMessage(str(error), "", "", None)
+    message = error.get("message") or _read_details(error.get("detail"))
+    kind, code, param = (_read_text(error.get(field)) for field in ("type", "code", "param"))
+    return ErrorMessage(str(message or ""), kind, code, param or None)
+
+
+def _read_text(value: Any) -> str:
+    # A code that is a number only repeats the status.
+    return value if isinstance(value, str) else ""
+
+
+def _read_details(detail: Any) -> str:
+    """Return FastAPI's details as one text: they are a text, or a list of fields and their problems."""
+    if not isinstance(detail, list):
+        return str(detail or "")
+    problems = [problem for problem in detail if isinstance(problem, dict)]
+    return "; ".join(
+        f"{'.'.join(str(part) for part in problem.get('loc', []))}: {problem.get('msg', '')}" for problem in problems
+    )
