@@ -44,6 +44,7 @@ class FetchedArtifact:
         size_bytes: its size.
         sha256: its digest; empty for a file:// source without an expected digest, which is not hashed.
         revision: the resolved revision: commit of hf://, entity tag or date of http(s)://, time and size of file://.
+        is_of_source: False for a file that was present already and came from another server, such as a mirror.
 
     """
 
@@ -51,6 +52,7 @@ class FetchedArtifact:
     size_bytes: int
     sha256: str
     revision: str
+    is_of_source: bool = True
 
 
 async def fetch(
@@ -128,7 +130,9 @@ async def fetch_file(
                         make_room=make_room,
                     ).run(destination, patience)
     on_progress(record.size_bytes, record.size_bytes)
-    return FetchedArtifact(destination, record.size_bytes, record.sha256, record.revision)
+    return FetchedArtifact(
+        destination, record.size_bytes, record.sha256, record.revision, is_of_source=record.source == source.text
+    )
 
 
 async def verify_local(

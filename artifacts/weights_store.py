@@ -33,7 +33,7 @@ from artifacts.repositories.address_policy import Networks
 from artifacts.repositories.repository import GGUF_WEIGHTS, SourceAccess
 from artifacts.retry import DEFAULT_PATIENCE, Patience
 from artifacts.source import Source, cache_key, is_digest, refuse_library
-from artifacts.stored_identities import StoredIdentities
+from artifacts.stored_identities import StoredIdentities, move_proven_names
 from artifacts.weights_access import AccessRecords, access_key, ask_for_access
 from crds.size import size_text
 
@@ -118,10 +118,11 @@ class WeightsStore:
     ) -> None:
         self._objects = folder / "objects"
         self._incoming = folder / "incoming"
-        self._names = folder / "names"
+        self._names = folder / "sources"
         self._local = folder / "local"
         self._access = AccessRecords(folder / "access")
         self._identities = StoredIdentities(self._objects, self._names)
+        move_proven_names(folder / "names", self._names, self._objects)
         self._settings = SourceAccess(
             endpoint=endpoint, file_root=file_root, allowed_networks=allowed_networks, patience=patience
         )
@@ -315,7 +316,7 @@ class WeightsStore:
         )
         with protect_from_eviction(incoming):
             try:
-                fetched, at = await self._fetch_from_any(wanted, incoming, on_progress)
+                fetched, server, at = await self._fetch_from_any(wanted, incoming, on_progress)
             finally:
                 self._reserved_bytes.pop(incoming, None)
             try:
@@ -323,12 +324,12 @@ class WeightsStore:
             except ArtifactError:
                 await in_thread(self._delete, incoming)
                 raise
-            return await _hold_in_thread(self._add_object, wanted, at, incoming, fetched)
+            return await _hold_in_thread(self._add_object, wanted, server, at, incoming, fetched)
 
     async def _fetch_from_any(
         self, wanted: _Wanted, incoming: Path, on_progress: ReportProgress
-    ) -> tuple[list[FetchedArtifact], str]:
-        """Fetch the weights from their source, or from a mirror; return the files and their revision."""
+    ) -> tuple[list[FetchedArtifact], Source, str]:
+        """Fetch the weights from their source, or from a mirror; return the files, their server and its revision."""
 
         async def read(server: Source, patience: Patience) -> tuple[list[FetchedArtifact], str]:
             # A mirror has revisions of its own; its bytes are verified by their digest.
@@ -336,7 +337,7 @@ class WeightsStore:
             return await self._download(asked, incoming, on_progress, patience)
 
         (files, revision), server = await read_from_any(wanted.source, wanted.mirrors, read, self._settings.patience)
-        return files, revision if server is wanted.source else wanted.revision or ""
+        return files, server, revision
 
     async def _download(
         self, wanted: _Wanted, incoming: Path, on_progress: ReportProgress, patience: Patience
@@ -370,9 +371,12 @@ class WeightsStore:
         return several, listing.revision
 
     def _add_object(
-        self, wanted: _Wanted, revision: str, incoming: Path, fetched: Sequence[FetchedArtifact]
+        self, wanted: _Wanted, server: Source, revision: str, incoming: Path, fetched: Sequence[FetchedArtifact]
     ) -> HeldWeights:
         """Make the fetched files an object: write its name and manifest, then rename its folder.
+
+        The name says that the source has these bytes, to all namespaces. A digest that one of them states proves
+        nothing about the source, so the bytes of a mirror get no name, unless the source itself names their digest.
 
         Until the rename the folder is an unfinished download: after a crash the next call repeats this step.
         """
@@ -380,9 +384,11 @@ class WeightsStore:
         files = tuple(StoredFile.of(each.path, each.sha256) for each in fetched)
         is_folder = _is_folder(source, fetched)
         digest = folder_digest(files) if is_folder or len(files) > 1 else files[0].sha256
-        manifest = Manifest(source.display, revision, digest, files, is_folder)
+        manifest = Manifest(server.display, revision, digest, files, is_folder)
         folder = self._object_path(digest)
-        durable.write(self._name_path(source, requested), digest)
+        is_digest_stated = source.scheme == "oci" and source.is_pinned
+        if is_digest_stated or (server is source and all(each.is_of_source for each in fetched)):
+            durable.write(self._name_path(source, requested), digest)
         with self._lock_objects():
             self._access.grant(digest, wanted.access, public=wanted.is_public)
             held = self.find(source, requested, digest)

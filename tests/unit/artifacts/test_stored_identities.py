@@ -134,7 +134,7 @@ async def test_only_a_changed_folder_is_read_again(store: WeightsStore, server: 
 
 async def test_second_source_of_stored_weights_is_read(store: WeightsStore, server: FileServer) -> None:
     held = await obtain(store, publish(server, "a.gguf"))
-    (name,) = (held.path.parents[2] / "names").glob("*.json")
+    (name,) = (held.path.parents[2] / "sources").glob("*.json")
     use(held, 10)
     assert len(store.identities()) == 2
     os.utime(name.parent, (5, 5))
@@ -162,7 +162,7 @@ def test_store_of_a_new_host_is_no_problem(store: WeightsStore) -> None:
 
 async def test_weights_without_a_name_are_known_by_their_digest(store: WeightsStore, server: FileServer) -> None:
     held = await obtain(store, publish(server, "a.gguf"))
-    shutil.rmtree(held.path.parents[2] / "names")
+    shutil.rmtree(held.path.parents[2] / "sources")
     assert list(store.identities()) == [held.digest]
 
 

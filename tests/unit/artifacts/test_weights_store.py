@@ -92,7 +92,7 @@ async def test_same_bytes_fetched_from_two_sources_at_once_are_kept_for_both(
     assert all(each.path.exists() for each in held)
 
 
-@pytest.mark.parametrize("written", [".manifest.json", "names"])
+@pytest.mark.parametrize("written", [".manifest.json", "sources"])
 async def test_fetched_weights_survive_a_full_disk_at_the_last_write(
     store: WeightsStore, server: FileServer, weights: bytes, monkeypatch: pytest.MonkeyPatch, written: str
 ) -> None:
@@ -113,7 +113,7 @@ async def test_fetched_weights_survive_a_full_disk_at_the_last_write(
     assert [path.name for path in held.path.parent.iterdir() if path != held.path] == [".manifest.json"]
 
 
-@pytest.mark.parametrize("digest", ["../names", "..", "a" * 63, "A" * 64, ARABIC_ZERO * 64, f"{'a' * 64}\n"])
+@pytest.mark.parametrize("digest", ["../sources", "..", "a" * 63, "A" * 64, ARABIC_ZERO * 64, f"{'a' * 64}\n"])
 async def test_digest_that_would_name_another_file_is_refused(
     store: WeightsStore, server: FileServer, weights: bytes, tmp_path: Path, digest: str
 ) -> None:
