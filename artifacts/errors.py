@@ -33,11 +33,15 @@ class ArtifactError(Exception):
         reason: CamelCase, fit for a Kubernetes condition.
         message: one line that names the object, the value and the remedy; contains no secret.
         retryable: True when the same call may succeed later without any change on this side.
+        retry_after_seconds: the pause that the server asks for (Retry-After), at most an hour; 0 if it asks for none.
 
     """
 
-    def __init__(self, reason: Reason, message: str, *, retryable: bool = False) -> None:
+    def __init__(
+        self, reason: Reason, message: str, *, retryable: bool = False, retry_after_seconds: float = 0.0
+    ) -> None:
         super().__init__(message)
         self.reason: Reason = reason
         self.message = message
         self.retryable = retryable
+        self.retry_after_seconds = retry_after_seconds

@@ -80,4 +80,9 @@ async def read_from_any(
         raise problems[0]
     message = "; ".join(each.message for each in problems)
     # A mirror that lacks the file is no proof that the source does.
-    raise ArtifactError(problems[0].reason, message, retryable=any(each.retryable for each in problems))
+    raise ArtifactError(
+        problems[0].reason,
+        message,
+        retryable=any(problem.retryable for problem in problems),
+        retry_after_seconds=min(problem.retry_after_seconds for problem in problems),
+    )

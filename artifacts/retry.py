@@ -56,7 +56,8 @@ class Backoff:
             position: how far this attempt got, in bytes from the start of the file.
 
         Raises:
-            ArtifactError: `error` itself, when the error is permanent or was the last attempt that `patience` allows.
+            ArtifactError: `error` itself, when the error is permanent, was the last attempt that `patience` allows, or
+                comes from a server that asks for a longer pause.
 
         """
         if position >= self._furthest + self._patience.progress_bytes:
@@ -65,12 +66,15 @@ class Backoff:
         self._failures += 1
         if not error.retryable or error.reason not in _WORTH_ANOTHER_TRY or self._failures >= self._patience.attempts:
             raise error
-        return backoff_seconds(
+        if error.retry_after_seconds > self._patience.longest_pause_seconds:
+            raise error
+        pause_seconds = backoff_seconds(
             self._failures,
             first=self._patience.first_pause_seconds,
             most=self._patience.longest_pause_seconds,
             jitter=BELOW,
         )
+        return max(pause_seconds, error.retry_after_seconds)
 
 
 async def retry_read(read: Callable[[], Awaitable[T]], patience: Patience) -> T:

@@ -102,7 +102,12 @@ async def _until_stopped(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _fail(verb: str, error: ArtifactError, result: Path | None) -> NoReturn:
-    facts = {"reason": error.reason, "message": error.message, "retryable": error.retryable}
+    facts = {
+        "reason": error.reason,
+        "message": error.message,
+        "retryable": error.retryable,
+        "retryAfterSeconds": error.retry_after_seconds,
+    }
     write_result(verb, facts, result)
     print(f"pomona {verb}: {error.message}", file=sys.stderr)
     sys.exit(RETRYABLE_EXIT if error.retryable else PERMANENT_EXIT)

@@ -427,17 +427,16 @@ def _on_failed(state: ProcessState, event: Failed) -> ProcessStep:
         # The engine must be gone before another is started: the back-off begins with its Exited.
         return replace(state, reason=event.reason, message=event.message), (End(),)
     if state.phase in {"Pending", "Fetching", "Starting"} and not state.awaits_release:
-        return _back_off(
-            replace(state, fetched=False, queued=False), event.reason, event.message, permanent=event.permanent
-        )
+        least_seconds = MAX_BACKOFF_SECONDS if event.permanent else event.retry_after_seconds
+        return _back_off(replace(state, fetched=False, queued=False), event.reason, event.message, least_seconds)
     if state.phase == "Ready":
         # A check failed, and nothing checks the engine any more: it serves on, and is watched again after a pause.
         return _enter_phase(state, "Ready"), (BackOff(FAILED_CHECK_SECONDS), WatchLiveness())
     return state, ()
 
 
-def _back_off(state: ProcessState, reason: str, message: str, *, permanent: bool = False) -> ProcessStep:
+def _back_off(state: ProcessState, reason: str, message: str, least_seconds: float = 0.0) -> ProcessStep:
     failures = state.failures + 1
-    seconds = MAX_BACKOFF_SECONDS if permanent else restart_backoff_seconds(failures)
+    seconds = max(restart_backoff_seconds(failures), least_seconds)
     text = f"{message} (failure {failures}; next try in {seconds:.0f} s)"
     return replace(state, phase="Failed", reason=reason, message=text, failures=failures), (BackOff(seconds),)

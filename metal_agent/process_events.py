@@ -33,6 +33,8 @@ class Failed:
     reason: str
     message: str
     permanent: bool = False
+    retry_after_seconds: float = 0.0
+    """The pause that the server of the weights asks for; 0 if it asks for none."""
 
 
 @dataclass(frozen=True, slots=True)

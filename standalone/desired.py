@@ -28,6 +28,8 @@ from crds.pods import ServiceHardware
 from kube.resources import ObjectKey
 from metal_agent.assignments import STANDALONE, Assignment
 
+_STORED: Final = "ServedFromStore"
+"""Reason of a Model whose weights are stored and whose source could not be asked."""
 _POD_FIELDS: Final = {
     "resources": "spec.resources",
     "image": "spec.image",
@@ -45,6 +47,8 @@ class Decision(NamedTuple):
     """One for each replica; the same inputs give the same uids."""
     problem: ServiceProblem | None = None
     """The reason why there are none."""
+    note: str = ""
+    """What the user should know of weights that serve."""
 
 
 def decide_assignments(service: InferenceService, models: Mapping[ObjectKey, Model]) -> Decision:
@@ -63,7 +67,18 @@ def decide_assignments(service: InferenceService, models: Mapping[ObjectKey, Mod
     spec = desired_spec(adapted, checked.served, memory_bytes)
     name = process_prefix(metadata.name, spec)
     names = (f"{name}-{number}" for number in range(replicas))
-    return Decision(tuple(Assignment(_uid(metadata.namespace, each), metadata.namespace, each, spec) for each in names))
+    assignments = tuple(Assignment(_uid(metadata.namespace, each), metadata.namespace, each, spec) for each in names)
+    return Decision(assignments, note=_describe_stored(model, *(companion.model for companion in companions)))
+
+
+def _describe_stored(*models: Model | None) -> str:
+    """Return which Models are served from the store because their source could not be asked; "" if none is."""
+    found = []
+    for model in models:
+        ready = model.status.conditions[0] if model and model.status.conditions else None
+        if model and ready and ready.reason == _STORED:
+            found.append(f"Model {model.metadata.name}: {ready.message}")
+    return "; ".join(found)
 
 
 def list_ignored_fields(services: Iterable[InferenceService]) -> list[str]:
@@ -88,12 +103,18 @@ def keep_hub_token(model: Model, endpoint: str) -> Model:
     return model if served_by_hub else structs.replace(model, spec=structs.replace(model.spec, source_secret_ref=None))
 
 
-def with_inspection(model: Model, found: Inspection) -> Model:
-    """Return the Model with the facts of its header in the status, as the controller would write it."""
+def with_inspection(model: Model, found: Inspection, problem: str = "") -> Model:
+    """Return the Model with the facts of its header in the status, as the controller would write it.
+
+    `problem` is the reason why the facts are those of the stored weights, and the source was not asked.
+    """
     facts = ModelFacts.of_answer(model, msgspec.convert(found, JobResult, from_attributes=True))
     if scheme_of(model.spec.source) == "file":
         # A cluster cannot read the file and so has no revision; with one, the process would have another name here.
         facts = structs.replace(facts, revision="")
+    if problem:
+        message = f"the stored weights serve, since their source could not be asked: {problem}"
+        return _with_status(model, "Ready", true=True, reason=_STORED, message=message, facts=facts)
     return _with_status(model, "Ready", true=True, reason="Inspected", message=facts.file, facts=facts)
 
 

@@ -14,7 +14,6 @@ import aiohttp
 import structlog
 
 from artifacts.errors import ArtifactError
-from artifacts.inspect import Inspection, inspect
 from artifacts.repositories.address_policy import Networks
 from artifacts.repositories.repository import SourceAccess
 from artifacts.source import parse
@@ -38,6 +37,7 @@ from standalone import desired
 from standalone.ask import AskError
 from standalone.desired import Decision
 from standalone.exposure import StandaloneExposure
+from standalone.inspections import ModelInspector
 from standalone.manifests import Manifests
 
 FILE_ROOT: Final = Path("/")
@@ -116,6 +116,13 @@ class Machine:
             allowed_networks=options.allowed_networks,
             proxy=self._proxy,
         )
+        access = SourceAccess(
+            token=options.token,
+            endpoint=options.endpoint,
+            file_root=FILE_ROOT,
+            allowed_networks=options.allowed_networks,
+        )
+        self._inspector = ModelInspector(options.folder / "inspections", self._host.context.weights.store, access)
 
     @property
     def decisions(self) -> Mapping[ObjectKey, Decision]:
@@ -251,27 +258,22 @@ class Machine:
                 self._update_assignments(supervisor)
                 if not error.retryable:
                     return
+                asked_seconds = error.retry_after_seconds
             else:
                 self._update_assignments(supervisor)
                 return
             failures += 1
-            await asyncio.sleep(backoff_seconds(failures, first=_FIRST_RETRY_SECONDS, most=_LAST_RETRY_SECONDS))
+            pause_seconds = backoff_seconds(failures, first=_FIRST_RETRY_SECONDS, most=_LAST_RETRY_SECONDS)
+            await asyncio.sleep(max(pause_seconds, asked_seconds))
 
     async def _inspect_once(self, model: Model) -> Model:
         """Return the Model with its status; a Model of Ollama's library has the facts of its spec only."""
         if parse(model.spec.source).scheme == "ollama":
             return desired.assume_ready(model)
-        return desired.with_inspection(model, await self._read_header(model))
-
-    async def _read_header(self, model: Model) -> Inspection:
-        token = self._options.token if model.spec.source_secret_ref else None
-        access = SourceAccess(
-            token=token,
-            endpoint=self._options.endpoint,
-            file_root=FILE_ROOT,
-            allowed_networks=self._options.allowed_networks,
-        )
-        return await inspect(parse(model.spec.source, model.spec.files), access, sha256=model.spec.sha256)
+        found, problem = await self._inspector.inspect(model)
+        if problem:
+            log.warning("source_not_asked", model=model.metadata.name, error=problem)
+        return desired.with_inspection(model, found, problem)
 
     async def _configure_proxy(self) -> None:
         """Configure the proxy after each change, until cancelled."""

@@ -75,6 +75,8 @@ def build_row(
     phase = worst.phase if not ready else "Ready" if ready == len(known) else "Degraded"
     if ready and not answers:
         phase, detail = "Starting", "loaded; waiting for the endpoint"
+    if phase == "Ready" and decision.note:
+        detail = f"{detail}; {decision.note}" if detail else decision.note
     return Row(
         service=name,
         phase=phase,

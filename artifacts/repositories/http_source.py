@@ -10,6 +10,8 @@ import contextlib
 import functools
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import NamedTuple, Protocol
 from urllib.request import getproxies, proxy_bypass
 
@@ -46,6 +48,9 @@ _PARTIAL = 206
 _RANGE_REFUSED = 416
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MOST_REDIRECTS = 10
+_LONGEST_PAUSE_SECONDS = 3600.0
+"""The longest pause that a server can ask for."""
+_MOST_DIGITS = 9
 _PROXY_SCHEMES = ("http://", "https://")
 _OTHER_TOKEN = (
     f"set another token (spec.sourceSecretRef; in the environment {HUB_TOKEN_VARIABLE} for the hub, {TOKEN_VARIABLE} "
@@ -186,7 +191,7 @@ class Origin:
         except aiohttp.ClientConnectorError as error:
             if isinstance(error.os_error, PrivateAddressError):
                 raise self._private() from error
-            raise self._unreachable(f"failed: {_describe(error)}") from error
+            raise self._unreachable(f"is not reached, or this machine is offline: {_describe(error)}") from error
         except (aiohttp.ClientError, UnicodeError) as error:
             raise self._unreachable(f"failed: {_describe(error)}") from error
 
@@ -246,8 +251,13 @@ class Origin:
             f"{self._source.display}: it, or what it redirects to, is {IN_PRIVATE_NETWORK}",
         )
 
-    def _unreachable(self, problem: str) -> ArtifactError:
-        return ArtifactError("SourceUnreachable", f"{self._source.display}: the server {problem}", retryable=True)
+    def _unreachable(self, problem: str, retry_after_seconds: float = 0.0) -> ArtifactError:
+        return ArtifactError(
+            "SourceUnreachable",
+            f"{self._source.display}: the server {problem}",
+            retryable=True,
+            retry_after_seconds=retry_after_seconds,
+        )
 
     async def _check(self, response: aiohttp.ClientResponse) -> None:
         name, status = self._source.display, response.status
@@ -266,7 +276,9 @@ class Origin:
             missing = _NO_ARTIFACT if self._source.scheme == "oci" else "there is no such file: check path and revision"
             raise ArtifactError("SourceNotFound", f"{name}: HTTP {status}: {missing}")
         if status in _TRY_AGAIN or status >= _SERVER_ERROR:
-            raise self._unreachable(f"answered HTTP {status}")
+            seconds = _read_retry_after(response.headers)
+            asked = f" and asks for a pause of {seconds:.0f} s" if seconds else ""
+            raise self._unreachable(f"answered HTTP {status}{asked}", seconds)
         if status >= _FIRST_ERROR:
             raise ArtifactError("SourceRefused", f"{name}: the server refused with HTTP {status}")
 
@@ -380,6 +392,19 @@ def _find_proxy(url: URL) -> str | None:
     if not proxy or not proxy.startswith(_PROXY_SCHEMES) or proxy_bypass(url.host or ""):
         return None
     return proxy
+
+
+def _read_retry_after(headers: Mapping[str, str]) -> float:
+    """Return the pause in seconds that a server asks for, as a number or as a date; 0 if it asks for none."""
+    text = headers.get("Retry-After", "").strip()
+    if text.isascii() and text.isdecimal():
+        return min(float(text[:_MOST_DIGITS]), _LONGEST_PAUSE_SECONDS)
+    try:
+        due = parsedate_to_datetime(text)
+    except ValueError:
+        return 0.0
+    seconds = (due.replace(tzinfo=due.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
+    return min(max(0.0, seconds), _LONGEST_PAUSE_SECONDS)
 
 
 def _text(headers: Mapping[str, str], name: str) -> str:

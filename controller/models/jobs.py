@@ -10,7 +10,7 @@ an inspection in place of a Job: see `host_inspection.py`.
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -190,6 +190,7 @@ class JobResult(InspectionReport, frozen=True):
 
     reason: str = ""
     message: str = ""
+    retry_after_seconds: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
 
 
 class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,6 +201,8 @@ class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     message: str = ""
     ended: datetime | None = None
+    retry_after_seconds: float = 0.0
+    """The pause that the source's server asks for."""
     answer: InspectionReport = InspectionReport()
     host: str = ""
     """The host that made the attempt; empty: a Job did."""
@@ -239,7 +242,7 @@ def proceed(work: Work, attempts: Sequence[Obj], pods: Mapping[str, Sequence[Obj
         return msgspec.structs.replace(progress, again_seconds=again)
     # Attempts are counted from 0. The pause is exact, because this decision is repeated until the pause is over.
     seconds = backoff_seconds(attempt + 1, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS, jitter=EXACT)
-    pause = timedelta(seconds=seconds)
+    pause = timedelta(seconds=max(seconds, outcome.retry_after_seconds))
     if now < outcome.ended + pause:
         wait = (outcome.ended + pause - now).total_seconds()
         return msgspec.structs.replace(progress, again_seconds=wait)
@@ -308,7 +311,13 @@ def _read_end(state: Obj, ended: _Ended | None) -> JobOutcome:
         or f"the Job's container ended with exit code {state['exitCode']} ({reason}) and without a result"
     )
     final = state["exitCode"] == PERMANENT_EXIT
-    return JobOutcome(state="Failed" if final else "Broken", reason=reason, message=message, ended=when)
+    return JobOutcome(
+        state="Failed" if final else "Broken",
+        reason=reason,
+        message=message,
+        ended=when,
+        retry_after_seconds=answer.retry_after_seconds,
+    )
 
 
 def _read_waiting(pod: Obj) -> JobOutcome:

@@ -93,4 +93,6 @@ def refusal(source: str, error: ArtifactError) -> Refused | Failed:
     """Return the outcome for an artifact error: a file that is missing on this host may be on another one."""
     if scheme_of(source) == "file" and error.reason in _FILE_REASONS:
         return Refused(_FILE_REASONS[error.reason], error.message)
-    return Failed(error.reason, error.message, permanent=not error.retryable)
+    return Failed(
+        error.reason, error.message, permanent=not error.retryable, retry_after_seconds=error.retry_after_seconds
+    )

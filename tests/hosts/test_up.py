@@ -311,7 +311,7 @@ async def test_engine_is_adopted_after_a_crash_of_up(start: Start, weights: Path
     assert [each for each in psutil.process_iter() if _is_of(each, up.state)] == before
 
 
-async def test_hub_gets_the_token_of_the_environment(
+async def test_hub_gets_the_token_of_the_environment_and_is_not_needed_once_weights_are_stored(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "served"
@@ -325,6 +325,10 @@ async def test_hub_gets_the_token_of_the_environment(
         up.process.start()
         assert await up.ends() == 0, up.said
         assert any(each.authorization == "Bearer hub-token" and COMMIT in each.path for each in files.requests)
+        files.statuses.extend([429] * 99)
+        up.process.start()
+        assert await up.ends() == 0, up.said
+        assert "tiny: Ready - Model tiny: the stored weights serve, since their source could not be asked" in up.said
     kept = "".join(
         path.read_text(errors="replace") for path in up.state.rglob("*") if path.is_file() and path.suffix != ".gguf"
     )

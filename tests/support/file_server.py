@@ -103,6 +103,8 @@ class FileServer:
         """Targets of redirects, by path."""
         self.statuses: deque[int] = deque()
         """Statuses for the next requests, one each."""
+        self.retry_after = ""
+        """Retry-After of the answers with such a status, if set."""
         self.faults: deque[TransferFault] = deque()
         """Faults for the next bodies, one each."""
         self.requests: list[Request] = []
@@ -158,7 +160,8 @@ class FileServer:
             seen.status = self.statuses.popleft()
         elif self.token and seen.port == self.port and seen.authorization != f"Bearer {self.token}":
             seen.status = 401
-        return seen, web.Response(status=seen.status) if seen.status else None
+        headers = {"Retry-After": self.retry_after} if self.retry_after else {}
+        return seen, web.Response(status=seen.status, headers=headers) if seen.status else None
 
     def _path(self, name: str) -> Path | None:
         path = (self.root / name).resolve()

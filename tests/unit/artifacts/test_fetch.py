@@ -161,9 +161,34 @@ async def test_overloaded_server_is_retried(call: FetchCall, server: FileServer,
     assert (await call(server.url + "/weights.gguf")).path.read_bytes() == weights
 
 
+@pytest.mark.parametrize(
+    ("asked", "seconds"),
+    [
+        ("120", 120),
+        ("999999999999999999999", 3600),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", 3600),
+        ("Fri, 31 Dec 1999 23:59:59 GMT", 0),
+        ("31 Dec 9999 23:59:59", 3600),
+        ("-5", 0),
+        ("soon", 0),
+        ("\N{SUPERSCRIPT TWO}", 0),
+        ("", 0),
+    ],
+)
+async def test_pause_that_the_server_asks_for_is_kept(
+    call: FetchCall, server: FileServer, asked: str, seconds: int
+) -> None:
+    server.retry_after = asked
+    server.statuses.extend([429] * HURRIED.attempts)
+    error = await call.refused(server.url + "/weights.gguf")
+    assert error.retry_after_seconds == seconds
+    assert len(server.requests) == (1 if seconds else HURRIED.attempts), "a longer pause is left to the caller"
+
+
 async def test_refused_connection_is_unreachable(call: FetchCall) -> None:
     error = await call.refused("http://127.0.0.1:9/weights.gguf")
     assert (error.reason, error.retryable) == ("SourceUnreachable", True)
+    assert "offline" in error.message
 
 
 async def test_other_revision_than_the_inspected_one_is_refused_unless_the_digest_decides(

@@ -226,6 +226,14 @@ async def test_error_after_a_cancellation_is_not_logged_by_the_loop() -> None:
     assert complaints == []
 
 
+def test_pause_is_not_shorter_than_the_server_asks() -> None:
+    backoff = Backoff(Patience(attempts=9, first_pause_seconds=1, longest_pause_seconds=20))
+    asked = ArtifactError("SourceUnreachable", "x", retryable=True, retry_after_seconds=15)
+    assert backoff.pause_seconds(asked) == 15
+    with pytest.raises(ArtifactError):
+        backoff.pause_seconds(ArtifactError("SourceUnreachable", "x", retryable=True, retry_after_seconds=21))
+
+
 def test_attempts_without_progress_are_bounded_and_progress_counts_anew() -> None:
     error = ArtifactError("SourceUnreachable", "x", retryable=True)
     backoff = Backoff(Patience(attempts=4, first_pause_seconds=8, longest_pause_seconds=20))

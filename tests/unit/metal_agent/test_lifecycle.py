@@ -78,6 +78,11 @@ def test_permanent_failure_is_retried_after_the_longest_back_off() -> None:
     assert actions == (life.BackOff(life.MAX_BACKOFF_SECONDS),)
 
 
+def test_pause_that_the_server_of_the_weights_asks_for_is_kept() -> None:
+    _, actions = after(events.Admitted(), events.Failed("SourceUnreachable", "no", retry_after_seconds=120))
+    assert actions == (life.BackOff(120),)
+
+
 def test_failed_step_is_retried() -> None:
     assert after(events.Failed("A", "a"), events.BackoffElapsed())[1] == (life.CheckAdmission(),)
     assert after(events.Admitted(), events.Failed("A", "a"), events.BackoffElapsed())[1] == (life.Fetch(),)

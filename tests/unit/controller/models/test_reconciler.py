@@ -369,6 +369,14 @@ def test_a_wrong_checksum_fails_the_model_and_not_its_inspection() -> None:
     assert simulated.condition("Cached").reason == "ChecksumMismatch"
 
 
+def test_next_attempt_waits_as_long_as_the_server_of_the_weights_asks() -> None:
+    simulated = SimulatedModel()
+    simulated.settle()
+    said = {"reason": "SourceUnreachable", "message": "HTTP 429", "retryable": True, "retryAfterSeconds": 3000}
+    simulated.end("inspect", 1, said)
+    assert simulated.settle().again_seconds == pytest.approx(3000, abs=1)
+
+
 def test_reason_of_a_killed_container_is_reported() -> None:
     simulated = SimulatedModel()
     simulated.settle()

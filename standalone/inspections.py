@@ -1,0 +1,97 @@
+"""Inspection of the Models of `pomona up`, from their source or, while it cannot be asked, from the stored weights.
+
+What the source said at the last inspection is kept beside the store: its revision names the weights there. Weights of a
+pinned revision never change, so their source is not asked again once they are stored.
+"""
+
+import asyncio
+import dataclasses
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from artifacts import durable
+from artifacts.errors import ArtifactError
+from artifacts.inspect import Inspection, check_stored, inspect_with_mirrors
+from artifacts.partial_download import storage_faults
+from artifacts.repositories.repository import SourceAccess
+from artifacts.retry import Patience
+from artifacts.source import Source, cache_key, parse
+from artifacts.weights_store import WeightsStore
+from crds.model import Model, ModelSpec
+
+_HURRIED: Final = Patience(connect_seconds=10.0, silence_seconds=10.0, attempts=1)
+"""Patience with a source whose weights are stored."""
+
+
+class SourceRecord(msgspec.Struct, frozen=True, rename="camel"):
+    """What a source said of its weights at the last inspection; their header is in the store."""
+
+    revision: str
+    file: str
+    sha256: str | None
+    size_bytes: int
+
+
+class ModelInspector:
+    """Inspector of Models, with records in `folder`.
+
+    Args:
+        folder: made when absent.
+        store: the weights of this machine.
+        access: settings to read sources, with the token for those Models that have a Secret.
+    """
+
+    def __init__(self, folder: Path, store: WeightsStore, access: SourceAccess) -> None:
+        self._folder = folder
+        self._store = store
+        self._access = access
+
+    async def inspect(self, model: Model) -> tuple[Inspection, str]:
+        """Return the facts of a Model, and why its source could not be asked; "" if it was, or need not be.
+
+        Raises:
+            ArtifactError: with a reason and whether a retry may help.
+        """
+        with storage_faults(self._folder):
+            return await self._inspect(model.spec)
+
+    async def _inspect(self, spec: ModelSpec) -> tuple[Inspection, str]:
+        source = parse(spec.source, spec.files)
+        stored = await asyncio.to_thread(self._find_stored, source, spec.sha256)
+        if stored is not None and source.is_pinned:
+            return stored, ""
+
+        def access(server: Source, patience: Patience) -> SourceAccess:
+            token = self._access.token if spec.source_secret_ref and server is source else None
+            return dataclasses.replace(self._access, token=token, patience=_HURRIED if stored else patience)
+
+        try:
+            found = await inspect_with_mirrors(source, spec.mirrors, access, sha256=spec.sha256)
+        except ArtifactError as error:
+            if stored is None or error.reason != "SourceUnreachable":
+                raise
+            return stored, error.message
+        if source.scheme != "file":
+            record = SourceRecord(found.revision, found.file, found.sha256, found.size_bytes)
+            await asyncio.to_thread(durable.write, self._path(source, spec.sha256), record)
+        return found, ""
+
+    def _find_stored(self, source: Source, sha256: str | None) -> Inspection | None:
+        """Return the facts of the weights in the store that the source had last; None if they are not there."""
+        record = durable.read(self._path(source, sha256), SourceRecord)
+        held = self._store.find(source, record.revision or None, record.sha256) if record else None
+        if record is None or held is None:
+            return None
+        try:
+            facts = check_stored(source, held.path)
+        finally:
+            held.release()
+        known = {field.name: getattr(facts, field.name) for field in dataclasses.fields(facts)}
+        return Inspection(
+            **known, size_bytes=record.size_bytes, revision=record.revision, file=record.file, sha256=record.sha256
+        )
+
+    def _path(self, source: Source, sha256: str | None) -> Path:
+        return self._folder / f"{cache_key(source.text, sha256 or '', source.files)}.json"
