@@ -14,6 +14,7 @@ from crds.meta import (
     described,
     rule,
 )
+from crds.serving import Mode
 
 FilePatterns = Annotated[
     list[
@@ -280,6 +281,24 @@ class GGUF(ApiStruct, frozen=True):
         Annotated[int, Meta(ge=0)] | None,
         described("Key and value heads of the widest layer (grouped-query attention).", format="int64"),
     ] = None
+    key_head_size: Annotated[
+        int | None,
+        described(
+            "Elements of a key head; of heads of several sizes their greatest common divisor, which the blocks of a "
+            "quantized cache have to divide.",
+            format="int64",
+        ),
+    ] = None
+    value_head_size: Annotated[int | None, described("The same of a value head.", format="int64")] = None
+    modes: Annotated[
+        list[Mode],
+        Meta(max_length=3),
+        described(
+            "Modes of serving that the artifact is made for, as its header shows: chat if it generates text, "
+            "embeddings if it states how it pools, rerank if it has a head that scores. Absent if that is not known.",
+            **{"x-kubernetes-list-type": "set"},
+        ),
+    ] = []
     tensor_count: Annotated[int | None, described("Number of tensors.", format="int64")] = None
     file_version: Annotated[int | None, described("Version of the GGUF format.", format="int64")] = None
     license: Annotated[HeaderText, described("License that the artifact states.")] = ""

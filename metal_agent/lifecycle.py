@@ -34,6 +34,7 @@ from metal_agent.process_events import (
     Suspected,
     Trusted,
 )
+from runtimes.engine_log import find_cause
 
 Phase = Literal["Pending", "Fetching", "Starting", "Ready", "Stopping", "Stopped", "Failed", "Rejected"]
 
@@ -403,12 +404,14 @@ def _on_exited(state: ProcessState, event: Exited, now: float) -> ProcessStep:
         return replace(gone, phase="Stopped"), ()
     stable = state.ready_since is not None and now - state.ready_since >= STABLE_SECONDS
     how = event.last.signal or f"exit code {'unknown' if event.last.code is None else event.last.code}"
+    cause = find_cause(event.last.log)
+    exited = f"the engine exited with {how}{': ' if cause else ''}{cause}{LOG_HINT}"
     # Set if the engine was ended because of it; a suspicion or a problem of its start is not the cause of an exit.
     ended = state.phase == "Starting" and bool(state.reason)
     return _back_off(
         replace(gone, failures=0 if stable else state.failures),
         state.reason if ended else event.reason or "EngineExited",
-        state.message if ended else event.message or f"the engine exited with {how}{LOG_HINT}",
+        state.message if ended else event.message or exited,
     )
 
 

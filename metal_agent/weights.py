@@ -16,7 +16,7 @@ from artifacts.source import DEFAULT_ENDPOINT, Source, parse
 from artifacts.weights_store import HeldWeights, WeightsStore
 from crds.inspection import InspectionReport
 from crds.metalprocess import Artifact, MetalProcessSpec
-from crds.model import Layout
+from crds.model import GGUF, Layout
 
 Progress = Callable[[int, int | None], None]
 """Called with the number of bytes on the host and the total, or None if that is unknown."""
@@ -28,9 +28,15 @@ class PinnedWeights:
     """The weights of one process, kept on the host until `release`: the model, then the further artifacts in order."""
 
     def __init__(
-        self, held: Sequence[HeldWeights], layout: Layout | None = None, draft_layout: Layout | None = None
+        self,
+        held: Sequence[HeldWeights],
+        layout: Layout | None = None,
+        draft_layout: Layout | None = None,
+        headers: Sequence[GGUF] = (),
     ) -> None:
         self._held = held
+        self.headers = headers
+        """Facts of the headers, in the order of the weights."""
         self.layout = layout
         """Layout of the model's own header; of a header that does not state all of it, the size of the weights."""
         self.draft_layout = draft_layout
@@ -100,12 +106,15 @@ class HostWeights:
         """
         held: list[HeldWeights] = []
         layouts: list[Layout] = []
+        headers: list[GGUF] = []
         try:
             for artifact, token in zip(_list_artifacts(spec), tokens, strict=True):
                 source = parse(artifact.source, artifact.files)
 
                 def check(path: Path, source: Source = source) -> None:
-                    layouts.append(_least_layout(inspect.check_stored(source, path)))
+                    facts = inspect.check_stored(source, path)
+                    layouts.append(_least_layout(facts))
+                    headers.append(facts.gguf)
 
                 held.append(
                     await self.store.obtain(
@@ -126,7 +135,7 @@ class HostWeights:
             raise
         roles = [each.role for each in spec.further_artifacts]
         draft = layouts[1 + roles.index("draft")] if "draft" in roles else None
-        return PinnedWeights(held, layouts[0], draft)
+        return PinnedWeights(held, layouts[0], draft, headers)
 
     async def read_layout(self, artifact: Artifact) -> Layout | None:
         """Read the layout, which decides memory use, from the header of a file:// artifact.

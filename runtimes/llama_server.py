@@ -190,6 +190,7 @@ RUNTIME: Final = Runtime(
     modes=frozenset[Mode](get_args(Mode)),
     settings=frozenset({"draft", "projector", "adapters", "chat template", "parallel"}),
     cache_types=frozenset[CacheType](get_args(CacheType)),
+    cache_block_size=32,
     tuning=_TUNING,
     # The loop that generates tokens answers this path, unlike /health.
     pulse="/metrics",

@@ -141,6 +141,7 @@ RUNTIME: Final = Runtime(
     modes=frozenset({"chat"}),
     settings=frozenset({"draft", "adapters", "chat template", "parallel"}),
     cache_types=frozenset[CacheType]({"f16", "q8_0", "q4_0"}),
+    cache_block_size=64,
     tuning=("--temp", "--top-p", "--top-k", "--min-p", "--max-tokens", "--prefill-step-size"),
     # /health answers 503 once the generating thread is dead. A token would evict the last conversation's cached prompt.
     pulse="/health",

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from crds.meta import Accelerator
-from crds.model import WeightsFormat
+from crds.model import GGUF, WeightsFormat
 from crds.pods import ContainerOptions
-from crds.serving import CacheType, Mode, RuntimeName, ServingOptions
+from crds.serving import CacheType, Mode, Role, RuntimeName, ServingOptions
 from devices.vendors import VENDORS, Vendors
 from runtimes.pod import EnginePod
 from runtimes.serving import Listen, Serving, Setting
@@ -35,6 +35,10 @@ class RuntimeDemand(NamedTuple):
     """True if the weights are known to be a GGUF model in several files."""
     container: ContainerOptions | None = None
     """The container that the service states, for an engine that Pomona does not know."""
+    header: GGUF = GGUF()
+    """Facts of the model's header, as far as they are known."""
+    companion_headers: Sequence[tuple[Role, GGUF]] = ()
+    """The same of the artifacts that are served with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +67,8 @@ class Runtime:
     modes: frozenset[Mode]
     settings: frozenset[Setting] = frozenset()
     cache_types: frozenset[CacheType] = frozenset({"f16"})
+    cache_block_size: int = 1
+    """Elements of a block of a quantized cache, which have to divide the heads of a model; 1: its engine says so."""
     tuning: tuple[str, ...] = ()
     """Arguments that a user may set in extraArgs. All others are refused, unknown ones too: they could change arguments
     that Pomona renders, open the engine to the network, name files of its machine, log prompts, or take memory that is

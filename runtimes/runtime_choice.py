@@ -11,6 +11,7 @@ from typing import Final
 from crds.model import WeightsFormat
 from crds.serving import RuntimeName
 from devices.vendors import CPU, Vendors
+from runtimes.header_fit import refuse_header
 from runtimes.registry import RUNTIMES
 from runtimes.runtime import Runtime, RuntimeDemand
 from runtimes.serving import Setting
@@ -64,7 +65,7 @@ def choose_runtime(demand: RuntimeDemand) -> RuntimeName:
 def refuse_demand(runtime: Runtime, demand: RuntimeDemand) -> str | None:
     """Return why this runtime cannot serve `demand`, with the field and the remedy; None when it can."""
     checks = (_refuse_format, _refuse_place, _refuse_container, _refuse_settings, _refuse_arguments)
-    reasons = (*(check(runtime, demand) for check in checks), runtime.refusal(demand))
+    reasons = (*(check(runtime, demand) for check in checks), runtime.refusal(demand), refuse_header(runtime, demand))
     return next((reason for reason in reasons if reason is not None), None)
 
 

@@ -94,9 +94,7 @@ def _describe_progress(status: MetalProcessStatus, reserved: int | None, used: i
         return f"{size_text(here)}{share}"
     if status.phase == "Starting" and not status.message:
         return f"loading, {size_text(used)} of about {size_text(reserved)}" if used and reserved else "loading"
-    if status.phase == "Failed" and status.last_exit and (log := status.last_exit.log.strip()):
-        return f"{status.message.replace(LOG_HINT, '')}; its last line: {log.splitlines()[-1]}"
-    return status.message
+    return status.message.replace(LOG_HINT, "")
 
 
 def _describe_requests(stats: ServiceStats) -> str:

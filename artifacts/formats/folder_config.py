@@ -4,6 +4,7 @@ The names are those of transformers' configurations. Only the plain and the rota
 configuration with any other state (recurrent, latent attention) has no layout, and the user must state its memory.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ import msgspec
 from artifacts.errors import ArtifactError
 from artifacts.formats.header_values import count_active_parameters, read_count, read_text
 from crds.model import GGUF, Layers, Layout
+from crds.serving import Mode
 
 CONFIG: Final = "config.json"
 QUANTIZATION: Final = "hf_quant_config.json"
@@ -50,7 +52,9 @@ _PACKED_FORMATS: Final = {
     "float-quantized": "fp8",
 }
 """Formats of compressed-tensors that have a name of their own, by which devices are chosen."""
-_OF_ALL_PARTS: Final = ("quantization", "quantization_config", "torch_dtype", "dtype")
+_GENERATING: Final = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+"""Ends of the classes of models that generate text."""
+_OF_ALL_PARTS: Final = ("quantization", "quantization_config", "torch_dtype", "dtype", "architectures")
 """Keys that the configuration of a multimodal model states beside that of its language model."""
 MOST_VALUES: Final = 2_000_000
 """A tokenizer with 200,000 added tokens has fewer. Each value takes some 80 bytes, also of an agent without a limit."""
@@ -172,7 +176,32 @@ def summarize(config: dict[str, Any]) -> GGUF:
         layer_count=read_count(config.get("num_hidden_layers")),
         head_count=read_count(config.get("num_attention_heads")),
         head_count_kv=read_count(config.get("num_key_value_heads")),
+        key_head_size=_head_size(config),
+        value_head_size=_head_size(config),
+        modes=_list_modes(config),
     )
+
+
+def _head_size(config: dict[str, Any]) -> int | None:
+    """Return the elements of a head, the divisor of both sizes of Gemma 4; None if it is not stated."""
+    if any(config.get(key) for key in _OTHER_STATE):
+        return None
+    embedding, heads = read_count(config.get("hidden_size")), read_count(config.get("num_attention_heads"))
+    width = read_count(config.get("head_dim")) or (embedding // heads if embedding and heads else 0)
+    return math.gcd(width, read_count(config.get("global_head_dim")) or 0) or None
+
+
+def _list_modes(config: dict[str, Any]) -> list[Mode]:
+    """Return the modes that the classes of a model are made for; none if they are not stated."""
+    stated = config.get("architectures")
+    names = [name for name in stated if isinstance(name, str)] if isinstance(stated, list) else []
+    if not names:
+        return []
+    if any(name.endswith(_GENERATING) for name in names):
+        # Models for embeddings have such a class, too; their engines pool the last token.
+        return ["chat", "embeddings"]
+    # A model for embeddings ranks by the similarity of its embeddings.
+    return ["embeddings", "rerank"]
 
 
 def is_mlx(config: dict[str, Any]) -> bool:

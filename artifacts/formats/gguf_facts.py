@@ -6,6 +6,7 @@ here may cache state that no key of its header describes, so it has no layout: t
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -14,6 +15,7 @@ import msgspec
 from artifacts.formats.gguf import GGUFHeader, Value
 from artifacts.formats.header_values import count_active_parameters, read_count, read_text
 from crds.model import GGUF, Layers, Layout
+from crds.serving import Mode
 
 _F32_BYTES: Final = 4
 _MAX_LAYERS: Final = 4096
@@ -76,10 +78,38 @@ def summarize(header: GGUFHeader) -> GGUF:
         layer_count=read_count(read(f"{architecture}.block_count")),
         head_count=widest(read(f"{architecture}.attention.head_count")),
         head_count_kv=widest(heads_kv),
+        key_head_size=_head_size(header, architecture, "key"),
+        value_head_size=_head_size(header, architecture, "value"),
+        modes=_list_modes(header, architecture),
         tensor_count=header.tensor_count,
         file_version=header.version,
         license=read_text(read("general.license")),
     )
+
+
+def _head_size(header: GGUFHeader, architecture: str, part: str) -> int | None:
+    """Return the elements of a head, the divisor of both sizes of a model with windows; None if it is not stated."""
+    heads = widest(header.metadata.get(f"{architecture}.attention.head_count"))
+    embedding = read_count(header.metadata.get(f"{architecture}.embedding_length"))
+    stated = [
+        read_count(header.metadata.get(f"{architecture}.attention.{part}_length{end}")) or 0 for end in ("", "_swa")
+    ]
+    if not stated[0]:
+        stated[0] = embedding // heads if embedding and heads else 0
+    return math.gcd(*stated) or None
+
+
+def _list_modes(header: GGUFHeader, architecture: str) -> list[Mode]:
+    """Return the modes that the model is made for; none for an architecture that is not known, such as a projector."""
+    if architecture not in KNOWN:
+        return []
+    pooling = header.metadata.get(f"{architecture}.pooling_type")
+    is_made_for: dict[Mode, bool] = {
+        "chat": architecture not in _CACHELESS,
+        "embeddings": pooling in _POOLING_OF_TEXTS,
+        "rerank": any(name in header.shapes for name in _SCORING_TENSORS),
+    }
+    return [mode for mode, is_made in is_made_for.items() if is_made]
 
 
 def count_active(header: GGUFHeader) -> int | None:
@@ -147,6 +177,10 @@ _CACHELESS: Final = frozenset(
     {"bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert"}
     | {"gemma-embedding"}
 )
+_POOLING_OF_TEXTS: Final = (1, 2, 3)
+"""Mean, first token and last token, of llama.cpp's llama_pooling_type: each makes one embedding of a text."""
+_SCORING_TENSORS: Final = ("cls.weight", "cls.output.weight")
+"""A head that scores a text. Without one, llama.cpp answers numbers that mean nothing."""
 KNOWN: Final = (
     frozenset(_PLAIN.split())
     | _WINDOWS.keys()

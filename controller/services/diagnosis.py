@@ -19,6 +19,7 @@ from crds.meta import FLAPPING, HOST_PAUSED, MEMORY_PRESSURE, PROXY_CONTAINER
 from crds.metalprocess import MetalProcess
 from crds.size import size_text
 from kube.client import Obj
+from runtimes.engine_log import find_cause
 from runtimes.registry import RUNTIMES
 
 _BROKEN: Final = frozenset(
@@ -39,7 +40,6 @@ QUEUED: Final = "Queued"
 """Reason of a replica in a pod that waits in the queue, which has a better one as soon as it has looked at it."""
 AGENT_TOO_OLD: Final = "AgentTooOld"
 """Reason of a service that only hosts with an agent of an earlier release could run."""
-_QUOTED_CHARACTERS: Final = 400
 _MOST_NAMED: Final = 3
 _NO_HOST_FITS: Final = "NoHostFits"
 WAITS_FOR_HOST: Final = frozenset({"NoHost", _NO_HOST_FITS, AGENT_TOO_OLD, MEMORY_PRESSURE, HOST_PAUSED, FLAPPING})
@@ -107,7 +107,7 @@ def _last_end(container: Obj, memory: Mapping[str, str]) -> str:
     ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated")
     if ended is None:
         return ""
-    words = " ".join(ended.get("message", "").split())[-_QUOTED_CHARACTERS:]
+    words = find_cause(ended.get("message", ""))
     cause = f" ({ended['reason']})" if ended.get("reason") not in {None, "", "Error"} else ""
     if ended.get("reason") == _OUT_OF_MEMORY:
         return _describe_killed(container["name"], memory.get(container["name"], ""))

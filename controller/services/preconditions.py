@@ -21,7 +21,7 @@ from controller.services.pods.devices import (
 from controller.services.replica_memory import ModelMemory, ReplicaMemory, describe_workload, measure_replica
 from crds.inferenceservice import InferenceService
 from crds.meta import Accelerator
-from crds.model import Model
+from crds.model import GGUF, Model
 from crds.pods import PodOptions, Resources, ServiceHardware
 from crds.quantity import parse_quantity, quantity_bytes
 from crds.serving import RuntimeName
@@ -225,6 +225,12 @@ def _inability(
         draft="draft" in roles,
         projector="projector" in roles,
         adapter_scales=[companion.scale for companion in companions if companion.role == "adapter"],
+        header=model.status.gguf or GGUF(),
+        companion_headers=[
+            (companion.role, companion.model.status.gguf)
+            for companion in companions
+            if companion.model is not None and companion.model.status.gguf is not None
+        ],
     )
     return (
         refuse_demand(runtime, demand)

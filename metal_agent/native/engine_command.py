@@ -9,6 +9,7 @@ from pathlib import Path
 
 from artifacts.source import parse
 from crds.metalprocess import MetalProcessSpec
+from crds.model import GGUF
 from devices.sockets import LOOPBACK
 from runtimes.registry import RUNTIMES
 from runtimes.runtime import EngineLaunch, RuntimeDemand
@@ -84,8 +85,11 @@ def find_served_name(spec: MetalProcessSpec) -> str | None:
     return runtime.launch.served_name if runtime.launch else None
 
 
-def find_obstacle(spec: MetalProcessSpec) -> str | None:
-    """Return the reason why the runtime cannot serve `spec`, with a way out; None if it can. Raises SourceError."""
+def find_obstacle(spec: MetalProcessSpec, headers: Sequence[GGUF] = ()) -> str | None:
+    """Return the reason why the runtime cannot serve `spec`, with a way out; None if it can. Raises SourceError.
+
+    `headers` are those of the fetched weights: of the model, then of the further artifacts in their order.
+    """
     further = spec.further_artifacts
     source = parse(spec.artifact.source, spec.artifact.files)
     demand = RuntimeDemand(
@@ -97,6 +101,8 @@ def find_obstacle(spec: MetalProcessSpec) -> str | None:
         draft=any(each.role == "draft" for each in further),
         projector=any(each.role == "projector" for each in further),
         adapter_scales=[each.scale for each in further if each.role == "adapter"],
+        header=headers[0] if headers else GGUF(),
+        companion_headers=[(artifact.role, header) for artifact, header in zip(further, headers[1:], strict=False)],
     )
     return refuse_demand(RUNTIMES[spec.runtime], demand)
 

@@ -328,6 +328,9 @@ class Runner:
                 if understated := find_understated_memory(spec, fetched.layout, fetched.draft_layout):
                     fetched.release()
                     return understated
+                if obstacle := engine_command.find_obstacle(spec, fetched.headers):
+                    fetched.release()
+                    return events.Failed("Unsupported", obstacle, permanent=True)
                 self._hold_weights(fetched)
                 if self._daemon and self._weights:
                     await self._provide_to_daemon(self._daemon, spec, str(self._weights.model))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from crds.metalprocess import Artifact
 from tests.support.engine_process import EngineProcess, start_engine
 from tests.support.local_host import Machine, MakeAssignment, phase
 from tests.support.tiny_models import tiny_companions, tiny_gguf
@@ -55,12 +56,27 @@ async def test_model_that_cannot_embed_fails_at_once(tmp_path: Path, tiny: Path)
     assert "answered 400: Pooling type 'none' is not OAI compatible" in found.message
 
 
-async def test_process_of_a_model_that_cannot_embed_fails_with_the_engines_message(
-    machine: Machine, assignment: MakeAssignment
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"mode": "embeddings"}, "set extraArgs to [--pooling, mean]"),
+        ({"mode": "rerank"}, "would answer numbers without meaning"),
+        ({"cache_type_k": "q8_0"}, "cacheTypeK q8_0 keeps blocks of 32 elements"),
+    ],
+)
+async def test_process_that_the_header_of_its_weights_rules_out_is_not_started(
+    machine: Machine, assignment: MakeAssignment, options: dict[str, str], says: str
 ) -> None:
-    machine.supervisor.assign([assignment(mode="embeddings")])
-    told = await phase(machine, "Failed", "EngineBroken")
-    assert "Pooling type 'none' is not OAI compatible" in told
+    machine.supervisor.assign([assignment(**options)])
+    assert says in await phase(machine, "Failed", "Unsupported")
+    assert not list(machine.folder.rglob("*.log"))
+
+
+async def test_engine_that_ends_says_its_first_error(machine: Machine, assignment: MakeAssignment) -> None:
+    path = machine.file_root / "bad.gguf"
+    tiny_gguf.write(path, template="{% for m in messages %}{% endif %}")
+    machine.supervisor.assign([assignment(artifact=Artifact(source=f"file://{path}"))])
+    assert "chat_templates_init: error: Unknown statement: endif" in await phase(machine, "Failed", "EngineExited")
 
 
 async def test_documents_are_ranked(tmp_path: Path, tiny: Path) -> None:

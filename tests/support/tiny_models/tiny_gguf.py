@@ -73,13 +73,15 @@ def write(
     ftype: FileType = "f32",
     name: str = "tiny-llama",
     pooling: gguf.PoolingType | None = None,
+    template: str | None = None,
+    scores: bool = False,
     seed: int = 0,
 ) -> None:
     """Write a model to `path` that answers every prompt with `text` (default SENTENCE).
 
     `loop` starts the sentence again instead of ending it, so a request runs to its max_tokens: for streams, drains and
-    cancels. `n_head_kv` may be a list with one entry per layer. `pooling` makes a model for embeddings. The same
-    arguments write the same bytes.
+    cancels. `n_head_kv` may be a list with one entry per layer. `pooling` makes a model for embeddings, `scores`
+    one for reranking, and `template` is its chat template. The same arguments write the same bytes.
     """
     dimensions = Dimensions(n_embd, n_layer, n_head, n_head_kv, n_ff, n_ctx)
     tokens, chain = build_vocabulary(text or SENTENCE)
@@ -91,6 +93,8 @@ def write(
     }
     if pooling is not None:
         metadata["llama.pooling_type"] = int(pooling)
+    if template is not None:
+        metadata["tokenizer.chat_template"] = template
     rng = np.random.default_rng(seed)
     tensors = [_encode("token_embd.weight", embedding, ftype)]
     for matrix, (columns, rows) in list_layer_matrices(dimensions):
@@ -98,6 +102,8 @@ def write(
         noise *= np.float32(0.02 / np.sqrt(columns))
         tensors.append(_encode(matrix, noise, ftype))
     tensors += [*list_norms(dimensions), _encode("output.weight", output, ftype)]
+    if scores:
+        tensors.append(_encode("cls.output.weight", rng.standard_normal((1, n_embd), np.float32), "f32"))
     path.write_bytes(encode_gguf(metadata, tensors))
 
 

@@ -219,10 +219,38 @@ def test_an_unsupported_configuration_has_no_layout(changes: dict[str, object]) 
     assert layers(**changes) is None
 
 
+@pytest.mark.parametrize(
+    ("changes", "size", "modes"),
+    [
+        ({"architectures": ["LlamaForCausalLM"]}, 16, ["chat", "embeddings"]),
+        ({"architectures": ["Qwen3ForSequenceClassification"], "head_dim": 80}, 80, ["embeddings", "rerank"]),
+        ({"architectures": ["BertModel"], "head_dim": 256, "global_head_dim": 512}, 256, ["embeddings", "rerank"]),
+        ({"architectures": None, "kv_lora_rank": 512}, None, []),
+        ({"architectures": [5], "num_attention_heads": 0}, None, []),
+    ],
+)
+def test_modes_and_heads_of_a_folder(changes: dict[str, Any], size: int | None, modes: list[str]) -> None:
+    found = folder_config.summarize(LLAMA | changes)
+    assert (found.key_head_size, found.value_head_size, found.modes) == (size, size, modes)
+
+
+def test_class_of_a_multimodal_model_is_that_of_all_its_parts() -> None:
+    config = {"architectures": ["Qwen3VLForConditionalGeneration"], "text_config": LLAMA}
+    assert folder_config.summarize(folder_config.parse(json.dumps(config).encode())).modes == ["chat", "embeddings"]
+
+
 @given(
     st.dictionaries(
         st.sampled_from(
-            [*LLAMA, "layer_types", "sliding_window", "head_dim", "global_head_dim", "num_kv_shared_layers"]
+            [
+                *LLAMA,
+                "architectures",
+                "layer_types",
+                "sliding_window",
+                "head_dim",
+                "global_head_dim",
+                "num_kv_shared_layers",
+            ]
         ),
         st.none() | st.integers() | st.text() | st.lists(st.integers() | st.text()),
     )

@@ -136,6 +136,49 @@ def test_summary_has_the_facts_of_the_header(tmp_path: Path) -> None:
     assert (summary.head_count, summary.head_count_kv, summary.license) == (4, 4, "CC0-1.0")
 
 
+@pytest.mark.parametrize(
+    ("options", "modes"),
+    [
+        ({}, ["chat"]),
+        ({"pooling": oracle.PoolingType.MEAN}, ["chat", "embeddings"]),
+        ({"pooling": oracle.PoolingType.NONE}, ["chat"]),
+        ({"pooling": oracle.PoolingType.RANK}, ["chat"]),
+        ({"pooling": oracle.PoolingType.RANK, "scores": True}, ["chat", "rerank"]),
+    ],
+)
+def test_summary_has_the_modes_that_the_model_is_made_for(
+    tmp_path: Path, options: dict[str, Any], modes: list[str]
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    tiny_gguf.write(path, **options)
+    assert summarize(_parse(path.read_bytes())).modes == modes
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys", "sizes", "modes"),
+    [
+        ("llama", {"embedding_length": 64, "attention.head_count": 4}, (16, 16), ["chat"]),
+        (
+            "gemma4",
+            {"attention.key_length": 512, "attention.key_length_swa": 256, "attention.value_length": 80},
+            (256, 80),
+            ["chat"],
+        ),
+        ("llama", {"embedding_length": 64}, (None, None), ["chat"]),
+        ("llama", {"embedding_length": 64, "attention.head_count": 0}, (None, None), ["chat"]),
+        ("nomic-bert", {"pooling_type": 1}, (None, None), ["embeddings"]),
+        ("clip", {}, (None, None), []),
+    ],
+)
+def test_summary_has_the_size_of_heads(
+    architecture: str, keys: dict[str, int], sizes: tuple[int | None, int | None], modes: list[str]
+) -> None:
+    stated = [_entry(f"{architecture}.{key}", 4, struct.pack("<I", value)) for key, value in keys.items()]
+    summary = summarize(_parse(_file(_entry("general.architecture", 8, _string(architecture)), *stated)))
+    assert (summary.key_head_size, summary.value_head_size) == sizes
+    assert summary.modes == modes
+
+
 def test_invalid_facts_are_left_out_and_control_characters_removed() -> None:
     data = _file(
         _entry("general.architecture", 8, _string("llama")),

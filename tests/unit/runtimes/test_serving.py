@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from crds.model import GGUF
 from crds.serving import ServingOptions
 from runtimes.registry import RUNTIMES
 from runtimes.runtime import RuntimeDemand
@@ -24,7 +25,7 @@ def changed(demand: RuntimeDemand, **changes: Any) -> RuntimeDemand:
     ("runtime", "demand"),
     [
         ("llama.cpp", changed(LLAMA, **ALL, projector=True, parallel=4, cache_type_k="q8_0", cache_type_v="q4_0")),
-        ("llama.cpp", changed(LLAMA, mode="rerank", extra_args=["--pooling", "mean"], adapter_scales=("0.5", "2"))),
+        ("llama.cpp", changed(LLAMA, mode="rerank", extra_args=["--pooling", "rank"], adapter_scales=("0.5", "2"))),
         ("llama.cpp", RuntimeDemand("gguf", "nvidia", in_pods=True)),
         ("mlx-lm", changed(MLX, **ALL)),
         ("mlx-lm", changed(MLX, parallel=4, extra_args=["--temp", "0.5"])),
@@ -33,6 +34,84 @@ def changed(demand: RuntimeDemand, **changes: Any) -> RuntimeDemand:
 )
 def test_supported_demand_is_not_refused(runtime: str, demand: RuntimeDemand) -> None:
     assert refuse_demand(RUNTIMES[runtime], demand) is None
+
+
+CHAT = GGUF(architecture="llama", modes=["chat"], key_head_size=16, value_head_size=16)
+EMBEDDER = GGUF(architecture="bert", modes=["embeddings"])
+RANKER = GGUF(architecture="qwen3", modes=["chat", "rerank"])
+CLASS = GGUF(architecture="qwen3", modes=["chat", "embeddings"], key_head_size=80, value_head_size=80)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "change"),
+    [
+        ("llama.cpp", {"header": RANKER, "mode": "rerank"}),
+        ("llama.cpp", {"header": EMBEDDER, "mode": "embeddings"}),
+        ("llama.cpp", {"header": CHAT, "mode": "embeddings", "extra_args": ["--pooling", "mean"]}),
+        ("llama.cpp", {"mode": "rerank"}),
+        ("llama.cpp", {"header": CHAT, "cache_type_k": "bf16", "cache_type_v": "f32"}),
+        ("llama.cpp", {"header": CHAT, "cache_type_k": "q8_0", "extra_args": ["-fa", "off"]}),
+        ("llama.cpp", {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}),
+        ("llama.cpp", {"header": CHAT, "adapter_scales": ("1",), "companion_headers": [("adapter", CHAT)]}),
+        ("mlx-lm", {"format": "mlx", "header": CLASS}),
+        (
+            "vllm",
+            {"format": "safetensors", "accelerator": "nvidia", "in_pods": True, "header": CLASS, "mode": "embeddings"},
+        ),
+    ],
+)
+def test_header_that_fits_or_is_not_known_is_not_refused(runtime: str, change: dict[str, Any]) -> None:
+    assert refuse_demand(RUNTIMES[runtime], changed(LLAMA, **change)) is None
+
+
+@pytest.mark.parametrize(
+    ("runtime", "change", "says"),
+    [
+        ("llama.cpp", {"header": CHAT, "mode": "rerank"}, "no head that scores (such as the tensors cls.weight"),
+        ("llama.cpp", {"header": CHAT, "mode": "embeddings"}, "set extraArgs to [--pooling, mean]"),
+        (
+            "llama.cpp",
+            {"header": CHAT, "mode": "embeddings", "extra_args": ["--pooling", "none"]},
+            "set extraArgs to [--pooling, mean]",
+        ),
+        ("llama.cpp", {"header": EMBEDDER}, "generates no text: set mode to embeddings, or name a Model for chat"),
+        (
+            "llama.cpp",
+            {"header": RANKER, "mode": "rerank", "extra_args": ["--pooling", "mean"]},
+            "turns mode rerank off",
+        ),
+        ("llama.cpp", {"header": CHAT, "cache_type_k": "q8_0"}, "cacheTypeK q8_0 keeps blocks of 32 elements"),
+        ("llama.cpp", {"header": CHAT, "cache_type_v": "q4_0"}, "with 16 elements: set cacheTypeV to f16"),
+        ("llama.cpp", {"cache_type_v": "q4_0", "extra_args": ["-fa", "off"]}, "cacheTypeV q4_0 needs flash attention"),
+        (
+            "llama.cpp",
+            {"cache_type_k": "q8_0", "draft": True, "companion_headers": [("draft", CHAT)]},
+            "do not divide the heads of the draft",
+        ),
+        (
+            "llama.cpp",
+            {"header": CHAT, "adapter_scales": ("1",), "companion_headers": [("adapter", RANKER)]},
+            "adapters has an adapter for architecture qwen3, and the model is of architecture llama",
+        ),
+        (
+            "mlx-lm",
+            {"format": "mlx", "header": CLASS, "cache_type_k": "q8_0", "cache_type_v": "q8_0"},
+            "keeps blocks of 64 elements, which do not divide the heads of the model with 80 elements",
+        ),
+        ("mlx-lm", {"format": "mlx", "header": EMBEDDER}, "generates no text: name a Model for chat"),
+        (
+            "vllm",
+            {"format": "safetensors", "accelerator": "nvidia", "in_pods": True, "header": CLASS, "mode": "rerank"},
+            "would answer numbers without meaning",
+        ),
+    ],
+)
+def test_header_that_rules_a_demand_out_is_refused_with_the_way_out(
+    runtime: str, change: dict[str, Any], says: str
+) -> None:
+    refused = refuse_demand(RUNTIMES[runtime], changed(LLAMA, **change))
+    assert refused is not None
+    assert says in refused
 
 
 @pytest.mark.parametrize(

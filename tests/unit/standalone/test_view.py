@@ -40,10 +40,10 @@ from tests.support.api_objects import GIB
         (
             [
                 MetalProcessStatus(
-                    phase="Failed", message=f"ended{LOG_HINT}", last_exit=LastExit(time="", log="a\nbad head\n")
+                    phase="Failed", message=f"ended: bad head{LOG_HINT}", last_exit=LastExit(time="", log="a\n")
                 )
             ],
-            Row("chat", "Failed", "ended; its last line: bad head"),
+            Row("chat", "Failed", "ended: bad head"),
         ),
         ([MetalProcessStatus(phase="Ready")] * 2, Row("chat", "Ready", "2 of 2 replicas are ready")),
         ([MetalProcessStatus(phase="Starting")] * 2, Row("chat", "Starting", "0 of 2 replicas are ready; loading")),

@@ -1,0 +1,99 @@
+"""The refusal of what the headers of the weights show that an engine cannot serve, or would serve without meaning.
+
+An engine finds the same only after it has loaded the weights, and says it in its log; a model that is ranked with
+without a head that scores answers numbers that mean nothing. What a header does not state is left to the engine.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Final
+
+from crds.serving import CacheType, Mode
+from runtimes.runtime import Runtime, RuntimeDemand
+
+_WHOLE_TYPES: Final[frozenset[CacheType]] = frozenset({"f32", "f16", "bf16"})
+"""Types of a cache without blocks."""
+_TEXT_POOLING: Final = ("mean", "cls", "last")
+_OFF: Final = ("off", "0", "false", "disabled")
+_MODES: Final[tuple[Mode, ...]] = ("chat", "embeddings", "rerank")
+
+
+def refuse_header(runtime: Runtime, demand: RuntimeDemand) -> str | None:
+    """Return why the headers of the weights rule `demand` out, with the field and the remedy; None if they do not."""
+    checks = (_refuse_mode, _refuse_cache_types, _refuse_adapters)
+    return next((reason for check in checks if (reason := check(runtime, demand)) is not None), None)
+
+
+def _refuse_mode(runtime: Runtime, demand: RuntimeDemand) -> str | None:
+    mode, made_for = demand.options.mode, demand.header.modes
+    is_llama = runtime.name == "llama.cpp"
+    pooling = _find_argument(demand.options.extra_args, "--pooling") if is_llama else None
+    if is_llama and mode == "rerank" and pooling not in {None, "rank"}:
+        return f"--pooling {pooling} in extraArgs turns mode rerank off: remove it"
+    if not made_for or mode in made_for or (mode == "embeddings" and pooling in _TEXT_POOLING):
+        return None
+    able = " or ".join(known for known in _MODES if known in made_for and known in runtime.modes)
+    way_out = f"set mode to {able}, or name a Model for {mode}" if able else f"name a Model for {mode}"
+    if mode == "chat":
+        return f"the header of the weights shows a model that generates no text: {way_out}"
+    if mode == "rerank":
+        return (
+            "the header of the weights has no head that scores (such as the tensors cls.weight or cls.output.weight of "
+            f"a GGUF file), so mode rerank would answer numbers without meaning: {way_out}"
+        )
+    if not is_llama:
+        return f"the header of the weights states no pooling, which mode embeddings takes: {way_out}"
+    return (
+        f"the header of the weights states no pooling, which mode embeddings takes: set extraArgs to [--pooling, mean] "
+        f"(or cls or last, as the model was trained), or {way_out}"
+    )
+
+
+def _refuse_cache_types(runtime: Runtime, demand: RuntimeDemand) -> str | None:
+    options, block = demand.options, runtime.cache_block_size
+    if block == 1:
+        return None
+    is_flash_off = runtime.name == "llama.cpp" and _is_flash_attention_off(options.extra_args)
+    if is_flash_off and options.cache_type_v not in _WHOLE_TYPES:
+        return (
+            f"cacheTypeV {options.cache_type_v} needs flash attention, which extraArgs turn off: set cacheTypeV to "
+            "f16, or remove -fa off"
+        )
+    drafts = [("the draft", header) for role, header in demand.companion_headers if role == "draft"]
+    for owner, header in [("the model", demand.header), *drafts]:
+        heads = (
+            # Without flash attention, llama.cpp takes keys of any size.
+            ("cacheTypeK", options.cache_type_k, None if is_flash_off else header.key_head_size),
+            ("cacheTypeV", options.cache_type_v, header.value_head_size),
+        )
+        for field, cache_type, size in heads:
+            if cache_type not in _WHOLE_TYPES and size and size % block:
+                return (
+                    f"{field} {cache_type} keeps blocks of {block} elements, which do not divide the heads of {owner} "
+                    f"with {size} elements: set {field} to f16"
+                )
+    return None
+
+
+def _refuse_adapters(_runtime: Runtime, demand: RuntimeDemand) -> str | None:
+    """Return which GGUF adapter is of another architecture; one of a folder does not state that of its model."""
+    if demand.format != "gguf" or not demand.header.architecture:
+        return None
+    for role, header in demand.companion_headers:
+        if role == "adapter" and header.architecture not in {"", demand.header.architecture}:
+            return (
+                f"adapters has an adapter for architecture {header.architecture}, and the model is of architecture "
+                f"{demand.header.architecture}: name an adapter that was trained for this model"
+            )
+    return None
+
+
+def _is_flash_attention_off(arguments: Sequence[str]) -> bool:
+    stated = _find_argument(arguments, "-fa") or _find_argument(arguments, "--flash-attn")
+    return stated in _OFF
+
+
+def _find_argument(arguments: Sequence[str], name: str) -> str | None:
+    """Return the value of the last argument of this name, or None."""
+    values = [value for argument, value in itertools.pairwise(arguments) if argument == name]
+    return values[-1] if values else None
