@@ -129,6 +129,8 @@ async def _serve(
         if not signals.hand_over.is_set():
             for message in machine.list_left():
                 print(message, file=sys.stderr)
+        if machine.failure and (asking is None or asking.cancelled()):
+            raise StartError(machine.failure)
         if signals.hand_over.is_set():
             console.print("handed over to `pomona agent`, which keeps everything running", markup=False)
         return asking is None or (not asking.cancelled() and asking.result())

@@ -27,7 +27,13 @@ from crds.model import Model, ModelStatus
 from crds.pods import ServiceHardware
 from kube.resources import ObjectKey
 from metal_agent.assignments import STANDALONE, Assignment
+from metal_agent.lifecycle import LOG_HINT, ProcessState
 
+_PASSING: Final = (
+    *("SourceUnreachable", "SourceChanged", "NoSpace", "StorageFailed", "WeightsMissing", "InternalError"),
+    "Daemon",
+)
+"""Begins of the reasons of failures that may pass without the user: the process is tried again."""
 _STORED: Final = "ServedFromStore"
 """Reason of a Model whose weights are stored and whose source could not be asked."""
 _POD_FIELDS: Final = {
@@ -79,6 +85,20 @@ def _describe_stored(*models: Model | None) -> str:
         if model and ready and ready.reason == _STORED:
             found.append(f"Model {model.metadata.name}: {ready.message}")
     return "; ".join(found)
+
+
+def describe_failure(decision: Decision, states: Iterable[ProcessState]) -> str:
+    """Return why a service that never served will not serve unless the user changes something; "" if it may."""
+    if decision.problem is not None:
+        return decision.problem.message if decision.problem.phase == "Failed" else ""
+    failed = [
+        state
+        for state in states
+        if state.phase == "Rejected" or (state.phase == "Failed" and not state.reason.startswith(_PASSING))
+    ]
+    if not failed or len(failed) < len(decision.assignments):
+        return ""
+    return "; ".join(dict.fromkeys(state.message.replace(LOG_HINT, "") for state in failed))
 
 
 def list_ignored_fields(services: Iterable[InferenceService]) -> list[str]:

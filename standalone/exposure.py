@@ -6,7 +6,9 @@ port that the kernel chooses and with a token that only this process and the pro
 
 import asyncio
 import secrets
+import socket
 from collections.abc import Mapping
+from typing import Final
 
 from msgspec import structs
 
@@ -15,9 +17,12 @@ from gateway.http.control_client import ControlRefusedError, ControlUnreachableE
 from gateway.proxy.config import ListenerState, ProxyState, RouterListener
 from kube.resources import ObjectKey
 from metal_agent.assignments import Assignment
+from metal_agent.options import StartError
 from metal_agent.supervise.runner import Runner
 from metal_agent.traffic.exposure import ProxyExposure, ServicePort, proxy_config, reachable_uids
 from metal_agent.traffic.proxy_process import Proxy
+
+_OTHER_PORT: Final = "give another port with --port"
 
 
 class StandaloneExposure(ProxyExposure):
@@ -32,6 +37,18 @@ class StandaloneExposure(ProxyExposure):
         self._port = port
         self._abort = abort
         self._token = secrets.token_urlsafe()
+
+    @property
+    def problem(self) -> str:
+        """The reason why the endpoint is not open, with the way out; "" if it is open, or not configured yet."""
+        return f"no endpoint: {self.router.error}; {_OTHER_PORT}" if self.router and self.router.error else ""
+
+    def refuse_used_port(self) -> None:
+        """Raise StartError if another program listens on the port, before any model is loaded."""
+        try:
+            socket.create_server((LOOPBACK, self._port)).close()
+        except OSError as error:
+            raise StartError(f"no endpoint: {error.strerror}; {_OTHER_PORT}") from error
 
     async def read_state(self) -> ProxyState | None:
         """Return the proxy's own state; None while it does not answer."""

@@ -101,6 +101,8 @@ class Machine:
         self.signals = signals
         self.changes = ChangeCounter()
         self._options = options
+        self.failure = ""
+        """The reason why nothing can be served, for which `run` has ended by itself; "" if the user ended it."""
         self._reconfigure = asyncio.Event()
         self._proxy = Proxy(options.folder, self._note_change)
         self.exposure = StandaloneExposure(self._proxy, self.runners, options.port, signals.abort)
@@ -150,8 +152,8 @@ class Machine:
         while True:
             seen = await self.changes.wait_past(seen)
             router, replicas = self.exposure.router, self.list_replicas(key)
-            if router and router.error:
-                raise AskError(f"no endpoint: {router.error}; give another with --port")
+            if self.exposure.problem:
+                raise AskError(self.exposure.problem)
             if router and key in self.exposure.accepted:
                 return f"http://{router.address}:{router.port}", key.name
             problem = self.decisions[key].problem
@@ -162,7 +164,7 @@ class Machine:
                 raise AskError(f"{key.name}: {'; '.join(messages)}")
 
     async def run(self) -> None:
-        """Serve until the user stops it, which ends all engines, or an agent takes over, which ends none.
+        """Serve until the user stops it or nothing can be served, which ends all engines, or an agent takes over.
 
         Raises:
             StartError: engines of a cluster run from this state folder, or its records cannot be read.
@@ -184,9 +186,12 @@ class Machine:
             await self._host.recover(group)
         except OSError as error:
             raise self._unreadable_error(error) from error
+        if not self._proxy.pids():
+            self.exposure.refuse_used_port()
         supervisor = self._host.supervisor
         serving = [*self._host.start_loops(group), group.create_task(self._configure_proxy())]
         self._update_assignments(supervisor)
+        serving.append(group.create_task(self._end_if_nothing_serves()))
         inspecting = [group.create_task(self._inspect_until_known(supervisor, key)) for key in self.models]
         await _wait_for_any(self.signals.stop, self.signals.hand_over)
         if not self.signals.hand_over.is_set():
@@ -274,6 +279,25 @@ class Machine:
         if problem:
             log.warning("source_not_asked", model=model.metadata.name, error=problem)
         return desired.with_inspection(model, found, problem)
+
+    async def _end_if_nothing_serves(self) -> None:
+        """Stop everything when the endpoint cannot be opened, or no service serves or may serve without the user."""
+        seen, served = -1, set[ObjectKey]()
+        while not self.failure:
+            seen = await self.changes.wait_past(seen)
+            if self.exposure.problem:
+                self.failure = self.exposure.problem
+                continue
+            failures = {}
+            for key, decision in self.decisions.items():
+                if decision.problem is not None and decision.problem.phase == "Suspended":
+                    continue
+                states = [runner.state for runner in self.list_replicas(key)]
+                served |= {key for state in states if state.phase == "Ready"}
+                failures[key.name] = "" if key in served else desired.describe_failure(decision, states)
+            if failures and all(failures.values()):
+                self.failure = "; ".join(f"{name}: {failure}" for name, failure in failures.items())
+        self.signals.stop.set()
 
     async def _configure_proxy(self) -> None:
         """Configure the proxy after each change, until cancelled."""

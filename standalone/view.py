@@ -151,8 +151,8 @@ def describe_endpoint(machine: Machine) -> str:
     router = machine.exposure.router
     if router is None:
         return "OpenAI endpoint: starting"
-    if router.error:
-        return f"no endpoint: {router.error}; give another with --port"
+    if machine.exposure.problem:
+        return machine.exposure.problem
     return f"OpenAI endpoint: http://{router.address}:{router.port}/v1"
 
 

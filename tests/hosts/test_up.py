@@ -359,15 +359,43 @@ async def test_missing_memory_is_reported_with_its_size(start: Start, weights: P
     assert re.search(r"pomona up: tiny: it needs .*, .* more than the .* of this host's budget of 16.0 MiB", up.said)
 
 
-async def test_port_of_another_program_is_reported_with_the_way_out(start: Start, weights: Path) -> None:
+@pytest.mark.parametrize("question", [(), ("--ask", "Hi")], ids=["serve", "ask"])
+async def test_port_of_another_program_ends_up_with_the_way_out(
+    start: Start, weights: Path, question: tuple[str, ...]
+) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        up = start("--model", str(weights), "--ask", "Hi", port=port)
+        up = start("--model", str(weights), *question, port=port)
         up.process.start()
         assert await up.ends() == 1
-        assert re.search(rf"\] no endpoint: .*{port}.*; give another with --port", up.said)
+        assert re.search(rf"no endpoint: Address already in use .*{port}.*; give another port with --port", up.said)
+    assert not list(up.state.rglob("*tiny*.log")), "no model is loaded in vain"
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("absent.gguf", "there is no such file"),
+        ("bad.gguf", "chat_templates_init: error: Unknown statement: endif"),
+        ("tiny.gguf", "would answer numbers without meaning"),
+    ],
+    ids=["no source", "engine ends", "mode"],
+)
+async def test_up_ends_when_nothing_can_be_served(start: Start, tmp_path: Path, source: str, says: str) -> None:
+    root = tmp_path / "served"
+    root.mkdir()
+    tiny_gguf.write(root / "tiny.gguf")
+    tiny_gguf.write(root / "bad.gguf", template="{% for m in messages %}{% endif %}")
+    async with FileServer(root) as files:
+        served = make_manifest(MODELS, name="tiny", source=f"{files.url}/{source}")
+        wanted = service("chat", "tiny", **({"mode": "rerank"} if source == "tiny.gguf" else {}))
+        idle = service("idle", "tiny", suspend=True)
+        up = start(manifest(tmp_path / "all.yaml", served, wanted, idle))
+        up.process.start()
+        assert await up.ends() == 1
+    assert re.search(rf"Error: chat: .*{re.escape(says)}", up.said), up.said
 
 
 async def test_an_end_right_after_the_start_leaves_no_proxy(start: Start, tmp_path: Path, weights: Path) -> None:

@@ -14,7 +14,15 @@ from crds.inferenceservice import InferenceService
 from crds.model import GGUF, Layout, Model
 from kube.resources import INFERENCE_SERVICES, MODELS, ObjectKey
 from metal_agent.assignments import STANDALONE
-from standalone.desired import decide_assignments, keep_hub_token, list_ignored_fields, with_error, with_inspection
+from metal_agent.lifecycle import LOG_HINT, ProcessState
+from standalone.desired import (
+    decide_assignments,
+    describe_failure,
+    keep_hub_token,
+    list_ignored_fields,
+    with_error,
+    with_inspection,
+)
 from standalone.manifests import accept_manifest
 from tests.support import api_objects
 from tests.support.api_objects import GIB
@@ -100,6 +108,36 @@ def test_local_file_is_same_process_as_in_cluster() -> None:
     assert spec is not None
     assert (spec.artifact.revision, spec.artifact.sha256) == ("", "")
     assert spec.memory_bytes == 3 * GIB
+
+
+READY = ProcessState("Ready")
+EXITED = ProcessState("Failed", "EngineExited", f"the engine exited{LOG_HINT}")
+AWAY = ProcessState("Failed", "SourceUnreachable", "no answer")
+REFUSED = ProcessState("Rejected", "InsufficientMemory", "it needs 9 GiB")
+
+
+@pytest.mark.parametrize(
+    ("states", "says"),
+    [
+        ([EXITED, REFUSED], "the engine exited; it needs 9 GiB"),
+        ([EXITED, EXITED], "the engine exited"),
+        ([EXITED, AWAY], ""),
+        ([EXITED, READY], ""),
+        ([EXITED], ""),
+        ([ProcessState("Failed", "DaemonBusy", "busy")] * 2, ""),
+        ([], ""),
+    ],
+)
+def test_failure_is_final_if_no_replica_may_serve(states: list[ProcessState], says: str) -> None:
+    decision = decide_assignments(service(replicas=2), {KEY: with_inspection(model(), found())})
+    assert describe_failure(decision, states) == says
+
+
+def test_failure_of_a_decision_is_final_unless_its_cause_may_pass() -> None:
+    lost = {KEY: with_error(model(), ArtifactError("SourceNotFound", "no such file"))}
+    away = {KEY: with_error(model(), ArtifactError("SourceUnreachable", "no answer", retryable=True))}
+    assert describe_failure(decide_assignments(service(), lost), []) == "Model tiny: no such file"
+    assert describe_failure(decide_assignments(service(), away), []) == ""
 
 
 @pytest.mark.parametrize(
