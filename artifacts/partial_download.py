@@ -81,7 +81,7 @@ def storage_faults(path: Path) -> Iterator[None]:
 
 
 def _describe_refusal(path: Path) -> str:
-    """Return why this process may not write to `path`, or not read it: the folder, its owner and the way out."""
+    """Return why this process may not read `path`, or not write to it: the file or folder, its owner, the way out."""
     folder = next((each for each in (path, *path.parents) if os.path.lexists(each)), path)
     is_read_only = False
     owner = ""
@@ -91,10 +91,12 @@ def _describe_refusal(path: Path) -> str:
         owner = f" has owner {found.st_uid}, group {found.st_gid} and mode {stat.S_IMODE(found.st_mode):o};"
     if is_read_only:
         return f"{folder} is on a read-only volume: mount it for writing, or use another volume"
+    problem = f"permission denied: {folder}{owner} this process is user {os.geteuid()}, group {os.getegid()}"
+    if not os.access(folder, os.R_OK | (os.X_OK if folder.is_dir() else 0)):
+        return f"{problem}: make it readable for that user or group"
     return (
-        f"permission denied: {folder}{owner} this process is user {os.geteuid()}, group {os.getegid()}: change owner "
-        f"or mode of that folder. In a Job, the volume has ignored fsGroup, as NFS and hostPath volumes do: make its "
-        f"root writable for group {os.getegid()}, or use a StorageClass that honours fsGroup"
+        f"{problem}: change owner or mode of it. In a Job, the volume has ignored fsGroup, as NFS and hostPath volumes "
+        f"do: make its root writable for group {os.getegid()}, or use a StorageClass that honours fsGroup"
     )
 
 

@@ -50,6 +50,8 @@ _IN_BODY: Final = {
 """The API server's messages, by keyword of JSON Schema; the braces stand for the keyword's value."""
 _BLOCKING: Final = frozenset({"anyOf", "enum", "format", "maxItems", "maxLength", "required", "type", "unknown"})
 """Keywords whose violation keeps the API server from evaluating rules, since those may rely on the structure."""
+_SIMILAR: Final = 0.7
+"""Likeness of a field that may be meant, of 1: chatTemplate and temperature have 0.6."""
 _TOP_LEVEL: Final = ("apiVersion", "kind", "metadata", "spec", "status")
 
 
@@ -167,8 +169,9 @@ def _properties(validator: Any, properties: Mapping[str, Schema], value: Any, sc
 
 def _unknown(name: str, known: Collection[str]) -> str:
     """Return the message for an unknown field, with the field that may be meant."""
-    near = get_close_matches(str(name), known, n=1)
-    return f"unknown field; did you mean {near[0]}?" if near else "unknown field"
+    folded = {field.casefold(): field for field in known}
+    near = get_close_matches(str(name).casefold(), folded, n=1, cutoff=_SIMILAR)
+    return f"unknown field; did you mean {folded[near[0]]}?" if near else "unknown field"
 
 
 def _distinct(_validator: Any, keys: list[str], value: Any, _schema: Schema) -> Errors:

@@ -55,12 +55,18 @@ def protected(volume: Path) -> Path:
 
 async def fetch(server: FileServer, to: Path, *, within: tuple[str, ...], before: str = "true") -> Refusal:
     """Return how a fetch to a folder ends, in other namespaces and after the command `before`."""
+    arguments = f"fetch {server.url}/tiny.gguf --to {to}/key --allow-private-sources 127.0.0.0/8"
+    return await run(arguments, to.parent, within=within, before=before)
+
+
+async def run(arguments: str, folder: Path, *, within: tuple[str, ...], before: str = "true") -> Refusal:
+    """Return how a command ends, in other namespaces and after the command `before`."""
     # Its folder is not on a volume that the command may not write.
-    result = to.parent / "result.json"
+    result = folder / "result.json"
     result.touch()
     result.chmod(0o666)
-    arguments = f"fetch {server.url}/tiny.gguf --to {to}/key --allow-private-sources 127.0.0.0/8 --result {result}"
-    process = await asyncio.create_subprocess_exec(*within, "sh", "-c", f"{before} && exec {POMONA} {arguments}")
+    command = f"{before} && exec {POMONA} {arguments} --result {result}"
+    process = await asyncio.create_subprocess_exec(*within, "sh", "-c", command)
     code = await asyncio.wait_for(process.wait(), 60)
     said = msgspec.json.decode(result.read_bytes())
     return Refusal(code, said["reason"], said["message"])
@@ -79,6 +85,15 @@ async def test_read_only_volume_is_named(server: FileServer, volume: Path) -> No
     refused = await fetch(server, volume, within=MOUNTS, before=read_only)
     assert refused.reason == "StorageFailed", refused
     assert f"{volume} is on a read-only volume" in refused.message
+
+
+async def test_file_that_cannot_be_read_is_named_without_advice_for_volumes_of_jobs(tmp_path: Path) -> None:
+    path = tmp_path / "own.gguf"
+    tiny_gguf.write(path)
+    path.chmod(0)
+    refused = await run(f"fetch file://{path} --file-root {tmp_path} --sha256 {'0' * 64}", tmp_path, within=NO_RIGHTS)
+    assert f"{path} has owner " in refused.message
+    assert refused.message.endswith("make it readable for that user or group")
 
 
 async def test_volume_that_ignores_the_group_is_named_with_its_owner(server: FileServer, protected: Path) -> None:

@@ -80,6 +80,8 @@ def test_rules_are_evaluated_unless_the_structure_is_wrong() -> None:
         ({"spce": {}}, "spce: unknown field; did you mean spec?"),
         ({"spec": {"modelRef": "tiny", "modelref": "x"}}, "spec.modelref: unknown field; did you mean modelRef?"),
         ({"spec": {"modelRef": "tiny", "hardware": {"gpu": 1}}}, "spec.hardware.gpu: unknown field"),
+        ({"spec": {"modelRef": "tiny", "temperature": 0}}, "spec.temperature: unknown field"),
+        ({"spec": {"modelRef": "tiny", "CONTEXT": 1}}, "spec.CONTEXT: unknown field; did you mean contextLength?"),
         (
             {"spec": {"modelRef": "tiny", "priority": "urgent"}},
             (
