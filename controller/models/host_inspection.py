@@ -80,7 +80,8 @@ def inspect(
     A host that becomes live takes over from a Job that has a problem: its image may be out of the cluster's reach. No
     other attempt is given up for one elsewhere, so that a host that comes and goes stops none.
     """
-    work = volume.inspection(model, settings, known, last_checked=last_checked)
+    placement = volume.place_inspection(model, observed.consumer, observed.undecided, settings)
+    work = volume.inspection(model, settings, known, placement=placement, last_checked=last_checked)
     by_job = jobs.proceed(work, observed.jobs, observed.pods, now)
     is_under_way = by_job.outcome.state == "Going" and not by_job.outcome.reason and by_job.create is None
     if not _is_for_hosts(model, observed) or by_job.outcome.state == "Succeeded" or is_under_way:

@@ -28,14 +28,18 @@ from kube.resources import JOBS, MODELS, Resource
 ANNOTATION_WORK: Final = f"{GROUP}/work"
 """Digest of the work of a Job; equal for all attempts."""
 ANNOTATION_ATTEMPT: Final = f"{GROUP}/attempt"
+ANNOTATION_PLACED: Final = f"{GROUP}/placed"
+"""Digest of the taints that the pod of a Job tolerates, and for an inspection of the nodes that it selects."""
 NO_IMAGE: Final = "NoImage"
 """Reason of a work that needs a Job, of a controller without an image for Jobs."""
 MEMORY_MIB: Final = 512
 """Memory limit of a Job; a hostile header is read within it."""
 TERMINATION_LOG: Final = "/dev/termination-log"
+_DIGITS: Final = 16
 _OVERCOMMITTED: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
 """Resources whose limit may be larger than the request."""
 _STORAGE_FAILED: Final[Reason] = "StorageFailed"
+_UNSCHEDULABLE: Final = "Unschedulable"
 _PULL_FAILURES: Final = frozenset({"ErrImagePull", "ImagePullBackOff"})
 LOGIN_PATH: Final = "/run/secrets/pomona"
 """Folder of the keys of a Secret with the login of a registry."""
@@ -76,6 +80,9 @@ class Placement(msgspec.Struct, frozen=True):
 
     node_selector: dict[str, str] = {}
     tolerations: tuple[Obj, ...] = ()
+
+
+ANYWHERE: Final = Placement()
 
 
 class Reservation(msgspec.Struct, frozen=True):
@@ -156,13 +163,32 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         outcome = read(attempt, pods, now)
         if outcome.reason == _STORAGE_FAILED:
             return msgspec.structs.replace(outcome, message=f"{outcome.message}{self._name_volume()}")
+        # A Job cannot be changed: another one is made with what this one lacks.
+        created = _time(attempt["metadata"].get("creationTimestamp"))
+        if outcome.reason == _UNSCHEDULABLE and self._digest_placement() != _read_placement(attempt):
+            return msgspec.structs.replace(outcome, state="Broken", ended=created)
         if outcome.reason not in _PULL_FAILURES:
             return outcome
         if not set(self.image_pull_secrets) <= _list_pull_secrets(attempt):
-            created = _time(attempt["metadata"].get("creationTimestamp"))
             return msgspec.structs.replace(outcome, state="Broken", ended=created)
         message = f"{outcome.message.rstrip('.')}; {self._advise_on_pull(attempt['metadata']['name'])}"
         return msgspec.structs.replace(outcome, message=message)
+
+    def mark(self, attempt: int) -> dict[str, str]:
+        """Return the annotations of the Job of an attempt."""
+        placed = self._digest_placement()
+        return mark_attempt(self, attempt) | ({ANNOTATION_PLACED: placed} if placed else {})
+
+    def _digest_placement(self) -> str:
+        """Return the value of ANNOTATION_PLACED; empty for a pod that any node may run and that tolerates nothing.
+
+        The nodes of a fetch are those of its volume: the Job for another one is another work.
+        """
+        selected = self.placement.node_selector if self.verb == "inspect" else {}
+        if not selected and not self.placement.tolerations:
+            return ""
+        encoded = msgspec.json.encode((selected, self.placement.tolerations), order="sorted")
+        return hashlib.sha256(encoded).hexdigest()[:_DIGITS]
 
     def _name_volume(self) -> str:
         if not self.claim:
@@ -367,6 +393,10 @@ def _list_pull_secrets(job: Obj) -> set[str]:
     return {each["name"] for each in job["spec"]["template"]["spec"].get("imagePullSecrets") or ()}
 
 
+def _read_placement(job: Obj) -> str:
+    return str((job["metadata"].get("annotations") or {}).get(ANNOTATION_PLACED, ""))
+
+
 def _attempt(job: Obj) -> int:
     return int(job["metadata"]["annotations"][ANNOTATION_ATTEMPT])
 
@@ -409,7 +439,7 @@ def _build(work: Work, attempt: int) -> Obj:
     if work.deadline_seconds is not None:
         spec["activeDeadlineSeconds"] = work.deadline_seconds
     _, job = child(JOBS, work.name(attempt), MODELS, work.owner, {LABEL_MODEL: work.owner.name}, spec=spec)
-    job["metadata"]["annotations"] = mark_attempt(work, attempt)
+    job["metadata"]["annotations"] = work.mark(attempt)
     return job
 
 

@@ -1,8 +1,7 @@
 """Inputs of a decision about a Model: its Jobs, claims and consumers, and the changes after which it is decided."""
 
 import functools
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -50,6 +49,8 @@ class ObservedModel(msgspec.Struct, frozen=True, kw_only=True):
     """Verdict on the Secret of the source; None if it was not read, or the source has none."""
     consumer: InferenceService | None = None
     """The oldest service that serves this Model in pods; the weights are fetched to where its pods can run."""
+    undecided: Callable[[], InferenceService | None] = lambda: None
+    """Returns the oldest service whose accelerator has not been chosen yet; only an inspection needs it."""
     copies: ObservedCopies = ObservedCopies()
     """Empty unless spec.cache.scope is node."""
 
@@ -65,7 +66,7 @@ def observe_model(
     children = snapshot.children(JOBS, key.namespace, model.metadata.uid)
     owned = [each for each in children if LABEL_BENCHMARK not in each["metadata"].get("labels", {})]
     inputs: ModelInputs = snapshot.inputs or ModelInputs()
-    consumers = _find_consumers(snapshot, key, model, settings.vendors)
+    consumers = _find_consumers(snapshot, _list_services(snapshot, key), model, settings.vendors)
     consumer, copies = next(consumers, None), ObservedCopies()
     if model.spec.cache.scope == "node":
         # A copy is for the main Model of a service only.
@@ -85,23 +86,43 @@ def observe_model(
         hosts=functools.partial(list_inspecting_hosts, snapshot.store, key.namespace),
         claims=observe_claims(snapshot, model, inputs.expandable),
         consumer=consumer,
+        undecided=functools.partial(_find_undecided, snapshot, key),
         secret=inputs.secret,
         copies=copies,
     )
 
 
-def _find_consumers(snapshot: Snapshot, key: ObjectKey, model: Model, vendors: Vendors) -> Iterator[InferenceService]:
-    """Yield the services that serve this Model in pods, the oldest first, each with its accelerator stated."""
+def _list_services(snapshot: Snapshot, key: ObjectKey) -> Iterator[InferenceService]:
+    """Yield the services that serve this Model and are not suspended, the oldest first."""
     objects = snapshot.store.by_index(INFERENCE_SERVICES, MODEL_INDEX, namespaced(key.namespace, key.name))
-    objects_by_age = sorted(objects, key=_read_age)
     # The first one is all that most Models need, and a thousand services may have the same Model.
-    decoded = (decode_stored(snapshot.store, INFERENCE_SERVICES, (obj,), InferenceService) for obj in objects_by_age)
-    for service in itertools.chain.from_iterable(decoded):
-        if service.metadata.deletion_timestamp is None and not service.spec.suspend:
-            for placed in _list_placed(service, _served_model(snapshot, service) or model):
-                vendor = vendors.get(accelerator_of(placed, model))
-                if vendor is not None and vendor.in_pods:
-                    yield placed
+    for obj in sorted(objects, key=_read_age):
+        for service in decode_stored(snapshot.store, INFERENCE_SERVICES, (obj,), InferenceService):
+            if service.metadata.deletion_timestamp is None and not service.spec.suspend:
+                yield service
+
+
+def _find_consumers(
+    snapshot: Snapshot, services: Iterable[InferenceService], model: Model, vendors: Vendors
+) -> Iterator[InferenceService]:
+    """Yield the services that serve this Model in pods, each with its accelerator stated."""
+    for service in services:
+        for placed in _list_placed(service, _served_model(snapshot, service) or model):
+            vendor = vendors.get(accelerator_of(placed, model))
+            if vendor is not None and vendor.in_pods:
+                yield placed
+
+
+def _find_undecided(snapshot: Snapshot, key: ObjectKey) -> InferenceService | None:
+    """Return the oldest service that serves this Model and whose accelerator has not been chosen, or None."""
+    return next((service for service in _list_services(snapshot, key) if _is_undecided(service)), None)
+
+
+def _is_undecided(service: InferenceService) -> bool:
+    """Return whether Pomona chooses the accelerator, and has not done so."""
+    stated, status = service.spec.hardware.accelerator, service.status
+    may_be_any = stated == AUTO_ACCELERATOR or (stated is None and bool(service.spec.scheduling.pools))
+    return may_be_any and status.choice is None and not status.accelerator
 
 
 def _read_age(obj: Obj) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 Pods that serve find the weights at the same path; hosts find them by the same revision and checksum.
 """
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import Final
 
@@ -10,7 +11,7 @@ import msgspec
 
 from artifacts.repositories.s3_access import OPTIONAL_VARIABLES, REQUIRED_VARIABLES
 from artifacts.source import HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, SourceError, parse, scheme_of
-from controller.models.jobs import Placement, Reservation, SecretVariable, Work
+from controller.models.jobs import ANYWHERE, Placement, Reservation, SecretVariable, Work
 from controller.models.served import (
     accelerator_of,
     is_mounted_image,
@@ -23,7 +24,7 @@ from controller.reconcile.plan import child
 from controller.tenant_limits import allowed_tolerations
 from crds.inferenceservice import InferenceService
 from crds.inspection import InspectionReport
-from crds.meta import GROUP, LABEL_MODEL
+from crds.meta import GROUP, LABEL_MODEL, Toleration
 from crds.model import GGUF, Layout, Model, WeightsFormat
 from crds.size import MIB
 from kube.client import Obj
@@ -135,7 +136,14 @@ def is_outdated(model: Model) -> bool:
     return status.inspection != version and (lacks_layout or version == FOLDER_INSPECTION)
 
 
-def inspection(model: Model, settings: PodSettings, known: ModelFacts | None = None, *, last_checked: str = "") -> Work:
+def inspection(
+    model: Model,
+    settings: PodSettings,
+    known: ModelFacts | None = None,
+    *,
+    placement: Placement = ANYWHERE,
+    last_checked: str = "",
+) -> Work:
     """Return the work that reads the artifact's header, at the revision in `known` if there is one.
 
     `last_checked` distinguishes later checks of a moving source: the time of the one before.
@@ -161,6 +169,7 @@ def inspection(model: Model, settings: PodSettings, known: ModelFacts | None = N
         secret_variables=_secret_variables(model),
         login_secret=secret if scheme_of(model.spec.source) == "oci" else None,
         claim=claim,
+        placement=placement,
         # A claim may be made later than the Model, and no server can hang.
         deadline_seconds=None if claim else INSPECT_SECONDS,
     )
@@ -238,6 +247,29 @@ def place_fetch(model: Model, consumer: InferenceService | None, settings: PodSe
     tolerations = (*settings.vendors[accelerator_of(consumer, model)].tolerations, *allowed)
     selected = select_nodes(consumer, model, settings.vendors)
     return Placement(selected, tuple(msgspec.to_builtins(each) for each in tolerations))
+
+
+def place_inspection(
+    model: Model,
+    consumer: InferenceService | None,
+    find_undecided: Callable[[], InferenceService | None],
+    settings: PodSettings,
+) -> Placement:
+    """Return the placement of an inspection: it tolerates what the pods of a service do that will serve the Model.
+
+    Only the volume of a claim may be out of reach of some nodes. `find_undecided` returns a service whose accelerator
+    is chosen after the Model is inspected, so that it may be any.
+    """
+    if consumer is not None:
+        placement = place_fetch(model, consumer, settings)
+        return placement if own_claim(model) else Placement(tolerations=placement.tolerations)
+    vendors = [settings.vendors[name] for name in (model.spec.hardware.accelerator,) if name in settings.vendors]
+    stated: list[Toleration] = []
+    if (undecided := find_undecided()) is not None:
+        vendors = list(settings.vendors.values())
+        stated = allowed_tolerations(undecided.spec.tolerations, settings.limits)
+    found = [toleration for vendor in vendors for toleration in vendor.tolerations] + stated
+    return Placement(tolerations=tuple(msgspec.to_builtins(each) for each in found))
 
 
 def new_claim(model: Model, facts: ModelFacts, name: str, path: str) -> tuple[Resource, Obj]:

@@ -50,6 +50,7 @@ class SimulatedModel:
         self.expandable: set[str] = set()
         self.claim_phase = "Bound"
         self.consumers: list[InferenceService] = []
+        self.undecided: InferenceService | None = None
         self.made: list[Obj] = []
         self.secret: SecretVerdict | None = None
         self.limits = UNLIMITED
@@ -69,6 +70,7 @@ class SimulatedModel:
                 expandable=frozenset(self.expandable),
             ),
             consumer=next(iter(self.consumers), None),
+            undecided=lambda: self.undecided,
             secret=self.secret,
         )
         settings = msgspec.structs.replace(
