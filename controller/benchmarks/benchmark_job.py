@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from controller.models import jobs
 from controller.models.jobs import CONTAINER_SECURITY, TERMINATION_LOG, JobOutcome, keep_literal
+from controller.models.refused_pods import FAILED_CREATE
 from controller.models.served import Served
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import Ref, child, ref
@@ -212,6 +213,11 @@ def _find_trouble(job: Obj, pods: Sequence[Obj], outcome: JobOutcome, now: datet
                 message = f"the engine ended with exit code {ended['exitCode']}: {said or ended.get('reason', '')}"
                 return JobOutcome(state="Broken", reason="EngineFailed", message=message, ended=now)
     age_seconds = (now - datetime.fromisoformat(job["metadata"]["creationTimestamp"])).total_seconds()
+    if not pods and age_seconds > START_SECONDS:
+        # The Events about the Job have the words of the API server: a quota, a LimitRange or a webhook refuses it.
+        name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+        message = f"its pod was not created: see: kubectl -n {namespace} describe job {name}"
+        return JobOutcome(state="Broken", reason=FAILED_CREATE, message=message, ended=now)
     if outcome.reason and age_seconds > START_SECONDS:
         return msgspec.structs.replace(outcome, state="Broken", ended=now)
     if age_seconds > LONGEST_SECONDS:

@@ -130,7 +130,7 @@ def _list_fetch_pods(observed: ObservedModel, claim: str) -> list[Obj]:
         pod
         for job in observed.jobs
         if jobs.verb(job) == "fetch" and claim in mounted_claims(job["spec"]["template"]["spec"])
-        for pod in observed.pods.get(job["metadata"]["uid"], ())
+        for pod in observed.pods.find(job)
     ]
 
 

@@ -92,7 +92,7 @@ def inspect(
     by_host = msgspec.structs.replace(by_host, hosts=observed.hosts(), asked=rfc3339(now))
     current = jobs.find_current(by_host, observed.processes)
     if by_host.can_start() or (current is not None and by_host.read(current, (), now).state in {"Going", "Succeeded"}):
-        progress = jobs.proceed(by_host, observed.processes, {}, now)
+        progress = jobs.proceed(by_host, observed.processes, jobs.NO_PODS, now)
         if progress.outcome.state != "Succeeded":
             return progress
         # Once the status has the report, its process is deleted: a status that we write is no event.

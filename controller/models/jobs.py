@@ -17,6 +17,7 @@ import msgspec
 from artifacts.errors import PERMANENT_EXIT, Reason
 from artifacts.repositories.registry_login import SECRET_KEYS, SECRET_VARIABLE
 from artifacts.source import HUB_TOKEN_VARIABLE
+from controller.models.refused_pods import FAILED_CREATE, wait_for_pod
 from controller.reconcile.plan import child
 from crds.inspection import InspectionReport
 from crds.meta import GROUP, LABEL_MANAGED_BY, LABEL_MODEL, MANAGED_BY, ObjectMeta
@@ -39,6 +40,7 @@ _DIGITS: Final = 16
 _OVERCOMMITTED: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
 """Resources whose limit may be larger than the request."""
 _STORAGE_FAILED: Final[Reason] = "StorageFailed"
+_LATE: Final = "DeadlineExceeded"
 _UNSCHEDULABLE: Final = "Unschedulable"
 _PULL_FAILURES: Final = frozenset({"ErrImagePull", "ImagePullBackOff"})
 LOGIN_PATH: Final = "/run/secrets/pomona"
@@ -255,16 +257,34 @@ class _Ended(NamedTuple):
     when: datetime
 
 
-def proceed(work: Work, attempts: Sequence[Obj], pods: Mapping[str, Sequence[Obj]], now: datetime) -> JobProgress:
-    """Start the work, wait for it, or retry it after a back-off, for ever; `pods` are keyed by the uid of their Job."""
+class ObservedPods(msgspec.Struct, frozen=True):
+    """The pods of Jobs."""
+
+    by_job: Mapping[str, Sequence[Obj]] = {}
+    """Pods by the uid of their Job."""
+    refusals: Mapping[str, str] = {}
+    """The API server's words about the pods that it refuses, by the uid of the Job."""
+
+    def find(self, job: Obj) -> Sequence[Obj]:
+        """Return the pods of a Job."""
+        return self.by_job.get(job["metadata"]["uid"], ())
+
+
+NO_PODS: Final = ObservedPods()
+
+
+def proceed(work: Work, attempts: Sequence[Obj], pods: ObservedPods, now: datetime) -> JobProgress:
+    """Start the work, wait for it, or retry it after a back-off, for ever."""
     current = find_current(work, attempts)
     if current is None:
         return _start(work, 0, None, JobOutcome(state="Going"))
     attempt = _attempt(current)
-    outcome = work.read(current, pods.get(current["metadata"]["uid"], ()), now)
+    outcome = _read_refusal(work.read(current, pods.find(current), now), pods.refusals.get(current["metadata"]["uid"]))
     progress = JobProgress(outcome=outcome, job=work.name(attempt), resource=work.resource)
     if outcome.state not in work.retried or outcome.ended is None:
         again = work.wait_seconds(current, now) if outcome.state == "Going" else None
+        if outcome.state == "Going" and again is None and work.resource == JOBS:
+            again = wait_for_pod(current, pods.find(current), now)
         return msgspec.structs.replace(progress, again_seconds=again)
     # Attempts are counted from 0. The pause is exact, because this decision is repeated until the pause is over.
     seconds = backoff_seconds(attempt + 1, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS, jitter=EXACT)
@@ -273,6 +293,14 @@ def proceed(work: Work, attempts: Sequence[Obj], pods: Mapping[str, Sequence[Obj
         wait = (outcome.ended + pause - now).total_seconds()
         return msgspec.structs.replace(progress, again_seconds=wait)
     return _start(work, attempt + 1, current, outcome)
+
+
+def _read_refusal(outcome: JobOutcome, words: str | None) -> JobOutcome:
+    """Return the outcome of a Job with the API server's words about its pod, if it never had one."""
+    is_open = outcome.state == "Going" or outcome.reason == _LATE
+    if words is None or not is_open:
+        return outcome
+    return msgspec.structs.replace(outcome, reason=FAILED_CREATE, message=words)
 
 
 def _start(work: Work, attempt: int, previous: Obj | None, outcome: JobOutcome) -> JobProgress:
@@ -306,7 +334,7 @@ def read(job: Obj, pods: Sequence[Obj], now: datetime) -> JobOutcome:
     """Return the outcome of a Job, from its conditions and its newest pod."""
     pod = max(pods, key=lambda each: each["metadata"]["creationTimestamp"], default=None)
     ended = _ended(job)
-    if ended is not None and ended.reason == "DeadlineExceeded":
+    if ended is not None and ended.reason == _LATE:
         return JobOutcome(state="Broken", reason=ended.reason, message=ended.message, ended=ended.when)
     if pod is not None and (state := _terminated(pod)) is not None:
         return _read_end(state, ended)

@@ -9,6 +9,7 @@ import msgspec
 from controller.models.claims import ObservedClaims, observe_claims
 from controller.models.copy_observation import ObservedCopies, Reserve, observe_copies, reserve_nothing
 from controller.models.inspecting_hosts import InspectingHost, list_inspecting_hosts
+from controller.models.jobs import NO_PODS, ObservedPods
 from controller.models.served import METAL, accelerator_of
 from controller.models.source_secret import SecretVerdict
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
@@ -32,14 +33,16 @@ class ModelInputs(NamedTuple):
     expandable: frozenset[str] = frozenset()
     binds_immediately: bool = False
     """The result of `read_binding`."""
+    refusals: Mapping[str, str] = {}
+    """The result of `read_refusals`."""
 
 
 class ObservedModel(msgspec.Struct, frozen=True, kw_only=True):
     """The objects of a Model that a decision reads."""
 
     jobs: Sequence[Obj] = ()
-    pods: Mapping[str, Sequence[Obj]] = {}
-    """Pods by the uid of their Job."""
+    pods: ObservedPods = NO_PODS
+    """Those of the Jobs."""
     processes: Sequence[Obj] = ()
     """MetalProcesses with which hosts inspect the Model."""
     hosts: Callable[[], Mapping[str, InspectingHost]] = dict
@@ -81,7 +84,10 @@ def observe_model(
         )
     return ObservedModel(
         jobs=owned,
-        pods={uid: snapshot.children(PODS, key.namespace, uid) for uid in (job["metadata"]["uid"] for job in owned)},
+        pods=ObservedPods(
+            {uid: snapshot.children(PODS, key.namespace, uid) for uid in (job["metadata"]["uid"] for job in owned)},
+            inputs.refusals,
+        ),
         processes=snapshot.children(METAL_PROCESSES, key.namespace, model.metadata.uid),
         hosts=functools.partial(list_inspecting_hosts, snapshot.store, key.namespace),
         claims=observe_claims(snapshot, model, inputs.expandable),

@@ -45,6 +45,7 @@ from controller.models.observation import (
     observe_model,
     read_placement,
 )
+from controller.models.refused_pods import read_refusals
 from controller.models.volume import ModelFacts
 from controller.pod_settings import PodSettings
 from controller.reconcile.conditions import find, transitions
@@ -73,7 +74,10 @@ def model_reconciler(settings: PodSettings, reserve: Reserve = reserve_nothing) 
         has_work = model.spec.source_secret_ref is not None and refresh.is_due(model, snapshot.now)
         verdict = await source_secret.read_verdict(client, model, has_work=has_work)
         expandable = await read_expandable(client, snapshot, model)
-        return ModelInputs(verdict, expandable, await read_binding(client, snapshot, model))
+        binds_immediately = await read_binding(client, snapshot, model)
+        return ModelInputs(
+            verdict, expandable, binds_immediately, await read_refusals(client, snapshot, model.metadata)
+        )
 
     def models_of_victims(store: Store, model: Obj) -> list[ObjectKey]:
         return copy_eviction.models_of_victims(store, model, settings.node_cache_bytes)
@@ -257,12 +261,19 @@ def _plan(model: Model, observed: ObservedModel, decision: ModelDecision, settin
         patch=decision.patch,
         delete=(*prune(past, ()), *decision.delete),
         status=status,
+        waiting=(CACHED,) if _waits_for_weights(decision) else (),
         labels=label_model(model, status, settings.vendors),
         events=transitions(
             model.status.conditions, decision.conditions, action="Reconcile", silent=REASONS_WITHOUT_EVENT
         ),
         again_seconds=min(waits, default=None),
     )
+
+
+def _waits_for_weights(decision: ModelDecision) -> bool:
+    """Return whether the writes of a decision are about weights that pods need."""
+    makes = bool(decision.create) or any(work.create for work in decision.works)
+    return makes and not any(each["reason"] == "NoConsumers" for each in decision.conditions)
 
 
 def _is_inspected(model: Model) -> bool:

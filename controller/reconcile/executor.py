@@ -52,6 +52,8 @@ class Refusal(NamedTuple):
     reason: str
     since: datetime
     reported_at: datetime | None
+    reported: frozenset[tuple[str, str, str]] = frozenset()
+    """Type, status and reason of each condition that was reported with it."""
 
 
 @dataclass(slots=True)
@@ -131,7 +133,8 @@ class Executor:
     async def _report_refusal(self, resource: Resource, decided: Obj, plan: Plan, error: ApiError | NotOurs) -> None:
         """Report a lasting refusal: the status at most once in `REPORT_SECONDS`, the Event when its reason changes.
 
-        The plan is empty if a read was refused, on which it depends: then there is only the Event.
+        A condition that changes meanwhile is reported at once. The plan is empty if a read was refused, on which it
+        depends: then there is only the Event.
         """
         if _is_passing(error):
             return
@@ -143,13 +146,16 @@ class Executor:
             last = Refusal(*identity, now, None)
         self._refusals[resource, key] = last
         lasts = not _may_pass(error) or (now - last.since).total_seconds() >= FAILING_SECONDS
-        due = last.reported_at is None or (now - last.reported_at).total_seconds() >= REPORT_SECONDS
-        if not lasts or not due:
-            return
         refused = _refused(plan, reason, error, decided["metadata"]["generation"])
+        # What else has changed meanwhile, such as the Model of a service, is no less true for the refusal.
+        conditions = (refused.status or {}).get("conditions", ())
+        reported = frozenset((each["type"], each["status"], each["reason"]) for each in conditions)
+        is_old = last.reported_at is None or (now - last.reported_at).total_seconds() >= REPORT_SECONDS
+        if not lasts or not (is_old or reported != last.reported):
+            return
         if last.reported_at is not None:
             refused = msgspec.structs.replace(refused, events=())
-        self._refusals[resource, key] = last._replace(reported_at=now)
+        self._refusals[resource, key] = last._replace(reported_at=now, reported=reported)
         await self._report(resource, key, refused)
 
     @property
@@ -386,8 +392,9 @@ def _refused(plan: Plan, reason: str, error: Exception, generation: int) -> Plan
     conditions = {each["type"]: each for each in status.get("conditions", [])}
     kinds = ["Reconciled"]
     # Without a phase, Ready does not report our writes: a host's Ready is its liveness, on which rollouts depend.
-    if "phase" in status and conditions["Ready"]["status"] != "True":
-        status, kinds = status | {"phase": "Failed"}, ["Ready", "Reconciled"]
+    waiting = [kind for kind in ("Ready", *plan.waiting) if conditions.get(kind, {}).get("status") == "False"]
+    if "phase" in status and waiting:
+        status, kinds = status | {"phase": "Failed"}, [*waiting, "Reconciled"]
     for kind in kinds:
         conditions[kind] = condition(kind, true=False, reason=reason, message=message, generation=generation)
     return msgspec.structs.replace(report, status=status | {"conditions": [*conditions.values()]})

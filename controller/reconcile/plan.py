@@ -64,6 +64,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     delete: tuple[Ref, ...] = ()
     status: Obj | None = None
     """Whole desired status; its conditions are without lastTransitionTime, which the executor adds."""
+    waiting: tuple[str, ...] = ()
+    """Conditions beside Ready that wait for these writes: while they are not True, a refusal is their reason."""
     labels: Mapping[str, str] | None = None
     """All discovery labels of the reconciled object; None leaves those that it has."""
     events: tuple[Event, ...] = ()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from controller.models.refused_pods import advise_on_refusal
 from controller.placement.capacity import HostCapacity, eligible_hosts
 from controller.placement.node_rules import find_untolerated
 from controller.placement.units import HostRequirement
@@ -67,7 +68,7 @@ def diagnose_deployment(deployment: Obj) -> ServiceProblem | None:
                     "-f deploy/install/priority-classes.yaml"
                 )
                 return ServiceProblem("PriorityClassMissing", message, "Failed")
-            return ServiceProblem(condition.get("reason") or "ReplicaFailure", message, "Failed")
+            return ServiceProblem(condition.get("reason") or "ReplicaFailure", advise_on_refusal(message), "Failed")
     return None
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 from controller.models.claims import ObservedClaims
 from controller.models.inspecting_hosts import InspectingHost
+from controller.models.jobs import ObservedPods
 from controller.models.observation import ObservedModel
 from controller.models.reconciler import desired
 from controller.models.source_secret import SecretVerdict
@@ -42,6 +43,8 @@ class SimulatedModel:
         self.now = START
         self.jobs: dict[str, Obj] = {}
         self.pods: dict[str, list[Obj]] = {}
+        self.refusals: dict[str, str] = {}
+        """The API server's words about the pod of a Job, by the uid of the Job."""
         self.hosts: dict[str, InspectingHost] = {}
         self.processes: dict[str, Obj] = {}
         self.claims: dict[str, Obj] = {}
@@ -60,7 +63,7 @@ class SimulatedModel:
     def decide(self) -> Plan:
         observed = ObservedModel(
             jobs=list(self.jobs.values()),
-            pods=self.pods,
+            pods=ObservedPods(self.pods, self.refusals),
             processes=list(self.processes.values()),
             hosts=lambda: self.hosts,
             claims=ObservedClaims(

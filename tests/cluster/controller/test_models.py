@@ -360,6 +360,58 @@ async def test_changed_file_is_fetched_beside_the_earlier_one(cluster: ModelName
     assert model.status.last_checked >= first.status.last_checked
 
 
+QUOTAS = Resource("", "v1", "resourcequotas", "ResourceQuota")
+
+
+async def limit(cluster: ModelNamespace, **hard: str) -> None:
+    """Make a quota of the namespace, and wait until the API server holds it."""
+    names = {name.replace("_", "."): quantity for name, quantity in hard.items()}
+    await cluster.make(QUOTAS, "q", spec={"hard": names})
+
+    async def held() -> bool:
+        quota = await cluster.client.get(QUOTAS, "q", cluster.namespace)
+        return bool(quota.get("status", {}).get("hard") == names)
+
+    await eventually(held)
+
+
+async def test_quota_that_refuses_the_pod_of_a_job_is_told_in_its_own_words(
+    cluster: ModelNamespace, files: FileServer
+) -> None:
+    await limit(cluster, requests_memory="100Mi")
+    await cluster.make_model(f"{files.url}/tiny.gguf")
+
+    async def told() -> str:
+        model = await cluster.model()
+        assert condition(model, "Ready").reason == "FailedCreate", model.status
+        return condition(model, "Ready").message
+
+    assert "exceeded quota: q, requested: requests.memory=128Mi" in await eventually(told)
+    await cluster.edit(QUOTAS, "q", "/spec/hard", {"requests.memory": "1Gi"})
+    await cluster.phase("Ready")
+
+
+async def test_quota_that_refuses_the_volume_is_the_reason_of_the_weights(
+    cluster: ModelNamespace, files: FileServer
+) -> None:
+    await limit(cluster, persistentvolumeclaims="0")
+    await cluster.make_model(f"{files.url}/tiny.gguf")
+    await cluster.make_consumer()
+    model = await cluster.phase("Failed")
+    cached = condition(model, "Cached")
+    assert (condition(model, "Ready").status, cached.reason) == ("True", "Forbidden")
+    assert "exceeded quota: q" in cached.message
+
+    async def told() -> bool:
+        service = await cluster.client.get(INFERENCE_SERVICES, "chat", cluster.namespace)
+        met = [each for each in service["status"]["conditions"] if each["type"] == "ModelReady"]
+        return "exceeded quota: q" in met[0]["message"]
+
+    await eventually(told)
+    await cluster.client.delete(QUOTAS, "q", cluster.namespace)
+    await cluster.cached()
+
+
 async def settled(cluster: ModelNamespace) -> bool:
     jobs = (await cluster.client.list(JOBS, cluster.namespace)).items
     return all(job.get("status", {}).get("succeeded") == 1 for job in jobs)

@@ -233,11 +233,21 @@ def test_pod_that_no_node_takes_has_no_hope_after_some_time() -> None:
 
 
 def test_job_that_never_ends_is_hopeless() -> None:
-    """A tenant has suspended it, or has lengthened the time that Kubernetes gives it."""
-    assert read(stored(), now=NOW + timedelta(seconds=LONGEST_SECONDS)).trouble is None
-    late = read(stored(), now=NOW + timedelta(seconds=LONGEST_SECONDS + 1))
+    """A tenant has lengthened the time that Kubernetes gives it."""
+    runs = pod({"state": {"running": {}}})
+    assert read(stored(), runs, now=NOW + timedelta(seconds=LONGEST_SECONDS)).trouble is None
+    late = read(stored(), runs, now=NOW + timedelta(seconds=LONGEST_SECONDS + 1))
     assert late.trouble is not None
     assert late.trouble.reason == "DeadlineExceeded"
+
+
+def test_job_whose_pod_is_refused_has_no_hope_after_some_time() -> None:
+    """A quota, a LimitRange or a webhook refuses it, or a tenant has suspended the Job."""
+    assert read(stored(), now=NOW + timedelta(seconds=START_SECONDS)).trouble is None
+    late = read(stored(), now=NOW + timedelta(seconds=START_SECONDS + 1))
+    assert late.trouble is not None
+    assert late.trouble.reason == "FailedCreate"
+    assert "kubectl -n team describe job" in late.trouble.message
 
 
 def test_job_that_this_leader_has_started_is_what_it_has_ordered() -> None:

@@ -186,7 +186,7 @@ def test_outcome_of_a_part_of_a_job_is_that_of_the_whole_job() -> None:
     declare_partial_objects(known)
     known.put(JOBS, deepcopy(whole))
     (part,) = known.list(JOBS)
-    assert jobs.proceed(work, [part], {}, NOW) == jobs.proceed(work, [whole], {}, NOW)
+    assert jobs.proceed(work, [part], jobs.NO_PODS, NOW) == jobs.proceed(work, [whole], jobs.NO_PODS, NOW)
     assert (jobs.verb(part), jobs.last(work, [part])) == ("fetch", created["metadata"]["name"])
     assert mounted_claims(part["spec"]["template"]["spec"]) == ["tiny-cache-1"]
     assert len(str(part)) < len(str(whole)) / 2

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from controller.models.jobs import Placement, Reservation, proceed
+from controller.models.jobs import NO_PODS, Placement, Reservation, proceed
 from controller.models.served import Served, runtime_of
 from controller.models.volume import ModelFacts, fetching
 from controller.pod_settings import PodSettings
@@ -83,7 +83,7 @@ def test_job_requests_what_is_reserved_and_what_it_needs_itself() -> None:
     requests = {"nvidia.com/gpu": "2", "memory": "3Gi", "cpu": "10m"}
     facts = ModelFacts.of_status(of_model)
     work = fetching(of_model, facts, claim, Placement(), SETTINGS, reservation=Reservation(requests))
-    job = proceed(work, [], {}, NOW).create
+    job = proceed(work, [], NO_PODS, NOW).create
     assert job is not None
     pod = job["spec"]["template"]["spec"]
     assert pod["containers"][0]["resources"] == {

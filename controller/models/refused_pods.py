@@ -1,0 +1,96 @@
+"""The pods of Jobs that the API server refuses, by a quota, a LimitRange or a webhook.
+
+A Job has no condition for that: Kubernetes' Job controller reports it by an Event alone. Events are not watched, so
+those about a Job without a pod are read, which a Job has for a moment only unless its pod is refused.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Final
+
+import structlog
+
+from controller.reconcile.plan import Snapshot
+from crds.meta import ObjectMeta
+from kube.client import Client, Obj
+from kube.errors import Forbidden
+from kube.resources import EVENTS, JOBS, PODS
+
+FAILED_CREATE: Final = "FailedCreate"
+"""Reason of the Event, and of the condition that has its words."""
+PODLESS_SECONDS: Final = 5.0
+"""Age from which on a Job without a pod is looked into."""
+LOOK_SECONDS: Final = 15.0
+"""Time between two looks."""
+_MOST_JOBS: Final = 8
+"""Jobs of a Model that are looked into at once: each costs a request."""
+_LIMIT_MISSING: Final = "must specify"
+"""Words of a quota that counts what a container does not state."""
+
+log = structlog.get_logger()
+
+
+def wait_for_pod(job: Obj, pods: Sequence[Obj], now: datetime) -> float | None:
+    """Return the seconds after which a Job that goes on is looked at for its pod; None if it has one."""
+    created = job["metadata"].get("creationTimestamp")
+    if pods or created is None:
+        return None
+    return max(PODLESS_SECONDS - _age_seconds(created, now), 0.0) or LOOK_SECONDS
+
+
+async def read_refusals(client: Client, snapshot: Snapshot, owner: ObjectMeta) -> Mapping[str, str]:
+    """Return why the pods of an object's Jobs are refused, by the uid of the Job. Raises as `Client`.
+
+    Without the right to read Events nothing is known of it.
+    """
+    namespace, found = owner.namespace, {}
+    jobs = snapshot.children(JOBS, namespace, owner.uid)
+    lacking = [job for job in jobs if _lacks_pod(job, snapshot)]
+    for job in sorted(lacking, key=lambda job: str(job["metadata"]["creationTimestamp"]), reverse=True)[:_MOST_JOBS]:
+        uid = job["metadata"]["uid"]
+        try:
+            events = await client.list(
+                EVENTS, namespace, field_selector=f"regarding.uid={uid},reason={FAILED_CREATE}", part=_keep_words
+            )
+        except Forbidden as error:
+            log.warning("events_not_readable", job=f"{namespace}/{job['metadata']['name']}", error=str(error))
+            return {}
+        if events.items:
+            last = max(events.items, key=lambda event: str(event["time"]))
+            found[uid] = advise_on_refusal(str(last["note"]))
+    return found
+
+
+def advise_on_refusal(words: str) -> str:
+    """Return the API server's words about a pod that it refuses, with the way out if they do not show it."""
+    if _LIMIT_MISSING not in words:
+        return words
+    return (
+        f"{words}; the quota counts what containers need not state: create a LimitRange whose default and "
+        "defaultRequest state it for all containers of the namespace"
+    )
+
+
+def _lacks_pod(job: Obj, snapshot: Snapshot) -> bool:
+    metadata = job["metadata"]
+    created = metadata.get("creationTimestamp")
+    if created is None or _age_seconds(created, snapshot.now) < PODLESS_SECONDS or "deletionTimestamp" in metadata:
+        return False
+    status = job.get("status") or {}
+    is_complete = any(each["type"] == "Complete" and each["status"] == "True" for each in status.get("conditions", ()))
+    return not is_complete and not snapshot.children(PODS, metadata["namespace"], metadata["uid"])
+
+
+def _keep_words(event: Obj) -> Obj:
+    series = event.get("series") or {}
+    metadata = event["metadata"]
+    times = (series.get("lastObservedTime"), event.get("deprecatedLastTimestamp"), event.get("eventTime"))
+    return {
+        "metadata": {"name": metadata["name"]},
+        "note": event.get("note") or "",
+        "time": next((time for time in times if time), metadata.get("creationTimestamp") or ""),
+    }
+
+
+def _age_seconds(created: str, now: datetime) -> float:
+    return (now - datetime.fromisoformat(created)).total_seconds()
