@@ -34,7 +34,7 @@ from controller.placement.replacement import ReplacementRules
 from controller.pod_settings import PodSettings
 from controller.run import Controller
 from controller.services.pods.pod_monitor import parse_monitor_labels
-from controller.tenant_limits import TenantLimits
+from controller.tenant_limits import CONTROL_PLANE_TAINTS, TenantLimits
 from crds.meta import LABEL_PATTERN, LONGEST_LABEL, LONGEST_NAME, NAME_PATTERN, DefaultSchedulingMode
 from devices.limits import raise_descriptor_limit
 from devices.vendors import Vendors
@@ -171,7 +171,15 @@ def _list_source_variables(allowed_networks: Networks) -> dict[str, str]:
     "--allow-control-plane-tolerations",
     "control_plane",
     is_flag=True,
-    help="Accept InferenceServices that tolerate the taints of control-plane nodes.",
+    help="Accept InferenceServices that tolerate the taints of control-plane nodes: those whose key is "
+    f"{', '.join(CONTROL_PLANE_TAINTS)}.",
+)
+@click.option(
+    "--system-taint",
+    "system_taints",
+    multiple=True,
+    help="Key of a taint that no InferenceService may tolerate, such as node-role.kubernetes.io/infra; may be "
+    "repeated. One that ends with / stands for all keys that begin with it.",
 )
 @click.option(
     "--vendors",
@@ -252,6 +260,7 @@ def command(
     allowed_networks: Networks,
     image_prefixes: tuple[str, ...],
     control_plane: bool,
+    system_taints: tuple[str, ...],
     vendors: Vendors,
     network_policies: bool,
     monitoring_namespace: str,
@@ -279,7 +288,7 @@ def command(
     raise_descriptor_limit()  # each namespace has several watches
     environment = _list_source_variables(allowed_networks)
     trust = load_hosts_ca(hosts_ca) if hosts_ca else None
-    limits = TenantLimits(image_prefixes, control_plane=control_plane, hosts=not namespaces)
+    limits = TenantLimits(image_prefixes, control_plane, system_taints, hosts=not namespaces)
     try:
         pods = PodSettings(
             *(image, environment, limits, vendors, network_policies, monitoring_namespace, node_cache_bytes),

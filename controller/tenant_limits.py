@@ -11,7 +11,14 @@ from crds.inferenceservice import InferenceService
 from crds.meta import Toleration
 from devices.vendors import Vendors
 
-CONTROL_PLANE_TAINTS: Final = frozenset({"node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"})
+CONTROL_PLANE_TAINTS: Final = (
+    "node-role.kubernetes.io/control-plane",
+    "node-role.kubernetes.io/controlplane",
+    "node-role.kubernetes.io/master",
+    "node-role.kubernetes.io/etcd",
+    "CriticalAddonsOnly",
+)
+"""Keys of the taints by which distributions keep pods off the nodes of their control plane."""
 
 
 class TenantLimits(NamedTuple):
@@ -21,6 +28,8 @@ class TenantLimits(NamedTuple):
     """Beginnings of the images that services may name, and Models that nodes mount; none: all images."""
     control_plane: bool = False
     """True if spec.tolerations may tolerate the taints of control-plane nodes."""
+    system_taints: tuple[str, ...] = ()
+    """Keys of further taints that spec.tolerations may not tolerate; one that ends with / stands for all behind it."""
     hosts: bool = True
     """True if services may run on hosts and use the queue, which a controller of some namespaces does not manage."""
 
@@ -56,8 +65,7 @@ def check_limits(service: InferenceService, limits: TenantLimits) -> ExceededLim
     for number, toleration in enumerate(service.spec.tolerations):
         if not _is_allowed(toleration, limits):
             message = (
-                f"spec.tolerations[{number}] {_describe(toleration)} would tolerate control-plane nodes: name the keys "
-                "of other taints, or ask the platform team for --allow-control-plane-tolerations"
+                f"spec.tolerations[{number}] {_describe(toleration)} would tolerate {_name_nodes(toleration, limits)}"
             )
             return ExceededLimit("TolerationNotAllowed", message)
     return None
@@ -102,8 +110,26 @@ def allowed_tolerations(tolerations: Iterable[Toleration], limits: TenantLimits)
 
 
 def _is_allowed(toleration: Toleration, limits: TenantLimits) -> bool:
+    refused = (*(() if limits.control_plane else CONTROL_PLANE_TAINTS), *limits.system_taints)
     # An empty key with Exists tolerates every taint.
-    return limits.control_plane or (toleration.key != "" and toleration.key not in CONTROL_PLANE_TAINTS)
+    is_any = toleration.key == "" and bool(refused)
+    return not is_any and not any(_is_of(toleration.key, taint) for taint in refused)
+
+
+def _is_of(key: str, taint: str) -> bool:
+    return key == taint or (taint.endswith("/") and key.startswith(taint))
+
+
+def _name_nodes(toleration: Toleration, limits: TenantLimits) -> str:
+    """Return the nodes that a toleration is refused for, with the way out."""
+    if any(_is_of(toleration.key, taint) for taint in limits.system_taints):
+        return "nodes that the platform team keeps for itself (--system-taint): name the keys of other taints"
+    if limits.control_plane:
+        return "every node, also those of --system-taint: name the keys of taints"
+    return (
+        "control-plane nodes: name the keys of other taints, or ask the platform team for "
+        "--allow-control-plane-tolerations"
+    )
 
 
 def _describe(toleration: Toleration) -> str:

@@ -1,8 +1,10 @@
 """Discovery labels: what a Model or a service can do, derived from its spec and status, for `kubectl get -l`.
 
 They are recomputed as a whole, so what no longer holds is removed. A label that says "at least" or "at most" is
-cumulative: one label for each threshold that holds. So `-l inference.pomona.dev/vram-tier-20g` finds everything that
-needs 20 GiB or less, a model of 18 GiB too, and `-l inference.pomona.dev/context-64k` all that take 64,000 tokens.
+cumulative: one label for each threshold that holds. So `-l inference.pomona.dev/vram-tier-20-g` finds everything that
+needs 20 GiB or less, a model of 18 GiB too, and `-l inference.pomona.dev/context-64-k` all that take 64,000 tokens.
+A dash parts each number from its unit: kubectl prints labels in no lasting order where one number begins like another
+and a letter follows, as 8g and 80g, so that `kubectl diff` would report objects that nobody has changed.
 """
 
 import re
@@ -23,10 +25,10 @@ from fitness.memory import Workload, estimate
 TRUE: Final = "true"
 
 _CONTEXTS: Final = {
-    **{f"{thousands}k": thousands * 1000 for thousands in (32, 64, 128, 256, 512)},
-    **{f"{millions}m": millions * 1_000_000 for millions in (1, 2, 4, 10)},
+    **{f"{thousands}-k": thousands * 1000 for thousands in (32, 64, 128, 256, 512)},
+    **{f"{millions}-m": millions * 1_000_000 for millions in (1, 2, 4, 10)},
 }
-"""Thresholds of the context length in tokens; a model of 32,000 and one of 32,768 tokens both have context-32k."""
+"""Thresholds of the context length in tokens; a model of 32,000 and one of 32,768 tokens both have context-32-k."""
 _TIERS_GIB: Final = (8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 192, 256, 512)
 """Memory of devices in common use."""
 _LONGEST_VALUE: Final = 63
@@ -89,7 +91,7 @@ def label_value(text: str) -> str:
 def _tiers(memory_bytes: int | None) -> Iterable[str]:
     if memory_bytes is None:
         return ()
-    return (f"vram-tier-{tier}g" for tier in _TIERS_GIB if memory_bytes <= tier * GIB)
+    return (f"vram-tier-{tier}-g" for tier in _TIERS_GIB if memory_bytes <= tier * GIB)
 
 
 def describe_parameters(spec: ModelSpec, found_total: int | None, found_active: int | None) -> str:

@@ -120,9 +120,15 @@ def _render_demand(demand: AttributeDemand, driver: str) -> str:
     elif demand.at_least:
         test = f"{value} >= {int(demand.at_least)}"
     else:
-        quote = "'" if demand.type == "string" else ""
-        test = _join_alternatives([f"{value} == {quote}{each}{quote}" for each in demand.values])
+        literals = map(_quote, demand.values) if demand.type == "string" else demand.values
+        test = _join_alternatives([f"{value} == {each}" for each in literals])
     return f"'{name}' in {attributes} && {test}"
+
+
+def _quote(text: str) -> str:
+    """Return a text of a tenant as a literal of CEL, which no character of it ends."""
+    escaped = (each if each.isprintable() and each not in "'\\" else f"\\U{ord(each):08x}" for each in text)
+    return f"'{''.join(escaped)}'"
 
 
 def _join_alternatives(tests: Sequence[str]) -> str:

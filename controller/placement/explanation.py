@@ -1,5 +1,6 @@
 """The reasons why a unit is on no cell after a round: for one unit by cell, or counted over all cells."""
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
@@ -272,8 +273,9 @@ def _describe_rules(unit: Unit, cell: Cell, reason: str) -> tuple[str, str]:
             remedy = f"add {unit.key.namespace} to spec.namespaces of MetalHost {cell.name}"
             return f"the host is given to {names}", remedy
         case "LabelMissing" if isinstance(requirement, HostRequirement):
-            missing = ", ".join(f"{key}={value}" for key, value in sorted(requirement.selector - cell.labels))
-            return f"the host lacks {missing} of nodeSelector", f"kubectl label metalhost {cell.name} {missing}"
+            missing = [f"{key}={value}" for key, value in sorted(requirement.selector - cell.labels)]
+            remedy = f"kubectl label metalhost {cell.name} {shlex.join(missing)}"
+            return f"the host lacks {', '.join(missing)} of nodeSelector", remedy
         case "Taint" if (
             isinstance(requirement, HostRequirement)
             and (taint := find_untolerated(cell.taints, requirement.tolerations)) is not None

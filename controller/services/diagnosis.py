@@ -4,6 +4,7 @@ Only the first of the most severe problems is reported: one cause with its remed
 """
 
 import re
+import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -222,7 +223,7 @@ def _explain_rules(capable: Sequence[HostCapacity], requirement: HostRequirement
     key, value = min(requirement.selector - host.labels)
     return (
         f"no live host that can run it has the labels of nodeSelector: host {host.host} lacks {key}={value}: run "
-        f"`kubectl label metalhost {host.host} {key}={value}`, or change nodeSelector"
+        f"`kubectl label metalhost {host.host} {shlex.quote(f'{key}={value}')}`, or change nodeSelector"
     )
 
 

@@ -324,7 +324,7 @@ async def test_discovery_labels_follow_the_spec_and_leave_those_of_users_alone(
 
     await cluster.phase("Ready")
     await eventually(
-        lambda: labels(domain_code="true", capability_chat="true", vram_tier_8g="true", model_type="DenseThinking")
+        lambda: labels(domain_code="true", capability_chat="true", vram_tier_8_g="true", model_type="DenseThinking")
     )
     generation = (await cluster.model()).metadata.generation
     await cluster.edit(MODELS, "tiny", "/spec/domains", ["math"])

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from controller.placement.device_need import AttributeDemand, DeviceNeed
 from controller.pod_settings import PodSettings
 from controller.services.pods.pod_template import EngineChoice, MountedWeights, build_pod
 from devices.vendors import VENDORS
 from kube.client import Client, Obj
-from kube.errors import NotFound
+from kube.errors import Invalid, NotFound
 from kube.resources import (
     DEPLOYMENTS,
     MODELS,
@@ -19,6 +20,7 @@ from kube.resources import (
     POD_DISRUPTION_BUDGETS,
     POD_MONITORS,
     PODS,
+    RESOURCE_CLAIM_TEMPLATES,
     Resource,
 )
 from runtimes.registry import RUNTIMES
@@ -211,3 +213,22 @@ async def test_missing_priority_class_is_named_with_the_command(
     await cluster.reaches("Ready")
     deployment = await cluster.client.get(DEPLOYMENTS, "chat", cluster.namespace)
     assert deployment["spec"]["template"]["spec"]["priorityClassName"] == "pomona-batch"
+
+
+async def test_value_of_a_device_attribute_is_one_text_to_the_api_server(client: Client, namespace: str) -> None:
+    """The API server compiles what the scheduler would evaluate; a text that ends its string is no expression."""
+    hostile = ("x' || true || 'a' == 'a", "back\\", "two\nlines", "'")
+    demands = (AttributeDemand(name="productName", type="string", values=hostile),)
+    need = DeviceNeed(driver="gpu.nvidia.com", device_class="gpu.nvidia.com", demands=demands)
+    own = "device.attributes['gpu.nvidia.com'].productName"
+
+    async def make(name: str, *expressions: str) -> Obj:
+        selectors = [{"cel": {"expression": each}} for each in expressions]
+        request = {"deviceClassName": need.device_class, "selectors": selectors}
+        spec = {"spec": {"devices": {"requests": [{"name": "devices", "exactly": request}]}}}
+        metadata = {"name": name, "namespace": namespace}
+        return await client.create(RESOURCE_CLAIM_TEMPLATES, {"metadata": metadata, "spec": spec})
+
+    await make("escaped", *need.list_expressions())
+    with pytest.raises(Invalid):
+        await make("raw", f"{own} == '{hostile[-1]}'")

@@ -51,6 +51,7 @@ EVERYTHING: dict[str, Any] = {
     "services": {
         "allowedImagePrefixes": ["registry.example/llm/"],
         "allowControlPlaneTolerations": True,
+        "systemTaints": ["node-role.kubernetes.io/infra"],
         "maxPriority": "normal",
         "allowEvictionProtection": False,
         "networkPolicies": True,
@@ -206,6 +207,7 @@ async def test_every_value_reaches_an_option_that_the_controller_has(tmp_path: P
         "--image-pull-secret=registry",
         "--allowed-image-prefix=registry.example/llm/",
         "--allow-control-plane-tolerations",
+        "--system-taint=node-role.kubernetes.io/infra",
         "--vendors=/etc/pomona/vendors/vendors.yaml",
         "--network-policies",
         "--monitoring-namespace=prometheus",

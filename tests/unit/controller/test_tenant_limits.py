@@ -42,6 +42,9 @@ def test_image_begins_with_an_allowed_prefix(image: str | None, *, is_allowed: b
         ({"key": "nvidia.com/gpu", "operator": "Exists"}, True),
         ({"key": CONTROL_PLANE, "operator": "Exists", "effect": "NoSchedule"}, False),
         ({"key": "node-role.kubernetes.io/master", "value": ""}, False),
+        ({"key": "node-role.kubernetes.io/etcd", "operator": "Exists"}, False),
+        ({"key": "node-role.kubernetes.io/controlplane", "value": "true"}, False),
+        ({"key": "CriticalAddonsOnly", "operator": "Exists"}, False),
         ({"operator": "Exists"}, False),
         ({"key": "", "operator": "Exists", "effect": "NoExecute"}, False),
     ],
@@ -67,3 +70,24 @@ def test_controller_of_some_namespaces_runs_nothing_on_hosts() -> None:
     assert refuse_hosts("metal", VENDORS, TenantLimits()) is None
     assert refuse_hosts("cpu", VENDORS, TenantLimits(hosts=False)) is None
     assert refuse_hosts("of-tomorrow", VENDORS, TenantLimits(hosts=False)) is None, "refused for another reason"
+
+
+@pytest.mark.parametrize(
+    ("key", "is_allowed"),
+    [
+        ("node-role.kubernetes.io/infra", False),
+        ("system.example/a", False),
+        ("system.example", True),
+        ("other.example/a", True),
+        ("", False),
+    ],
+)
+@pytest.mark.parametrize("control_plane", [False, True])
+def test_taints_of_the_platform_team_are_not_tolerated(key: str, *, is_allowed: bool, control_plane: bool) -> None:
+    limits = TenantLimits(
+        control_plane=control_plane, system_taints=("node-role.kubernetes.io/infra", "system.example/")
+    )
+    problem = check_limits(as_service(service(tolerations=[{"key": key, "operator": "Exists"}])), limits)
+    assert (problem is None) == is_allowed
+    if problem and (key or control_plane):
+        assert "--system-taint" in problem.message

@@ -148,3 +148,10 @@ def test_vendor_guide_lists_every_field_of_an_entry() -> None:
     listed = set(re.findall(r"^\| `(\w+)` \|", VENDOR_GUIDE.read_text(), re.MULTILINE))
     fields = {field.encode_name for field in msgspec.structs.fields(Vendor)}
     assert listed == fields - {"inPods"}
+
+
+def test_removal_deletes_each_kind() -> None:
+    page = (CHECKOUT / "docs" / "operations.md").read_text()
+    (command,) = re.findall(r"^kubectl delete crd (.+)$", page, re.MULTILINE)
+    kinds = {path.stem.replace("inference.pomona.dev_", "") for path in (CHECKOUT / "crds").glob("*.yaml")}
+    assert {*command.split()} == {f"{kind}.inference.pomona.dev" for kind in kinds}

@@ -1,5 +1,6 @@
 """Discovery labels: what they say, and who owns them."""
 
+import itertools
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -34,16 +35,16 @@ def facts(**fields: Any) -> LabelFacts:
     [
         (None, None),
         (8192, None),
-        (32_000, "32k"),
-        (32_768, "32k"),
-        (65_535, "64k"),
-        (131_072, "128k"),
-        (10_485_760, "10m"),
+        (32_000, "32-k"),
+        (32_768, "32-k"),
+        (65_535, "64-k"),
+        (131_072, "128-k"),
+        (10_485_760, "10-m"),
     ],
 )
 def test_context_labels_are_cumulative(tokens: int | None, longest: str | None) -> None:
     found = names(list_labels(facts(context_length=tokens)), "context-")
-    every = [f"context-{name}" for name in ("32k", "64k", "128k", "256k", "512k", "1m", "2m", "4m", "10m")]
+    every = [f"context-{name}" for name in ("32-k", "64-k", "128-k", "256-k", "512-k", "1-m", "2-m", "4-m", "10-m")]
     assert found == (every[: every.index(f"context-{longest}") + 1] if longest else [])
 
 
@@ -51,13 +52,41 @@ def test_context_labels_are_cumulative(tokens: int | None, longest: str | None) 
 def test_query_for_a_tier_loses_no_model_that_fits(memory_bytes: int) -> None:
     found = names(list_labels(facts(memory_bytes=memory_bytes)), "vram-tier-")
     for tier in (8, 20, 24, 80, 512):
-        assert (f"vram-tier-{tier}g" in found) == (memory_bytes <= tier * GIB)
+        assert (f"vram-tier-{tier}-g" in found) == (memory_bytes <= tier * GIB)
 
 
 def test_model_of_18_gib_is_found_by_a_query_for_20() -> None:
     labels = list_labels(facts(memory_bytes=18 * GIB))
-    assert labels[f"{GROUP}/vram-tier-20g"] == "true"
-    assert f"{GROUP}/vram-tier-16g" not in labels
+    assert labels[f"{GROUP}/vram-tier-20-g"] == "true"
+    assert f"{GROUP}/vram-tier-16-g" not in labels
+
+
+def comes_first(one: str, other: str) -> bool:
+    """Return whether kubectl prints one key of a map before another: numbers by their value, letters after all else."""
+    start = next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+    if start is None:
+        return len(one) < len(other)
+    a, b = one[start], other[start]
+    if a.isalpha() or b.isalpha():
+        return a < b if a.isalpha() and b.isalpha() else b.isalpha()
+    before = re.search(r"[1-9]\d*$", one[:start])
+    # A zero counts as the end of the number that it stands in.
+    lead = "1" if "0" in {a, b} and before is not None else ""
+    digits = [re.match(r"\d*", text[start:]) for text in (one, other)]
+    numbers = [(int(lead + found[0] or "0"), len(found[0])) for found in digits if found is not None]
+    return numbers[0] < numbers[1] or (numbers[0] == numbers[1] and a < b)
+
+
+def test_kubectl_prints_all_labels_in_one_order() -> None:
+    """What its comparison puts in no order, `kubectl diff` reports as changed."""
+    circle = ("8g", "12g", "80g", "8g")
+    assert all(itertools.starmap(comes_first, itertools.pairwise(circle))), "a letter after a number has no place"
+    spec = ModelSpec(source="hf://a/b/c.gguf", domains=["code"], languages=["en", "de"], thinking=True)
+    least = list_labels(facts(spec=spec, context_length=1 << 40, memory_bytes=1, quantization="Q4_K_M", engine="vllm"))
+    assert len(least) > 24
+    for one, other, third in itertools.permutations(least, 3):
+        if comes_first(one, other) and comes_first(other, third):
+            assert comes_first(one, third), (one, other, third)
 
 
 @pytest.mark.parametrize(
@@ -104,16 +133,16 @@ def test_labels_of_a_model_whose_header_is_known_say_how_much_it_takes() -> None
     simulated.end("inspect", 0, INSPECTED | {"layout": layout, "gguf": gguf})
     labels = simulated.settle().labels
     assert labels is not None
-    assert names(labels, "context-") == ["context-32k", "context-64k"]
-    assert "vram-tier-8g" in names(labels, "vram-tier-")
+    assert names(labels, "context-") == ["context-32-k", "context-64-k"]
+    assert "vram-tier-8-g" in names(labels, "vram-tier-")
     assert labels[f"{GROUP}/model-type"] == "MoE"
 
 
 def test_labels_of_a_service_state_its_own_context_memory_place_and_engine() -> None:
     chat = as_service(service(contextLength=32_768))
     labels = label_service(chat, as_model(model(domains=["code"])), "nvidia", "sglang", 18 * GIB)
-    assert names(labels, "context-") == ["context-32k"]
-    assert "vram-tier-20g" in names(labels, "vram-tier-")
+    assert names(labels, "context-") == ["context-32-k"]
+    assert "vram-tier-20-g" in names(labels, "vram-tier-")
     assert labels[f"{GROUP}/accelerator-vendor"] == "nvidia"
     assert labels[f"{GROUP}/engine"] == "sglang"
     assert labels[f"{GROUP}/domain-code"] == "true"

@@ -80,6 +80,21 @@ def test_each_expression_asks_first_whether_the_device_states_the_value() -> Non
     ]
 
 
+@pytest.mark.parametrize(
+    ("value", "literal"),
+    [
+        ("x' || true || 'a' == 'a", r"'x\U00000027 || true || \U00000027a\U00000027 == \U00000027a'"),
+        ("a\\", r"'a\U0000005c'"),
+        ("a\nb", r"'a\U0000000ab'"),
+        ('a"b', "'a\"b'"),
+    ],
+)
+def test_value_of_a_tenant_ends_no_string_of_cel(value: str, literal: str) -> None:
+    own = "device.attributes['gpu.nvidia.com']"
+    (expression,) = need(demand("productName", "string", value)).list_expressions()
+    assert expression == f"'productName' in {own} && {own}.productName == {literal}"
+
+
 def test_whole_device_is_no_partition() -> None:
     driver = VENDORS["nvidia"].driver
     assert driver is not None

@@ -112,6 +112,14 @@ def test_explanation_names_the_rule_and_the_way_out(fields: Obj, message: str, r
     assert (found.message, found.remedy) == (message, remedy)
 
 
+def test_command_for_a_label_runs_nothing_that_a_tenant_states() -> None:
+    selector = frozenset({("room", "$(reboot)"), ("rack", "a")})
+    unit = waiting_process("one", 2, requirement=HostRequirement("llama.cpp", "team", selector=selector))
+    cells = [host_cell("a")]
+    (found,) = explain(unit, cells, plan(cells, [unit], PlanRules(), 0.0), PlanRules())
+    assert found.remedy == "kubectl label metalhost a rack=a 'room=$(reboot)'"
+
+
 def test_tolerations_that_cannot_be_read_tolerate_nothing() -> None:
     assert read_host_demands({"tolerations": [{"operator": "Newer"}]}).tolerations == ()
     assert read_host_demands({"tolerations": [{"key": "a"}], "nodeSelector": {"b": "c"}}) == (

@@ -227,11 +227,11 @@ def test_tiers_of_memory_count_devices_whatever_the_node_gives() -> None:
         chat = chat_service(hardware={"accelerator": accelerator}, resources={"memory": "7Gi"})
         view = build_view(Snapshot(store(chat, (MODELS, known)), NOW), KEY, as_service(chat[1]), SETTINGS)
         labels = _list_labels(view) or {}
-        return sorted(name.rpartition("-")[2] for name in labels if "vram-tier" in name)
+        return sorted(name.partition("vram-tier-")[2] for name in labels if "vram-tier" in name)
 
-    assert "48g" not in list_tiers("nvidia")
-    assert "80g" in list_tiers("nvidia")
-    assert "8g" in list_tiers("cpu"), "what is stated is all that a pod without devices takes"
+    assert "48-g" not in list_tiers("nvidia")
+    assert "80-g" in list_tiers("nvidia")
+    assert "8-g" in list_tiers("cpu"), "what is stated is all that a pod without devices takes"
 
 
 def test_memory_above_any_device_is_named_with_the_schedulers_words() -> None:

@@ -164,6 +164,6 @@ def test_companion_with_stated_memory_counts_for_the_devices() -> None:
 def test_tiers_of_memory_count_what_is_stated(form: str, resources: Obj) -> None:
     chat = chat_service(**NVIDIA, resources=resources)
     view = build_view(Snapshot(store(chat, (MODELS, FORMS[form])), NOW), KEY, as_service(chat[1]), SETTINGS)
-    tiers = {name.rpartition("-")[2] for name in _list_labels(view) or {} if "vram-tier" in name}
-    assert "80g" in tiers
-    assert "48g" not in tiers
+    tiers = {name.partition("vram-tier-")[2] for name in _list_labels(view) or {} if "vram-tier" in name}
+    assert "80-g" in tiers
+    assert "48-g" not in tiers
