@@ -25,7 +25,7 @@ from artifacts.partial_download import (
 from artifacts.repositories import local_files
 from artifacts.repositories.repository import RangeRefused, ReadableFile, Repository, SourceAccess, SourceResponse
 from artifacts.repositories.schemes import open_repository
-from artifacts.retry import DEFAULT_PATIENCE, Backoff, Patience
+from artifacts.retry import DEFAULT_PATIENCE, Backoff, Patience, SpeedFloor
 from artifacts.source import Source, refuse_library
 from crds.size import size_text
 
@@ -206,7 +206,7 @@ class _Download:
             await partial.resume(lambda done: self._on_progress(done, None))
             while True:
                 try:
-                    return await self._attempt(partial)
+                    return await self._attempt(partial, patience)
                 except ArtifactError as error:
                     pause = backoff.pause_seconds(error, partial.size_bytes)
                 except RangeRefused:
@@ -215,7 +215,7 @@ class _Download:
                     partial.discard()
                 await asyncio.sleep(pause)
 
-    async def _attempt(self, partial: PartialDownload) -> DownloadRecord:
+    async def _attempt(self, partial: PartialDownload, patience: Patience) -> DownloadRecord:
         """Request the missing bytes, verify the whole file, and give it its final name."""
         if not partial.validator and partial.size_bytes:
             partial.discard()
@@ -230,7 +230,9 @@ class _Download:
             if self._make_room:
                 await self._make_room(response.size_bytes - partial.size_bytes)
             partial.require_space(response.size_bytes)
+            floor = SpeedFloor(patience, self._source.display)
             async for block in response.blocks:
+                floor.add(len(block))
                 await partial.append(block)
                 self._on_progress(partial.size_bytes, response.size_bytes)
         if partial.size_bytes != response.size_bytes:

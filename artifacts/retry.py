@@ -2,10 +2,12 @@
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from artifacts.errors import ArtifactError, Reason
+from crds.size import size_text
 from kube.backoff import BELOW, backoff_seconds
 
 T = TypeVar("T")
@@ -20,6 +22,7 @@ class Patience:
     Attributes:
         connect_seconds: limit for a connection, including name resolution and TLS.
         silence_seconds: limit between two bytes of an answer.
+        least_bytes_per_second: speed below which an answer counts as silent, over `silence_seconds`.
         attempts: number of requests in a row that may fail without progress.
         first_pause_seconds: pause after the first failure; it doubles with each up to `longest_pause_seconds`.
         progress_bytes: bytes beyond the furthest position so far that count as progress and reset the failure count.
@@ -28,6 +31,7 @@ class Patience:
 
     connect_seconds: float = 30.0
     silence_seconds: float = 60.0
+    least_bytes_per_second: int = 16 << 10
     attempts: int = 5
     first_pause_seconds: float = 1.0
     longest_pause_seconds: float = 30.0
@@ -75,6 +79,30 @@ class Backoff:
             jitter=BELOW,
         )
         return max(pause_seconds, error.retry_after_seconds)
+
+
+class SpeedFloor:
+    """The least speed of one answer: a server that sends a byte now and then would hold a download for ever."""
+
+    def __init__(self, patience: Patience, source: str) -> None:
+        self._patience, self._source = patience, source
+        self._since, self._bytes = time.monotonic(), 0
+
+    def add(self, number: int) -> None:
+        """Count bytes that have arrived. Raises ArtifactError if they came too slowly for too long."""
+        self._bytes += number
+        seconds = time.monotonic() - self._since
+        if seconds < self._patience.silence_seconds:
+            return
+        least = self._patience.least_bytes_per_second
+        if self._bytes < least * seconds:
+            raise ArtifactError(
+                "SourceUnreachable",
+                f"{self._source}: the server sent {size_text(self._bytes)} in {seconds:.0f} s, less than "
+                f"{size_text(least)} per second",
+                retryable=True,
+            )
+        self._since, self._bytes = time.monotonic(), 0
 
 
 async def retry_read(read: Callable[[], Awaitable[T]], patience: Patience) -> T:

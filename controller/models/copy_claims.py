@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from controller.models import claims, jobs
-from controller.models.copy_observation import CopyConsumer, stated_node
+from controller.models.copy_observation import NODE, CopyConsumer, stated_node
 from controller.models.decision import InspectedModel
 from controller.models.observation import ObservedModel
 from controller.models.volume import WEIGHTS
@@ -40,6 +40,16 @@ class CopyClaim(NamedTuple):
     def name(self) -> str:
         """Its name."""
         return str(self.obj["metadata"]["name"])
+
+    @property
+    def is_bound(self) -> bool:
+        """True if its volume has been made, on its node."""
+        return bool(self.node) and (self.obj.get("status") or {}).get("phase") == "Bound"
+
+    @property
+    def is_made_for_node(self) -> bool:
+        """True if no scheduler has chosen its node."""
+        return NODE in annotations(self.obj)
 
     @property
     def is_evicted(self) -> bool:

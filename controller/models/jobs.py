@@ -95,6 +95,11 @@ class Reservation(msgspec.Struct, frozen=True):
     affinity: Obj = {}
     runtime_class_name: str | None = None
 
+    @property
+    def has_devices(self) -> bool:
+        """True if it asks for more than memory, processor and disk."""
+        return any("/" in name for name in self.requests)
+
 
 class SecretVariable(NamedTuple):
     """An environment variable whose value is a key of a Secret."""

@@ -1,7 +1,9 @@
 """The decision about copies of a Model's weights on nodes (spec.cache.scope node): those that are made, and that go.
 
 A copy is made by a claim and a Job. The scheduler chooses the node of both, because the Job asks for what a replica
-asks for, on a node without a copy; at most one claim has no node yet, or two Jobs could choose the same. A copy belongs
+asks for, on a node without a copy; at most one claim has no node yet, or two Jobs could choose the same. Devices belong
+to those whom the queue admits, and a source may be as slow as it likes: once the volume is on a node, a Job that asks
+for nothing but the node goes on with the download. A copy belongs
 to the status once its Job has succeeded, and stays when no replica needs it any more: it is a cache. Where pods mount
 earlier weights, the Job of their successor asks for nothing but the node, whose devices are still in use.
 """
@@ -121,16 +123,28 @@ class _CopyPlan(NamedTuple):
         return [self._fetch(each) for each in (*self.found.making, *self.found.unplaced)]
 
     def _fetch(self, claim: CopyClaim) -> _Fetch:
-        observed = self.inspected.observed
-        placement, reservation = self._place_anywhere()
+        asked = self._place_anywhere()
+        holds_devices = asked[1].has_devices and not claim.is_made_for_node
         if claim.node:
-            placement, reservation = Placement(tolerations=placement.tolerations), reserve_on(claim.node)
-        work = self._work(claim, placement, reservation)
-        return _Fetch(claim, jobs.proceed(work, observed.jobs, observed.pods, self.inspected.now))
+            asked = Placement(tolerations=asked[0].tolerations), reserve_on(claim.node)
+        if holds_devices:
+            first = self._proceed(self._work(claim, *asked, holds_devices=True))
+            # A small download has ended before its volume is seen to be there.
+            if not claim.is_bound or first.outcome.state == "Succeeded":
+                return _Fetch(claim, first)
+        return _Fetch(claim, self._proceed(self._work(claim, *asked)))
 
-    def _work(self, claim: CopyClaim, placement: Placement, reservation: Reservation) -> Work:
+    def _proceed(self, work: Work) -> JobProgress:
+        observed = self.inspected.observed
+        return jobs.proceed(work, observed.jobs, observed.pods, self.inspected.now)
+
+    def _work(
+        self, claim: CopyClaim, placement: Placement, reservation: Reservation, *, holds_devices: bool = False
+    ) -> Work:
         model, facts, settings = self.inspected.model, self.inspected.facts, self.inspected.settings
-        return volume.fetching(model, facts, claim.obj, placement, settings, reservation=reservation)
+        return volume.fetching(
+            *(model, facts, claim.obj, placement, settings), reservation=reservation, holds_devices=holds_devices
+        )
 
     def _place_anywhere(self) -> tuple[Placement, Reservation]:
         """Return what a Job asks whose node the scheduler chooses."""
@@ -143,7 +157,11 @@ class _CopyPlan(NamedTuple):
     def records(self) -> list[JobProgress]:
         """Return the ended works of the copies, whose last Jobs are kept."""
         observed = self.inspected.observed.jobs
-        works = (self._work(each, Placement(), Reservation()) for each in self.found.ready)
+        works = (
+            self._work(each, Placement(), Reservation(), holds_devices=held)
+            for each in self.found.ready
+            for held in (False, True)
+        )
         return [JobProgress(outcome=DONE, job=jobs.last(work, observed)) for work in works]
 
     def new_claims(self) -> Iterator[tuple[Resource, Obj]]:

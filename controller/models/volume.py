@@ -197,10 +197,12 @@ def fetching(
     settings: PodSettings,
     *,
     reservation: Reservation | None = None,
+    holds_devices: bool = False,
 ) -> Work:
     """Return the download onto the claim's volume; a volume that waits for its first pod is created for this one.
 
-    With a `reservation` the claim is for one node: it is replaced if it has none and the placement changes.
+    With a `reservation` the claim is for one node: it is replaced if it has none and the placement changes. One with
+    devices is another work, of a Job that another one replaces when the volume has a node.
     """
     secret, uid = _secret(model), claim["metadata"]["uid"]
     path = weights_path(model.spec.source, facts.revision, facts.file, tuple(model.spec.files))
@@ -209,7 +211,7 @@ def fetching(
     is_one = facts.size_bytes is not None and not parse(model.spec.source, model.spec.files).has_listing
     sized = ("--size-bytes", str(facts.size_bytes)) if is_one else ()
     verified = ("--sha256", facts.sha256) if facts.sha256 else ()
-    placed = (msgspec.json.encode(placement).decode(),) if reservation is None else ()
+    placed = (msgspec.json.encode(placement).decode(),) if reservation is None else ("devices",) * holds_devices
     return Work(
         owner=model.metadata,
         verb="fetch",

@@ -223,6 +223,13 @@ class SimulatedCopies:
             found = self.claims_by_name(claim)
             self.put(PVCS, claim, **{**found, "metadata": {**found["metadata"], "annotations": annotations}})
 
+    def bind(self) -> None:
+        """Make the volumes of all claims whose node is known."""
+        for claim in list(self.store.list(PVCS)):
+            if _SELECTED in claim["metadata"]["annotations"]:
+                self.put(PVCS, claim["metadata"]["name"], **{**claim, "status": {"phase": "Bound"}})
+        self.settle()
+
     def claims_by_name(self, claim: str) -> Obj:
         found = self.store.get(PVCS, claim, NAMESPACE)
         assert found is not None

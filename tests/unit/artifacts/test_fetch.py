@@ -1,6 +1,7 @@
 """Downloads: verified, refused with a message that helps, and never made twice."""
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
 import shutil
@@ -89,6 +90,36 @@ async def test_silent_server_times_out_and_is_retried(call: FetchCall, server: F
     hasty = dataclasses.replace(HURRIED, silence_seconds=0.3)
     assert (await call(server.url + "/weights.gguf", patience=hasty)).path.read_bytes() == weights
     assert len(server.requests) > 1
+
+
+async def test_server_that_sends_a_byte_now_and_then_counts_as_silent(call: FetchCall) -> None:
+    """It would hold a download, and with it the Job, for as long as it likes."""
+    sent, answers = 0, list[asyncio.Task[None] | None]()
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        answers.append(asyncio.current_task())
+        with contextlib.suppress(ConnectionError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 9000000\r\nETag: "a"\r\n\r\n')
+            while not writer.is_closing():
+                writer.write(b"G")
+                await writer.drain()
+                sent += 1
+                await asyncio.sleep(0.02)
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+    impatient = dataclasses.replace(HURRIED, attempts=2, silence_seconds=0.5)
+    async with await asyncio.start_server(drip, "127.0.0.1", 0) as server:
+        error = await call.refused(
+            f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/weights.gguf", patience=impatient
+        )
+        await asyncio.wait([answer for answer in answers if answer is not None])
+    assert (error.reason, error.retryable) == ("SourceUnreachable", True)
+    assert "less than 16.0 KiB per second" in error.message
+    assert sent > 10, "it was never silent"
 
 
 async def test_digest_that_differs_from_the_hubs_is_refused_without_a_download(

@@ -194,6 +194,42 @@ def test_fetch_that_has_a_node_goes_on_whatever_the_service_asks_for() -> None:
     assert simulated.pending() == jobs
 
 
+def test_download_holds_no_devices_once_its_volume_is_there() -> None:
+    """They would be outside of the queue and its quotas, for as long as a source likes."""
+    simulated = SimulatedCopies({"a": 1})
+    simulated.make_model()
+    simulated.make_service(replicas=1)
+    simulated.schedule()
+    (first,) = simulated.pending()
+    assert first["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"][SLOT] == "1"
+    simulated.bind()
+    (second,) = simulated.pending()
+    assert second["metadata"]["name"] != first["metadata"]["name"]
+    template = second["spec"]["template"]["spec"]
+    assert SLOT not in template["containers"][0]["resources"]["requests"]
+    assert template["volumes"] == first["spec"]["template"]["spec"]["volumes"]
+    assert template["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] == {
+        "nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["a"]}]}]
+    }
+    assert len(simulated.jobs("fetch")) == 1
+    simulated.schedule()
+    simulated.finish()
+    assert simulated.nodes_of() == ["a"]
+    assert simulated.jobs("fetch")[0]["metadata"]["name"] == second["metadata"]["name"], "kept as a record"
+
+
+def test_download_that_ends_before_its_volume_is_seen_is_not_made_again() -> None:
+    simulated = SimulatedCopies({"a": 1})
+    simulated.make_model()
+    simulated.make_service(replicas=1)
+    simulated.schedule()
+    (job,) = simulated.pending()
+    simulated.end(job, 0, {"sizeBytes": 1})
+    simulated.bind()
+    assert simulated.nodes_of() == ["a"]
+    assert [each["metadata"]["name"] for each in simulated.jobs("fetch")] == [job["metadata"]["name"]]
+
+
 def test_fetch_that_is_tried_again_asks_for_its_node_only() -> None:
     """The volume is there. A replica that finds no room on it gets another copy, but an attempt would wait for ever."""
     simulated = SimulatedCopies({"a": 1})
