@@ -15,7 +15,7 @@ import msgspec
 
 from kube.credentials import Credentials
 from kube.errors import BY_STATUS, ApiError, Conflict, Gone, Invalid, Unreachable
-from kube.resources import PODS, Resource
+from kube.resources import PODS, VERSIONS, Resource
 from kube.transport import AiohttpTransport, Request, Response, Transport
 
 Obj = dict[str, Any]
@@ -110,6 +110,11 @@ class Client:
     async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
         """Read one object."""
         return await self._call("get", resource, namespace, name, Request("GET", resource.path(namespace, name)))
+
+    async def get_version(self) -> str:
+        """Read the version of the API server, such as v1.35.4."""
+        found = await self._call("get", VERSIONS, None, None, Request("GET", "/version"))
+        return str(found.get("gitVersion", ""))
 
     async def get_subresource(self, resource: Resource, name: str, namespace: str | None, subresource: str) -> Obj:
         """Read a subresource of an object, also of a kind whose objects cannot be read."""
@@ -277,13 +282,7 @@ class Client:
             raise _conflict(error, "the object is not as the patch expects it") from error
 
     async def patch_merge(
-        self,
-        resource: Resource,
-        name: str,
-        namespace: str | None,
-        patch: Mapping[str, Any],
-        *,
-        field_manager: str,
+        self, resource: Resource, name: str, namespace: str | None, patch: Mapping[str, Any], *, field_manager: str
     ) -> Obj:
         """Merge fields into an object that exists; a field that is None is removed."""
         request = Request(

@@ -100,6 +100,43 @@ class Comparison:
         return True
 
 
+def list_dropped(sent: Any, answer: Any, path: str = "") -> list[str]:
+    """Return the paths of the fields that were sent and that the answer to the write lacks.
+
+    An API server leaves out, without a word, what it does not know or has switched off. Empty values do not count, as
+    it leaves them out as well, nor do items that are found in no way again.
+    """
+    if isinstance(sent, Mapping) and isinstance(answer, Mapping):
+        found = []
+        for name, value in sent.items():
+            if name in answer:
+                found += list_dropped(value, answer[name], f"{path}.{name}")
+            elif _has_content(value):
+                found.append(f"{path}.{name}")
+        return found
+    if isinstance(sent, list) and isinstance(answer, list):
+        return [lost for place, item in enumerate(sent) for lost in _list_dropped_item(item, answer, path, place)]
+    return []
+
+
+def _list_dropped_item(item: Any, answer: Sequence[Any], path: str, place: int) -> list[str]:
+    if not isinstance(item, Mapping):
+        return []
+    if (name := item.get("name")) is None:
+        return list_dropped(item, answer[place], f"{path}[{place}]") if place < len(answer) else []
+    there = next(
+        (other for other in answer if isinstance(other, Mapping) and other.get("name") == name), {"name": name}
+    )
+    return list_dropped(item, there, f"{path}[{name}]")
+
+
+def _has_content(value: Any) -> bool:
+    """Return whether a value is more than empty maps, lists, texts, zeros and False."""
+    if isinstance(value, Mapping):
+        return any(map(_has_content, value.values()))
+    return bool(value)
+
+
 def covers_owned(owned: FieldSet, desired: Any) -> bool:
     """Decide whether all fields of `desired` are still owned, whatever their values: no other writer has taken one."""
     if not owned:

@@ -86,6 +86,8 @@ def object_key(obj: Mapping[str, Any]) -> ObjectKey:
     return ObjectKey(metadata.get("namespace") or "", metadata["name"])
 
 
+VERSIONS: Final = Resource("", "", "version", "Version", namespaced=False)
+"""What the API server says of itself, which is no object."""
 PODS: Final = Resource("", "v1", "pods", "Pod")
 POD_TEMPLATES: Final = Resource("", "v1", "podtemplates", "PodTemplate")
 SERVICES: Final = Resource("", "v1", "services", "Service")

@@ -283,8 +283,8 @@ def _describe_rules(unit: Unit, cell: Cell, reason: str) -> tuple[str, str]:
             remedy = f"add it to spec.tolerations, or pomona host taint {cell.name} {taint.key}-"
             return f"the service does not tolerate the taint {taint.text}", remedy
         case "AgentTooOld" if isinstance(requirement, HostRequirement):
-            missing = ", ".join(sorted(requirement.features - cell.features))
-            return f"the agent does not know {missing}", f"upgrade the agent of {cell.name}"
+            unknown = ", ".join(sorted(requirement.features - cell.features))
+            return f"the agent does not know {unknown}", f"upgrade the agent of {cell.name}"
         case "NodeRules":
             rules = "nodeSelector, affinity or tolerations of the service"
             return f"{rules} do not admit the node", f"change them, or labels and taints of {cell.name}"

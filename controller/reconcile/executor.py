@@ -9,7 +9,7 @@ controller's log.
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from http import HTTPStatus
@@ -25,11 +25,14 @@ from controller.reconcile.plan import FIELD_MANAGER, Event, Plan, Reconciler, Re
 from controller.reconcile.stamp import needs_apply
 from kube.apply import apply_status, merge_conditions
 from kube.client import Client, Obj
+from kube.comparison import list_dropped
 from kube.errors import ApiError, Conflict, Forbidden, Gone, NotFound, NotOurs, Unauthorized
 from kube.events import EventRecorder
 from kube.resources import METAL_HOSTS, POD_MONITORS, PVCS, SECRETS, ObjectKey, Resource, object_key
 from kube.store import Store
 
+RECONCILED: Final = "Reconciled"
+"""Condition of an object whose writes the API server refuses, or does not keep; absent otherwise."""
 FAILING_SECONDS: Final = 5.0
 """A server error is reported when it lasts this long: a server that restarts refuses every write for a moment."""
 REPORT_SECONDS: Final = 60.0
@@ -39,6 +42,10 @@ UNWATCHED: Final = frozenset({SECRETS})
 MONITORING: Final = frozenset({POD_MONITORS})
 """Kinds that only help to watch what serves: their refusal, or the end of the kind itself, holds up nothing else."""
 _UNANSWERED_WEBHOOK: Final = re.compile(r'failed calling webhook "([^"]+)"')
+DROPPED: Final = "FieldsDropped"
+"""Reason of an object of which the API server has not kept all that was sent."""
+_MOST_NAMED: Final = 4
+_IMAGE_VOLUME: Final = re.compile(r"\.volumes\[[^\]]*\]\.image\b")
 _REASON: Final = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]{0,250}[A-Za-z0-9_])?")
 
 log = structlog.get_logger()
@@ -54,6 +61,15 @@ class Refusal(NamedTuple):
     reported_at: datetime | None
     reported: frozenset[tuple[str, str, str]] = frozenset()
     """Type, status and reason of each condition that was reported with it."""
+
+
+class WriteOutcome(NamedTuple):
+    """The outcome of the writes of a plan."""
+
+    overtaken: bool
+    """Somebody else changed one of the objects meanwhile."""
+    dropped: tuple[str, ...]
+    """The fields that were sent and are not in the answers, with their objects."""
 
 
 @dataclass(slots=True)
@@ -110,7 +126,7 @@ class Executor:
             decided = self._find(reconciler.resource, key)
             plan = reconciler.decide(snapshot, key)
             revision = self._store.revision
-            overtaken = await self._write_others((reconciler.resource, key), plan, reconciler.written or _ignore)
+            outcome = await self._write_others((reconciler.resource, key), plan, reconciler.written or _ignore)
         except (ApiError, NotOurs) as error:
             if decided is not None:
                 await self._report_refusal(reconciler.resource, decided, plan, error)
@@ -118,10 +134,12 @@ class Executor:
         self._refusals.pop((reconciler.resource, key), None)
         if self._store.revision != revision:
             earlier, plan = plan, reconciler.decide(Snapshot(self._store, self._now(), snapshot.inputs), key)
-            if overtaken or _has_more_writes(plan, earlier):
+            if outcome.overtaken or _has_more_writes(plan, earlier):
                 plan = msgspec.structs.replace(plan, again_seconds=0.0)
-        elif reconciler.decided is not None and not (plan.create or plan.patch or plan.delete):
+        elif reconciler.decided is not None and not (plan.create or plan.patch or plan.delete or outcome.dropped):
             reconciler.decided(snapshot, key, plan)
+        if outcome.dropped and decided is not None:
+            plan = await self._add_dropped(plan, outcome.dropped, decided)
         await self._report(reconciler.resource, key, plan)
         if plan.labels is not None and await self._write_labels(reconciler.resource, key, plan.labels):
             return 0.0
@@ -146,7 +164,7 @@ class Executor:
             last = Refusal(*identity, now, None)
         self._refusals[resource, key] = last
         lasts = not _may_pass(error) or (now - last.since).total_seconds() >= FAILING_SECONDS
-        refused = _refused(plan, reason, error, decided["metadata"]["generation"])
+        refused = _refused(plan, reason, _describe_refusal(error), decided["metadata"]["generation"])
         # What else has changed meanwhile, such as the Model of a service, is no less true for the refusal.
         conditions = (refused.status or {}).get("conditions", ())
         reported = frozenset((each["type"], each["status"], each["reason"]) for each in conditions)
@@ -170,12 +188,16 @@ class Executor:
 
     async def _write_others(
         self, writer: tuple[Resource, ObjectKey], plan: Plan, written: Callable[[Resource, Obj], None]
-    ) -> bool:
-        """Make all writes but that of the status; return whether somebody else changed one of the objects meanwhile."""
-        overtaken = False
+    ) -> WriteOutcome:
+        """Make all writes but that of the status."""
+        overtaken, dropped = False, list[str]()
+        known = self._find(writer[0], writer[1])
+        is_doubted = known is not None and _lacks_fields(known)
 
-        def keep(write: Write, answer: Obj) -> None:
+        def keep(write: Write, answer: Obj, sent: Obj | None = None) -> None:
             nonlocal overtaken
+            if sent is not None:
+                dropped.extend(_name_dropped(write.resource, sent, answer))
             if write.resource in UNWATCHED:
                 written(write.resource, answer)
             else:
@@ -184,31 +206,25 @@ class Executor:
 
         for resource, obj in plan.create:
             with self._writing(resource, object_key(obj), writer) as write:
-                keep(write, await self._create(resource, obj))
+                answer, is_new = await self._create(resource, obj)
+                keep(write, answer, obj if is_new else None)
         for resource, obj in plan.apply:
             with self._writing(resource, object_key(obj), writer) as write:
                 try:
-                    answer = await self._apply(resource, obj)
+                    applied = await self._apply(resource, obj, is_doubted=is_doubted)
                 except (Forbidden, NotFound) as error:
                     if resource not in MONITORING:
                         raise
                     log.warning("monitor_refused", object=f"{resource.kind} {object_key(obj)}", error=str(error))
                     continue
-                if answer is not None:
-                    keep(write, answer)
+                if applied is not None:
+                    keep(write, applied, obj)
         for patch in plan.patch:
             resource, namespace, name, _uid = patch.ref
             with self._writing(resource, ObjectKey(namespace, name), writer) as write:
                 keep(write, await self._writer.patch_json(resource, name, namespace or None, patch.operations))
-        refused: list[ApiError] = []
-        for ref in plan.delete:
-            try:
-                await self._delete(ref)
-            except ApiError as error:  # one that is refused keeps no other object alive
-                refused.append(error)
-        if refused:
-            raise refused[0]
-        return overtaken
+        await self._delete_all(plan.delete)
+        return WriteOutcome(overtaken, tuple(dropped))
 
     @contextlib.contextmanager
     def _writing(self, resource: Resource, key: ObjectKey, writer: tuple[Resource, ObjectKey]) -> Iterator[Write]:
@@ -218,22 +234,26 @@ class Executor:
         finally:
             self.writes.pop((resource, key), None)
 
-    async def _create(self, resource: Resource, obj: Obj) -> Obj:
+    async def _create(self, resource: Resource, obj: Obj) -> tuple[Obj, bool]:
+        """Create an object; returns it, and whether it was not there."""
         try:
-            return await self._writer.create(resource, obj)
+            return await self._writer.create(resource, obj), True
         except Conflict as error:
             if error.reason != "AlreadyExists":
                 raise
-            return await self._get_ours(resource, obj)
+            return await self._get_ours(resource, obj), False
 
-    async def _apply(self, resource: Resource, obj: Obj) -> Obj | None:
-        """Apply an object; returns the answer, or None if the store shows that it would change nothing."""
+    async def _apply(self, resource: Resource, obj: Obj, *, is_doubted: bool) -> Obj | None:
+        """Apply an object; returns the answer, or None if the store shows that it would change nothing.
+
+        The store keeps too little to see that a field was dropped: in doubt, the API server is asked again.
+        """
         metadata = obj["metadata"]
         observed = self._store.get(resource, metadata["name"], metadata.get("namespace"))
         if observed is None:
             return await self._apply_first(resource, obj)
         _require_ours(resource, observed, obj)
-        if not needs_apply(resource, obj, observed):
+        if not is_doubted and not needs_apply(resource, obj, observed):
             return None
         return await self._writer.apply(resource, obj, field_manager=FIELD_MANAGER)
 
@@ -255,6 +275,16 @@ class Executor:
         _require_ours(resource, existing, obj)
         return existing
 
+    async def _delete_all(self, refs: Sequence[Ref]) -> None:
+        refused: list[ApiError] = []
+        for ref in refs:
+            try:
+                await self._delete(ref)
+            except ApiError as error:  # one that is refused keeps no other object alive
+                refused.append(error)
+        if refused:
+            raise refused[0]
+
     async def _delete(self, ref: Ref) -> None:
         try:
             await self._writer.delete(ref.resource, ref.name, ref.namespace or None, uid=ref.uid)
@@ -270,6 +300,17 @@ class Executor:
         except NotFound:
             return False
         return bool(found["metadata"]["uid"] == ref.uid)
+
+    async def _add_dropped(self, plan: Plan, dropped: Sequence[str], decided: Obj) -> Plan:
+        """Return the plan with the condition about fields that the API server has not kept."""
+        try:
+            version = await self._client.get_version()
+        except ApiError as error:
+            version = f"of unknown version: {error.message}"
+        message = _describe_dropped(dropped, version)
+        report = _refused(plan, DROPPED, message, decided["metadata"]["generation"])
+        events = plan.events if _lacks_fields(decided) else (*plan.events, *report.events)
+        return msgspec.structs.replace(plan, status=report.status, events=events)
 
     async def _report(self, resource: Resource, key: ObjectKey, plan: Plan) -> None:
         """Write the status and send the Events."""
@@ -379,22 +420,45 @@ def _ignore(_resource: Resource, _answer: Obj) -> None:
     """Do nothing."""
 
 
-def _refused(plan: Plan, reason: str, error: Exception, generation: int) -> Plan:
+def _lacks_fields(obj: Obj) -> bool:
+    """Return whether the status of an object says that the API server has dropped fields of what was made for it."""
+    conditions = (obj.get("status") or {}).get("conditions") or ()
+    return any(each["type"] == RECONCILED and each.get("reason") == DROPPED for each in conditions)
+
+
+def _name_dropped(resource: Resource, sent: Obj, answer: Obj) -> list[str]:
+    """Return the fields of a spec that the answer to its write lacks, each with the object."""
+    paths = list_dropped(sent.get("spec"), answer.get("spec"), "spec")
+    return [f"{path} of {resource.kind} {answer['metadata']['name']}" for path in paths]
+
+
+def _describe_dropped(dropped: Sequence[str], version: str) -> str:
+    more = f" and {len(dropped) - _MOST_NAMED} more" if len(dropped) > _MOST_NAMED else ""
+    named = ", ".join(dropped[:_MOST_NAMED]) + more
+    way_out = "upgrade Kubernetes, switch the feature on, or leave out the option that needs it"
+    if any(map(_IMAGE_VOLUME.search, dropped)):
+        way_out = (
+            "spec.cache.medium Image needs image volumes, which Kubernetes has since 1.35, and before only with the "
+            "feature gate ImageVolume: make a Model with spec.cache.medium Volume, or upgrade Kubernetes"
+        )
+    return f"the API server {version} has dropped {named}: {way_out}"
+
+
+def _refused(plan: Plan, reason: str, message: str, generation: int) -> Plan:
     """Return status and Events that report the refusal of a plan; the next plan that succeeds leaves them out.
 
     If the plan has no status, neither has the result: another writer may own it, as the agent owns a MetalProcess's.
     """
-    message = _describe_refusal(error)
     report = Plan(events=(Event("Warning", reason, message[:MESSAGE_LENGTH], "Reconcile"),))
     if plan.status is None:
         return report
     status = plan.status
     conditions = {each["type"]: each for each in status.get("conditions", [])}
-    kinds = ["Reconciled"]
+    kinds = [RECONCILED]
     # Without a phase, Ready does not report our writes: a host's Ready is its liveness, on which rollouts depend.
     waiting = [kind for kind in ("Ready", *plan.waiting) if conditions.get(kind, {}).get("status") == "False"]
     if "phase" in status and waiting:
-        status, kinds = status | {"phase": "Failed"}, [*waiting, "Reconciled"]
+        status, kinds = status | {"phase": "Failed"}, [*waiting, RECONCILED]
     for kind in kinds:
         conditions[kind] = condition(kind, true=False, reason=reason, message=message, generation=generation)
     return msgspec.structs.replace(report, status=status | {"conditions": [*conditions.values()]})

@@ -486,36 +486,3 @@ async def test_refused_monitor_holds_up_nothing_else(refusal: ApiError) -> None:
     shell = Shell(World(refusal=refusal), Plan(apply=(SERVICE,), status=PLANNED))
     with pytest.raises(type(refusal)):
         await shell.run()
-
-
-async def test_refusal_is_the_reason_of_each_condition_that_waits_for_the_writes() -> None:
-    conditions = [
-        {"type": "Ready", "status": "True", "reason": "Inspected"},
-        {"type": "Cached", "status": "False", "reason": "Fetching"},
-        {"type": "Refreshed", "status": "False", "reason": "Away"},
-    ]
-    status = {"phase": "Downloading", "conditions": conditions}
-    shell = Shell(World(refusal=REFUSAL), Plan(apply=(SERVICE,), status=status, waiting=("Cached",)))
-    with pytest.raises(Forbidden):
-        await shell.run()
-    reasons = [shell.condition(kind)["reason"] for kind in ("Ready", "Cached", "Refreshed")]
-    assert reasons == ["Inspected", "Forbidden", "Away"]
-    assert "exceeded quota" in shell.condition("Cached")["message"]
-    assert shell.world.status["phase"] == "Failed"
-
-
-async def test_condition_that_changes_while_a_write_is_refused_is_reported_at_once() -> None:
-    shell, plans = Shell(World(refusal=REFUSAL), Plan()), []
-
-    def decide(_snapshot: Snapshot, _key: ObjectKey) -> Plan:
-        return plans[-1]
-
-    executor = Executor(shell.world, shell.store, shell.told, lambda: shell.now, lambda: None)
-    kind = Reconciler(resource=INFERENCE_SERVICES, decide=decide)
-    for met in ("False", "True", "True"):
-        model = {"type": "ModelReady", "status": met, "reason": "Inspected"}
-        plans.append(Plan(apply=(SERVICE,), status={**PLANNED, "conditions": [*PLANNED["conditions"], model]}))
-        with pytest.raises(Forbidden):
-            await executor.reconcile(kind, KEY)
-        assert shell.condition("ModelReady")["status"] == met
-    assert shell.told.reasons == ["Forbidden"]
