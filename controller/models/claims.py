@@ -2,18 +2,18 @@
 
 A volume holds one set of weights. Other weights, a StorageClass that differs, or a size that the volume cannot grow to
 need another claim; pods serve from the earlier volume until the new one is verified. A claim is deleted only when its
-successor is verified, and no pod and no Deployment mounts it.
+successor is verified, and no pod and no Deployment mounts it, or with its Model and all services that read it.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
 from controller.models.served import claim_name
 from controller.models.volume import WEIGHTS, ModelFacts, new_claim, sufficient_size
-from controller.reconcile.indexes import CLAIM_INDEX, OF_MODEL_INDEX, namespaced
+from controller.reconcile.indexes import CLAIM_INDEX, OF_MODEL_INDEX, controller_of, namespaced
 from controller.reconcile.plan import Patch, Ref, Snapshot, ref
 from crds.cache import CachedWeights, CacheOptions
 from crds.model import Model
@@ -22,13 +22,15 @@ from crds.size import size_text
 from crds.text import shorten_text
 from kube.client import Client, Obj
 from kube.errors import Forbidden, NotFound
-from kube.resources import DEPLOYMENTS, PODS, PVCS, STORAGE_CLASSES, Resource
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, PODS, PVCS, STORAGE_CLASSES, Resource
 
 RELEASE_SECONDS: Final = 10.0
 """Time between two looks whether pods still mount a claim that is to be deleted."""
 INVALID_SIZE: Final = "InvalidSpec"
 """Reason of a Model whose spec.cache.size is no quantity."""
 _DIGITS: Final = 8
+_MOST_READERS: Final = 32
+"""Owners of a claim: more would make it large, and each costs a write."""
 
 
 class ObservedClaims(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +42,8 @@ class ObservedClaims(msgspec.Struct, frozen=True, kw_only=True):
     """Names of those that are being deleted, which takes as long as a pod mounts them, also of an earlier Model."""
     mounted: frozenset[str] = frozenset()
     """Names of the claims that a pod or a Deployment mounts."""
+    readers: Mapping[str, Sequence[Obj]] = {}
+    """By the name of a claim, the services whose Deployments mount it, as owner references."""
     expandable: frozenset[str] = frozenset()
     """StorageClasses whose volumes can grow; only those of claims that are too small are read."""
 
@@ -66,13 +70,45 @@ def observe_claims(snapshot: Snapshot, model: Model, expandable: frozenset[str])
     # An earlier Model of this name leaves claims behind.
     of_name = snapshot.store.by_index(PVCS, OF_MODEL_INDEX, namespaced(namespace, model.metadata.name))
     claims = [each for each in children if "deletionTimestamp" not in each["metadata"]]
-    names = (each["metadata"]["name"] for each in claims)
+    names = [each["metadata"]["name"] for each in claims]
     return ObservedClaims(
         claims=claims,
         leaving=frozenset(each["metadata"]["name"] for each in (*of_name, *children) if each not in claims),
         mounted=frozenset(name for name in names if _is_mounted(snapshot, namespaced(namespace, name))),
+        readers={name: _list_readers(snapshot, namespaced(namespace, name)) for name in names},
         expandable=expandable,
     )
+
+
+def _list_readers(snapshot: Snapshot, claim: str) -> list[Obj]:
+    """Return the services whose Deployments mount a claim, as owner references, ordered by their names."""
+    owners = map(controller_of, snapshot.store.by_index(DEPLOYMENTS, CLAIM_INDEX, claim))
+    found = {owner["uid"]: owner for owner in owners if owner is not None and owner["kind"] == INFERENCE_SERVICES.kind}
+    names = ("apiVersion", "kind", "name", "uid")
+    readers = [{name: owner[name] for name in names} for owner in found.values()]
+    return sorted(readers, key=lambda reader: str(reader["name"]))[:_MOST_READERS]
+
+
+def share_claims(observed: ObservedClaims) -> tuple[Patch, ...]:
+    """Return the patches that make the readers of a claim its owners beside the Model.
+
+    Kubernetes deletes an object when its last owner is gone: so the volume of a Model that is deleted stays for the
+    services that read it, whose pods may be replaced meanwhile. It takes away owners that are gone by itself.
+    """
+    patches = []
+    for claim in observed.claims:
+        there = claim["metadata"].get("ownerReferences") or []
+        known = {owner["uid"] for owner in there}
+        added = [reader for reader in observed.readers.get(claim["metadata"]["name"], ()) if reader["uid"] not in known]
+        room = _MOST_READERS - len(there)
+        if added and room > 0:
+            operations = (
+                {"op": "test", "path": "/metadata/uid", "value": uid(claim)},
+                {"op": "test", "path": "/metadata/ownerReferences", "value": there},
+                {"op": "replace", "path": "/metadata/ownerReferences", "value": [*there, *added[:room]]},
+            )
+            patches.append(Patch(ref(PVCS, claim), operations))
+    return tuple(patches)
 
 
 def _is_mounted(snapshot: Snapshot, claim: str) -> bool:

@@ -46,7 +46,7 @@ NODE: Final = f"{GROUP}/node"
 _SELECTED_NODE: Final = "volume.kubernetes.io/selected-node"
 """Annotation by which the scheduler tells a provisioner the node."""
 MOUNTING: Final = (PODS, DEPLOYMENTS)
-"""Kinds of objects that mount copies."""
+"""Kinds of objects that mount volumes."""
 _RELEASE_SECONDS: Final = 1.0
 """Time after which a pod that should have ended is seen to have ended, or to stay."""
 
@@ -237,14 +237,15 @@ async def read_binding(client: Client, snapshot: Snapshot, model: Model) -> bool
 
 
 def models_of_mounts(store: Store, user: Obj) -> list[ObjectKey]:
-    """Return the Models whose copies a pod or a Deployment mounts."""
+    """Return the Models whose copies a pod mounts, or any of whose volumes a Deployment does."""
     namespace, spec = user["metadata"]["namespace"], user.get("spec") or {}
+    is_deployment = "template" in spec
     found = set()
     for name in mounted_claims((spec.get("template") or {}).get("spec") or spec):
         claim = store.get(PVCS, name, namespace)
         owner = controller_of(claim) if claim is not None else None
         model = store.get(MODELS, owner["name"], namespace) if owner is not None else None
-        if model is not None and (model["spec"].get("cache") or {}).get("scope") == "node":
+        if model is not None and (is_deployment or (model["spec"].get("cache") or {}).get("scope") == "node"):
             found.add(object_key(model))
     return sorted(found)
 

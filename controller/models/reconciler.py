@@ -10,7 +10,7 @@ from datetime import datetime
 import msgspec
 
 from artifacts.source import Source, SourceError, parse
-from controller.models import copy_eviction, host_inspection, jobs, refresh, source_secret, volume
+from controller.models import claims, copy_eviction, host_inspection, jobs, refresh, source_secret, volume
 from controller.models.cache_decision import decide_weights
 from controller.models.claims import read_expandable
 from controller.models.copy_observation import (
@@ -258,7 +258,7 @@ def _plan(model: Model, observed: ObservedModel, decision: ModelDecision, settin
         waits.append(source_secret.READ_AGAIN_SECONDS)
     return Plan(
         create=(*decision.create, *((each.resource, each.create) for each in decision.works if each.create)),
-        patch=decision.patch,
+        patch=(*decision.patch, *claims.share_claims(observed.claims)),
         delete=(*prune(past, ()), *decision.delete),
         status=status,
         waiting=(CACHED,) if _waits_for_weights(decision) else (),

@@ -412,6 +412,41 @@ async def test_quota_that_refuses_the_volume_is_the_reason_of_the_weights(
     await cluster.cached()
 
 
+async def test_volume_of_a_deleted_model_stays_for_the_service_that_reads_it(
+    cluster: ModelNamespace, files: FileServer
+) -> None:
+    await cluster.make_model(f"{files.url}/tiny.gguf")
+    await cluster.make_consumer()
+    await cluster.cached()
+
+    async def owners() -> list[str]:
+        claim = await cluster.client.get(PVCS, "tiny-cache", cluster.namespace)
+        assert "deletionTimestamp" not in claim["metadata"]
+        return [owner["kind"] for owner in claim["metadata"]["ownerReferences"]]
+
+    async def is_shared() -> bool:
+        return await owners() == ["Model", "InferenceService"]
+
+    async def is_left() -> bool:
+        return await owners() == ["InferenceService"]
+
+    await eventually(is_shared)
+    await cluster.client.delete(MODELS, "tiny", cluster.namespace)
+    await eventually(is_left)
+    await cluster.make_model(f"{files.url}/tiny.gguf")
+    model = await cluster.cached()
+    assert model.status.cached is not None
+    assert model.status.cached.name != "tiny-cache"
+    assert await owners() == ["InferenceService"]
+    await cluster.client.delete(INFERENCE_SERVICES, "chat", cluster.namespace)
+
+    async def is_deleted() -> bool:
+        claims = await cluster.client.list(PVCS, cluster.namespace)
+        return "tiny-cache" not in {claim["metadata"]["name"] for claim in claims.items}
+
+    await eventually(is_deleted)
+
+
 async def settled(cluster: ModelNamespace) -> bool:
     jobs = (await cluster.client.list(JOBS, cluster.namespace)).items
     return all(job.get("status", {}).get("succeeded") == 1 for job in jobs)

@@ -216,6 +216,10 @@ def claim(thief: Thief) -> Obj:
     return {"metadata": {"namespace": thief.namespace, "name": "a"}, "spec": spec}
 
 
+def cache(thief: Thief) -> tuple[Resource, Obj]:
+    return thief.owned("Model", PVCS, "a", spec=claim(thief)["spec"])
+
+
 def create(build: Callable[..., tuple[Resource, Obj]], *arguments: Any, **changes: Any) -> Attempt:
     return lambda thief: thief.api.create(*build(thief, *arguments, **changes))
 
@@ -431,6 +435,10 @@ ATTEMPTS: dict[str, tuple[str, Attempt]] = {
     "Secret that holds a node": ("no other owner", held(secret)),
     "process that holds a node": ("no other owner", held(metal_process)),
     "Deployment that holds a node": ("no other owner", held(deployment)),
+    "claim that holds a node": (
+        "no other owner",
+        held(lambda thief: thief.owned("Model", PVCS, "a", spec=claim(thief)["spec"])),
+    ),
     "grant that holds a node": ("no other owner", held(lambda thief: role(thief, rule(), name="grants:policy-3"))),
     "end of a node": ("cannot delete", lambda thief: thief.api.delete(NODES, "cpu-1")),
 }
