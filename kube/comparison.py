@@ -122,12 +122,12 @@ def list_dropped(sent: Any, answer: Any, path: str = "") -> list[str]:
 def _list_dropped_item(item: Any, answer: Sequence[Any], path: str, place: int) -> list[str]:
     if not isinstance(item, Mapping):
         return []
-    if (name := item.get("name")) is None:
-        return list_dropped(item, answer[place], f"{path}[{place}]") if place < len(answer) else []
-    there = next(
-        (other for other in answer if isinstance(other, Mapping) and other.get("name") == name), {"name": name}
-    )
-    return list_dropped(item, there, f"{path}[{name}]")
+    # Several mounts of one volume have the same name, and a policy may add items anywhere.
+    name, there = item.get("name"), [other for other in answer if isinstance(other, Mapping)]
+    if name is not None:
+        there = [other for other in there if other.get("name") == name] or [{"name": name}]
+    where = f"{path}[{place if name is None else name}]"
+    return min((list_dropped(item, other, where) for other in there), key=len, default=[])
 
 
 def _has_content(value: Any) -> bool:

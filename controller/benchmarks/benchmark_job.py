@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Meta
 
 from controller.models import jobs
+from controller.models.job_pods import FAILED_CREATE
 from controller.models.jobs import CONTAINER_SECURITY, TERMINATION_LOG, JobOutcome, keep_literal
-from controller.models.refused_pods import FAILED_CREATE
 from controller.models.served import Served
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import Ref, child, ref

@@ -20,6 +20,7 @@ from artifacts.errors import REASONS
 from artifacts.source import Source, parse
 from controller.models import jobs, volume
 from controller.models.inspecting_hosts import InspectingHost
+from controller.models.job_pods import NO_PODS
 from controller.models.jobs import JobOutcome, JobProgress, Work
 from controller.models.observation import ObservedModel
 from controller.models.served import METAL, is_mounted_image
@@ -92,7 +93,7 @@ def inspect(
     by_host = msgspec.structs.replace(by_host, hosts=observed.hosts(), asked=rfc3339(now))
     current = jobs.find_current(by_host, observed.processes)
     if by_host.can_start() or (current is not None and by_host.read(current, (), now).state in {"Going", "Succeeded"}):
-        progress = jobs.proceed(by_host, observed.processes, jobs.NO_PODS, now)
+        progress = jobs.proceed(by_host, observed.processes, NO_PODS, now)
         if progress.outcome.state != "Succeeded":
             return progress
         # Once the status has the report, its process is deleted: a status that we write is no event.

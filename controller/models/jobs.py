@@ -17,7 +17,7 @@ import msgspec
 from artifacts.errors import PERMANENT_EXIT, Reason
 from artifacts.repositories.registry_login import SECRET_KEYS, SECRET_VARIABLE
 from artifacts.source import HUB_TOKEN_VARIABLE
-from controller.models.refused_pods import FAILED_CREATE, wait_for_pod
+from controller.models.job_pods import FAILED_CREATE, ObservedPods, wait_for_pod
 from controller.reconcile.plan import child
 from crds.inspection import InspectionReport
 from crds.meta import GROUP, LABEL_MANAGED_BY, LABEL_MODEL, MANAGED_BY, ObjectMeta
@@ -260,22 +260,6 @@ class _Ended(NamedTuple):
     reason: str
     message: str
     when: datetime
-
-
-class ObservedPods(msgspec.Struct, frozen=True):
-    """The pods of Jobs."""
-
-    by_job: Mapping[str, Sequence[Obj]] = {}
-    """Pods by the uid of their Job."""
-    refusals: Mapping[str, str] = {}
-    """The API server's words about the pods that it refuses, by the uid of the Job."""
-
-    def find(self, job: Obj) -> Sequence[Obj]:
-        """Return the pods of a Job."""
-        return self.by_job.get(job["metadata"]["uid"], ())
-
-
-NO_PODS: Final = ObservedPods()
 
 
 def proceed(work: Work, attempts: Sequence[Obj], pods: ObservedPods, now: datetime) -> JobProgress:

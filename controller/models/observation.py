@@ -9,7 +9,7 @@ import msgspec
 from controller.models.claims import ObservedClaims, observe_claims
 from controller.models.copy_observation import ObservedCopies, Reserve, observe_copies, reserve_nothing
 from controller.models.inspecting_hosts import InspectingHost, list_inspecting_hosts
-from controller.models.jobs import NO_PODS, ObservedPods
+from controller.models.job_pods import NO_PODS, ObservedPods
 from controller.models.served import METAL, accelerator_of
 from controller.models.source_secret import SecretVerdict
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings

@@ -35,6 +35,7 @@ from controller.models.decision import (
 )
 from controller.models.discovery import describe_parameters, label_model
 from controller.models.inspecting_hosts import inspecting_facts, models_of_host
+from controller.models.job_pods import read_refusals
 from controller.models.jobs import JobProgress
 from controller.models.observation import (
     ModelInputs,
@@ -45,7 +46,6 @@ from controller.models.observation import (
     observe_model,
     read_placement,
 )
-from controller.models.refused_pods import read_refusals
 from controller.models.volume import ModelFacts
 from controller.pod_settings import PodSettings
 from controller.reconcile.conditions import find, transitions

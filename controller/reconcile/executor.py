@@ -26,7 +26,7 @@ from controller.reconcile.stamp import needs_apply
 from kube.apply import apply_status, merge_conditions
 from kube.client import Client, Obj
 from kube.comparison import list_dropped
-from kube.errors import ApiError, Conflict, Forbidden, Gone, NotFound, NotOurs, Unauthorized
+from kube.errors import ApiError, Conflict, Forbidden, Gone, NotFound, NotOurs, Unauthorized, Unreachable
 from kube.events import EventRecorder
 from kube.resources import METAL_HOSTS, POD_MONITORS, PVCS, SECRETS, ObjectKey, Resource, object_key
 from kube.store import Store
@@ -63,15 +63,6 @@ class Refusal(NamedTuple):
     """Type, status and reason of each condition that was reported with it."""
 
 
-class WriteOutcome(NamedTuple):
-    """The outcome of the writes of a plan."""
-
-    overtaken: bool
-    """Somebody else changed one of the objects meanwhile."""
-    dropped: tuple[str, ...]
-    """The fields that were sent and are not in the answers, with their objects."""
-
-
 @dataclass(slots=True)
 class Write:
     """A write that is under way, whose answer and event of the watch come in any order.
@@ -106,6 +97,8 @@ class Executor:
         self._now = now
         self._require_leadership = require_leadership
         self._refusals: dict[tuple[Resource, ObjectKey], Refusal] = {}
+        self._dropped: dict[tuple[Resource, ObjectKey], dict[tuple[Resource, ObjectKey], list[str]]] = {}
+        """Fields that the API server has not kept: by the object for which they were sent, and the one with them."""
         self.writes: dict[tuple[Resource, ObjectKey], Write] = {}
         """The writes that are under way, by object."""
 
@@ -126,20 +119,21 @@ class Executor:
             decided = self._find(reconciler.resource, key)
             plan = reconciler.decide(snapshot, key)
             revision = self._store.revision
-            outcome = await self._write_others((reconciler.resource, key), plan, reconciler.written or _ignore)
+            overtaken = await self._write_others((reconciler.resource, key), plan, reconciler.written or _ignore)
         except (ApiError, NotOurs) as error:
             if decided is not None:
                 await self._report_refusal(reconciler.resource, decided, plan, error)
             raise
         self._refusals.pop((reconciler.resource, key), None)
+        dropped = self._list_dropped((reconciler.resource, key))
         if self._store.revision != revision:
             earlier, plan = plan, reconciler.decide(Snapshot(self._store, self._now(), snapshot.inputs), key)
-            if outcome.overtaken or _has_more_writes(plan, earlier):
+            if overtaken or _has_more_writes(plan, earlier):
                 plan = msgspec.structs.replace(plan, again_seconds=0.0)
-        elif reconciler.decided is not None and not (plan.create or plan.patch or plan.delete or outcome.dropped):
+        elif reconciler.decided is not None and not (plan.create or plan.patch or plan.delete or dropped):
             reconciler.decided(snapshot, key, plan)
-        if outcome.dropped and decided is not None:
-            plan = await self._add_dropped(plan, outcome.dropped, decided)
+        if dropped and decided is not None:
+            plan = await self._add_dropped(plan, dropped, decided)
         await self._report(reconciler.resource, key, plan)
         if plan.labels is not None and await self._write_labels(reconciler.resource, key, plan.labels):
             return 0.0
@@ -188,16 +182,16 @@ class Executor:
 
     async def _write_others(
         self, writer: tuple[Resource, ObjectKey], plan: Plan, written: Callable[[Resource, Obj], None]
-    ) -> WriteOutcome:
-        """Make all writes but that of the status."""
-        overtaken, dropped = False, list[str]()
+    ) -> bool:
+        """Make all writes but that of the status; return whether somebody else changed one of the objects meanwhile."""
+        overtaken = False
         known = self._find(writer[0], writer[1])
         is_doubted = known is not None and _lacks_fields(known)
 
         def keep(write: Write, answer: Obj, sent: Obj | None = None) -> None:
             nonlocal overtaken
             if sent is not None:
-                dropped.extend(_name_dropped(write.resource, sent, answer))
+                self._note_dropped(write, sent, answer)
             if write.resource in UNWATCHED:
                 written(write.resource, answer)
             else:
@@ -224,7 +218,7 @@ class Executor:
             with self._writing(resource, ObjectKey(namespace, name), writer) as write:
                 keep(write, await self._writer.patch_json(resource, name, namespace or None, patch.operations))
         await self._delete_all(plan.delete)
-        return WriteOutcome(overtaken, tuple(dropped))
+        return overtaken
 
     @contextlib.contextmanager
     def _writing(self, resource: Resource, key: ObjectKey, writer: tuple[Resource, ObjectKey]) -> Iterator[Write]:
@@ -301,12 +295,28 @@ class Executor:
             return False
         return bool(found["metadata"]["uid"] == ref.uid)
 
+    def _note_dropped(self, write: Write, sent: Obj, answer: Obj) -> None:
+        """Note the fields of a spec that the answer to its write lacks; none, and none is known any more."""
+        what, known = (write.resource, object_key(answer)), self._dropped.setdefault(write.writer, {})
+        known[what] = [
+            f"{path} of {write.resource.kind} {what[1].name}"
+            for path in list_dropped(sent.get("spec"), answer.get("spec"), "spec")
+        ]
+
+    def _list_dropped(self, writer: tuple[Resource, ObjectKey]) -> list[str]:
+        """Return the fields that the API server has not kept, of objects that are there and were made for another."""
+        known = self._dropped.pop(writer, {})
+        there = {what: lost for what, lost in known.items() if lost and self._find(*what) is not None}
+        if there:
+            self._dropped[writer] = there
+        return [each for lost in there.values() for each in lost]
+
     async def _add_dropped(self, plan: Plan, dropped: Sequence[str], decided: Obj) -> Plan:
         """Return the plan with the condition about fields that the API server has not kept."""
         try:
             version = await self._client.get_version()
-        except ApiError as error:
-            version = f"of unknown version: {error.message}"
+        except (ApiError, Unreachable) as error:
+            version = f"of unknown version ({error})"
         message = _describe_dropped(dropped, version)
         report = _refused(plan, DROPPED, message, decided["metadata"]["generation"])
         events = plan.events if _lacks_fields(decided) else (*plan.events, *report.events)
@@ -424,12 +434,6 @@ def _lacks_fields(obj: Obj) -> bool:
     """Return whether the status of an object says that the API server has dropped fields of what was made for it."""
     conditions = (obj.get("status") or {}).get("conditions") or ()
     return any(each["type"] == RECONCILED and each.get("reason") == DROPPED for each in conditions)
-
-
-def _name_dropped(resource: Resource, sent: Obj, answer: Obj) -> list[str]:
-    """Return the fields of a spec that the answer to its write lacks, each with the object."""
-    paths = list_dropped(sent.get("spec"), answer.get("spec"), "spec")
-    return [f"{path} of {resource.kind} {answer['metadata']['name']}" for path in paths]
 
 
 def _describe_dropped(dropped: Sequence[str], version: str) -> str:

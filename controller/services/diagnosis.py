@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from controller.models.refused_pods import advise_on_refusal
+from controller.models.job_pods import advise_on_refusal
 from controller.placement.capacity import HostCapacity, eligible_hosts
 from controller.placement.node_rules import find_untolerated
 from controller.placement.units import HostRequirement

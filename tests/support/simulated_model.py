@@ -8,7 +8,7 @@ import msgspec
 
 from controller.models.claims import ObservedClaims
 from controller.models.inspecting_hosts import InspectingHost
-from controller.models.jobs import ObservedPods
+from controller.models.job_pods import ObservedPods
 from controller.models.observation import ObservedModel
 from controller.models.reconciler import desired
 from controller.models.source_secret import SecretVerdict

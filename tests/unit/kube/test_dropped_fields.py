@@ -17,6 +17,8 @@ from kube.comparison import list_dropped
         ({"v": [{"name": "m", "size": 1}]}, {"v": [{"name": "sidecar"}, {"name": "m", "size": "1"}]}, []),
         ({"p": [{"port": 1, "protocol": "TCP"}]}, {"p": [{"port": 1}]}, [".p[0].protocol"]),
         ({"p": [{"port": 1}]}, {"p": []}, []),
+        ({"m": [{"name": "f"}, {"name": "f", "at": "a"}]}, {"m": [{"name": "f"}, {"name": "f", "at": "a"}]}, []),
+        ({"t": [{"key": "a", "value": "b"}]}, {"t": [{"operator": "Exists"}, {"key": "a", "value": "b"}]}, []),
         ({"args": ["a", "b"]}, {"args": ["b"]}, []),
     ],
 )

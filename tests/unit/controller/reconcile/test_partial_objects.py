@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from controller.models import jobs
+from controller.models.job_pods import NO_PODS
 from controller.placement.nodes import declare_nodes
 from controller.reconcile.indexes import declare_indexes, mounted_claims
 from controller.reconcile.partial_objects import declare_partial_objects
@@ -186,7 +187,7 @@ def test_outcome_of_a_part_of_a_job_is_that_of_the_whole_job() -> None:
     declare_partial_objects(known)
     known.put(JOBS, deepcopy(whole))
     (part,) = known.list(JOBS)
-    assert jobs.proceed(work, [part], jobs.NO_PODS, NOW) == jobs.proceed(work, [whole], jobs.NO_PODS, NOW)
+    assert jobs.proceed(work, [part], NO_PODS, NOW) == jobs.proceed(work, [whole], NO_PODS, NOW)
     assert (jobs.verb(part), jobs.last(work, [part])) == ("fetch", created["metadata"]["name"])
     assert mounted_claims(part["spec"]["template"]["spec"]) == ["tiny-cache-1"]
     assert len(str(part)) < len(str(whole)) / 2

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from controller.reconcile.executor import Executor
-from controller.reconcile.plan import Plan, Reconciler, Snapshot
+from controller.reconcile.plan import Plan, Reconciler, Snapshot, child
 from kube.client import Obj
 from kube.errors import Forbidden
-from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, SERVICES, ObjectKey, Resource
-from tests.unit.controller.reconcile.test_executor import KEY, PLANNED, REFUSAL, SERVICE, Shell, World
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, JOBS, SERVICES, ObjectKey, Resource
+from tests.unit.controller.reconcile.test_executor import KEY, OWNER, PLANNED, REFUSAL, SERVICE, Shell, World
 
 
 async def test_refusal_is_the_reason_of_each_condition_that_waits_for_the_writes() -> None:
@@ -100,3 +100,24 @@ async def test_dropped_field_holds_up_no_other_write_and_no_service_that_serves(
     assert (shell.condition("Ready")["reason"], shell.world.status["phase"]) == ("Serving", "Ready")
     assert shell.condition("Reconciled")["reason"] == "FieldsDropped"
     assert (SERVICES, "chat") in shell.world.there
+
+
+async def test_dropped_field_of_an_object_that_is_only_created_is_told_as_long_as_it_is_there() -> None:
+    class Pruning(World):
+        async def create(self, resource: Resource, obj: Any) -> Obj:
+            return {**await super().create(resource, obj), "spec": {"kept": 1}}
+
+        async def get_version(self) -> str:
+            return "v1.35.4"
+
+    job = child(JOBS, "chat", INFERENCE_SERVICES, OWNER, {}, spec={"kept": 1, "lost": 2, "template": {"spec": {}}})
+    shell, plans = Shell(Pruning(), Plan()), [Plan(create=(job,), status=PLANNED), Plan(status=PLANNED)]
+    executor = Executor(shell.world, shell.store, shell.told, lambda: shell.now, lambda: None)
+    kind = Reconciler(resource=INFERENCE_SERVICES, decide=lambda _snapshot, _key: plans[0])
+    for _ in range(2):
+        await executor.reconcile(kind, KEY)
+        assert "v1.35.4 has dropped spec.lost of Job chat" in shell.condition("Ready")["message"]
+        plans[:] = plans[-1:]
+    shell.store.remove(JOBS, "team", "chat")
+    await executor.reconcile(kind, KEY)
+    assert shell.condition("Ready")["reason"] == "Progressing"

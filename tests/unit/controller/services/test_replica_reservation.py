@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from controller.models.jobs import NO_PODS, Placement, Reservation, proceed
+from controller.models.job_pods import NO_PODS
+from controller.models.jobs import Placement, Reservation, proceed
 from controller.models.served import Served, runtime_of
 from controller.models.volume import ModelFacts, fetching
 from controller.pod_settings import PodSettings

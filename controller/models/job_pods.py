@@ -1,13 +1,14 @@
-"""The pods of Jobs that the API server refuses, by a quota, a LimitRange or a webhook.
+"""The pods of Jobs, and why the API server refuses some: by a quota, a LimitRange or a webhook.
 
-A Job has no condition for that: Kubernetes' Job controller reports it by an Event alone. Events are not watched, so
-those about a Job without a pod are read, which a Job has for a moment only unless its pod is refused.
+A Job has no condition for a refusal: Kubernetes' Job controller reports it by an Event alone. Events are not watched.
+Those about a Job without a pod are read, as each Job is for a moment, and longer only if its pod is refused.
 """
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
+import msgspec
 import structlog
 
 from controller.reconcile.plan import Snapshot
@@ -28,6 +29,22 @@ _LIMIT_MISSING: Final = "must specify"
 """Words of a quota that counts what a container does not state."""
 
 log = structlog.get_logger()
+
+
+class ObservedPods(msgspec.Struct, frozen=True):
+    """The pods of Jobs."""
+
+    by_job: Mapping[str, Sequence[Obj]] = {}
+    """Pods by the uid of their Job."""
+    refusals: Mapping[str, str] = {}
+    """The API server's words about the pods that it refuses, by the uid of the Job."""
+
+    def find(self, job: Obj) -> Sequence[Obj]:
+        """Return the pods of a Job."""
+        return self.by_job.get(job["metadata"]["uid"], ())
+
+
+NO_PODS: Final = ObservedPods()
 
 
 def wait_for_pod(job: Obj, pods: Sequence[Obj], now: datetime) -> float | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from controller.models.refused_pods import PODLESS_SECONDS, advise_on_refusal, read_refusals
+from controller.models.job_pods import PODLESS_SECONDS, advise_on_refusal, read_refusals
 from controller.reconcile.plan import Snapshot
 from crds.meta import ObjectMeta
 from kube.client import Client, Obj, ObjectList
