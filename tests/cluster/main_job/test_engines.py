@@ -27,11 +27,13 @@ async def post(cluster: Cluster, service: str, path: str, **body: Any) -> Any:
 async def test_draft_and_adapter_are_served_with_the_model_and_each_mode_answers(cluster: Cluster, path: str) -> None:
     tiny_companions.write_adapter(cluster.files.root / "accent.gguf", first=8)
     tiny_gguf.write(cluster.files.root / "embedder.gguf", pooling=gguf.PoolingType.MEAN)
+    tiny_gguf.write(cluster.files.root / "ranker.gguf", pooling=gguf.PoolingType.RANK, scores=True)
     await cluster.apply(
         cluster.model(),
         cluster.model("small"),
         cluster.model("accent", file="accent.gguf"),
         cluster.model("embedder", file="embedder.gguf"),
+        cluster.model("ranker", file="ranker.gguf"),
         cluster.service(
             "chat",
             PATHS[path],
@@ -40,9 +42,12 @@ async def test_draft_and_adapter_are_served_with_the_model_and_each_mode_answers
             adapters=[{"modelRef": "accent"}],
         ),
         cluster.service("texts", PATHS[path], modelRef="embedder", mode="embeddings", contextLength=512),
-        cluster.service("order", PATHS[path], mode="rerank", contextLength=512),
+        cluster.service("order", PATHS[path], modelRef="ranker", mode="rerank", contextLength=512),
+        cluster.service("guess", PATHS[path], mode="rerank", contextLength=512),
     )
     await cluster.ready("chat", "texts", "order")
+    senseless = await cluster.wait_for_phase("guess", "Failed", "InvalidSpec")
+    assert "would answer numbers without meaning" in condition(senseless).message
     served = await cluster.get("chat")
     assert condition(served, "ModelReady").message == "Models tiny, small, accent can be served"
     # With the adapter the model begins in the middle of its sentence.

@@ -103,6 +103,17 @@ def write(
         tensors.append(_encode(matrix, noise, ftype))
     tensors += [*list_norms(dimensions), _encode("output.weight", output, ftype)]
     if scores:
+        # llama.cpp takes such a head of some architectures only.
+        metadata = {
+            key.replace("llama.", "qwen3.", 1): "qwen3" if key == "general.architecture" else value
+            for key, value in metadata.items()
+        }
+        ones: Matrix = np.ones((1, n_embd // n_head), np.float32)
+        tensors += [
+            EncodedTensor(f"blk.{layer}.attn_{part}_norm.weight", (n_embd // n_head,), ones.tobytes())
+            for layer in range(n_layer)
+            for part in ("q", "k")
+        ]
         tensors.append(_encode("cls.output.weight", rng.standard_normal((1, n_embd), np.float32), "f32"))
     path.write_bytes(encode_gguf(metadata, tensors))
 

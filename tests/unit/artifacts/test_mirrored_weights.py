@@ -77,6 +77,13 @@ async def test_download_of_a_mirror_that_is_finished_later_is_not_of_its_source(
     held.release()
 
 
+async def test_bytes_of_another_revision_get_no_name(store: WeightsStore, server: FileServer, source: str) -> None:
+    """A digest decides that they are right for one namespace, and says nothing of that revision to another one."""
+    sha256 = hashlib.sha256((server.root / FILE).read_bytes()).hexdigest()
+    (await obtain(store, source, sha256=sha256, revision="next")).release()
+    assert (await refused(store, source, tenant="victim", revision="next")).reason == "SourceChanged"
+
+
 async def test_manifest_names_the_server_that_sent_the_bytes(
     store: WeightsStore, server: FileServer, source: str, attacker: dict[str, Any]
 ) -> None:

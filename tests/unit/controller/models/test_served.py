@@ -179,6 +179,28 @@ def test_setting_that_the_runtime_lacks_is_reported(
     assert says in message
 
 
+@pytest.mark.parametrize("accelerator", ["metal", "cpu"])
+@pytest.mark.parametrize(
+    ("header", "spec", "says"),
+    [
+        ({"modes": ["chat"]}, {"mode": "rerank"}, "would answer numbers without meaning"),
+        ({"modes": ["chat"]}, {"mode": "embeddings"}, "set extraArgs to [--pooling, mean]"),
+        ({"keyHeadSize": 80}, {"cacheTypeK": "q8_0"}, "blocks of 32 elements, which do not divide the heads of the mo"),
+        ({}, {"cacheTypeV": "q8_0", "speculative": {"draftModelRef": "small"}}, "do not divide the heads of the draft"),
+    ],
+)
+def test_what_the_header_rules_out_is_refused_before_anything_is_placed(
+    accelerator: Accelerator, header: Obj, spec: Obj, says: str
+) -> None:
+    served = model()
+    served["status"]["gguf"] |= header
+    draft = named("small")
+    draft["status"]["gguf"] = served["status"]["gguf"] | {"valueHeadSize": 16}
+    reason, message = told_why(decide(accelerator, *others(small=draft), served=served, **spec))
+    assert reason == "InvalidSpec"
+    assert says in message
+
+
 def test_weights_that_mlx_wrote_do_not_run_in_pods() -> None:
     served = model(source="hf://org/mlx-model")
     served["status"]["format"] = "mlx"
