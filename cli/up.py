@@ -62,7 +62,7 @@ def command(
     FILES are manifests as for `kubectl apply`, or folders of them, and are checked by the same rules. One OpenAI
     endpoint on 127.0.0.1 serves them all: a request names the InferenceService in `model`. Ctrl-C waits for running
     requests and stops everything; press it again to abort them, and to end soon whatever does not stop. To load changes
-    of FILES, restart the command.
+    of FILES, restart the command. It ends by itself, with exit code 1, when none of the services can be served.
     The environment variable HF_TOKEN is the token for the hub, and HF_ENDPOINT is the URL of a mirror of the hub.
 
     `pomona agent` on the same machine takes over the running engines and joins them to a cluster, without loading
