@@ -13,6 +13,8 @@ from runtimes.runtime import Runtime, RuntimeDemand
 
 _WHOLE_TYPES: Final[frozenset[CacheType]] = frozenset({"f32", "f16", "bf16"})
 """Types of a cache without blocks."""
+_PROJECTOR: Final = "clip"
+"""Architecture of a file that turns pictures or sound into embeddings of a model."""
 _TEXT_POOLING: Final = ("mean", "cls", "last")
 _OFF: Final = ("off", "0", "false", "disabled")
 _MODES: Final[tuple[Mode, ...]] = ("chat", "embeddings", "rerank")
@@ -20,7 +22,7 @@ _MODES: Final[tuple[Mode, ...]] = ("chat", "embeddings", "rerank")
 
 def refuse_header(runtime: Runtime, demand: RuntimeDemand) -> str | None:
     """Return why the headers of the weights rule `demand` out, with the field and the remedy; None if they do not."""
-    checks = (_refuse_mode, _refuse_cache_types, _refuse_adapters)
+    checks = (_refuse_mode, _refuse_cache_types, _refuse_companions)
     return next((reason for check in checks if (reason := check(runtime, demand)) is not None), None)
 
 
@@ -75,15 +77,25 @@ def _refuse_cache_types(runtime: Runtime, demand: RuntimeDemand) -> str | None:
     return None
 
 
-def _refuse_adapters(_runtime: Runtime, demand: RuntimeDemand) -> str | None:
-    """Return which GGUF adapter is of another architecture; one of a folder does not state that of its model."""
-    if demand.format != "gguf" or not demand.header.architecture:
+def _refuse_companions(_runtime: Runtime, demand: RuntimeDemand) -> str | None:
+    """Return which GGUF file takes the place of another kind; an adapter of a folder does not state its model's."""
+    if demand.format != "gguf":
         return None
+    architecture = demand.header.architecture
+    if architecture == _PROJECTOR:
+        return "the weights are a projector, not a model: name them in projectorModelRef of a service of their model"
     for role, header in demand.companion_headers:
-        if role == "adapter" and header.architecture not in {"", demand.header.architecture}:
+        if role == "projector" and header.architecture not in {"", _PROJECTOR}:
+            return (
+                f"projectorModelRef names a model of architecture {header.architecture}, not a projector: name a Model "
+                "whose source is the mmproj file that belongs to the model"
+            )
+        if role == "draft" and header.architecture == _PROJECTOR:
+            return "speculative.draftModelRef names a projector: name a smaller model of the same tokenizer"
+        if role == "adapter" and architecture and header.architecture not in {"", architecture}:
             return (
                 f"adapters has an adapter for architecture {header.architecture}, and the model is of architecture "
-                f"{demand.header.architecture}: name an adapter that was trained for this model"
+                f"{architecture}: name an adapter that was trained for this model"
             )
     return None
 

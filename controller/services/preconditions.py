@@ -35,7 +35,6 @@ from runtimes.registry import RUNTIMES
 from runtimes.runtime import RuntimeDemand
 from runtimes.runtime_choice import refuse_demand
 
-_PROJECTOR: Final = "clip"
 """The architecture that llama.cpp's projectors (mmproj files) state, whatever they project."""
 
 NO_DEVICE_CLAIMS: Final = "NoDeviceClaims"
@@ -308,12 +307,6 @@ def _mismatch(companion: Companion, model: Model) -> str | None:
         return (
             f"{companion.field} {companion.name} has {companion.model.spec.source}, which is of another format than "
             f"{model.spec.source} of Model {model.metadata.name}: name a Model of the same format"
-        )
-    architecture = companion.model.status.gguf.architecture if companion.model.status.gguf else ""
-    if companion.role == "projector" and architecture not in {"", _PROJECTOR}:
-        return (
-            f"{companion.field} {companion.name} is a model of architecture {architecture}, not a projector: name a "
-            "Model whose source is the mmproj file that belongs to the model"
         )
     return None
 

@@ -93,6 +93,17 @@ def test_header_that_fits_or_is_not_known_is_not_refused(runtime: str, change: d
             {"header": CHAT, "adapter_scales": ("1",), "companion_headers": [("adapter", RANKER)]},
             "adapters has an adapter for architecture qwen3, and the model is of architecture llama",
         ),
+        ("llama.cpp", {"header": GGUF(architecture="clip")}, "are a projector, not a model: name them in projectorMod"),
+        (
+            "llama.cpp",
+            {"projector": True, "companion_headers": [("projector", CHAT)]},
+            "projectorModelRef names a model of architecture llama, not a projector",
+        ),
+        (
+            "llama.cpp",
+            {"draft": True, "companion_headers": [("draft", GGUF(architecture="clip"))]},
+            "draftModelRef names a projector",
+        ),
         (
             "mlx-lm",
             {"format": "mlx", "header": CLASS, "cache_type_k": "q8_0", "cache_type_v": "q8_0"},

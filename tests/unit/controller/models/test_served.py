@@ -164,7 +164,12 @@ def test_unusable_companion_blocks_the_service_and_is_named() -> None:
         ("metal", "hf://org/m/m.gguf", {"runtime": "omlx"}, "runtime omlx cannot serve a GGUF file"),
         ("metal", "hf://org/m/m.gguf", {"runtime": "ollama", "cacheTypeK": "q8_0"}, "has no cacheTypeK q8_0"),
         ("metal", "hf://org/m/m.gguf", {"extraArgs": ["--max-tokens", "5"]}, "does not take --max-tokens"),
-        ("metal", "hf://org/m/m.gguf", {"projectorModelRef": "small"}, "small is a model of architecture llama"),
+        (
+            "metal",
+            "hf://org/m/m.gguf",
+            {"projectorModelRef": "small"},
+            "names a model of architecture llama, not a proj",
+        ),
         ("metal", "hf://org/m/m.gguf", {"adapters": [{"modelRef": "mlx"}]}, "name a Model of the same format"),
         ("cpu", "hf://org/m/m.gguf", {"adapters": [{"modelRef": "local"}]}, "cannot read file:///m.gguf of Model loca"),
     ],
