@@ -12,6 +12,7 @@ import click
 
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE, Network, parse_network
 from crds.meta import METRIC_PREFIX
+from crds.quantity import parse_quantity
 
 STATE_FOLDER_TEXT: Final = (
     "~/Library/Application Support/Pomona" if sys.platform == "darwin" else "~/.local/state/pomona"
@@ -19,8 +20,7 @@ STATE_FOLDER_TEXT: Final = (
 """The default state folder as `--help` prints it, the same for every user."""
 SOURCE_VARIABLES: Final = ("HF_ENDPOINT", "POMONA_PLAIN_HTTP_REGISTRIES")
 """Environment variables that say from where weights come; the Jobs and an installed agent inherit them."""
-_POWERS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?(?:([KMGT])iB?)?", re.ASCII)
+_BYTES: Final = re.compile(r"(.*[0-9]) ?([KMGT]i)B?", re.ASCII)
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smh])", re.ASCII)
 _METRIC_PREFIX: Final = re.compile(r"[a-z][a-z0-9_]{0,62}")
@@ -68,7 +68,7 @@ def _read_port(text: str) -> int:
 
 
 class Size(click.ParamType[int]):
-    """A size above 0: `12GiB`, `12Gi`, `12.0 GiB` as Pomona prints it, or a number of bytes."""
+    """A size above 0: a quantity such as `12Gi`, as in manifests, or `12.0 GiB`, as Pomona prints it."""
 
     name = "SIZE"
 
@@ -76,9 +76,9 @@ class Size(click.ParamType[int]):
         """Return the bytes."""
         if isinstance(value, int):
             return value
-        found = _SIZE.fullmatch(str(value))
-        size_bytes = int(float(found[1]) * 1024 ** _POWERS[found[2] or ""]) if found else 0
-        if not size_bytes:
+        amount = parse_quantity(_BYTES.sub(r"\1\2", str(value)))
+        size_bytes = int(amount) if amount is not None else 0
+        if size_bytes <= 0:
             self.fail(f"{value!r} is not a size: give one such as 12GiB, or 12884901888 for bytes", param, ctx)
         return size_bytes
 

@@ -72,7 +72,7 @@ class KnownModel(NamedTuple):
 def build_known_model(model: Model, vendors: Vendors, options: ServingOptions) -> KnownModel:
     """Return a Model of the cluster as it is asked about."""
     runtimes = _choose_runtimes(model, vendors)
-    stated = model.spec.memory_bytes
+    stated = model.spec.stated_bytes
     status = model.status
     return KnownModel(
         name=model.metadata.name,

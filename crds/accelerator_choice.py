@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from crds.meta import Accelerator, ApiStruct, described, keyed_by
+from crds.meta import Accelerator, ApiStruct, Count, ShortText, described, keyed_by
 from crds.rate import Rate
 
 ShareReason = Literal["Refused", "NoSuchHardware", "NoRoom", "NotNeeded"]
@@ -15,7 +15,7 @@ class AcceleratorShare(ApiStruct, frozen=True):
 
     accelerator: Annotated[Accelerator, described("The accelerator.")]
     replicas: Annotated[
-        int, described("Replicas that the controller has chosen to run there, also those that wait.", format="int32")
+        Count, described("Replicas that the controller has chosen to run there, also those that wait.", format="int32")
     ] = 0
     reason: Annotated[
         ShareReason | None,
@@ -54,7 +54,7 @@ class AcceleratorChoice(ApiStruct, frozen=True):
         ),
     ] = []
     inputs: Annotated[
-        str,
+        ShortText,
         described(
             "Digest of the spec by which the accelerators were chosen. After an edit they are chosen anew, unless it "
             "is one of replicas, suspend, priority or evictionProtection alone."

@@ -7,10 +7,14 @@ from msgspec import Meta
 from crds.meta import (
     LABEL_PATTERN,
     Accelerator,
+    Amount,
     ApiStruct,
     Conditions,
+    Count,
+    Labels,
     ObjectMeta,
     Quantity,
+    ShortText,
     described,
     keyed_by,
     rule,
@@ -20,7 +24,6 @@ EACH_NAMESPACE: Final = "*"
 """Namespace of the quota that each namespace without one of its own has."""
 WHOLE_PERCENT: Final = 100
 """Share of the memory of a device that its pods may take together by default."""
-_Count = Annotated[int, Meta(ge=0)]
 _QuotaNamespace = Annotated[
     str, Meta(min_length=1, max_length=63, extra_json_schema={"pattern": rf"^\*$|{LABEL_PATTERN}"})
 ]
@@ -50,7 +53,7 @@ class NamespaceQuota(ApiStruct, frozen=True):
         ),
     ]
     devices: Annotated[
-        _Count | None,
+        Count | None,
         described("Devices. 0: the namespace may not use the pool. Default: no limit.", format="int64"),
     ] = None
     memory: Annotated[
@@ -73,7 +76,7 @@ class AcceleratorPoolSpec(ApiStruct, frozen=True):
         ),
     ]
     node_selector: Annotated[
-        dict[str, str],
+        Labels,
         described(
             "Labels of the nodes of the pool, or with accelerator metal of the MetalHosts. A node that several pools "
             "select belongs to the first by name; one that none selects belongs to the pool with the name of its "
@@ -129,27 +132,27 @@ class AcceleratorPoolSpec(ApiStruct, frozen=True):
 class PoolAmounts(ApiStruct, frozen=True):
     """Amounts as numbers: devices, or with accelerator metal bytes."""
 
-    total: Annotated[int, described("What the nodes or hosts of the pool have in all.", format="int64")] = 0
+    total: Annotated[Amount, described("What the nodes or hosts of the pool have in all.", format="int64")] = 0
     used: Annotated[
-        int, described("What is not free of it, whoever uses it, pods without Pomona included.", format="int64")
+        Amount, described("What is not free of it, whoever uses it, pods without Pomona included.", format="int64")
     ] = 0
-    borrowed: Annotated[int, described("What replicas at home in this pool use of other pools.", format="int64")] = 0
-    lent: Annotated[int, described("What replicas at home in other pools use of this one.", format="int64")] = 0
+    borrowed: Annotated[Amount, described("What replicas at home in this pool use of other pools.", format="int64")] = 0
+    lent: Annotated[Amount, described("What replicas at home in other pools use of this one.", format="int64")] = 0
 
 
 class AcceleratorPoolStatus(ApiStruct, frozen=True):
     """Observed state of a pool."""
 
-    cells: Annotated[int | None, described("Number of nodes or hosts in the pool.", format="int32")] = None
-    waiting: Annotated[int | None, described("Replicas at home in this pool that wait.", format="int32")] = None
+    cells: Annotated[Count | None, described("Number of nodes or hosts in the pool.", format="int32")] = None
+    waiting: Annotated[Count | None, described("Replicas at home in this pool that wait.", format="int32")] = None
     used: Annotated[
-        str,
+        ShortText,
         described(
             "What is used of all that the pool has: devices such as 12/16, or memory such as 96.0 GiB/256.0 GiB."
         ),
     ] = ""
-    borrowed: Annotated[str, described("What replicas at home in this pool use of other pools.")] = ""
-    lent: Annotated[str, described("What replicas at home in other pools use of this one.")] = ""
+    borrowed: Annotated[ShortText, described("What replicas at home in this pool use of other pools.")] = ""
+    lent: Annotated[ShortText, described("What replicas at home in other pools use of this one.")] = ""
     amounts: Annotated[
         PoolAmounts | None, described("The same as numbers: devices, or with accelerator metal bytes.")
     ] = None

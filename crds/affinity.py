@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
-from crds.meta import ApiStruct, described
+from crds.meta import ApiStruct, Labels, described
 
 _ATOMIC: Final[dict[str, Any]] = {"x-kubernetes-list-type": "atomic"}
 _MOST_TERMS: Final = 16
@@ -77,7 +77,7 @@ class NodeAffinity(ApiStruct, frozen=True):
 class LabelSelector(ApiStruct, frozen=True):
     """`metav1.LabelSelector`."""
 
-    match_labels: Annotated[dict[str, str], described("Labels that an object must have.")] = {}
+    match_labels: Annotated[Labels, described("Labels that an object must have.")] = {}
     match_expressions: Annotated[
         _Requirements, described("Requirements on the labels, which must all be met.", **_ATOMIC)
     ] = []

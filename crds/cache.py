@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from crds.meta import ApiStruct, Name, Quantity, described, rule
+from crds.meta import Amount, ApiStruct, LongText, Name, Quantity, ShortText, Time, Uid, described, rule
 
-Sha256 = Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$")]
+Sha256 = Annotated[str, Meta(max_length=128, pattern=r"^([0-9a-f]{64})?$")]
 """A digest, which names a folder on hosts: 64 lower-case hexadecimal digits; empty if it is not known."""
 
 
@@ -65,39 +65,40 @@ class CacheOptions(ApiStruct, frozen=True):
 class CachedWeights(ApiStruct, frozen=True):
     """Verified weights for pods. A volume that is created again under the same name is another, empty volume."""
 
-    name: Annotated[str, described("Name of the PersistentVolumeClaim that holds the weights; pods mount it.")] = ""
-    claim: Annotated[str, described("metadata.uid of the PersistentVolumeClaim that holds the weights.")] = ""
-    image: Annotated[
-        str, described("Image that nodes mount, by its digest; empty if a PersistentVolumeClaim holds the weights.")
+    name: Annotated[
+        ShortText, described("Name of the PersistentVolumeClaim that holds the weights; pods mount it.")
     ] = ""
-    path: Annotated[str, described("Path of the weights, relative to the root of the volume.")] = ""
+    claim: Annotated[Uid, described("metadata.uid of the PersistentVolumeClaim that holds the weights.")] = ""
+    image: Annotated[
+        LongText,
+        described("Image that nodes mount, by its digest; empty if a PersistentVolumeClaim holds the weights."),
+    ] = ""
+    path: Annotated[LongText, described("Path of the weights, relative to the root of the volume.")] = ""
     sha256: Annotated[Sha256, described("SHA-256 that was verified; empty if no SHA-256 was known.")] = ""
 
 
 class NodeCopy(ApiStruct, frozen=True):
     """Verified weights on one node. A volume that is created again under the same name is another, empty volume."""
 
-    node: Annotated[str, described("Node that has the volume.")]
-    name: Annotated[str, described("Name of the PersistentVolumeClaim that holds the weights; pods mount it.")]
-    claim: Annotated[str, described("metadata.uid of the PersistentVolumeClaim that holds the weights.")]
-    path: Annotated[str, described("Path of the weights, relative to the root of the volume.")]
+    node: Annotated[ShortText, described("Node that has the volume.")]
+    name: Annotated[ShortText, described("Name of the PersistentVolumeClaim that holds the weights; pods mount it.")]
+    claim: Annotated[Uid, described("metadata.uid of the PersistentVolumeClaim that holds the weights.")]
+    path: Annotated[LongText, described("Path of the weights, relative to the root of the volume.")]
     sha256: Annotated[Sha256, described("SHA-256 that was verified; empty if no SHA-256 was known.")] = ""
     size_bytes: Annotated[
-        int, described("Size that the volume requests, which counts against the limit of its node.", format="int64")
+        Amount, described("Size that the volume requests, which counts against the limit of its node.", format="int64")
     ] = 0
     unused_since: Annotated[
-        str,
-        described(
-            "Since when no pod mounts the copy and no replica needs it. Absent while it is in use.", format="date-time"
-        ),
+        Time,
+        described("Since when no pod mounts the copy and no replica needs it. Absent while it is in use."),
     ] = ""
 
 
 class NodeShortage(ApiStruct, frozen=True):
     """A node on whose disk a copy found no space: unused copies of all Models go from there, and it is tried again."""
 
-    node: Annotated[str, described("Name of the node.")]
-    job: Annotated[str, described("Job that found no space.")]
+    node: Annotated[ShortText, described("Name of the node.")]
+    job: Annotated[ShortText, described("Job that found no space.")]
     keep_bytes: Annotated[
-        int, described("Unused copies go until all copies on the node take at most this many bytes.", format="int64")
+        Amount, described("Unused copies go until all copies on the node take at most this many bytes.", format="int64")
     ]

@@ -6,13 +6,18 @@ from msgspec import Meta
 
 from crds.accelerator_choice import AcceleratorChoice
 from crds.meta import (
+    Amount,
     ApiStruct,
     Conditions,
+    Count,
     LabelName,
+    Labels,
+    LongText,
     Name,
     ObjectMeta,
     Priority,
     SchedulingMode,
+    ShortText,
     Toleration,
     described,
     keyed_by,
@@ -162,7 +167,7 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
         ),
     ] = None
     node_selector: Annotated[
-        dict[str, str],
+        Labels,
         described(
             "Labels that a node must have to run a pod of this service or fetch its weights, or that a MetalHost must "
             "have to run a process of it."
@@ -202,7 +207,7 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
     """Observed state of a service, as the controller reports it."""
 
     observed_generation: Annotated[
-        int | None, described("The metadata.generation from which this status was computed.", format="int64")
+        Amount | None, described("The metadata.generation from which this status was computed.", format="int64")
     ] = None
     phase: Annotated[
         Literal["Pending", "Downloading", "WaitingForGPU", "Progressing", "Ready", "Degraded", "Failed", "Suspended"],
@@ -216,13 +221,13 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
         ),
     ] = "Pending"
     replicas: Annotated[
-        int | None,
+        Count | None,
         described("Replicas that exist: pods that a scheduler has seen, and processes on hosts.", format="int32"),
     ] = None
-    ready_replicas: Annotated[int | None, described("Replicas that serve.", format="int32")] = None
-    selector: Annotated[str, described("Label selector of the replicas, for the scale subresource.")] = ""
+    ready_replicas: Annotated[Count | None, described("Replicas that serve.", format="int32")] = None
+    selector: Annotated[ShortText, described("Label selector of the replicas, for the scale subresource.")] = ""
     accelerator: Annotated[
-        str, described("Accelerator of the replicas; several, such as nvidia,metal, if they are on several.")
+        LongText, described("Accelerator of the replicas; several, such as nvidia,metal, if they are on several.")
     ] = ""
     choice: Annotated[
         AcceleratorChoice | None,
@@ -232,33 +237,33 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
         ),
     ] = None
     runtime: Annotated[
-        str, described("Engine of the replicas; that on the first accelerator if they are on several.")
+        ShortText, described("Engine of the replicas; that on the first accelerator if they are on several.")
     ] = ""
     memory: Annotated[
-        str,
+        ShortText,
         described(
             "Memory of its node or host that one replica takes, for example 4.4 GiB; that on the first accelerator if "
             "they are on several."
         ),
     ] = ""
     device_memory: Annotated[
-        str,
+        ShortText,
         described(
             "Memory that one replica takes of its devices: their number, and what each of them must have, for example "
             "2 x 38.2 GiB. Empty without devices, and if it is unknown."
         ),
     ] = ""
     device_memory_bytes: Annotated[
-        int | None, described("Memory that one replica takes of each of its devices, in bytes.", format="int64")
+        Amount | None, described("Memory that one replica takes of each of its devices, in bytes.", format="int64")
     ] = None
     nodes: Annotated[
-        list[str],
+        list[ShortText],
         Meta(max_length=20),
         described("Nodes and hosts that run a replica, at most 20 of them.", **{"x-kubernetes-list-type": "atomic"}),
     ] = []
-    endpoint: Annotated[str, described("Address of the OpenAI-compatible API inside the cluster.")] = ""
+    endpoint: Annotated[ShortText, described("Address of the OpenAI-compatible API inside the cluster.")] = ""
     requests_per_minute: Annotated[
-        int | None,
+        Count | None,
         described(
             "Requests per minute of all pods together, by their metrics, which are read every 5 minutes; a change of "
             "less than a tenth is not shown. Absent if it is unknown: before the second reading, 15 minutes after the "
@@ -267,7 +272,7 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
         ),
     ] = None
     average_latency_ms: Annotated[
-        int | None,
+        Count | None,
         described(
             "Average time from the arrival of a request to the end of its answer, in milliseconds, of the requests "
             "between the last two readings. Absent if requestsPerMinute is 0 or unknown.",
@@ -312,14 +317,14 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
         ),
     ] = None
     proof: Annotated[
-        str,
+        ShortText,
         described(
             "Digest of the generation, replicas and endpoints that have generated a token. A controller that becomes "
             "leader probes the service at once only if it differs. Pods are probed every 10 minutes in any case."
         ),
     ] = ""
     token_rotation: Annotated[
-        str,
+        ShortText,
         described(
             "Identifier of the last replacement of the token. Each new value of the annotation "
             "inference.pomona.dev/rotate-token replaces the token in Secret SERVICE-token. If that token was edited "

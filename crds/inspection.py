@@ -4,16 +4,13 @@ A Job of the controller writes it as its result, and a host's agent into the sta
 from a host has to judge it first, because a stolen host can write anything.
 """
 
-from typing import Annotated, Final
+from typing import Annotated
 
 from msgspec import Meta
 
 from crds.cache import Sha256
-from crds.meta import ApiStruct, described
+from crds.meta import Amount, ApiStruct, described
 from crds.model import GGUF, Layout, Revision, WeightsFormat
-
-_LARGEST: Final = 1 << 62
-"""A server may state any number, and a status takes 63 bits. The schema's limits are floating-point numbers."""
 
 
 class InspectionReport(ApiStruct, frozen=True):
@@ -26,15 +23,11 @@ class InspectionReport(ApiStruct, frozen=True):
         Meta(max_length=1024),
         described("Name of the file, or of the first part of a split model. Absent for a folder."),
     ] = ""
-    size_bytes: Annotated[
-        Annotated[int, Meta(ge=0, le=_LARGEST)] | None, described("Size of all files in bytes.", format="int64")
-    ] = None
+    size_bytes: Annotated[Amount | None, described("Size of all files in bytes.", format="int64")] = None
     format: Annotated[WeightsFormat | None, described("Format of the weights.")] = None
-    total_parameters: Annotated[
-        Annotated[int, Meta(ge=0, le=_LARGEST)] | None, described("Number of parameters.", format="int64")
-    ] = None
+    total_parameters: Annotated[Amount | None, described("Number of parameters.", format="int64")] = None
     active_parameters: Annotated[
-        Annotated[int, Meta(ge=0, le=_LARGEST)] | None,
+        Amount | None,
         described("Number of parameters that a token uses, of a model with experts.", format="int64"),
     ] = None
     gguf: Annotated[

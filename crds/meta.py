@@ -226,11 +226,52 @@ AUTO_ACCELERATOR: Final = "auto"
 """Value of hardware.accelerator that leaves the choice to the controller."""
 Accelerator = Annotated[str, Meta(min_length=1, max_length=40, extra_json_schema={"pattern": LABEL_PATTERN})]
 """Name of an accelerator vendor, or `metal`. The vendors are in a table that an administrator may extend."""
+_LARGEST: Final = 1 << 62
+"""A server may state any number, and an object takes 63 bits. The schema's limits are floating-point numbers."""
+_LARGEST_COUNT: Final = (1 << 31) - 1
+UNSTATED_LIMITS: Final = frozenset({_LARGEST, _LARGEST_COUNT})
+"""Limits of what a number can be, which the reference does not repeat for each field."""
+Amount = Annotated[int, Meta(ge=0, le=_LARGEST)]
+"""Bytes, parameters or elements: as many as an object can state, since headers of weights and clocks state them."""
+Count = Annotated[int, Meta(ge=0, le=_LARGEST_COUNT)]
+"""A number of things, or of milliseconds: as many as 32 bits hold."""
+Time = Annotated[str, Meta(max_length=40, extra_json_schema={"format": "date-time"})]
+"""A time of RFC 3339, with at most nanoseconds; empty or absent if it is unknown, as the field says."""
+Uid = Annotated[str, Meta(max_length=64)]
+"""`metadata.uid` of an object."""
+ShortText = Annotated[str, Meta(max_length=256)]
+"""A name, a size or a digest as text. Whatever a host states in it fits into messages and tables of others."""
+LongText = Annotated[str, Meta(max_length=2048)]
+"""A path, the address of an image, or a list of names as text."""
+LabelKey = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME + 1 + LONGEST_LABEL)]
+LabelValue = Annotated[str, Meta(max_length=LONGEST_LABEL)]
+Labels = Annotated[dict[LabelKey, LabelValue], Meta(max_length=64)]
+"""Labels that an object must have. More than a few are never needed: nodes of clouds have some 40 in all."""
 Quantity = Annotated[
     int | str,
-    Meta(extra_json_schema={"pattern": r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$", "minimum": 0, "maxLength": 32}),
+    Meta(
+        extra_json_schema={
+            "pattern": r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$",
+            "minimum": 0,
+            "maximum": _LARGEST,
+            "maxLength": 32,
+        }
+    ),
 ]
 """A Kubernetes quantity such as `500m`, `4Gi` or a plain number; `crds/quantity.py` reads it."""
+
+ByteSize = Annotated[
+    int | str,
+    Meta(
+        extra_json_schema={
+            "pattern": r"^[1-9][0-9]*(\.[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?$",
+            "minimum": 1,
+            "maximum": _LARGEST,
+            "maxLength": 32,
+        }
+    ),
+]
+"""A quantity of memory above 0, in bytes or such as `24Gi`."""
 
 
 class OwnerReference(ApiStruct, frozen=True):
@@ -283,15 +324,16 @@ class Condition(ApiStruct, frozen=True):
         described("Reason for the status: one CamelCase word that programs may compare."),
     ]
     message: Annotated[str, Meta(max_length=32768), described("Explanation for people: the cause and the remedy.")]
-    last_transition_time: Annotated[str, described("When the status last changed.", format="date-time")]
+    last_transition_time: Annotated[Time, described("When the status last changed.")]
     observed_generation: Annotated[
-        Annotated[int, Meta(ge=0)] | None,
+        Amount | None,
         described("The metadata.generation for which the condition was set.", format="int64"),
     ] = None
 
 
 Conditions = Annotated[
     list[Condition],
+    Meta(max_length=32),
     described("Current conditions of the object, one entry for each type.", **keyed_by("type")),
 ]
 
@@ -302,23 +344,28 @@ class SecretReference(ApiStruct, frozen=True):
     name: Annotated[SecretName, described("Name of a Secret in the same namespace.", of_same_namespace("Secret"))]
 
 
+_DECADE_SECONDS: Final = 10 * 366 * 24 * 3600
+
+
 class Toleration(ApiStruct, frozen=True):
     """`corev1.Toleration`."""
 
     key: Annotated[
-        str, described("Taint key that is tolerated. An empty key with operator Exists tolerates all taints.")
+        str,
+        Meta(max_length=LONGEST_NAME + 1 + LONGEST_LABEL),
+        described("Taint key that is tolerated. An empty key with operator Exists tolerates all taints."),
     ] = ""
     operator: Annotated[
         Literal["Exists", "Equal"],
         described("Equal: the taint must have the same value. Exists: the taint may have any value."),
     ] = "Equal"
-    value: Annotated[str, described("Taint value that is tolerated when operator is Equal.")] = ""
+    value: Annotated[LabelValue, described("Taint value that is tolerated when operator is Equal.")] = ""
     effect: Annotated[
         Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"],
         described("Taint effect that is tolerated; empty tolerates all effects."),
     ] = ""
     toleration_seconds: Annotated[
-        int | None,
+        Annotated[int, Meta(ge=0, le=_DECADE_SECONDS)] | None,
         described(
             "For effect NoExecute: seconds until the pod is evicted. Default: the pod is never evicted.", format="int64"
         ),

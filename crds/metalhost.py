@@ -4,10 +4,21 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
-from crds.meta import ApiStruct, Conditions, Features, LabelName, ObjectMeta, described, keyed_by, rule
+from crds.meta import (
+    Amount,
+    ApiStruct,
+    Conditions,
+    Count,
+    Features,
+    LabelName,
+    ObjectMeta,
+    ShortText,
+    Time,
+    described,
+    keyed_by,
+    rule,
+)
 
-HostText = Annotated[str, Meta(max_length=256)]
-"""A text that a host states. Whatever it is, it fits into messages and tables of others."""
 MOST_WEIGHTS: Final = 128
 """Identities of weights that a host reports at most."""
 
@@ -95,17 +106,19 @@ class MetalHostSpec(ApiStruct, frozen=True):
 class HostProcess(ApiStruct, frozen=True):
     """One process whose memory the host's availableBytes already subtracts."""
 
-    uid: Annotated[HostText, described("metadata.uid of the MetalProcess.")]
-    namespace: Annotated[HostText, described("Namespace of the MetalProcess.")] = ""
-    name: Annotated[HostText, described("Name of the MetalProcess.")] = ""
-    memory_bytes: Annotated[int | None, described("Memory reserved for the process, in bytes.", format="int64")] = None
+    uid: Annotated[ShortText, described("metadata.uid of the MetalProcess.")]
+    namespace: Annotated[ShortText, described("Namespace of the MetalProcess.")] = ""
+    name: Annotated[ShortText, described("Name of the MetalProcess.")] = ""
+    memory_bytes: Annotated[Amount | None, described("Memory reserved for the process, in bytes.", format="int64")] = (
+        None
+    )
 
 
 class CoreLevel(ApiStruct, frozen=True):
     """The processor cores of one performance level."""
 
-    name: Annotated[HostText, described("Name that the operating system gives the level, for example Performance.")]
-    cores: Annotated[int, described("Number of cores of this level.", format="int32")]
+    name: Annotated[ShortText, described("Name that the operating system gives the level, for example Performance.")]
+    cores: Annotated[Count, described("Number of cores of this level.", format="int32")]
 
 
 class MetalHostStatus(ApiStruct, frozen=True):
@@ -114,7 +127,7 @@ class MetalHostStatus(ApiStruct, frozen=True):
     A value that changes all the time is read once a minute, and written when it has changed by at least one step.
     """
 
-    address: Annotated[HostText, described("Address at which the cluster reaches this host's services.")] = ""
+    address: Annotated[ShortText, described("Address at which the cluster reaches this host's services.")] = ""
     reachability_port: Annotated[
         Annotated[int, Meta(ge=1024, le=65535)] | None,
         described(
@@ -123,82 +136,82 @@ class MetalHostStatus(ApiStruct, frozen=True):
             format="int32",
         ),
     ] = None
-    chip: Annotated[HostText, described("Chip, for example Apple M4 Max.")] = ""
-    machine: Annotated[HostText, described("Model identifier of the machine, for example Mac16,9.")] = ""
-    cpu_cores: Annotated[int | None, described("Number of processor cores.", format="int32")] = None
+    chip: Annotated[ShortText, described("Chip, for example Apple M4 Max.")] = ""
+    machine: Annotated[ShortText, described("Model identifier of the machine, for example Mac16,9.")] = ""
+    cpu_cores: Annotated[Count | None, described("Number of processor cores.", format="int32")] = None
     core_levels: Annotated[
         list[CoreLevel],
         Meta(max_length=16),
         described("Processor cores by performance level, the fastest first.", **{"x-kubernetes-list-type": "atomic"}),
     ] = []
-    gpu_cores: Annotated[int | None, described("Number of GPU cores.", format="int32")] = None
-    os: Annotated[HostText, described("Operating system, for example macOS 26.1.")] = ""
-    architecture: Annotated[HostText, described("Processor architecture, for example arm64.")] = ""
-    memory_bytes: Annotated[int | None, described("Memory of the host, in bytes.", format="int64")] = None
+    gpu_cores: Annotated[Count | None, described("Number of GPU cores.", format="int32")] = None
+    os: Annotated[ShortText, described("Operating system, for example macOS 26.1.")] = ""
+    architecture: Annotated[ShortText, described("Processor architecture, for example arm64.")] = ""
+    memory_bytes: Annotated[Amount | None, described("Memory of the host, in bytes.", format="int64")] = None
     memory_bandwidth_bytes_per_second: Annotated[
-        int | None,
+        Amount | None,
         described(
             "Memory bandwidth of the chip in bytes per second, according to its maker. The bandwidth limits tokens/s.",
             format="int64",
         ),
     ] = None
     working_set_bytes: Annotated[
-        int | None, described("Maximum memory that Metal recommends to use, in bytes.", format="int64")
+        Amount | None, described("Maximum memory that Metal recommends to use, in bytes.", format="int64")
     ] = None
     wired_limit_bytes: Annotated[
-        int | None,
+        Amount | None,
         described(
             "Memory that Metal may wire, in bytes. Absent unless the owner has set sysctl iogpu.wired_limit_mb.",
             format="int64",
         ),
     ] = None
     boot_id: Annotated[
-        HostText, described("Identifier of the current boot; it changes when the host is restarted.")
+        ShortText, described("Identifier of the current boot; it changes when the host is restarted.")
     ] = ""
-    booted_at: Annotated[str | None, described("When the host was started.", format="date-time")] = None
+    booted_at: Annotated[Time | None, described("When the host was started.")] = None
     memory_pressure: Annotated[
-        HostText, described("Memory pressure of the host when it was last read: normal, warn or critical.")
+        ShortText, described("Memory pressure of the host when it was last read: normal, warn or critical.")
     ] = ""
     swap_used_bytes: Annotated[
-        int | None, described("Swap in use, in bytes, updated in steps of about 1 GiB.", format="int64")
+        Amount | None, described("Swap in use, in bytes, updated in steps of about 1 GiB.", format="int64")
     ] = None
     gpu_used_bytes: Annotated[
-        int | None,
+        Amount | None,
         described(
             "Memory that all processes use on the GPU, in bytes, updated in steps of about 1 GiB.", format="int64"
         ),
     ] = None
     thermal_level: Annotated[
-        HostText,
+        ShortText,
         described(
             "Thermal level. nominal: normal. moderate or heavy: the host slows itself down. trapping or sleeping: "
             "the host is about to stop."
         ),
     ] = ""
-    power_source: Annotated[HostText, described("Power source: ac, battery or ups.")] = ""
+    power_source: Annotated[ShortText, described("Power source: ac, battery or ups.")] = ""
     battery_percent: Annotated[
-        int | None,
+        Count | None,
         described(
             "Charge of the battery in percent, updated in steps of about 10. Absent if the host has no battery.",
             format="int32",
         ),
     ] = None
     budget_bytes: Annotated[
-        int | None, described("Memory that all models together may use, in bytes.", format="int64")
+        Amount | None, described("Memory that all models together may use, in bytes.", format="int64")
     ] = None
     available_bytes: Annotated[
-        int | None,
+        Amount | None,
         described(
             "Part of budgetBytes that is free now, in bytes. The memory of all entries in status.processes, and "
             "the memory that other programs use beyond their share, are already subtracted.",
             format="int64",
         ),
     ] = None
-    available: Annotated[HostText, described("availableBytes in readable form, for example 20.5 GiB.")] = ""
-    agent_version: Annotated[HostText, described("Version of the metal agent.")] = ""
-    controller_version: Annotated[HostText, described("Version of the controller, which writes this field.")] = ""
+    available: Annotated[ShortText, described("availableBytes in readable form, for example 20.5 GiB.")] = ""
+    agent_version: Annotated[ShortText, described("Version of the metal agent.")] = ""
+    controller_version: Annotated[ShortText, described("Version of the controller, which writes this field.")] = ""
     lease_expiries: Annotated[
-        list[Annotated[str, Meta(extra_json_schema={"format": "date-time"})]],
+        list[Time],
         Meta(max_length=32),
         described(
             "When the Lease of the host has expired within the last hour. The controller writes this field. From the "
@@ -208,7 +221,7 @@ class MetalHostStatus(ApiStruct, frozen=True):
         ),
     ] = []
     runtimes: Annotated[
-        list[HostText],
+        list[ShortText],
         Meta(max_length=64),
         described("Engines that this host can run.", **{"x-kubernetes-list-type": "set"}),
     ] = []

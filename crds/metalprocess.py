@@ -12,8 +12,10 @@ from msgspec import Meta
 from crds.cache import Sha256
 from crds.inspection import InspectionReport
 from crds.meta import (
+    Amount,
     ApiStruct,
     Conditions,
+    Count,
     Features,
     HostName,
     LabelName,
@@ -21,6 +23,7 @@ from crds.meta import (
     ObjectMeta,
     Priority,
     SecretName,
+    Time,
     described,
     rule,
 )
@@ -43,7 +46,7 @@ class Artifact(ApiStruct, frozen=True):
         Revision, described("Exact revision. If it is empty, the host takes the current revision of the source.")
     ] = ""
     sha256: Annotated[Sha256, described("SHA-256 that the file must have; empty if the SHA-256 is not known.")] = ""
-    size_bytes: Annotated[int | None, described("Size of the file in bytes.", format="int64")] = None
+    size_bytes: Annotated[Amount | None, described("Size of the file in bytes.", format="int64")] = None
     files: FilePatterns = []
     mirrors: Mirrors = []
 
@@ -94,10 +97,11 @@ class MetalProcessSpec(ServingOptions, frozen=True, kw_only=True):
     ] = ""
     artifact: Annotated[Artifact, described("The exact weights.")]
     memory_bytes: Annotated[
-        int, Meta(ge=1), described("Memory that is reserved on the host, in bytes.", format="int64")
+        int, Meta(ge=1, le=1 << 60), described("Memory that is reserved on the host, in bytes.", format="int64")
     ]
     token_secret: Annotated[
         SecretName,
+        Time,
         described("Name of the Secret with the service's bearer token. Required unless inspect is true."),
     ] = ""
     further_artifacts: Annotated[
@@ -153,9 +157,9 @@ class MetalProcessSpec(ServingOptions, frozen=True, kw_only=True):
 class FetchProgress(ApiStruct, frozen=True):
     """Progress of a fetch."""
 
-    bytes: Annotated[int, described("Bytes of the artifact that are already on the host.", format="int64")] = 0
+    bytes: Annotated[Amount, described("Bytes of the artifact that are already on the host.", format="int64")] = 0
     total_bytes: Annotated[
-        int | None,
+        Amount | None,
         described("Size of the artifact in bytes. Absent if the source does not state its size.", format="int64"),
     ] = None
 
@@ -163,9 +167,12 @@ class FetchProgress(ApiStruct, frozen=True):
 class LastExit(ApiStruct, frozen=True):
     """The last exit of the engine."""
 
-    code: Annotated[int | None, described("Exit code, if the engine exited by itself.", format="int32")] = None
+    code: Annotated[
+        Annotated[int, Meta(ge=-255, le=255)] | None,
+        described("Exit code, if the engine exited by itself.", format="int32"),
+    ] = None
     signal: Annotated[str, Meta(max_length=64), described("Signal that ended the engine, for example SIGKILL.")] = ""
-    time: Annotated[str, described("When the engine ended.", format="date-time")] = ""
+    time: Annotated[Time, described("When the engine ended.")] = ""
     log: Annotated[str, Meta(max_length=4096), described("Last lines of the engine's log.")] = ""
 
 
@@ -195,11 +202,16 @@ class MetalProcessStatus(ApiStruct, frozen=True):
     progress: Annotated[
         FetchProgress | None, described("Progress of the fetch; several artifacts are fetched one after the other.")
     ] = None
-    pid: Annotated[int | None, described("Process id of the engine on the host.", format="int64")] = None
-    port: Annotated[int | None, described("Port of the service on the host's address.", format="int32")] = None
-    restarts: Annotated[int | None, described("Number of times that the engine was restarted.", format="int32")] = None
-    started_at: Annotated[str | None, described("When the engine was started.", format="date-time")] = None
-    ready_at: Annotated[str | None, described("When the engine first answered.", format="date-time")] = None
+    pid: Annotated[Amount | None, described("Process id of the engine on the host.", format="int64")] = None
+    port: Annotated[
+        Annotated[int, Meta(ge=0, le=65535)] | None,
+        described("Port of the service on the host's address.", format="int32"),
+    ] = None
+    restarts: Annotated[Count | None, described("Number of times that the engine was restarted.", format="int32")] = (
+        None
+    )
+    started_at: Annotated[Time | None, described("When the engine was started.")] = None
+    ready_at: Annotated[Time | None, described("When the engine first answered.")] = None
     last_exit: Annotated[LastExit | None, described("Last exit of the engine.")] = None
     tokens_per_second: Annotated[
         Rate,

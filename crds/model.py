@@ -7,13 +7,19 @@ from msgspec import Meta
 from crds.cache import CachedWeights, CacheOptions, NodeCopy, NodeShortage, Sha256
 from crds.meta import (
     Accelerator,
+    Amount,
     ApiStruct,
+    ByteSize,
     Conditions,
+    LongText,
     ObjectMeta,
     SecretReference,
+    ShortText,
+    Time,
     described,
     rule,
 )
+from crds.quantity import parse_quantity
 from crds.serving import Mode
 
 FilePatterns = Annotated[
@@ -88,7 +94,7 @@ class ModelSpec(ApiStruct, frozen=True):
     ]
     files: FilePatterns = []
     sha256: Annotated[
-        Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")] | None,
+        Annotated[str, Meta(max_length=128, pattern=r"^[0-9a-f]{64}$")] | None,
         described(
             "Expected SHA-256 of the file, 64 hexadecimal digits. Weights with another SHA-256 are never served."
         ),
@@ -130,16 +136,15 @@ class ModelSpec(ApiStruct, frozen=True):
         ModelHardware()
     )
     memory_bytes: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
+        ByteSize | None,
         described(
-            "Memory that serving this Model takes, in bytes. Required for file:// and ollama:// sources, because "
-            "nothing in the cluster can read the file. For other sources, the memory is computed from the "
-            "artifact's header, and this field overrides the computed value. In a pod with devices, each device holds "
-            "its share of this value, or what the header says if that is more, and the memory of the container is "
-            "computed in any case. A value that is clearly less than what "
-            "the header says is refused with reason MemoryUnderstated, by the controller and by the host that reads "
-            "the header; where the header does not say it, a value below the size of the file is.",
-            format="int64",
+            "Memory that serving this Model takes, in bytes or as a quantity such as 24Gi. Required for file:// and "
+            "ollama:// sources, because nothing in the cluster can read the file. For other sources, the memory is "
+            "computed from the artifact's header, and this field overrides the computed value. In a pod with devices, "
+            "each device holds its share of this value, or what the header says if that is more, and the memory of "
+            "the container is computed in any case. A value that is clearly less than what the header says is refused "
+            "with reason MemoryUnderstated, by the controller and by the host that reads the header; where the header "
+            "does not say it, a value below the size of the file is."
         ),
     ] = None
     cache: Annotated[CacheOptions, described("The volume that holds the verified weights for pods.")] = CacheOptions()
@@ -183,43 +188,46 @@ class ModelSpec(ApiStruct, frozen=True):
         bool | None, described("True if the model writes down its thoughts before its answer. Default: false.")
     ] = None
     total_parameters: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
+        Annotated[int, Meta(ge=1, le=1 << 62)] | None,
         described("Number of parameters, for example 8030261248. Default: the artifact's.", format="int64"),
     ] = None
     active_parameters: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
+        Annotated[int, Meta(ge=1, le=1 << 62)] | None,
         described(
             "Number of parameters that one token uses, for a mixture of experts. Default: the artifact's.",
             format="int64",
         ),
     ] = None
 
+    @property
+    def stated_bytes(self) -> int | None:
+        """Memory that serving the Model takes by `memory_bytes`; None: it is not stated, and computed."""
+        amount = None if self.memory_bytes is None else parse_quantity(self.memory_bytes)
+        return None if amount is None else int(amount)
+
 
 class Layers(ApiStruct, frozen=True):
     """Layers whose caches have equal sizes. A model lists its layers by kind, not one by one."""
 
-    count: Annotated[int, Meta(ge=1), described("Number of layers of this kind.", format="int64")]
+    count: Annotated[int, Meta(ge=1, le=1 << 62), described("Number of layers of this kind.", format="int64")]
     key_elements: Annotated[
-        int,
-        Meta(ge=0),
+        Amount,
         described("Key elements that one layer keeps for each token; 0 if the layer keeps no keys.", format="int64"),
     ] = 0
     value_elements: Annotated[
-        int,
-        Meta(ge=0),
+        Amount,
         described(
             "Value elements that one layer keeps for each token; 0 if the layer keeps no values.", format="int64"
         ),
     ] = 0
     window: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
+        Annotated[int, Meta(ge=1, le=1 << 62)] | None,
         described(
             "Length of the layer's sliding window, in tokens. Absent: the layer uses the whole context.", format="int64"
         ),
     ] = None
     state_bytes: Annotated[
-        int,
-        Meta(ge=0),
+        Amount,
         described(
             "Bytes that one recurrent layer keeps for each request; the context length does not change them.",
             format="int64",
@@ -230,20 +238,18 @@ class Layers(ApiStruct, frozen=True):
 class Layout(ApiStruct, frozen=True):
     """Dimensions that decide how much memory serving takes, whatever the format of the weights."""
 
-    tensor_bytes: Annotated[int, Meta(ge=0), described("Size of all weights, in bytes.", format="int64")]
-    vocabulary_size: Annotated[int, Meta(ge=0), described("Number of tokens in the vocabulary.", format="int64")]
+    tensor_bytes: Annotated[Amount, described("Size of all weights, in bytes.", format="int64")]
+    vocabulary_size: Annotated[Amount, described("Number of tokens in the vocabulary.", format="int64")]
     embedding_size: Annotated[
-        int, Meta(ge=0), described("Number of elements that each layer passes to the next layer.", format="int64")
+        Amount, described("Number of elements that each layer passes to the next layer.", format="int64")
     ]
     attention_size: Annotated[
-        int,
-        Meta(ge=0),
+        Amount,
         described("Number of elements of all query heads together, in the widest layer.", format="int64"),
     ]
-    head_count: Annotated[int, Meta(ge=0), described("Number of query heads of the widest layer.", format="int64")]
+    head_count: Annotated[Amount, described("Number of query heads of the widest layer.", format="int64")]
     feed_forward_size: Annotated[
-        int,
-        Meta(ge=0),
+        Amount,
         described(
             "Number of inner feed-forward elements of the widest layer, summed over all experts that a token uses.",
             format="int64",
@@ -255,8 +261,7 @@ class Layout(ApiStruct, frozen=True):
         described("All layers, grouped by kind.", **{"x-kubernetes-list-type": "atomic"}),
     ]
     expert_outputs: Annotated[
-        int,
-        Meta(ge=0),
+        Amount,
         described("Number of experts that a token uses; 0 if the model has no experts.", format="int64"),
     ] = 0
 
@@ -272,24 +277,24 @@ class GGUF(ApiStruct, frozen=True):
     model_name: Annotated[HeaderText, described("Name of the model according to the artifact.")] = ""
     quantization: Annotated[HeaderText, described("Quantization of the weights, for example Q4_K_M or F16.")] = ""
     context_length: Annotated[
-        int | None, described("Longest context that the model was trained for, in tokens.", format="int64")
+        Amount | None, described("Longest context that the model was trained for, in tokens.", format="int64")
     ] = None
-    embedding_size: Annotated[int | None, described("Width of the embedding.", format="int64")] = None
-    layer_count: Annotated[int | None, described("Number of transformer blocks.", format="int64")] = None
-    head_count: Annotated[int | None, described("Attention heads of the widest layer.", format="int64")] = None
+    embedding_size: Annotated[Amount | None, described("Width of the embedding.", format="int64")] = None
+    layer_count: Annotated[Amount | None, described("Number of transformer blocks.", format="int64")] = None
+    head_count: Annotated[Amount | None, described("Attention heads of the widest layer.", format="int64")] = None
     head_count_kv: Annotated[
-        Annotated[int, Meta(ge=0)] | None,
+        Amount | None,
         described("Key and value heads of the widest layer (grouped-query attention).", format="int64"),
     ] = None
     key_head_size: Annotated[
-        int | None,
+        Amount | None,
         described(
             "Elements of a key head; of heads of several sizes their greatest common divisor, which the blocks of a "
             "quantized cache have to divide.",
             format="int64",
         ),
     ] = None
-    value_head_size: Annotated[int | None, described("The same of a value head.", format="int64")] = None
+    value_head_size: Annotated[Amount | None, described("The same of a value head.", format="int64")] = None
     modes: Annotated[
         list[Mode],
         Meta(max_length=3),
@@ -299,8 +304,8 @@ class GGUF(ApiStruct, frozen=True):
             **{"x-kubernetes-list-type": "set"},
         ),
     ] = []
-    tensor_count: Annotated[int | None, described("Number of tensors.", format="int64")] = None
-    file_version: Annotated[int | None, described("Version of the GGUF format.", format="int64")] = None
+    tensor_count: Annotated[Amount | None, described("Number of tensors.", format="int64")] = None
+    file_version: Annotated[Amount | None, described("Version of the GGUF format.", format="int64")] = None
     license: Annotated[HeaderText, described("License that the artifact states.")] = ""
 
 
@@ -314,7 +319,7 @@ class ModelStatus(ApiStruct, frozen=True):
     """Observed state of a Model, as the controller reports it."""
 
     observed_generation: Annotated[
-        int | None, described("The metadata.generation from which this status was computed.", format="int64")
+        Amount | None, described("The metadata.generation from which this status was computed.", format="int64")
     ] = None
     phase: Annotated[
         Literal["Pending", "Downloading", "Ready", "Failed"],
@@ -332,17 +337,17 @@ class ModelStatus(ApiStruct, frozen=True):
         ),
     ] = ""
     last_checked: Annotated[
-        str,
-        described("When the source was last checked with spec.refreshPolicy OnChange.", format="date-time"),
+        Time,
+        described("When the source was last checked with spec.refreshPolicy OnChange."),
     ] = ""
     sha256: Annotated[Sha256, described("SHA-256 of the file, once it is known.")] = ""
-    file: Annotated[str, described("Name of the file, or of the first part of a split model. Absent for a folder.")] = (
-        ""
-    )
-    size_bytes: Annotated[int | None, described("Size of all files in bytes.", format="int64")] = None
-    size: Annotated[str, described("sizeBytes in readable form, for example 4.4 GiB.")] = ""
+    file: Annotated[
+        LongText, described("Name of the file, or of the first part of a split model. Absent for a folder.")
+    ] = ""
+    size_bytes: Annotated[Amount | None, described("Size of all files in bytes.", format="int64")] = None
+    size: Annotated[ShortText, described("sizeBytes in readable form, for example 4.4 GiB.")] = ""
     parameters: Annotated[
-        str, described("Parameters in readable form, for example 8.0B, or 30.5B of which 3.3B are active.")
+        ShortText, described("Parameters in readable form, for example 8.0B, or 30.5B of which 3.3B are active.")
     ] = ""
     gguf: Annotated[
         GGUF | None, described("Facts from the artifact's header, or from the config.json of a folder.")
@@ -355,11 +360,11 @@ class ModelStatus(ApiStruct, frozen=True):
         ),
     ] = None
     total_parameters: Annotated[
-        int | None,
+        Amount | None,
         described("Number of parameters. Absent if it does not follow exactly from the headers.", format="int64"),
     ] = None
     active_parameters: Annotated[
-        int | None,
+        Amount | None,
         described(
             "Number of parameters that a token uses, of a model with experts. Absent for other models, and if it does "
             "not follow exactly from the headers.",
@@ -373,7 +378,7 @@ class ModelStatus(ApiStruct, frozen=True):
         ),
     ] = None
     inspection: Annotated[
-        int | None,
+        Amount | None,
         described(
             "Version of the inspection. If an earlier version did not look for the layout and the layout is "
             "needed, the Model is inspected again.",
@@ -391,6 +396,7 @@ class ModelStatus(ApiStruct, frozen=True):
     cached: Annotated[CachedWeights | None, described("Verified weights on the volume for pods.")] = None
     copies: Annotated[
         list[NodeCopy],
+        Meta(max_length=2048),
         described(
             "Verified weights on the disks of nodes, with spec.cache.scope node.",
             **{"x-kubernetes-list-type": "atomic"},
@@ -398,6 +404,7 @@ class ModelStatus(ApiStruct, frozen=True):
     ] = []
     shortages: Annotated[
         list[NodeShortage],
+        Meta(max_length=2048),
         described(
             "Nodes whose disk has no space for a copy that is being made, with spec.cache.scope node.",
             **{"x-kubernetes-list-type": "atomic"},

@@ -4,8 +4,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from crds.meta import ApiStruct, Conditions, ObjectMeta, described
-from crds.metalhost import HostText
+from crds.meta import ApiStruct, Conditions, Count, ObjectMeta, ShortText, Time, described
 
 MOST_DEVICES: Final = 64
 """Devices that a node reports at most; more are partitions of a few."""
@@ -18,11 +17,12 @@ _Bytes = Annotated[int, Meta(ge=0, le=1 << 50)]
 class NodeDevice(ApiStruct, frozen=True):
     """One accelerator device of a node, or one partition of it."""
 
-    id: Annotated[HostText, described("UUID or PCI address by which the vendor names the device.")]
-    product: Annotated[HostText, described("Product, as the vendor names it, for example NVIDIA H100 80GB HBM3.")] = ""
-    architecture: Annotated[HostText, described("Architecture, for example sm_90 or gfx942.")] = ""
+    id: Annotated[ShortText, described("UUID or PCI address by which the vendor names the device.")]
+    product: Annotated[ShortText, described("Product, as the vendor names it, for example NVIDIA H100 80GB HBM3.")] = ""
+    architecture: Annotated[ShortText, described("Architecture, for example sm_90 or gfx942.")] = ""
     partition: Annotated[
-        HostText, described("Partition that this entry is, for example the MIG profile 1g.10gb; empty: a whole device.")
+        ShortText,
+        described("Partition that this entry is, for example the MIG profile 1g.10gb; empty: a whole device."),
     ] = ""
     memory_bytes: Annotated[_Bytes | None, described("Memory of the device, in bytes.", format="int64")] = None
     free_bytes: Annotated[
@@ -42,7 +42,7 @@ class NodeDevice(ApiStruct, frozen=True):
         described("Temperature in degrees Celsius, updated in steps of about 5.", format="int32"),
     ] = None
     links: Annotated[
-        list[HostText],
+        list[ShortText],
         Meta(max_length=32),
         described(
             "Devices of this node that it reaches by a link of its own, such as NVLink, by their id.",
@@ -58,26 +58,25 @@ class NodeFitnessStatus(ApiStruct, frozen=True):
     """
 
     observed_at: Annotated[
-        str | None,
+        Time | None,
         described(
             "Heartbeat: when the node agent last read these facts, at least once a minute. Facts that are older than "
-            "150 seconds are stale, and no replica is placed by them.",
-            format="date-time",
+            "150 seconds are stale, and no replica is placed by them."
         ),
     ] = None
     vendor: Annotated[
-        HostText, described("Vendor of the devices: nvidia, amd, intel-gaudi or intel; cpu if there are none.")
+        ShortText, described("Vendor of the devices: nvidia, amd, intel-gaudi or intel; cpu if there are none.")
     ] = ""
     device_class: Annotated[
-        HostText,
+        ShortText,
         described(
             "Class of a single device, or of the processor if there are none, for example nvidia-h100-80gb-hbm3x1. "
             "Measured speeds are kept by it."
         ),
     ] = ""
-    driver: Annotated[HostText, described("Version of the driver of the devices.")] = ""
+    driver: Annotated[ShortText, described("Version of the driver of the devices.")] = ""
     source: Annotated[
-        HostText,
+        ShortText,
         described(
             "Where the facts of the devices come from: nvidia-smi, rocm-smi, hl-smi, sysfs, labels (of another "
             "labeller of nodes), or proc if there are no devices."
@@ -90,19 +89,17 @@ class NodeFitnessStatus(ApiStruct, frozen=True):
     ] = []
     int4: Annotated[bool | None, described("True if the devices compute with 4-bit integers.")] = None
     fp8: Annotated[bool | None, described("True if the devices compute with 8-bit floating-point numbers.")] = None
-    processor: Annotated[HostText, described("Model of the processor, as the kernel names it.")] = ""
-    cpu_cores: Annotated[Annotated[int, Meta(ge=0)] | None, described("Number of processor cores.", format="int32")] = (
-        None
-    )
+    processor: Annotated[ShortText, described("Model of the processor, as the kernel names it.")] = ""
+    cpu_cores: Annotated[Count | None, described("Number of processor cores.", format="int32")] = None
     cpu_features: Annotated[
-        list[HostText],
+        list[ShortText],
         Meta(max_length=32),
         described(
             "Instructions of the processor that engines use, for example avx2, avx512f, amx_tile, sve.",
             **{"x-kubernetes-list-type": "set"},
         ),
     ] = []
-    architecture: Annotated[HostText, described("Processor architecture, for example x86_64.")] = ""
+    architecture: Annotated[ShortText, described("Processor architecture, for example x86_64.")] = ""
     memory_bytes: Annotated[_Bytes | None, described("Memory of the node, in bytes.", format="int64")] = None
     available_bytes: Annotated[
         _Bytes | None,
@@ -119,7 +116,7 @@ class NodeFitnessStatus(ApiStruct, frozen=True):
         _Bytes | None,
         described("Free part of that file system, in bytes, updated in steps of about 1 GiB.", format="int64"),
     ] = None
-    agent_version: Annotated[HostText, described("Version of the node agent.")] = ""
+    agent_version: Annotated[ShortText, described("Version of the node agent.")] = ""
     conditions: Conditions = []
 
 

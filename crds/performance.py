@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from crds.meta import ApiStruct, described
+from crds.meta import ApiStruct, Count, described
 from crds.rate import Rate
 
 
@@ -43,7 +43,7 @@ class MeasuredRates(ApiStruct, frozen=True, kw_only=True):
         Rate, described("Tokens of a prompt that are read per second, a decimal number. Absent if it is unknown.")
     ] = ""
     time_to_first_token_ms: Annotated[
-        int | None,
+        Count | None,
         described("Time to the first token of an answer to a prompt of 128 tokens, in milliseconds.", format="int32"),
     ] = None
     measured_at: Annotated[
@@ -58,6 +58,6 @@ class ProcessPerformance(MeasuredRates, frozen=True, kw_only=True):
         Rate, described("Time between two tokens in milliseconds, a decimal number. Absent if it is unknown.")
     ] = ""
     load_seconds: Annotated[
-        int | None,
+        Count | None,
         described("Time from the start of the engine to its first token, in seconds.", format="int32"),
     ] = None

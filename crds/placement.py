@@ -4,8 +4,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
-from crds.meta import ApiStruct, described, keyed_by
-from crds.metalhost import HostText
+from crds.meta import ApiStruct, Count, ShortText, Time, described, keyed_by
 from crds.rate import Rate
 
 FitLevel = Literal["perfect", "good", "marginal", "too_tight"]
@@ -44,7 +43,7 @@ class PlacementDemands(ApiStruct, frozen=True):
 class ClassSpeed(ApiStruct, frozen=True):
     """The speed and the fit of one replica on one device class."""
 
-    device_class: Annotated[HostText, described("Device class, for example nvidia-l4x1 or apple-m4-max-40c-128gb.")]
+    device_class: Annotated[ShortText, described("Device class, for example nvidia-l4x1 or apple-m4-max-40c-128gb.")]
     tokens_per_second: Annotated[
         Rate | None, described("Generation for a single request, in tokens per second. Absent if it is unknown.")
     ] = None
@@ -62,7 +61,7 @@ class ClassSpeed(ApiStruct, frozen=True):
         ),
     ] = None
     measurements: Annotated[
-        int | None,
+        Count | None,
         described(
             "Number of benchmarks of other models by which the estimate is corrected: those of this namespace, and of "
             "pomona-system. Absent if it is not corrected.",
@@ -101,14 +100,14 @@ ClassSpeeds = Annotated[
 class PlacementAlternative(ApiStruct, frozen=True):
     """Another place that was compared."""
 
-    device_class: Annotated[HostText, described("Device class of the place; empty if it is unknown.")] = ""
+    device_class: Annotated[ShortText, described("Device class of the place; empty if it is unknown.")] = ""
     place: Annotated[
-        HostText,
+        ShortText,
         described(
             "The best free node or host of the class, as node/NAME or host/NAME. Absent if none is free or accepted."
         ),
     ] = ""
-    score: Annotated[int | None, described("Points of the place, from 0 to 100.", format="int32")] = None
+    score: Annotated[Count | None, described("Points of the place, from 0 to 100.", format="int32")] = None
     tokens_per_second: Annotated[
         Rate | None, described("Speed of the replica there, in tokens per second. Absent if it is unknown.")
     ] = None
@@ -118,10 +117,10 @@ class PlacementAlternative(ApiStruct, frozen=True):
 class PlacementStatus(ApiStruct, frozen=True):
     """The place of the last replica that the queue has placed, and why it is there."""
 
-    place: Annotated[HostText, described("Node or host, as node/NAME or host/NAME.")]
-    device_class: Annotated[HostText, described("Device class of the place; empty if it is unknown.")] = ""
+    place: Annotated[ShortText, described("Node or host, as node/NAME or host/NAME.")]
+    device_class: Annotated[ShortText, described("Device class of the place; empty if it is unknown.")] = ""
     score: Annotated[
-        int | None,
+        Count | None,
         described(
             "Points of the place when it was chosen, from 0 to 100: up to 60 for the speed in relation to the fastest "
             "class, 16 if the weights are there, up to 14 for packing, 5 for low utilization and 5 for low cost. "
@@ -159,26 +158,25 @@ class SpeedReplacement(ApiStruct, frozen=True):
     """The last replacement of a replica whose speed had fallen."""
 
     uid: Annotated[str, Meta(max_length=64), described("uid of the pod that ends.")]
-    from_place: Annotated[HostText, described("Its node, as node/NAME.")]
+    from_place: Annotated[ShortText, described("Its node, as node/NAME.")]
     observed: Annotated[Rate, described("Speed of a single request that was observed there, in tokens per second.")]
     expected: Annotated[Rate, described("Speed that was expected there, in tokens per second.")]
     least_tokens_per_second: Annotated[
         Rate,
         described("The replica goes only to a device class whose speed in status.speeds is known and not lower."),
     ]
-    started_at: Annotated[str, described("When the new replica was asked for.", format="date-time")]
+    started_at: Annotated[Time, described("When the new replica was asked for.")]
     ended_at: Annotated[
-        str | None,
+        Time | None,
         described(
-            "When it was over. The next replacement of the service begins after a cool-down. Absent while it goes on.",
-            format="date-time",
+            "When it was over. The next replacement of the service begins after a cool-down. Absent while it goes on."
         ),
     ] = None
     outcome: Annotated[
         Literal["Moved", "GivenUp"] | None,
         described("Moved: the new replica is in its place. GivenUp: the old one stayed, for the reason in message."),
     ] = None
-    to_place: Annotated[HostText, described("Node of the new replica, as node/NAME. Absent before it is ready.")] = ""
+    to_place: Annotated[ShortText, described("Node of the new replica, as node/NAME. Absent before it is ready.")] = ""
     helped: Annotated[
         bool,
         described(

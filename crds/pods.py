@@ -126,9 +126,8 @@ class ServiceHardware(ApiStruct, frozen=True):
     device_selector: Annotated[
         DeviceSelector | None,
         described(
-            "Claim devices of the vendor's DRA driver (resource.k8s.io/v1, Kubernetes 1.34 or later) that meet these "
-            "demands; {} is any device. Default: the resource of the device plugin is requested, and nothing is "
-            "claimed."
+            "Claim devices of the vendor's DRA driver that meet these demands; {} is any device. Default: the resource "
+            "of the device plugin is requested, and nothing is claimed."
         ),
     ] = None
 
@@ -271,7 +270,7 @@ class SpreadConstraint(ApiStruct, frozen=True):
         described("Label of nodes: nodes with the same value are one place, for example topology.kubernetes.io/zone."),
     ]
     max_skew: Annotated[
-        Annotated[int, Meta(ge=1)],
+        Annotated[int, Meta(ge=1, le=100)],
         described("Most pods that one place may have more than the place with the fewest.", format="int32"),
     ] = 1
     when_unsatisfiable: Annotated[

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from crds.meta import ApiStruct, described
+from crds.meta import ApiStruct, Count, LongText, ShortText, Time, described
 
 QueueReason = Literal[
     "InsufficientDevices",
@@ -18,15 +18,16 @@ QueueReason = Literal[
     "NoSuchHardware",
 ]
 NoEstimate = Literal["TooFewSeen", "TooFewAhead", "Overtaken", "Draining", "NoPosition"]
-_Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
+_Place = Annotated[str, Meta(max_length=512)]
+"""node/NAME, host/NAME or NAMESPACE/NAME."""
 
 
 class EstimatedStart(ApiStruct, frozen=True):
     """The range in which a replica starts with a probability of 80 %."""
 
-    earliest: Annotated[_Time, described("Lower end of the range.")] = ""
+    earliest: Annotated[Time, described("Lower end of the range.")] = ""
     latest: Annotated[
-        _Time,
+        Time,
         described("Upper end of the range. From the time of the estimate, it is at most three times as far away."),
     ] = ""
 
@@ -35,14 +36,14 @@ class QueueNomination(ApiStruct, frozen=True):
     """The room that is kept for a replica until others have ended."""
 
     cells: Annotated[
-        list[str],
+        list[_Place],
         Meta(max_length=32),
         described(
             "The nodes and hosts, as node/NAME or host/NAME, one for each pod.", **{"x-kubernetes-list-type": "atomic"}
         ),
     ] = []
     victims: Annotated[
-        list[str],
+        list[_Place],
         Meta(max_length=32),
         described(
             "The services that give the room, as NAMESPACE/NAME: replicas of them end. Those of other namespaces "
@@ -56,27 +57,29 @@ class QueueStatus(ApiStruct, frozen=True):
     """The place of a service in the queue: that of its first replica that waits."""
 
     pool: Annotated[
-        str,
+        ShortText,
         described(
             "Pool in which the replica waits: the first one that it may use. In mode Kueue, kueue/ and the LocalQueue."
         ),
     ] = ""
     position: Annotated[
-        int | None,
+        Count | None,
         described(
             "Place in the queue of the pool; the first is 1. Absent if no node or host could ever run the replica, or "
             "if limits allow less than it needs.",
             format="int32",
         ),
     ] = None
-    length: Annotated[int | None, described("Replicas that wait in the queue of the pool.", format="int32")] = None
-    place: Annotated[str, described("Position and length in one, for example 3/12.")] = ""
-    ahead_by_priority: Annotated[dict[str, int], described("Number of replicas ahead, by their priority.")] = {}
+    length: Annotated[Count | None, described("Replicas that wait in the queue of the pool.", format="int32")] = None
+    place: Annotated[ShortText, described("Position and length in one, for example 3/12.")] = ""
+    ahead_by_priority: Annotated[
+        dict[ShortText, Count], Meta(max_length=8), described("Number of replicas ahead, by their priority.")
+    ] = {}
     waiting_for: Annotated[
-        str, described("What the replica needs, for example nvidia.com/gpu: 2, or on a host memory: 24.0 GiB.")
+        LongText, described("What the replica needs, for example nvidia.com/gpu: 2, or on a host memory: 24.0 GiB.")
     ] = ""
     enqueued_at: Annotated[
-        _Time | None,
+        Time | None,
         described("When the replica came to the queue. One that is evicted keeps this time, and so its old place."),
     ] = None
     nominated: Annotated[

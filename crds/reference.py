@@ -1,12 +1,12 @@
 """The reference of all resources as a document: the same schema that `kubectl explain` shows, in one page."""
 
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec import structs
 
 from crds.definitions import DEFINITIONS, Definition
-from crds.meta import Condition
+from crds.meta import UNSTATED_LIMITS, Condition
 from crds.schema import Schema
 
 _HEAD: Final = (
@@ -39,7 +39,7 @@ def _render_kind(definition: Definition) -> str:
         "",
     ]
     for part in (each for each in ("spec", "status") if each in schema["properties"]):
-        lines += [f"### {definition.kind}: {part}", "", "| field | type | default | description |", "|---|---|---|---|"]
+        lines += [f"### {definition.kind}: {part}", "", "| field | type | description |", "|---|---|---|"]
         lines += [_render_row(row) for row in _walk(schema["properties"][part], part)]
         lines.append("")
     rules = [f"* {rule}" for rule in _list_rules(schema)]
@@ -60,15 +60,9 @@ def _walk(schema: Schema, path: str) -> Iterator[_Row]:
 
 def _render_row(row: _Row) -> str:
     schema = row.schema
-    default = f"`{_render_value(schema['default'])}`" if schema.get("default") not in (None, {}) else ""
-    if row.is_required:
-        default = "required"
+    type_ = f"{_render_type(schema)}, required" if row.is_required else _render_type(schema)
     text = schema.get("description", "").replace("|", "\\|").replace("\n", " ")
-    return f"| `{row.path}` | {_render_type(schema)} | {default} | {text} |"
-
-
-def _render_value(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return f"| `{row.path}` | {type_} | {text} |"
 
 
 def _render_type(schema: Schema) -> str:
@@ -80,7 +74,8 @@ def _render_type(schema: Schema) -> str:
         return f"list of {_render_type(schema['items'])}"
     if schema["type"] == "object" and "additionalProperties" in schema:
         return f"map to {_render_type(schema['additionalProperties'])}"
-    bounds = [f"{sign} {schema[name]}" for name, sign in (("minimum", ">="), ("maximum", "<=")) if name in schema]
+    bounds = [f">= {schema['minimum']}"] if schema.get("minimum") else []
+    bounds += [f"<= {schema['maximum']}"] if "maximum" in schema and schema["maximum"] not in UNSTATED_LIMITS else []
     return " ".join([schema["type"], ", ".join(bounds)]).strip()
 
 

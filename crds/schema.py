@@ -4,6 +4,7 @@ msgspec's own JSON schema is not structural: a CRD allows no `$ref`, no `anyOf` 
 type for every enum. So this module walks the type information itself, with one case for each type of a field.
 """
 
+import json
 from typing import Any
 
 import msgspec
@@ -41,6 +42,7 @@ def _object(info: inspect.StructType, *, defaults: bool) -> Schema:
             default = _default(field, schema)
             if default is not None:
                 schema["default"] = default
+                schema["description"] = _with_default(schema["description"], default)
         properties[field.encode_name] = schema
     out: Schema = {"type": "object"}
     if properties:
@@ -63,6 +65,13 @@ def _default(field: inspect.Field, schema: Schema) -> object:
     return msgspec.to_builtins(value)
 
 
+def _with_default(description: str, default: object) -> str:
+    """Return the description with its default, which `kubectl explain` does not show by itself."""
+    if "Default:" in description or isinstance(default, dict):
+        return description
+    return f"{description} Default: {json.dumps(default) if isinstance(default, bool | list) else default}."
+
+
 def _schema(info: inspect.Type, *, defaults: bool) -> Schema:
     match info:
         case inspect.Metadata():
@@ -80,7 +89,7 @@ def _schema(info: inspect.Type, *, defaults: bool) -> Schema:
                 minItems=info.min_length, maxItems=info.max_length
             )
         case inspect.DictType():
-            return {"type": "object", "additionalProperties": _schema(info.value_type, defaults=defaults)}
+            return _map(info, defaults=defaults)
         case inspect.LiteralType():
             return {"type": "string", "enum": list(info.values)}
         case inspect.StrType():
@@ -93,6 +102,17 @@ def _schema(info: inspect.Type, *, defaults: bool) -> Schema:
             return {"type": "boolean"}
         case _:
             raise TypeError(f"a CRD cannot express {info}")
+
+
+def _map(info: inspect.DictType, *, defaults: bool) -> Schema:
+    """Render a map; a CRD has no keyword for the length of its keys, so a CEL rule bounds it."""
+    schema: Schema = {"type": "object", "additionalProperties": _schema(info.value_type, defaults=defaults)}
+    if isinstance(info.key_type, inspect.StrType) and info.key_type.max_length is not None:
+        longest = info.key_type.max_length
+        schema["x-kubernetes-validations"] = [
+            {"rule": f"self.all(key, size(key) <= {longest})", "message": f"a key has at most {longest} characters"}
+        ]
+    return schema | _bounds(minProperties=info.min_length, maxProperties=info.max_length)
 
 
 def _union(info: inspect.UnionType, *, defaults: bool) -> Schema:

@@ -1,5 +1,7 @@
 """Text of users in messages: shortened, so that a message stays readable whatever an object states."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Final
 
 SHOWN_LENGTH: Final = 64
@@ -8,3 +10,11 @@ SHOWN_LENGTH: Final = 64
 def shorten_text(text: str, most: int = SHOWN_LENGTH) -> str:
     """Return the text; of one that has more than `most` characters, the beginning and the number of all."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
+
+
+def offer_names(name: str, known: Iterable[str]) -> str:
+    """Return the way out of a name that does not exist: the name that may be meant, and all that there are."""
+    names = sorted(known)
+    near = get_close_matches(name, names, n=1, cutoff=0.7)
+    meant = f"did you mean {near[0]}? Else " if near else ""
+    return f"{meant}use one of {', '.join(names)}"

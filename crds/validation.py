@@ -48,7 +48,9 @@ _IN_BODY: Final = {
     "pattern": "should match '{}'",
 }
 """The API server's messages, by keyword of JSON Schema; the braces stand for the keyword's value."""
-_BLOCKING: Final = frozenset({"anyOf", "enum", "format", "maxItems", "maxLength", "required", "type", "unknown"})
+_BLOCKING: Final = frozenset(
+    {"anyOf", "enum", "format", "maxItems", "maxLength", "maxProperties", "required", "type", "unknown"}
+)
 """Keywords whose violation keeps the API server from evaluating rules, since those may rely on the structure."""
 _SIMILAR: Final = 0.7
 """Likeness of a field that may be meant, of 1: chatTemplate and temperature have 0.6."""
@@ -236,11 +238,11 @@ def _render_message(error: ValidationError) -> str:
             return f"Unsupported value: {value}: supported values: {', '.join(map(json.dumps, _items(limit)))}"
         case "maxLength":
             return f"Too long: may not be more than {limit} bytes"
-        case "maxItems":
-            return f"Too many: {len(_items(error.instance))}: must have at most {limit} items"
+        case "maxItems" | "maxProperties":
+            return f"Too many: {len(error.instance)}: must have at most {limit} items"
         case "x-kubernetes-validations":
             return f"Invalid value: {value}: {error.message}"
-    text = _IN_BODY.get(str(error.validator), error.message).format(limit)
+    text = _IN_BODY[str(error.validator)].format(limit) if error.validator in _IN_BODY else error.message
     return f"Invalid value: {value}: {_dotted(error.absolute_path)} in body {text}"
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from kube.client import Client, Obj
-from kube.errors import ApiError, NotFound, Unreachable
+from kube.errors import ApiError, Unreachable
 from kube.resources import ENDPOINT_SLICES, NODES, PODS, SERVICE_CIDRS, SERVICES
 
 AGAIN_SECONDS: Final = 3600.0
@@ -176,10 +176,7 @@ class AddressCheck:
             if self._known is None or self._clock() - self._known_at > lists_seconds:
                 nodes = await client.list_cached(NODES)
                 services = await client.list_cached(SERVICES)
-                try:
-                    cidrs = (await client.list(SERVICE_CIDRS)).items
-                except NotFound:  # an API server before 1.33
-                    cidrs = []
+                cidrs = (await client.list(SERVICE_CIDRS)).items
                 api_server = await client.get(ENDPOINT_SLICES, "kubernetes", "default")
                 # In a thread, because thousands of nodes and Services take a while.
                 self._known = await asyncio.to_thread(collect_addresses, nodes.items, services.items, cidrs, api_server)

@@ -106,7 +106,7 @@ def label_model(model: Model, status: Mapping[str, Any], vendors: Vendors) -> di
     """Return the discovery labels of a Model with this status, as it is written."""
     gguf = msgspec.convert(status.get("gguf") or {}, GGUF)
     layout = msgspec.convert(status.get("layout"), Layout | None)
-    memory_bytes = model.spec.memory_bytes
+    memory_bytes = model.spec.stated_bytes
     if memory_bytes is None:
         needed = estimate(Workload(layout, default_runtime(model, vendors)), ServingOptions())
         memory_bytes = needed.total_bytes if needed else None

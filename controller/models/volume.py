@@ -132,7 +132,7 @@ def is_outdated(model: Model) -> bool:
     That is the layout that memory is computed from, and for a folder the format.
     """
     status, version = model.status, inspection_version(model)
-    lacks_layout = model.spec.memory_bytes is None and status.layout is None
+    lacks_layout = model.spec.stated_bytes is None and status.layout is None
     return status.inspection != version and (lacks_layout or version == FOLDER_INSPECTION)
 
 

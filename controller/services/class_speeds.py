@@ -56,7 +56,7 @@ def assess_classes(
     """
     workload = describe_workload(served)
     if is_memory_stated(served):
-        workload = workload._replace(stated_bytes=served.model.spec.memory_bytes)
+        workload = workload._replace(stated_bytes=served.model.spec.stated_bytes)
     share = find_active_share(served.model)
     found = []
     for each in classes:

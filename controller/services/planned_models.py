@@ -47,7 +47,7 @@ def is_header_missing(copy: ClusterCopy, manifest: Obj) -> bool:
         model = msgspec.convert({**manifest, "status": {}}, Model)
     except msgspec.ValidationError:
         return False
-    if model.spec.memory_bytes is not None or model.spec.source.partition("://")[0] in {"file", "ollama"}:
+    if model.spec.stated_bytes is not None or model.spec.source.partition("://")[0] in {"file", "ollama"}:
         return False
     return _find_alike(copy, model, None) is None
 
@@ -87,7 +87,7 @@ def _find_facts(
     if alike is not None:
         other = f"{alike.metadata.namespace}/{alike.metadata.name}"
         return _KnownFacts(ModelFacts.of_status(alike), f"Model {name} is like {other}, which has the same source")
-    if model.spec.memory_bytes is not None:
+    if model.spec.stated_bytes is not None:
         return _KnownFacts(ModelFacts(), f"Model {name} takes the memory that its spec.memoryBytes states")
     return None
 

@@ -26,7 +26,7 @@ from crds.pods import PodOptions, Resources, ServiceHardware
 from crds.quantity import parse_quantity, quantity_bytes
 from crds.serving import RuntimeName
 from crds.size import GIB, MIB, size_text
-from crds.text import shorten_text
+from crds.text import offer_names, shorten_text
 from devices.products import find_product
 from devices.vendors import VENDORS, Vendor, Vendors
 from fitness.memory import refuse_device_count, way_out
@@ -89,8 +89,7 @@ def check_service(
     accelerator = decided_accelerator(service, model)
     vendor = vendors.get(accelerator) if accelerator is not None else None
     if accelerator is not None and vendor is None:
-        known = ", ".join(sorted(vendors))
-        message = f"hardware.accelerator {accelerator} does not exist: use one of {known}"
+        message = f"hardware.accelerator {accelerator} does not exist: {offer_names(accelerator, vendors)}"
         return CheckedService(None, ServiceProblem("InvalidSpec", message, "Failed"), None)
     of_model = _model_problem(service, model, companions, vendor)
     problem = _spec_problem(service, model, companions, vendors)
@@ -210,7 +209,7 @@ def _inability(
     """Return the demand of the service that the runtime cannot meet, or None."""
     spec, runtime = service.spec, RUNTIMES.get(runtime_of(service, model, vendors))
     if runtime is None:
-        return f"runtime {spec.runtime} does not exist: use one of {', '.join(sorted(RUNTIMES))}, or auto"
+        return f"runtime {spec.runtime} does not exist: {offer_names(str(spec.runtime), RUNTIMES)}, or auto"
     accelerator, roles = accelerator_of(service, model), [companion.role for companion in companions]
     demand = RuntimeDemand(
         format=format_of(model),

@@ -90,7 +90,7 @@ class ReplicaMemory(NamedTuple):
 def is_memory_stated(served: Served) -> bool:
     """Return whether a Model of the service states its memory in spec.memoryBytes, so that it is not estimated."""
     return any(
-        each.spec.memory_bytes is not None
+        each.spec.stated_bytes is not None
         for each in (served.model, *(companion.model for companion in served.companions))
         if each
     )
@@ -121,7 +121,7 @@ def _measure_model(name: str, model: Model | None, measured_bytes: int | None) -
         return ModelMemory(name, None, None, None)
     if measured_bytes is not None and measured_bytes > _MOST_BYTES:
         measured_bytes = None
-    stated = model.spec.memory_bytes
+    stated = model.spec.stated_bytes
     stated = None if stated is not None and stated > _MOST_BYTES else stated
     return ModelMemory(
         name, stated, measured_bytes, model.status.size_bytes if measured_bytes is None else measured_bytes

@@ -159,9 +159,22 @@ REFUSED_MANIFESTS = {
     "sha256 in upper case": RefusedManifest(MODELS, {"sha256": "A" * 64}, "spec.sha256: .*0-9a-f"),
     "short sha256": RefusedManifest(MODELS, {"sha256": "a" * 63}, "spec.sha256: .*0-9a-f"),
     "sha256 with a line break": RefusedManifest(MODELS, {"sha256": "a" * 64 + "\n"}, "spec.sha256: .*0-9a-f"),
+    "memory in no unit of Kubernetes": RefusedManifest(
+        MODELS, {"memoryBytes": "8GB"}, "spec.memoryBytes: .*should match"
+    ),
+    "labels of more nodes than there are": RefusedManifest(
+        INFERENCE_SERVICES,
+        {**SERVICE, "nodeSelector": {f"label-{number}": "" for number in range(65)}},
+        "spec.nodeSelector: Too many: 65: must have at most 64 items",
+    ),
+    "long key of a label": RefusedManifest(
+        INFERENCE_SERVICES,
+        {**SERVICE, "nodeSelector": {"k" * 318: ""}},
+        "spec.nodeSelector: Invalid value: .*a key has at most 317 characters",
+    ),
     "no memory": RefusedManifest(MODELS, {"memoryBytes": 0}, "spec.memoryBytes: .*greater than or equal to 1"),
     "memory beyond 64 bits": RefusedManifest(
-        MODELS, {"memoryBytes": 1 << 80}, "spec.memoryBytes: .*must be of type integer"
+        MODELS, {"memoryBytes": 1 << 80}, "spec.memoryBytes: .*less than or equal to"
     ),
     "unknown accelerator": RefusedManifest(
         MODELS, {"hardware": {"accelerator": "TPU!"}}, 'spec.hardware.accelerator: .*"TPU!".*should match'

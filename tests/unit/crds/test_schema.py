@@ -21,6 +21,28 @@ def walk(schema: dict[str, Any], path: str = "") -> list[tuple[str, dict[str, An
     return found
 
 
+def open_ends(schema: dict[str, Any]) -> list[str]:
+    """Return the bounds that a schema lacks, so that one object could take as much memory as its writer likes."""
+    if schema.get("x-kubernetes-preserve-unknown-fields"):
+        return ["x-kubernetes-preserve-unknown-fields"]
+    if schema.get("x-kubernetes-int-or-string"):
+        return [bound for bound in ("maximum", "maxLength") if bound not in schema]
+    match schema["type"]:
+        case "string":
+            return [] if "enum" in schema or "maxLength" in schema else ["maxLength"]
+        case "integer" | "number":
+            return [bound for bound in ("minimum", "maximum") if bound not in schema]
+        case "array":
+            return [] if "maxItems" in schema else ["maxItems"]
+        case "object" if "additionalProperties" in schema:
+            keys = any(
+                "self.all(key, size(key) <=" in rule["rule"] for rule in schema.get("x-kubernetes-validations", [])
+            )
+            return [] if "maxProperties" in schema and keys else ["maxProperties, and a rule on its keys"]
+        case _:
+            return []
+
+
 @pytest.fixture(scope="module")
 def files() -> dict[Path, str]:
     return generate.render_files()
@@ -53,6 +75,23 @@ class TestDefinition:
             and not path.endswith("[]")
         ]
         assert silent == []
+
+    def test_every_default_is_in_the_description(self, definition: Definition) -> None:
+        root = definition.render()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        silent = [
+            path
+            for path, schema in walk(root)
+            if "default" in schema and schema["default"] != {} and "Default:" not in schema["description"]
+        ]
+        assert silent == []
+
+    def test_everything_that_others_write_is_bounded(self, definition: Definition) -> None:
+        root = definition.render()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        names = {".apiVersion", ".kind"}  # the API server compares them with the resource
+        unbounded = [
+            (path, missing) for path, schema in walk(root) if path not in names for missing in open_ends(schema)
+        ]
+        assert unbounded == []
 
     def test_status_has_no_defaults(self, definition: Definition) -> None:
         root = definition.render()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]

@@ -130,6 +130,8 @@ def test_quantization_that_the_devices_lack_is_refused_with_pairs_that_work(
     ("spec", "says"),
     [
         ({"runtime": "quantum"}, "runtime quantum does not exist: use one of "),
+        ({"runtime": "llamacpp"}, "runtime llamacpp does not exist: did you mean llama.cpp? Else use one of "),
+        ({"hardware": {"accelerator": "nvida"}}, "accelerator nvida does not exist: did you mean nvidia? Else use one"),
         ({"hardware": {"accelerator": "tpu"}}, "hardware.accelerator tpu does not exist: use one of amd, cpu, "),
         (
             {"runtime": "tgi", **METAL},

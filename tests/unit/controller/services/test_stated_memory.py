@@ -52,6 +52,13 @@ def test_memory_that_is_understated_for_an_inspected_model_is_refused(
     assert METAL_PROCESSES not in [resource for resource, _ in plan.create]
 
 
+def test_memory_is_stated_in_bytes_or_as_a_quantity() -> None:
+    plans = [decide_chat(chat_service(), (MODELS, model(memoryBytes=stated))) for stated in (3 * GIB, "3Gi", "3072Mi")]
+    first, *others = ([each["spec"]["template"]["spec"] for each in list_applied(plan, DEPLOYMENTS)] for plan in plans)
+    assert first
+    assert others == [first, first]
+
+
 def test_memory_that_is_stated_close_to_the_estimate_or_for_the_pod_itself_is_taken() -> None:
     """Versions differ a little in their estimates, and what a pod requests is between its owner and Kubernetes."""
     needed = estimate(Workload(msgspec.convert(model()["status"]["layout"], Layout)), ServingOptions())
