@@ -40,6 +40,12 @@ _TUNING: Final = (
     *("--jinja", "--no-jinja", "-n", "--predict", "--n-predict", "-s", "--seed"),
     *("--temp", "--temperature", "--top-k", "--top-p", "--min-p", "--repeat-penalty"),
 )
+_SWITCHES: Final = frozenset(
+    {
+        *("--swa-full", "-kvu", "--kv-unified", "-no-kvu", "--no-kv-unified", "--context-shift", "--no-context-shift"),
+        *("--cache-prompt", "--no-cache-prompt", "--no-slots", "--warmup", "--no-warmup", "--jinja", "--no-jinja"),
+    }
+)
 _ALL_LAYERS: Final = "999"
 """More than any model has. A model that does not fit then fails, instead of silently running on the CPU."""
 CHECKPOINTS: Final = 3
@@ -192,6 +198,7 @@ RUNTIME: Final = Runtime(
     cache_types=frozenset[CacheType](get_args(CacheType)),
     cache_block_size=32,
     tuning=_TUNING,
+    switches=_SWITCHES,
     # The loop that generates tokens answers this path, unlike /health.
     pulse="/metrics",
     launch=EngineLaunch(

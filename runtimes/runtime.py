@@ -73,6 +73,8 @@ class Runtime:
     """Arguments that a user may set in extraArgs. All others are refused, unknown ones too: they could change arguments
     that Pomona renders, open the engine to the network, name files of its machine, log prompts, or take memory that is
     not reserved."""
+    switches: frozenset[str] = frozenset()
+    """Those of `tuning` that take no value; each of the others takes one."""
     pulse: str | None = None
     """Path that the engine answers between two steps of its work, so that an answer proves that it works. Unlike a
     token, an answer evicts no cached prompt. None: the engine has no such path, and only a token is a proof."""

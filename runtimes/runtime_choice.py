@@ -4,7 +4,9 @@ A service that its runtime cannot serve is refused with a message before anythin
 fail to start or ignore a setting.
 """
 
+import re
 from collections.abc import Mapping
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Final
 
@@ -36,6 +38,7 @@ _FORMAT_NAMES: Final[Mapping[WeightsFormat, str]] = MappingProxyType(
 _DEFAULTS: Final[Mapping[WeightsFormat, RuntimeName]] = MappingProxyType(
     {"gguf": "llama.cpp", "safetensors": "vllm", "mlx": "mlx-lm", "ollama": "ollama"}
 )
+_NUMBER: Final = re.compile(r"-[0-9.]+")
 _HOST_DEFAULTS: Final[Mapping[WeightsFormat, RuntimeName]] = MappingProxyType({"safetensors": "mlx-lm"})
 """Where the default on hosts is another one."""
 
@@ -137,8 +140,20 @@ def _refuse_container(runtime: Runtime, demand: RuntimeDemand) -> str | None:
 
 
 def _refuse_arguments(runtime: Runtime, demand: RuntimeDemand) -> str | None:
-    foreign = [each for each in demand.options.extra_args if each.startswith("-") and each not in runtime.tuning]
-    if not foreign:
-        return None
-    able = f"it takes {' '.join(runtime.tuning)}" if runtime.tuning else "it takes none"
-    return f"runtime {runtime.name} does not take {' '.join(foreign)} in extraArgs: {able}"
+    arguments = demand.options.extra_args
+    foreign = [argument for argument in arguments if _is_option(argument) and argument not in runtime.tuning]
+    if foreign:
+        able = f"it takes {' '.join(runtime.tuning)}" if runtime.tuning else "it takes none"
+        return f"runtime {runtime.name} does not take {' '.join(foreign)} in extraArgs: {able}"
+    for option, argument in pairwise(("", *arguments, "")):
+        takes_value = option in runtime.tuning and option not in runtime.switches
+        if takes_value and (not argument or _is_option(argument)):
+            return f"{option} in extraArgs has no value: write one after it, as an entry of its own"
+        if argument and not takes_value and not _is_option(argument):
+            place = f"after {option}, which takes no value" if option in runtime.switches else "without an option"
+            return f"extraArgs has {argument} {place}: remove {argument}"
+    return None
+
+
+def _is_option(argument: str) -> bool:
+    return argument.startswith("-") and not _NUMBER.fullmatch(argument)

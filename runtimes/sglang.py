@@ -55,6 +55,7 @@ RUNTIME: Final = Runtime(
     modes=frozenset({"chat", "embeddings"}),
     settings=frozenset({"parallel"}),
     tuning=_TUNING,
+    switches=frozenset({"--disable-radix-cache", "--disable-cuda-graph", "--disable-overlap-schedule"}),
     on_hosts=False,
     pod=EnginePod(
         container="sglang",

@@ -53,6 +53,7 @@ RUNTIME: Final = Runtime(
     modes=frozenset({"chat"}),
     settings=frozenset({"parallel"}),
     tuning=_TUNING,
+    switches=frozenset({"--disable-grammar-support"}),
     on_hosts=False,
     pod=EnginePod(
         container="tgi",

@@ -33,6 +33,13 @@ _TUNING: Final = (
     *("--async-scheduling", "--no-async-scheduling", "--scheduling-policy"),
     *("--enable-auto-tool-choice", "--tool-call-parser", "--reasoning-parser", "--max-logprobs"),
 )
+_SWITCHES: Final = frozenset(
+    {
+        *("--enforce-eager", "--no-enforce-eager", "--enable-prefix-caching", "--no-enable-prefix-caching"),
+        *("--enable-chunked-prefill", "--no-enable-chunked-prefill", "--async-scheduling", "--no-async-scheduling"),
+        "--enable-auto-tool-choice",
+    }
+)
 
 _HANDLERS: Final = "vLLM 0.32.0: entrypoints/serve/exception_handling"
 ERRORS: Final[ErrorTable] = (
@@ -70,6 +77,7 @@ RUNTIME: Final = Runtime(
     modes=frozenset({"chat", "embeddings", "rerank"}),
     settings=frozenset({"parallel"}),
     tuning=_TUNING,
+    switches=_SWITCHES,
     on_hosts=False,
     pod=EnginePod(
         container="vllm",

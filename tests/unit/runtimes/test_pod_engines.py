@@ -216,6 +216,14 @@ def test_frozen_engine_warns() -> None:
             "does not take --trust-remote-code",
         ),
         ("vllm", {"options": ServingOptions(extra_args=["--chat-template=/x"])}, "does not take --chat-template=/x"),
+        (
+            "vllm",
+            {"options": ServingOptions(extra_args=["--enable-chunked-prefill", "true"])},
+            "extraArgs has true after --enable-chunked-prefill, which takes no value: remove true",
+        ),
+        ("vllm", {"options": ServingOptions(extra_args=["--seed"])}, "--seed in extraArgs has no value: write one"),
+        ("tgi", {"options": ServingOptions(extra_args=["--dtype", "--speculate", "2"])}, "--dtype in extraArgs has no"),
+        ("vllm", {"options": ServingOptions(extra_args=["7"])}, "extraArgs has 7 without an option: remove 7"),
         ("vllm", {"options": ServingOptions(chat_template="{{ messages }}")}, "cannot do chatTemplate"),
     ],
 )
@@ -225,6 +233,17 @@ def test_what_an_engine_cannot_serve_is_refused(engine: str, change: dict[str, A
     refused = refuse_demand(RUNTIMES[engine], demand._replace(**change))
     assert refused is not None
     assert says in refused
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tgi"])
+def test_switches_are_those_of_the_engines_own_options(engine: str) -> None:
+    options, runtime = read_recording(engine)["options"], RUNTIMES[engine]
+    assert runtime.switches == {option for option in runtime.tuning if options[option]["values"] == 0}
+
+
+def test_number_below_zero_is_a_value() -> None:
+    demand = RuntimeDemand("gguf", "cpu", in_pods=True, options=ServingOptions(extra_args=["-s", "-1", "--no-jinja"]))
+    assert refuse_demand(RUNTIMES["llama.cpp"], demand) is None
 
 
 @pytest.mark.parametrize("path", sorted(RECORDED.glob("*.json")), ids=lambda path: path.stem)
