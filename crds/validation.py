@@ -239,7 +239,7 @@ def _render_message(error: ValidationError) -> str:
         case "maxLength":
             return f"Too long: may not be more than {limit} bytes"
         case "maxItems" | "maxProperties":
-            return f"Too many: {len(error.instance)}: must have at most {limit} items"
+            return f"Too many: {_size(error.instance)}: must have at most {limit} items"
         case "x-kubernetes-validations":
             return f"Invalid value: {value}: {error.message}"
     text = _IN_BODY[str(error.validator)].format(limit) if error.validator in _IN_BODY else error.message
@@ -248,6 +248,10 @@ def _render_message(error: ValidationError) -> str:
 
 def _items(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+def _size(value: object) -> int:
+    return len(value) if isinstance(value, list | dict) else 0
 
 
 def _shown(value: object) -> str:

@@ -92,7 +92,7 @@ def mounted_weights(model: Model, copy: NodeCopy | None = None) -> MountedWeight
         return MountedWeights(copy.name, copy.path, model.status.size_bytes, node=copy.node)
     if format_of(model) == "ollama":
         # Serving takes at least the memory that the weights take on disk.
-        return MountedWeights(None, model.spec.source, model.spec.memory_bytes)
+        return MountedWeights(None, model.spec.source, model.spec.stated_bytes)
     image = model.status.cached.image if model.status.cached is not None else ""
     size_bytes = model.status.size_bytes
     return MountedWeights(cached_claim(model), cache_path(model), size_bytes, image, has_one_node=has_one_node(model))

@@ -65,7 +65,7 @@ def _list_inputs(model: Model, copy: NodeCopy | None = None) -> tuple[Any, ...]:
     """Return what the pods of a Model have of it; other edits of it, and a revision to come, change no pod."""
     spec, image = model.spec, model.status.cached.image if model.status.cached else ""
     claim, path = (copy.name, copy.path) if copy is not None else (cached_claim(model), cache_path(model))
-    return model.metadata.uid, spec.hardware, spec.memory_bytes, claim, path, image
+    return model.metadata.uid, spec.hardware, spec.stated_bytes, claim, path, image
 
 
 def compare_template(
