@@ -185,7 +185,8 @@ async def restart_agent(bench: Bench, service: str) -> tuple[int, int]:
             await eventually(
                 lambda: "contact_regained" in bench.host.agent.log.read_text().rpartition('"agent_started"')[2]
             )
-        broken = not await stream.content.readline()
+        last = await stream.content.readline()
+        broken = not last or b'"error"' in last
     return len(caller.failures) + broken, caller.answers
 
 

@@ -72,9 +72,15 @@ class _Usage(msgspec.Struct):
     completion_tokens: int = 0
 
 
+class _StreamError(msgspec.Struct):
+    message: str = ""
+
+
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
+    error: _StreamError | str | None = None
+    """Only in the last one, of an answer that failed; some engines send a plain text."""
 
 
 async def ask(url: str, model: str, question: str, show: Show) -> None:
@@ -180,5 +186,9 @@ async def _read_chunks(lines: aiohttp.StreamReader) -> AsyncIterator[_Chunk]:
             continue
         if data == b"[DONE]":
             return
-        yield msgspec.json.decode(data, type=_Chunk)
+        chunk = msgspec.json.decode(data, type=_Chunk)
+        if chunk.error is not None:
+            message = chunk.error if isinstance(chunk.error, str) else chunk.error.message
+            raise aiohttp.ClientError(f"the answer failed: {message[:_QUOTED_CHARACTERS]}")
+        yield chunk
     raise aiohttp.ClientPayloadError(_BROKEN_OFF)

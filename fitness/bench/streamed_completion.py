@@ -39,6 +39,8 @@ _HEADERS: Final = {"Connection": "close"}
 """llama.cpp closes a connection after a stream, also if the next request is on its way."""
 _DATA: Final = b"data:"
 _DONE: Final = b"[DONE]"
+_UPSTREAM_FAILED: Final = b'"code":"upstream_failed"'
+"""Part of the error by which Pomona's proxy ends the stream of an engine that has died."""
 
 Clock = Callable[[], float]
 
@@ -234,10 +236,14 @@ async def _read_chunks(lines: aiohttp.StreamReader, tokens: int) -> AsyncIterato
             raise BenchError("BadAnswer", f"the engine sent more than {read} lines for {tokens} tokens")
         try:
             chunk = msgspec.json.decode(data, type=_Chunk)
-        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            raise BenchError("BadAnswer", f"a piece of the answer cannot be read ({error}): {_text(data)}") from error
-        if bytes(chunk.error) not in {b"", b"null"}:
-            raise BenchError("Refused", f"the engine answered with an error: {_text(bytes(chunk.error))}")
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as problem:
+            message = f"a piece of the answer cannot be read ({problem}): {_text(data)}"
+            raise BenchError("BadAnswer", message) from problem
+        error = bytes(chunk.error)
+        if _UPSTREAM_FAILED in error:
+            raise BenchError("BrokenOff", f"the answer broke off after {read} lines: {_text(error)}")
+        if error not in {b"", b"null"}:
+            raise BenchError("Refused", f"the engine answered with an error: {_text(error)}")
         yield chunk
     raise BenchError("BrokenOff", f"the answer ended before [DONE], after {read} lines: the engine died")
 

@@ -9,7 +9,8 @@ each do one part:
 3. body and service: `body_budget`, memory for the body; `request_body`, the model in it; `router`, the model's service
 4. queue: `request_queue`, wait until a backend has a free slot; `load_balancer`, pick the least busy backend
 5. upstream: `upstream_request`, send the request to the engine
-6. stream back: `upstream_request` again; `response_body`, rewrite and count what the engine sends
+6. stream back: `upstream_request` again; `response_body`, rewrite and count what the engine sends; `responses_stream`,
+   complete the events of /v1/responses; `response_end`, who was at fault if it is not whole, and the client's error
 7. record: `service`, counts and the log line; `metrics`, for Prometheus; `errors`, every error in OpenAI's
    form; `health_monitor`, the answers of each backend; `backend_health`, the decision that a backend is sick
 

@@ -17,6 +17,8 @@ from runtimes.error_tables import find_errors
 _LONGEST_TEXT = 2000
 _CODES = {"exceed_context_size_error": "context_length_exceeded"}
 """Error types of engines, with the code that OpenAI's clients look for."""
+_UNKNOWN_PATHS = frozenset({"File Not Found", "Not Found", "404 page not found", ""})
+"""Messages about an unknown path: of llama.cpp, of mlx-lm and all that uses FastAPI, of Ollama, and of TGI."""
 _TYPES: Final[Mapping[int, str]] = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",
@@ -191,6 +193,12 @@ def upstream_failed(service: str) -> RequestError:
     return RequestError(HTTPStatus.BAD_GATEWAY, "upstream_failed", message)
 
 
+def response_broken_off(service: str) -> RequestError:
+    """502 in an event, because the status was sent before: the engine broke off its response."""
+    message = f"service {service}: its engine broke off the response, which is not complete"
+    return RequestError(HTTPStatus.BAD_GATEWAY, "upstream_failed", message)
+
+
 def invalid_http(status: int, reason: str) -> RequestError:
     """400 or 408: bytes that are no valid request of HTTP."""
     return RequestError(status, "invalid_request", f"the request is not served: {reason}")
@@ -220,6 +228,8 @@ def translate_engine_error(status: int, body: bytes, service: str, engine: str |
         client_status = HTTPStatus.BAD_GATEWAY  # a client must not follow a redirect of an engine
     elif status == HTTPStatus.NOT_IMPLEMENTED:
         message = f"service {service} does not serve this path: its spec.mode is for another one ({message})"
+    elif status == HTTPStatus.NOT_FOUND and message in _UNKNOWN_PATHS:
+        message = f"service {service}: its engine does not serve this path ({message or 'not found'})"
     if kind in _CODES:
         code, kind = _CODES[kind], ""
     elif kind and not code:

@@ -21,10 +21,19 @@ INFERENCE: Final[Mapping[str, str]] = MappingProxyType(
         "/v1/rerank": "rerank",
         "/rerank": "rerank",
         "/v1/responses": "responses",
+        "/v1/responses/input_tokens": "input_tokens",
         "/v1/messages": "messages",
+        "/v1/messages/count_tokens": "count_tokens",
     }
 )
-"""Paths to which clients POST a JSON body that names the model, with their name in metrics and log."""
+"""Paths to which clients POST a JSON body that names the model, with their name in metrics and log.
+
+They are the paths of OpenAI's and Anthropic's APIs that an engine here has and that need no state between two requests:
+stored responses and chats, batches and `compact` are not among them. An engine's own paths are not served either, for
+two engines of one service would answer them in two forms (`/tokenize`), or they act on the requests of others.
+"""
+COUNTS: Final = frozenset({"input_tokens", "count_tokens"})
+"""Names of the paths that only count the tokens of a prompt: an engine whose model fails answers them all the same."""
 ANTHROPIC_ROUTES: Final = frozenset({"messages", "count_tokens"})
 """Names of the paths of Anthropic's API, whose clients read another form of errors."""
 

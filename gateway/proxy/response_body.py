@@ -10,9 +10,17 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from gateway.proxy.response_end import STREAM_END_BYTES, ResponseEnd, judge_error, read_stream_end
+from gateway.proxy.errors import RequestError
+from gateway.proxy.response_end import (
+    STREAM_END_BYTES,
+    ResponseEnd,
+    StreamEnd,
+    judge_error,
+    read_stream_end,
+    render_error_event,
+)
 
-_LONGEST_LINE_BYTES: Final = 1 << 20
+LONGEST_LINE_BYTES: Final = 1 << 20
 """A longer line is passed on in pieces."""
 _LONGEST_FIELD_BYTES: Final = 8 << 10
 """The longest field of a model that is held back where a piece ends within it; no engine's name is longer."""
@@ -97,6 +105,8 @@ class ResponseBody(Protocol):
 
     end: ResponseEnd
     """The end of the body, once it is finished."""
+    untold_error: bytes
+    """An error in the body that the client cannot read there, once it is finished; empty if there is none."""
 
     @property
     def failed(self) -> bool:
@@ -116,6 +126,9 @@ class ResponseBody(Protocol):
     def finish(self) -> bytes:
         """Return what is held back at the end of the response."""
 
+    def break_off(self, error: RequestError) -> bytes:
+        """Return what tells the client within the body that no more will come; empty if the body's form has no way."""
+
 
 class TokenStream:
     """A stream of server-sent events, rewritten for a client whose name for the model is `model`.
@@ -128,6 +141,7 @@ class TokenStream:
 
     failed = False
     end = ResponseEnd.COMPLETE
+    untold_error = b""
 
     def __init__(self, model: str, engine_model: str | None = None, route: str = "") -> None:
         self._route = route
@@ -160,13 +174,13 @@ class TokenStream:
     def feed(self, chunk: bytes) -> bytes:
         """Take a chunk from the engine and return what goes to the client now: the complete lines."""
         end = chunk.rfind(b"\n") + 1
-        if not end and self._held_bytes + len(chunk) <= _LONGEST_LINE_BYTES:
+        if not end and self._held_bytes + len(chunk) <= LONGEST_LINE_BYTES:
             self._hold(chunk)
             return b""
         if self._held:
             end += self._held_bytes
             chunk = self._take_held() + chunk
-        if len(chunk) - end > _LONGEST_LINE_BYTES:
+        if len(chunk) - end > LONGEST_LINE_BYTES:
             end = _find_complete_end(chunk)
         if end < len(chunk):
             self._hold(chunk[end:])
@@ -174,11 +188,31 @@ class TokenStream:
         return self._rewrite(chunk)
 
     def finish(self) -> bytes:
-        """Return the incomplete line with which the stream has ended."""
+        """Return the incomplete line with which the stream has ended, and the end mark if it lacks only that."""
+        self._count()
+        passed_on = self._last_bytes
         last = self._rewrite(self._take_held()) if self._held else b""
         self._count()
-        self.end = read_stream_end(self._last_bytes, self._route)
+        found = self._read_end(self._last_bytes)
+        self.end, self.untold_error = found.end, found.untold_error
+        if found.end is ResponseEnd.CUT_OFF:
+            self._last_bytes = passed_on  # half a line is no event
+            return b""
+        if found.missing_mark:
+            return last + _separate_event(self._last_bytes) + found.missing_mark
         return last
+
+    def break_off(self, error: RequestError) -> bytes:
+        """Return the event that tells the client of an error, after which nothing comes."""
+        self._take_held()
+        self._count()
+        return _separate_event(self._last_bytes) + self._render_error(error)
+
+    def _read_end(self, end: bytes) -> StreamEnd:
+        return read_stream_end(end, self._route)
+
+    def _render_error(self, error: RequestError) -> bytes:
+        return render_error_event(error, self._route)
 
     def _hold(self, piece: bytes) -> None:
         self._held.append(piece)
@@ -211,6 +245,13 @@ class TokenStream:
         if found := _MODEL.search(lines):
             self._engine_field, self._right_field = found[0], found[1] + name
         return _rename_model(lines, name)
+
+
+def _separate_event(passed_on: bytes) -> bytes:
+    """Return what has to come between the last bytes that were passed on and another event."""
+    line = passed_on[passed_on.rfind(b"\n", 0, -1) + 1 :]
+    # The name of an event whose data did not come is replaced by that of the next one.
+    return b"" if not line.strip() or line.startswith(b"event:") else b"\n\n"
 
 
 @functools.lru_cache(maxsize=256)
@@ -258,20 +299,30 @@ def _rename_model(data: bytes, name: bytes) -> bytes:
     return _MODEL.sub(lambda found: found[1] + name, data)
 
 
-class JsonResponse:
+class _WholeResponse:
+    """The defaults of a response that is no stream."""
+
+    text_events = 0
+    end = ResponseEnd.COMPLETE
+    untold_error = b""
+
+    def break_off(self, error: RequestError) -> bytes:
+        """Return nothing: half a body shows by itself that it is not whole."""
+        del error
+        return b""
+
+
+class JsonResponse(_WholeResponse):
     """A response that is one JSON object, rewritten for a client whose name for the model is `model`.
 
     Blanks that an engine sends while it works go ahead. A short object is held back until it is complete.
     """
-
-    text_events = 0
 
     def __init__(self, model: str) -> None:
         self._model = model
         self._held: bytes | bytearray = b""
         self._rest: LongJsonResponse | None = None
         self.tokens = NO_TOKENS
-        self.end = ResponseEnd.COMPLETE
 
     @property
     def failed(self) -> bool:
@@ -304,12 +355,10 @@ class JsonResponse:
         return rewritten.body
 
 
-class UnchangedResponse:
+class UnchangedResponse(_WholeResponse):
     """A response that cannot be rewritten."""
 
-    text_events = 0
     failed = False
-    end = ResponseEnd.COMPLETE
 
     def __init__(self) -> None:
         self.tokens = NO_TOKENS
@@ -323,13 +372,10 @@ class UnchangedResponse:
         return b""
 
 
-class ErrorResponse:
-    """An error, of which the begin is kept; `retry_after` is the engine's header field."""
+class ErrorResponse(_WholeResponse):
+    """An error, of which the begin is kept; `retry_after` is the engine's header field. The status says who failed."""
 
-    text_events = 0
     tokens = NO_TOKENS
-    end = ResponseEnd.COMPLETE
-    """The status says who was at fault."""
 
     def __init__(self, retry_after: str) -> None:
         self.retry_after = retry_after

@@ -3,15 +3,20 @@
 An engine that fails when its status is sent already can only say so in the body: as an object with an error, as the
 last event of a stream, or by a stream that ends before its last event. The last is what mlx-lm and Ollama do: the one
 closes the connection, which ends a body without a length, and the other leaves out `[DONE]`.
+
+Clients' libraries take a stream that ends in an orderly way for a complete answer, whatever is missing. So each stream
+ends with the mark of its API or with an error event in the form of its API.
 """
 
+import re
 from enum import Enum
 from http import HTTPStatus
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from gateway.proxy.backend_health import is_failure
+from gateway.proxy.errors import RequestError
 
 STREAM_END_BYTES: Final = 4 << 10
 """So much of the end of a stream has its last events: finish, usage and `[DONE]`, or an error."""
@@ -23,12 +28,35 @@ _REQUEST_ERRORS: Final = frozenset(
     }
 )
 """Types of errors for which a sound engine refuses a request, where no status is said."""
-_LAST_EVENTS: Final = {
-    "chat": (b"data: [DONE]", b"data:[DONE]", b'"finish_reason":"', b'"finish_reason": "'),
-    "completions": (b"data: [DONE]", b"data:[DONE]", b'"finish_reason":"', b'"finish_reason": "'),
-    "messages": (b"message_stop", b'"stop_reason":"', b'"stop_reason": "'),
+
+
+class _EndMark(NamedTuple):
+    """The end of every whole stream of one API."""
+
+    pattern: re.Pattern[bytes]
+    reasons: re.Pattern[bytes]
+    """The field that says why the model has stopped; null as long as it goes on."""
+    event: bytes
+    """The mark, for a stream whose text is whole and whose engine left it out."""
+
+
+_DONE: Final = _EndMark(
+    re.compile(rb"(?:\A|[\r\n])data: ?\[DONE\]"),
+    re.compile(rb'"finish_reason"\s*:\s*("|null)'),
+    b"data: [DONE]\n\n",
+)
+_END_MARKS: Final = {
+    "chat": _DONE,
+    "completions": _DONE,
+    "messages": _EndMark(
+        re.compile(rb'"type"\s*:\s*"message_stop"'),
+        re.compile(rb'"stop_reason"\s*:\s*("|null)'),
+        b'event: message_stop\ndata: {"type":"message_stop"}\n\n',
+    ),
 }
-"""One of these is in the end of every whole stream; the last event of `responses` has no bound, so it is not sought."""
+"""By the name of the path; the last event of `responses` has no bound, and `responses_stream` looks for it."""
+_MARK_BYTES: Final = 64
+"""So much of the end is looked at first: mostly it has the mark, and a search through all of the end takes longer."""
 
 
 class ResponseEnd(Enum):
@@ -38,6 +66,16 @@ class ResponseEnd(Enum):
     REFUSED = "an error for which the request is to blame"
     FAILED = "an error under status 200"
     CUT_OFF = "a stream without its last event"
+
+
+class StreamEnd(NamedTuple):
+    """The end of a stream, and what its client lacks."""
+
+    end: ResponseEnd
+    missing_mark: bytes = b""
+    """The end mark, if only that is missing."""
+    untold_error: bytes = b""
+    """The engine's error, if it is not in the form that clients of this API read."""
 
 
 class _Error(msgspec.Struct):
@@ -69,7 +107,7 @@ def judge_error(error: bytes) -> ResponseEnd:
     return ResponseEnd.REFUSED if is_refusal else ResponseEnd.FAILED
 
 
-def read_stream_end(end: bytes, route: str) -> ResponseEnd:
+def read_stream_end(end: bytes, route: str) -> StreamEnd:
     """Return how the stream with these last bytes has ended; `route` is the name of the path that was asked.
 
     Quotation marks and ends of lines are escaped in generated text, so no text looks like an event.
@@ -82,13 +120,26 @@ def read_stream_end(end: bytes, route: str) -> ResponseEnd:
             if name == b"event":
                 event = value
             elif name == b"error":
-                return judge_error(value)
+                return StreamEnd(judge_error(value), untold_error=value)
             elif name == b"data" and (error := _find_error(value, is_error=event == b"error")):
-                return judge_error(error)
-    last_events = _LAST_EVENTS.get(route)
-    if last_events and not any(last in end for last in last_events):
-        return ResponseEnd.CUT_OFF
-    return ResponseEnd.COMPLETE
+                is_told = event == b"error" if route == "messages" else error != value
+                return StreamEnd(judge_error(error), untold_error=b"" if is_told else error)
+    mark = _END_MARKS.get(route)
+    if mark is None or mark.pattern.search(end, len(end) - _MARK_BYTES) or mark.pattern.search(end):
+        return StreamEnd(ResponseEnd.COMPLETE)
+    reasons = mark.reasons.findall(end)
+    if reasons and reasons[-1] == b'"':
+        return StreamEnd(ResponseEnd.COMPLETE, missing_mark=mark.event)
+    return StreamEnd(ResponseEnd.CUT_OFF)
+
+
+def render_error_event(error: RequestError, route: str) -> bytes:
+    """Return the event by which clients of an API learn that their stream has failed.
+
+    After this event no end mark may follow: a client that does not know the event would take the stream for whole.
+    """
+    data = b"data: %b\n\n" % error.encode_body(route)
+    return b"event: error\n" + data if route == "messages" else data
 
 
 def _find_error(data: bytes, *, is_error: bool) -> bytes:

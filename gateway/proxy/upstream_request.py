@@ -15,7 +15,7 @@ from gateway.http.exchange import Exchange
 from gateway.http.headers import HOP_BY_HOP, Headers
 from gateway.http.upstream_connection import UpstreamBrokeOffError, UpstreamConnection
 from gateway.http.upstream_pool import NotAcceptedError, UpstreamPool
-from gateway.proxy import errors
+from gateway.proxy import errors, paths
 from gateway.proxy.config import Backend
 from gateway.proxy.errors import RequestError
 from gateway.proxy.health_monitor import AnswerObserver, HealthMonitor
@@ -30,6 +30,7 @@ from gateway.proxy.response_body import (
     UnchangedResponse,
 )
 from gateway.proxy.response_end import ResponseEnd
+from gateway.proxy.responses_stream import ResponsesStream
 from gateway.proxy.service import Service
 from runtimes.engine_errors import Lesson, judge_error, read_error
 from runtimes.error_tables import find_errors
@@ -222,14 +223,19 @@ class UpstreamRequest:
         else:
             self._starts_at_once = True
             if fields.kind == b"text/event-stream":
-                self._response = TokenStream(self._service.model, self.backend.model, self._request.head.route)
+                route = self._request.head.route
+                self._response = (
+                    ResponsesStream(self._service.model, self.backend.model)
+                    if route == "responses"
+                    else TokenStream(self._service.model, self.backend.model, route)
+                )
                 self._streams = True
             else:
                 self._response = UnchangedResponse()
         self._pass_on(piece)
         observer = self.observe()
         self._request.free_body()
-        if status < _FIRST_ERROR_STATUS:
+        if status < _FIRST_ERROR_STATUS and self._request.head.route not in paths.COUNTS:
             observer.note_begin()
         self._note_piece()
 
@@ -288,6 +294,10 @@ class UpstreamRequest:
             self._break_off("its stream ended before the last event")
             return
         self._note_end(response)
+        if response.untold_error:
+            name, engine = self._service.config.name, self.backend.engine
+            error = errors.translate_engine_error(_status_of(response), response.untold_error, name, engine)
+            last += response.break_off(error)
         request.end()
         if exchange.started:
             exchange.finish(last)
@@ -295,11 +305,14 @@ class UpstreamRequest:
             exchange.respond(request.status, self._fields, last)
 
     def _note_end(self, response: ResponseBody) -> None:
-        """Note a response whose begin was sent; an error for which the request is to blame shows nothing."""
+        """Note a response whose begin was sent.
+
+        An error for which the request is to blame shows nothing of the backend, and neither does a count of tokens.
+        """
         if response.end is ResponseEnd.FAILED:
             self._request.error = "engine_error"
             self.observe().fail(response.end.value)
-        elif response.end is ResponseEnd.COMPLETE:
+        elif response.end is ResponseEnd.COMPLETE and self._request.head.route not in paths.COUNTS:
             self.observe().succeed()
 
     def _note_error(self, status: int, lesson: Lesson) -> None:
@@ -315,8 +328,7 @@ class UpstreamRequest:
         request = self._request
         status = request.status
         if status < _FIRST_ERROR_STATUS:
-            is_refused = response.end is ResponseEnd.REFUSED
-            status = HTTPStatus.BAD_REQUEST if is_refused else HTTPStatus.INTERNAL_SERVER_ERROR
+            status = _status_of(response)
         engine, text = self.backend.engine, read_error(body).text
         self._note_error(request.status, judge_error(find_errors(engine), status, text).lesson)
         error = errors.translate_engine_error(status, body, self._service.config.name, engine)
@@ -352,10 +364,20 @@ class UpstreamRequest:
         self._request.error = "engine_broke_off"
         self.observe().fail("broken off")
         if streaming:
+            told = self._response.break_off(errors.response_broken_off(name))
             self._request.end()
-            self._exchange.break_off()
+            if told:
+                self._exchange.finish(told)
+            else:
+                self._exchange.break_off()
         else:
             self._request.refuse(errors.upstream_failed(name))
+
+
+def _status_of(response: ResponseBody) -> HTTPStatus:
+    """Return the status that an error under status 200 should have had."""
+    is_refused = response.end is ResponseEnd.REFUSED
+    return HTTPStatus.BAD_REQUEST if is_refused else HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 class _ResponseFields(NamedTuple):

@@ -1,6 +1,7 @@
 """One real engine, started in the same way as by the agent, for tests of its behaviour."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,29 @@ from tests.support.eventually import eventually
 
 
 class EngineProcess:
-    """A running engine; `log` is its output so far."""
+    """A running engine; `log` is its output so far, `end` ends it at once."""
 
-    def __init__(self, spec: MetalProcessSpec, url: str, session: aiohttp.ClientSession, log: Path, token: str) -> None:
+    def __init__(
+        self,
+        spec: MetalProcessSpec,
+        url: str,
+        session: aiohttp.ClientSession,
+        log: Path,
+        token: str,
+        *,
+        end: Callable[[], Awaitable[None]],
+    ) -> None:
         self.url = url
+        self.end = end
         self.token = token
         self._spec = spec
         self._session = session
         self._log = log
+
+    @property
+    def model(self) -> str:
+        """The engine's name for the model."""
+        return engine_command.find_served_name(self._spec) or self._spec.service_name
 
     @property
     def log(self) -> str:
@@ -35,7 +51,7 @@ class EngineProcess:
         return await generate_token(
             self._session,
             self.url,
-            model=engine_command.find_served_name(self._spec) or self._spec.service_name,
+            model=self.model,
             token=self.token,
             timeout_seconds=30,
             mode=self._spec.mode,
@@ -58,7 +74,7 @@ class EngineProcess:
             return await response.text()
 
     async def ask(self, path: str, **body: Any) -> Any:
-        question = {"model": engine_command.find_served_name(self._spec) or self._spec.service_name, **body}
+        question = {"model": self.model, **body}
         async with self._session.post(f"{self.url}{path}", json=question) as response:
             return await response.json()
 
@@ -98,6 +114,7 @@ async def start_engine(
     try:
         url = await eventually(lambda: process.url() or "")
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {key.token}"}) as session:
-            yield EngineProcess(process_spec, url, session, log, key.token)
+            end = functools.partial(process.end, grace_seconds=0)
+            yield EngineProcess(process_spec, url, session, log, key.token, end=end)
     finally:
         await process.end(grace_seconds=5)

@@ -283,6 +283,7 @@ class EndlessStream:
             session.post(f"{self._url}/v1/chat/completions", json=body) as response,
         ):
             async for line in response.content:
+                assert not line.startswith(b'data: {"error"'), line
                 self.lines += line.startswith(b"data: {")
         self.has_ended = True
 

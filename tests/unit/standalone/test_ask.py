@@ -63,6 +63,19 @@ async def test_error_without_end_is_quoted_in_part() -> None:
             await ask(url, "tiny", "Who?", lambda _text: None)
 
 
+@pytest.mark.parametrize("error", ['{"message": "Compute error."}', '"Compute error."'])
+async def test_error_within_an_answer_is_quoted_below_what_was_shown(error: str) -> None:
+    async def fail(_request: web.BaseRequest) -> web.Response:
+        half = 'data: {"choices": [{"delta": {"content": "Hal"}}]}\n\n'
+        return web.Response(text=f'{half}data: {{"error": {error}}}\n\n')
+
+    shown: list[str] = []
+    async with serve_stub(fail) as url:
+        with pytest.raises(AskError, match=r"the answer failed: Compute error\.$"):
+            await ask(url, "tiny", "Who?", shown.append)
+    assert shown == ["Hal", "\n"]
+
+
 async def test_answer_that_breaks_off_is_reported_below_what_was_shown() -> None:
     async def break_off(request: web.BaseRequest) -> web.StreamResponse:
         response = web.StreamResponse()

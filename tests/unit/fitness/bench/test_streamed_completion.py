@@ -17,6 +17,7 @@ from fitness.bench.streamed_completion import (
     CompletionTiming,
     stream_completion,
 )
+from gateway.proxy.errors import response_broken_off
 from tests.controlplane.process import CHECKOUT
 from tests.support.stub_server import serve_stub
 
@@ -100,6 +101,11 @@ async def test_cached_part_of_a_prompt_was_not_computed() -> None:
         pytest.param([text("")] * 3000 + [DONE], "BadAnswer", "lines for 8 tokens", id="pieces without end"),
         pytest.param([b"data: " + b"x" * 1_000_000], "BrokenOff", "LineTooLong", id="line without end"),
         pytest.param([text("a"), text("b")], "BrokenOff", "before [DONE]", id="ended"),
+        pytest.param(
+            [text("a"), b"data: " + response_broken_off("ns/chat").body + b"\n\n"],
+            *("BrokenOff", "its engine broke off"),
+            id="ended by the proxy",
+        ),
         pytest.param([text("a"), text("b"), DONE], "NoTokenCount", "include_usage", id="no count"),
         pytest.param([text("a"), text("b"), usage(8, prompt=0), DONE], "NoTokenCount", "include_usage", id="no prompt"),
         pytest.param([text("a"), text("b"), usage(1), DONE], "EndedEarly", "1 of 8", id="ended early"),

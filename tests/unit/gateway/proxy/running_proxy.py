@@ -104,10 +104,11 @@ async def fake_engine(handler: Handler, uid: str = "a") -> AsyncIterator[Backend
 class GatedEngine:
     """An engine that streams one chunk for each `release`, with events for arrival and cancellation of a request."""
 
-    def __init__(self, *, content_length: int | None = None) -> None:
+    def __init__(self, *, content_length: int | None = None, kind: str = "text/event-stream") -> None:
         self.arrived = asyncio.Event()
         self.cancelled = asyncio.Event()
         self._content_length = content_length
+        self._kind = kind
         self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     def release(self, chunk: bytes) -> None:
@@ -120,7 +121,7 @@ class GatedEngine:
         self._chunks.put_nowait(None)
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        response = web.StreamResponse(headers={"Content-Type": self._kind})
         response.content_length = self._content_length
         await response.prepare(request)
         self.arrived.set()

@@ -4,7 +4,8 @@ import asyncio
 import io
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
@@ -299,30 +300,57 @@ async def test_client_that_hangs_up_cancels_the_request_to_the_engine(
 async def test_response_that_the_engine_breaks_off_does_not_look_complete(
     proxy: ProxyProcess, http: aiohttp.ClientSession, content_length: int | None
 ) -> None:
-    gated = GatedEngine(content_length=content_length)
+    gated = GatedEngine(content_length=content_length, kind="text/plain")
     async with fake_engine(gated) as backend:
         url = await proxy.serve(backend)
         async with post_chat(http, url) as response:
-            gated.release(b"data: half\n")
-            assert await response.content.readany() == b"data: half\n"
+            gated.release(b"half\n")
+            assert await response.content.readany() == b"half\n"
             gated.release(b"CUT")
             with pytest.raises(aiohttp.ClientPayloadError):
                 await response.read()
 
 
-async def test_http_1_0_client_sees_a_broken_response_as_a_reset(proxy: ProxyProcess) -> None:
-    gated = GatedEngine()
+@pytest.mark.parametrize("content_length", [None, 100])
+async def test_stream_that_the_engine_breaks_off_ends_with_an_error_event(
+    proxy: ProxyProcess, http: aiohttp.ClientSession, content_length: int | None
+) -> None:
+    gated = GatedEngine(content_length=content_length)
     async with fake_engine(gated) as backend:
-        host, port = (await proxy.serve(backend)).removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(
-            b"POST /v1/completions HTTP/1.0\r\nAuthorization: Bearer s3cret-token\r\nContent-Length: 2\r\n\r\n{}"
-        )
-        await reader.readuntil(b"\r\n\r\n")
-        gated.release(b"CUT")
+        url = await proxy.serve(backend)
+        errors = (await proxy.stats()).errors
+        async with post_chat(http, url) as response:
+            gated.release(b'data: "half"\n\ndata: {"choi')
+            assert await response.content.readany() == b'data: "half"\n\n'
+            gated.release(b"CUT")
+            event = (await response.read()).removeprefix(b"data: ")
+            assert error_code(json.loads(event)) == "upstream_failed"
+        assert (await proxy.stats()).errors == errors + 1
+
+
+@asynccontextmanager
+async def asked_over_http_1_0(url: str, gated: GatedEngine) -> AsyncIterator[asyncio.StreamReader]:
+    """Yield what a client gets of the body of a response that the engine breaks off."""
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"POST /v1/completions HTTP/1.0\r\nAuthorization: Bearer s3cret-token\r\nContent-Length: 2\r\n\r\n{}")
+    await reader.readuntil(b"\r\n\r\n")
+    gated.release(b"CUT")
+    yield reader
+    writer.close()
+
+
+async def test_http_1_0_client_sees_a_broken_response_as_a_reset(proxy: ProxyProcess) -> None:
+    gated = GatedEngine(kind="text/plain")
+    async with fake_engine(gated) as backend, asked_over_http_1_0(await proxy.serve(backend), gated) as reader:
         with pytest.raises(ConnectionResetError):
             await reader.read()
-        writer.close()
+
+
+async def test_http_1_0_client_sees_a_broken_stream_by_its_last_event(proxy: ProxyProcess) -> None:
+    gated = GatedEngine()
+    async with fake_engine(gated) as backend, asked_over_http_1_0(await proxy.serve(backend), gated) as reader:
+        assert (await reader.read()).startswith(b'data: {"error":{"message":"service ns/tiny: its engine broke')
 
 
 async def test_slow_client_slows_the_engine_instead_of_filling_memory(

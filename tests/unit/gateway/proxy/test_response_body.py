@@ -192,7 +192,15 @@ def test_error_under_status_200_is_recognized(body: bytes, end: ResponseEnd) -> 
                 "not_supported_error",
             ),
         ),
-        (404, "Not Found", (404, "Not Found", "invalid_request_error", "")),
+        (404, "Not Found", (404, "its engine does not serve this path (Not Found)", "invalid_request_error", "")),
+        (404, "", (404, "its engine does not serve this path (not found)", "invalid_request_error", "")),
+        (404, {"detail": "Not Found"}, (404, "its engine does not serve this path", "invalid_request_error", "")),
+        (404, "404 page not found", (404, "its engine does not serve this path", "invalid_request_error", "")),
+        (
+            404,
+            {"error": {"message": "File Not Found", "type": "not_found_error", "code": 404}},
+            (404, "its engine does not serve this path", "invalid_request_error", "not_found_error"),
+        ),
         (500, "", (500, "answered 500 without a reason", "server_error", "")),
     ],
 )

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.proxy import errors
 from gateway.proxy.response_body import TokenStream
-from gateway.proxy.response_end import STREAM_END_BYTES, ResponseEnd, judge_error, read_stream_end
+from gateway.proxy.response_end import STREAM_END_BYTES, ResponseEnd, StreamEnd, judge_error, read_stream_end
+from gateway.proxy.responses_stream import ResponsesStream
 
 TOKEN = b'data: {"choices":[{"finish_reason":null,"index":0,"delta":{"content":"Hi"}}],"model":"chat"}\n\n'
 FINISH = b'data: {"choices":[{"finish_reason":"stop","index":0,"delta":{}}],"model":"chat"}\n\n'
@@ -17,9 +19,24 @@ COMPUTE = b'{"code":500,"message":"Compute error.","type":"server_error"}'
 TOO_LONG = b'{"code":400,"message":"too long","type":"exceed_context_size_error"}'
 
 
+STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+BROKEN = errors.response_broken_off("ns/chat")
+TOLD = {
+    "chat": b'data: {"error":{"message":"service ns/chat: its engine broke off',
+    "completions": b'data: {"error":{"message":"service ns/chat: its engine broke off',
+    "messages": b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"service ns/chat: its',
+    "responses": b'event: error\ndata: {"type":"error","sequence_number":',
+}
+
+
+def open_stream(route: str) -> TokenStream:
+    return ResponsesStream("chat") if route == "responses" else TokenStream("chat", route=route)
+
+
 def end_of(sent: bytes, route: str = "chat") -> ResponseEnd:
-    stream = TokenStream("chat", route=route)
-    assert stream.feed(sent) + stream.finish() == sent
+    stream = open_stream(route)
+    got = stream.feed(sent) + stream.finish()
+    assert sent.startswith(got) if stream.end is ResponseEnd.CUT_OFF else got.startswith(sent)
     return stream.end
 
 
@@ -44,9 +61,33 @@ def test_error_that_is_only_a_text_is_a_failure() -> None:
 
 
 @pytest.mark.parametrize(
+    ("route", "event", "is_told"),
+    [
+        ("chat", b'data: {"error":%b}\n\n', True),
+        ("chat", b"error: %b\n\n", False),
+        ("chat", b"event: error\ndata: %b\n\n", False),
+        ("messages", b"event: error\ndata: %b\n\n", True),
+        ("messages", b'event: error\ndata: {"type":"error","error":%b}\n\n', True),
+        ("messages", b'data: {"error":%b}\n\n', False),
+        ("responses", b'event: error\ndata: {"type":"error","error":%b}\n\n', True),
+        ("responses", b"event: error\ndata: %b\n\n", False),
+    ],
+)
+def test_error_event_that_clients_of_the_api_cannot_read_is_found(route: str, event: bytes, is_told: bool) -> None:
+    stream = open_stream(route)
+    assert stream.feed(event % COMPUTE) + stream.finish() == event % COMPUTE
+    assert stream.untold_error == (b"" if is_told else COMPUTE)
+    assert stream.break_off(errors.translate_engine_error(500, COMPUTE, "ns/chat")).count(b"Compute error.") >= 1
+
+
+@pytest.mark.parametrize(
     ("error", "end"),
     [
         ({"code": 503}, ResponseEnd.FAILED),
+        ({"code": 400}, ResponseEnd.REFUSED),
+        ({"code": 399}, ResponseEnd.FAILED),
+        ({"code": 200, "type": "invalid_request_error"}, ResponseEnd.REFUSED),
+        ({"code": 500, "type": "invalid_request_error"}, ResponseEnd.FAILED),
         ({"code": 501, "type": "not_supported_error"}, ResponseEnd.REFUSED),
         ({"code": None, "type": "invalid_request_error"}, ResponseEnd.REFUSED),
         ({"code": "context_length_exceeded", "type": "invalid_request_error"}, ResponseEnd.REFUSED),
@@ -59,22 +100,64 @@ def test_error_is_judged_by_its_code_then_by_its_type(error: object, end: Respon
     assert judge_error(json.dumps(error).encode()) is end
 
 
-@pytest.mark.parametrize("last", [DONE, FINISH, FINISH + DONE, b"data: [DONE]"])
+@pytest.mark.parametrize("last", [DONE, FINISH + DONE, b"data: [DONE]", b"data:[DONE]\n"])
 def test_stream_with_its_last_event_is_complete(last: bytes) -> None:
     assert end_of(TOKEN + last) is ResponseEnd.COMPLETE
 
 
+@pytest.mark.parametrize(
+    ("route", "last", "mark"),
+    [
+        ("chat", FINISH, DONE),
+        ("completions", FINISH.replace(b":", b" : "), DONE),
+        ("chat", FINISH.rstrip(), b"\n\n" + DONE),
+        ("messages", b'event: message_delta\ndata: {"delta":{"stop_reason":"end_turn"}}\n\n', STOP),
+    ],
+)
+def test_stream_whose_text_is_whole_gets_the_mark_that_it_lacks(route: str, last: bytes, mark: bytes) -> None:
+    stream = open_stream(route)
+    assert stream.feed(TOKEN + last) + stream.finish() == TOKEN + last + mark
+    assert stream.end is ResponseEnd.COMPLETE
+
+
+def test_stream_of_which_one_of_two_choices_has_ended_is_cut_off() -> None:
+    assert end_of(TOKEN + FINISH + TOKEN) is ResponseEnd.CUT_OFF
+
+
 @pytest.mark.parametrize("sent", [b"", b": keepalive 1/1\n\n", TOKEN, TOKEN * 100, TOKEN[:-20]])
-@pytest.mark.parametrize("route", ["chat", "completions", "messages"])
-def test_stream_without_its_last_event_is_cut_off(sent: bytes, route: str) -> None:
+@pytest.mark.parametrize("route", ["chat", "completions", "messages", "responses"])
+def test_stream_without_its_last_event_is_cut_off_and_the_client_told(sent: bytes, route: str) -> None:
     assert end_of(sent, route) is ResponseEnd.CUT_OFF
+    stream = open_stream(route)
+    got = stream.feed(sent) + stream.finish() + stream.break_off(BROKEN)
+    passed_on = sent[: sent.rfind(b"\n") + 1]
+    assert got.startswith(passed_on + TOLD[route])
+
+
+@given(st.integers(0, 600), st.sampled_from(sorted(TOLD)))
+def test_event_of_a_stream_that_breaks_off_anywhere_is_one_of_its_own(cut: int, route: str) -> None:
+    """The lines before it are whole, and none of them joins it."""
+    stream = open_stream(route)
+    got = stream.feed((b"event: x\n" + TOKEN)[: cut % 120]) + stream.break_off(BROKEN)
+    before, found, _ = got.partition(TOLD[route])
+    assert found
+    assert before.endswith((b"\n\n", b"event: x\n")) or not before
+
+
+@pytest.mark.parametrize("text", ["data: [DONE]", '"finish_reason":"stop"', "event: message_stop", "message_stop"])
+@pytest.mark.parametrize("route", ["chat", "completions", "messages", "responses"])
+def test_generated_text_that_looks_like_an_end_mark_is_none(text: str, route: str) -> None:
+    chunk = {"choices": [{"finish_reason": None, "delta": {"content": text}}], "delta": text}
+    assert end_of(b"data: " + json.dumps(chunk).encode() + b"\n\n", route) is ResponseEnd.CUT_OFF
 
 
 def test_end_of_messages_and_responses() -> None:
-    stop = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
-    assert end_of(stop, "messages") is ResponseEnd.COMPLETE
+    assert end_of(STOP, "messages") is ResponseEnd.COMPLETE
     whole = json.dumps({"type": "response.completed", "response": {"error": None, "output": "x" * 10_000}}).encode()
-    assert end_of(b"event: response.completed\ndata: " + whole + b"\n\n", "responses") is ResponseEnd.COMPLETE
+    stream = open_stream("responses")
+    stream.feed(b"event: response.completed\ndata: " + whole)
+    stream.finish()
+    assert stream.end is ResponseEnd.COMPLETE
 
 
 def test_generated_text_that_looks_like_an_error_is_none() -> None:
@@ -96,7 +179,7 @@ def test_end_does_not_depend_on_the_chunks(cuts: list[int]) -> None:
 @given(st.binary(max_size=300), st.sampled_from(["chat", "responses"]))
 def test_any_bytes_have_an_end(junk: bytes, route: str) -> None:
     for error in (b"", b"error", b"event: error\ndata:", b'data: {"error":'):
-        assert isinstance(read_stream_end(error + junk, route), ResponseEnd)
+        assert isinstance(read_stream_end(error + junk, route), StreamEnd)
 
 
 def test_long_stream_keeps_little() -> None:

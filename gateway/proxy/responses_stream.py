@@ -1,0 +1,140 @@
+"""The stream of /v1/responses: each event completed with the fields that clients' libraries need, and its end known.
+
+llama.cpp's events lack the place of an item in the output, that of a part in its item, and their own number. Clients
+such as OpenAI's library put the text together by these places.
+"""
+
+from http import HTTPStatus
+from typing import Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from gateway.proxy.errors import RequestError
+from gateway.proxy.response_body import LONGEST_LINE_BYTES, TokenStream
+from gateway.proxy.response_end import ResponseEnd, StreamEnd, judge_error, read_stream_end
+
+_LAST_EVENTS: Final = frozenset({"response.completed", "response.failed", "response.incomplete"})
+_EVENTS_OF_A_PART: Final = tuple(
+    f"response.{kind}." for kind in ("content_part", "output_text", "reasoning_text", "refusal")
+)
+_EVENTS_OF_TEXT: Final = frozenset({"response.output_text.delta", "response.output_text.done"})
+_MOST_ITEMS: Final = 1000
+"""The items whose place is remembered; no answer has so many."""
+
+
+class _Item(msgspec.Struct):
+    id: str | None = None
+    call_id: str | None = None
+
+
+class _Response(msgspec.Struct):
+    id: str = ""
+    error: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Event(msgspec.Struct):
+    type: str = ""
+    sequence_number: int | UnsetType = UNSET
+    output_index: int | UnsetType = UNSET
+    content_index: int | UnsetType = UNSET
+    logprobs: msgspec.Raw | UnsetType = UNSET
+    item_id: str | None = None
+    item: _Item | None = None
+    response: _Response | None = None
+
+
+_event = msgspec.json.Decoder(_Event)
+
+
+class ResponsesStream(TokenStream):
+    """A stream of events of /v1/responses, rewritten for a client whose name for the model is `model`."""
+
+    def __init__(self, model: str, engine_model: str | None = None) -> None:
+        super().__init__(model, engine_model, "responses")
+        self._id = ""
+        self._next_number = 0
+        self._lacks_numbers = False
+        self._places: dict[str, int] = {}
+        """The place in the output of each item that was added, by its id."""
+        self._name = b""
+        """The name of the event whose data comes next."""
+        self._last_type = ""
+        """The type of the last event, if it ends the response."""
+        self._error = b"null"
+        """The error of an answer that failed."""
+
+    def _rewrite(self, lines: bytes) -> bytes:
+        return b"".join(map(self._complete_line, super()._rewrite(lines).splitlines(keepends=True)))
+
+    def _complete_line(self, line: bytes) -> bytes:
+        name, _, data = line.partition(b":")
+        if name == b"event":
+            self._name = data.strip()
+        if name != b"data":
+            return line
+        try:
+            event = _event.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            if len(line) <= LONGEST_LINE_BYTES:
+                return line
+            # The first piece of a long event, of which little more than the name is known.
+            event = _Event(self._name.decode(errors="replace"), UNSET if self._lacks_numbers else self._next_number)
+        return self._complete_event(event, line) if event.type.startswith("response.") else line
+
+    def _complete_event(self, event: _Event, line: bytes) -> bytes:
+        """Return the line of an event with the fields that it lacks."""
+        missing = b""
+        if event.sequence_number is UNSET:
+            missing = b'"sequence_number":%d,' % self._next_number
+            self._next_number += 1
+            self._lacks_numbers = True
+        else:
+            self._next_number = event.sequence_number + 1
+        if event.response:
+            self._id = event.response.id or self._id
+            self._error = bytes(event.response.error)
+        if event.type in _LAST_EVENTS:
+            self._last_type = event.type
+        elif event.item or event.item_id:
+            missing += self._place_event(event)
+        begin, brace, rest = line.partition(b"{")
+        return begin + brace + missing + rest if missing else line
+
+    def _place_event(self, event: _Event) -> bytes:
+        """Return the missing fields that say to which part of which item an event belongs."""
+        key = (event.item.id or event.item.call_id if event.item else event.item_id) or ""
+        place = self._places.get(key)
+        if place is None:
+            # An event of an item that was not added belongs to the last one.
+            place = len(self._places) if event.item else max(0, len(self._places) - 1)
+            if event.item and place < _MOST_ITEMS:
+                self._places[key] = place
+        missing = b'"output_index":%d,' % place if event.output_index is UNSET else b""
+        if event.content_index is UNSET and event.type.startswith(_EVENTS_OF_A_PART):
+            missing += b'"content_index":0,'  # an engine that numbers no parts gives each item one
+        if event.logprobs is UNSET and event.type in _EVENTS_OF_TEXT:
+            missing += b'"logprobs":[],'
+        return missing
+
+    def _read_end(self, end: bytes) -> StreamEnd:
+        if self._last_type == "response.failed":
+            return StreamEnd(judge_error(self._error))
+        if self._last_type:
+            return StreamEnd(ResponseEnd.COMPLETE)
+        found = read_stream_end(end, "responses")
+        return StreamEnd(ResponseEnd.CUT_OFF) if found.end is ResponseEnd.COMPLETE else found
+
+    def _render_error(self, error: RequestError) -> bytes:
+        """Return an event at which libraries raise, then the one that ends a response that failed."""
+        code = "server_error" if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_prompt"
+        told = {"code": code, "message": str(error)}
+        response = {"id": self._id, "object": "response", "status": "failed", "output": [], "error": told}
+        return _render_event("error", self._next_number, {"error": {"type": code, **told, "param": None}}) + (
+            _render_event("response.failed", self._next_number + 1, {"response": response})
+        )
+
+
+def _render_event(kind: str, number: int, fields: dict[str, object]) -> bytes:
+    event = {"type": kind, "sequence_number": number, **fields}
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(event))
