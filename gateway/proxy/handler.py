@@ -14,7 +14,7 @@ from gateway.proxy.engine_metrics import PodMetrics
 from gateway.proxy.errors import RequestError
 from gateway.proxy.inference_head import read_inference_head
 from gateway.proxy.inference_request import InferenceRequest, SharedResources, log_refusal
-from gateway.proxy.router import Router
+from gateway.proxy.router import Router, list_served
 
 _JSON: Final = b"Content-Type: application/json\r\n"
 
@@ -89,13 +89,18 @@ def _report_service(exchange: Exchange, *, serves: bool) -> None:
 
 
 def _list_models(exchange: Exchange, router: Router, only: str) -> None:
-    """Return all models or, if `only` is not empty, the model of that name. Raises RequestError."""
+    """Return all models that are served now or, if `only` is not empty, the one of that name. Raises RequestError.
+
+    A model whose engine loads, or has failed, is not listed: clients offer to their users what they find here.
+    """
     services = router.services()
-    if only and only not in services:
-        raise errors.model_not_found(only, services)
+    served = list_served(services)
+    if only and only not in served:
+        if only in services:
+            raise errors.service_unavailable(f"service {services[only].config.name}")
+        raise errors.model_not_found(only, served)
     models = [
-        {"id": name, "object": "model", "created": service.created, "owned_by": "pomona"}
-        for name, service in sorted(services.items())
-        if not only or name == only
+        {"id": name, "object": "model", "created": services[name].created, "owned_by": "pomona"}
+        for name in ([only] if only else served)
     ]
     exchange.respond(200, _JSON, msgspec.json.encode(models[0] if only else {"object": "list", "data": models}))

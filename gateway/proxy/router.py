@@ -27,6 +27,11 @@ class Router(Protocol):
         """Return the service for a request that names `model`. Raises RequestError."""
 
 
+def list_served(services: Mapping[str, Service]) -> list[str]:
+    """Return the sorted names of the services that take requests now: not of those that load or have failed."""
+    return sorted(name for name, service in services.items() if service.has_backend)
+
+
 class SingleServiceRouter:
     """The port of one service: whatever model a request names, that service answers."""
 
@@ -81,8 +86,8 @@ class ModelRouter:
     def find_service(self, model: str | None) -> Service:
         """Return the service of that name, with or without its namespace. Raises RequestError."""
         if model is None:
-            raise errors.missing_model(self._by_model)
+            raise errors.missing_model(list_served(self._by_model))
         found = self._by_model.get(model) or self._by_name.get(model)
         if found is None:
-            raise errors.model_not_found(model, self._by_model)
+            raise errors.model_not_found(model, list_served(self._by_model))
         return found
