@@ -100,7 +100,7 @@ def test_error_is_judged_by_its_code_then_by_its_type(error: object, end: Respon
     assert judge_error(json.dumps(error).encode()) is end
 
 
-@pytest.mark.parametrize("last", [DONE, FINISH + DONE, b"data: [DONE]", b"data:[DONE]\n"])
+@pytest.mark.parametrize("last", [DONE, FINISH + DONE, b"data: [DONE]", b"data:[DONE]\n", DONE + b": ping\n\n" * 20])
 def test_stream_with_its_last_event_is_complete(last: bytes) -> None:
     assert end_of(TOKEN + last) is ResponseEnd.COMPLETE
 
@@ -142,6 +142,12 @@ def test_event_of_a_stream_that_breaks_off_anywhere_is_one_of_its_own(cut: int, 
     before, found, _ = got.partition(TOLD[route])
     assert found
     assert before.endswith((b"\n\n", b"event: x\n")) or not before
+
+
+def test_name_of_an_event_whose_data_did_not_come_is_replaced() -> None:
+    stream = open_stream("messages")
+    got = stream.feed(b"event: content_block_delta\ndata: {") + stream.break_off(BROKEN)
+    assert got.startswith(b"event: content_block_delta\nevent: error\ndata: {")
 
 
 @pytest.mark.parametrize("text", ["data: [DONE]", '"finish_reason":"stop"', "event: message_stop", "message_stop"])

@@ -131,6 +131,22 @@ def test_event_over_the_limit_of_a_line_is_numbered_and_ends_the_response() -> N
     assert stream.end is ResponseEnd.COMPLETE
 
 
+def test_event_over_the_limit_of_an_engine_that_numbers_its_events_is_unchanged() -> None:
+    stream = ResponsesStream("chat")
+    sent = event("response.created", response={}, sequence_number=0) + event(
+        "response.completed", response={"output": "x" * LONGEST_LINE_BYTES}, sequence_number=1
+    )
+    places = [*range(0, len(sent), 100_000), len(sent)]
+    assert b"".join(stream.feed(sent[a:b]) for a, b in itertools.pairwise(places)) + stream.finish() == sent
+
+
+def test_event_of_an_item_that_was_not_added_belongs_to_the_last_one() -> None:
+    stream = ResponsesStream("chat")
+    stream.feed(LLAMA[: LLAMA.index(b"response.output_text.delta")] + b"\n\n")
+    (found,) = read_events(stream.feed(event("response.output_text.delta", item_id="another", delta="x")))
+    assert found["output_index"] == 1
+
+
 def test_places_of_an_endless_stream_take_little_memory() -> None:
     stream = ResponsesStream("chat")
     for number in range(3000):
