@@ -273,25 +273,6 @@ async def test_poisoned_engine_is_reported_at_once_and_again_when_it_recovers(
         assert await next_report(reports) == BackendHealth("sick")
 
 
-@pytest.mark.parametrize("path", ["/v1/messages/count_tokens", "/v1/responses/input_tokens"])
-async def test_engine_that_still_counts_tokens_is_not_taken_for_sound(
-    proxy: ProxyProcess, http: aiohttp.ClientSession, reports: "asyncio.Queue[BackendHealth]", path: str
-) -> None:
-    async def count_only(request: web.BaseRequest) -> web.StreamResponse:
-        if request.path == path:
-            return web.json_response({"input_tokens": 6})
-        return web.json_response({"error": {"message": "Compute error."}}, status=500)
-
-    async with fake_engine(count_only, "sick") as backend:
-        url = await proxy.serve(backend)
-        for prompt in ("1", "2", "3"):
-            assert await ask(http, url, prompt, path=path) == 200
-            await ask(http, url, prompt)
-        assert (await next_report(reports)).message == "the last 3 requests failed: 500, 500, 500"
-        assert await ask(http, url, "4", path=path) == 200
-        assert reports.empty(), "it is suspect as before"
-
-
 async def test_backend_that_breaks_off_and_accepts_no_connection_is_suspect(
     proxy: ProxyProcess, http: aiohttp.ClientSession, reports: "asyncio.Queue[BackendHealth]"
 ) -> None:
@@ -341,10 +322,7 @@ async def test_engine_that_fails_within_its_streams_is_reported(
     answer: bytes,
     outcome: str,
 ) -> None:
-    """The first is llama.cpp; the second mlx-lm, whose body has no length: it ends as a whole one does.
-
-    The client of the second is told by an event, which the engine did not send.
-    """
+    """The first is llama.cpp; the second mlx-lm, whose body has no length: it ends as a whole one does."""
     async with raw_engine(functools.partial(_answer_as_mlx_lm, answer)) as backend:
         url = await proxy.serve(backend)
         for number in range(3):

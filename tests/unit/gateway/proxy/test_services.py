@@ -100,7 +100,7 @@ async def test_model_that_no_engine_serves_now_is_not_listed(
         ("POST", "/v1/chat/completions/control", 404),
         ("GET", "/v1/chat/completions/chatcmpl-1", 404),
         ("POST", "/v1/messages/batches", 404),
-        ("GET", "/v1/messages/count_tokens", 405),
+        ("GET", "/v1/responses/input_tokens", 405),
         ("GET", "/v1/responses/resp_1", 404),
         ("POST", "/v1/responses/resp_1/cancel", 404),
         ("POST", "/v1/responses/compact", 404),
