@@ -416,7 +416,7 @@ async def test_volume_of_a_deleted_model_stays_for_the_service_that_reads_it(
     cluster: ModelNamespace, files: FileServer
 ) -> None:
     await cluster.make_model(f"{files.url}/tiny.gguf")
-    await cluster.make_consumer()
+    await cluster.make(INFERENCE_SERVICES, "chat", spec={"modelRef": "tiny"})
     await cluster.cached()
 
     async def owners() -> list[str]:
