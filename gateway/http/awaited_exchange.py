@@ -16,10 +16,19 @@ _UNREAD_BODY_BYTES: Final = 256 << 10
 
 
 class AwaitedExchange:
-    """A request whose body is read in pieces; a client that sends faster than `answer` reads is stopped."""
+    """A request whose body is read in pieces; a client that sends faster than `answer` reads is stopped.
 
-    def __init__(self, exchange: Exchange, answer: Callable[["AwaitedExchange"], Awaitable[None]]) -> None:
+    Args:
+        exchange: the request.
+        answer: answers it.
+        reads_body: False: `answer` reads no body, and none is kept.
+    """
+
+    def __init__(
+        self, exchange: Exchange, answer: Callable[["AwaitedExchange"], Awaitable[None]], *, reads_body: bool = True
+    ) -> None:
         self._exchange = exchange
+        self._reads_body = reads_body
         self._pieces: list[bytes] = []
         self._unread_bytes = 0
         self._body_error: Exception | None = None
@@ -84,6 +93,8 @@ class AwaitedExchange:
     def take_body(self, piece: bytes, *, is_last: bool) -> None:
         """Keep a piece of the body until it is read."""
         del is_last  # `read` asks the exchange
+        if not self._reads_body:
+            return
         self._pieces.append(piece)
         self._unread_bytes += len(piece)
         if self._unread_bytes > _UNREAD_BODY_BYTES:

@@ -1,15 +1,16 @@
 """All connections of clients, over all listeners of the process: their number, and the time each may take.
 
-A connection beyond the caps takes the place of one without a request, the longest idle first: of its own address if
-that has too many, else of all. So idle connections, however many, keep no request out. Times are compared by one
-sweep over all connections, because a timer for each request would cost more than the request's own parsing.
+A connection beyond the caps takes the place of one that waits: without a request, with half a head, in its handshake,
+or with a request of a stranger, the longest waiting first, of its own address if that has too many, else of all. So
+idle and slow connections, however many, keep no request out. Heads that do not come whole share a budget in the same
+way. Times are compared by one sweep over all connections: a timer for each request would cost more than its parsing.
 """
 
 import asyncio
 from typing import Protocol
 
 from gateway.event_log import log
-from gateway.http.limits import ConnectionCaps
+from gateway.http.limits import TLS_COST, UNFINISHED_HEAD_BYTES, ConnectionCaps
 
 
 class SweptConnection(Protocol):
@@ -17,10 +18,14 @@ class SweptConnection(Protocol):
 
     deadline: float
     """The time of the loop's clock after which `expire` is called; infinite if there is none."""
+    request_deadline: float
+    """The same for its request as a whole."""
+    head_bytes: int
+    """The bytes of a head that has not come whole, as the table counts them."""
 
     @property
-    def is_idle(self) -> bool:
-        """True while it has no request."""
+    def gives_way(self) -> bool:
+        """True while another connection may take its place."""
 
     @property
     def peer(self) -> str:
@@ -29,107 +34,144 @@ class SweptConnection(Protocol):
     def expire(self) -> None:
         """End what took too long."""
 
-    def close_idle(self) -> None:
-        """Close the connection, which has no request."""
+    def give_way(self) -> None:
+        """Close the connection at once."""
 
 
-class _Peer:
-    """The connections of one address: their number, and those of them that became idle, the longest idle first."""
-
-    __slots__ = ("accepted", "idle")
-
-    def __init__(self) -> None:
-        self.accepted = 0
-        self.idle: dict[SweptConnection, None] = {}
-
-
-class ConnectionTable:
-    """The connections, and those of them that became idle, the longest idle first.
+class _Waiting:
+    """Connections that began to wait, the longest waiting first, and those of them with a part of a head.
 
     One that has a request since is found out when it is looked at: that costs nothing for each request.
     """
+
+    __slots__ = ("accepted", "connections", "head_bytes", "heads")
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        """The number of connections, also of those that do not wait."""
+        self.connections: dict[SweptConnection, None] = {}
+        self.heads: dict[SweptConnection, None] = {}
+        self.head_bytes = 0
+
+
+class ConnectionTable:
+    """The connections of a process, or of some of its listeners."""
 
     def __init__(self, caps: ConnectionCaps, sweep_seconds: float) -> None:
         self.caps = caps
         self._sweep_seconds = sweep_seconds
         self._connections: set[SweptConnection] = set()
-        self._idle: dict[SweptConnection, None] = {}
-        self._peers: dict[str, _Peer] = {}
+        self._all = _Waiting()
+        self._peers: dict[str, _Waiting] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._refused = 0
-        self.accepted = 0
-        """The number of connections, including those whose handshake is not complete."""
 
-    def admit(self, peer: str) -> bool:
-        """Decide whether a connection from `peer` is taken, if need be in the place of an idle one; count it if so."""
-        if self._has_room(peer):
-            self.accepted += 1
-            self._peers.setdefault(peer, _Peer()).accepted += 1
+    @property
+    def accepted(self) -> int:
+        """The number of connections, including those whose handshake is not complete."""
+        return self._all.accepted
+
+    def admit(self, peer: str, *, is_tls: bool = False) -> bool:
+        """Decide whether a connection from `peer` is taken, if need be in the place of another one.
+
+        One that is taken has to be added at once.
+        """
+        if self._has_room(peer, self.caps.with_room // (TLS_COST if is_tls else 1)):
             return True
         self._refused += 1
         return False
 
-    def _has_room(self, peer: str) -> bool:
+    def _has_room(self, peer: str, with_room: int) -> bool:
         known = self._peers.get(peer)
         if known is not None and known.accepted >= self.caps.per_peer:
-            return self._close_longest_idle(known.idle)
-        return self.accepted < self.caps.total or self._close_longest_idle(self._idle)
-
-    def dismiss(self, peer: str) -> None:
-        """Count a connection that was admitted as gone."""
-        self.accepted -= 1
-        known = self._peers[peer]
-        known.accepted -= 1
-        if not known.accepted:
-            del self._peers[peer]
+            return self._close_longest_waiting(known)
+        if self.accepted < with_room:
+            return self.accepted < self.caps.total or self._close_longest_waiting(self._all)
+        return self._close_longest_waiting(self._all) or self.accepted < self.caps.total
 
     def add(self, connection: SweptConnection) -> None:
-        """Watch the times of an admitted connection."""
+        """Count an admitted connection, and watch its times."""
         self._connections.add(connection)
+        peer = self._peers.setdefault(connection.peer, _Waiting())
+        for place in (self._all, peer):
+            place.accepted += 1
+        self.mark_waiting(connection)
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(self._sweep_seconds, self._expire_late)
 
     def remove(self, connection: SweptConnection) -> None:
         """Forget a connection that was closed."""
+        if connection not in self._connections:
+            return
+        self.release_head(connection)
+        self._forget_waiting(connection)
+        self._connections.discard(connection)
+        peer = self._peers[connection.peer]
+        for place in (self._all, peer):
+            place.accepted -= 1
+        if not peer.accepted:
+            del self._peers[connection.peer]
+
+    def mark_waiting(self, connection: SweptConnection) -> None:
+        """Note that a connection begins to wait: for a request, or for its end."""
         if connection in self._connections:
-            self._forget_idle(connection)
-            self._connections.discard(connection)
-            self.dismiss(connection.peer)
+            self._forget_waiting(connection)  # it is the last to wait
+            self._all.connections[connection] = self._peers[connection.peer].connections[connection] = None
 
-    def mark_idle(self, connection: SweptConnection) -> None:
-        """Note that a connection has no request."""
-        if connection in self._connections:
-            self._forget_idle(connection)  # it is the last to become idle
-            self._idle[connection] = self._peers[connection.peer].idle[connection] = None
+    def hold_head(self, connection: SweptConnection, size_bytes: int) -> None:
+        """Count what has come of a head; where that is too much, the longest waiting head is given up."""
+        if connection not in self._connections:
+            return
+        peer = self._peers[connection.peer]
+        for place in (self._all, peer):
+            place.heads[connection] = None
+            place.head_bytes += size_bytes - connection.head_bytes
+        connection.head_bytes = size_bytes
+        while peer.head_bytes > UNFINISHED_HEAD_BYTES // 2:
+            self._close(next(iter(peer.heads)))
+        while self._all.head_bytes > UNFINISHED_HEAD_BYTES:
+            self._close(next(iter(self._all.heads)))
 
-    def _forget_idle(self, connection: SweptConnection) -> None:
-        if connection in self._idle:
-            del self._idle[connection]
-            del self._peers[connection.peer].idle[connection]
+    def release_head(self, connection: SweptConnection) -> None:
+        """Note that a head has come whole, or is given up."""
+        if connection in self._all.heads:
+            for place in (self._all, self._peers[connection.peer]):
+                del place.heads[connection]
+                place.head_bytes -= connection.head_bytes
+        connection.head_bytes = 0
 
-    def _close_longest_idle(self, idle: dict[SweptConnection, None]) -> bool:
-        """Close the first of these idle connections; return False if there is none."""
+    def _forget_waiting(self, connection: SweptConnection) -> None:
+        if connection in self._all.connections:
+            del self._all.connections[connection]
+            del self._peers[connection.peer].connections[connection]
+
+    def _close_longest_waiting(self, place: _Waiting) -> bool:
+        """Close the first of these connections that gives way; return False if there is none."""
         busy: list[SweptConnection] = []
-        found = None
-        for connection in idle:
-            if connection.is_idle:
-                found = connection
+        waiting = None
+        for connection in place.connections:
+            if connection.gives_way:
+                waiting = connection
                 break
             busy.append(connection)
         # After the walk: each new one over a dict passes all that was deleted from its front.
         for connection in busy:
-            self._forget_idle(connection)
-        if found is None:
+            self._forget_waiting(connection)
+        if waiting is None:
             return False
-        self.remove(found)
-        found.close_idle()
+        self._close(waiting)
         return True
+
+    def _close(self, connection: SweptConnection) -> None:
+        self.remove(connection)
+        connection.give_way()
 
     def _expire_late(self) -> None:
         self._sweep = None
         loop = asyncio.get_running_loop()
         now = loop.time()
-        for connection in [each for each in self._connections if each.deadline <= now]:
+        late = [each for each in self._connections if each.deadline <= now or each.request_deadline <= now]
+        for connection in late:
             connection.expire()
         if self._refused:
             log.warning("connections_refused", count=self._refused, total=self.caps.total, peer=self.caps.per_peer)

@@ -10,6 +10,7 @@ import time
 from http import HTTPStatus
 from typing import Final, Protocol
 
+from gateway.http.limits import SEND_TOGETHER_BYTES
 from gateway.http.request_head import InvalidRequestError, RequestHead
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -44,6 +45,10 @@ class ClientConnection(Protocol):
     """The connection of the client, as the exchange uses it."""
 
     @property
+    def peer(self) -> str:
+        """The address of the client."""
+
+    @property
     def is_blocked(self) -> bool:
         """True while the client does not read what was sent."""
 
@@ -70,8 +75,8 @@ class Exchange:
     """A request, and the state of its response."""
 
     __slots__ = (
-        *("_chunked", "_connection", "body_complete", "content_length", "ended", "head", "keep_alive", "receiver"),
-        "started",
+        *("_chunked", "_connection", "body_complete", "content_length", "ended", "gives_way", "head", "keep_alive"),
+        *("receiver", "started"),
     )
 
     def __init__(self, head: RequestHead, content_length: int | None, connection: ClientConnection) -> None:
@@ -83,12 +88,19 @@ class Exchange:
         self.body_complete = False
         self.keep_alive = head.keep_alive
         """The connection takes another request after this one."""
+        self.gives_way = False
+        """The connection may be closed for another one, as if it had no request: the client is a stranger."""
         self.started = False
         """The head of the response was sent."""
         self.ended = False
         """The response was sent whole, or broken off."""
         self._connection = connection
         self._chunked = False
+
+    @property
+    def peer(self) -> str:
+        """The address of the client."""
+        return self._connection.peer
 
     def send_continue(self) -> None:
         """Ask the client for the body, if it waits for that."""
@@ -107,8 +119,14 @@ class Exchange:
         """Send the whole response; `fields` has a line for each header field."""
         head = self._begin(status, fields)
         self.ended = True
-        length = b"content-length: %d\r\n\r\n" % len(body)
-        self._connection.write(head + length + body if self.head.method != "HEAD" else head + length)
+        head += b"content-length: %d\r\n\r\n" % len(body)
+        if self.head.method == "HEAD":
+            self._connection.write(head)
+        elif len(body) <= SEND_TOGETHER_BYTES:
+            self._connection.write(head + body)
+        else:
+            self._connection.write(head)
+            self._connection.write(body)  # not copied: clients that do not read it share one object
         self._connection.end_exchange()
 
     def start(self, status: int, fields: bytes, data: bytes = b"") -> None:

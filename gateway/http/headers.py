@@ -1,5 +1,6 @@
 """The header fields of a message: in the order and spelling in which they came, found by name without case."""
 
+import re
 from collections.abc import Iterable
 
 Field = tuple[bytes, bytes]
@@ -13,6 +14,7 @@ HOP_BY_HOP = frozenset(
 )
 """Fields, in lower case, that belong to one connection and are never forwarded."""
 
+_LOCAL = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?", re.IGNORECASE | re.ASCII)
 _NO_OPTIONS: frozenset[bytes] = frozenset()
 
 
@@ -68,3 +70,13 @@ class Headers:
 def encode_fields(fields: Iterable[Field]) -> bytes:
     """Return the lines of header fields."""
     return b"".join([b"%b: %b\r\n" % field for field in fields])
+
+
+def is_from_local_program(headers: Headers) -> bool:
+    """Decide whether a program of this machine sent the request, and not a web page in a browser of this machine.
+
+    A page of another origin sends that origin. A page whose own host name was made to resolve to this address (DNS
+    rebinding) still sends that host name.
+    """
+    origin = headers.get("Origin").removeprefix("http://")
+    return bool(_LOCAL.fullmatch(headers.get("Host"))) and (not origin or bool(_LOCAL.fullmatch(origin)))

@@ -1,5 +1,6 @@
 """Limits of the HTTP server: sizes and times of one connection, and the number of connections by the open files."""
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,8 +14,14 @@ SEND_TOGETHER_BYTES: Final = 64 << 10
 """The high-water mark of a transport on which less is sent at the end of the loop's pass, for all sockets together:
 that costs less, because who is woken first is still awake for the others."""
 
+UNFINISHED_HEAD_BYTES: Final = 4 << 20
+"""The most bytes of heads that have not come whole, of all connections; half of it from one address."""
+TLS_COST: Final = 16
+"""A connection with TLS takes 37 KiB, as much as so many without."""
+
 _LARGEST_RESERVE: Final = 1024
 _MOST_CONNECTIONS: Final = 1 << 15
+_MOST_WITH_ROOM: Final = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,8 @@ class ConnectionTimes:
     """Until a client has read what is buffered for it; afterwards the connection is aborted."""
     linger_seconds: float = 5.0
     """For a client to read a response that was sent before its request had ended."""
+    request_seconds: float = math.inf
+    """From the head of a request until the client has read the response, where that is whole and soon made."""
     sweep_seconds: float = 0.5
     """The pause between two looks at all connections, by which each of these times may be longer."""
 
@@ -41,6 +50,10 @@ class ConnectionCaps:
 
     total: int
     per_peer: int
+    with_room: int = 1 << 15
+    """Beyond so many, a new connection takes the place of one without a request, if there is one: those cost memory."""
+    buffered_bytes: int = 64 << 10
+    """What may wait at each: of requests that a client pipelines, and of answers that it does not read."""
 
 
 def connection_caps(descriptor_limit: int) -> ConnectionCaps:
@@ -52,4 +65,4 @@ def connection_caps(descriptor_limit: int) -> ConnectionCaps:
     """
     reserve = min(_LARGEST_RESERVE, descriptor_limit // 8)
     total = max(2, min(_MOST_CONNECTIONS, (descriptor_limit - reserve) // 2))
-    return ConnectionCaps(total, total // 2)
+    return ConnectionCaps(total, total // 2, _MOST_WITH_ROOM)

@@ -16,7 +16,8 @@ from gateway.http.connection_table import ConnectionTable
 from gateway.http.limits import ConnectionTimes
 from gateway.http.server_connection import RequestHandling, ServerConnection
 
-_BACKLOG: Final = 1024
+_BACKLOG: Final = 4096
+"""As many as the kernel allows: what does not fit in there comes again after a second, too late for a probe."""
 _ACCEPTS_AT_ONCE: Final = 8
 """Between two looks of the event loop at other sockets: a flood of connections must not delay streams and calls."""
 _PAUSE_SECONDS: Final = 0.2
@@ -34,6 +35,7 @@ class HttpListener:
         times: the times that a connection may take.
         context: the certificate; None: plain HTTP.
         admits: decides whether the client at the other end of a socket may connect.
+        buffer_bytes: the buffers that the kernel has for each socket; None: as large as it finds useful, some MiB.
     """
 
     def __init__(
@@ -42,7 +44,9 @@ class HttpListener:
         table: ConnectionTable,
         times: ConnectionTimes,
         context: ssl.SSLContext | None = None,
+        *,
         admits: Callable[[socket.socket], bool] = lambda _: True,
+        buffer_bytes: int | None = None,
     ) -> None:
         self.sockets: tuple[socket.socket, ...] = ()
         self._handling = handling
@@ -50,6 +54,7 @@ class HttpListener:
         self._times = times
         self._context = context
         self._admits = admits
+        self._buffer_bytes = buffer_bytes
         self._connections: set[ServerConnection] = set()
         self._handshakes: set[asyncio.Task[None]] = set()
         self._pauses: dict[int, asyncio.TimerHandle] = {}
@@ -69,12 +74,20 @@ class HttpListener:
         sockets: list[socket.socket] = []
         try:
             for family, kind, protocol, _, place in dict.fromkeys(infos):
-                bound = socket.socket(family, kind, protocol)
+                try:
+                    bound = socket.socket(family, kind, protocol)
+                except OSError as error:
+                    if error.errno != errno.EAFNOSUPPORT or len(infos) == 1:
+                        raise
+                    continue  # a kernel without IPv6 names :: nevertheless
                 sockets.append(bound)
                 bound.setblocking(False)
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if family == socket.AF_INET6:
                     bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                if self._buffer_bytes is not None:  # accepted sockets inherit them
+                    bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._buffer_bytes)
+                    bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._buffer_bytes)
                 bound.bind(place)
                 bound.listen(_BACKLOG)
         except OSError:
@@ -141,18 +154,20 @@ class HttpListener:
                 self._pause(bound, error)
                 return
             peer = str(address[0]) if address else _LOCAL_PEER
-            if not self._admits(accepted) or not self._table.admit(peer):
+            if not self._admits(accepted) or not self._table.admit(peer, is_tls=self._context is not None):
                 accepted.close()
                 continue
             accepted.setblocking(False)
-            handshake = asyncio.get_running_loop().create_task(self._connect(accepted, peer))
+            connection = ServerConnection(peer, self._handling, self._table, self._times, self._forget)
+            self._connections.add(connection)
+            self._table.add(connection)
+            handshake = asyncio.get_running_loop().create_task(self._connect(accepted, connection))
+            connection.handshake = handshake
             self._handshakes.add(handshake)
             handshake.add_done_callback(self._forget_handshake)
 
-    async def _connect(self, accepted: socket.socket, peer: str) -> None:
+    async def _connect(self, accepted: socket.socket, connection: ServerConnection) -> None:
         """Make an accepted socket a connection, after its TLS handshake if it has one."""
-        connection = ServerConnection(peer, self._handling, self._table, self._times, self._forget)
-        self._connections.add(connection)
         if accepted.family != socket.AF_UNIX:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
@@ -167,7 +182,7 @@ class HttpListener:
         finally:
             if not connection.was_made:
                 accepted.close()
-                self._table.dismiss(peer)
+                self._table.remove(connection)
                 self._forget(connection)
         if not self.sockets:
             connection.drain_requests(close_idle=self._closes_idle)

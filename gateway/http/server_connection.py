@@ -1,7 +1,8 @@
 """One connection of a client: requests are read from it one after the other, and answered in that order.
 
-The next request is looked at when the response to the one before is sent; what a client pipelines waits, and beyond
-64 KiB the client waits. A client that hangs up, also by half, cancels its request at once, even while that is queued.
+The next request is looked at when the response to the one before is sent and the client has read most of it; what a
+client pipelines waits, and beyond a limit the client waits. A client that hangs up, also by half, cancels its request
+at once, even while that is queued.
 """
 
 import asyncio
@@ -20,8 +21,9 @@ from gateway.http.headers import Headers
 from gateway.http.limits import HEAD_BYTES, SEND_AT_ONCE_BYTES, SEND_TOGETHER_BYTES, ConnectionTimes
 from gateway.http.request_head import InvalidRequestError, RequestHead, RequestParser, RequestTarget, read_known_head
 
-_PIPELINED_BYTES: Final = 64 << 10
 _HEAD_END: Final = b"\r\n\r\n"
+_STEPS_AT_ONCE: Final = 4
+"""Requests that a client pipelined, or pieces of a body, that are taken before other clients have their turn."""
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
@@ -47,7 +49,7 @@ class ServerConnection(asyncio.Protocol):
         *("_advancing", "_body_left_bytes", "_buffer", "_draining", "_ended", "_exchange", "_handling", "_is_tls"),
         *("_loop", "_on_end", "_parser", "_reading_paused", "_streams", "_table", "_times", "_transport"),
         "_unsent_bytes",
-        *("deadline", "is_blocked", "is_idle", "peer", "was_made"),
+        *("deadline", "handshake", "head_bytes", "is_blocked", "is_idle", "peer", "request_deadline", "was_made"),
     )
 
     def __init__(
@@ -60,6 +62,10 @@ class ServerConnection(asyncio.Protocol):
     ) -> None:
         self.peer = peer
         self.deadline = math.inf
+        self.request_deadline = math.inf
+        self.head_bytes = 0
+        self.handshake: asyncio.Task[None] | None = None
+        """The task that makes the connection; None: it is made, or was never accepted."""
         self._handling = handling
         self._table = table
         self._times = times
@@ -93,8 +99,7 @@ class ServerConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         self.was_made = True
         self._is_tls = transport.get_extra_info("sslcontext") is not None
-        self._transport.set_write_buffer_limits(SEND_TOGETHER_BYTES)
-        self._table.add(self)
+        self._transport.set_write_buffer_limits(min(SEND_TOGETHER_BYTES, self._table.caps.buffered_bytes))
         self._mark_idle()
         self.deadline = self._loop.time() + self._times.head_seconds
 
@@ -131,7 +136,11 @@ class ServerConnection(asyncio.Protocol):
         """Go on writing."""
         self.is_blocked = False
         self._set_deadline()
-        if self._exchange and self._exchange.receiver:
+        if self._exchange is None:
+            self._resume_reading()
+            if not self._advancing:
+                self._advance()
+        elif self._exchange.receiver:
             self._guard(self._exchange.receiver.resume_writing)
 
     # The exchange's side
@@ -172,6 +181,7 @@ class ServerConnection(asyncio.Protocol):
             if not self._buffer:
                 self._mark_idle()
                 return
+            self._table.mark_waiting(self)
             self._set_deadline()
             if not self._advancing:
                 self._advance()
@@ -202,12 +212,20 @@ class ServerConnection(asyncio.Protocol):
 
     # The table's and the listener's side
 
+    @property
+    def gives_way(self) -> bool:
+        """True while it has no request, or that of a stranger."""
+        return self._exchange is None or self._exchange.gives_way
+
     def expire(self) -> None:
         """End what took too long: a head, a pause in a body, the idle time, or a client that does not read."""
-        self.deadline = math.inf
         transport = self._transport
         if transport is None:
             return
+        if self.request_deadline <= self._loop.time():
+            self._expire_request(transport)
+            return
+        self.deadline = math.inf
         if self._ended or self.is_blocked:
             if 0 < transport.get_write_buffer_size() < self._unsent_bytes:
                 self._expect_reading(self._times.write_seconds)  # it reads, but slowly
@@ -220,10 +238,24 @@ class ServerConnection(asyncio.Protocol):
         else:
             self._refuse(408, f"its head did not come within {self._times.head_seconds:g} s")
 
-    def close_idle(self) -> None:
-        """Close the connection, which has no request."""
+    def _expire_request(self, transport: asyncio.Transport) -> None:
+        """End a request that took too long in all, however lively its client is."""
+        self.request_deadline = math.inf
+        exchange = self._exchange
+        if exchange and not exchange.body_complete and not self._ended:
+            self.request_deadline = self._loop.time() + self._times.linger_seconds
+            self._fail_body(exchange, BodyTimeoutError())
+        elif exchange or transport.get_write_buffer_size():
+            self._hang_up()
+            transport.abort()
+
+    def give_way(self) -> None:
+        """Close the connection at once, for another one."""
         if self._transport:
+            self._hang_up()
             self._transport.abort()
+        elif self.handshake:
+            self.handshake.cancel()
 
     def drain_requests(self, *, close_idle: bool = True) -> None:
         """Close the connection after the request in progress; if there is none, at once or after the next."""
@@ -245,24 +277,49 @@ class ServerConnection(asyncio.Protocol):
         """Take from the buffer what is needed now: more of a body, or the next requests."""
         self._advancing = True
         try:
-            while self._take_body(self._exchange) if self._exchange else self._take_head():
-                pass
+            for _ in range(_STEPS_AT_ONCE):
+                if not (self._take_body(self._exchange) if self._exchange else self._take_head()):
+                    break
+            else:
+                self._loop.call_soon(self._go_on)
         except Exception:  # noqa: BLE001 - a defect must not end the connections of all others
             self._fail_request()
         self._advancing = False
         exchange = self._exchange
-        if exchange is None or self._ended:
+        if self._ended:
+            return
+        if exchange is None:
+            if self._buffer:
+                self._hold_head()
             return
         if not exchange.body_complete:
             self._set_deadline()
-        elif len(self._buffer) > _PIPELINED_BYTES:
+        elif len(self._buffer) > self._table.caps.buffered_bytes:
             self._pause_reading()
+
+    def _go_on(self) -> None:
+        """Take more from the buffer, if nothing else has done that meanwhile."""
+        if self._transport and not self._advancing:
+            self._advance()
+
+    def _hold_head(self) -> None:
+        """Wait for the rest of a head, for the client to read the response before, or for other clients' turn."""
+        if len(self._buffer) > self._table.caps.buffered_bytes:
+            self._pause_reading()
+        self._table.hold_head(self, len(self._buffer))
+
+    def _note_head(self) -> None:
+        """Note that a head has come whole, of which parts had come before or whose request has its time."""
+        if self.head_bytes:
+            self._table.release_head(self)
+        if self._times.request_seconds != math.inf:
+            self.request_deadline = self._loop.time() + self._times.request_seconds
 
     def _take_head(self) -> bool:
         """Begin the next request; return False if its head is not complete, or nothing is left to be taken."""
-        buffer = self._buffer
-        if not buffer or self._ended:
+        if self._ended or self.is_blocked:
             return False
+        buffer = self._buffer
         while buffer.startswith(b"\r\n"):  # some clients send an empty line after a body
             buffer = self._buffer = buffer[2:]
         length = buffer.find(_HEAD_END)
@@ -285,9 +342,10 @@ class ServerConnection(asyncio.Protocol):
             self._refuse(400, str(error))
             return False
         exchange = self._exchange = Exchange(head, content_length, self)
-        if self._draining:
-            exchange.keep_alive = False
+        exchange.keep_alive = exchange.keep_alive and not self._draining
         self.deadline = math.inf
+        if self.head_bytes or self._times.request_seconds != math.inf:
+            self._note_head()
         body = b""
         if content_length is None:
             self._parser = parser
@@ -370,6 +428,7 @@ class ServerConnection(asyncio.Protocol):
         """Close the connection, but let a client that still sends read the response first: else it is reset."""
         self._ended = True
         self._buffer = b""
+        self._table.mark_waiting(self)
         self._resume_reading()
         self._expect_reading(self._times.linger_seconds)
         if self._transport and self._transport.can_write_eof():
@@ -381,6 +440,7 @@ class ServerConnection(asyncio.Protocol):
         """Close the connection when what was written is sent."""
         self._ended = True
         self._buffer = b""
+        self._table.mark_waiting(self)
         if self._transport:
             self._expect_reading(self._times.write_seconds)
             self._transport.close()
@@ -389,7 +449,7 @@ class ServerConnection(asyncio.Protocol):
         """Wait for a request."""
         if not self.is_idle:
             self.is_idle = True
-            self._table.mark_idle(self)
+            self._table.mark_waiting(self)
             if not self.is_blocked:
                 self.deadline = self._loop.time() + self._times.idle_seconds
 

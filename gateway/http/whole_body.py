@@ -4,12 +4,10 @@ For servers whose answers are made from memory: nobody waits, so nothing is read
 """
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from gateway.http.exchange import BodyTimeoutError, Exchange
 from gateway.http.request_head import InvalidRequestError
-
-_TEXT: Final = b"Content-Type: text/plain; charset=utf-8\r\n"
 
 
 class BodyLimits(NamedTuple):
@@ -19,11 +17,21 @@ class BodyLimits(NamedTuple):
     held_bytes: int
 
 
-class WholeBodies:
-    """The bodies of one server that are being received."""
+def render_text(_status: int, reason: str) -> tuple[bytes, bytes]:
+    """Return the header fields and the body of a failure as text."""
+    return b"Content-Type: text/plain; charset=utf-8\r\n", f"{reason}\n".encode()
 
-    def __init__(self) -> None:
+
+class WholeBodies:
+    """The bodies of one server that are being received.
+
+    Args:
+        render_error: returns the lines of the header fields and the body of a failure: of a status and a reason.
+    """
+
+    def __init__(self, render_error: Callable[[int, str], tuple[bytes, bytes]] = render_text) -> None:
         self.held_bytes = 0
+        self.render_error = render_error
 
     def receive(
         self, exchange: Exchange, limits: BodyLimits, answer: Callable[[bytes | bytearray], None]
@@ -31,10 +39,10 @@ class WholeBodies:
         """Receive a body, with which `answer` is called; None: it was refused, since it is too large."""
         length = exchange.content_length or 0
         if length > limits.body_bytes:
-            exchange.respond(413, _TEXT, b"the body is larger than %d MiB\n" % (limits.body_bytes >> 20))
+            exchange.respond(413, *self.render_error(413, f"the body is larger than {limits.body_bytes >> 10} KiB"))
             return None
         if self.held_bytes + length > limits.held_bytes:
-            exchange.respond(503, _TEXT, b"too many large requests at once\n")
+            exchange.respond(503, *self.render_error(503, "too many large requests at once"))
             return None
         exchange.send_continue()
         return WholeBody(self, exchange, limits, answer)
@@ -65,7 +73,7 @@ class WholeBody:
         self._bodies.held_bytes += len(piece)
         if len(self._pieces) > self._limits.body_bytes or self._bodies.held_bytes > self._limits.held_bytes:
             self.hang_up()
-            self._exchange.respond(413, _TEXT, b"the body is too large\n")
+            self._exchange.respond(413, *self._bodies.render_error(413, "the body is too large"))
         elif is_last:
             body = self._pieces
             self.hang_up()
@@ -74,7 +82,7 @@ class WholeBody:
     def fail_body(self, error: InvalidRequestError | BodyTimeoutError) -> None:
         """Refuse a request whose body does not come."""
         self.hang_up()
-        self._exchange.respond(400, _TEXT, f"the body did not come: {error}\n".encode())
+        self._exchange.respond(400, *self._bodies.render_error(400, f"the body did not come: {error}"))
 
     def resume_writing(self) -> None:
         """Do nothing: the answer is sent whole."""

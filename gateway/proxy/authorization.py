@@ -1,14 +1,12 @@
 """Decide whether a client may use a listener: by its token or, without one, because it is a program of this machine."""
 
 import hmac
-import re
 from typing import Final
 
-from gateway.http.headers import Headers
+from gateway.http.headers import Headers, is_from_local_program
 from gateway.proxy import errors
 
 _BEARER: Final = b"bearer "
-_LOCAL = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?", re.IGNORECASE | re.ASCII)
 
 
 def authorize(headers: Headers, tokens: tuple[str, ...] | None) -> None:
@@ -19,7 +17,7 @@ def authorize(headers: Headers, tokens: tuple[str, ...] | None) -> None:
         tokens: the valid tokens, which are several while one replaces another; None: none is needed.
     """
     if tokens is None:
-        if not _is_local_program(headers):
+        if not is_from_local_program(headers):
             raise errors.foreign_origin()
     elif not _has_token(headers, tokens):
         raise errors.invalid_api_key()
@@ -38,13 +36,3 @@ def _has_token(headers: Headers, tokens: tuple[str, ...]) -> bool:
         # All are compared, so that the time does not show which one nearly matched.
         valid |= hmac.compare_digest(sent, token.encode())
     return valid
-
-
-def _is_local_program(headers: Headers) -> bool:
-    """Decide whether a program of this machine sent the request, and not a web page in a browser of this machine.
-
-    A page of another origin sends that origin. A page whose own host name was made to resolve to this address (DNS
-    rebinding) still sends that host name.
-    """
-    origin = headers.get("Origin").removeprefix("http://")
-    return bool(_LOCAL.fullmatch(headers.get("Host"))) and (not origin or bool(_LOCAL.fullmatch(origin)))

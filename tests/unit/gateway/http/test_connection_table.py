@@ -10,11 +10,12 @@ from gateway.http.limits import ConnectionCaps
 class Connection:
     """A connection that counts how often the table asks it for its peer."""
 
-    deadline = math.inf
+    deadline = request_deadline = math.inf
+    head_bytes = 0
 
-    def __init__(self, peer: str, *, is_idle: bool) -> None:
+    def __init__(self, peer: str, *, gives_way: bool) -> None:
         self._peer = peer
-        self.is_idle = is_idle
+        self.gives_way = gives_way
         self.asked = 0
         self.closed = False
 
@@ -26,16 +27,14 @@ class Connection:
     def expire(self) -> None:
         """Do nothing: it has no deadline."""
 
-    def close_idle(self) -> None:
+    def give_way(self) -> None:
         self.closed = True
 
 
 def connect(table: ConnectionTable, peer: str, *, idle: bool = True) -> Connection:
     assert table.admit(peer)
-    connection = Connection(peer, is_idle=idle)
+    connection = Connection(peer, gives_way=idle)
     table.add(connection)
-    if idle:
-        table.mark_idle(connection)
     return connection
 
 
@@ -43,6 +42,7 @@ async def test_refusal_of_a_busy_peer_looks_at_no_connection() -> None:
     table = ConnectionTable(ConnectionCaps(total=1000, per_peer=2), sweep_seconds=60)
     others = [connect(table, f"10.0.0.{number}") for number in range(200)]
     busy = [connect(table, "10.1.0.1", idle=False) for _ in range(2)]
+    assert not table.admit("10.1.0.1"), "both are found to have a request"
     asked = sum(each.asked for each in (*others, *busy))
     assert not table.admit("10.1.0.1")
     assert sum(each.asked for each in (*others, *busy)) == asked
@@ -53,9 +53,9 @@ async def test_longest_idle_connection_of_the_peer_gives_way_without_a_look_at_o
     table = ConnectionTable(ConnectionCaps(total=1000, per_peer=3), sweep_seconds=60)
     others = [connect(table, f"10.0.0.{number}") for number in range(200)]
     first, second, third = (connect(table, "10.1.0.1") for _ in range(3))
-    table.mark_idle(first)
+    table.mark_waiting(first)
     asked = sum(each.asked for each in others)
-    assert table.admit("10.1.0.1")
+    connect(table, "10.1.0.1")
     assert [each.closed for each in (first, second, third)] == [False, True, False]
     assert sum(each.asked for each in others) == asked
     table.remove(second)
@@ -65,12 +65,12 @@ async def test_longest_idle_connection_of_the_peer_gives_way_without_a_look_at_o
 async def test_connection_with_a_request_since_it_was_idle_does_not_give_way() -> None:
     table = ConnectionTable(ConnectionCaps(total=3, per_peer=3), sweep_seconds=60)
     busy, idle, again = (connect(table, "10.1.0.1") for _ in range(3))
-    busy.is_idle = again.is_idle = False
-    assert table.admit("10.1.0.1")
+    busy.gives_way = again.gives_way = False
+    connect(table, "10.1.0.1", idle=False)
     assert [each.closed for each in (busy, idle, again)] == [False, True, False]
-    again.is_idle = True
-    table.mark_idle(again)
-    assert table.admit("10.1.0.1")
+    again.gives_way = True
+    table.mark_waiting(again)
+    connect(table, "10.1.0.1", idle=False)
     assert [each.closed for each in (busy, again)] == [False, True]
     assert not table.admit("10.1.0.1"), "the last one has a request"
 
@@ -87,13 +87,13 @@ class CountedWalks(dict[SweptConnection, None]):
 
 async def test_idle_connection_behind_busy_ones_is_found_in_one_walk() -> None:
     table = ConnectionTable(ConnectionCaps(total=100, per_peer=100), sweep_seconds=60)
-    table._idle = CountedWalks()
+    table._all.connections = CountedWalks()
     connections = [connect(table, f"10.0.0.{number}") for number in range(100)]
     for each in connections[:-1]:
-        each.is_idle = False
+        each.gives_way = False
     assert table.admit("10.0.1.1")
-    assert (connections[-1].closed, table._idle.walks) == (True, 1)
-    assert not table._idle, "those with a request are forgotten"
+    assert (connections[-1].closed, table._all.connections.walks) == (True, 1)
+    assert not table._all.connections, "those with a request are forgotten"
 
 
 async def test_number_of_connections_is_known_without_a_look_at_the_peers() -> None:
@@ -109,9 +109,7 @@ async def test_addresses_without_connections_are_forgotten() -> None:
     first, second = connect(table, "10.0.0.1"), connect(table, "10.0.0.2")
     third = connect(table, "10.0.0.3")
     assert first.closed, "the longest idle of all gives way"
-    assert table.admit("10.0.0.4")
-    table.dismiss("10.0.0.4")
     for each in (second, third):
         table.remove(each)
-        table.mark_idle(each)
-    assert (table.accepted, table._peers, table._idle) == (0, {}, {})
+        table.mark_waiting(each)
+    assert (table.accepted, table._peers, table._all.connections) == (0, {}, {})

@@ -1,0 +1,268 @@
+"""A server of few paths whose answers are whole and soon made: metrics, health, webhooks, the APIs of agents.
+
+Whoever reaches its port may ask, so it takes few connections and little memory, whatever is sent to it. A request
+without a body and with a plain answer is answered within the pass of the event loop in which it has come; one whose
+answer is awaited, or whose body is still coming, gives way to other connections, unless the answer calls `keep_place`.
+"""
+
+import contextlib
+import functools
+import inspect
+import ipaddress
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Final, NamedTuple
+from urllib.parse import parse_qsl
+
+from gateway.http.awaited_exchange import AwaitedExchange
+from gateway.http.connection_table import ConnectionTable
+from gateway.http.exchange import Exchange, RequestReceiver
+from gateway.http.headers import Field, Headers, encode_fields, is_from_local_program
+from gateway.http.limits import ConnectionCaps, ConnectionTimes
+from gateway.http.listener import HttpListener
+from gateway.http.server_connection import RequestHandling
+from gateway.http.whole_body import BodyLimits, WholeBodies
+
+TEXT: Final = b"text/plain; charset=utf-8"
+JSON: Final = b"application/json"
+CAPS: Final = ConnectionCaps(total=64, per_peer=16, buffered_bytes=16 << 10)
+"""Scrapers and probes need a handful. A node agent may have 30 MiB of memory for all of them."""
+TIMES: Final = ConnectionTimes(
+    head_seconds=5.0, body_pause_seconds=5.0, write_seconds=5.0, linger_seconds=2.0, request_seconds=30.0
+)
+BUFFER_BYTES: Final = 16 << 10
+"""Those of the kernel count as memory of the container, too; it takes twice as much for each direction."""
+_FRESH_AT_ONCE: Final = 10
+_FRESH_SECONDS: Final = 1.0
+_MOST_PARAMETERS: Final = 64
+
+
+class WholeAnswer(NamedTuple):
+    """An answer."""
+
+    status: int
+    body: bytes
+    content_type: bytes = TEXT
+    fields: tuple[Field, ...] = ()
+
+
+class AskedQuestion(NamedTuple):
+    """A request, as the answer to it needs it."""
+
+    exchange: Exchange
+    body: bytes | bytearray = b""
+    name: str = ""
+    """The rest of the path, of a route whose path is a beginning."""
+
+    @property
+    def method(self) -> str:
+        """The method."""
+        return self.exchange.head.method
+
+    @property
+    def path(self) -> str:
+        """The path, decoded."""
+        return self.exchange.head.path
+
+    @property
+    def headers(self) -> Headers:
+        """The header fields."""
+        return self.exchange.head.headers
+
+    @property
+    def peer(self) -> str:
+        """The address of the client."""
+        return self.exchange.peer
+
+    def read_query(self) -> dict[str, str]:
+        """Return the first value of each parameter. Raises ValueError: they are too many."""
+        pairs = parse_qsl(
+            self.exchange.head.query, keep_blank_values=True, errors="surrogateescape", max_num_fields=_MOST_PARAMETERS
+        )
+        return dict(reversed(pairs))
+
+    def keep_place(self) -> None:
+        """Let the request give way to no other connection: its client is known."""
+        self.exchange.gives_way = False
+
+
+Answer = Callable[[AskedQuestion], WholeAnswer | Awaitable[WholeAnswer]]
+
+
+class Route(NamedTuple):
+    """The answer to the requests to a path."""
+
+    answer: Answer
+    method: str = "GET"
+    """GET serves HEAD, too."""
+    body: BodyLimits | None = None
+    """None: a body is not read."""
+
+
+def explain(status: int, message: str) -> WholeAnswer:
+    """Return a failure as text."""
+    return WholeAnswer(status, f"{message}\n".encode())
+
+
+class AnswerServer:
+    """The routes of a server.
+
+    Args:
+        routes: the routes by path; a path that ends with a slash is a beginning.
+        fail: renders a failure: a status, and what is the matter.
+        check: returns the answer to a request that may not be asked, before anything else is looked at.
+    """
+
+    def __init__(
+        self,
+        routes: Mapping[str, Route],
+        fail: Callable[[int, str], WholeAnswer] = explain,
+        check: Callable[[AskedQuestion], WholeAnswer | None] = lambda _: None,
+    ) -> None:
+        self._routes = routes
+        self._beginnings = [path for path in routes if path.endswith("/")]
+        self._fail = fail
+        self._check = check
+        self.bodies = WholeBodies(self._render_error)
+
+    def handle_requests(self, *, is_private: bool) -> RequestHandling:
+        """Return the work on the requests to a listener; `is_private`: of local programs, not of web pages."""
+        return RequestHandling(functools.partial(self._begin, is_private), self._render_error)
+
+    def _begin(self, is_private: bool, exchange: Exchange) -> RequestReceiver | None:
+        exchange.gives_way = True
+        question = AskedQuestion(exchange)
+        head = exchange.head
+        if is_private and not is_from_local_program(head.headers):
+            self._respond(exchange, self._fail(403, "ask 127.0.0.1 or localhost by that name, and from no web page"))
+        elif (refusal := self._check(question)) is not None:
+            self._respond(exchange, refusal)
+        elif (found := self._find_route(head.path)) is None:
+            self._respond(exchange, self._fail(404, "not found"))
+        elif ("GET" if head.method == "HEAD" else head.method) != found[0].method:
+            allowed = b"GET, HEAD" if found[0].method == "GET" else found[0].method.encode()
+            refusal = self._fail(405, f"use {found[0].method}")
+            self._respond(exchange, refusal._replace(fields=(*refusal.fields, (b"Allow", allowed))))
+        else:
+            return self._begin_route(question._replace(name=found[1]), found[0])
+        return None
+
+    def _find_route(self, path: str) -> tuple[Route, str] | None:
+        if route := self._routes.get(path):
+            return None if path.endswith("/") else (route, "")
+        beginnings = [beginning for beginning in self._beginnings if path.startswith(beginning)]
+        longest = max(beginnings, key=len, default=None)
+        return None if longest is None else (self._routes[longest], path[len(longest) :])
+
+    def _begin_route(self, question: AskedQuestion, route: Route) -> RequestReceiver | None:
+        if route.body is not None:
+            receive = functools.partial(self._answer_with_body, question, route)
+            return self.bodies.receive(question.exchange, route.body, receive)
+        return self._answer(question, route)
+
+    def _answer_with_body(self, question: AskedQuestion, route: Route, body: bytes | bytearray) -> None:
+        if waiting := self._answer(question._replace(body=body), route):
+            question.exchange.receiver = waiting
+
+    def _answer(self, question: AskedQuestion, route: Route) -> AwaitedExchange | None:
+        if inspect.iscoroutinefunction(route.answer):
+
+            async def respond(exchange: AwaitedExchange) -> None:
+                answer = await route.answer(question)  # type: ignore[misc] # a coroutine function
+                exchange.respond(answer.status, _list_fields(answer), answer.body)
+
+            return AwaitedExchange(question.exchange, respond, reads_body=False)
+        answer = route.answer(question)
+        assert isinstance(answer, WholeAnswer)  # noqa: S101 - of a plain function
+        self._respond(question.exchange, answer)
+        return None
+
+    def _respond(self, exchange: Exchange, answer: WholeAnswer) -> None:
+        exchange.respond(answer.status, encode_fields(_list_fields(answer)), answer.body)
+
+    def _render_error(self, status: int, reason: str) -> tuple[bytes, bytes]:
+        answer = self._fail(status, reason)
+        return encode_fields(_list_fields(answer)), answer.body
+
+
+def _list_fields(answer: WholeAnswer) -> tuple[Field, ...]:
+    return ((b"Content-Type", answer.content_type), *answer.fields)
+
+
+class PacedRendering:
+    """A text that is costly to render, and that strangers ask for: beyond ten times at once, once a second.
+
+    In between the last one is repeated, so that clients that ask often, or do not read it, share one.
+
+    Args:
+        render: returns the text.
+        clock: seconds that never go back.
+    """
+
+    def __init__(self, render: Callable[[], bytes], clock: Callable[[], float] = time.monotonic) -> None:
+        self._render = render
+        self._clock = clock
+        self._counted_at = clock()
+        self._left = float(_FRESH_AT_ONCE)
+        self._text: bytes | None = None
+
+    def read(self) -> bytes:
+        """Return the text of now, or of up to a second ago."""
+        now = self._clock()
+        self._left = min(_FRESH_AT_ONCE, self._left + (now - self._counted_at) / _FRESH_SECONDS)
+        self._counted_at = now
+        if self._text is None or self._left >= 1:
+            self._left -= 1
+            self._text = self._render()
+        return self._text
+
+
+def is_loopback(host: str) -> bool:
+    """Decide whether only this machine reaches what listens on `host`."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def create_listener(
+    server: AnswerServer,
+    host: str,
+    *,
+    context: ssl.SSLContext | None = None,
+    caps: ConnectionCaps = CAPS,
+    times: ConnectionTimes = TIMES,
+) -> HttpListener:
+    """Return a listener of its own limits for a server that will listen on `host`."""
+    handling = server.handle_requests(is_private=is_loopback(host))
+    table = ConnectionTable(caps, times.sweep_seconds)
+    return HttpListener(handling, table, times, context, buffer_bytes=BUFFER_BYTES)
+
+
+@contextlib.asynccontextmanager
+async def serve_answers(
+    server: AnswerServer,
+    host: str,
+    port: int,
+    *,
+    context: ssl.SSLContext | None = None,
+    caps: ConnectionCaps = CAPS,
+    times: ConnectionTimes = TIMES,
+) -> AsyncIterator[tuple[str, int]]:
+    """Serve while the block runs; returns the address. Raises OSError.
+
+    Args:
+        server: the routes.
+        host: an address of this machine; empty: all of them.
+        port: the port; 0: a free one.
+        context: the certificate; None: plain HTTP.
+        caps: the most connections.
+        times: the times that a connection may take.
+    """
+    listener = create_listener(server, host, context=context, caps=caps, times=times)
+    await listener.bind(host, port)
+    try:
+        bound = listener.sockets[0].getsockname()
+        yield bound[0], bound[1]
+    finally:
+        listener.unbind()
