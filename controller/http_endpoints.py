@@ -1,28 +1,26 @@
 """The HTTP ports of the controller: metrics, and the probes of its pod.
 
-They run in threads of their own, because /healthz must answer while the event loop is stuck. Neither port is needed to
-reconcile, so the controller goes on without a port that is taken, and tries it again until it is free.
+They run in threads with event loops of their own, because /healthz must answer while that of the controller is stuck.
+Neither port is needed to reconcile, so the controller goes on without a port that is taken, and tries it again until it
+is free.
 """
 
 import asyncio
 import contextlib
-import socket
-import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final, NamedTuple
 
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from gateway.http.whole_answers import AnswerServer, PacedRendering, Route, WholeAnswer, serve_answers
+
 BEAT_SECONDS: Final = 1.0
 STUCK_SECONDS: Final = 15.0
 """An event loop that has not run for this long is stuck; no step of the controller takes a tenth of that."""
-REQUEST_SECONDS: Final = 10.0
-"""A client that sends nothing for this long is hung up on."""
 RETRY_SECONDS: Final = 5.0
 OFF: Final = "0"
 
@@ -36,15 +34,7 @@ class BindAddress(NamedTuple):
     port: int
 
 
-class HttpAnswer(NamedTuple):
-    """The answer to a GET."""
-
-    status: HTTPStatus
-    body: bytes
-    content_type: str = "text/plain; charset=utf-8"
-
-
-Routes = Mapping[str, Callable[[], HttpAnswer]]
+Routes = Mapping[str, Callable[[], WholeAnswer]]
 
 
 def parse_bind_address(text: str) -> BindAddress | None:
@@ -72,19 +62,19 @@ class ControllerHealth:
             self._beat_at = self._clock()
             await asyncio.sleep(BEAT_SECONDS)
 
-    def answer_healthz(self) -> HttpAnswer:
+    def answer_healthz(self) -> WholeAnswer:
         """Answer 500 if the event loop is stuck."""
         silent_seconds = self._clock() - self._beat_at
         if silent_seconds > STUCK_SECONDS:
-            return HttpAnswer(
+            return WholeAnswer(
                 HTTPStatus.INTERNAL_SERVER_ERROR, f"the event loop has been stuck for {silent_seconds:.0f} s\n".encode()
             )
-        return HttpAnswer(HTTPStatus.OK, b"ok\n")
+        return WholeAnswer(HTTPStatus.OK, b"ok\n")
 
-    def answer_readyz(self) -> HttpAnswer:
+    def answer_readyz(self) -> WholeAnswer:
         """Answer 503 until the caches are full: only then can this replica lead."""
         if not self.is_ready:
-            return HttpAnswer(HTTPStatus.SERVICE_UNAVAILABLE, b"the caches are not full yet\n")
+            return WholeAnswer(HTTPStatus.SERVICE_UNAVAILABLE, b"the caches are not full yet\n")
         return self.answer_healthz()
 
     @property
@@ -95,7 +85,8 @@ class ControllerHealth:
 
 def metrics_routes(render: Callable[[], bytes]) -> Routes:
     """Return the path of the metrics."""
-    return {"/metrics": lambda: HttpAnswer(HTTPStatus.OK, render(), CONTENT_TYPE_LATEST)}
+    rendering = PacedRendering(render)
+    return {"/metrics": lambda: WholeAnswer(HTTPStatus.OK, rendering.read(), CONTENT_TYPE_LATEST.encode())}
 
 
 @contextlib.contextmanager
@@ -105,10 +96,10 @@ def serve(option: str, address: BindAddress | None, routes: Routes) -> Iterator[
         yield None
         return
     thread = _ServingThread(option, address, routes)
-    served = thread.bind()
     thread.start()
+    thread.tried.wait()
     try:
-        yield served
+        yield thread.served
     finally:
         thread.end()
 
@@ -118,79 +109,54 @@ class _ServingThread(threading.Thread):
 
     def __init__(self, option: str, address: BindAddress, routes: Routes) -> None:
         super().__init__(name=option, daemon=True)
+        self.tried = threading.Event()
+        """The address was tried once."""
+        self.served: BindAddress | None = None
+        """The address, since it is served."""
         self._address = address
-        self._routes = routes
-        self._server: _Server | None = None
-        self._ending = threading.Event()
+        self._server = AnswerServer({path: Route(_ignore_request(make)) for path, make in routes.items()})
+        self._loop = asyncio.new_event_loop()
+        self._ending = asyncio.Event()
         self._problem = ""
-
-    def bind(self) -> BindAddress | None:
-        """Return the address that is served now, or None if it is taken, which is logged once."""
-        try:
-            self._server = _Server(self._address, self._routes)
-        except OSError as error:
-            if str(error) != self._problem:
-                self._problem = str(error)
-                log.warning(
-                    "port_not_served",
-                    option=self.name,
-                    address=f"{self._address.host}:{self._address.port}",
-                    error=str(error),
-                    way_out=f"free the port, or set {self.name} to another address or 0; it is tried every "
-                    f"{RETRY_SECONDS:.0f} s",
-                )
-            return None
-        host, port = self._server.server_address[:2]
-        return BindAddress(str(host), port)
 
     def run(self) -> None:
         """Serve until `end`."""
-        while self._server is None:
-            if self._ending.wait(RETRY_SECONDS):
-                return
-            if served := self.bind():
-                log.info("port_served", option=self.name, address=f"{served.host}:{served.port}")
-        with self._server:
-            while not self._ending.is_set():
-                self._server.handle_request()
+        with contextlib.closing(self._loop):
+            self._loop.run_until_complete(self._serve())
 
     def end(self) -> None:
         """End the thread, and free the port."""
-        self._ending.set()
+        self._loop.call_soon_threadsafe(self._ending.set)
         self.join()
 
+    async def _serve(self) -> None:
+        while not self._ending.is_set():
+            try:
+                async with serve_answers(self._server, *self._address) as (host, port):
+                    self.served = BindAddress(host, port)
+                    if self.tried.is_set():
+                        log.info("port_served", option=self.name, address=f"{host}:{port}")
+                    self.tried.set()
+                    await self._ending.wait()
+            except OSError as error:
+                self._note_problem(str(error))
+                self.tried.set()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._ending.wait(), RETRY_SECONDS)
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    timeout = 0.2
-    """Seconds between two looks at whether the thread is to end."""
-
-    def __init__(self, address: BindAddress, routes: Routes) -> None:
-        self.routes = routes
-        everywhere = not address.host and socket.has_dualstack_ipv6()
-        self.address_family = socket.AF_INET6 if everywhere or ":" in address.host else socket.AF_INET
-        super().__init__(address, _Handler)
-
-    def server_bind(self) -> None:
-        if self.address_family == socket.AF_INET6:
-            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        # Not that of HTTPServer, which asks for the name of the address and may wait for the answer.
-        socketserver.TCPServer.server_bind(self)
+    def _note_problem(self, problem: str) -> None:
+        """Log why the address is not served, once."""
+        if problem != self._problem:
+            self._problem = problem
+            log.warning(
+                "port_not_served",
+                option=self.name,
+                address=f"{self._address.host}:{self._address.port}",
+                error=problem,
+                way_out=f"free the port, or set {self.name} to another address or 0; it is tried every "
+                f"{RETRY_SECONDS:.0f} s",
+            )
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-    timeout = REQUEST_SECONDS
-
-    def do_GET(self) -> None:
-        """Answer by the routes of the server."""
-        make = self.server.routes.get(self.path.partition("?")[0])
-        answer = make() if make else HttpAnswer(HTTPStatus.NOT_FOUND, b"not found\n")
-        self.send_response(answer.status)
-        self.send_header("Content-Type", answer.content_type)
-        self.send_header("Content-Length", str(len(answer.body)))
-        self.end_headers()
-        self.wfile.write(answer.body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
-        """Log nothing: probes come every few seconds."""
+def _ignore_request(make: Callable[[], WholeAnswer]) -> Callable[[object], WholeAnswer]:
+    return lambda _: make()

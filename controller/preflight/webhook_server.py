@@ -16,18 +16,19 @@ from controller.preflight.admission_review import InvalidReviewError, ReviewedWr
 from controller.preflight.preflight_verdict import PreflightAnswer
 from gateway.http.connection_table import ConnectionTable
 from gateway.http.exchange import Exchange
-from gateway.http.limits import ConnectionCaps, ConnectionTimes
+from gateway.http.limits import ConnectionCaps
 from gateway.http.listener import HttpListener
 from gateway.http.server_connection import RequestHandling
-from gateway.http.whole_body import BodyLimits, WholeBodies, WholeBody
+from gateway.http.whole_answers import BUFFER_BYTES, TIMES
+from gateway.http.whole_body import BodyLimits, WholeBodies, WholeBody, render_text
 
 MOST_BODY_BYTES: Final = 8 << 20
 """A review has an object twice, and the API server takes none of more than 3 MiB."""
 MOST_HELD_BYTES: Final = 32 << 20
 """All bodies that are being received."""
-MOST_CONNECTIONS: Final = 512
-"""Half of them from one address. API servers need some; each of a stranger's takes memory of the controller."""
-_TIMES: Final = ConnectionTimes(head_seconds=5.0, body_pause_seconds=5.0)
+MOST_CONNECTIONS: Final = 128
+"""Half of them from one address. API servers need some; each of a stranger's takes memory of the controller, and gives
+way to that of another."""
 _JSON: Final = b"Content-Type: application/json\r\n"
 _TEXT: Final = b"Content-Type: text/plain; charset=utf-8\r\n"
 
@@ -74,10 +75,6 @@ class PreflightServer:
         exchange.respond(200, _JSON, encode_answer(write.uid, answer))
 
 
-def _render_error(_status: int, reason: str) -> tuple[bytes, bytes]:
-    return _TEXT, f"{reason}\n".encode()
-
-
 @contextlib.asynccontextmanager
 async def listen(server: PreflightServer, host: str, port: int, context: ssl.SSLContext) -> AsyncIterator[int]:
     """Serve an address over TLS, and return its port. Raises OSError.
@@ -88,8 +85,9 @@ async def listen(server: PreflightServer, host: str, port: int, context: ssl.SSL
         port: the port; 0: a free one.
         context: the certificate.
     """
-    table = ConnectionTable(ConnectionCaps(MOST_CONNECTIONS, MOST_CONNECTIONS // 2), _TIMES.sweep_seconds)
-    listener = HttpListener(RequestHandling(server.begin, _render_error), table, _TIMES, context)
+    table = ConnectionTable(ConnectionCaps(MOST_CONNECTIONS, MOST_CONNECTIONS // 2), TIMES.sweep_seconds)
+    handling = RequestHandling(server.begin, render_text)
+    listener = HttpListener(handling, table, TIMES, context, buffer_bytes=BUFFER_BYTES)
     await listener.bind(host, port)
     try:
         yield listener.sockets[0].getsockname()[1]

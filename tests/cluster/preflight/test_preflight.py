@@ -27,6 +27,7 @@ from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
 from tests.support.api_objects import GIB
 from tests.support.eventually import eventually
+from tests.support.open_ports import check_attacked_ports, find_ports
 from tests.support.simulated_nodes import SimulatedNodes
 
 ADDRESS, PORT = "10.0.250.250", 9443
@@ -219,3 +220,22 @@ async def test_rights_of_preflight_alone_make_its_secret_again_and_no_other(
                 await make_again("another")
     finally:
         await plane.kubectl("delete", "--ignore-not-found", "serviceaccount/keeper", "rolebinding/keeper", *place)
+
+
+async def test_strangers_neither_end_the_controller_nor_keep_reviews_out(
+    client: Client, namespace: str, webhook: Process
+) -> None:
+    await eventually(lambda: PORT in {port.port for port in find_ports([webhook.pid])})
+    ports = [port._replace(is_tls=port.port == PORT) for port in find_ports([webhook.pid])]
+    assert len(ports) == 3
+    await check_attacked_ports(ports)
+    await make_model(client, namespace, "large", 4000)
+
+    async def is_refused() -> bool:
+        with contextlib.suppress(Invalid):
+            await create(client, namespace, "large", "large")
+            await client.delete(INFERENCE_SERVICES, "large", namespace)
+            return False
+        return True
+
+    await eventually(is_refused)

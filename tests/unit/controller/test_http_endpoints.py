@@ -6,6 +6,7 @@ import http.client
 import socket
 import sys
 import threading
+from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
 
 import pytest
@@ -21,6 +22,7 @@ from controller.http_endpoints import (
     parse_bind_address,
     serve,
 )
+from gateway.http.whole_answers import AnswerServer, serve_answers
 from tests.support.eventually import eventually
 
 LOOPBACK = BindAddress("127.0.0.1", 0)
@@ -68,15 +70,14 @@ def test_replica_is_ready_when_its_caches_are_full() -> None:
 
 
 async def test_taken_port_stops_nothing_and_is_served_once_it_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    tries: list[BindAddress] = []
+    tries: list[int] = []
 
-    class Counted(http_endpoints._Server):
-        def __init__(self, address: BindAddress, routes: http_endpoints.Routes) -> None:
-            tries.append(address)
-            super().__init__(address, routes)
+    def count_tries(server: AnswerServer, host: str, port: int) -> AbstractAsyncContextManager[tuple[str, int]]:
+        tries.append(port)
+        return serve_answers(server, host, port)
 
     monkeypatch.setattr(http_endpoints, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(http_endpoints, "_Server", Counted)
+    monkeypatch.setattr(http_endpoints, "serve_answers", count_tries)
     with contextlib.ExitStack() as stack:
         told = stack.enter_context(capture_logs())
         taken = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
