@@ -1,24 +1,33 @@
 """The REST API of a node, in the shapes of `llmfit serve`: health for everybody, the hardware behind a key.
 
 Metrics and health are a server of their own, so that a scraper and the kubelet need no key. Without a key the API is
-served on loopback only.
+served on loopback only, and to no web page of a browser there.
 """
 
 import asyncio
 import contextlib
+import functools
 import hmac
 from collections.abc import AsyncIterator, Callable, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import structlog
-from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from crds.nodefitness import NodeDevice
 from devices.node_hardware import NodeHardware
+from gateway.http.whole_answers import (
+    JSON,
+    AnswerServer,
+    AskedQuestion,
+    PacedRendering,
+    Route,
+    WholeAnswer,
+    serve_answers,
+)
 
 LOOPBACK: Final = "127.0.0.1"
 EVERYWHERE: Final = "0.0.0.0"
@@ -56,9 +65,9 @@ class ApiKeyFile:
         return hmac.compare_digest(given, self.read()) and scheme.lower() == "bearer"
 
 
-def build_rest_application(
+def build_rest_server(
     node: str, read: ReadKnownHardware, memory_bandwidth: int | None, key: ApiKeyFile | None
-) -> web.Application:
+) -> AnswerServer:
     """Return the REST API.
 
     Args:
@@ -69,112 +78,101 @@ def build_rest_application(
     """
     identity = {"name": node, "os": "linux"}
 
-    async def answer_models(request: web.Request) -> web.Response:
+    async def answer_models(question: AskedQuestion, *, top_only: bool = False) -> WholeAnswer:
         # The estimates and the catalog take some MiB, which an agent that nobody asks does without.
         from node_agent import model_fits  # noqa: PLC0415 - as said
 
-        hardware, name = read(), request.match_info.get("name")
+        hardware = read()
         if hardware is None:
             return _refuse_early()
         try:
             query = model_fits.parse_fit_query(
-                request.query, limit=_TOP_LIMIT if name is None else _NAME_LIMIT, search=name or ""
+                question.read_query(), limit=_TOP_LIMIT if top_only else _NAME_LIMIT, search=question.name
             )
         except ValueError as error:
-            return web.json_response({"error": str(error)}, status=400)
-        if name is None and query.min_fit == "too_tight":
+            return _fail(400, str(error))
+        if top_only and query.min_fit == "too_tight":
             query = query._replace(min_fit="marginal")
         rows = await asyncio.to_thread(model_fits.list_fits, hardware, memory_bandwidth, query)
-        answer = {
-            "node": identity,
-            "system": describe_system(hardware),
-            "total_models": len(rows),
-            "returned_models": min(len(rows), query.limit),
-            "filters": model_fits.describe_filters(query, top_only=name is None),
-            "models": rows[: query.limit],
-        }
-        return web.json_response(answer)
+        return _answer_json(
+            {
+                "node": identity,
+                "system": describe_system(hardware),
+                "total_models": len(rows),
+                "returned_models": min(len(rows), query.limit),
+                "filters": model_fits.describe_filters(query, top_only=top_only),
+                "models": rows[: query.limit],
+            }
+        )
 
-    async def answer_health(_: web.Request) -> web.Response:
-        return web.json_response({"status": "ok", "node": identity})
-
-    async def answer_system(_: web.Request) -> web.Response:
+    def answer_system(_: AskedQuestion) -> WholeAnswer:
         hardware = read()
-        if hardware is None:
-            return _refuse_early()
-        return web.json_response({"node": identity, "system": describe_system(hardware)})
+        return (
+            _refuse_early()
+            if hardware is None
+            else _answer_json({"node": identity, "system": describe_system(hardware)})
+        )
 
-    middlewares: list[Middleware] = [_answer_errors]
-    if key:
-        middlewares.append(_require(key))
-    application = web.Application(middlewares=middlewares)
-    application.router.add_get("/health", answer_health)
-    application.router.add_get("/api/v1/system", answer_system)
-    application.router.add_get("/api/v1/models/top", answer_models)
-    application.router.add_get("/api/v1/models/{name:.+}", answer_models)
-    return application
-
-
-def _refuse_early() -> web.Response:
-    return web.json_response({"error": "the hardware was not read yet: ask again"}, status=503)
+    routes = {
+        "/health": Route(lambda _: _answer_json({"status": "ok", "node": identity})),
+        "/api/v1/system": Route(answer_system),
+        "/api/v1/models": Route(answer_models),
+        "/api/v1/models/": Route(answer_models),
+        "/api/v1/models/top": Route(functools.partial(answer_models, top_only=True)),
+    }
+    return AnswerServer(routes, _fail, functools.partial(_check_key, key) if key else lambda _: None)
 
 
-def build_metrics_application(render: Callable[[], bytes]) -> web.Application:
+def build_metrics_server(render: Callable[[], bytes]) -> AnswerServer:
     """Return the server of metrics and health, which needs no key."""
-
-    async def answer_metrics(_: web.Request) -> web.Response:
-        return web.Response(body=render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-    async def answer_health(_: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
-
-    application = web.Application(middlewares=[_answer_errors])
-    application.router.add_get("/metrics", answer_metrics)
-    application.router.add_get("/healthz", answer_health)
-    return application
+    rendering = PacedRendering(render)
+    return AnswerServer(
+        {
+            "/metrics": Route(lambda _: WholeAnswer(200, rendering.read(), CONTENT_TYPE_LATEST.encode())),
+            "/healthz": Route(lambda _: WholeAnswer(200, b"ok\n")),
+        },
+        _fail,
+    )
 
 
 @contextlib.asynccontextmanager
-async def serve_application(application: web.Application, option: str, host: str, port: int) -> AsyncIterator[None]:
+async def serve(server: AnswerServer, option: str, host: str, port: int) -> AsyncIterator[None]:
     """Serve while the block runs; a port that is taken is logged with `option`, and ends nothing."""
-    runner = web.AppRunner(application, access_log=None)
-    await runner.setup()
-    try:
+    async with contextlib.AsyncExitStack() as stack:
         try:
-            await web.TCPSite(runner, host, port).start()
+            await stack.enter_async_context(serve_answers(server, host, port))
             log.info("port_served", option=option, address=host, port=port)
         except OSError as error:
             log.warning("port_not_served", option=option, error=str(error), remedy=f"give {option} another port, or 0")
         yield
-    finally:
-        await runner.cleanup()
 
 
-@web.middleware
-async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer errors as JSON, without words of the request."""
+def _answer_json(body: Mapping[str, Any], status: int = 200) -> WholeAnswer:
+    return WholeAnswer(status, msgspec.json.encode(body), JSON)
+
+
+def _fail(status: int, message: str) -> WholeAnswer:
+    """Return an error as JSON, without words of the request."""
+    return _answer_json({"error": message}, status)
+
+
+def _refuse_early() -> WholeAnswer:
+    return _fail(503, "the hardware was not read yet: ask again")
+
+
+def _check_key(key: ApiKeyFile, question: AskedQuestion) -> WholeAnswer | None:
+    """Return the refusal of a request without the key."""
+    if question.path == "/health":
+        return None
     try:
-        return await handler(request)
-    except web.HTTPException as error:
-        headers = {name: value for name, value in error.headers.items() if name in {"Allow", "WWW-Authenticate"}}
-        return web.json_response({"error": error.reason}, status=error.status, headers=headers)
-
-
-def _require(key: ApiKeyFile) -> Middleware:
-    @web.middleware
-    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path != "/health":
-            try:
-                is_admitted = key.admits(request.headers.get("Authorization", ""))
-            except OSError as error:
-                log.warning("api_key_not_read", error=str(error))
-                return web.json_response({"error": "the key of this server cannot be read"}, status=503)
-            if not is_admitted:
-                challenge = {"WWW-Authenticate": "Bearer"}
-                return web.json_response({"error": "a key is missing or wrong"}, status=401, headers=challenge)
-        return await handler(request)
-
-    return check
+        is_admitted = key.admits(question.headers.get("Authorization"))
+    except OSError as error:
+        log.warning("api_key_not_read", error=str(error))
+        return _fail(503, "the key of this server cannot be read")
+    if is_admitted:
+        question.keep_place()
+        return None
+    return _fail(401, "a key is missing or wrong")._replace(fields=((b"WWW-Authenticate", b"Bearer"),))
 
 
 def describe_system(hardware: NodeHardware) -> dict[str, Any]:

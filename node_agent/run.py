@@ -14,9 +14,9 @@ from node_agent.rest import (
     EVERYWHERE,
     LOOPBACK,
     ApiKeyFile,
-    build_metrics_application,
-    build_rest_application,
-    serve_application,
+    build_metrics_server,
+    build_rest_server,
+    serve,
 )
 
 
@@ -44,13 +44,11 @@ async def run(identity: Credentials, options: NodeAgentOptions, memory_bandwidth
                 metrics,
             )
             if options.metrics_port:
-                served = build_metrics_application(metrics.render)
-                await stack.enter_async_context(
-                    serve_application(served, "--metrics-port", EVERYWHERE, options.metrics_port)
-                )
+                server = build_metrics_server(metrics.render)
+                await stack.enter_async_context(serve(server, "--metrics-port", EVERYWHERE, options.metrics_port))
             if options.rest_port:
                 key = ApiKeyFile(options.api_key_file) if options.api_key_file else None
                 host = EVERYWHERE if key else LOOPBACK
-                served = build_rest_application(options.node_name, lambda: agent.hardware, memory_bandwidth, key)
-                await stack.enter_async_context(serve_application(served, "--port", host, options.rest_port))
+                server = build_rest_server(options.node_name, lambda: agent.hardware, memory_bandwidth, key)
+                await stack.enter_async_context(serve(server, "--port", host, options.rest_port))
             await agent.run()

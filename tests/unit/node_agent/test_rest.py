@@ -11,19 +11,19 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 import yarl
-from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from crds.nodefitness import NodeDevice
 from devices.node_hardware import NodeHardware
+from gateway.http.whole_answers import AnswerServer
 from node_agent.metrics import NodeMetrics
 from node_agent.rest import (
     ApiKeyFile,
-    build_metrics_application,
-    build_rest_application,
+    build_metrics_server,
+    build_rest_server,
     describe_system,
-    serve_application,
+    serve,
 )
 
 GIB = 2**30
@@ -77,11 +77,11 @@ def test_unknown_size_is_null() -> None:
 
 
 @contextlib.asynccontextmanager
-async def served(application: web.Application) -> AsyncIterator[Get]:
+async def served(server: AnswerServer) -> AsyncIterator[Get]:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    async with serve_application(application, "--port", "127.0.0.1", port), aiohttp.ClientSession() as session:
+    async with serve(server, "--port", "127.0.0.1", port), aiohttp.ClientSession() as session:
 
         async def get(path: str, header: str | None = f"Bearer {KEY}", method: str = "GET") -> tuple[int, Any, Any]:
             url = yarl.URL(f"http://127.0.0.1:{port}{path}", encoded=True)
@@ -101,7 +101,7 @@ def key(tmp_path: Path) -> ApiKeyFile:
 
 
 async def test_health_is_open_and_all_else_asks_for_the_key(key: ApiKeyFile) -> None:
-    async with served(build_rest_application("gpu-1", lambda: CPU, 40 * 10**9, key)) as get:
+    async with served(build_rest_server("gpu-1", lambda: CPU, 40 * 10**9, key)) as get:
         status, body, _ = await get("/health", None)
         assert (status, body) == (200, {"status": "ok", "node": {"name": "gpu-1", "os": "linux"}})
         wrong = (None, "", "Bearer", "Bearer ", "Bearer wrong", f"Basic {KEY}", KEY, f"Bearer {KEY}x", "Bearer \xfc")
@@ -116,7 +116,7 @@ async def test_health_is_open_and_all_else_asks_for_the_key(key: ApiKeyFile) -> 
 
 
 async def test_key_is_replaced_without_a_restart(key: ApiKeyFile, tmp_path: Path) -> None:
-    async with served(build_rest_application("gpu-1", lambda: CPU, 40 * 10**9, key)) as get:
+    async with served(build_rest_server("gpu-1", lambda: CPU, 40 * 10**9, key)) as get:
         (tmp_path / "key").write_text("other")
         assert (await get("/api/v1/system"))[0] == 401
         assert (await get("/api/v1/system", "Bearer other"))[0] == 200
@@ -126,8 +126,8 @@ async def test_key_is_replaced_without_a_restart(key: ApiKeyFile, tmp_path: Path
 
 
 async def test_hardware_that_was_not_read_yet_is_unavailable() -> None:
-    async with served(build_rest_application("gpu-1", lambda: None, None, None)) as get:
-        for path in ("system", "models/top", "models/qwen"):
+    async with served(build_rest_server("gpu-1", lambda: None, None, None)) as get:
+        for path in ("system", "models", "models/top", "models/qwen"):
             assert (await get(f"/api/v1/{path}", None))[0] == 503
 
 
@@ -135,7 +135,7 @@ HOSTILE = ("%00", "%2F", "..%2F..%2Fetc", "%zz", "%FF%FE", "a" * 7000, "a" * 200
 
 
 async def test_hostile_paths_and_queries_are_answered_and_no_error(key: ApiKeyFile) -> None:
-    async with served(build_rest_application("gpu-1", lambda: CPU, 40 * 10**9, key)) as get:
+    async with served(build_rest_server("gpu-1", lambda: CPU, 40 * 10**9, key)) as get:
         for text in HOSTILE:
             for path in (
                 f"/{text}",
@@ -152,7 +152,7 @@ ROW_KEYS_OF_OURS = {"title", "source"}
 
 
 async def test_models_are_rows_of_llmfit_that_fit_the_memory_that_is_free(key: ApiKeyFile) -> None:
-    async with served(build_rest_application("gpu-1", lambda: CPU, 40 * 10**9, key)) as get:
+    async with served(build_rest_server("gpu-1", lambda: CPU, 40 * 10**9, key)) as get:
         status, body, _ = await get("/api/v1/models/top?limit=2")
         llmfit = json.loads((RECORDED / "models-top.json").read_text())
         assert status == 200
@@ -167,11 +167,15 @@ async def test_models_are_rows_of_llmfit_that_fit_the_memory_that_is_free(key: A
         _, body, _ = await get("/api/v1/models/QWEN3-8b")
         assert [row["name"] for row in body["models"]] == ["qwen3-8b"]
         assert (await get("/api/v1/models/no-such-model"))[1]["models"] == []
+        _, every, _ = await get("/api/v1/models?limit=1000")
+        assert body["models"][0] in every["models"]
+        assert (every["total_models"], every["filters"]["top_only"]) == (len(every["models"]), False)
+        assert len((await get("/api/v1/models"))[1]["models"]) == min(20, every["total_models"])
 
 
 async def test_model_that_is_too_large_is_there_only_if_asked_for(key: ApiKeyFile) -> None:
     small = CPU._replace(memory_bytes=GIB, available_bytes=GIB)
-    async with served(build_rest_application("gpu-1", lambda: small, None, key)) as get:
+    async with served(build_rest_server("gpu-1", lambda: small, None, key)) as get:
         for path in ("top", "top?min_fit=too_tight", "qwen3-8b"):
             assert (await get(f"/api/v1/models/{path}"))[1]["models"] == []
         (row,) = (await get("/api/v1/models/qwen3-8b?min_fit=too_tight"))[1]["models"]
@@ -180,7 +184,7 @@ async def test_model_that_is_too_large_is_there_only_if_asked_for(key: ApiKeyFil
 
 
 async def test_hostile_names_of_models_are_refused_or_found_nowhere(key: ApiKeyFile) -> None:
-    async with served(build_rest_application("gpu-1", lambda: CPU, None, key)) as get:
+    async with served(build_rest_server("gpu-1", lambda: CPU, None, key)) as get:
         for text in HOSTILE:
             status, body, _ = await get(f"/api/v1/models/{text}")
             assert status in {200, 400, 404, 414, 431}
@@ -192,7 +196,7 @@ async def test_hostile_names_of_models_are_refused_or_found_nowhere(key: ApiKeyF
 async def test_metrics_and_health_need_no_key() -> None:
     metrics = NodeMetrics("gpu-1", "flexinfer")
     metrics.take(TWO_L4._replace(devices=(NodeDevice(id="GPU-1", temperature_celsius=60, utilization_percent=25),)))
-    async with served(build_metrics_application(metrics.render)) as get:
+    async with served(build_metrics_server(metrics.render)) as get:
         status, text, _ = await get("/metrics", None)
         assert status == 200
         assert 'flexinfer_gpu_temperature_celsius{gpu="GPU-1",node="gpu-1"} 60.0' in text
@@ -208,8 +212,8 @@ async def test_taken_port_ends_nothing() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        application = build_metrics_application(lambda: b"")
-        async with serve_application(application, "--metrics-port", "127.0.0.1", taken.getsockname()[1]):
+        server = build_metrics_server(lambda: b"")
+        async with serve(server, "--metrics-port", "127.0.0.1", taken.getsockname()[1]):
             pass
 
 
