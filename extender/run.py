@@ -14,8 +14,9 @@ from extender.extender_metrics import ExtenderMetrics
 from extender.feed import ExtenderFeed
 from extender.node_facts import DEFAULT_ANNOTATION_PREFIX
 from extender.score import ScoreWeights
-from extender.server import ExtenderServer, listen
+from extender.server import ExtenderServer, listen_to_scheduler
 from extender.speed_table import EstimateSpeed, SpeedTable
+from gateway.http.whole_answers import serve_answers
 from kube.client import Client
 
 log = structlog.get_logger()
@@ -50,9 +51,9 @@ async def run(client: Client, options: ExtenderOptions, estimate_speed: Estimate
     metrics = ExtenderMetrics(table)
     server = ExtenderServer(Answers(feed, options.weights, metrics), metrics, lambda: feed.is_complete)
     async with contextlib.AsyncExitStack() as listeners:
-        port = await listeners.enter_async_context(listen(server, options.address, options.port))
+        _, port = await listeners.enter_async_context(listen_to_scheduler(server, options.address, options.port))
         if options.metrics_address is not None:
-            await listeners.enter_async_context(listen(server, *options.metrics_address, reads_only=True))
+            await listeners.enter_async_context(serve_answers(server.build_reads(), *options.metrics_address))
         log.info("extender_listening", address=options.address, port=port)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(feed.run(client))

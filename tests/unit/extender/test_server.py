@@ -9,13 +9,14 @@ import pytest
 import pytest_asyncio
 
 from devices.vendors import VENDORS
-from extender import server as server_module
 from extender.answers import Answers
 from extender.extender_metrics import ExtenderMetrics
 from extender.score import ScoreWeights
-from extender.server import ExtenderServer, listen
+from extender.server import ExtenderServer
 from extender.speed_table import ScoreBoard, SpeedTable
 from extender.wire import PodFacts
+from gateway.http.whole_answers import serve_answers
+from gateway.http.whole_body import BodyLimits
 from tests.support.eventually import eventually
 from tests.unit.extender.extender_objects import args_body
 
@@ -37,6 +38,7 @@ class Extender:
         metrics = ExtenderMetrics(SpeedTable(VENDORS, ScoreWeights(), lambda _served, _devices, _corrections: None))
         self.is_ready = True
         self.server = ExtenderServer(Answers(Nothing(), ScoreWeights(), metrics), metrics, lambda: self.is_ready)
+        self.answers = self.server.build(BodyLimits(1_000_000, 1_050_000))
         self.port = 0
         self.metrics_port = 0
 
@@ -48,8 +50,8 @@ class Extender:
 async def extender() -> AsyncIterator[Extender]:
     extender = Extender()
     async with (
-        listen(extender.server, LOOPBACK, 0) as extender.port,
-        listen(extender.server, LOOPBACK, 0, reads_only=True) as extender.metrics_port,
+        serve_answers(extender.answers, LOOPBACK, 0) as (_, extender.port),
+        serve_answers(extender.server.build_reads(), LOOPBACK, 0) as (_, extender.metrics_port),
     ):
         yield extender
 
@@ -72,7 +74,7 @@ async def test_connection_is_kept_and_answers_have_a_length(extender: Extender) 
     names = [f"node-{number}.rack.example.com" for number in range(5000)]
     for sent in (["n1"], names, []):
         body = args_body({}, sent)
-        writer.write(b"POST /filter HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body))
+        writer.write(b"POST /filter HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body))
         for start in range(0, len(body), 50_000):
             writer.write(body[start : start + 50_000])
             await writer.drain()
@@ -83,7 +85,7 @@ async def test_connection_is_kept_and_answers_have_a_length(extender: Extender) 
         answer = json.loads(await reader.readexactly(int(length.partition(b": ")[2])))
         assert answer["NodeNames"] == sent
     writer.close()
-    assert extender.server.bodies.held_bytes == 0
+    assert extender.answers.bodies.held_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -98,7 +100,7 @@ async def test_connection_is_kept_and_answers_have_a_length(extender: Extender) 
         ("HEAD", "/healthz", 200),
         ("GET", "/readyz", 200),
         ("GET", "/metrics", 200),
-        ("POST", "/healthz", 404),
+        ("POST", "/healthz", 405),
     ],
 )
 async def test_route_takes_its_method_alone(
@@ -126,33 +128,28 @@ async def test_address_of_metrics_schedules_nothing(extender: Extender, client: 
 
 async def test_body_that_is_too_large_is_refused_before_it_comes(extender: Extender) -> None:
     reader, writer = await asyncio.open_connection(LOOPBACK, extender.port)
-    writer.write(b"POST /filter HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % (1 << 40))
+    writer.write(b"POST /filter HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (1 << 40))
     assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")
     writer.close()
 
 
-@pytest.mark.parametrize("limit", ["MOST_BODY_BYTES", "MOST_HELD_BYTES"])
-async def test_chunks_without_end_are_refused(extender: Extender, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
-    monkeypatch.setattr(server_module, limit, 100_000)
+async def test_chunks_without_end_are_refused(extender: Extender) -> None:
     reader, writer = await asyncio.open_connection(LOOPBACK, extender.port)
-    writer.write(b"POST /filter HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
-    for _ in range(20):
+    writer.write(b"POST /filter HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+    for _ in range(120):
         writer.write(b"2710\r\n" + b"x" * 10_000 + b"\r\n")
     assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")
     writer.close()
-    assert extender.server.bodies.held_bytes == 0
+    assert extender.answers.bodies.held_bytes == 0
 
 
-async def test_all_bodies_together_are_bounded(
-    extender: Extender, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server_module, "MOST_HELD_BYTES", 150_000)
+async def test_all_bodies_together_are_bounded(extender: Extender, client: aiohttp.ClientSession) -> None:
     _, first = await asyncio.open_connection(LOOPBACK, extender.port)
-    first.write(b"POST /filter HTTP/1.1\r\nHost: a\r\nContent-Length: 140000\r\n\r\n" + b"x" * 100_000)
-    await eventually(lambda: extender.server.bodies.held_bytes == 100_000)
-    async with client.post(extender.url("/filter"), data=b"x" * 100_000) as response:
+    first.write(b"POST /filter HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900000\r\n\r\n" + b"x" * 100_000)
+    await eventually(lambda: extender.answers.bodies.held_bytes == 100_000)
+    async with client.post(extender.url("/filter"), data=b"x" * 990_000) as response:
         assert response.status == 503
     first.close()  # the scheduler gave up
-    await eventually(lambda: extender.server.bodies.held_bytes == 0)
+    await eventually(lambda: extender.answers.bodies.held_bytes == 0)
     async with client.post(extender.url("/filter"), data=args_body({}, ["n1"])) as response:
         assert response.status == 200
