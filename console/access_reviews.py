@@ -30,14 +30,14 @@ MOST_RIGHTS: Final = 65_536
 MOST_AT_ONCE: Final = 16
 MOST_OF_USER: Final = 4
 """Reviews of the rights of one user at once, whatever his tokens: a namespace each, they would keep others waiting."""
-MOST_WAITING: Final = 256
-"""Tokens that wait for their review; a flood of false tokens gets no further into the API server."""
+MOST_OF_PEER: Final = 4
+"""Tokens from one address that are reviewed at once: a flood of false ones waits for itself, and not others for it."""
 
 T = TypeVar("T")
 
 
 class ReviewFailedError(Exception):
-    """The API server does not answer, or too much waits for it: nothing is known, so nothing is shown."""
+    """The API server does not answer: nothing is known, so nothing is shown."""
 
 
 class Caller(NamedTuple):
@@ -98,6 +98,14 @@ class _Kept(Generic[T]):
         self._answers[key] = self._clock() + seconds, answer
 
 
+class _SharedQuestion:
+    """A question to the API server, and the number of requests that wait for its answer."""
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self.task = task
+        self.waiting = 0
+
+
 class AccessReviews:
     """The reviews of one API server.
 
@@ -108,36 +116,40 @@ class AccessReviews:
 
     def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
-        self._callers = _Kept[Caller | None](clock, MOST_KEPT)
+        self._callers = _Kept[Caller](clock, MOST_KEPT)
+        self._strangers = _Kept[None](clock, MOST_KEPT)
+        """Digests of tokens that are of nobody; apart, so that a flood of them pushes no caller out."""
         self._rights = _Kept[bool](clock, MOST_RIGHTS)
         self._slots = asyncio.Semaphore(MOST_AT_ONCE)
         self._slots_of = weakref.WeakValueDictionary[str, asyncio.Semaphore]()
         """By user, as long as reviews of his rights run."""
-        self._running: dict[Hashable, asyncio.Task[Any]] = {}
-        self._waiting = 0
+        self._slots_of_peer = weakref.WeakValueDictionary[str, asyncio.Semaphore]()
+        """By address, as long as tokens from there are reviewed."""
+        self._running: dict[Hashable, _SharedQuestion] = {}
 
-    async def identify(self, token: str) -> Caller | None:
-        """Return the user of a token; None: it is of nobody. Raises ReviewFailedError."""
+    async def identify(self, token: str, peer: str) -> Caller | None:
+        """Return the user of a token that came from address `peer`; None: it is of nobody. Raises ReviewFailedError."""
         key = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
-        known = self._callers.get(key)
+        known = self._callers.get(key) or self._strangers.get(key)
         if known is not None:
             return known[0]
-        return await self._share(key, lambda: self._identify(key, token))
+        async with self._slots_of_peer.setdefault(peer, asyncio.Semaphore(MOST_OF_PEER)):
+            known = self._callers.get(key) or self._strangers.get(key)
+            if known is not None:
+                return known[0]
+            return await self._share(key, lambda: self._identify(key, token))
 
     async def _identify(self, key: bytes, token: str) -> Caller | None:
-        if self._waiting >= MOST_WAITING:
-            raise ReviewFailedError("too many tokens are being reviewed: try again")
-        self._waiting += 1
-        try:
-            answer = await self._review(TOKEN_REVIEWS, {"token": token})
-        finally:
-            self._waiting -= 1
+        answer = await self._review(TOKEN_REVIEWS, {"token": token})
         status = _read(answer, _TokenStatus)
         user = status.user
         caller = None
         if status.authenticated and user.username:
             caller = Caller(user.username, user.uid, user.groups, tuple(sorted(user.extra.items())))
-        self._callers.put(key, caller, YES_SECONDS if caller is not None else NO_SECONDS)
+        if caller is None:
+            self._strangers.put(key, None, NO_SECONDS)
+        else:
+            self._callers.put(key, caller, YES_SECONDS)
         return caller
 
     async def allows(self, caller: Caller, demand: AccessDemand) -> bool:
@@ -196,17 +208,20 @@ class AccessReviews:
         return found
 
     async def _share(self, key: Hashable, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Ask, or wait for the answer to the same question; a request that ends meanwhile ends no question."""
-        running: asyncio.Task[T] | None = self._running.get(key)
-        if running is None:
-            running = self._running[key] = asyncio.create_task(ask())
-            running.add_done_callback(lambda task: self._finish(key, task))
-        return await asyncio.shield(running)
-
-    def _finish(self, key: Hashable, task: asyncio.Task[Any]) -> None:
-        del self._running[key]
-        if not task.cancelled():
-            task.exception()  # whoever asked may have gone
+        """Ask, or wait for the answer to the same question, which ends with the last request that waits for it."""
+        question = self._running.get(key)
+        if question is None:
+            question = self._running[key] = _SharedQuestion(asyncio.create_task(ask()))
+        question.waiting += 1
+        try:
+            answer: T = await asyncio.shield(question.task)
+        finally:
+            question.waiting -= 1
+            if not question.waiting:
+                question.task.cancel()
+                if self._running.get(key) is question:
+                    del self._running[key]
+        return answer
 
     async def _review(self, resource: Resource, spec: Obj) -> Obj:
         try:

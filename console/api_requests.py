@@ -9,6 +9,7 @@ from console.density_answers import SimulateRequest
 from console.density_models import USE_CASES
 from console.density_queries import DEFAULT_LIMIT, MOST_LIMIT, DensityQuery, Page
 from fitness.fit import FIT_LEVELS
+from gateway.http.whole_answers import AskedQuestion
 
 MOST_BODY_BYTES: Final = 64 << 10
 LONGEST_TEXT: Final = 256
@@ -58,6 +59,14 @@ NODE_PARAMETER: Final = ParameterSchema(
 
 class BadRequestError(ValueError):
     """A request that cannot be answered; the message is for the client."""
+
+
+def read_query(question: AskedQuestion) -> dict[str, str]:
+    """Return the parameters of a request. Raises BadRequestError: they are too many."""
+    try:
+        return question.read_query()
+    except ValueError as error:
+        raise BadRequestError("the query has too many parameters") from error
 
 
 def read_page(query: Mapping[str, str]) -> Page:

@@ -3,21 +3,20 @@
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import structlog
-from aiohttp import web
 
 from console.access_reviews import AccessReviews
 from console.api_routes import DensityContext
-from console.api_server import build_api
+from console.api_server import CAPS, build_api
 from console.density_feed import DensityFeed
 from console.density_metrics import CONTENT_TYPE, build_process_registry, render_metrics
 from console.density_prices import DensityPrices
 from console.density_service import DensityService
 from devices.vendors import VENDORS, Vendors
+from gateway.http.whole_answers import AnswerServer, AskedQuestion, Route, WholeAnswer, serve_answers
 from kube.client import Client
 
 log = structlog.get_logger()
@@ -52,9 +51,10 @@ async def run(client: Client, options: ConsoleOptions) -> None:
     context = DensityContext(service, options.prices)
     async with contextlib.AsyncExitStack() as servers, asyncio.TaskGroup() as tasks:
         tls = _load_certificate(options.tls) if options.tls is not None else None
-        port = await servers.enter_async_context(serve(build_api(context, AccessReviews(client)), options.address, tls))
+        api = build_api(context, AccessReviews(client))
+        _, port = await servers.enter_async_context(serve_answers(api, *options.address, context=tls, caps=CAPS))
         if options.metrics_address is not None:
-            await servers.enter_async_context(serve(build_health(service), options.metrics_address))
+            await servers.enter_async_context(serve_answers(build_health(service), *options.metrics_address))
         log.info("density_api_listening", address=options.address[0], port=port)
         if tls is not None and options.tls is not None:
             tasks.create_task(_renew_certificate(tls, options.tls))
@@ -62,42 +62,26 @@ async def run(client: Client, options: ConsoleOptions) -> None:
         await feed.follow(client)
 
 
-def build_health(service: DensityService) -> web.Application:
+def build_health(service: DensityService) -> AnswerServer:
     """Return the server of health and metrics, which asks for no token."""
     process = build_process_registry()
 
-    async def answer_metrics(_: web.Request) -> web.Response:
+    async def answer_metrics(_: AskedQuestion) -> WholeAnswer:
         body = await service.compute(lambda snapshot, table: render_metrics(process, snapshot, table))
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+        return WholeAnswer(200, body, CONTENT_TYPE.encode())
 
-    async def answer_healthz(_: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
-
-    async def answer_readyz(_: web.Request) -> web.Response:
+    def answer_readyz(_: AskedQuestion) -> WholeAnswer:
         if not service.feed.is_complete:
-            return web.Response(status=503, text="the cluster is still being read\n")
-        return web.Response(text="ok\n")
+            return WholeAnswer(503, b"the cluster is still being read\n")
+        return WholeAnswer(200, b"ok\n")
 
-    application = web.Application()
-    application.router.add_get("/metrics", answer_metrics)
-    application.router.add_get("/healthz", answer_healthz)
-    application.router.add_get("/readyz", answer_readyz)
-    return application
-
-
-@contextlib.asynccontextmanager
-async def serve(
-    application: web.Application, address: tuple[str, int], tls: ssl.SSLContext | None = None
-) -> AsyncIterator[int]:
-    """Serve while the block runs, and return the port. Raises OSError."""
-    runner = web.AppRunner(application, access_log=None)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, address[0] or None, address[1], ssl_context=tls)
-        await site.start()
-        yield runner.addresses[0][1]
-    finally:
-        await runner.cleanup()
+    return AnswerServer(
+        {
+            "/metrics": Route(answer_metrics),
+            "/healthz": Route(lambda _: WholeAnswer(200, b"ok\n")),
+            "/readyz": Route(answer_readyz),
+        }
+    )
 
 
 def _load_certificate(files: TlsFiles) -> ssl.SSLContext:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from console.access_reviews import MOST_AT_ONCE, AccessReviews, Caller
+from console.access_reviews import MOST_AT_ONCE, MOST_KEPT, AccessReviews, Caller
 from kube.client import Client, Obj
 from kube.errors import Unreachable
 from kube.resources import TOKEN_REVIEWS, Resource
@@ -46,7 +46,7 @@ def test_requests_of_a_caller_that_wait_for_the_same_review_share_it() -> None:
     async def main() -> None:
         reviewer = SlowReviewer()
         reviews = AccessReviews(reviewer, asyncio.get_running_loop().time)
-        callers = await asyncio.gather(*(reviews.identify("tenant") for _ in range(50)))
+        callers = await asyncio.gather(*(reviews.identify("tenant", "10.0.0.1") for _ in range(50)))
         assert callers == [TENANT] * 50
         assert await ask_many(reviews, 100) == [frozenset({"team-7"})] * 100
         assert set(reviewer.asked.values()) == {1}
@@ -61,7 +61,7 @@ def test_tenant_of_many_tokens_and_namespaces_keeps_nobody_waiting() -> None:
         many = asyncio.ensure_future(ask_many(reviews, 20, uid=str))
         await asyncio.sleep(5 * REVIEW_SECONDS)
         started_at = asyncio.get_running_loop().time()
-        caller = await reviews.identify("other")
+        caller = await reviews.identify("other", "10.0.0.1")
         assert caller is not None
         assert await reviews.find_visible(caller, ("team-7",)) == frozenset({"team-7"})
         assert asyncio.get_running_loop().time() - started_at < 20 * REVIEW_SECONDS
@@ -101,10 +101,46 @@ def test_review_that_fails_is_asked_again() -> None:
 def test_caller_who_hangs_up_ends_no_review_of_another_request() -> None:
     async def main() -> None:
         reviews = AccessReviews(SlowReviewer(), asyncio.get_running_loop().time)
-        first = asyncio.ensure_future(reviews.identify("tenant"))
-        second = asyncio.ensure_future(reviews.identify("tenant"))
+        first = asyncio.ensure_future(reviews.identify("tenant", "10.0.0.1"))
+        second = asyncio.ensure_future(reviews.identify("tenant", "10.0.0.1"))
         await asyncio.sleep(REVIEW_SECONDS / 2)
         first.cancel()
         assert await second == TENANT
+
+    virtual_time.run(main())
+
+
+def test_flood_of_false_tokens_keeps_callers_from_elsewhere_waiting_no_longer_than_its_share() -> None:
+    async def main() -> None:
+        reviewer = SlowReviewer()
+        reviews = AccessReviews(reviewer, asyncio.get_running_loop().time)
+        flood = [asyncio.ensure_future(reviews.identify(f"x-{number}", "10.0.0.66")) for number in range(5000)]
+        await asyncio.sleep(REVIEW_SECONDS / 2)
+        started_at = asyncio.get_running_loop().time()
+        callers = await asyncio.gather(*(reviews.identify(f"user-{n}", f"10.0.1.{n}") for n in range(6)))
+        assert [each and each.username for each in callers] == [f"user-{n}" for n in range(6)]
+        assert asyncio.get_running_loop().time() - started_at < 3 * REVIEW_SECONDS
+        for each in flood:
+            each.cancel()
+        await asyncio.sleep(3 * REVIEW_SECONDS)
+        assert (len(reviews._running), len(reviewer.asked) < 40) == (0, True), "a token that nobody waits for"
+
+    virtual_time.run(main())
+
+
+def test_tokens_of_nobody_push_out_no_caller() -> None:
+    class Strict(SlowReviewer):
+        async def review(self, resource: Resource, spec: Mapping[str, Any]) -> Obj:
+            answer = await super().review(resource, spec)
+            return answer if spec["token"] == "tenant" else {"status": {"authenticated": False}}
+
+    async def main() -> None:
+        reviewer = Strict()
+        reviews = AccessReviews(reviewer, lambda: 0.0)
+        assert await reviews.identify("tenant", "10.0.0.1") == TENANT
+        for number in range(MOST_KEPT + 1):
+            assert await reviews.identify(f"x-{number}", "10.0.0.1") is None
+        assert await reviews.identify("tenant", "10.0.0.1") == TENANT
+        assert reviewer.asked["tenant"] == 1
 
     virtual_time.run(main())

@@ -23,7 +23,8 @@ from console.density_feed import DensityFeed
 from console.density_prices import DensityPrices
 from console.density_service import DensityService
 from console.openapi_document import build_document
-from console.run import build_health, serve
+from console.run import build_health
+from gateway.http.whole_answers import serve_answers
 from kube.client import Obj
 from kube.errors import ApiError, Unreachable
 from kube.resources import TOKEN_REVIEWS, Resource
@@ -95,7 +96,8 @@ async def serving(feed: DensityFeed | None = None) -> AsyncIterator[Api]:
     prices = DensityPrices(per_kwh=0.3, watts={"nvidia": 72})
     context = DensityContext(DensityService(feed or make_feed()), prices)
     reviews = AccessReviews(reviewer, clock)  # type: ignore[arg-type] # it calls review() only
-    async with serve(build_api(context, reviews), ("127.0.0.1", 0)) as port, aiohttp.ClientSession() as session:
+    server = build_api(context, reviews)
+    async with serve_answers(server, "127.0.0.1", 0) as (_, port), aiohttp.ClientSession() as session:
         yield Api(session, port, reviewer, clock)
 
 
@@ -211,9 +213,9 @@ async def test_flood_of_tokens_is_not_kept() -> None:
     reviewer = Reviewer()
     reviews = AccessReviews(reviewer)  # type: ignore[arg-type] # it calls review() only
     for number in range(MOST_KEPT + 10):
-        assert await reviews.identify(f"token-of-stranger-{number}") is None
-    assert len(reviews._callers._answers) == MOST_KEPT
-    assert not any("token" in str(key) for key in reviews._callers._answers)
+        assert await reviews.identify(f"token-of-stranger-{number}", "10.0.0.1") is None
+    assert len(reviews._strangers._answers) == MOST_KEPT
+    assert not any("token" in str(key) for key in reviews._strangers._answers)
 
 
 async def test_answer_that_the_client_has_is_not_sent_again() -> None:
@@ -326,7 +328,7 @@ async def test_nothing_is_answered_before_the_cluster_was_read() -> None:
 async def test_health_asks_for_no_token() -> None:
     feed = build_feed(gpu_node("g1", free=20 * GIB))
     async with (
-        serve(build_health(DensityService(feed)), ("127.0.0.1", 0)) as port,
+        serve_answers(build_health(DensityService(feed)), "127.0.0.1", 0) as (_, port),
         aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
     ):
         for path, status in (("/healthz", 200), ("/readyz", 503), ("/metrics", 200), ("/api/v1/catalog", 404)):
