@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, get_args
 
 import structlog
-from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client import Enum as EnumMetric
 
 from crds.meta import METRIC_PREFIX
 from devices.pressure import PressureLevel
+from gateway.http.whole_answers import AnswerServer, AskedQuestion, Route, WholeAnswer, serve_answers
 from metal_agent.holds.hold_gate import HOLD_SOURCES, HoldGate
 from metal_agent.lifecycle import Phase
 from metal_agent.memory.ledger import Ledger
@@ -125,20 +125,17 @@ class AgentMetrics:
 
 
 async def serve_metrics(place: tuple[str, int], text: Callable[[], Awaitable[bytes]]) -> None:
-    """Answer GET /metrics at `place`, an address and a port, until cancelled; return if it cannot listen there."""
+    """Answer GET /metrics at `place`, an address and a port, until cancelled; return if it cannot listen there.
 
-    async def answer(_: web.Request) -> web.Response:
-        return web.Response(body=await text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    On loopback, web pages in browsers of this machine get none of it.
+    """
 
-    application = web.Application()
-    application.router.add_get("/metrics", answer)
-    runner = web.AppRunner(application, access_log=None)
-    await runner.setup()
+    async def answer(_: AskedQuestion) -> WholeAnswer:
+        return WholeAnswer(200, await text(), CONTENT_TYPE_LATEST.encode())
+
     try:
-        await web.TCPSite(runner, *place).start()
-        log.info("metrics_served", address=place[0], port=place[1])
-        await asyncio.Event().wait()
+        async with serve_answers(AnswerServer({"/metrics": Route(answer)}), *place):
+            log.info("metrics_served", address=place[0], port=place[1])
+            await asyncio.Event().wait()
     except OSError as error:
         log.warning("metrics_not_served", error=str(error), hint="give --metrics-address another address and port")
-    finally:
-        await runner.cleanup()

@@ -3,7 +3,7 @@
 Nothing on a host knows whether a firewall or a route keeps the cluster away, and a host without services has no other
 listener. So the agent answers on a spare port of its range with the name of this host, and the controller asks there. A
 service that needs the port gets it.
-The answer holds no secret; a client that is slow or sends too much is dropped.
+The answer holds no secret, and whatever it asks is answered alike.
 """
 
 import asyncio
@@ -13,9 +13,16 @@ from typing import Final
 
 import structlog
 
-_REQUEST_BYTES: Final = 4096
-_REQUEST_SECONDS: Final = 5.0
-_MOST_CONNECTIONS: Final = 16
+from gateway.http.connection_table import ConnectionTable
+from gateway.http.exchange import Exchange
+from gateway.http.limits import ConnectionCaps
+from gateway.http.listener import HttpListener
+from gateway.http.server_connection import RequestHandling
+from gateway.http.whole_answers import BUFFER_BYTES, TIMES
+from gateway.http.whole_body import render_text
+
+_CAPS: Final = ConnectionCaps(total=32, per_peer=16)
+_TEXT: Final = b"Content-Type: text/plain; charset=utf-8\r\n"
 _RETRY_SECONDS: Final = 60.0
 """Pause after no port could be bound."""
 
@@ -37,15 +44,12 @@ class ReachabilityListener:
     ) -> None:
         self.port: int | None = None
         """The bound port; None: none is bound."""
-        body = f"{host}\n".encode()
-        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        self._response = head.encode() + body
+        self._answer = f"{host}\n".encode()
         self._address = address
         self._list_ports = list_ports
         self._on_change = on_change
-        self._server: asyncio.Server | None = None
+        self._listener: HttpListener | None = None
         self._moved = asyncio.Event()
-        self._connections = 0
 
     def move(self, address: str) -> None:
         """Listen at another address from now on."""
@@ -54,8 +58,8 @@ class ReachabilityListener:
 
     def give_up(self, port: int) -> None:
         """Stop to listen on `port` before this returns, as a service gets it; another spare port is tried."""
-        if port == self.port and self._server:
-            self._server.close()
+        if port == self.port and self._listener:
+            self._listener.unbind()
             self._set_port(None)
             self._moved.set()
 
@@ -63,27 +67,30 @@ class ReachabilityListener:
         """Listen until cancelled."""
         while True:
             self._moved.clear()
-            self._server = server = await self._bind()
+            self._listener = listener = await self._bind()
             try:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(None if server else _RETRY_SECONDS):
+                    async with asyncio.timeout(None if listener else _RETRY_SECONDS):
                         await self._moved.wait()
             finally:
-                if server:
-                    server.close()
+                if listener:
+                    listener.unbind()
                     self._set_port(None)
 
-    async def _bind(self) -> asyncio.Server | None:
-        """Return a server on the first port that can be bound; None: there is none now."""
+    async def _bind(self) -> HttpListener | None:
+        """Return a listener on the first port that can be bound; None: there is none now."""
         refusal = "no port of --port-range is free"
         for port in self._list_ports():
+            table = ConnectionTable(_CAPS, TIMES.sweep_seconds)
+            handling = RequestHandling(self._respond, render_text)
+            listener = HttpListener(handling, table, TIMES, buffer_bytes=BUFFER_BYTES)
             try:
-                server = await asyncio.start_server(self._answer, self._address, port, limit=_REQUEST_BYTES)
+                await listener.bind(self._address, port)
             except OSError as error:
                 refusal = str(error)
             else:
                 self._set_port(port)
-                return server
+                return listener
         log.warning("reachability_not_served", address=self._address, error=refusal)
         return None
 
@@ -92,19 +99,6 @@ class ReachabilityListener:
             self.port = port
             self._on_change()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Read one request, which is not looked at, and answer it; errors concern that client only."""
-        self._connections += 1
-        try:
-            if self._connections > _MOST_CONNECTIONS:
-                return
-            async with asyncio.timeout(_REQUEST_SECONDS):
-                # Unread bytes would have the kernel reset the connection, and the client might lose the answer.
-                await reader.readuntil(b"\r\n\r\n")
-                writer.write(self._response)
-                await writer.drain()
-        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
-            log.debug("reachability_request_dropped", error=type(error).__name__)
-        finally:
-            self._connections -= 1
-            writer.close()
+    def _respond(self, exchange: Exchange) -> None:
+        exchange.keep_alive = False
+        exchange.respond(200, _TEXT, self._answer)
