@@ -1,0 +1,179 @@
+"""Strangers attack each port that a process of the product opens: it stays small, lives, and answers a probe in time.
+
+The ports are found by the sockets of the processes. The API server is away, which opens no port less: preflight alone
+needs it, for its certificate (`tests/cluster/preflight`).
+"""
+
+import contextlib
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from metal_agent.native.process import OWNER_VARIABLE, kill_strays
+from tests.controlplane.process import Process
+from tests.hosts.test_agent_service import ServedHost, agent
+from tests.support.eventually import eventually
+from tests.support.open_ports import OpenPort, check_attacked_ports, find_ports, list_processes
+from tests.support.tiny_models import tiny_gguf
+
+Start = Callable[..., Process]
+
+
+def find_free_ports() -> Iterator[int]:
+    """Yield free ports, each of them once."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(8)]
+        ports = [each.getsockname()[1] for each in sockets]
+    yield from ports
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    """Start `pomona` with these arguments and, as {kubeconfig}, an API server that is away."""
+    ports = find_free_ports()
+    content = {
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{next(ports)}"}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "c",
+    }
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(yaml.safe_dump(content))
+    started: list[Process] = []
+
+    def begin(*arguments: str) -> Process:
+        rendered = [each.format(kubeconfig=kubeconfig, port=next(ports)) if "{" in each else each for each in arguments]
+        process = Process(arguments[0], [sys.executable, "-m", "cli.main", *rendered], tmp_path / "process.log")
+        started.append(process)
+        process.start()
+        return process
+
+    yield begin
+    for process in started:
+        await process.kill()
+
+
+async def await_ports(process: Process, count: int) -> list[OpenPort]:
+    def found() -> list[OpenPort]:
+        if not process.running:
+            raise RuntimeError(process.tail(20))
+        ports = find_ports([process.pid])
+        return ports if len(ports) >= count else []
+
+    ports = await eventually(found)
+    assert len(ports) == count, ports
+    return ports
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count"),
+    [
+        (
+            (
+                *("controller", "--kubeconfig={kubeconfig}", "--no-leader-elect"),
+                *("--metrics-bind-address=:{port}", "--health-probe-bind-address=127.0.0.1:{port}"),
+            ),
+            2,
+        ),
+        (
+            (
+                *("node-agent", "--kubeconfig={kubeconfig}", "--node-name=n"),
+                *("--metrics-port={port}", "--port={port}"),
+            ),
+            2,
+        ),
+        (
+            (
+                *("console", "api", "--kubeconfig={kubeconfig}"),
+                *("--address=0.0.0.0:{port}", "--metrics-address=0.0.0.0:{port}"),
+            ),
+            2,
+        ),
+        (
+            (
+                *("extender", "--kubeconfig={kubeconfig}", "--address=0.0.0.0"),
+                *("--port={port}", "--metrics-address=0.0.0.0:{port}"),
+            ),
+            2,
+        ),
+    ],
+    ids=["controller", "node agent", "console", "extender"],
+)
+async def test_strangers_neither_end_a_process_nor_keep_probes_out(
+    start: Start, arguments: tuple[str, ...], count: int
+) -> None:
+    process = start(*arguments)
+    await check_attacked_ports(await await_ports(process, count))
+    assert process.running
+
+
+async def test_strangers_neither_end_an_agent_or_its_proxy_nor_keep_clients_out(
+    tmp_path: Path, served_host: ServedHost
+) -> None:
+    served_host.assign()
+    metrics = f"--metrics-address=127.0.0.1:{next(find_free_ports())}"
+    process = agent(served_host, tmp_path, *served_host.options, metrics)
+    process.start()
+    try:
+        await served_host.served()
+        pids = list_own_processes(served_host.folder, process.pid)
+        # Its metrics, the port by which the controller finds it, and that of its service.
+        ports = await eventually(lambda: found if len(found := find_ports(pids)) >= 3 else [])
+        await check_attacked_ports(ports)
+        assert all(psutil.pid_exists(pid) for pid in pids)
+    finally:
+        await process.kill()
+
+
+@pytest.mark.long
+async def test_ten_thousand_connections_cost_a_proxy_and_an_agent_little(
+    tmp_path: Path, served_host: ServedHost
+) -> None:
+    served_host.assign()
+    process = agent(served_host, tmp_path)
+    process.start()
+    try:
+        await served_host.served()
+        pids = list_own_processes(served_host.folder, process.pid)
+        for port in await eventually(lambda: found if len(found := find_ports(pids)) >= 2 else []):
+            await check_attacked_ports([port], seconds=20, count=10_000, kinds=("drip_head", "stay_idle"))
+    finally:
+        await process.kill()
+
+
+async def test_strangers_neither_end_pomona_up_nor_keep_clients_out(tmp_path: Path, start: Start) -> None:
+    weights = tmp_path / "tiny.gguf"
+    tiny_gguf.write(weights)
+    state = tmp_path / "state"
+    process = start("up", "--model", str(weights), f"--state-dir={state}", "--port=0")
+    try:
+        await eventually(lambda: "OpenAI endpoint: " in process.tail(50))
+        pids = list_own_processes(state, process.pid)
+        await check_attacked_ports(find_ports(pids))
+        assert all(psutil.pid_exists(pid) for pid in pids)
+    finally:
+        await process.kill()
+        await kill_strays(state, ())
+
+
+def list_own_processes(state: Path, pid: int) -> list[int]:
+    """Return the processes of the product itself; engines listen on loopback only, with a key of their own."""
+    pids = {pid}
+    for child in list_processes(OWNER_VARIABLE, str(state)):
+        if any("runtimes" in word for word in psutil.Process(child).cmdline()):
+            assert all(port.host == "127.0.0.1" for port in find_ports([child]))
+        else:
+            pids.add(child)
+    return sorted(pids)
+
+
+@pytest.fixture
+async def served_host(tmp_path: Path) -> AsyncIterator[ServedHost]:
+    host = ServedHost(tmp_path)
+    yield host
+    await kill_strays(host.folder, ())

@@ -1,0 +1,112 @@
+"""The ports that a process of the product has opened, found by its sockets, and a check of them under attack."""
+
+import asyncio
+import os
+import ssl
+import statistics
+import sys
+import time
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+import psutil
+
+from tests.support.port_attack import KINDS
+
+MOST_GROWTH_BYTES: Final = 20 << 20
+ANSWER_SECONDS: Final = 1.0
+"""The kubelet waits so long, unless a probe says otherwise. A limit of the median: this machine has other work."""
+PATIENCE_SECONDS: Final = 20.0
+_PROBES: Final = ("/healthz", "/health")
+
+
+class OpenPort(NamedTuple):
+    """A listening socket."""
+
+    pid: int
+    host: str
+    port: int
+    is_tls: bool = False
+
+    @property
+    def place(self) -> str:
+        """The place as `port_attack` reads it."""
+        return f"{self.host}:{self.port}{'/tls' if self.is_tls else ''}"
+
+
+def find_ports(pids: Iterable[int]) -> list[OpenPort]:
+    """Return all TCP ports on which these processes listen; an address for all is asked at loopback."""
+    found = set[OpenPort]()
+    for pid in pids:
+        for socket in psutil.Process(pid).net_connections("tcp"):
+            if socket.status == psutil.CONN_LISTEN:
+                host = "127.0.0.1" if socket.laddr.ip in {"0.0.0.0", "::"} else socket.laddr.ip
+                found.add(OpenPort(pid, host, socket.laddr.port))
+    return sorted(found)
+
+
+def list_processes(variable: str, value: str) -> list[int]:
+    """Return the processes with this value of an environment variable."""
+    found = list[int]()
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(variable) == value:
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+async def ask(port: OpenPort, path: str) -> float:
+    """Ask as a kubelet does, by a new connection; return the seconds until the whole answer was there."""
+    context = ssl._create_unverified_context() if port.is_tls else None  # noqa: S323 - as the kubelet
+    started_at = time.monotonic()
+    reader, writer = await asyncio.open_connection(port.host, port.port, ssl=context)
+    try:
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: {port.host}:{port.port}\r\nConnection: close\r\n\r\n".encode())
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 "), (port, path, answer[:100])
+        return time.monotonic() - started_at
+    finally:
+        writer.transport.abort()
+
+
+def _read_resident_bytes(pid: int) -> int:
+    return int(psutil.Process(pid).memory_info().rss)
+
+
+async def check_attacked_ports(
+    ports: list[OpenPort], *, seconds: float = 4.0, count: int = 150, kinds: tuple[str, ...] = KINDS
+) -> None:
+    """Attack all these ports at once from other addresses; fail unless each answers and no process grows or ends."""
+    for port in ports:
+        for path in (*_PROBES, "/metrics"):  # what is imported or made once counts as no growth
+            await ask(port, path)
+    before = {port.pid: _read_resident_bytes(port.pid) for port in ports}
+    places = [port.place for port in ports]
+    argv = [sys.executable, "-m", "tests.support.port_attack", str(seconds), str(count), ",".join(kinds), *places]
+    attacker = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE, env={**os.environ})
+    assert attacker.stdout is not None
+    assert await attacker.stdout.readline() == b"ready\n"
+    most = dict(before)
+    answers: dict[OpenPort, list[float]] = {port: [] for port in ports}
+    while attacker.returncode is None and not attacker.stdout.at_eof():
+        for port in ports:
+            for path in _PROBES:
+                answers[port].append(await asyncio.wait_for(ask(port, path), PATIENCE_SECONDS))
+            most[port.pid] = max(most[port.pid], _read_resident_bytes(port.pid))
+        try:
+            async with asyncio.timeout(0.1):
+                done = await attacker.stdout.readline()
+                break
+        except TimeoutError:
+            continue
+    assert await attacker.wait() == 0
+    assert all(kind.encode() in done for kind in kinds), f"a kind of attack did not take place: {done!r}"
+    growth = {pid: (most[pid] - size) / (1 << 20) for pid, size in before.items()}
+    medians = {port.place: statistics.median(answers[port]) for port in ports}
+    print("growth in MiB:", growth, "seconds:", medians, {port.place: max(answers[port]) for port in ports}, done)
+    for port in ports:
+        await ask(port, _PROBES[0])
+    assert all(each * (1 << 20) <= MOST_GROWTH_BYTES for each in growth.values()), growth
+    assert all(seconds <= ANSWER_SECONDS for seconds in medians.values()), medians
