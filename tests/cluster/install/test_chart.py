@@ -271,6 +271,33 @@ async def test_every_value_reaches_the_objects_beside_the_controller(tmp_path: P
     assert (monitor["spec"]["selector"], budget["selector"], policy["podSelector"]) == (selected,) * 3
 
 
+@pytest.mark.parametrize("name", ["console", "scheduler"])
+async def test_drain_takes_one_replica_of_what_stands_beside_the_controller(tmp_path: Path, name: str) -> None:
+    rendered = await render_everything(tmp_path)
+    deployment = rendered["Deployment", "pomona-system", f"pomona-{name}"]["spec"]
+    budget = rendered["PodDisruptionBudget", "pomona-system", f"pomona-{name}"]["spec"]
+    assert (budget["selector"], budget["maxUnavailable"]) == (deployment["selector"], 1)
+    (first, *_) = deployment["template"]["spec"]["affinity"]["podAntiAffinity"][
+        "preferredDuringSchedulingIgnoredDuringExecution"
+    ]
+    term = first["podAffinityTerm"]
+    assert (term["topologyKey"], term["labelSelector"]) == ("kubernetes.io/hostname", deployment["selector"])
+
+
+async def test_only_the_monitoring_reads_metrics_without_a_value_being_set(tmp_path: Path) -> None:
+    everything = await render_everything(tmp_path)
+    policies = {name: each for (kind, _, name), each in everything.items() if kind == "NetworkPolicy"}
+    assert policies.keys() == {"pomona-controller", "pomona-node-agent", "pomona-scheduler", "pomona-console"}
+    for policy in policies.values():
+        rules = {rule["ports"][0]["port"]: rule.get("from") for rule in policy["spec"]["ingress"]}
+        assert rules.pop("metrics") == [
+            {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "prometheus"}}}
+        ]
+        assert not any(rules.values()), "what asks for a token, a key or a secret path is open to all"
+    assert ("NetworkPolicy", "pomona-system", "pomona-controller") in await render()
+    assert "NetworkPolicy" not in {kind for kind, _, _ in await render("--set=networkPolicy.enabled=false")}
+
+
 async def test_rules_and_dashboards_have_the_names_of_the_prefix(tmp_path: Path) -> None:
     files = CHART / "files"
     rendered, plain = await render_everything(tmp_path), await render(*MONITORED)
