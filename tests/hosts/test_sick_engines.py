@@ -173,5 +173,26 @@ async def test_proxy_finds_the_poisoned_engine_of_pomona_up_and_it_is_replaced(
         await kill_strays(tmp_path / "state", ())
 
 
+async def test_engine_that_fails_all_requests_of_one_client_serves_another(
+    tmp_path: Path, model: Path, engine: Path
+) -> None:
+    """No table knows the error, so the agent asks the engine itself; it stays, and is never withdrawn."""
+    up = Up(tmp_path, f"--model={model}", "--port=0")
+    try:
+        url = await up.url()
+        await up.says("tiny: Ready")
+        make_sick(engine, "picky")
+        for number in range(5):
+            wrong = [await ask(url, "tiny", seed=3 * number + each) for each in range(3)]
+            assert [status for status, _ in wrong] == [500, 500, 500]
+            assert (await ask(url, "tiny"))[0] == 200
+        await up.says("checking the engine: the last 3 requests failed")
+        assert "Failed" not in up.said
+    finally:
+        if up.process.running:
+            await up.process.kill()
+        await kill_strays(tmp_path / "state", ())
+
+
 async def _answers(url: str) -> bool:
     return (await ask(url, "tiny"))[0] == 200

@@ -55,6 +55,7 @@ class EngineProcess:
             token=self.token,
             timeout_seconds=30,
             mode=self._spec.mode,
+            engine=self._spec.runtime,
         )
 
     async def ready(self) -> ProbeResult:

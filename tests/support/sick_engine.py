@@ -2,7 +2,8 @@
 
 It answers as llama.cpp does after a Metal out-of-memory error, by recorded facts: 500 with `Compute error.` to every
 completion, while /health and /metrics answer 200. A process gets sick when it finds a file `<model>.sick`, whose text
-is `failing` or `hung`, and deletes the file: the next process is sound.
+is `failing` or `hung`, and deletes the file: the next process is sound. If the text is `picky`, it fails only requests
+with a seed, as a sound engine may fail what one client sends.
 """
 
 import json
@@ -15,6 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 FAILING = {"error": {"code": 500, "message": "Compute error.", "type": "server_error"}}
+UNKNOWN = {"error": {"code": 500, "message": "no idea", "type": "server_error"}}
+"""An error that no table knows."""
 CHAT = "/v1/chat/completions"
 
 
@@ -62,6 +65,8 @@ class _Handler(BaseHTTPRequestHandler):
         match self.server.catch_sickness():
             case "failing":
                 self._answer(500, FAILING)
+            case "picky" if "seed" in asked:
+                self._answer(500, UNKNOWN)
             case "hung":
                 threading.Event().wait()
             case _:

@@ -6,6 +6,10 @@ Bodies are bytes, because some of them are no JSON. `MODEL` stands for the name 
 import json
 from typing import Any, Final, NamedTuple
 
+import aiohttp
+
+from gateway.proxy import paths
+
 MODEL: Final = b"@MODEL@"
 CHAT: Final = "/v1/chat/completions"
 _USER: Final = {"role": "user", "content": "Hi"}
@@ -144,6 +148,14 @@ _PARAMETERS: Final = (
     _chat("top_k that is a text", top_k="most"),
     _chat("top_k below its least", top_k=-7),
     _chat("min_p that is a text", min_p="least"),
+    _chat("top_k above the vocabulary", temperature=1, top_k=10**9),
+    _chat("bias of the token after the last", logit_bias={"280": 5}),
+    _chat("bias that is null", logit_bias={"5": None}),
+    _chat("look back above 63 bits", repetition_penalty=2, repetition_context_size=1 << 80),
+    _chat("xtc threshold above a half", temperature=1, xtc_probability=1.0, xtc_threshold=1.0),
+    _chat("top_logprobs that are true", logprobs=True, top_logprobs=True),
+    _chat("stop that is true", stop=True),
+    _chat("seed below zero", seed=-1),
     _chat("seed that is a text", seed="random"),
     _chat("seed above 64 bits", seed=1 << 80),
     _chat("max_tokens that is a text", max_tokens="few"),
@@ -159,6 +171,8 @@ _PARAMETERS: Final = (
     _chat("top_logprobs that are too many", logprobs=True, top_logprobs=99_999),
     _chat("top_logprobs below zero", logprobs=True, top_logprobs=-1),
     _chat("penalties that are texts", frequency_penalty="a", presence_penalty="b", repetition_penalty="c"),
+    _chat("template of the request's own", chat_template_kwargs={"chat_template": ""}),
+    _chat("tensors instead of a prompt", chat_template_kwargs={"return_tensors": "np"}),
     _chat("arguments of a template that are a text", chat_template_kwargs="think"),
     _chat("samplers that are numbers", samplers=5),
     _chat("adapters that are a text", lora="x", adapters=5),
@@ -181,6 +195,8 @@ _JSON: Final = (
 )
 _OTHER_PATHS: Final = (
     WrongRequest("no prompt", "/v1/completions", _encode()),
+    WrongRequest("empty prompt", "/v1/completions", _encode(prompt="")),
+    WrongRequest("two prompts", "/v1/completions", _encode(prompt=["Hi", "Ho"])),
     WrongRequest("prompt that is an object", "/v1/completions", _encode(prompt={"a": 5})),
     WrongRequest("prompt of tokens out of the vocabulary", "/v1/completions", _encode(prompt=[99_999_999, -5])),
     WrongRequest("logprobs that are too many", "/v1/completions", _encode(prompt="Hi", logprobs=9999)),
@@ -224,3 +240,30 @@ _OTHER_PATHS: Final = (
 WRONG_REQUESTS: Final[tuple[WrongRequest, ...]] = (
     *(*_MEDIA, *_MESSAGES, *_TOOLS, *_FORMATS, *_PARAMETERS, *_JSON, *_OTHER_PATHS),
 )
+
+
+def find_fault(request: WrongRequest, status: int, body: bytes) -> str:
+    """Return in which way an answer to a wrong request is not one for its client to blame; empty if it is."""
+    if status == 200:
+        return ""  # the engine takes no notice of the mistake
+    told = f"{request.name}: {status} {body[:300]!r}"
+    if not 400 <= status < 500:
+        return told
+    answer = json.loads(body)
+    if paths.route_name(request.path) in paths.ANTHROPIC_ROUTES:
+        is_told = answer["type"] == "error" and set(answer["error"]) == {"type", "message"}
+    else:
+        is_told = set(answer["error"]) == {"message", "type", "param", "code"}
+    is_blamed = answer["error"]["type"] in {"invalid_request_error", "not_found_error"} and answer["error"]["message"]
+    return "" if is_told and is_blamed else told
+
+
+async def send_wrong_requests(url: str, model: str) -> list[str]:
+    """Send all of them in turn to the service of this name behind a proxy; return the answers that are not right."""
+    found = []
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
+        for request in WRONG_REQUESTS:
+            body = request.encode_body(model)
+            async with session.post(f"{url}{request.path}", data=body) as response:
+                found.append(find_fault(request, response.status, await response.read()))
+    return [fault for fault in found if fault]

@@ -48,9 +48,15 @@ class RealServer:
         self._process, self._port = process, port
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, key: str | None = KEY) -> Answer:
+        return self._send(method, path, json.dumps(body).encode() if body else None, key)
+
+    def post(self, path: str, body: bytes) -> Answer:
+        return self._send("POST", path, body, KEY)
+
+    def _send(self, method: str, path: str, body: bytes | None, key: str | None) -> Answer:
         connection = HTTPConnection("127.0.0.1", self._port, timeout=120)
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        connection.request(method, path, json.dumps(body) if body else None, headers)
+        connection.request(method, path, body, headers)
         response = connection.getresponse()
         answer = Answer(response.status, response.read().decode())
         connection.close()

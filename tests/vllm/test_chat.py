@@ -12,9 +12,12 @@ from artifacts.formats.folder_config import layout_of
 from crds.serving import ServingOptions
 from crds.size import size_text
 from fitness.memory import Workload, estimate
+from gateway.proxy.errors import translate_engine_error
+from gateway.proxy.paths import route_name
 from runtimes import vllm
 from tests.support.tiny_models import tiny_mlx
 from tests.support.tiny_models.tiny_gguf import SENTENCE
+from tests.support.wrong_requests import WRONG_REQUESTS, find_fault
 from tests.vllm import environment
 from tests.vllm.real_server import CONTEXT, RECORDING, RealServer, serve
 
@@ -36,6 +39,10 @@ EXCHANGES: Final[tuple[tuple[str, str, dict[str, Any] | None, bool], ...]] = (
     ("POST", "/invocations", CHAT, False),
 )
 """Method, path, body, and whether the key is sent."""
+UNKNOWN_CAUSE: Final = "schema that refers to itself"
+"""vLLM answers 500 and "Internal server error" for it, as for a failure of its own."""
+TOO_LONG: Final = "schema with a huge repetition"
+"""vLLM compiles its grammar for more than half a minute, while it answers others."""
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +107,20 @@ def test_request_above_the_context_length_is_refused(server: RealServer) -> None
     assert answer.status == 400
     assert f"max_model_len={CONTEXT}" in answer.json["error"]["message"]
     assert server.ask("GET", "/v1/models").json["data"][0]["max_model_len"] == CONTEXT
+
+
+def test_wrong_requests_are_told_as_their_clients_mistakes(server: RealServer) -> None:
+    """Each is translated as the proxy in the pod does, and another client is answered meanwhile."""
+    faults = []
+    for request in WRONG_REQUESTS:
+        if request.name == TOO_LONG:
+            continue
+        answer = server.post(request.path, request.encode_body("chat"))
+        error = translate_engine_error(answer.status, answer.text.encode(), "chat", "vllm")
+        status = answer.status if answer.status == 200 else error.status
+        faults.append((request.name, find_fault(request, status, error.encode_body(route_name(request.path)))))
+        assert server.ask("POST", "/v1/chat/completions", CHAT | {"max_tokens": 1}).status == 200, request.name
+    assert [name for name, fault in faults if fault] == [UNKNOWN_CAUSE]
 
 
 def test_metrics_of_the_module_exist_and_count(server: RealServer) -> None:

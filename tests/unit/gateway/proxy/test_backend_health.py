@@ -308,6 +308,48 @@ async def test_stream_that_is_broken_off_is_a_failure_and_a_client_that_hangs_up
         assert (await next_report(reports)).message == "the last 3 requests failed: broken off, broken off, broken off"
 
 
+async def ask_for_chat(http: aiohttp.ClientSession, url: str, path: str = "/v1/chat/completions") -> tuple[int, str]:
+    """Return the status and the type of the error."""
+    async with http.post(f"{url}{path}", json=CHAT, headers=AUTHORIZED) as response:
+        return response.status, (await response.json())["error"]["type"]
+
+
+async def test_engine_that_tells_its_end_as_404_is_suspect_at_once(
+    proxy: ProxyProcess, http: aiohttp.ClientSession, reports: "asyncio.Queue[BackendHealth]"
+) -> None:
+    async def answer(_: web.BaseRequest) -> web.Response:
+        return web.json_response({"error": "generation thread died"}, status=404)
+
+    async with fake_engine(answer, "dead") as backend:
+        url = await proxy.serve(structs.replace(backend, engine="mlx-lm"))
+        assert await ask_for_chat(http, url) == (503, "server_error")
+        suspect = await next_report(reports)
+        assert (suspect.reason, suspect.message) == (
+            "Failing",
+            "by its answer to the last request, 404, it can serve none",
+        )
+        assert (await proxy.stats()).errors == 1
+        url = await proxy.serve(structs.replace(backend, engine="unheard-of"))
+        assert await ask_for_chat(http, url) == (404, "invalid_request_error")
+        assert await next_report(reports) == BackendHealth("dead")
+
+
+async def test_mistakes_of_a_client_show_nothing_whatever_status_the_engine_gives_them(
+    proxy: ProxyProcess, http: aiohttp.ClientSession, reports: "asyncio.Queue[BackendHealth]"
+) -> None:
+    async def answer(_: web.BaseRequest) -> web.Response:
+        error = {"code": 500, "message": "image input is not supported - hint: x", "type": "server_error"}
+        return web.json_response({"error": error}, status=500)
+
+    async with fake_engine(answer, "blind") as backend:
+        url = await proxy.serve(structs.replace(backend, engine="llama.cpp"))
+        for path in ("/v1/chat/completions", "/v1/messages"):
+            for _ in range(10):
+                assert await ask_for_chat(http, url, path) == (400, "invalid_request_error")
+        assert (await proxy.stats()).errors == 0
+        assert reports.empty()
+
+
 @pytest.mark.parametrize(
     ("answer", "outcome"),
     [
