@@ -16,6 +16,13 @@ def has_condition(obj: Obj, kind: str) -> bool:
     return find_condition(obj, kind).get("status") == "True"
 
 
+def count_serving(service: Obj) -> int:
+    """Return the replicas of a service that serve, those of an earlier spec included."""
+    status = service.get("status", {})
+    # Controllers of earlier releases state only those of the latest spec.
+    return int(status.get("availableReplicas", status.get("readyReplicas", 0)))
+
+
 def status_reader(field: str) -> Callable[[Obj], str]:
     """Return a function that returns a field of the status of an object as text; empty if it is absent."""
     return lambda obj: str(obj.get("status", {}).get(field, ""))

@@ -206,6 +206,9 @@ class QueueMetrics:
         self._depths: dict[tuple[str, Priority], int] = {}
         self._pools: set[str] = set()
         """Those that have a label of their own."""
+        # A time without a series is not one in which nothing waited, so there is a series before a replica waits.
+        for priority in get_args(Priority):
+            self._depth.labels(OTHER_POOLS, priority).set(0)
 
     def set_depths(self, depths: Mapping[tuple[str, Priority], int]) -> None:
         """Set the number of waiting replicas by pool and priority; one that is absent is 0."""

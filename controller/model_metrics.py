@@ -116,7 +116,7 @@ class ModelMetrics:
         self._ready = OwnedSeries(
             gauge(
                 "pomona_service_ready",
-                "1 while a service is Ready, else 0; none of one that is suspended.",
+                "1 while the condition Ready of a service is True, else 0; none of one that is suspended.",
                 *("namespace", "service", "priority"),
             ),
             max,
@@ -211,12 +211,13 @@ def _find_report(fitness: Obj | None) -> str | None:
 
 
 def _read_readiness(service: Obj | None) -> dict[_Labels, float]:
-    """Return whether a service is ready; nothing for one that shall not run."""
-    phase = (service.get("status") or {}).get("phase") if service is not None else None
-    if service is None or phase == "Suspended":
+    """Return whether the condition Ready of a service is True; nothing for one that shall not run."""
+    status = (service.get("status") or {}) if service is not None else {}
+    if service is None or status.get("phase") == "Suspended":
         return {}
     metadata, priority = service["metadata"], service["spec"].get("priority", "normal")
-    return {(metadata["namespace"], metadata["name"], priority): float(phase == "Ready")}
+    is_ready = any(each["type"] == "Ready" and each["status"] == "True" for each in status.get("conditions") or ())
+    return {(metadata["namespace"], metadata["name"], priority): float(is_ready)}
 
 
 def _measure_seconds(begun: str | None, ended: str | None) -> float | None:

@@ -224,7 +224,13 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
         Count | None,
         described("Replicas that exist: pods that a scheduler has seen, and processes on hosts.", format="int32"),
     ] = None
-    ready_replicas: Annotated[Count | None, described("Replicas that serve.", format="int32")] = None
+    ready_replicas: Annotated[Count | None, described("Replicas of the latest spec that serve.", format="int32")] = None
+    available_replicas: Annotated[
+        Count | None,
+        described(
+            "Replicas that serve, also those of an earlier spec, which do until the new ones are ready.", format="int32"
+        ),
+    ] = None
     selector: Annotated[ShortText, described("Label selector of the replicas, for the scale subresource.")] = ""
     accelerator: Annotated[
         LongText, described("Accelerator of the replicas; several, such as nvidia,metal, if they are on several.")

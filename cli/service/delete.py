@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.api_objects import Obj, has_condition
+from cli.api_objects import Obj, count_serving, has_condition
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
 from cli.confirmation import confirm
@@ -61,6 +61,6 @@ async def _delete(cluster: "Cluster", *, name: str, with_model: bool, is_certain
 
 def _ask(name: str, namespace: str, service: Obj) -> None:
     """Ask whether a service that serves is to be deleted. Raises as `confirm`."""
-    replicas = service["status"].get("readyReplicas", 0)
+    replicas = count_serving(service)
     count = "1 replica" if replicas == 1 else f"{replicas} replicas"
     confirm(f"{name} in namespace {namespace} serves now, with {count}", "Delete it?")

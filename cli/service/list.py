@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.api_objects import Obj, find_condition, status_reader
+from cli.api_objects import Obj, count_serving, find_condition, status_reader
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.lazy import program_name
 from cli.output import OutputFormat, TableColumn, age_text, output_option, print_objects
@@ -41,8 +41,7 @@ def command(*, target: ClusterOptions, is_everywhere: bool, output_format: Outpu
 
 
 def _ready_text(service: Obj) -> str:
-    status = service.get("status", {})
-    return f"{status.get('readyReplicas', 0)}/{service['spec'].get('replicas', 1)}"
+    return f"{count_serving(service)}/{service['spec'].get('replicas', 1)}"
 
 
 COLUMNS = [

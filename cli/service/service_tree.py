@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from cli.api_objects import Obj, find_condition, has_condition
+from cli.api_objects import Obj, count_serving, find_condition, has_condition
 from cli.output import age_text, escape_controls, wrap_text
 from cli.service.verdict import Verdict
 from crds.meta import QUEUE_GATE
@@ -56,7 +56,7 @@ def build_tree(objects: ServiceObjects) -> TreeNode:
     status, spec = service.get("status", {}), service["spec"]
     wanted = 0 if spec.get("suspend") else spec.get("replicas", 1)
     place = " with ".join(each for each in (status.get("accelerator"), status.get("runtime")) if each)
-    title = f"replicas: {status.get('readyReplicas', 0)} of {wanted} ready{f', on {place}' if place else ''}"
+    title = f"replicas: {count_serving(service)} of {wanted} ready{f', on {place}' if place else ''}"
     memory = status.get("deviceMemory") or status.get("memory")
     texts = (f"each takes {memory}" if memory else "", *_describe_placement(status))
     replicas = TreeNode(

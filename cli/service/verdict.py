@@ -19,6 +19,7 @@ _PASSING: Final = frozenset(
             "Downloading",
             "Fetching",
             "Starting",
+            "Loading",
             "Progressing",
             "Probing",
             "MeasuringSpeed",

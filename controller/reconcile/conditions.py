@@ -27,15 +27,26 @@ def find(conditions: Iterable[Condition], kind: str) -> Condition | None:
 
 
 def transitions(
-    old: Iterable[Condition], new: Iterable[Obj], *, action: str, silent: Collection[str] = ()
+    old: Iterable[Condition],
+    new: Iterable[Obj],
+    *,
+    action: str,
+    silent: Collection[str] = (),
+    normal: Collection[str] = (),
 ) -> tuple[Event, ...]:
     """Return one Event for each condition whose status or reason changed, unless its reason is in `silent`.
 
-    The Event is Normal for a condition that became True, else a Warning: put reasons of normal progress into `silent`.
+    The Event is Normal for a condition that became True or has a reason in `normal`, else a Warning: put reasons of
+    normal progress into `silent` or `normal`.
     """
     before = {each.type: (each.status, each.reason) for each in old}
     return tuple(
-        Event("Normal" if each["status"] == "True" else "Warning", each["reason"], each["message"], action)
+        Event(
+            "Normal" if each["status"] == "True" or each["reason"] in normal else "Warning",
+            each["reason"],
+            each["message"],
+            action,
+        )
         for each in new
         if each["reason"] not in silent and before.get(each["type"]) != (each["status"], each["reason"])
     )

@@ -48,6 +48,8 @@ WAITS_FOR_HOST: Final = frozenset({"NoHost", _NO_HOST_FITS, AGENT_TOO_OLD, MEMOR
 """Reasons of a replica that has no host."""
 SCHEDULING_GATED: Final = "SchedulingGated"
 """Reason by which Kubernetes' scheduler says that a pod has a gate."""
+LOADING: Final = "Loading"
+"""Reason of a replica whose engine runs and has not been ready since its start."""
 BINDING: Final = "Binding"
 """Reason of a replica that fits on a host and has not been given to it yet."""
 _UNKNOWN_MEMORY: Final[Mapping[str, str]] = MappingProxyType({})
@@ -93,15 +95,26 @@ def diagnose_pod(pod: Obj, memory: Mapping[str, str] = _UNKNOWN_MEMORY) -> Servi
         if ended := _last_end(container, memory):
             return ServiceProblem("Restarting", f"pod {name}: {ended}", "Progressing")
     for container in status.get("containerStatuses", []):
-        if container.get("started") and "running" in container.get("state", {}) and not container.get("ready"):
-            message = f"pod {name}: {container['name']} has started, but its readiness probe fails"
-            if container["name"] == PROXY_CONTAINER:
-                # It is not ready as long as the engine loads the model, which is no trouble.
-                logs = f"kubectl logs {name} -c {PROXY_CONTAINER}"
-                message = f"pod {name}: the engine does not serve yet: see its progress by `{logs}`"
-                return ServiceProblem("Starting", message, "Progressing")
-            return ServiceProblem("NotAnswering", message, "Progressing")
+        if "running" in container.get("state", {}) and not container.get("ready"):
+            return _diagnose_unready(pod, container)
     return None
+
+
+def _diagnose_unready(pod: Obj, container: Obj) -> ServiceProblem:
+    """Return why a container that runs is not ready: it loads the model, or it was ready before and fails now."""
+    name = pod["metadata"]["name"]
+    # The proxy is not ready as long as its engine is not.
+    subject = "the engine" if container["name"] == PROXY_CONTAINER else container["name"]
+    logs = f"`kubectl logs -n {pod['metadata']['namespace']} {name} -c {container['name']}`"
+    started_at = container["state"]["running"].get("startedAt", "")
+    if any(
+        each["type"] == "Ready" and each["status"] == "False" and each.get("lastTransitionTime", "") > started_at
+        for each in pod["status"].get("conditions", [])
+        if started_at
+    ):
+        message = f"pod {name}: {subject} has served, and its readiness probe fails now: see {logs}"
+        return ServiceProblem("NotAnswering", message, "Progressing")
+    return ServiceProblem(LOADING, f"pod {name}: {subject} is loading the model: see {logs}", "Progressing")
 
 
 def _last_end(container: Obj, memory: Mapping[str, str]) -> str:

@@ -95,6 +95,10 @@ def observe_hosts(
     return Replicas(
         total=len(standing.kept) + len(standing.surplus) + len(standing.superseded),
         ready=tuple(sorted(each.metadata.uid for each in answering[:wanted])),
+        available=sum(
+            each.status.phase == "Ready" and not host_is_lost(each.spec.host_name or "", hosts)
+            for each in (*standing.kept, *standing.surplus, *standing.superseded)
+        ),
         nodes=frozenset(each.spec.host_name for each in standing.kept if each.spec.host_name),
         problem=diagnosis.most_severe(problems),
         steps=steps,

@@ -23,6 +23,8 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True):
     """All that exist, also those that are being replaced."""
     ready: tuple[str, ...] = ()
     """Sorted uids of the ready replicas of the wanted spec."""
+    available: int = 0
+    """Ready replicas of any spec: those of an earlier one serve until the wanted ones do."""
     nodes: frozenset[str] = frozenset()
     """Nodes and hosts that run a replica."""
     problem: ServiceProblem | None = None
@@ -46,6 +48,7 @@ def combine_replicas(parts: Sequence[Replicas]) -> Replicas:
     return Replicas(
         total=sum(each.total for each in parts),
         ready=tuple(uid for each in parts for uid in each.ready),
+        available=sum(each.available for each in parts),
         nodes=frozenset(node for each in parts for node in each.nodes),
         problem=most_severe([each.problem for each in parts]),
         apply=tuple(obj for each in parts for obj in each.apply),

@@ -14,6 +14,7 @@ from controller.placement.standing import ServiceStanding
 from controller.reconcile.conditions import condition, find, transitions
 from controller.reconcile.plan import Event
 from controller.services.accelerator_choice import ChosenAccelerators
+from controller.services.diagnosis import LOADING
 from controller.services.endpoints import Endpoint
 from controller.services.kueue_report import build_kueue_status
 from controller.services.preconditions import Phase, ServiceProblem
@@ -53,6 +54,8 @@ REASONS_WITHOUT_EVENT: Final = {
     *SILENT_QUEUE_REASONS,
 }
 """Reasons of normal progress, for which no Event is sent."""
+REASONS_OF_NORMAL_EVENTS: Final = {LOADING, "ScaledToZero", "Suspended", "WaitsToLoad"}
+"""Reasons for which a service does not serve although nothing is wrong."""
 
 
 class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
@@ -324,6 +327,7 @@ def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
         "phase": _pick_phase(inputs, ready),
         "replicas": view.replicas.total,
         "readyReplicas": len(view.replicas.ready),
+        "availableReplicas": view.replicas.available,
         "selector": f"{LABEL_SERVICE}={metadata.name}",
         "accelerator": (view.accelerator or "") if view.chosen is None else view.chosen.accelerator,
         **({"choice": choice} if view.chosen is not None and (choice := without_defaults(view.chosen.status)) else {}),
@@ -343,7 +347,13 @@ def build_events(service: InferenceService, status: Obj) -> tuple[Event, ...]:
     """Return the Events for a change of Ready, whose message quotes the Model if the Model is the problem."""
     ready = [each for each in status["conditions"] if each["type"] == READY]
     return (
-        *transitions(service.status.conditions, ready, action="Reconcile", silent=REASONS_WITHOUT_EVENT),
+        *transitions(
+            service.status.conditions,
+            ready,
+            action="Reconcile",
+            silent=REASONS_WITHOUT_EVENT,
+            normal=REASONS_OF_NORMAL_EVENTS,
+        ),
         *build_queue_events(service.status.queue, status.get("queue")),
     )
 

@@ -45,6 +45,11 @@ class ServicePods(NamedTuple):
         return sum(is_scheduled(pod) and not _has_ended(pod) for pod in self.pods)
 
     @property
+    def ready(self) -> int:
+        """Ready pods of any template."""
+        return sum(map(is_ready, self.pods))
+
+    @property
     def refused(self) -> int:
         """Pods without room."""
         return len(self.without_room)

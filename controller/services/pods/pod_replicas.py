@@ -179,6 +179,7 @@ def observe_pods(
     return Replicas(
         total=pods.total - plan.surplus,
         ready=tuple(sorted(ready)),
+        available=pods.ready,
         nodes=pods.nodes,
         problem=_explain_refusal(snapshot, service, served, choice, most_severe((*problems, plan.problem))),
         apply=tuple((DEPLOYMENTS, each.change.desired) for each, is_applied in selected if is_applied),
@@ -197,6 +198,7 @@ def hold_pods(snapshot: Snapshot, service: InferenceService, label: str, most: i
     kept = _retire((), list_deployments([each for each in owned if accelerator_label(each) == label], pods), most)
     return Replicas(
         total=pods.total,
+        available=pods.ready,
         nodes=pods.nodes,
         keep=tuple((DEPLOYMENTS, each.observed.obj) for each in kept),
         patch=tuple(patch for each in kept for patch in each.patch),
@@ -334,12 +336,13 @@ def _leave_deployments(
 ) -> Replicas:
     """Return replicas of which none is created: those that exist stay, up to the number that is wanted."""
     if not are_current:
-        return Replicas(total=pods.total, nodes=pods.nodes)
+        return Replicas(total=pods.total, available=pods.ready, nodes=pods.nodes)
     kept = choose_copies(wanted, {each.name: each.count_pods() for each in deployments})
     scaled = [each.scale(kept.get(each.name, 0), may_grow=False) for each in deployments] if wanted else []
     return Replicas(
         total=pods.total,
         ready=tuple(sorted(uid for each in deployments for uid in each.list_current(None))),
+        available=pods.ready,
         nodes=pods.nodes,
         patch=tuple(patch for patches in scaled for patch in patches),
     )

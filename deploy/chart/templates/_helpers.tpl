@@ -77,7 +77,7 @@ extenders:
       {{- end }}
 {{- end }}
 
-{{- /* A file of rules or a dashboard, with the names that begin with metrics.prefix. */}}
+{{- /* A file of rules or a dashboard, with the names that begin with metrics.prefix, and the page of the runbooks. */}}
 {{- define "pomona.monitoring" -}}
-{{- regexReplaceAll "\\bpomona_(gpu_|node_agent_|tokens_per_second|model_load_seconds|latency_p95_seconds)" (.root.Files.Get .file) (printf "%s_${1}" .root.Values.metrics.prefix) -}}
+{{- regexReplaceAll "\\bpomona_(gpu_|node_agent_|tokens_per_second|model_load_seconds|latency_p95_seconds)" (.root.Files.Get .file) (printf "%s_${1}" .root.Values.metrics.prefix) | replace "https://github.com/pomona-dev/pomona/blob/main/docs/metrics.md" .root.Values.metrics.rules.runbookUrl -}}
 {{- end }}

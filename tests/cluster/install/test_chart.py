@@ -88,7 +88,11 @@ EVERYTHING: dict[str, Any] = {
     "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
     "metrics": {
         "prefix": "flexinfer",
-        "rules": {"enabled": True, "labels": {"release": "prometheus"}},
+        "rules": {
+            "enabled": True,
+            "labels": {"release": "prometheus"},
+            "runbookUrl": "http://wiki.internal/pomona",
+        },
         "dashboards": {"enabled": True, "labels": {"grafana_dashboard": "yes"}},
     },
 }
@@ -305,6 +309,8 @@ async def test_rules_and_dashboards_have_the_names_of_the_prefix(tmp_path: Path)
     assert own["spec"] == yaml.safe_load((files / "rules.yaml").read_text())
     assert rules["metadata"]["labels"]["release"] == "prometheus"
     assert rules["spec"]["groups"][0]["rules"][0]["record"] == "flexinfer_latency_p95_seconds"
+    alerts = [rule for group in rules["spec"]["groups"] for rule in group["rules"] if "alert" in rule]
+    assert {each["annotations"]["runbook_url"].partition("#")[0] for each in alerts} == {"http://wiki.internal/pomona"}
     others = set[str]()
     for path in (files / "dashboards").iterdir():
         name = f"pomona-dashboard-{path.stem}"

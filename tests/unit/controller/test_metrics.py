@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ from controller.metrics import MOST_POOLS, OTHER_POOLS, ControllerMetrics
 from controller.placement.start_estimate import StartRange
 from controller.placement.start_history import UnitStart
 from controller.services.traffic import TokenSource
+from crds.meta import Priority
 from kube.client import Obj
 from kube.resources import (
     INFERENCE_SERVICES,
@@ -152,7 +154,8 @@ def test_names_of_pools_without_number_make_a_bounded_number_of_series() -> None
     assert value(metrics, "pomona_queue_depth", pool="pool-0", priority="high") == 4
     assert value(metrics, "pomona_queue_starts_total", pool=OTHER_POOLS, estimate="in_range") == 3
     lines = metrics.render().decode().splitlines()
-    assert sum(line.startswith("pomona_queue_depth{") for line in lines) == 2 * (MOST_POOLS + 1)
+    series = [line for line in lines if line.startswith("pomona_queue_depth{")]
+    assert len(series) == 2 * MOST_POOLS + len(get_args(Priority))
     assert sum(line.startswith("pomona_queue_starts_total{") for line in lines) == MOST_POOLS + 1
 
 

@@ -108,10 +108,18 @@ def test_service_is_ready_or_not_and_absent_while_it_shall_not_run(followed: Fol
     def readiness() -> dict[tuple[str, ...], float]:
         return followed.series("pomona_service_ready")
 
+    def state(phase: str, *, ready: bool) -> Obj:
+        return {"phase": phase, "conditions": [{"type": "Ready", "status": str(ready), "reason": "Serving"}]}
+
     followed.put(INFERENCE_SERVICES, service("chat", status={"phase": "Pending"}))
     assert readiness() == {("team", "chat", "normal"): 0}
-    followed.put(INFERENCE_SERVICES, service("chat", status={"phase": "Ready"}, priority="high"))
+    followed.put(INFERENCE_SERVICES, service("chat", status=state("Ready", ready=True), priority="high"))
     assert readiness() == {("team", "chat", "high"): 1}
+    for phase in ("Progressing", "Degraded"):
+        followed.put(INFERENCE_SERVICES, service("chat", status=state(phase, ready=True)))
+        assert readiness() == {("team", "chat", "normal"): 1}, "it serves while a rollout lasts"
+    followed.put(INFERENCE_SERVICES, service("chat", status=state("Failed", ready=False)))
+    assert readiness() == {("team", "chat", "normal"): 0}
     followed.put(INFERENCE_SERVICES, service("chat", status={"phase": "Suspended"}))
     assert readiness() == {}
 

@@ -10,6 +10,7 @@ import yaml
 from controller.metrics import ControllerMetrics
 from tests.controlplane.process import CHECKOUT
 
+PAGE = "https://github.com/pomona-dev/pomona/blob/main/docs/metrics.md"
 TEXT = (CHECKOUT / "docs" / "metrics.md").read_text()
 FILES = CHECKOUT / "deploy" / "chart" / "files"
 DASHBOARDS = sorted((FILES / "dashboards").glob("*.json"))
@@ -29,8 +30,8 @@ def test_each_alert_has_a_section_and_each_section_an_alert() -> None:
     sections = re.findall(r"^### (\w+)$", read_section("Rules and alerts"), re.MULTILINE)
     assert sections == [alert["alert"] for alert in ALERTS]
     for alert in ALERTS:
-        assert alert["annotations"].keys() == {"summary", "description", "runbook"}
-        assert alert["annotations"]["runbook"] == f"docs/metrics.md#{alert['alert'].lower()}"
+        assert alert["annotations"].keys() == {"summary", "description", "runbook_url"}
+        assert alert["annotations"]["runbook_url"] == f"{PAGE}#{alert['alert'].lower()}"
         assert alert["labels"]["severity"] in {"warning", "critical"}
 
 
@@ -50,6 +51,11 @@ def test_dashboard_names_no_data_source_of_its_own(path: Any) -> None:
     assert {panel["datasource"]["uid"] for panel in panels} == {"${datasource}"}
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
     assert all(target["expr"] for panel in panels for target in panel["targets"])
+    assert not [panel["title"] for panel in panels if not panel.get("description")]
+    # An interval that is shorter than two scrapes has no rate, and a long one hides what is short.
+    expressions = [target["expr"] for panel in panels for target in panel["targets"]]
+    intervals = {found for each in expressions for found in re.findall(r"[})a-z]\[([^\]]+)\]", each)}
+    assert intervals <= {"$__rate_interval"}
 
 
 def test_prefix_is_that_of_the_documented_names() -> None:

@@ -341,7 +341,7 @@ def test_lost_host_has_no_ready_replicas() -> None:
     )
     assert len(plan.create) == 1
     assert plan.status is not None
-    assert plan.status["readyReplicas"] == 0
+    assert (plan.status["readyReplicas"], plan.status["availableReplicas"]) == (0, 0)
     assert planned_condition(plan, "Ready")["status"] == "False"
 
 

@@ -16,6 +16,7 @@ from controller.services.tokens import KnownTokens
 from controller.services.traffic import Traffic
 from controller.services.traffic_meter import TrafficMeter
 from controller.tenant_limits import TenantLimits
+from crds.meta import PROXY_CONTAINER
 from crds.model import Layout
 from crds.serving import ServingOptions
 from fitness.memory import Workload, estimate
@@ -239,13 +240,18 @@ def waiting(reason: str, **last: Any) -> Obj:
         ),
         (
             {"containerStatuses": [{"name": "llama-server", "started": True, "state": {"running": {}}}]},
-            ("Progressing", "NotAnswering"),
-            "pod chat-1: llama-server has started, but its readiness probe fails",
+            ("Progressing", "Loading"),
+            "pod chat-1: llama-server is loading the model: see `kubectl logs -n team chat-1 -c llama-server`",
         ),
         (
             {"containerStatuses": [{"name": "llama-server", "started": False, "state": {"running": {}}}]},
-            ("Progressing", "Progressing"),
-            "0 of 1 replicas are ready",
+            ("Progressing", "Loading"),
+            "pod chat-1: llama-server is loading the model",
+        ),
+        (
+            {"containerStatuses": [{"name": PROXY_CONTAINER, "started": True, "state": {"running": {}}}]},
+            ("Progressing", "Loading"),
+            f"pod chat-1: the engine is loading the model: see `kubectl logs -n team chat-1 -c {PROXY_CONTAINER}`",
         ),
         ({}, ("Progressing", "Progressing"), "0 of 1 replicas are ready"),
     ],
@@ -256,6 +262,42 @@ def test_reason_why_a_pod_does_not_serve_is_reported(status: Obj, expected: tupl
     plan = decide_chat(*base, (DEPLOYMENTS, there), (PODS, chat_pod(ready=False, **status)))
     assert ready_outcome(plan) == (expected[0], "False", expected[1])
     assert says in planned_condition(plan, "Ready")["message"]
+
+
+@pytest.mark.parametrize(
+    ("unready_since", "reason"),
+    [
+        ("2026-11-29T10:00:00Z", "Loading"),
+        ("2026-11-29T10:00:09Z", "Loading"),
+        ("2026-11-29T10:00:10Z", "NotAnswering"),
+    ],
+    ids=["since its start", "with its container", "after it was ready"],
+)
+def test_pod_that_was_ready_does_not_load(unready_since: str, reason: str) -> None:
+    running = {"name": "llama-server", "started": True, "state": {"running": {"startedAt": "2026-11-29T10:00:09Z"}}}
+    unready = {"type": "Ready", "status": "False", "lastTransitionTime": unready_since}
+    base = (chat_service(), (MODELS, model()))
+    there = chat_deployment(*base, ready=0)
+    pod = chat_pod(ready=False, conditions=[unready], containerStatuses=[running])
+    plan = decide_chat(*base, (DEPLOYMENTS, there), (PODS, pod))
+    assert ready_outcome(plan) == ("Progressing", "False", reason)
+    (event,) = plan.events
+    assert (event.type, event.reason) == ("Normal" if reason == "Loading" else "Warning", reason)
+
+
+@pytest.mark.parametrize("spec", [{"suspend": True}, {"replicas": 0}])
+def test_service_that_shall_not_run_raises_no_warning(spec: Obj) -> None:
+    plan = decide_chat(chat_service(**spec), (MODELS, model()))
+    assert [event.type for event in plan.events] == ["Normal"]
+
+
+def test_pods_of_an_earlier_spec_are_available_while_they_serve() -> None:
+    base = (chat_service(replicas=2), (MODELS, model()))
+    there = chat_deployment(*base, replicas=3, ready=2, updated=1)
+    pods = [(PODS, chat_pod(f"chat-{number}", ready=number < 2)) for number in range(3)]
+    plan = decide_chat(chat_service(replicas=2, contextLength=512), *base[1:], (DEPLOYMENTS, there), *pods)
+    assert plan.status is not None
+    assert (plan.status["readyReplicas"], plan.status["availableReplicas"]) == (0, 2)
 
 
 def test_status_names_engine_memory_and_nodes() -> None:
