@@ -271,17 +271,18 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
     requests_per_minute: Annotated[
         Count | None,
         described(
-            "Requests per minute of all pods together, by their metrics, which are read every 5 minutes; a change of "
-            "less than a tenth is not shown. Absent if it is unknown: before the second reading, 15 minutes after the "
-            "last one, on hosts, and for llama.cpp, which does not count requests.",
+            "Requests of all replicas together in the last minute. Pods are read every 10 to 30 seconds, by their "
+            "metrics, and hosts report by themselves; a change is shown once a minute at most, and only if it is more "
+            "than a tenth. Absent if it is unknown: before the second reading, 3 minutes after the last one, and for "
+            "llama.cpp in pods, which does not count requests.",
             format="int32",
         ),
     ] = None
     average_latency_ms: Annotated[
         Count | None,
         described(
-            "Average time from the arrival of a request to the end of its answer, in milliseconds, of the requests "
-            "between the last two readings. Absent if requestsPerMinute is 0 or unknown.",
+            "Average time from the arrival of these requests to the end of their answers, in milliseconds. Absent if "
+            "requestsPerMinute is 0 or unknown.",
             format="int32",
         ),
     ] = None
@@ -303,9 +304,9 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
     tokens_per_second: Annotated[
         Rate,
         described(
-            "Tokens that all replicas together generate per second now: the mean of one minute. Pods are read every 5 "
-            "minutes, by their metrics, and hosts report each minute; a change of less than a tenth is not shown. "
-            "0: they are idle. Absent if it is unknown: before the first reading, and for engines that count no tokens."
+            "Tokens that all replicas together generate per second now: the mean of one minute, read and shown as "
+            "requestsPerMinute is. 0: they are idle. Absent if it is unknown: before the second reading, and for "
+            "engines that count no tokens."
         ),
     ] = ""
     performance: Annotated[

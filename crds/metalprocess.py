@@ -220,6 +220,22 @@ class MetalProcessStatus(ApiStruct, frozen=True):
             "once a minute, and only if it has changed by more than a tenth. 0: it is idle. Absent if it is unknown."
         ),
     ] = ""
+    requests_per_minute: Annotated[
+        Count | None,
+        described(
+            "Requests of clients to the process that ended in the last minute, written as tokensPerSecond is. Absent "
+            "if it is unknown.",
+            format="int32",
+        ),
+    ] = None
+    average_latency_ms: Annotated[
+        Count | None,
+        described(
+            "Average time from the arrival of these requests to the end of their answers, in milliseconds. Absent if "
+            "there were none, or if it is unknown.",
+            format="int32",
+        ),
+    ] = None
     performance: Annotated[
         ProcessPerformance | None,
         described(

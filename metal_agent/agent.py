@@ -150,11 +150,11 @@ class Agent:
     def _add_reporters(self, recorder: EventRecorder) -> None:
         """Add the parts that report, by metrics, Events and statuses."""
         client, name = self._client, self._name
-        parts = (self._ledger, self._runners, self._host.watchdog, self._host.gate, self._proxy.token_rates)
+        parts = (self._ledger, self._runners, self._host.watchdog, self._host.gate, self._proxy.service_rates)
         self._metrics = AgentMetrics(*parts, host=name, prefix=self._options.metric_prefix)
         self._hold_events = HoldEvents(client, recorder, name, self._runners)
         self._processes = ProcessReporter(client, self._store, recorder, name, self._exposed)
-        self._exposed.tokens.on_change = lambda uid: self._queue.add(("process", uid))
+        self._exposed.traffic.on_change = lambda uid: self._queue.add(("process", uid))
 
     def _list_callbacks(self) -> HostCallbacks:
         return HostCallbacks(self._process_changed, self._enqueue_report, self._pressure_handled, self._hold_handled)

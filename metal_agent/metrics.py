@@ -22,7 +22,7 @@ from metal_agent.memory.ledger import Ledger
 from metal_agent.memory.pressure_policy import ACTION_LABELS, PressureAction
 from metal_agent.memory.pressure_watchdog import PressureWatchdog
 from metal_agent.supervise.runner import Runner
-from metal_agent.traffic.token_rates import TokenRates
+from metal_agent.traffic.service_rates import ServiceRates
 
 _UNKNOWN: Final = "unknown"
 
@@ -37,7 +37,7 @@ class AgentMetrics:
         runners: its processes by uid.
         watchdog: watches the memory pressure.
         gate: the reasons for which no engine starts.
-        rates: the tokens per second of its services.
+        rates: the traffic of its services.
         host: name of the host, the label `node`.
         prefix: beginning of the names that another project has, too.
     """
@@ -48,7 +48,7 @@ class AgentMetrics:
         runners: Mapping[str, Runner],
         watchdog: PressureWatchdog,
         gate: HoldGate,
-        rates: TokenRates,
+        rates: ServiceRates,
         *,
         host: str,
         prefix: str = METRIC_PREFIX,
@@ -121,7 +121,8 @@ class AgentMetrics:
         for service, spec in specs.items():
             rate = self._rates.find_rate(str(service), now) if service is not None else None
             if service is not None and spec is not None and rate is not None:
-                self._tokens.labels(service.namespace, spec.model_name, spec.runtime, self._host).inc(rate)
+                series = self._tokens.labels(service.namespace, spec.model_name, spec.runtime, self._host)
+                series.inc(rate.tokens_per_second)
 
 
 async def serve_metrics(place: tuple[str, int], text: Callable[[], Awaitable[bytes]]) -> None:

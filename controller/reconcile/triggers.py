@@ -34,7 +34,7 @@ _MEASURED: Final = (
     "processes",
 )
 """Fields that an agent measures again and again; the queue alone decides by them."""
-_SPEEDS: Final = frozenset({"tokensPerSecond", "performance"})
+_SPEEDS: Final = frozenset({"tokensPerSecond", "requestsPerMinute", "averageLatencyMs", "performance"})
 _REPORTED: Final = frozenset({DRAINED, REACHABLE})
 """Conditions of a MetalHost for people; nothing is decided by them."""
 

@@ -1,6 +1,6 @@
-"""The tokens per second of services on hosts: the sum of what agents report of their processes.
+"""The traffic of services on hosts: the sum of what agents report of their processes.
 
-An agent writes its number once a minute at most. What changes is a number for people, so that a service is decided
+An agent writes its numbers once a minute at most. What changes is a number for people, so that a service is decided
 again for it once a minute at most, however many processes it has.
 """
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from controller.reconcile.plan import Leading, Snapshot, decode_stored
 from controller.services.rollout import host_is_lost
-from controller.services.traffic import MOST_TOKENS_PER_SECOND, Traffic, differs_notably
+from controller.services.traffic import UNKNOWN_TRAFFIC, Traffic, combine_traffic, differs_notably
 from crds.metalhost import MetalHost
 from crds.metalprocess import MetalProcess
 from crds.rate import MOST_REPORTED
@@ -19,44 +19,60 @@ from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, Obj
 from kube.store import Store
 
 PAUSE_SECONDS: Final = 60.0
+MOST_REQUESTS_REPORTED: Final = 1_000_000
+"""Requests per minute that are believed of one process of a host."""
 _WAKE_SECONDS: Final = 5.0
 
 
-def find_host_tokens(snapshot: Snapshot, namespace: str, service_uid: str) -> float | None:
-    """Return the tokens per second of a service on hosts; None: it has no process there that reports them."""
+def find_host_traffic(snapshot: Snapshot, namespace: str, service_uid: str) -> Traffic:
+    """Return the traffic of a service on hosts, as far as its processes there report it."""
     children = snapshot.children(METAL_PROCESSES, namespace, service_uid)
     if not children:
-        return None
+        return UNKNOWN_TRAFFIC
     processes = decode_stored(snapshot.store, METAL_PROCESSES, children, MetalProcess)
-    names = {each.spec.host_name for each in processes if each.spec.host_name}
-    there = (snapshot.read(METAL_HOSTS, ObjectKey("", name), MetalHost) for name in sorted(names))
-    return sum_host_tokens(processes, {each.metadata.name: each for each in there if each is not None})
+    names = {process.spec.host_name for process in processes if process.spec.host_name}
+    hosts = (snapshot.read(METAL_HOSTS, ObjectKey("", name), MetalHost) for name in sorted(names))
+    return sum_host_traffic(processes, {host.metadata.name: host for host in hosts if host is not None})
 
 
-def sum_host_tokens(processes: Iterable[MetalProcess], hosts: Mapping[str, MetalHost]) -> float | None:
+def sum_host_traffic(processes: Iterable[MetalProcess], hosts: Mapping[str, MetalHost]) -> Traffic:
     """Return the sum over the processes that serve; a host that is lost reports nothing any more."""
-    rates = [
-        min(float(each.status.tokens_per_second), MOST_REPORTED)
-        for each in processes
-        if each.status.tokens_per_second and each.status.phase == "Ready"
-        if not host_is_lost(each.spec.host_name or "", hosts)
-    ]
-    return sum(rates) if rates else None
+    found = UNKNOWN_TRAFFIC
+    for process in processes:
+        status = process.status
+        if status.phase != "Ready" or host_is_lost(process.spec.host_name or "", hosts):
+            continue
+        rate, requests, average = status.tokens_per_second, status.requests_per_minute, status.average_latency_ms
+        found = combine_traffic(
+            found,
+            Traffic(
+                None if requests is None else max(0, min(requests, MOST_REQUESTS_REPORTED)),
+                average if average is not None and average >= 0 else None,
+                min(float(rate), MOST_REPORTED) if rate else None,
+            ),
+        )
+    return found
 
 
-def take_host_tokens(shown: Traffic, of_hosts: float | None) -> Traffic:
+def take_host_traffic(shown: Traffic, of_hosts: Traffic) -> Traffic:
     """Return that part of the traffic in a status that is of pods."""
-    rate = shown.tokens_per_second
-    return shown if rate is None or of_hosts is None else shown._replace(tokens_per_second=max(0.0, rate - of_hosts))
+    rate, requests = shown.tokens_per_second, shown.requests_per_minute
+    if rate is not None and of_hosts.tokens_per_second is not None:
+        rate = max(0.0, rate - of_hosts.tokens_per_second)
+    average = shown.average_ms
+    if requests is not None and (others := of_hosts.requests_per_minute) is not None:
+        requests = max(0, requests - others)
+        if average is not None and of_hosts.average_ms is not None and requests:
+            average += round((average - of_hosts.average_ms) * others / requests)
+    return Traffic(requests, max(0, average) if average is not None and requests else None, rate)
 
 
-def add_host_tokens(of_pods: Traffic, of_hosts: float | None, shown: Traffic) -> Traffic:
+def add_host_traffic(of_pods: Traffic, of_hosts: Traffic, shown: Traffic) -> Traffic:
     """Return the traffic of a service in pods and on hosts; a sum that hardly differs from what is shown is that."""
-    if of_hosts is None:
+    if of_hosts == UNKNOWN_TRAFFIC:
         return of_pods
-    total = min((of_pods.tokens_per_second or 0.0) + of_hosts, MOST_TOKENS_PER_SECOND)
-    found, before = Traffic(tokens_per_second=total), Traffic(tokens_per_second=shown.tokens_per_second)
-    return of_pods._replace(tokens_per_second=total if differs_notably(before, found) else shown.tokens_per_second)
+    total = combine_traffic(of_pods, of_hosts)
+    return total if differs_notably(shown, total) else shown
 
 
 class HostTraffic:
@@ -88,4 +104,5 @@ class HostTraffic:
 
 
 def _find_reported(process: Obj) -> object:
-    return (process.get("status") or {}).get("tokensPerSecond")
+    status = process.get("status") or {}
+    return [status.get(field) for field in ("tokensPerSecond", "requestsPerMinute", "averageLatencyMs")]

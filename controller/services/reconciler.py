@@ -27,7 +27,7 @@ from controller.services import preconditions
 from controller.services.accelerator_choice import ChosenAccelerators, RoomSource, choose_accelerators
 from controller.services.checked_replica import CheckedReplica, check_replica
 from controller.services.endpoints import ready_endpoints, replica_addresses
-from controller.services.host_traffic import add_host_tokens, find_host_tokens, take_host_tokens
+from controller.services.host_traffic import add_host_traffic, find_host_traffic, take_host_traffic
 from controller.services.kueue_report import (
     NO_REPORT,
     KueueReport,
@@ -284,9 +284,9 @@ def _find_traffic(
 ) -> Traffic:
     """Return the traffic of a service in pods and on hosts, and read its pods from now on."""
     shown = read_traffic(view.service.status)
-    of_hosts = find_host_tokens(snapshot, key.namespace, view.service.metadata.uid)
-    of_pods = meter.follow(key, _find_traffic_target(view, speeds), take_host_tokens(shown, of_hosts))
-    return add_host_tokens(of_pods, of_hosts, shown)
+    of_hosts = find_host_traffic(snapshot, key.namespace, view.service.metadata.uid)
+    of_pods = meter.follow(key, _find_traffic_target(view, speeds), take_host_traffic(shown, of_hosts))
+    return add_host_traffic(of_pods, of_hosts, shown)
 
 
 def _find_traffic_target(view: ServiceView, speeds: SpeedSources) -> TrafficTarget | None:

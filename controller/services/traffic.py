@@ -1,6 +1,5 @@
 """The traffic of a service by the metrics of its pods: the series to read, and the traffic between two readings.
 
-Requests are counted over five minutes, and tokens over one: their rate is to be compared with a measured speed.
 Engines count requests under names of their own (`EnginePod.metrics`). Where Pomona's proxy is before the engine, it
 counts what clients asked for, and is asked for its own series only, because it would read those of the engine first.
 What a pod sends is not trusted: lines that are no counts are ignored.
@@ -51,7 +50,7 @@ class Traffic(NamedTuple):
 
     requests_per_minute: int | None = None
     average_ms: int | None = None
-    """Average duration of the requests in the interval; None if they were less than one in two minutes, too."""
+    """Average duration of the requests in the interval; None if there were none of clients, too."""
     tokens_per_second: float | None = None
     """Tokens that all pods together have generated, over a minute."""
 
@@ -143,7 +142,7 @@ def measure_traffic(
     before: Mapping[Endpoint, MetricsSample], after: Mapping[Endpoint, MetricsSample], series: TrafficSeries
 ) -> Traffic:
     """Return the traffic between two readings of pods; one that was not read before counts from its next reading on."""
-    per_minute, requests, seconds, is_known = 0.0, 0.0, 0.0, False
+    per_minute, counted, requests, seconds, is_known = 0.0, 0.0, 0.0, 0.0, False
     for endpoint, sample in after.items():
         earlier = before.get(endpoint)
         if series.requests is None or series.requests not in sample.values:
@@ -151,15 +150,17 @@ def measure_traffic(
         if earlier is None or sample.at <= earlier.at:
             continue
         is_known = True
-        per_minute += find_increase(earlier, sample, series.requests) * 60 / (sample.at - earlier.at)
+        increase = find_increase(earlier, sample, series.requests)
+        counted += increase
+        per_minute += increase * 60 / (sample.at - earlier.at)
         if series.seconds is not None:
             count, total = (f"{series.seconds}{part}" for part in _DURATION_PARTS)
             requests += find_increase(earlier, sample, count)
             seconds += find_increase(earlier, sample, total)
     if not is_known:
         return UNKNOWN_TRAFFIC
-    rounded = min(round(per_minute), _MOST)
-    # The controller's own probes are less than one request per minute, and their latency is not that of clients.
+    # The controller asks a question in ten minutes by itself, whose latency is not that of clients.
+    rounded = min(round(per_minute), _MOST) if counted > 1 else 0
     has_average = rounded > 0 and requests > 0
     return Traffic(rounded, min(round(seconds * 1000 / requests), _MOST) if has_average else None)
 
@@ -183,6 +184,20 @@ def find_increase(before: MetricsSample, after: MetricsSample, name: str) -> flo
     """Return the increase of a counter, which begins at 0 again when its process restarts."""
     old, new = before.values.get(name, 0.0), after.values.get(name, 0.0)
     return new - old if new >= old else new
+
+
+def combine_traffic(one: Traffic, other: Traffic) -> Traffic:
+    """Return the traffic of two parts of a service together; what is known of one part only is that of this part."""
+    requests = [each.requests_per_minute for each in (one, other) if each.requests_per_minute is not None]
+    rates = [each.tokens_per_second for each in (one, other) if each.tokens_per_second is not None]
+    timed = [(each.requests_per_minute or 0, each.average_ms) for each in (one, other) if each.average_ms is not None]
+    weight = sum(count for count, _ in timed)
+    average = round(sum(count * each for count, each in timed) / weight) if weight else None
+    return Traffic(
+        min(sum(requests), _MOST) if requests else None,
+        None if average is None else min(average, _MOST),
+        min(sum(rates), MOST_TOKENS_PER_SECOND) if rates else None,
+    )
 
 
 def differs_notably(known: Traffic, measured: Traffic) -> bool:

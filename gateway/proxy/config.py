@@ -136,6 +136,8 @@ class ServiceStats(msgspec.Struct, frozen=True, rename="camel"):
     """Those among them that failed: no engine, a full queue, an engine's error, or an engine that broke off."""
     tokens_in: int = 0
     tokens_out: int = 0
+    request_seconds: float = 0.0
+    """Time that the ended requests took in all, each from its arrival to its end."""
     in_flight: int = 0
     queued: int = 0
 

@@ -63,6 +63,7 @@ class Service:
         self._in_flight = in_flight
         self.metrics = metrics.for_service(config.name)
         self._requests = 0
+        self._request_seconds = 0.0
         self._errors = 0
         self._prompt_tokens = 0
         self._generated_tokens = 0
@@ -107,6 +108,7 @@ class Service:
             errors=self._errors,
             tokens_in=self._prompt_tokens,
             tokens_out=sum((each.tokens.generated or 0 for each in self._running), self._generated_tokens),
+            request_seconds=self._request_seconds,
             in_flight=self.queue.in_flight,
             queued=self.queue.queued,
         )
@@ -132,6 +134,7 @@ class Service:
         tokens = request.tokens
         prompt, generated = tokens.prompt or 0, tokens.generated or 0
         self._requests += 1
+        self._request_seconds += seconds
         self._errors += bool(request.error)
         self._prompt_tokens += prompt
         self._generated_tokens += generated

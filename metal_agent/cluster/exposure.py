@@ -24,7 +24,7 @@ from metal_agent.cluster.endpoint_slices import Clocks, Endpoints, Freshness, Sl
 from metal_agent.cluster.host_tokens import HostTokens
 from metal_agent.supervise.runner import Runner
 from metal_agent.traffic.exposure import ProxyExposure, ServicePort, proxy_config, reachable_uids
-from metal_agent.traffic.process_tokens import ProcessTokens
+from metal_agent.traffic.process_traffic import TrafficReport
 from metal_agent.traffic.proxy_process import Proxy
 
 LINGER_SECONDS: Final = 2.0
@@ -117,8 +117,7 @@ class ClusterExposure(ProxyExposure):
         tls: Tls | None = None,
     ) -> None:
         super().__init__(proxy, runners)
-        self.tokens = ProcessTokens(runners, proxy.token_rates)
-        """The tokens per second of its processes."""
+        self.traffic = TrafficReport(runners, proxy.service_rates)
         self.freshness = Freshness()
         self.suspended: frozenset[str] = frozenset()
         """Uids of processes that run here but are not in the fresh list: about to be removed, and served elsewhere."""

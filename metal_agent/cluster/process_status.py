@@ -6,6 +6,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
+from crds.rate import format_rate
 from kube.apply import apply_status, merge_conditions
 from kube.client import Client, Obj
 from kube.errors import NotFound
@@ -61,8 +62,13 @@ class ProcessReporter:
     def _status(self, runner: Runner) -> dict[str, Any]:
         service = runner.assignment.service
         status = runner.status(self._exposure.port(service) if service else None)
-        tokens_per_second = self._exposure.tokens.find(runner.assignment.uid)
-        status = msgspec.structs.replace(status, tokens_per_second=tokens_per_second)
+        if (traffic := self._exposure.traffic.find(runner.assignment.uid)) is not None:
+            status = msgspec.structs.replace(
+                status,
+                tokens_per_second=format_rate(traffic.tokens_per_second),
+                requests_per_minute=traffic.requests_per_minute,
+                average_latency_ms=traffic.average_ms,
+            )
         problem = self._exposure.problem(service) if service else ""
         if problem and status.phase == "Ready":
             status = msgspec.structs.replace(status, reason="NotExposed", message=problem)

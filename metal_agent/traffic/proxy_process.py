@@ -25,7 +25,7 @@ from metal_agent.lifecycle import GRACE_SECONDS
 from metal_agent.native import log_files
 from metal_agent.native.process import NativeProcess, adopt_process, spawn_process
 from metal_agent.options import OptionsError
-from metal_agent.traffic.token_rates import TokenRates
+from metal_agent.traffic.service_rates import ServiceRates
 from runtimes.environment import PYTHON, select_environment
 
 PATIENCE_SECONDS: Final = 60.0
@@ -66,7 +66,7 @@ class Proxy:
         self.answers = False
         self.state: ProxyState | None = None
         """Its last reported state, some seconds old."""
-        self.token_rates = TokenRates()
+        self.service_rates = ServiceRates()
         """The tokens per second of its services."""
         self.client = ProxyClient(self._socket)
 
@@ -265,9 +265,9 @@ class Proxy:
         try:
             self.state = await self.client.state()
         except (ControlUnreachableError, ControlRefusedError):
-            self.token_rates.on_read(asyncio.get_running_loop().time())
+            self.service_rates.on_read(asyncio.get_running_loop().time())
             return False
-        self.token_rates.note_state(self.state, asyncio.get_running_loop().time())
+        self.service_rates.note_state(self.state, asyncio.get_running_loop().time())
         return self.state.pid == pid
 
     def _spawn(self, *options: str) -> NativeProcess:

@@ -12,12 +12,12 @@ from metal_agent import metrics
 from metal_agent.holds.hold_gate import HOLD_SOURCES
 from metal_agent.memory.pressure_policy import Evict
 from metal_agent.metrics import AgentMetrics
-from metal_agent.traffic.token_rates import TokenRates
+from metal_agent.traffic.service_rates import ServiceRates
 from tests.controlplane.process import CHECKOUT
 from tests.support.api_objects import GIB
 from tests.support.eventually import eventually
 from tests.support.local_host import Machine, MakeAssignment, phase
-from tests.unit.metal_agent.traffic.test_token_rates import proxy_state
+from tests.unit.metal_agent.traffic.test_service_rates import proxy_state
 
 DOCUMENT = CHECKOUT / "docs" / "metrics.md"
 
@@ -32,7 +32,7 @@ def values(text: bytes) -> dict[str, float]:
 
 
 async def test_metrics_are_read_at_each_request(machine: Machine, assignment: MakeAssignment) -> None:
-    rates = TokenRates()
+    rates = ServiceRates()
     told = AgentMetrics(
         *(machine.ledger, machine.runners, machine.watchdog, machine.gate, rates),
         host="studio-1",
@@ -70,7 +70,7 @@ async def test_metrics_are_read_at_each_request(machine: Machine, assignment: Ma
 
 async def test_documented_metrics_are_those_that_are_served(machine: Machine) -> None:
     agent = AgentMetrics(
-        *(machine.ledger, machine.runners, machine.watchdog, machine.gate, TokenRates()), host="studio-1"
+        *(machine.ledger, machine.runners, machine.watchdog, machine.gate, ServiceRates()), host="studio-1"
     )
     proxy = ProxyMetrics(lambda: [ServiceLoad("team/chat", 1, 0)])
     proxy.for_service("team/chat").count_request("/v1/completions", 500, "engine_error")

@@ -1,4 +1,4 @@
-"""The tokens per second of a service are the sum of its pods and its hosts, and cost little to follow."""
+"""The traffic of a service is the sum of its pods and its hosts, and costs little to follow."""
 
 import asyncio
 import itertools
@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from controller.reconcile.plan import Leading, Snapshot
 from controller.reconcile.triggers import deciding_process
 from controller.services.host_traffic import (
+    MOST_REQUESTS_REPORTED,
     HostTraffic,
-    add_host_tokens,
-    find_host_tokens,
-    take_host_tokens,
+    add_host_traffic,
+    find_host_traffic,
+    take_host_traffic,
 )
 from controller.services.traffic import MOST_TOKENS_PER_SECOND, UNKNOWN_TRAFFIC, Traffic
 from crds.rate import MOST_REPORTED
@@ -33,9 +34,36 @@ def generating(name: str, rate: str, *, on: str = "studio-1", phase: str = "Read
     return made
 
 
-def sum_of(*processes: Obj, hosts: tuple[Obj, ...] = (host("studio-1"),)) -> float | None:
+def traffic_of(*processes: Obj, hosts: tuple[Obj, ...] = (host("studio-1"),)) -> Traffic:
     there = store(*((METAL_PROCESSES, each) for each in processes), *((METAL_HOSTS, each) for each in hosts))
-    return find_host_tokens(Snapshot(there, NOW), NAMESPACE, "uid-chat")
+    return find_host_traffic(Snapshot(there, NOW), NAMESPACE, "uid-chat")
+
+
+def sum_of(*processes: Obj, hosts: tuple[Obj, ...] = (host("studio-1"),)) -> float | None:
+    return traffic_of(*processes, hosts=hosts).tokens_per_second
+
+
+def answering(name: str, requests: int, average: int | None, **options: str) -> Obj:
+    made = generating(name, "1", **options)
+    made["status"] |= {"requestsPerMinute": requests} | ({} if average is None else {"averageLatencyMs": average})
+    return made
+
+
+def test_requests_are_summed_and_their_time_is_weighted() -> None:
+    assert traffic_of(answering("a", 30, 100), answering("b", 10, 500)) == Traffic(40, 200, 2)
+    assert traffic_of(answering("a", 0, None), generating("b", "3")) == Traffic(0, None, 4), "unknown is not 0"
+    assert traffic_of(answering("a", 30, 100), answering("b", 10, 500, phase="Failed")) == Traffic(30, 100, 1)
+    assert traffic_of(answering("a", 2**31 - 1, -5)) == Traffic(MOST_REQUESTS_REPORTED, None, 1)
+    assert traffic_of(answering("a", -7, 2**31 - 1)).requests_per_minute == 0
+
+
+def test_pods_and_hosts_of_a_service_are_shown_together() -> None:
+    pods, hosts = Traffic(30, 100, 5.0), Traffic(10, 500, 7.0)
+    shown = add_host_traffic(pods, hosts, UNKNOWN_TRAFFIC)
+    assert shown == Traffic(40, 200, 12.0)
+    assert take_host_traffic(shown, hosts) == pods, "a new leader has read no pod yet"
+    assert add_host_traffic(UNKNOWN_TRAFFIC, hosts, UNKNOWN_TRAFFIC) == hosts
+    assert add_host_traffic(pods, hosts._replace(requests_per_minute=11), shown) == shown
 
 
 def test_processes_that_serve_on_hosts_that_live_are_summed() -> None:
@@ -59,29 +87,29 @@ def test_number_that_is_none_counts_nothing(rate: str) -> None:
 def test_sum_is_what_is_shown_or_differs_from_it_by_more_than_a_tenth(
     pods: float | None, hosts: float | None, shown: float | None
 ) -> None:
-    of_pods = Traffic(3, 20, pods)
-    found = add_host_tokens(of_pods, hosts, Traffic(tokens_per_second=shown))
-    assert found[:2] == (3, 20)
+    of_pods, of_hosts = Traffic(tokens_per_second=pods), Traffic(tokens_per_second=hosts)
+    found = add_host_traffic(of_pods, of_hosts, Traffic(tokens_per_second=shown)).tokens_per_second
     if hosts is None:
-        assert found == of_pods
+        assert found == pods
         return
     total = min((pods or 0) + hosts, MOST_TOKENS_PER_SECOND)
-    assert found.tokens_per_second in (total, shown)
-    if found.tokens_per_second != total:
+    assert found in (total, shown)
+    if found != total:
         assert shown is not None
         assert abs(total - shown) <= 0.1 * max(total, shown)
 
 
 @given(pods=rates, hosts=rates)
 def test_another_leader_shows_the_same_sum(pods: float | None, hosts: float | None) -> None:
-    shown = add_host_tokens(Traffic(tokens_per_second=pods), hosts, UNKNOWN_TRAFFIC)
-    again = add_host_tokens(take_host_tokens(shown, hosts), hosts, shown)
+    of_hosts = Traffic(tokens_per_second=hosts)
+    shown = add_host_traffic(Traffic(tokens_per_second=pods), of_hosts, UNKNOWN_TRAFFIC)
+    again = add_host_traffic(take_host_traffic(shown, of_hosts), of_hosts, shown)
     assert again == shown
 
 
 def test_number_of_a_process_decides_no_replica() -> None:
     before, after = generating("a", "1"), generating("a", "2")
-    after["status"]["performance"] = {"tokensPerSecond": "3"}
+    after["status"] |= {"performance": {"tokensPerSecond": "3"}, "requestsPerMinute": 3, "averageLatencyMs": 9}
     assert deciding_process(before) == deciding_process(after)
     assert deciding_process(before) != deciding_process(generating("a", "1", phase="Failed"))
 

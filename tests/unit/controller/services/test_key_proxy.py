@@ -244,9 +244,9 @@ def test_pod_that_prepares_its_model_says_where_its_progress_is() -> None:
     there = (DEPLOYMENTS, chat_deployment(*base, ready=0))
     plan = decide_chat(*base, there, (PODS, chat_pod(ready=False, containerStatuses=statuses)))
     message = planned_condition(plan, "Ready")["message"]
-    assert message.endswith("the engine does not serve yet: see its progress by `kubectl logs chat-1 -c key-proxy`")
-    assert ready_outcome(plan) == ("Progressing", "False", "Starting")
-    assert plan.events == (), "a slow load is no trouble"
+    assert message.endswith("the engine is loading the model: see `kubectl logs -n team chat-1 -c key-proxy`")
+    assert ready_outcome(plan) == ("Progressing", "False", "Loading")
+    assert [event.type for event in plan.events] == ["Normal"], "a slow load is no trouble"
 
 
 def test_end_of_the_proxy_is_the_cause_also_after_the_kubelet_has_restarted_the_engine_without_it() -> None:

@@ -20,7 +20,7 @@ from metal_agent.cluster.host_tokens import HostTokens
 from metal_agent.lifecycle import ProcessState
 from metal_agent.supervise.runner import Runner
 from metal_agent.traffic.proxy_process import Proxy
-from metal_agent.traffic.token_rates import TokenRates
+from metal_agent.traffic.service_rates import ServiceRates
 from tests.support.local_host import Machine
 
 CHAT, MAIL = ObjectKey("team-a", "chat"), ObjectKey("team-a", "mail")
@@ -33,7 +33,7 @@ class Answering:
         self.answers = True
         self.error, self.taken = "", False
         self.asked: list[ProxyConfig] = []
-        self.token_rates = TokenRates()
+        self.service_rates = ServiceRates()
         self.waited: list[str] = []
 
     @property

@@ -1,0 +1,103 @@
+"""The traffic of each process of a host as its status shows it, so that the API is written to rarely.
+
+The proxy counts by service: processes of one service on one host share its requests and tokens equally.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from crds.rate import is_notable_change
+from metal_agent.supervise.runner import Runner
+from metal_agent.traffic.service_rates import ServiceRate, ServiceRates
+
+LEAST_SECONDS: Final = 60.0
+"""Least time between two changes of the traffic that is shown."""
+LEAST_RATE: Final = 0.1
+"""Least tokens per second that are shown: less is what the questions of a starting controller take, and no load."""
+
+
+class ProcessTraffic(NamedTuple):
+    """The traffic of a process in the last minute."""
+
+    tokens_per_second: float
+    requests_per_minute: int = 0
+    average_ms: int | None = None
+    """Average duration of its requests; None: it had none, or their time is unknown."""
+
+
+class ShownTraffic(NamedTuple):
+    """The traffic in a status."""
+
+    traffic: ProcessTraffic
+    since: float
+    """Time of a monotonic clock, in seconds, from which on it is shown."""
+
+
+def share_rate(rate: ServiceRate, processes: int) -> ProcessTraffic:
+    """Return the traffic of one of the processes that share a service's."""
+    tokens = rate.tokens_per_second / processes
+    requests = round(rate.requests_per_minute / processes)
+    average = round(rate.average_seconds * 1000) if requests and rate.average_seconds is not None else None
+    return ProcessTraffic(tokens if tokens >= LEAST_RATE else 0.0, requests, average)
+
+
+def choose_traffic(shown: ShownTraffic | None, measured: ProcessTraffic | None, now: float) -> ShownTraffic | None:
+    """Return what a status shows from now on: a change of more than a tenth, at most once a minute; None: unknown.
+
+    Args:
+        shown: what it shows.
+        measured: the traffic of the last minute; None: it is unknown.
+        now: the time of the clock of `shown`.
+    """
+    if measured is None:
+        return None
+    if shown is None:
+        return ShownTraffic(measured, now)
+    is_due = now - shown.since >= LEAST_SECONDS and _differs(shown.traffic, measured)
+    return ShownTraffic(measured, now) if is_due else shown
+
+
+def _differs(shown: ProcessTraffic, measured: ProcessTraffic) -> bool:
+    """Return whether a number differs notably."""
+    return any(
+        is_notable_change(old, new) if old is not None and new is not None else old is not new
+        for old, new in zip(shown, measured, strict=True)
+    )
+
+
+class TrafficReport:
+    """The traffic that the statuses of `runners`, by uid, show; `rates` are those of their services.
+
+    `on_change` is called with the uid of each process whose traffic has changed.
+    """
+
+    def __init__(self, runners: Mapping[str, Runner], rates: ServiceRates) -> None:
+        self._runners = runners
+        self._rates = rates
+        self._shown: dict[str, ShownTraffic] = {}
+        self.on_change: Callable[[str], None] = lambda _uid: None
+        rates.on_read = self.update
+
+    def find(self, uid: str) -> ProcessTraffic | None:
+        """Return the traffic of a process as its status shows it; None if it is unknown."""
+        shown = self._shown.get(uid)
+        runner = self._runners.get(uid)
+        is_serving = runner is not None and runner.state.phase == "Ready"
+        return shown.traffic if shown and is_serving else None
+
+    def update(self, now: float) -> None:
+        """Compare what is shown with what is measured at `now` of a monotonic clock."""
+        ready = {uid: each for uid, each in self._runners.items() if each.state.phase == "Ready"}
+        sharing = Counter(each.assignment.service for each in ready.values())
+        found: dict[str, ShownTraffic] = {}
+        for uid, runner in ready.items():
+            service = runner.assignment.service
+            rate = self._rates.find_rate(str(service), now) if service is not None else None
+            measured = share_rate(rate, sharing[service]) if rate is not None else None
+            if (shown := choose_traffic(self._shown.get(uid), measured, now)) is not None:
+                found[uid] = shown
+        changed = [uid for uid in self._shown.keys() | found.keys() if self._shown.get(uid) != found.get(uid)]
+        self._shown = found
+        for uid in changed:
+            self.on_change(uid)

@@ -1,0 +1,68 @@
+"""The traffic of each service of a host: the mean of a minute of what its proxy counts.
+
+The agent reads the state of the proxy every few seconds anyway. The counts have the tokens of streams that are still
+running, so a long answer counts while it is generated; requests count when they end.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from gateway.proxy.config import ProxyState, ServiceStats
+
+MINUTE_SECONDS: Final = 60.0
+"""Time over which requests and tokens are counted."""
+STALE_SECONDS: Final = 60.0
+"""Time without a state of the proxy after which the rates are unknown."""
+
+
+class ServiceRate(NamedTuple):
+    """The traffic of a service in the last minute."""
+
+    tokens_per_second: float
+    requests_per_minute: float = 0.0
+    average_seconds: float | None = None
+    """Average time from the arrival of a request to its end; None: none has ended, or its time is unknown."""
+
+
+class _Count(NamedTuple):
+    at: float
+    stats: ServiceStats
+
+
+class ServiceRates:
+    """The counts of the last minute, by service as `<namespace>/<service>`."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, deque[_Count]] = {}
+        self.on_read: Callable[[float], None] = lambda _now: None
+        """Called with the time after each try to read the state of the proxy."""
+
+    def note_state(self, state: ProxyState, now: float) -> None:
+        """Take the counts of a state of the proxy, read at `now` of a monotonic clock."""
+        known, self._counts = self._counts, {}
+        for service in state.services:
+            stats, counts = service.stats, known.get(service.name, deque[_Count]())
+            last = counts[-1].stats if counts else stats
+            if stats.tokens_out < last.tokens_out or stats.requests < last.requests:
+                # Another proxy counts from 0.
+                counts.clear()
+            counts.append(_Count(now, stats))
+            while len(counts) > 1 and counts[1].at <= now - MINUTE_SECONDS:
+                counts.popleft()
+            self._counts[service.name] = counts
+        self.on_read(now)
+
+    def find_rate(self, service: str, now: float) -> ServiceRate | None:
+        """Return the traffic of a service; None: it was read less than twice, or not for a while."""
+        counts = self._counts.get(service)
+        if not counts or now - counts[-1].at > STALE_SECONDS or counts[-1].at <= counts[0].at:
+            return None
+        (begin, before), (end, after) = counts[0], counts[-1]
+        requests, lasted = after.requests - before.requests, after.request_seconds - before.request_seconds
+        return ServiceRate(
+            (after.tokens_out - before.tokens_out) / (end - begin),
+            requests * 60 / (end - begin),
+            # A proxy of an earlier release counts no time.
+            lasted / requests if requests and lasted > 0 else None,
+        )
