@@ -488,7 +488,7 @@ class Agent:
             proxied = await self._proxy.client.metrics()
         except (ControlUnreachableError, ControlRefusedError):
             proxied = b""
-        return self._metrics.text() + proxied
+        return await self._metrics.render() + proxied
 
 
 def _desired_state(obj: Obj) -> tuple[Any, ...]:

@@ -6,14 +6,17 @@ use does not stop the agent.
 
 import asyncio
 from collections import Counter as Tally
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, get_args
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Final, NamedTuple, get_args
 
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client import Enum as EnumMetric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from crds.meta import METRIC_PREFIX
+from devices.footprint import cpu_seconds, footprint_bytes
 from devices.pressure import PressureLevel
 from gateway.http.whole_answers import AnswerServer, AskedQuestion, Route, WholeAnswer, serve_answers
 from metal_agent.holds.hold_gate import HOLD_SOURCES, HoldGate
@@ -82,6 +85,8 @@ class AgentMetrics:
         self._holds = Gauge(
             "pomona_agent_hold", "1 while this source lets no engine start.", ["source"], registry=registry
         )
+        self._usage = _UsageCollector()
+        registry.register(self._usage)
         self._phases = Gauge("pomona_agent_processes", "Processes on this host.", ["phase"], registry=registry)
 
         def gauge(name: str, text: str, value: Callable[[], float]) -> None:
@@ -101,8 +106,19 @@ class AgentMetrics:
         """Count a step that was taken."""
         self._steps.labels(ACTION_LABELS[type(step)]).inc()
 
+    async def render(self) -> bytes:
+        """Return all metrics in Prometheus' text format, with what each engine takes now."""
+        engines = {
+            (service.namespace, service.name, runner.assignment.name, self._host): runner.state.pid
+            for runner in self._runners.values()
+            if runner.state.pid is not None and (service := runner.assignment.service) is not None
+        }
+        # The system is asked about each process of an engine, which takes a moment.
+        self._usage.usage = await asyncio.to_thread(_read_usage, engines)
+        return self.text()
+
     def text(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format; those of engines as they were read last."""
         self._level.state(self._watchdog.level or _UNKNOWN)
         holding = {hold.source for hold in self._gate.list_holds()}
         for source in HOLD_SOURCES:
@@ -123,6 +139,43 @@ class AgentMetrics:
             if service is not None and spec is not None and rate is not None:
                 series = self._tokens.labels(service.namespace, spec.model_name, spec.runtime, self._host)
                 series.inc(rate.tokens_per_second)
+
+
+class _EngineUsage(NamedTuple):
+    """The memory and the processor time of an engine; None: unknown."""
+
+    memory_bytes: int | None
+    cpu_seconds: float | None
+
+
+_Labels = tuple[str, str, str, str]
+
+
+def _read_usage(engines: Mapping[_Labels, int]) -> dict[_Labels, _EngineUsage]:
+    return {labels: _EngineUsage(footprint_bytes(pid), cpu_seconds(pid)) for labels, pid in engines.items()}
+
+
+class _UsageCollector(Collector):
+    """Series of the engines that run: one that has ended takes its series with it."""
+
+    def __init__(self) -> None:
+        self.usage: Mapping[_Labels, _EngineUsage] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        names = ("namespace", "service", "process", "node")
+        memory = GaugeMetricFamily(
+            "pomona_agent_process_memory_bytes", "Memory that an engine takes from its host.", labels=names
+        )
+        processor = CounterMetricFamily(
+            "pomona_agent_process_cpu_seconds", "Processor time of an engine since its start.", labels=names
+        )
+        for labels, usage in self.usage.items():
+            if usage.memory_bytes is not None:
+                memory.add_metric(labels, usage.memory_bytes)
+            if usage.cpu_seconds is not None:
+                processor.add_metric(labels, usage.cpu_seconds)
+        yield memory
+        yield processor
 
 
 async def serve_metrics(place: tuple[str, int], text: Callable[[], Awaitable[bytes]]) -> None:

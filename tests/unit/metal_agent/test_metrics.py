@@ -68,6 +68,25 @@ async def test_metrics_are_read_at_each_request(machine: Machine, assignment: Ma
     assert {source: after[f"pomona_agent_hold {source}"] for source in HOLD_SOURCES} == dict.fromkeys(HOLD_SOURCES, 0)
 
 
+async def test_engine_has_series_of_its_memory_and_processor_time(machine: Machine, assignment: MakeAssignment) -> None:
+    machine.supervisor.assign([assignment()])
+    runners = dict(machine.runners)
+    told = AgentMetrics(machine.ledger, runners, machine.watchdog, machine.gate, ServiceRates(), host="studio-1")
+    (runner,) = runners.values()
+    assert runner.assignment.service is not None
+    engine = " ".join((*runner.assignment.service, runner.assignment.name, "studio-1"))
+
+    async def is_measured() -> bool:
+        shown = values(await told.render())
+        assert shown[f"pomona_agent_process_memory_bytes {engine}"] > 0
+        assert shown[f"pomona_agent_process_cpu_seconds_total {engine}"] > 0
+        return True
+
+    await eventually(is_measured)
+    runners.clear()
+    assert not [name for name in values(await told.render()) if "_process_" in name], "they go with the engine"
+
+
 async def test_documented_metrics_are_those_that_are_served(machine: Machine) -> None:
     agent = AgentMetrics(
         *(machine.ledger, machine.runners, machine.watchdog, machine.gate, ServiceRates()), host="studio-1"
@@ -79,7 +98,9 @@ async def test_documented_metrics_are_those_that_are_served(machine: Machine) ->
         name = f"{family.name}_total" if family.type == "counter" else family.name
         if not name.endswith("_created"):
             served[name] = {label for sample in family.samples for label in sample.labels} - {"le"}
-    # Without traffic it has no series.
+    # Without an engine, and without traffic, they have no series.
+    of_process = {"namespace", "service", "process", "node"}
+    served["pomona_agent_process_memory_bytes"] = served["pomona_agent_process_cpu_seconds_total"] = of_process
     served["pomona_tokens_per_second"] = {"namespace", "model", "backend", "node"}
     section = DOCUMENT.read_text().partition("## Metrics of hosts and proxies\n")[2].partition("\n## ")[0]
     rows = [line.split("|") for line in section.splitlines() if line.startswith("| `")]
