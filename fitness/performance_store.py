@@ -248,10 +248,15 @@ class PerformanceTable:
         return own | {key.device_class: each for key, each in records.items() if not key.namespace}
 
     def list_shared(self) -> Iterator[tuple[str, str, MeasuredPerformance]]:
-        """Yield model hash, device class and record of each measurement that counts for all."""
+        """Yield model hash, device class and record of each measurement that everybody may believe.
+
+        That is what an administrator states for all, and else what was measured in the namespace of the controller,
+        where only administrators make services.
+        """
         for model_hash, (records, _) in self._models.items():
             for key, record in records.items():
-                if not key.namespace:
+                is_own = key.namespace == CONTROLLER_NAMESPACE and RecordKey(key.device_class) not in records
+                if not key.namespace or is_own:
                     yield model_hash, key.device_class, record
 
 
@@ -283,7 +288,7 @@ class _FlexInferRecord(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def build_flexinfer_export(table: PerformanceTable, most_bytes: int = MOST_BYTES) -> StoredData:
-    """Return the measurements that count for all in the one flat ConfigMap that programs of FlexInfer read.
+    """Return the measurements that everybody may believe in the one flat ConfigMap that programs of FlexInfer read.
 
     Its keys are `<model hash>-<device class>`, its values have the fields of that project. The newest come first where
     not all have room.

@@ -1,7 +1,8 @@
 """The export of measured speeds to programs of FlexInfer: one flat ConfigMap, written a while after a change.
 
-It has only what counts in all namespaces, because those programs know no others. It is written while the controller
-leads and runs with --flexinfer-export.
+It has what everybody may believe: what Jobs measured in the namespace of the controller, and what an administrator
+states for all. Those programs know no namespaces. It is written while the controller leads and runs with
+--flexinfer-export.
 """
 
 import asyncio

@@ -193,7 +193,7 @@ class TrafficMeter:
         _show(service, measured, leading, key, now)
         service.failures = 0 if len(samples) == _count_pods(service.target) else service.failures + 1
         usual = self._pace(IDLE_SECONDS if _is_idle(measured) else BUSY_SECONDS)
-        return min(usual * 2**service.failures, max(usual, FAILING_SECONDS))
+        return min(usual * 2.0**service.failures, max(usual, FAILING_SECONDS))
 
     def _measure(
         self, key: ObjectKey, service: _MeteredService, samples: Mapping[Endpoint, MetricsSample], now: float

@@ -190,6 +190,15 @@ def test_export_has_the_names_and_fields_of_flexinfer() -> None:
     }
 
 
+def test_export_has_what_jobs_of_administrators_measured() -> None:
+    data = put_record({}, RecordKey(H100, "pomona-system"), SLOW).data
+    exported = build_flexinfer_export(table_of(build_config_map(HASH, data))).data
+    assert msgspec.json.decode(exported[f"{HASH}-{H100}"])["tokensPerSecond"] == SLOW.tokens_per_second
+    data = put_record(data, RecordKey(H100), FAST).data
+    exported = build_flexinfer_export(table_of(build_config_map(HASH, data))).data
+    assert msgspec.json.decode(exported[f"{HASH}-{H100}"])["tokensPerSecond"] == FAST.tokens_per_second, "stated"
+
+
 def test_export_that_has_not_room_for_all_has_the_newest() -> None:
     data = {"new": encode_record(FAST), "old": encode_record(SLOW)}
     found = build_flexinfer_export(table_of(build_config_map(HASH, data)), most_bytes=120)
