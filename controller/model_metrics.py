@@ -6,15 +6,19 @@ work with ours then. Labels are names in objects that the API server has checked
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from controller.reconcile.indexes import SERVICE_INDEX, namespaced
 from controller.services.traffic import TokenSource
 from crds.meta import LABEL_SERVICE, METRIC_PREFIX, PROXY_CONTAINER
+from crds.nodefitness import STALE_SECONDS
+from crds.size import GIB
 from kube.client import Obj
 from kube.resources import (
     INFERENCE_SERVICES,
@@ -76,6 +80,58 @@ class OwnedSeries:
             self._gauge.remove(*labels)
 
 
+class DensityMetrics(Collector):
+    """The gauges of the density API that follow from the reports of node agents alone, under the names that it has.
+
+    Args:
+        registry: the registry of the controller.
+        read_now: seconds since 1970, by the clock of this process.
+    """
+
+    def __init__(self, registry: CollectorRegistry, read_now: Callable[[], float]) -> None:
+        self._read_now = read_now
+        self._series = {
+            name: OwnedSeries(Gauge(f"pomona_density_node_{name}", text, ("node",), registry=registry), max)
+            for name, text in _DENSITY_GAUGES.items()
+        }
+        self._seen_at: dict[str, float] = {}
+        """When this process saw the last report of each node first."""
+        registry.register(self)
+
+    def put(self, owner: _Owner, fitness: Obj | None, seen_at: float | None) -> None:
+        """Take the last report of a node agent, and when it was seen first; without one, the node has no series."""
+        node, status = owner[1].name, (fitness or {}).get("status") or {}
+        devices = [device for device in status.get("devices") or () if isinstance(device, dict)]
+        largest = max((device.get("memoryBytes") or 0 for device in devices), default=0)
+        values = {
+            "ram_total_gb": status.get("memoryBytes"),
+            "gpu_vram_gb": largest,
+        }
+        gauges = {name: round(size / GIB, 2) for name, size in values.items() if size} | {"gpu_count": len(devices)}
+        for name, series in self._series.items():
+            series.put(owner, {(node,): gauges[name]} if name in gauges and seen_at is not None else {})
+        if seen_at is None:
+            self._seen_at.pop(node, None)
+        else:
+            self._seen_at[node] = seen_at
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield which nodes are stale now."""
+        stale = GaugeMetricFamily(
+            "pomona_density_node_stale", "1 if the facts of the node are stale.", labels=("node",)
+        )
+        for node, seen_at in list(self._seen_at.items()):  # the metrics are read in another thread
+            stale.add_metric((node,), self._read_now() - seen_at > STALE_SECONDS)
+        yield stale
+
+
+_DENSITY_GAUGES: Final = {
+    "ram_total_gb": "Memory of the node in GiB.",
+    "gpu_vram_gb": "Memory of the largest device in GiB.",
+    "gpu_count": "Devices.",
+}
+
+
 class ModelMetrics:
     """The metrics of services, engines and node agents. Each event of the store takes a few microseconds.
 
@@ -124,6 +180,7 @@ class ModelMetrics:
         self._observed = OwnedSeries(
             gauge("pomona_node_observed_timestamp_seconds", "Time of the last report of a node agent.", "node"), max
         )
+        self._density = DensityMetrics(registry, read_now)
         self._store: Store | None = None
 
     def follow_store(self, store: Store) -> None:
@@ -150,7 +207,9 @@ class ModelMetrics:
             self._loads.put(owner, _read_process_load(new))
         elif resource == NODE_FITNESSES:
             if _find_report(old) != _find_report(new):
-                self._observed.put(owner, self._time_report(old, new))
+                seen_at = self._time_report(old, new)
+                self._observed.put(owner, {} if seen_at is None else {(owner[1].name,): seen_at})
+                self._density.put(owner, new, seen_at)
         else:
             self._ready.put(owner, _read_readiness(new))
             if old is None and self._store is not None:
@@ -159,15 +218,15 @@ class ModelMetrics:
                 for pod in self._store.by_index(PODS, SERVICE_INDEX, namespaced(key.namespace, key.name)):
                     self._loads.put((PODS, object_key(pod)), self._read_pod_load(pod))
 
-    def _time_report(self, old: Obj | None, new: Obj | None) -> dict[_Labels, float]:
+    def _time_report(self, old: Obj | None, new: Obj | None) -> float | None:
         """Return when this process saw a report first; the clock of its node may be wrong, and counts once."""
         observed_at, seen_at = _find_report(new), self._read_now()
-        if new is None or not observed_at:
-            return {}
+        if not observed_at:
+            return None
         if not _find_report(old):
             stated = _read_time(observed_at)
             seen_at = min(seen_at, stated) if stated is not None else seen_at
-        return {(new["metadata"]["name"],): seen_at}
+        return seen_at
 
     def _read_pod_load(self, pod: Obj | None) -> dict[_Labels, float]:
         if pod is None or self._store is None:

@@ -34,6 +34,8 @@ pomona_objects{{kind="MetalHost",phase="NotReady"}} 1000000
 pomona_node_observed_timestamp_seconds{{node="gpu-1"}} 0
 pomona_gpu_temperature_celsius{{node="gpu-1",gpu="GPU-1"}} 1000
 pomona_latency_p95_seconds{{namespace="victim",service="chat"}} 1000000
+pomona_time_to_first_token_p95_seconds{{namespace="victim",service="chat"}} 1000000
+pomona_requests_waiting{{namespace="victim",service="chat",source="proxy"}} 1000000
 ALERTS{{alertname="PomonaHostLost",alertstate="firing"}} 1
 {REAL}{{namespace="victim",inference_service="other"}} 3
 """
@@ -65,15 +67,15 @@ def snake_case(obj: Any) -> Any:
     return obj
 
 
-def build_job(monitor: Obj, address: str) -> Obj:
+def build_job(monitor: Obj, address: str, namespace: str = "attacker", service: str = "chat") -> Obj:
     """Return the scrape of one pod as Prometheus' operator renders it from a PodMonitor."""
     spec = monitor["spec"]
     (endpoint,) = spec["podMetricsEndpoints"]
-    discovered = {"__meta_kubernetes_pod_label_inference_pomona_dev_service": "chat"}
-    of_target = {"namespace": "attacker", "pod": "chat-0", "container": "engine", **discovered}
+    discovered = {"__meta_kubernetes_pod_label_inference_pomona_dev_service": service}
+    of_target = {"namespace": namespace, "pod": f"{service}-0", "container": "engine", **discovered}
     limits = {key: spec[key] for key in spec if key.endswith("Limit")}
     return {
-        "job_name": "attacker/chat",
+        "job_name": f"{namespace}/{service}",
         "static_configs": [{"targets": [address], "labels": of_target}],
         "metrics_path": endpoint["path"],
         "honor_labels": endpoint.get("honorLabels", False),

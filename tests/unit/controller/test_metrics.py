@@ -24,7 +24,7 @@ from kube.resources import (
     ObjectKey,
     Resource,
 )
-from tests.support.api_objects import condition, host, model, process, service, store
+from tests.support.api_objects import GIB, condition, host, model, process, service, store
 from tests.support.waiting_units import waiting_unit
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -58,7 +58,8 @@ def used() -> ControllerMetrics:
     metrics.models.set_tokens(ObjectKey("team", "chat"), {TokenSource("team", "qwen", "vllm", "gpu-1"): 7})
     followed.put(INFERENCE_SERVICES, service())
     fitness = {"metadata": {"name": "gpu-1", "uid": "u", "resourceVersion": "1"}}
-    followed.put(NODE_FITNESSES, fitness | {"status": {"observedAt": "2026-11-21T12:00:00Z"}})
+    facts = {"observedAt": "2026-11-21T12:00:00Z", "memoryBytes": GIB, "devices": [{"id": "0", "memoryBytes": GIB}]}
+    followed.put(NODE_FITNESSES, fitness | {"status": facts})
     loaded = process("a", host="studio-1", phase="Ready")
     loaded["status"] |= {"startedAt": "2026-11-21T12:00:00Z", "readyAt": "2026-11-21T12:00:05Z"}
     followed.put(METAL_PROCESSES, loaded)
