@@ -101,7 +101,7 @@ class DensityMetrics(Collector):
     def put(self, owner: _Owner, fitness: Obj | None, seen_at: float | None) -> None:
         """Take the last report of a node agent, and when it was seen first; without one, the node has no series."""
         node, status = owner[1].name, (fitness or {}).get("status") or {}
-        devices = [device for device in status.get("devices") or () if isinstance(device, dict)]
+        devices = status.get("devices") or ()
         largest = max((device.get("memoryBytes") or 0 for device in devices), default=0)
         values = {
             "ram_total_gb": status.get("memoryBytes"),

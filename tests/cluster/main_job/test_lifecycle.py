@@ -1,5 +1,6 @@
 """The life of a running service: it crashes, is edited, scaled, suspended and deleted, on both paths."""
 
+import json
 from typing import Any
 
 import pytest
@@ -27,6 +28,13 @@ async def pod(cluster: Cluster) -> Obj:
     found = await cluster.client.list(PODS, cluster.namespace, label_selector="inference.pomona.dev/service")
     assert len(found.items) == 1
     return found.items[0]
+
+
+async def list_warnings(cluster: Cluster) -> list[str]:
+    """Return the Warnings of Pomona in the namespace."""
+    events = json.loads(await cluster.kubectl("get", "events", "--field-selector=type=Warning", "--output=json"))
+    ours = [each for each in events["items"] if each.get("reportingComponent", "").startswith("pomona.dev/")]
+    return [f"{each['reason']}: {each['message']}" for each in ours]
 
 
 @both_paths
@@ -126,6 +134,7 @@ async def test_a_scaled_service_has_the_requested_replicas(cluster: Cluster, pat
     await scale(0)
     await scale(1)
     assert await cluster.answers("scaled")
+    assert await list_warnings(cluster) == [], "starts and an end that is wanted are normal"
 
 
 @both_paths
