@@ -59,7 +59,7 @@ async def test_alerts_and_traffic_of_each_engine_that_runs_here(
 ) -> None:
     host = await metal_host("studio-1", f"--memory-budget={64 * GIB}", "--metrics-address=0.0.0.0:17999")
     folder = host.file_root / "mlx"
-    tiny_mlx.write(folder, text="The MLX model speaks.")
+    tiny_mlx.write(folder, text="The MLX model speaks.", loop=True)
     weights = cluster.model("mlx", memoryBytes=GIB)
     weights["spec"]["source"] = f"file://{folder}/"
     await cluster.apply(
