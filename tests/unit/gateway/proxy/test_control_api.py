@@ -80,7 +80,9 @@ STATE = ProxyState(
             error="no",
             backends=(BackendState(uid="u", url="http://127.0.0.1:1", draining=False, in_flight=3, idle_seconds=0.5),),
             port_taken=True,
-            stats=ServiceStats(requests=1, errors=2, tokens_in=3, tokens_out=4, in_flight=5, queued=6),
+            stats=ServiceStats(
+                requests=1, errors=2, tokens_in=3, tokens_out=4, request_seconds=7.5, in_flight=5, queued=6
+            ),
         ),
     ),
 )
@@ -97,7 +99,15 @@ STATE_JSON = {
                 {"uid": "u", "url": "http://127.0.0.1:1", "draining": False, "inFlight": 3, "idleSeconds": 0.5}
             ],
             "taken": True,
-            "stats": {"requests": 1, "errors": 2, "tokensIn": 3, "tokensOut": 4, "inFlight": 5, "queued": 6},
+            "stats": {
+                "requests": 1,
+                "errors": 2,
+                "tokensIn": 3,
+                "tokensOut": 4,
+                "requestSeconds": 7.5,
+                "inFlight": 5,
+                "queued": 6,
+            },
         }
     ],
     "router": None,
