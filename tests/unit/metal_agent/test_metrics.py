@@ -74,7 +74,8 @@ async def test_engine_has_series_of_its_memory_and_processor_time(machine: Machi
     told = AgentMetrics(machine.ledger, runners, machine.watchdog, machine.gate, ServiceRates(), host="studio-1")
     (runner,) = runners.values()
     assert runner.assignment.service is not None
-    engine = " ".join((*runner.assignment.service, runner.assignment.name, "studio-1"))
+    namespace, service = runner.assignment.service
+    engine = f"{namespace} studio-1 {runner.assignment.name} {service}"
 
     async def is_measured() -> bool:
         shown = values(await told.render())

@@ -35,7 +35,13 @@ CONFIG = ProxyConfig(
             token="t",
             backends=(
                 Backend(
-                    uid="u", url="http://127.0.0.1:1", draining=True, concurrency=4, model="/weights/x", api_key="key"
+                    uid="u",
+                    url="http://127.0.0.1:1",
+                    draining=True,
+                    concurrency=4,
+                    model="/weights/x",
+                    api_key="key",
+                    engine="llama.cpp",
                 ),
             ),
             queue_limit=7,
@@ -59,6 +65,7 @@ CONFIG_JSON = {
                     "concurrency": 4,
                     "model": "/weights/x",
                     "apiKey": "key",
+                    "engine": "llama.cpp",
                 }
             ],
             "previousToken": None,
