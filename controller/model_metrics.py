@@ -103,13 +103,13 @@ class DensityMetrics(Collector):
         node, status = owner[1].name, (fitness or {}).get("status") or {}
         devices = status.get("devices") or ()
         largest = max((device.get("memoryBytes") or 0 for device in devices), default=0)
-        values = {
-            "ram_total_gb": status.get("memoryBytes"),
-            "gpu_vram_gb": largest,
-        }
-        gauges = {name: round(size / GIB, 2) for name, size in values.items() if size} | {"gpu_count": len(devices)}
+        sizes = {"ram_total_gb": status.get("memoryBytes"), "gpu_vram_gb": largest}
+        gauges = {name: round(size / GIB, 2) for name, size in sizes.items() if size} | {"gpu_count": len(devices)}
         for name, series in self._series.items():
-            series.put(owner, {(node,): gauges[name]} if name in gauges and seen_at is not None else {})
+            values: dict[_Labels, float] = {}
+            if name in gauges and seen_at is not None:
+                values[node,] = gauges[name]
+            series.put(owner, values)
         if seen_at is None:
             self._seen_at.pop(node, None)
         else:
@@ -208,7 +208,8 @@ class ModelMetrics:
         elif resource == NODE_FITNESSES:
             if _find_report(old) != _find_report(new):
                 seen_at = self._time_report(old, new)
-                self._observed.put(owner, {} if seen_at is None else {(owner[1].name,): seen_at})
+                reported: dict[_Labels, float] = {} if seen_at is None else {(owner[1].name,): seen_at}
+                self._observed.put(owner, reported)
                 self._density.put(owner, new, seen_at)
         else:
             self._ready.put(owner, _read_readiness(new))
