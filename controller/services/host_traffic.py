@@ -46,8 +46,8 @@ def sum_host_traffic(processes: Iterable[MetalProcess], hosts: Mapping[str, Meta
         found = combine_traffic(
             found,
             Traffic(
-                None if requests is None else max(0, min(requests, MOST_REQUESTS_REPORTED)),
-                average if average is not None and average >= 0 else None,
+                None if requests is None else min(requests, MOST_REQUESTS_REPORTED),
+                average,
                 min(float(rate), MOST_REPORTED) if rate else None,
             ),
         )

@@ -53,8 +53,8 @@ def test_requests_are_summed_and_their_time_is_weighted() -> None:
     assert traffic_of(answering("a", 30, 100), answering("b", 10, 500)) == Traffic(40, 200, 2)
     assert traffic_of(answering("a", 0, None), generating("b", "3")) == Traffic(0, None, 4), "unknown is not 0"
     assert traffic_of(answering("a", 30, 100), answering("b", 10, 500, phase="Failed")) == Traffic(30, 100, 1)
-    assert traffic_of(answering("a", 2**31 - 1, -5)) == Traffic(MOST_REQUESTS_REPORTED, None, 1)
-    assert traffic_of(answering("a", -7, 2**31 - 1)).requests_per_minute == 0
+    assert traffic_of(answering("a", 2**31 - 1, 5)) == Traffic(MOST_REQUESTS_REPORTED, 5, 1)
+    assert traffic_of(answering("a", -7, 5)) == traffic_of(answering("a", 7, -5)) == UNKNOWN_TRAFFIC, "no counts"
 
 
 def test_pods_and_hosts_of_a_service_are_shown_together() -> None:
