@@ -121,8 +121,8 @@ class _ServingThread(threading.Thread):
 
     def run(self) -> None:
         """Serve until `end`."""
-        with contextlib.closing(self._loop):
-            self._loop.run_until_complete(self._serve())
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # it ends what is left, too
+            runner.run(self._serve())
 
     def end(self) -> None:
         """End the thread, and free the port."""

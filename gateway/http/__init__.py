@@ -2,7 +2,8 @@
 
 The side of the clients: `listener` accepts connections and ends them, `connection_table` holds the caps and times of
 all, `server_connection` reads requests from one, `request_head` parses them strictly, and `exchange` is one request
-with its response. What comes is passed on by plain calls; `awaited_exchange` is for requests that coroutines answer.
+with its response. What comes is passed on by plain calls; `awaited_exchange` is for requests that coroutines answer,
+`whole_answers` for all ports of few paths (metrics, health, webhooks, APIs), with limits that strangers cannot strain.
 
 The side of the upstreams: `upstream_pool` keeps connections, `upstream_connection` carries one request and response.
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -275,3 +276,19 @@ def test_text_is_rendered_ten_times_at_once_and_then_once_a_second() -> None:
     assert [rendering.read() for _ in range(3)] == [b"11"] * 3
     now[0] += 60
     assert [rendering.read() for _ in range(100)][-1] == b"21"
+
+
+PRODUCT = (
+    *("artifacts", "cli", "console", "controller", "crds", "devices", "extender", "fitness", "gateway", "kube"),
+    *("launchd", "metal_agent", "node_agent", "runtimes", "standalone"),
+)
+
+
+def test_product_has_no_other_http_server() -> None:
+    """A server without limits ended the controller: each port is one of `gateway.http`."""
+    other = re.compile(r"HTTPServer\b|\baiohttp(\.| import )web\b|\bstart_server\(")
+        r"\bhttp\.server\b|\baiohttp\.web\b|aiohttp import web|\bstart_server\(|loop\(\)\.create_server\("
+    )
+    files = [path for folder in PRODUCT for path in (CHECKOUT / folder).rglob("*.py")]
+    assert len(files) > 500
+    assert [str(path) for path in files if other.search(path.read_text())] == []
