@@ -159,7 +159,7 @@ class SharedDaemon:
 
     def may_have(self, model: str) -> bool:
         """Return whether `model` is loaded by the last check, or whether that is unknown."""
-        return self._unknown or model in {name for name, _ in self._found}
+        return self._unknown or self.daemon.content(model) in self._contents(self._found)
 
     async def bring(self, model: str, serving: Serving, on_progress: OnProgress) -> None:
         """Make the weights known to the daemon. Raises DaemonError."""
@@ -169,7 +169,7 @@ class SharedDaemon:
     async def unload(self, handle: DaemonModel, grace_seconds: float) -> None:
         """Unload the model of `handle`, unless it serves another process of ours too."""
         model, failures = handle.model, 0
-        while not any(other.model == model for other in self._handles if other is not handle):
+        while not self._sharing(handle):
             try:
                 await self.daemon.unload(model)
                 async with asyncio.timeout(grace_seconds + _UNLOAD_AGAIN_SECONDS):
@@ -187,14 +187,15 @@ class SharedDaemon:
 
     def report_others(self, handle: DaemonModel) -> None:
         """Report the exit of the other processes of this model, which is unloaded for all of them."""
-        for other in [each for each in self._handles if each.model == handle.model and each is not handle]:
+        for other in self._sharing(handle):
             message = f"{self.daemon.runtime} unloads {handle.model}, which does not answer; it is loaded again"
             other.report_exit(EngineExit(reason="Unloaded", message=message))
 
     async def remove_unwanted(self, wanted: Callable[[], Iterable[str]]) -> None:
         """Remove models of ours that no process uses: those of an earlier agent, or of a process that was stopped.
 
-        Quick if no process has ended since the last call. Raises DaemonError.
+        One with the same content as a model in use stays: the daemon may list both by its name. Quick if no process has
+        ended since the last call. Raises DaemonError.
         """
         if self._clean or self.problem:
             return
@@ -202,7 +203,8 @@ class SharedDaemon:
             self._clean = True
             try:
                 for model in sorted(await self.daemon.marked(self._owner)):
-                    if model not in {*wanted(), *(handle.model for handle in self._handles)}:
+                    used = {*wanted(), *(handle.model for handle in self._handles)}
+                    if self.daemon.content(model) not in {self.daemon.content(name) for name in used}:
                         log.info("daemon_model_removed", daemon=self.daemon.runtime, model=model)
                         await self.daemon.remove(model)
             except BaseException:
@@ -211,8 +213,10 @@ class SharedDaemon:
 
     def loaded(self) -> list[LoadedModel]:
         """Return the models that were in memory at the last check."""
-        ours = {handle.model for handle in self._handles}
-        return [LoadedModel(name, memory_bytes, name in ours) for name, memory_bytes in self._found]
+        ours = {self.daemon.content(handle.model) for handle in self._handles}
+        return [
+            LoadedModel(name, memory_bytes, self.daemon.content(name) in ours) for name, memory_bytes in self._found
+        ]
 
     def forget(self, handle: DaemonModel) -> None:
         """Stop watching `handle`."""
@@ -269,9 +273,9 @@ class SharedDaemon:
             self._unknown = True
         else:
             self.problem, self._unknown, self._silences = "", False, 0
-            there = {name for name, _ in self._found}
+            there = self._contents(self._found)
             for handle in watched:
-                if handle.model not in there:
+                if self.daemon.content(handle.model) not in there:
                     handle.report_exit(
                         EngineExit(reason="Unloaded", message=_unloaded_message(self.daemon, handle.model))
                     )
@@ -287,8 +291,17 @@ class SharedDaemon:
         return self._silences < SILENT_CHECKS
 
     async def _wait_until_unloaded(self, model: str) -> None:
-        while model in {name for name, _ in await self.daemon.loaded()}:  # noqa: ASYNC110 - a daemon has no event for it
+        content = self.daemon.content(model)
+        while content in self._contents(await self.daemon.loaded()):  # noqa: ASYNC110 - a daemon has no event for it
             await asyncio.sleep(_LEAVING_SECONDS)
+
+    def _contents(self, models: Iterable[tuple[str, int | None]]) -> set[str]:
+        return {self.daemon.content(name) for name, _ in models}
+
+    def _sharing(self, handle: DaemonModel) -> list[DaemonModel]:
+        """Return the handles of other processes whose model is the same in memory."""
+        content = self.daemon.content(handle.model)
+        return [other for other in self._handles if other is not handle and self.daemon.content(other.model) == content]
 
     async def _wait_for_hang_up(self) -> bool:
         """Keep an idle connection open until the daemon closes it (True) or a check is requested (False)."""

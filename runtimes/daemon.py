@@ -76,6 +76,13 @@ class Daemon(Protocol):
     async def loaded(self) -> list[tuple[str, int | None]]:
         """List the models in its memory, the owner's models too: name and bytes."""
 
+    def content(self, name: str) -> str:
+        """Return what identifies the model in memory, as far as `loaded` and `load` have found out.
+
+        Two names of the same weights and settings have the same content, if the daemon has these in memory only once,
+        and lists them by one of the names.
+        """
+
     async def bring(self, name: str, serving: Serving, on_progress: OnProgress) -> None:
         """Register the weights at `serving.model` as `name`, with these settings; quick if they are registered already.
 

@@ -18,7 +18,7 @@ import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -31,7 +31,7 @@ from crds.serving import RuntimeName
 from devices.sockets import LOOPBACK
 from devices.tools import find_program
 from runtimes.daemon import NOT_RUNNING, SILENT, UNKNOWN_MODEL, DaemonError, ModelIdentity, OnProgress
-from runtimes.ollama_pod import POD, PORT, render_name
+from runtimes.ollama_pod import OWNER, POD, PORT, render_name
 from runtimes.runtime import Runtime, RuntimeDemand
 from runtimes.serving import Serving
 
@@ -45,37 +45,48 @@ _BLOCK_BYTES: Final = 1 << 20
 _APP: Final = Path("/Applications/Ollama.app")
 _LIBRARY: Final = "ollama://"
 _REGISTRY: Final = "registry.ollama.ai"
-_MARK: Final = "pomona-"
-"""Beginning of the namespace of every agent's models."""
-_REFUSAL: Final = re.compile(r"\b([45]\d\d): .*", re.ASCII | re.DOTALL)
-"""A status and a body, as Ollama repeats them."""
+_MARKS: Final = ("pomona-", f"{OWNER}/")
+"""Beginnings of the names of every agent's models, and of those that are made in pods."""
+_REFUSAL: Final = re.compile(r"(?<!\S)([45]\d\d): .*", re.ASCII | re.DOTALL)
+"""A status and a body, as Ollama repeats them; an address with a port, before another error, is no status."""
 _NO_SPLIT: Final = (
     "runtime ollama cannot serve a GGUF model in several files: set runtime to llama.cpp, or give the Model one file, "
     "which `llama-gguf-split --merge` makes of them"
 )
 _STAY: Final = -1
 _LEAVE: Final = 0
-
-
-class _Details(msgspec.Struct):
-    parent_model: str = ""
-    """The model that it was created from."""
+_FILE: Final = re.compile(r"^(?:FROM|ADAPTER) .*?(sha256-[0-9a-f]{64})", re.ASCII | re.MULTILINE)
+_SETTING: Final = re.compile(
+    r"^PARAMETER (?:num_ctx|num_batch|num_gpu|main_gpu|use_mmap|num_thread) .+$", re.ASCII | re.MULTILINE
+)
+"""Parameters for whose sake Ollama loads a model again."""
 
 
 class _Listed(msgspec.Struct):
     name: str
     size: int | None = None
     """Bytes of memory in /api/ps, bytes of files in /api/tags."""
-    details: _Details | None = None
-
-    @property
-    def full_names(self) -> set[str]:
-        """Full names of the model and of the one that it was created from."""
-        return {full_name(each) for each in (self.name, self.details.parent_model if self.details else "") if each}
+    digest: str = ""
+    """Digest of the manifest; it differs between two names of the same weights and settings."""
 
 
 class _List(msgspec.Struct):
     models: list[_Listed] = []
+
+
+class _Shown(msgspec.Struct):
+    modelfile: str = ""
+
+
+class _Content(NamedTuple):
+    """The files of a model, and the parameters with which they are loaded."""
+
+    weights: tuple[str, ...]
+    settings: tuple[str, ...] = ()
+
+    @property
+    def identity(self) -> str:
+        return " ".join([*self.weights, *self.settings])
 
 
 class Ollama:
@@ -89,8 +100,13 @@ class Ollama:
         self._environment = environment
         self._networks = allowed_networks
         """Private networks from which models may be pulled."""
-        self._of_library: dict[str, str] = {}
-        """The library model that each of our models was created from, by the name of ours."""
+        self._contents: dict[str, tuple[str, _Content]] = {}
+        """Content of the models in memory and of ours, by name, with the manifest's digest, which is empty if unknown.
+
+        A model that was deleted while it was in memory is listed, but shown no more.
+        """
+        self._knows_store = False
+        """True once the content of our models that an earlier agent brought is known."""
         # Always on loopback: an Ollama on another machine does not use the memory of this machine.
         self.url = f"http://{LOOPBACK}:{_port(environment.get('OLLAMA_HOST', ''))}"
         self._session: aiohttp.ClientSession | None = None
@@ -107,7 +123,16 @@ class Ollama:
 
     async def loaded(self) -> list[tuple[str, int | None]]:
         """List the models in memory, by /api/ps."""
-        return [(model.name, model.size) for model in await self._listed("/api/ps")]
+        models = await self._listed("/api/ps")
+        await self._learn(models)
+        return [(model.name, model.size) for model in models]
+
+    def content(self, name: str) -> str:
+        """Return the digests of the model's files with its parameters, or its name if they are unknown.
+
+        Ollama has a file in memory once, under the name of the first request that needed it.
+        """
+        return self._contents[name][1].identity if name in self._contents else name
 
     async def bring(self, name: str, serving: Serving, on_progress: OnProgress) -> None:
         """Copy or pull the weights into Ollama's store, and create the model with its context length.
@@ -118,9 +143,7 @@ class Ollama:
         parameters = {"num_ctx": serving.options.context_length}
         base = serving.model.removeprefix(_LIBRARY) if scheme_of(serving.model) == "ollama" else None
         with self._translate_errors(f"create {name}"):
-            known = {full_name(model.name) for model in await self._listed("/api/tags")}
-            if base is not None:
-                self._of_library[name] = base
+            known = {full_name(model.name): model.name for model in await self._listed("/api/tags")}
             if full_name(name) in known:
                 return
             if base is None:
@@ -130,7 +153,9 @@ class Ollama:
                 await _finish(await client.create(name, files=files, parameters=parameters, stream=True))
                 return
             is_owners = full_name(base) in known
-            if not is_owners:
+            if is_owners:
+                base = known[full_name(base)]  # a model to create from has to be named as it is stored
+            else:
                 await self._refuse_private_registry(base)
                 await self._pull(base, on_progress)
             await _finish(await client.create(name, from_=base, parameters=parameters, stream=True))
@@ -139,10 +164,16 @@ class Ollama:
 
     async def load(self, name: str) -> None:
         """Load the model without expiry, by a request without a prompt."""
-        await self._refuse_to_evict(name)
+        content = await self._show(name)
+        self._contents[name] = ("", content)
+        await self._refuse_to_evict(name, content)
         client = await self._library()
         with self._translate_errors(f"load {name}"):
             await client.generate(name, keep_alive=_STAY)
+            if self.content(name) not in {self.content(other) for other, _ in await self.loaded()}:
+                # It is listed by the name of a model that was deleted, of which nothing can be found out any more.
+                await client.generate(name, keep_alive=_LEAVE)
+                await client.generate(name, keep_alive=_STAY)
 
     async def unload(self, name: str) -> None:
         """Ask Ollama to unload the model, which happens once no request is left."""
@@ -156,10 +187,12 @@ class Ollama:
 
     async def remove(self, name: str) -> None:
         """Unload and delete the model; Ollama frees the weights with the last model that uses them."""
-        await self.unload(name)
+        if name in {model.name for model in await self._listed("/api/ps")}:
+            await self.unload(name)  # under another name, the weights are loaded for that one
         client = await self._library()
         with self._translate_errors(f"delete {name}", absent_is_fine=True):
             await client.delete(name)
+        self._contents.pop(name, None)
 
     async def close(self) -> None:
         """Close connections."""
@@ -188,37 +221,53 @@ class Ollama:
                 largest_bytes = step.total
                 on_progress(step.completed or 0, step.total)
 
-    async def _refuse_to_evict(self, name: str) -> None:
+    async def _refuse_to_evict(self, name: str, content: _Content) -> None:
         """Refuse to load `name` if that would evict another model. Raises DaemonError.
 
         Ollama keeps one copy of a file in memory, and reloads it for other settings.
         """
-        bases = await self._base_names(name)
-        for model in await self._listed("/api/ps"):
-            other = model.name
-            if not other.startswith(_MARK) and model.full_names & bases:
+        for other, _ in await self.loaded():
+            found = self._contents[other][1]
+            if other == name or found.weights != content.weights:
+                continue
+            if not other.startswith(_MARKS):
                 raise DaemonError(
                     "OwnersModelLoaded",
                     f"the owner of this host has loaded {other}, and Ollama keeps the same weights in memory only "
                     f"once: unload it, for example by `ollama stop {other}`",
                 )
-            if other != name and other.startswith(_MARK) and _weights(other) == _weights(name):
+            if found != content:
                 raise DaemonError(
                     "SameWeightsLoaded",
                     f"Ollama has the same weights loaded as {other} with another context length, and keeps only one of "
                     "the two: give both services the same contextLength, or set runtime of one to llama.cpp",
                 )
 
-    async def _base_names(self, name: str) -> set[str]:
-        """Return the full name of the library model that ours was created from, or nothing if there is none.
+    async def _learn(self, models: list[_Listed]) -> None:
+        """Find out the content of these models in memory, and once of all that an earlier agent has brought."""
+        names = {model.name for model in models}
+        for name in [name for name in self._contents if name not in names and not name.startswith(_MARKS)]:
+            del self._contents[name]
+        if not self._knows_store and any(name.startswith(_MARKS) for name in names):
+            stored = await self._listed("/api/tags")
+            models = [*models, *(model for model in stored if model.name.startswith(_MARKS))]
+            self._knows_store = True
+        for model in models:
+            if self._contents.get(model.name, ("",))[0] != model.digest or model.name not in self._contents:
+                self._contents[model.name] = (model.digest, await self._show(model.name))
 
-        An agent that has restarted did not create the model; then Ollama states it.
-        """
-        if name in self._of_library:
-            return {full_name(self._of_library[name])}
-        own = full_name(name)
-        found = [model.full_names for model in await self._listed("/api/tags") if full_name(model.name) == own]
-        return set().union(*found) - {own}
+    async def _show(self, name: str) -> _Content:
+        """Return the content of a model in the store; of another one, nothing is known but its name."""
+        with self._translate_errors(f"show {name}"):
+            async with self._http().post(f"{self.url}/api/show", json={"model": name}, timeout=_LOOK) as response:
+                answer = await response.read()
+                if response.status != HTTPStatus.OK:
+                    return _Content((name,))
+        try:
+            modelfile = msgspec.json.decode(answer, type=_Shown).modelfile
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise DaemonError("DaemonRefused", f"{self.url}/api/show is not Ollama's: {error}") from error
+        return _Content(tuple(_FILE.findall(modelfile)) or (name,), tuple(sorted(_SETTING.findall(modelfile))))
 
     async def _listed(self, path: str) -> list[_Listed]:
         with self._translate_errors("list its models"):
@@ -318,13 +367,10 @@ def _port(host: str) -> int:
         return PORT
 
 
-def _weights(name: str) -> str:
-    return name.rpartition(":")[2].partition("-")[0]
-
-
 def _text(error: Exception) -> str:
     """Return the text of an error without the body of a registry's refusal, which a redirect may take from anywhere."""
-    return _REFUSAL.sub(r"HTTP \1", str(error)) or type(error).__name__
+    text = getattr(error, "error", None) or str(error)  # that of the library adds a status, which may be -1
+    return _REFUSAL.sub(r"HTTP \1", text) or type(error).__name__
 
 
 def _reason(status: int | None) -> str:

@@ -109,6 +109,10 @@ class Omlx:
         models = (await self._status()).models
         return [(model.id, model.actual_size or model.estimated_size) for model in models if model.loaded]
 
+    def content(self, name: str) -> str:
+        """Return the name: oMLX loads the weights of each folder, also those that another folder links to."""
+        return name
+
     async def bring(self, name: str, serving: Serving, on_progress: OnProgress) -> None:
         """Link the weights into oMLX's model directory, reload if needed, pin the model and set its context length."""
         self._link(name, Path(serving.model))
