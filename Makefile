@@ -147,8 +147,9 @@ binaries: setup ## Build the control plane of tests and demo, and Helm, into the
 	@$(BIN)/python -m tests.controlplane.helm >/dev/null
 
 .PHONY: servers
-servers: setup ## Build the servers that tests fetch weights from into the user's cache, once
+servers: setup ## Build the servers that tests fetch weights from, and Ollama, into the user's cache, once
 	@$(BIN)/python -m tests.support.servers.programs >/dev/null
+	@$(BIN)/python -m tests.support.ollama.program >/dev/null
 
 # It takes minutes to build: only long tests need it.
 .PHONY: prometheus

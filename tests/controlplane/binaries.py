@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,6 +125,7 @@ def build_missing(
     go_version: str,
     variables: Mapping[str, str] | None = None,
     tags: Sequence[str] = (),
+    fetch_headers: Callable[[Path], Path] | None = None,
 ) -> None:
     """Build the programs that `folder` lacks; a killed build or a second one at the same time is harmless.
 
@@ -135,6 +136,7 @@ def build_missing(
         go_version: the oldest version of Go that can be used.
         variables: string variables to set at link time, by their full names.
         tags: build tags, which choose parts of the programs.
+        fetch_headers: function that fetches C headers below a folder, and returns the folder to search.
 
     Raises:
         BuildError: Go is absent and cannot be installed, or the build failed.
@@ -157,6 +159,7 @@ def build_missing(
             caches=caches,
             variables=variables or {},
             tags=tags,
+            headers=fetch_headers(folder / ".headers") if fetch_headers else None,
         )
         for program, package in absent.items():
             # Go names a program after the last part of the import path that is not a version: `server` for etcd.
@@ -168,8 +171,10 @@ def ensure_module_programs(
     module: Path,
     packages: Mapping[str, str],
     name: str,
+    *,
     variables: Mapping[str, str] | None = None,
     tags: Sequence[str] = (),
+    fetch_headers: Callable[[Path], Path] | None = None,
 ) -> dict[str, Path]:
     """Return the path of each program of a Go module, by its name; build those that are not in the cache.
 
@@ -179,17 +184,31 @@ def ensure_module_programs(
         name: folder in the user's cache.
         variables: string variables to set at link time, by their full names.
         tags: build tags, which choose parts of the programs.
+        fetch_headers: function that fetches C headers below a folder, and returns the folder to search.
 
     Raises:
         BuildError: a program is absent and cannot be built here.
     """
+    folder = find_module_folder(module, name, variables, tags)
+    build_missing(
+        *(module, packages, folder),
+        go_version=oldest_go(module),
+        variables=variables,
+        tags=tags,
+        fetch_headers=fetch_headers,
+    )
+    return {program: folder / program for program in packages}
+
+
+def find_module_folder(
+    module: Path, name: str, variables: Mapping[str, str] | None = None, tags: Sequence[str] = ()
+) -> Path:
+    """Return the folder in the cache for the programs of a Go module, whether they are built or not."""
     go_mod = (module / "go.mod").read_text()
     key = go_mod + "".join(f"\n{variable}={value}" for variable, value in (variables or {}).items())
     key += "".join(f"\n{tag}" for tag in tags)
     digest = hashlib.sha256(key.encode()).hexdigest()[:12]
-    folder = cache_folder() / name / f"{digest}-{sys.platform}-{platform.machine()}"
-    build_missing(module, packages, folder, go_version=oldest_go(module), variables=variables, tags=tags)
-    return {program: folder / program for program in packages}
+    return cache_folder() / name / f"{digest}-{sys.platform}-{platform.machine()}"
 
 
 def oldest_go(module: Path) -> str:

@@ -45,6 +45,7 @@ def build(
     caches: Path,
     variables: Mapping[str, str],
     tags: Sequence[str] = (),
+    headers: Path | None = None,
 ) -> None:
     """Build main packages into a folder, with the versions that the module in another folder names.
 
@@ -56,11 +57,14 @@ def build(
         caches: folder for Go's caches if Go is installed from the wheel.
         variables: string variables to set at link time, by their full names.
         tags: build tags, which choose parts of the programs.
+        headers: folder of C headers; with it, the C code of the packages is compiled, by the machine's compiler.
 
     Raises:
         BuildError: Go is absent and cannot be installed, or the build failed.
     """
     go, environment = _find_go(go_version, caches)
+    if headers:
+        environment |= {"CGO_ENABLED": "1", "CGO_CPPFLAGS": f"-I{headers}"}
     tagged = [f"-tags={','.join(tags)}"] if tags else []
     report = BuildProgress("downloading sources")
     listed = _lines([go, "list", "-deps", *tagged, *packages], module, environment, report)

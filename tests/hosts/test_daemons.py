@@ -15,19 +15,22 @@ from tests.support.daemons.host_daemons import (
     OWNERS,
     Served,
     daemon_name,
+    endless,
     gguf,
+    library,
+    long_request,
     ollama,
     omlx,
     remains,
     served,
     watch_often,
 )
-from tests.support.daemons.ollama import OllamaStandIn
 from tests.support.daemons.omlx import OmlxStandIn
 from tests.support.eventually import eventually
 from tests.support.local_host import phase
+from tests.support.ollama.server import OllamaServer
 
-__all__ = ["ollama", "omlx", "served", "watch_often"]
+__all__ = ["library", "ollama", "omlx", "served", "watch_often"]
 
 
 async def test_model_is_added_loaded_served_and_removed_again(served: Served) -> None:
@@ -60,10 +63,11 @@ async def test_model_of_the_owner_is_counted_and_stays(served: Served) -> None:
     machine.supervisor.assign([make()])
     await served.ready()
     daemon.own(OWNERS, size=3 * GIB)
+    size = daemon.loaded()[OWNERS]["size"] if isinstance(daemon, OllamaServer) else 3 * GIB
 
     def counted() -> bool:
         found = machine.known.loaded()
-        return {(each.memory_bytes, each.ours) for each in found if each.name == OWNERS} == {(3 * GIB, False)}
+        return {(model.memory_bytes, model.ours) for model in found if model.name == OWNERS} == {(size, False)}
 
     await eventually(counted)
     (ours,) = [each for each in machine.known.loaded() if each.ours]
@@ -154,13 +158,22 @@ async def test_hung_daemon_fails_its_process_and_a_slow_one_does_not(
     model = await served.ready()
     for runtime in (ollama_runtime, omlx_runtime):
         monkeypatch.setattr(runtime, "_LOOK", aiohttp.ClientTimeout(total=0.1))
-    asked = list[int]()
-    machine.on_change = lambda _runner: asked.append(len(daemon.asked))
-    daemon.answering.clear()
-    looks = len(daemon.asked)
+    shared = machine.known.get(daemon_name(daemon))
+    assert shared
+    checks, asked, list_loaded = 0, list[int](), shared.daemon.loaded
+
+    async def loaded() -> list[tuple[str, int | None]]:
+        nonlocal checks
+        checks += 1
+        return await list_loaded()
+
+    monkeypatch.setattr(shared.daemon, "loaded", loaded)
+    machine.on_change = lambda _runner: asked.append(checks)
+    daemon.freeze()
+    before = checks
     await phase(machine, "Failed", "DaemonSilent")
-    assert asked[0] >= looks + daemons.SILENT_CHECKS, "it changed before"
-    daemon.answering.set()
+    assert asked[0] >= before + daemons.SILENT_CHECKS, "it changed before"
+    daemon.thaw()
     assert await served.ready() == model
 
 
@@ -175,11 +188,11 @@ async def test_a_model_that_the_daemon_evicts_is_loaded_again(served: Served) ->
 
 async def test_deleted_model_is_added_again(ollama: Served) -> None:
     machine, daemon, make = ollama
-    assert isinstance(daemon, OllamaStandIn)
+    assert isinstance(daemon, OllamaServer)
     machine.supervisor.assign([make()])
     model = await ollama.ready()
-    del daemon.stored[model]
     daemon.evict(model)
+    daemon.delete(model)
     await phase(machine, "Failed", "ModelMissing")
     assert await ollama.ready() == model
 
@@ -229,7 +242,7 @@ async def test_model_without_a_record_is_removed_and_no_other(served: Served) ->
     model = await served.ready()
     await machine.stop()
     (machine.folder / "processes" / "u1.json").unlink()
-    anothers = "pomona-0badcafe/tiny:1-1" if isinstance(daemon, OllamaStandIn) else "pomona-0badcafe-tiny-1-1"
+    anothers = "pomona-0badcafe/tiny:1-1" if isinstance(daemon, OllamaServer) else "pomona-0badcafe-tiny-1-1"
     daemon.own(anothers, size=GIB)
     await machine.start()
     machine.supervisor.assign([])
@@ -240,13 +253,16 @@ async def test_model_without_a_record_is_removed_and_no_other(served: Served) ->
 
 async def test_deletion_ends_a_loading_model(served: Served) -> None:
     machine, daemon, make = served
-    daemon.loading.clear()
     machine.supervisor.assign([make()])
-    await eventually(lambda: machine.runners["u1"].state.exists)
+    runner = machine.runners["u1"]
+    machine.on_change = lambda _runner: daemon.freeze() if runner.state.phase == "Starting" else None
+    await eventually(lambda: runner.state.phase == "Starting")
     machine.supervisor.assign([])
+    await eventually(lambda: runner.state.phase == "Stopping")
+    daemon.thaw()
     await phase(machine, "Stopped")
-    daemon.loading.set()
     assert served.ours() == set()
+    assert "Ready" not in {change for _, change in machine.changes}
 
 
 async def test_model_that_is_never_unloaded_blocks_nothing_and_its_memory_stays_reserved(
@@ -254,15 +270,13 @@ async def test_model_that_is_never_unloaded_blocks_nothing_and_its_memory_stays_
 ) -> None:
     monkeypatch.setattr(lifecycle, "UNLOAD_LIMIT_SECONDS", -9.5)
     machine, daemon, make = ollama
-    assert isinstance(daemon, OllamaStandIn)
-    machine.supervisor.assign([make()])
+    machine.supervisor.assign([make(artifact=endless(machine))])
     model = await ollama.ready()
-    daemon.unloads = False
-    machine.supervisor.assign([])
-    assert f"ollama has not unloaded {model}" in await phase(machine, "Stopped", "EngineNotEnded")
-    machine.supervisor.assign([])
-    assert machine.ledger.reserved.keys() == {"u1"}
-    daemon.evict(model)
+    async with long_request(daemon, model):
+        machine.supervisor.assign([])
+        assert f"ollama has not unloaded {model}" in await phase(machine, "Stopped", "EngineNotEnded")
+        machine.supervisor.assign([])
+        assert machine.ledger.reserved.keys() == {"u1"}
     await eventually(lambda: machine.ledger.reserved == {})
     machine.supervisor.assign([])
     assert machine.runners == {}
@@ -285,14 +299,12 @@ async def test_daemon_that_is_removed_from_the_machine_counts_no_model_any_more(
 
 async def test_a_daemon_that_is_slow_to_unload_keeps_its_memory_reserved(ollama: Served) -> None:
     machine, daemon, make = ollama
-    assert isinstance(daemon, OllamaStandIn)
-    machine.supervisor.assign([make()])
+    machine.supervisor.assign([make(artifact=endless(machine))])
     model = await ollama.ready()
-    daemon.unloads = False
-    machine.supervisor.assign([])
-    await eventually(lambda: daemon.changes()[-1] == ("POST", "/api/generate"))
-    await phase(machine, "Stopping")
-    assert machine.ledger.reserved.keys() == {"u1"}
-    daemon.evict(model)
+    async with long_request(daemon, model):
+        machine.supervisor.assign([])
+        await eventually(lambda: daemon.changes()[-1] == ("POST", "/api/generate"))
+        await phase(machine, "Stopping")
+        assert machine.ledger.reserved.keys() == {"u1"}
     await phase(machine, "Stopped")
     assert machine.ledger.reserved == {}

@@ -16,13 +16,16 @@ from metal_agent.supervise import engine_checks, liveness
 from runtimes.probe import ProbeResult
 from tests.hosts.test_up import Up, ask
 from tests.support.api_objects import GIB
-from tests.support.daemons.host_daemons import Served, ollama, omlx, served, watch_often
+from tests.support.daemons.host_daemons import Served, library, ollama, omlx, served, watch_often
+from tests.support.daemons.omlx import OmlxStandIn
 from tests.support.eventually import eventually
+from tests.support.live_processes import is_alive
 from tests.support.local_host import Machine, MakeAssignment, phase, ready
+from tests.support.ollama.server import OllamaServer
 from tests.support.sick_engine import make_sick, write_program
 from tests.support.tiny_models import tiny_gguf
 
-__all__ = ["ollama", "omlx", "served", "watch_often"]
+__all__ = ["library", "ollama", "omlx", "served", "watch_often"]
 
 FAILING = Suspicion("Failing", "the last 3 requests failed: 500, 500, 500")
 SLOW = Suspicion("Slow", "no answer for 121 s, and none before")
@@ -133,26 +136,44 @@ async def test_answer_of_a_starting_engine_is_shown_and_a_lasting_error_ends_it(
     await ready(machine)
 
 
-@pytest.mark.parametrize(
-    ("suspicion", "reason", "message"),
-    [(FAILING, "EngineFailing", "answered 500: Compute error."), (SILENT, "EngineHung", "no answer with a token")],
-)
-async def test_sick_model_of_a_daemon_is_unloaded_and_loaded_again(
-    served: Served, request: pytest.FixtureRequest, suspicion: Suspicion, reason: str, message: str
-) -> None:
+async def test_failing_model_of_a_daemon_is_unloaded_and_loaded_again(omlx: Served) -> None:
+    """Ollama replaces an engine that has ended by itself."""
+    machine, daemon, make = omlx
+    assert isinstance(daemon, OmlxStandIn)
+    machine.supervisor.assign([make("u1"), make("u2")])
+    model = await omlx.ready("u1")
+    assert await omlx.ready("u2") == model, "both share it"
+    daemon.sick.add(model)
+    machine.runners["u1"].notify(Suspected(FAILING))
+    assert "answered 500: Compute error." in await phase(machine, "Failed", "EngineFailing")
+    assert await omlx.ready("u1") == await omlx.ready("u2") == model
+    assert daemon.sick == set(), "it was unloaded"
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_hung_model_of_a_daemon_is_unloaded_and_loaded_again(served: Served) -> None:
     machine, daemon, make = served
     machine.supervisor.assign([make("u1"), make("u2")])
     model = await served.ready("u1")
     assert await served.ready("u2") == model, "both share it"
-    if suspicion == FAILING:
-        daemon.sick.add(model)
-    else:
-        request.getfixturevalue("impatient")
-        daemon.hang(model)
-    machine.runners["u1"].notify(Suspected(suspicion))
-    assert message in await phase(machine, "Failed", reason)
+    hung = daemon.hang(model)
+    machine.runners["u1"].notify(Suspected(SILENT))
+    assert "no answer with a token" in await phase(machine, "Failed", "EngineHung")
     assert await served.ready("u1") == await served.ready("u2") == model
-    assert (daemon.sick, daemon.hung) == (set(), {}), "it was unloaded"
+    assert hung(), "it was unloaded"
+
+
+async def test_engine_of_ollama_that_ends_is_replaced(ollama: Served) -> None:
+    machine, daemon, make = ollama
+    assert isinstance(daemon, OllamaServer)
+    machine.supervisor.assign([make()])
+    model = await ollama.ready()
+    (engine,) = daemon.engines()
+    engine.kill()
+    await eventually(lambda: not is_alive(engine))
+    machine.runners["u1"].notify(Suspected(FAILING))
+    await eventually(lambda: daemon.names() == {model} and daemon.engines() not in ([], [engine]))
+    assert await ollama.ready() == model
 
 
 async def test_proxy_finds_the_poisoned_engine_of_pomona_up_and_it_is_replaced(

@@ -26,10 +26,11 @@ from metal_agent.native.process import OWNER_VARIABLE, kill_strays
 from runtimes.daemon import owner_mark
 from tests.controlplane.process import CHECKOUT, Process
 from tests.support.api_objects import GIB, process
-from tests.support.daemons.ollama import OllamaStandIn
+from tests.support.daemons.host_daemons import long_request
 from tests.support.documents import list_blocks
 from tests.support.eventually import eventually
 from tests.support.file_server import COMMIT, FileServer
+from tests.support.ollama.server import OllamaServer
 from tests.support.refused_manifests import make_manifest
 from tests.support.tiny_models import tiny_gguf
 
@@ -238,7 +239,8 @@ async def test_request_during_the_end_is_refused_and_delays_nothing(start: Start
 async def test_second_ctrl_c_ends_although_a_daemon_unloads_nothing(
     start: Start, tmp_path: Path, weights: Path, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with OllamaStandIn(unused_tcp_port) as daemon:
+    tiny_gguf.write(weights, loop=True, n_ctx=65536)
+    async with OllamaServer(tmp_path / "ollama", unused_tcp_port) as daemon:
         monkeypatch.setenv("OLLAMA_HOST", daemon.url)
         up = start(
             manifest(
@@ -249,11 +251,13 @@ async def test_second_ctrl_c_ends_although_a_daemon_unloads_nothing(
         )
         await up.url()
         await up.says("chat: Ready")
-        daemon.unloads = False
-        os.kill(up.process.pid, signal.SIGINT)
-        await eventually(lambda: daemon.changes()[-1] == ("POST", "/api/generate"))
-        os.kill(up.process.pid, signal.SIGINT)
-        assert await up.ends() == 0
+        (model,) = daemon.names()
+        async with long_request(daemon, model):
+            loads = daemon.changes().count(("POST", "/api/generate"))
+            os.kill(up.process.pid, signal.SIGINT)
+            await eventually(lambda: daemon.changes().count(("POST", "/api/generate")) > loads)
+            os.kill(up.process.pid, signal.SIGINT)
+            assert await up.ends() == 0
         assert "chat: its engine has not ended" in up.said
 
 
@@ -464,13 +468,14 @@ async def test_the_engines_of_a_cluster_are_left_alone(start: Start, weights: Pa
 
 
 async def test_models_of_a_cluster_in_a_daemon_are_left_alone(
-    start: Start, weights: Path, monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int
+    start: Start, tmp_path: Path, weights: Path, monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int
 ) -> None:
-    async with OllamaStandIn(unused_tcp_port) as daemon:
+    async with OllamaServer(tmp_path / "ollama", unused_tcp_port) as daemon:
         monkeypatch.setenv("OLLAMA_HOST", daemon.url)
         up = start("--model", str(weights))
         name = f"{owner_mark(str(up.state))}/tiny:1-2"
-        daemon.own(name, size=GIB)
+        daemon.own(name)
+        asked = daemon.changes()
         spec = process("chat-1", runtime="ollama")["spec"]
         record = {"uid": "u1", "namespace": "team-a", "name": "chat-1", "spec": spec, "identity": None}
         (up.state / "processes").mkdir(parents=True, mode=0o700)
@@ -482,7 +487,7 @@ async def test_models_of_a_cluster_in_a_daemon_are_left_alone(
         assert await up.ends() == 1
         assert "the engine of team-a/chat-1, which a cluster has placed on this machine" in up.said
         assert daemon.names() == {name}
-        assert daemon.changes() == []
+        assert daemon.changes() == asked
 
 
 @pytest.mark.parametrize(

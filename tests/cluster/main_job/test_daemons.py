@@ -1,10 +1,13 @@
 """A service in a daemon of the host's owner: it answers, and recovers after a kill of the agent or of the daemon."""
 
-import sys
+import contextlib
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -12,8 +15,9 @@ from tests.cluster.conftest import StartMetalHost
 from tests.cluster.main_job.cluster import GIB, Cluster, condition
 from tests.controlplane.members import MetalHost
 from tests.controlplane.process import Process
-from tests.support.daemons.stand_in import HANG
 from tests.support.eventually import eventually
+from tests.support.ollama.program import ensure_ollama
+from tests.support.ollama.server import build_environment
 
 
 @pytest_asyncio.fixture
@@ -26,12 +30,24 @@ async def host(metal_host: StartMetalHost, monkeypatch: pytest.MonkeyPatch) -> M
 @pytest_asyncio.fixture
 async def ollama(host: MetalHost, tmp_path: Path) -> AsyncIterator[Process]:
     """The owner's Ollama on that host."""
-    argv = [*host.host.exec, sys.executable, "-m", "tests.support.daemons.ollama", "11434"]
-    daemon = Process("ollama", argv, tmp_path / "ollama.log")
+    folder = tmp_path / "ollama"
+    folder.mkdir()
+    daemon = Process(
+        "ollama",
+        [*host.host.exec, str(ensure_ollama()), "serve"],
+        tmp_path / "ollama.log",
+        build_environment(folder, "127.0.0.1:11434"),
+    )
     daemon.start()
     yield daemon
-    if daemon.running:
-        await daemon.kill()
+    await end(daemon)
+
+
+async def end(daemon: Process) -> None:
+    """Kill the daemon with its engines."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(daemon.pid, signal.SIGKILL)
+    await daemon.wait()
 
 
 async def test_service_is_served_by_the_ollama_of_a_host(cluster: Cluster, host: MetalHost, ollama: Process) -> None:
@@ -49,7 +65,7 @@ async def test_service_is_served_by_the_ollama_of_a_host(cluster: Cluster, host:
     assert await cluster.answers("chat")
     assert (await cluster.process("chat")).status.started_at == process.status.started_at
 
-    await ollama.kill()
+    await end(ollama)
 
     async def says_how_to_start_it() -> bool:
         ready = condition(await cluster.get("chat"))
@@ -72,7 +88,9 @@ async def test_service_is_served_by_the_ollama_of_a_host(cluster: Cluster, host:
 async def test_model_that_hangs_in_a_daemon_that_answers_is_withdrawn_and_loaded_again(
     cluster: Cluster, host: MetalHost, ollama: Process
 ) -> None:
-    await cluster.apply(cluster.model(), cluster.service("chat", "metal", runtime="ollama", extraArgs=[]))
+    await cluster.apply(
+        cluster.model(file="loop.gguf"), cluster.service("chat", "metal", runtime="ollama", extraArgs=[])
+    )
     await cluster.ready("chat")
     assert await cluster.answers("chat")
 
@@ -87,13 +105,15 @@ async def test_model_that_hangs_in_a_daemon_that_answers_is_withdrawn_and_loaded
         return status.phase == "Ready" and status.restarts == 1
 
     (url,) = await cluster.urls("chat")
-    body = {"model": "chat", "stream": True, "messages": [{"role": "user", "content": HANG}]}
+    body = {"model": "chat", "stream": True, "messages": [{"role": "user", "content": "Hi"}]}
     headers = {"Authorization": f"Bearer {await cluster.token('chat')}"}
     async with (
         aiohttp.ClientSession(headers=headers) as session,
         session.post(f"{url}/v1/chat/completions", json=body) as stream,
     ):
-        assert b"Hello" in await stream.content.readline()
+        assert b"data:" in await stream.content.readline()
+        (engine,) = [each for each in psutil.Process(ollama.pid).children(recursive=True) if "runner" in each.cmdline()]
+        engine.suspend()
         await eventually(is_withdrawn)
         await eventually(is_suspect)
     assert ollama.running

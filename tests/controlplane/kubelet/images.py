@@ -11,18 +11,19 @@ from pathlib import Path
 from runtimes import llama_server
 from runtimes.registry import RUNTIMES
 from tests.controlplane import pomona_image
+from tests.support.ollama.program import PROGRAM as OLLAMA
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 VENV = Path(sys.prefix)
 PATH = f"{VENV}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _STAND_INS = CHECKOUT / "tests/support/pod_engines/programs"
-"""Programs of engines that need a GPU or gigabytes, by the names that they have in their images."""
+"""Stand-ins of engines that need a GPU or gigabytes, by the names that they have in their images."""
 _ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {
     "vllm": ("vllm", "serve"),
     "sglang": ("/opt/nvidia/nvidia_entrypoint.sh",),
     "tgi": ("text-generation-launcher",),
-    "ollama": (sys.executable, "-m", "tests.support.daemons.ollama"),
+    "ollama": (sys.executable, "-m", "tests.support.ollama.container", str(OLLAMA)),
 }
 """Entry points of those engines' images; that of SGLang's starts a shell."""
 
@@ -60,7 +61,7 @@ def find(reference: str) -> Image | None:
     for engine, entrypoint in _ENTRY_POINTS.items():
         pod = RUNTIMES[engine].pod
         if pod and reference in pod.images.values():
-            return _of_stand_in(entrypoint)
+            return _of_engine(entrypoint)
     match _repository(reference):
         case "ghcr.io/pomona-dev/pomona" if reference.endswith(PREVIOUS):
             return _of_previous_version()
@@ -108,7 +109,7 @@ def _of_previous_version() -> Image:
     return replace(image, environment={**image.environment, "PYTHONPATH": str(folder)}, working_dir=str(folder))
 
 
-def _of_stand_in(entrypoint: tuple[str, ...]) -> Image:
+def _of_engine(entrypoint: tuple[str, ...]) -> Image:
     image = _of_this_checkout(entrypoint)
     own = {"PATH": f"{_STAND_INS}:{PATH}", "PYTHONPATH": f"{CHECKOUT}:{_STAND_INS}"}
-    return replace(image, environment={**image.environment, **own})
+    return replace(image, environment={**image.environment, **own}, visible=(*image.visible, OLLAMA.parent))

@@ -65,7 +65,7 @@ def ensure_kueue() -> dict[str, Path]:
     Raises:
         BuildError: it cannot be built here.
     """
-    program = ensure_module_programs(MODULE, PACKAGES, "kueue", VARIABLES)["kueue"]
+    program = ensure_module_programs(MODULE, PACKAGES, "kueue", variables=VARIABLES)["kueue"]
     chart = program.with_name("chart")
     with lock_folder(program.parent):
         if not chart.exists():

@@ -1,9 +1,11 @@
-"""A host with the stand-in of a daemon of the host's owner, and Pomona's models in that daemon."""
+"""A host with a daemon of the host's owner, and Pomona's models in that daemon: a real Ollama, or oMLX's stand-in."""
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import aiohttp
 import pytest
 
 from crds.metalprocess import Artifact
@@ -12,22 +14,23 @@ from metal_agent.assignments import Assignment
 from runtimes.ollama import Ollama
 from runtimes.omlx import Omlx
 from tests.support.api_objects import GIB
-from tests.support.daemons.ollama import OllamaStandIn
 from tests.support.daemons.omlx import OmlxStandIn
 from tests.support.eventually import eventually
 from tests.support.file_server import FileServer
 from tests.support.local_host import Machine, MakeAssignment
-from tests.support.tiny_models import tiny_mlx
+from tests.support.ollama.library import Library, serve_library
+from tests.support.ollama.server import OllamaServer
+from tests.support.tiny_models import tiny_gguf, tiny_mlx
 
 KEY = "sk-owner-secret"
-OWNERS = "owners-own"
+OWNERS = "owners-own:1b"
 
 
 class Served(NamedTuple):
     """A host with a daemon; `make` returns an Assignment that the daemon serves."""
 
     machine: Machine
-    daemon: OllamaStandIn | OmlxStandIn
+    daemon: OllamaServer | OmlxStandIn
     make: Callable[..., Assignment]
 
     async def ready(self, uid: str = "u1") -> str:
@@ -49,8 +52,17 @@ def watch_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def ollama(machine: Machine, assignment: MakeAssignment, unused_tcp_port: int) -> AsyncIterator[Served]:
-    async with OllamaStandIn(unused_tcp_port) as daemon:
+async def library(tmp_path: Path) -> AsyncIterator[Library]:
+    """Ollama's library, which is empty."""
+    async with serve_library(tmp_path / "library") as library:
+        yield library
+
+
+@pytest.fixture
+async def ollama(
+    machine: Machine, assignment: MakeAssignment, unused_tcp_port: int, tmp_path: Path, library: Library
+) -> AsyncIterator[Served]:
+    async with OllamaServer(tmp_path / "ollama", unused_tcp_port, library.proxy) as daemon:
         machine.daemons = lambda: [Ollama({"OLLAMA_HOST": daemon.url})]
         await restart(machine)
 
@@ -99,16 +111,35 @@ async def restart(machine: Machine) -> None:
 def remains(served: Served, prefix: str = "pomona-") -> set[str]:
     """Return the models in the daemon's store whose names have this prefix."""
     daemon = served.daemon
-    names = set(daemon.stored) if isinstance(daemon, OllamaStandIn) else {path.name for path in daemon.models.iterdir()}
+    names = daemon.stored() if isinstance(daemon, OllamaServer) else {path.name for path in daemon.models.iterdir()}
     return {name for name in names if name.startswith(prefix)}
 
 
 def gguf(machine: Machine, name: str) -> Artifact:
     """Create another model in addition to the tiny one, and return its artifact."""
     path = machine.file_root / name
-    path.write_bytes((machine.file_root / "tiny.gguf").read_bytes() + name.encode())
+    tiny_gguf.write(path, name=name)
     return Artifact(source=f"file://{path}")
 
 
-def daemon_name(daemon: OllamaStandIn | OmlxStandIn) -> str:
-    return "ollama" if isinstance(daemon, OllamaStandIn) else "omlx"
+def endless(machine: Machine) -> Artifact:
+    """Create a model that answers to the end of max_tokens, and return its artifact."""
+    path = machine.file_root / "endless.gguf"
+    tiny_gguf.write(path, loop=True, n_ctx=65536)
+    return Artifact(source=f"file://{path}")
+
+
+@asynccontextmanager
+async def long_request(daemon: OllamaServer | OmlxStandIn, model: str) -> AsyncIterator[None]:
+    """Ask a model of `endless`, and read nothing after the first token: Ollama waits for the end before it unloads."""
+    body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+    async with (
+        aiohttp.ClientSession(read_bufsize=1 << 10) as session,
+        session.post(f"{daemon.url}/v1/chat/completions", json=body) as response,
+    ):
+        assert b"data:" in await response.content.readline()
+        yield
+
+
+def daemon_name(daemon: OllamaServer | OmlxStandIn) -> str:
+    return "ollama" if isinstance(daemon, OllamaServer) else "omlx"

@@ -9,13 +9,14 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from aiohttp import web
 
-from tests.support.daemons.stand_in import SICK_ANSWER, StandIn, completion, hang
-
 _COOKIE = "omlx_admin_session"
+_SICK_ANSWER = {"error": {"message": "Compute error.", "type": "server_error", "code": 500}}
+"""What an engine answers after a Metal out-of-memory error; oMLX passes it on."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -29,11 +30,24 @@ class Entry:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-class OmlxStandIn(StandIn):
-    """An oMLX with its folder at `base`; a test changes the attributes while it runs."""
+class OmlxStandIn:
+    """An oMLX with its folder at `base`; a test changes the attributes while it runs.
+
+    `stop` is its crash, and `start` starts it at the same port.
+    """
 
     def __init__(self, port: int, base: Path, api_key: str | None = "sk-owner") -> None:
-        super().__init__(port)
+        self.port = port
+        self.asked: list[tuple[str, str]] = []
+        """Method and path of every request."""
+        self.answering = asyncio.Event()
+        """Every request waits for this event: while it is cleared, the daemon hangs."""
+        self.answering.set()
+        self.sick: set[str] = set()
+        """Names of models that answer every request with an error until they are unloaded."""
+        self.hung: dict[str, asyncio.Event] = {}
+        """Models that answer nothing, while the daemon answers, by name; the event is set when they are unloaded."""
+        self._runner: web.AppRunner | None = None
         self.base = base
         self.api_key = api_key
         self.ceiling = 1 << 30
@@ -42,8 +56,6 @@ class OmlxStandIn(StandIn):
         self.settings: dict[str, dict[str, Any]] = {}
         """Settings by model, which survive a restart."""
         self.sessions: set[str] = set()
-        self.loading = asyncio.Event()
-        self.loading.set()
         self.models = base / "models"
         self.models.mkdir(parents=True)
         kept = {"version": "1.0", "server": {"host": "127.0.0.1", "port": port}, "model": {"model_dirs": []}}
@@ -64,13 +76,55 @@ class OmlxStandIn(StandIn):
     def evict(self, name: str) -> None:
         self.entries[name].loaded = False
 
-    def forget(self) -> None:
-        self.entries.clear()
-        self.sessions.clear()
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
         self._discover()
-        await super().start()
+        self._runner = web.AppRunner(self.application(), access_log=None, shutdown_timeout=0)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
+
+    async def stop(self) -> None:
+        self.answering.set()
+        for name in tuple(self.hung):
+            self.end_hang(name)
+        if self._runner:
+            await self._runner.cleanup()
+            self._runner = None
+        self.entries.clear()
+        self.sessions.clear()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def hang(self, name: str) -> Callable[[], bool]:
+        """Make a model hang until it is unloaded; return a function that tells whether it was."""
+        event = self.hung[name] = asyncio.Event()
+        return event.is_set
+
+    def end_hang(self, name: str) -> None:
+        """Break off what a model was asked while it hung."""
+        if event := self.hung.pop(name, None):
+            event.set()
+
+    def freeze(self) -> None:
+        """Answer nothing until `thaw`."""
+        self.answering.clear()
+
+    def thaw(self) -> None:
+        self.answering.set()
+
+    def changes(self) -> list[tuple[str, str]]:
+        """Return the requests that change something, in order."""
+        return [(method, path) for method, path in self.asked if method not in {"GET", "HEAD"}]
 
     def _discover(self) -> None:
         """Unload all models, discover the folders again, and load the pinned models."""
@@ -159,7 +213,6 @@ class OmlxStandIn(StandIn):
         if self._used() + entry.size > self.ceiling:
             text = f"Model '{name}' does not fit under the static memory ceiling. Raise memory_guard_tier."
             return _error(507, text, "server_error")
-        await self.loading.wait()
         entry.loaded = True
         return web.json_response({"status": "ok", "model_id": name, "message": f"Loaded {name}"})
 
@@ -180,10 +233,13 @@ class OmlxStandIn(StandIn):
         if name not in self.entries:
             return _error(404, f"Model '{name}' not found.", "not_found_error")
         self.entries[name].loaded = True
-        await hang(self, request)
+        if event := self.hung.get(name):
+            await event.wait()
+            if request.transport:
+                request.transport.close()
         if name in self.sick:
-            return web.json_response(SICK_ANSWER, status=500)
-        return web.json_response(completion(name))
+            return web.json_response(_SICK_ANSWER, status=500)
+        return web.json_response(_completion(name))
 
     async def _activity(self, _: web.Request) -> web.Response:
         return web.json_response(
@@ -227,3 +283,15 @@ class OmlxStandIn(StandIn):
 def _error(status: int, message: str, kind: str) -> web.Response:
     error = {"message": message, "type": kind, "param": None, "code": None}
     return web.json_response({"error": error}, status=status)
+
+
+def _completion(model: str) -> dict[str, object]:
+    """Return a completion of one token in OpenAI's form."""
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1763629200,
+        "model": model,
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hello"}, "finish_reason": "length"}],
+        "usage": {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10},
+    }

@@ -5,16 +5,18 @@ import json
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from crds.serving import ServingOptions
 from metal_agent import daemons
 from metal_agent.daemons import SILENT_CHECKS, Daemons, SharedDaemon
-from runtimes import daemon, ollama, omlx
+from runtimes import daemon, omlx
 from runtimes.ollama import Ollama, full_name
 from runtimes.omlx import Omlx
 from runtimes.registry import RUNTIMES
 from runtimes.runtime import RuntimeDemand
 from runtimes.runtime_choice import refuse_demand
+from tests.support.stub_server import serve_stub
 
 
 @pytest.mark.parametrize(
@@ -33,6 +35,23 @@ from runtimes.runtime_choice import refuse_demand
 )
 def test_ollama_is_contacted_on_loopback_at_the_port_of_its_owner(host: str, url: str) -> None:
     assert Ollama({"OLLAMA_HOST": host} if host else {}).url == url
+
+
+async def test_no_key_of_the_owners_environment_reaches_ollama(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLLAMA_API_KEY", "sk-of-ollama-com")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    seen: dict[str, str] = {}
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        seen[request.path] = str(request.headers)
+        return web.json_response({"models": [], "modelfile": "", "done": True})
+
+    async with serve_stub(answer) as url:
+        known = Ollama({"OLLAMA_HOST": url})
+        await known.load("pomona-1/tiny:1-1")
+        await known.close()
+    assert seen.keys() == {"/api/show", "/api/ps", "/api/generate"}
+    assert not [headers for headers in seen.values() if "sk-of-ollama-com" in headers]
 
 
 def settings(folder: Path, **changed: object) -> None:
@@ -121,7 +140,6 @@ def test_name_depends_on_the_model_and_on_the_agent() -> None:
         names = {known.name(each) for each in (first, *others)}
         assert len(names) == 4
         assert all(name.startswith("pomona-") for name in names)
-    assert ollama._weights(Ollama({}).name(first)) == first.weights
 
 
 def test_omlx_runs_on_hosts_only() -> None:

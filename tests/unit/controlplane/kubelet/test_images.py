@@ -6,6 +6,7 @@ import sys
 from runtimes import llama_server, ollama_pod
 from runtimes.registry import RUNTIMES
 from tests.controlplane.kubelet import images
+from tests.support.ollama.program import PROGRAM
 
 
 def test_tag_and_digest_of_our_images_are_ignored() -> None:
@@ -36,11 +37,11 @@ def test_engines_that_need_a_gpu_are_stand_ins_by_the_names_of_their_programs() 
             assert pod.command or shutil.which(image.entrypoint[0], path=image.environment["PATH"])
 
 
-def test_every_image_of_ollama_is_its_stand_in() -> None:
+def test_every_image_of_ollama_is_the_program_with_a_library() -> None:
     for reference in ollama_pod.IMAGES.values():
         image = images.find(reference)
         assert image is not None
-        assert image.entrypoint == (sys.executable, "-m", "tests.support.daemons.ollama")
+        assert image.entrypoint == (sys.executable, "-m", "tests.support.ollama.container", str(PROGRAM))
 
 
 def test_an_unknown_image_is_not_found() -> None:
