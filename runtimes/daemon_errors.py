@@ -8,6 +8,10 @@ _OLLAMA: Final = "Ollama 0.17.4"
 _OMLX: Final = "oMLX 0.7"
 OLLAMA_ERRORS: Final[ErrorTable] = (
     EngineError(503, "server busy, please try again", 503, "nothing", f"{_OLLAMA}: server/sched.go, ErrMaxQueue"),
+    EngineError(500, "invalid format: ", 400, "nothing", f"{_OLLAMA}: llm/server.go, Completion"),
+    EngineError(500, "invalid JSON schema in format", 400, "nothing", f"{_OLLAMA}: llm/server.go, no grammar of it"),
+    # A schema without end, or the lack of memory; Ollama starts it again at the next request.
+    EngineError(500, "model runner has unexpectedly stopped", 503, "failure", f"{_OLLAMA}: recorded, its engine ended"),
     # Clients do not name the model of the daemon: it is gone there.
     EngineError(404, "model '", 503, "failure", f"{_OLLAMA}: recorded answer to an unknown model on /v1"),
     EngineError(404, 'model "', 503, "failure", f"{_OLLAMA}: server/routes.go, handleScheduleError"),
