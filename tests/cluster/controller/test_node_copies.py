@@ -24,7 +24,7 @@ from tests.controlplane.network import ADDRESS
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import CHECKOUT, Process
 from tests.support.eventually import eventually
-from tests.support.file_server import FileServer
+from tests.support.file_server import FileServer, TransferFault
 from tests.support.local_volumes import VOLUMES, local_storage
 from tests.support.tiny_models import tiny_gguf
 
@@ -34,15 +34,16 @@ FIRST, SECOND = "disk-1", "disk-2"
 DISK = {"disk": "nvme"}
 """Label of the nodes of these tests."""
 DOCUMENT = (CHECKOUT / "docs" / "models.md").read_text().partition("### A copy on each node")[2].partition("\n## ")[0]
+GPU = {"nvidia.com/gpu": "1"}
 LARGE = "20Gi"
 """Memory of which a node has room for one."""
 
 
 @pytest_asyncio.fixture
 async def kubelets(plane: ControlPlane, tmp_path: Path, watched: list[Process]) -> AsyncIterator[dict[str, Process]]:
-    """Two nodes with disks."""
+    """Two nodes with disks and a device each."""
     async with AsyncExitStack() as stack:
-        disks = {name: joined(plane, name, tmp_path, watched, labels=DISK) for name in (FIRST, SECOND)}
+        disks = {name: joined(plane, name, tmp_path, watched, labels=DISK, resources=GPU) for name in (FIRST, SECOND)}
         found = {name: await stack.enter_async_context(disk) for name, disk in disks.items()}
         yield found
 
@@ -172,6 +173,30 @@ async def test_two_replicas_get_a_copy_on_each_node(
     await kubelets[SECOND].kill()
     await plane.request("DELETE", NODES.path(None, SECOND))
     await cluster.copies_on(FIRST)
+
+
+async def test_download_from_a_source_that_stalls_holds_no_device(cluster: CopyNamespace, files: FileServer) -> None:
+    await cluster.make_model()
+
+    async def is_inspected() -> bool:
+        return condition(await cluster.model(), "Ready").status == "True"
+
+    await eventually(is_inspected)
+    files.faults.extend([TransferFault(1000, silent=True)] * 4)
+    await cluster.make_service(hardware={"accelerator": "nvidia"})
+
+    async def list_requests() -> list[tuple[str, Obj]]:
+        """Return the phase and the requests of each pod that fetches."""
+        pods = (await cluster.client.list(PODS, cluster.namespace)).items
+        fetches = [pod for pod in pods if pod["spec"]["containers"][0]["name"] == "fetch"]
+        return [(pod["status"]["phase"], pod["spec"]["containers"][0]["resources"]["requests"]) for pod in fetches]
+
+    async def is_without_device() -> bool:
+        return [(phase, [*requests]) for phase, requests in await list_requests()] == [("Running", ["cpu", "memory"])]
+
+    await eventually(is_without_device)
+    (claim,) = (await cluster.client.list(PVCS, cluster.namespace)).items
+    assert claim["status"]["phase"] == "Bound"
 
 
 async def test_full_node_leads_to_a_copy_elsewhere(cluster: CopyNamespace) -> None:
