@@ -35,6 +35,9 @@ class _EchoedRequest:
     def resume_writing(self) -> None:
         """Do nothing."""
 
+    def stop(self) -> None:
+        """Do nothing: the request is broken off."""
+
     def hang_up(self) -> None:
         """Do nothing."""
 

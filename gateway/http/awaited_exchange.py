@@ -110,6 +110,9 @@ class AwaitedExchange:
         """End the wait of `drain`."""
         _wake(self._writer)
 
+    def stop(self) -> None:
+        """Do nothing: the response is broken off."""
+
     def hang_up(self) -> None:
         """Cancel the task."""
         self._finished = True

@@ -37,6 +37,9 @@ class RequestReceiver(Protocol):
     def resume_writing(self) -> None:
         """Go on, because the client has read most of what was written."""
 
+    def stop(self) -> None:
+        """Tell the client that the server stops, if there is a way; a response that goes on then is broken off."""
+
     def hang_up(self) -> None:
         """End the work, because the client is gone or nothing more can be sent to it."""
 

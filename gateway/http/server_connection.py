@@ -266,8 +266,16 @@ class ServerConnection(asyncio.Protocol):
             self._close()
 
     def abort(self) -> None:
-        """Break off the request in progress."""
-        if exchange := self._exchange:
+        """End the request in progress, because the server stops."""
+        exchange = self._exchange
+        if exchange is None:
+            return
+        if exchange.receiver:
+            try:
+                exchange.receiver.stop()
+            except Exception:  # noqa: BLE001 - one request must not keep the others from their end
+                log.exception("stop_failed")
+        if not exchange.ended:
             self._hang_up()
             exchange.break_off()
 

@@ -87,6 +87,9 @@ class WholeBody:
     def resume_writing(self) -> None:
         """Do nothing: the answer is sent whole."""
 
+    def stop(self) -> None:
+        """Do nothing: the request is broken off."""
+
     def hang_up(self) -> None:
         """Free the body."""
         self._bodies.held_bytes -= len(self._pieces)

@@ -199,6 +199,15 @@ def response_broken_off(service: str) -> RequestError:
     return RequestError(HTTPStatus.BAD_GATEWAY, "upstream_failed", message)
 
 
+def replica_stopped(service: str) -> RequestError:
+    """503, or in an event: the time that a replica which stops has for its answers is over."""
+    message = (
+        f"service {service}: its replica stops, and the time for its answers is over: ask again, or give them more by "
+        "spec.drainSeconds"
+    )
+    return RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "replica_stopped", message, {"Retry-After": "1"})
+
+
 def invalid_http(status: int, reason: str) -> RequestError:
     """400 or 408: bytes that are no valid request of HTTP."""
     return RequestError(status, "invalid_request", f"the request is not served: {reason}")

@@ -230,6 +230,23 @@ class InferenceRequest:
         if self._upstream:
             self._upstream.resume_reading()
 
+    def stop(self) -> None:
+        """Answer with an error, or end a stream with one, because the proxy stops; half a body shows by itself."""
+        service, upstream = self._service, self._upstream
+        error = errors.replica_stopped(service.config.name if service else self._router.name)
+        self.error = "stopped"
+        if self._task:
+            self._task.cancel()
+        if not self._exchange.started:
+            if upstream:
+                upstream.cancel()
+            elif service:
+                service.queue.leave(self)
+            self.refuse(error)
+        elif upstream and (told := upstream.break_off(error)):
+            self.end()
+            self._exchange.finish(told)
+
     def hang_up(self) -> None:
         """Leave the queue, or cancel the engine's work."""
         self.status = CLIENT_GONE

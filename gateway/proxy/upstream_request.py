@@ -164,6 +164,11 @@ class UpstreamRequest:
         if self._connection:
             self._connection.abort()
 
+    def break_off(self, error: RequestError) -> bytes:
+        """Cancel the backend's work; return what tells the client why within a stream, empty if there is no way."""
+        self.cancel()
+        return self._response.break_off(error)
+
     def resume_reading(self) -> None:
         """Read the response again, because the client has read."""
         if self._connection:

@@ -1,6 +1,7 @@
 """The proxy under a changing configuration, and its own start, drain and end."""
 
 import asyncio
+import json
 import resource
 import signal
 import socket
@@ -270,15 +271,18 @@ async def test_sigterm_lets_streams_end_and_accepts_no_new_request(
     assert names(socket_path.parent) == ["proxy.lock"]
 
 
-async def test_drain_breaks_streams_off_after_its_timeout(socket_path: Path, http: aiohttp.ClientSession) -> None:
+async def test_drain_ends_streams_with_an_error_after_its_timeout(
+    socket_path: Path, http: aiohttp.ClientSession
+) -> None:
     gated = GatedEngine()
     with run_proxy(socket_path, "--drain-seconds", "0.2") as proxy:
         async with fake_engine(gated) as backend:
             url = await proxy.serve(backend)
             async with post_chat(http, url) as stream:
                 proxy.process.terminate()
-                with pytest.raises(aiohttp.ClientPayloadError):
-                    await stream.read()
+                *_, last = (line for line in (await stream.read()).splitlines() if line)
+                error = json.loads(last.removeprefix(b"data: "))["error"]
+                assert (error["code"], "spec.drainSeconds" in error["message"]) == ("replica_stopped", True)
             assert await asyncio.to_thread(proxy.process.wait, 60) == 0
             await asyncio.wait_for(gated.cancelled.wait(), 30)
     assert any("requests_broken_off" in line for line in proxy.log)

@@ -183,6 +183,19 @@ async def test_running_and_waiting_requests_are_finished_after_sigterm(run: Run)
         assert await proxy.process.wait() == 0
 
 
+async def test_requests_that_are_not_answered_in_time_get_an_error(run: Run) -> None:
+    engine = Engine()
+    async with fake_engine(engine) as backend:
+        proxy = await run(backend, "--concurrency=1", "--drain-seconds=0.2")
+        await proxy.until_health(200)
+        engine.answering.clear()
+        requests = [asyncio.create_task(proxy.ask()) for _ in range(2)]
+        await eventually(lambda: has_queued(proxy, 1))
+        proxy.process.send_signal(signal.SIGTERM)
+        assert await asyncio.gather(*requests) == [503, 503], "also the one that was sent to the engine"
+        assert await proxy.process.wait() == 0
+
+
 async def has_queued(proxy: PodProxy, count: int) -> bool:
     return await proxy.queued() == count
 
