@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kube.client import Client
+from kube.client import Client, Obj
 from kube.resources import JOBS, PODS
 from tests.cluster.controlplane.kubelet.conftest import Pods, conditions
 from tests.controlplane.plane import ControlPlane
@@ -141,14 +141,23 @@ async def test_container_that_ignores_sigterm_is_killed_after_its_grace_period(p
     assert status["phase"] == "Failed"
 
 
-async def test_container_gets_sigterm_after_the_sleep_of_its_pre_stop_hook(pods: Pods, client: Client) -> None:
+@pytest.mark.parametrize("hook", [{"sleep": {"seconds": 2}}, {"exec": {"command": ["sh", "-c", "sleep 2"]}}])
+async def test_container_gets_sigterm_after_its_pre_stop_hook(pods: Pods, client: Client, hook: Obj) -> None:
     script = "trap 'date +%s%N > /dev/termination-log; exit 0' TERM; touch /ready; while :; do sleep 0.1; done"
-    main = {"lifecycle": {"preStop": {"sleep": {"seconds": 2}}}, **READY}
+    main = {"lifecycle": {"preStop": hook}, **READY}
     name = await pods.run(script, main=main, restartPolicy="Always", terminationGracePeriodSeconds=30)
     await pods.until(name, lambda status: status["containerStatuses"][0]["ready"])
     began = time.time_ns()
     status = await deleted_while_held(pods, name, client)
     assert int(status["containerStatuses"][0]["state"]["terminated"]["message"]) - began >= 2e9
+
+
+async def test_hook_ends_with_the_grace_period(pods: Pods, client: Client) -> None:
+    main = {"lifecycle": {"preStop": {"exec": {"command": ["sleep", "1000"]}}}, **READY}
+    script = "trap 'exit 0' TERM; touch /ready; while :; do sleep 0.1; done"
+    name = await pods.run(script, main=main, restartPolicy="Always", terminationGracePeriodSeconds=1)
+    await pods.until(name, lambda status: status["containerStatuses"][0]["ready"])
+    await deleted_while_held(pods, name, client)
 
 
 async def test_a_second_deletion_may_shorten_the_grace(pods: Pods, client: Client, plane: ControlPlane) -> None:
