@@ -62,12 +62,15 @@ class _Entry(NamedTuple):
     """The limit for which it waits."""
     awaited: tuple[str, ...] = ()
     """`Cell.id` of the cell where a benchmark gives way to it, if one does."""
+    victims_end_by: float | None = None
+    """When all that ends for it has ended at the latest, in seconds since 1970; None: not all of it ends yet."""
 
     @property
     def news(self) -> tuple[object, ...]:
         """All of which a change is told at once."""
         front = self.position if self.position is not None and self.position <= FRONT else 0
-        return self.unit.uid, self.pool, self.position is None, self.nomination, self.awaited, front
+        told = self.unit.uid, self.pool, self.position is None, self.nomination, self.awaited, front
+        return *told, self.victims_end_by
 
 
 class _ShownRound(NamedTuple):
@@ -195,7 +198,7 @@ class Board:
         self._evicted.clear()
         entries, lengths = self._list_entries(shown)
         self._on_depths(self.depths)
-        self._find_victims(entries.values(), units)
+        entries = self._find_victims(entries, units)
         closed = frozenset(cell.id for cell in self._cells if cell.closed)
         self._tell_changes(entries, lengths, is_everyone_told=closed != self._closed)
         self._entries, self._lengths, self._closed = entries, lengths, closed
@@ -239,6 +242,7 @@ class Board:
             largest=find_largest(unit, self._cells) if reason == "NoSuchHardware" else None,
             cells=kept,
             victims=victims,
+            victims_end_by=entry.victims_end_by,
             ahead=sum(entry.ahead),
             limit=entry.limit,
             priority_helps=may_be_raised(self._shown.round, unit.uid),
@@ -319,13 +323,25 @@ class Board:
             return "Draining"
         return self._estimator.estimate(unit, lane, needed, self._now) if can_start else "NoPosition"
 
-    def _find_victims(self, entries: Iterable[_Entry], units: Iterable[Unit]) -> None:
-        """Find the services whose units end for a nominated one."""
-        sought = {uid for entry in entries if entry.nomination is not None for uid in entry.nomination.victims}
+    def _find_victims(self, entries: Mapping[ObjectKey, _Entry], units: Iterable[Unit]) -> dict[ObjectKey, _Entry]:
+        """Find the services whose units end for others; return the entries with the time by which they have."""
+        awaited = {
+            service: entry.nomination.victims
+            for service, entry in entries.items()
+            if entry.nomination is not None and entry.nomination.victims
+        }
+        sought = frozenset[str]().union(*awaited.values())
+        there = {unit.uid: unit for unit in units if unit.uid in sought} if sought else {}
+        # One that has ended is among the units no more.
         known = {uid: service for uid, service in self._victims.items() if uid in sought}
-        if sought - known.keys():
-            known |= {unit.uid: unit.service for unit in units if unit.uid in sought}
-        self._victims = known
+        self._victims = known | {uid: unit.service for uid, unit in there.items()}
+        found = dict(entries)
+        for service, victims in awaited.items():
+            ends = [there[uid].ends_by for uid in victims if uid in there]
+            times = [moment for moment in ends if moment is not None]
+            if times and len(times) == len(ends):
+                found[service] = entries[service]._replace(victims_end_by=max(times))
+        return found
 
     def _tell_changes(
         self, entries: Mapping[ObjectKey, _Entry], lengths: Mapping[str, int], *, is_everyone_told: bool

@@ -1,6 +1,7 @@
 """The standing of a service in the queue: its place, and why it waits there, in words with the way out."""
 
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Final, NamedTuple, get_args
 
@@ -31,6 +32,7 @@ from controller.placement.units import (
 from crds.meta import Priority
 from crds.queue_status import NoEstimate, QueueReason
 from crds.size import size_text
+from kube.time import rfc3339
 
 _MOST_NAMED: Final = 3
 _WORDS: Final[Mapping[str, str]] = {
@@ -166,6 +168,8 @@ class WaitFacts(NamedTuple):
     """The cells whose room is kept for it."""
     victims: tuple[str, ...] = ()
     """The services whose units end for it."""
+    victims_end_by: float | None = None
+    """When these have ended at the latest, in seconds since 1970; None: that is not known."""
     ahead: int = 0
     """Number of units ahead."""
     limit: LimitRefusal | None = None
@@ -186,7 +190,11 @@ def describe_wait(unit: Unit, reason: QueueReason, facts: WaitFacts) -> str:
         return f"room on {facts.cells[0]} is kept for it: it starts as soon as a benchmark there has ended"
     if reason == "Draining":
         cells, ending = (", ".join(names[:_MOST_NAMED]) for names in (facts.cells, facts.victims))
-        return f"room on {cells} is kept for it: it starts as soon as replicas of {ending or 'others'} have ended"
+        way_out = f"room on {cells} is kept for it: it starts as soon as replicas of {ending or 'others'} have ended"
+        if facts.victims_end_by is None:
+            return way_out
+        until = rfc3339(datetime.fromtimestamp(facts.victims_end_by, UTC))
+        return f"{way_out}, which finish their answers, at the latest by {until}"
     if reason == "NotConsidered":
         return f"{ahead} replicas are ahead, so many that its turn is not near: add {noun}s{or_raise_priority(unit)}"
     if reason == "AdmissionFailed":

@@ -318,6 +318,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     evictable_since: float | None = None
     """When it was admitted, in seconds since 1970, from which its minimum run time counts; None: it waits, or
     does not run yet."""
+    ends_by: float | None = None
+    """When it has ended at the latest, in seconds since 1970; None: it does not end, or that is not known."""
     is_protected: bool = False
     """It is never evicted for another."""
     has_other_gate: bool = False

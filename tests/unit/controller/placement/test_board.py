@@ -145,6 +145,15 @@ REASONS: dict[str, tuple[list[Cell], list[Unit], str, str]] = {
         "Draining",
         "room on node/n1 is kept for it: it starts as soon as replicas of team/old have ended",
     ),
+    "what it evicts still answers": (
+        [gpu_cell("n1", free=0)],
+        [
+            msgspec.structs.replace(OLD, state="ending", ends_by=1_790_000_600.0),
+            waiting_unit("chat", 2, nomination=Nomination(("node/n1",), frozenset({OLD.uid}))),
+        ],
+        "Draining",
+        "replicas of team/old have ended, which finish their answers, at the latest by 2026-09-21T14:23:20Z",
+    ),
     "all nodes are closed": (
         [gpu_cell("n1", closed="Cordoned"), gpu_cell("n2", closed="NotReady")],
         [waiting_unit("chat", 2)],
