@@ -19,8 +19,9 @@ PROTECTION: Final = "Protection"
 
 FEATURE_OF_FIELD: Final[Mapping[str, str]] = {"inspect": INSPECTION, "protected": PROTECTION}
 """Features by field of a MetalProcess's spec, such as `artifact.mirrors`, or by one of its values, `mode=rerank`."""
-FIELDS_THAT_MAY_BE_IGNORED: Final = frozenset({"benchmark"})
-"""Later fields of a MetalProcess's spec that change nothing of how it runs: agents that do not know them run it."""
+FIELDS_THAT_MAY_BE_IGNORED: Final = frozenset({"benchmark", "drainSeconds"})
+"""Later fields of a MetalProcess's spec that change nothing of how it runs: agents that do not know them run it,
+and those of earlier releases drain for 30 s, whatever drainSeconds says."""
 AGENT_FEATURES: Final = tuple(sorted(set(FEATURE_OF_FIELD.values())))
 """All that the agent of this version knows."""
 

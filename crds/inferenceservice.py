@@ -29,7 +29,7 @@ from crds.placement import ClassSpeeds, PlacementDemands, PlacementStatus, Speed
 from crds.pods import ContainerOptions, PodOptions, Resources, ServiceHardware
 from crds.queue_status import QueueStatus
 from crds.rate import Rate
-from crds.serving import Adapter, RuntimeName, ServingOptions, Speculative
+from crds.serving import DRAIN_SECONDS, Adapter, DrainSeconds, RuntimeName, ServingOptions, Speculative
 
 
 class Scheduling(ApiStruct, frozen=True):
@@ -145,6 +145,7 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
             "the queue stays that of spec.priority. Default: false."
         ),
     ] = False
+    drain_seconds: DrainSeconds = DRAIN_SECONDS
     image: Annotated[
         Annotated[str, Meta(min_length=1, max_length=512)] | None,
         described(
@@ -372,6 +373,12 @@ SPEC_RULES = (
         "!has(self.scheduling) || !has(self.scheduling.pools) || size(self.scheduling.pools) == 0 || "
         "!has(self.scheduling.mode) || self.scheduling.mode == 'Queue'",
         "only the controller's queue knows pools: set spec.scheduling.mode to Queue, or remove spec.scheduling.pools",
+    ),
+    rule(
+        f"!has(self.drainSeconds) || self.drainSeconds <= {DRAIN_SECONDS} || "
+        "(has(self.evictionProtection) && self.evictionProtection)",
+        f"others may wait for the room of an evicted replica: set spec.drainSeconds to {DRAIN_SECONDS} or less, or "
+        "spec.evictionProtection to true",
     ),
 )
 

@@ -1,7 +1,8 @@
 """`MetalProcess`: one native process on a host; the counterpart of a Pod on a node, or with `inspect` of a Job's pod.
 
 The spec is self-contained and contains no secret, so that a host can serve it from disk while the API server is away.
-The spec is immutable except `hostName`, which is absent until bound and then fixed: an edit or a move is a new object.
+The spec is immutable except `hostName`, which is absent until bound and then fixed, and `MUTABLE_FIELDS`, which the
+controller patches: another edit, or a move, is a new object.
 """
 
 from typing import Annotated, Final, Literal
@@ -30,8 +31,10 @@ from crds.meta import (
 from crds.model import FilePatterns, Mirrors, Revision
 from crds.performance import BenchmarkOptions, ProcessPerformance
 from crds.rate import Rate
-from crds.serving import AdapterScale, DraftTokens, Role, ServingOptions
+from crds.serving import DRAIN_SECONDS, AdapterScale, DraftTokens, DrainSeconds, Role, ServingOptions
 
+MUTABLE_FIELDS: Final = ("priority", "protected", "drain_seconds", "features")
+"""Fields of a spec by which an engine is treated, and not started: their edit reloads no model."""
 HOLDS_NO_MEMORY: Final = frozenset({"Stopped", "Rejected"})
 """Phases of a process whose engine is not on its host: it has ended there, or was refused."""
 
@@ -133,6 +136,7 @@ class MetalProcessSpec(ServingOptions, frozen=True, kw_only=True):
             "it only while the memory pressure is critical. Default: false."
         ),
     ] = False
+    drain_seconds: DrainSeconds = DRAIN_SECONDS
     benchmark: Annotated[
         BenchmarkOptions | None,
         described("Extent of the measurement of its speed, as the service had it when the process was created."),
@@ -257,6 +261,19 @@ class MetalProcessStatus(ApiStruct, frozen=True):
     ] = []
 
 
+def with_edits(spec: MetalProcessSpec, edited: MetalProcessSpec) -> MetalProcessSpec:
+    """Return `spec` with the mutable fields of `edited`."""
+    return msgspec.structs.replace(spec, **{name: getattr(edited, name) for name in MUTABLE_FIELDS})
+
+
+_UNEDITED: Final = MetalProcessSpec(model_name="", artifact=Artifact(source=""), memory_bytes=1)
+
+
+def without_edits(spec: MetalProcessSpec) -> MetalProcessSpec:
+    """Return `spec` with the defaults of the mutable fields: what an engine is started by."""
+    return with_edits(spec, _UNEDITED)
+
+
 def _same(field: str) -> str:
     """Return the CEL rule that an optional field keeps its value, or stays absent."""
     return f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})"
@@ -266,7 +283,7 @@ FIXED_RULE = rule(
     " && ".join(
         f"self.{field.encode_name} == oldSelf.{field.encode_name}" if field.required else _same(field.encode_name)
         for field in msgspec.structs.fields(MetalProcessSpec)
-        if field.name != "host_name"
+        if field.name not in {"host_name", *MUTABLE_FIELDS}
     ),
     "a MetalProcess is fixed once written: edit its InferenceService, which replaces it",
 )
@@ -291,7 +308,7 @@ class MetalProcess(ApiStruct, frozen=True):
         MetalProcessSpec,
         described(
             "Everything that a host needs to serve one replica. The spec is immutable, except that hostName is "
-            "set once.",
+            "set once, and that priority, protected, drainSeconds and features follow the InferenceService.",
             FIXED_RULE,
             INSPECT_RULE,
             HOST_RULE,

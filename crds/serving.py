@@ -49,6 +49,21 @@ DraftTokens = Annotated[
         "Maximum number of tokens that the draft model proposes at once. Default: the engine decides.", format="int32"
     ),
 ]
+DRAIN_SECONDS: Final = 600
+"""Default of `drainSeconds`, and the most of a replica that the queue may evict: nobody waits longer for its room."""
+DrainSeconds = Annotated[
+    int,
+    Meta(ge=0, le=3600),
+    described(
+        "Time that a replica which is stopped has for the answers that it has begun, in seconds: when it is replaced, "
+        "moved, scaled down, suspended, deleted or evicted by the queue. It gets no new request meanwhile, and ends as "
+        "soon as its last answer has ended. What is not finished then is broken off. Memory pressure leaves an answer "
+        "seconds, and the shutdown or loss of a machine less. More than 600 needs evictionProtection, so that nobody "
+        f"waits longer for the room of an evicted replica. Default: {DRAIN_SECONDS}. An edit restarts no replica: "
+        "pods have it after their next replacement, and hosts follow it at once.",
+        format="int32",
+    ),
+]
 AdapterScale = Annotated[
     str,
     Meta(max_length=16, pattern=r"^[0-9]+(\.[0-9]+)?$"),

@@ -33,6 +33,7 @@ from controller.reconcile.indexes import GATE_INDEX, OWNER_INDEX, SERVICE_INDEX,
 from controller.reconcile.plan import decode_stored
 from crds.meta import NOMINATED
 from crds.metalprocess import MetalProcess
+from crds.serving import DRAIN_SECONDS
 from devices.vendors import Vendors
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, PODS, ObjectKey, object_key
@@ -40,8 +41,9 @@ from kube.store import Store
 
 LATE_SECONDS: Final = 30.0
 """Time after which what should have ended makes no room any more: its node is lost, or its host does not heed."""
-MOST_GRACE_SECONDS: Final = 600.0
-"""Time before its end from which a unit makes room: whoever deletes a pod chooses how long it may take."""
+MOST_GRACE_SECONDS: Final = DRAIN_SECONDS + 120.0
+"""Time before its end from which a unit makes room: what the queue evicts ends within it, and whoever else deletes a
+pod chooses how long it may take."""
 FindVolumeNodes = Callable[[Obj], frozenset[str] | None]
 """Returns the only nodes on which the volumes of a waiting pod can be; None: they hold it nowhere."""
 _VolumeNodes = tuple[tuple[str, frozenset[str] | None], ...]
@@ -262,7 +264,11 @@ def _build_service_units(
         for name in unit.objects
     }
     still_open = list_open_places(own, texts, assigned, wanted)
-    ending = tuple(each for each in replicas if each.unit.state == "ending")
+    ending = tuple(
+        each._replace(unit=msgspec.structs.replace(each.unit, ends_by=each.ends_by))
+        for each in replicas
+        if each.unit.state == "ending"
+    )
     return _ServiceUnits(tuple(units), ending, places, tuple(texts[place] for place in still_open))
 
 
@@ -305,7 +311,7 @@ def _judge_ending(replica: ReplicaUnit, now: float) -> Unit:
     """Return a unit that ends soon; nothing waits for one that should have ended long ago, or may take for ever."""
     if replica.ends_by is None or -LATE_SECONDS <= replica.ends_by - now <= MOST_GRACE_SECONDS:
         return replica.unit
-    return msgspec.structs.replace(replica.unit, state="running", is_protected=True)
+    return msgspec.structs.replace(replica.unit, state="running", is_protected=True, ends_by=None)
 
 
 @functools.lru_cache(maxsize=8192)

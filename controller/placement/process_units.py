@@ -17,9 +17,14 @@ from devices.vendors import Vendors
 from kube.client import Obj
 from kube.resources import ObjectKey, object_key
 
-MOST_ENDING_SECONDS: Final = 120.0
-"""Time in which an agent ends a process that is deleted: it withdraws and drains it, ends it, and unloads its model."""
-_REPLACES_NOTHING: Final = frozenset({"hostName", "memoryBytes", "artifact", "furtherArtifacts", "benchmark"})
+MOST_ENDING_SECONDS: Final = 90.0
+"""Time in which an agent ends a drained process: it has withdrawn it before, ends it, and unloads its model."""
+_REPLACES_NOTHING: Final = frozenset(
+    {
+        *("hostName", "memoryBytes", "artifact", "furtherArtifacts", "benchmark"),
+        *("priority", "protected", "drainSeconds", "features"),
+    }
+)
 """Fields whose changes replace no process, or only in part."""
 
 
@@ -64,7 +69,7 @@ def build_process_replica(
         _find_template(process),
         own_place,
         is_displaced=find_displacement(process) is not None,
-        ends_by=deleted_at + MOST_ENDING_SECONDS if deleted_at is not None else None,
+        ends_by=deleted_at + spec.drain_seconds + MOST_ENDING_SECONDS if deleted_at is not None else None,
     )
 
 

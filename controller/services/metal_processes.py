@@ -76,7 +76,15 @@ def observe_hosts(
     )
     taken = {obj["metadata"]["name"] for obj in children}
     steps = plan_steps(
-        service, spec, wanted, standing, exposed=exposed, taken=taken, capacities=capacities, now=snapshot.now
+        service,
+        spec,
+        wanted,
+        standing,
+        exposed=exposed,
+        taken=taken,
+        hosts=hosts,
+        capacities=capacities,
+        now=snapshot.now,
     )
 
     def advise(free_bytes: int) -> MemoryAdvice:
@@ -170,6 +178,7 @@ def desired_spec(service: InferenceService, served: Served, memory_bytes: int) -
         draft_max_tokens=spec.speculative.max_tokens if spec.speculative else None,
         priority=spec.priority,
         protected=spec.eviction_protection,
+        drain_seconds=spec.drain_seconds,
         benchmark=spec.benchmark,
         source_secret=_secret(model),
         **stated_options(spec),

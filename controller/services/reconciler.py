@@ -262,7 +262,7 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
     return Plan(
         create=((token_secret(service, inputs.new_token, rotation.done),) if inputs.new_token else ()) + steps.create,
         apply=(*templates, *apply, build_network_service(service), *beside_pods),
-        patch=(*view.replicas.patch, *((rotation.patch,) if rotation.patch else ())),
+        patch=(*view.replicas.patch, *steps.patch, *((rotation.patch,) if rotation.patch else ())),
         delete=(
             *(prune(observed, (*apply, *view.replicas.keep, *beside_pods)) if is_pruned else ()),
             *list_spent_templates(snapshot, service, templates),

@@ -1,8 +1,9 @@
 """The rollout of a service's MetalProcesses: which to create and which to delete next.
 
-A MetalProcess is immutable, so it is only created and deleted: an edit changes the hash in the name, and a process
-whose host is lost, or which is displaced, no longer counts. A superseded process stays until its
-replacement answers, and is deleted earlier only if the replacement waits for its memory.
+What an engine is started with is immutable, so most edits create and delete: the hash in the name changes, and a
+process whose host is lost, or which is displaced, no longer counts. Priority, protection and drain are patched in
+place. A superseded process stays until its replacement answers, and is deleted earlier only if the replacement waits
+for its memory.
 """
 
 import hashlib
@@ -22,11 +23,19 @@ from controller.placement.process_units import find_process_place
 from controller.placement.queue_places import format_place, parse_seconds
 from controller.placement.queued_service import NO_DEMANDS, HostDemands, require_host
 from controller.reconcile.conditions import find
-from controller.reconcile.plan import Ref, child
+from controller.reconcile.plan import Patch, Ref, child
+from crds.features import known_features
 from crds.inferenceservice import InferenceService
 from crds.meta import ENQUEUED_AT, LABEL_SERVICE, MOVES, PROCESS_FINALIZER, ObjectMeta, without_defaults
 from crds.metalhost import MetalHost, MetalHostSpec
-from crds.metalprocess import HOLDS_NO_MEMORY, MetalProcess, MetalProcessSpec
+from crds.metalprocess import (
+    HOLDS_NO_MEMORY,
+    MUTABLE_FIELDS,
+    MetalProcess,
+    MetalProcessSpec,
+    with_edits,
+    without_edits,
+)
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, Resource
 
@@ -40,9 +49,10 @@ LEASE_EXPIRED: Final = "LeaseExpired"
 
 
 class MetalProcessSteps(NamedTuple):
-    """MetalProcesses to create and to delete."""
+    """MetalProcesses to create, to patch in place and to delete."""
 
     create: tuple[tuple[Resource, Obj], ...] = ()
+    patch: tuple[Patch, ...] = ()
     delete: tuple[Ref, ...] = ()
     again_seconds: float | None = None
 
@@ -56,14 +66,16 @@ def process_prefix(service: str, spec: MetalProcessSpec) -> str:
 def _keep_deciding(spec: MetalProcessSpec) -> MetalProcessSpec:
     """Return the part of a spec of which a change replaces the process.
 
-    The same weights come from all mirrors, and another extent of benchmarks serves nothing else.
+    The same weights come from all mirrors, another extent of benchmarks serves nothing else, and what is mutable is
+    patched.
     """
     further = [
         msgspec.structs.replace(each, artifact=msgspec.structs.replace(each.artifact, mirrors=[]))
         for each in spec.further_artifacts
     ]
     artifact = msgspec.structs.replace(spec.artifact, mirrors=[])
-    return msgspec.structs.replace(spec, artifact=artifact, further_artifacts=further, benchmark=None)
+    decided = msgspec.structs.replace(spec, artifact=artifact, further_artifacts=further, benchmark=None)
+    return without_edits(decided)
 
 
 def host_is_lost(name: str, hosts: Mapping[str, MetalHost]) -> bool:
@@ -163,9 +175,14 @@ def sort_processes(
 
 def is_current(process: MetalProcess, name: str, estimated: MetalProcessSpec | None) -> bool:
     """Return whether a process has the wanted spec; the arguments are those of `sort_processes`."""
-    if process.metadata.name.rpartition("-")[0] == name:
+    if process.metadata.name.rpartition("-")[0] == name or _derive_prefix(process) == name:
         return True
     return estimated is not None and process.status.phase != "Rejected" and _has_spec_but_memory(process, estimated)
+
+
+def _derive_prefix(process: MetalProcess) -> str:
+    """Return the prefix that the process would have now: in earlier releases, its priority was a part of it."""
+    return process_prefix(process.spec.service_name, msgspec.structs.replace(process.spec, host_name=None))
 
 
 def _has_spec_but_memory(process: MetalProcess, spec: MetalProcessSpec) -> bool:
@@ -202,6 +219,7 @@ def plan_steps(
     *,
     exposed: Collection[str | None],
     taken: Collection[str],
+    hosts: Mapping[str, MetalHost],
     capacities: Sequence[HostCapacity],
     now: datetime,
 ) -> MetalProcessSteps:
@@ -214,6 +232,7 @@ def plan_steps(
         standing: the existing processes, as `sort_processes` sorts them for the same spec and number.
         exposed: hosts whose endpoint for the service is ready; a Ready process elsewhere gets no request yet.
         taken: names of all processes of the service, also of those being deleted.
+        hosts: all registered hosts that have one of its processes, by name.
         capacities: the capacity that each live host has left.
         now: the wall clock.
     """
@@ -234,8 +253,40 @@ def plan_steps(
         moves = itertools.chain(_list_unfollowed_moves(standing), itertools.repeat(None))
         create = tuple(_process(service, spec, *each) for each in zip(names, places, moves, strict=False))
     return MetalProcessSteps(
-        create, tuple(process_ref(process.metadata) for process in delete), min(waits, default=None)
+        create=create,
+        patch=_list_edits(standing, spec, hosts) if spec is not None else (),
+        delete=tuple(process_ref(process.metadata) for process in delete),
+        again_seconds=min(waits, default=None),
     )
+
+
+def _list_edits(standing: SortedProcesses, spec: MetalProcessSpec, hosts: Mapping[str, MetalHost]) -> tuple[Patch, ...]:
+    """Return the patches of processes of the wanted spec whose mutable fields the service states otherwise by now.
+
+    `hosts` are those of `sort_processes`. An agent that does not know protection would reject what runs there: its
+    processes stay as they are.
+    """
+    patches = []
+    for process in (*standing.kept, *(each.process for each in standing.displaced)):
+        host = hosts.get(process.spec.host_name or "")
+        is_known = host is None or set(spec.features) <= known_features(host.status)
+        unprotected = msgspec.structs.replace(spec, protected=process.spec.protected, features=process.spec.features)
+        wanted = with_edits(process.spec, spec if is_known else unprotected)
+        if wanted != process.spec:
+            patches.append(_patch_spec(process, wanted))
+    return tuple(patches)
+
+
+def _patch_spec(process: MetalProcess, wanted: MetalProcessSpec) -> Patch:
+    """Return the patch of the mutable fields that differ from `wanted`."""
+    operations: list[Obj] = [
+        {"op": "test", "path": "/metadata/resourceVersion", "value": process.metadata.resource_version}
+    ]
+    for field in msgspec.structs.fields(MetalProcessSpec):
+        value = getattr(wanted, field.name)
+        if field.name in MUTABLE_FIELDS and value != getattr(process.spec, field.name):
+            operations.append({"op": "add", "path": f"/spec/{field.encode_name}", "value": value})
+    return Patch(process_ref(process.metadata), tuple(operations))
 
 
 def _expire_rejections(

@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import structs
 
-from crds.metalprocess import Artifact, MetalProcessSpec
+from crds.metalprocess import Artifact, MetalProcessSpec, without_edits
 from metal_agent.assignments import Assignment
 
 CLAIM_SECONDS: Final = 600.0
@@ -18,7 +18,7 @@ CLAIM_SECONDS: Final = 600.0
 
 
 def fingerprint_engine(spec: MetalProcessSpec) -> MetalProcessSpec:
-    """Return the identity of an engine: its spec without names, place and priority. A new field counts.
+    """Return the identity of an engine: its spec without names, place and what is mutable. A new field counts.
 
     Compare the specs, not their encodings, which may differ for equal specs: msgspec omits a default by its identity.
     """
@@ -27,14 +27,13 @@ def fingerprint_engine(spec: MetalProcessSpec) -> MetalProcessSpec:
         for each in spec.further_artifacts
     ]
     return structs.replace(
-        spec,
+        without_edits(spec),
         service_name="",
         model_name="",
         memory_bytes=1,
         token_secret="",
         source_secret=None,
         host_name=None,
-        priority="normal",
         artifact=_name_weights(spec.artifact),
         further_artifacts=further,
     )

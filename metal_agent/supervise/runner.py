@@ -1,6 +1,7 @@
 """The runner of one process: it performs the actions that `lifecycle.step` returns, and feeds back their outcome."""
 
 import asyncio
+import dataclasses
 import time
 from datetime import UTC, datetime
 from functools import partial
@@ -12,7 +13,8 @@ from msgspec import structs
 from artifacts.errors import ArtifactError
 from artifacts.source import parse
 from crds.meta import PRIORITY_RANK
-from crds.metalprocess import HOLDS_NO_MEMORY, FetchProgress, LastExit, MetalProcessSpec, MetalProcessStatus
+from crds.metalprocess import HOLDS_NO_MEMORY, FetchProgress, LastExit, MetalProcessSpec, MetalProcessStatus, with_edits
+from crds.serving import DRAIN_SECONDS
 from kube.time import rfc3339
 from metal_agent import lifecycle
 from metal_agent import process_events as events
@@ -116,6 +118,16 @@ class Runner:
         self.removed = True
         if not self.state.leaving:
             self._events.put_nowait(events.Removed())
+
+    def follow(self, spec: MetalProcessSpec) -> None:
+        """Follow an edit of what may change while the engine runs; the next agent follows it, too."""
+        before = self.assignment.spec
+        if before is None or with_edits(before, spec) == before:
+            return
+        self.assignment = dataclasses.replace(self.assignment, spec=with_edits(before, spec))
+        if self.record:
+            self._set_record(structs.replace(self.record, spec=with_edits(self.record.spec, spec)))
+        self._host.changed(self)
 
     def try_again(self) -> None:
         """End the back-off now: the cause of the failure may be gone."""
@@ -265,8 +277,10 @@ class Runner:
                 await self._end(self._engine, grace_seconds, for_all=for_all)
         return None
 
-    async def _drain(self, timeout_seconds: float) -> None:
+    async def _drain(self, timeout_seconds: float | None) -> None:
         """Drain the process, and give up after the time even if the proxy does not answer."""
+        if timeout_seconds is None:
+            timeout_seconds = self.assignment.spec.drain_seconds if self.assignment.spec else DRAIN_SECONDS
         try:
             async with asyncio.timeout(timeout_seconds + _ANSWER_SECONDS):
                 await self._host.exposure.drain(self.assignment.uid, timeout_seconds)

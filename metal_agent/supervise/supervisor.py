@@ -85,6 +85,8 @@ class Supervisor:
         for assignment in assignments:
             if assignment.uid not in self.runners:
                 self._start(Runner(assignment, self._host))
+            elif assignment.spec:
+                self.runners[assignment.uid].follow(assignment.spec)
             if assignment.deleted:
                 self.runners[assignment.uid].remove()
 

@@ -12,6 +12,7 @@ import msgspec
 import psutil
 import pytest
 
+from crds.meta import PRIORITY_RANK
 from crds.metalprocess import Artifact, MetalProcessStatus
 from metal_agent.assignments import Assignment
 from metal_agent.native.process import identify_process, spawn_process
@@ -43,6 +44,24 @@ async def test_assignment_is_served_until_it_is_removed(machine: Machine, assign
     assert engines(machine) == []
     assert machine.ledger.reserved == {}
     assert Records(machine.folder / "processes").load() == {}
+
+
+async def test_edit_of_what_is_mutable_is_followed_by_a_running_engine_and_by_the_next_agent(
+    machine: Machine, assignment: MakeAssignment
+) -> None:
+    machine.supervisor.assign([assignment(drain_seconds=30)])
+    pid = await ready(machine)
+    edited = assignment(priority="high", protected=True, drain_seconds=900)
+    machine.supervisor.assign([edited])
+    assert machine.runners["u1"].assignment == edited
+    assert machine.runners["u1"].priority_rank == PRIORITY_RANK["high"]
+    await machine.stop()
+    await machine.start()
+    assert await ready(machine) == pid
+    assert machine.runners["u1"].assignment.spec == edited.spec
+    machine.supervisor.assign([])
+    await phase(machine, "Stopped")
+    assert machine.exposure.drain_seconds == [900]
 
 
 async def test_crash_is_reported_and_the_engine_comes_back(machine: Machine, assignment: MakeAssignment) -> None:

@@ -38,6 +38,8 @@ class RecordingExposure:
     def __init__(self, runners: dict[str, Runner], idle: Callable[[], dict[str, float | None]]) -> None:
         self._idle = idle
         self.calls: list[tuple[str, bool]] = []
+        self.drain_seconds: list[float] = []
+        """The time that each drain had for the answers."""
         self.in_flight: dict[str, int] = {}
         self.asked = asyncio.Event()
         """Set while a client asks a process."""
@@ -49,6 +51,7 @@ class RecordingExposure:
 
     async def drain(self, uid: str, timeout_seconds: float) -> None:
         assert timeout_seconds > 0
+        self.drain_seconds.append(timeout_seconds)
         self._note("drain", uid)
 
     async def clear_suspicion(self, uid: str) -> None:

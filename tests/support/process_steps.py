@@ -40,22 +40,30 @@ def steps(
     known: bool = True,
     later: float = 0,
     unexposed: Collection[str] = (),
+    edit: Obj | None = None,
 ) -> MetalProcessSteps:
-    """Return the steps for the processes of service `chat`, with one large host unless others are given."""
+    """Return the steps for the processes of service `chat`, with one large host unless others are given.
+
+    `edit` has the fields of the service that a user has stated since.
+    """
+    edited = as_service(service(**(edit or {})))
+    spec = desired_spec(edited, Served(as_model(model()), "llama.cpp"), 2 * GIB)
     known_hosts = ((METAL_HOSTS, each) for each in hosts or [host("studio-1")])
     kept = store(*known_hosts, *((METAL_PROCESSES, each) for each in observed))
     structs = [as_process(each) for each in kept.list(METAL_PROCESSES)]
     by_name = {each.metadata.name: each for each in map(as_host, kept.list(METAL_HOSTS))}
     exposed = {name for name in by_name if not host_is_lost(name, by_name)} - set(unexposed)
-    standing = sort_processes(NAME if known else None, wanted, structs, by_name, exposed=exposed)
+    name = process_prefix("chat", spec) if known else None
+    standing = sort_processes(name, wanted, structs, by_name, exposed=exposed)
     alive = [each for name, each in by_name.items() if not host_is_lost(name, by_name)]
     return plan_steps(
-        as_service(service()),
-        SPEC if known else None,
+        edited,
+        spec if known else None,
         wanted,
         standing,
         exposed=exposed,
         taken={each.metadata.name for each in structs},
+        hosts=by_name,
         capacities=stored_capacities(kept, alive),
         now=NOW + timedelta(seconds=later),
     )

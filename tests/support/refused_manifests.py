@@ -39,9 +39,10 @@ DEFAULTS: dict[Resource, dict[str, Any]] = {
         "replicas": 1,
         "suspend": False,
         "evictionProtection": False,
+        "drainSeconds": 600,
         "placement": {"minFit": "marginal"},
     },
-    METAL_PROCESSES: _SERVING | {"inspect": False, "protected": False},
+    METAL_PROCESSES: _SERVING | {"inspect": False, "protected": False, "drainSeconds": 600},
 }
 """Default values that are added to each of `SPECS`."""
 NULLS: list[dict[str, Any]] = [
@@ -79,6 +80,12 @@ class RefusedManifest(NamedTuple):
 
 
 REFUSED_MANIFESTS = {
+    "drain for which others would wait": RefusedManifest(
+        INFERENCE_SERVICES, {"drainSeconds": 601}, "set spec.drainSeconds to 600 or less, or spec.evictionProtection"
+    ),
+    "drain of a day": RefusedManifest(
+        INFERENCE_SERVICES, {"drainSeconds": 86_400, "evictionProtection": True}, "drainSeconds"
+    ),
     "pinned weights that are looked at again": RefusedManifest(
         MODELS, {"refreshPolicy": "OnChange", "sha256": "a" * 64}, "spec.refreshPolicy OnChange is for"
     ),

@@ -72,6 +72,14 @@ async def test_spec_of_a_process_cannot_be_changed(client: Client, namespace: st
         await client.apply(METAL_PROCESSES, make_manifest(METAL_PROCESSES, namespace, **change), field_manager="test")
 
 
+async def test_what_starts_no_engine_anew_can_be_changed(client: Client, namespace: str) -> None:
+    await client.create(METAL_PROCESSES, make_manifest(METAL_PROCESSES, namespace))
+    edit = {"priority": "high", "protected": True, "drainSeconds": 900, "features": ["Protection"]}
+    operations = [{"op": "add", "path": f"/spec/{name}", "value": value} for name, value in edit.items()]
+    written = await client.patch_json(METAL_PROCESSES, "one", namespace, operations)
+    assert written["spec"] | edit == written["spec"]
+
+
 async def test_a_process_is_bound_once(client: Client, namespace: str) -> None:
     written = await client.create(METAL_PROCESSES, make_manifest(METAL_PROCESSES, namespace))
     assert "hostName" not in written["spec"]

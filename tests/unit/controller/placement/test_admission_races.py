@@ -19,6 +19,7 @@ from controller.placement.unreported_ends import UNREPORTED_SECONDS
 from controller.placement.unscheduled_pods import PINNED_SECONDS
 from controller.reconcile.plan import Leading
 from crds.meta import NOMINATED
+from crds.serving import DRAIN_SECONDS
 from kube.client import Obj
 from kube.errors import ApiError, Conflict, LeadershipLost
 from kube.resources import (
@@ -98,7 +99,7 @@ def test_host_that_ends_no_process_holds_up_no_other(monkeypatch: pytest.MonkeyP
             found.change(
                 METAL_PROCESSES, {**ending, "metadata": ending["metadata"] | {"deletionTimestamp": timestamp(began)}}
             )
-            await asyncio.sleep(MOST_ENDING_SECONDS)
+            await asyncio.sleep(DRAIN_SECONDS + MOST_ENDING_SECONDS)
             assert found.api.deleted == [first]
             await asyncio.sleep(LATE_SECONDS)
             assert set(found.api.deleted) == {"low-1-0", "low-2-0"}

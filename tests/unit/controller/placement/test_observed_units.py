@@ -15,6 +15,7 @@ from controller.placement.observed_units import (
     observe_units,
     parse_nomination,
 )
+from controller.placement.process_units import MOST_ENDING_SECONDS
 from controller.placement.queue_places import find_own_place, find_place, format_place
 from controller.placement.units import HostRequirement, NodeRequirement, Nomination, Unit, UnitKey
 from crds.meta import ADMITTED_AT, ENQUEUED_AT, NOMINATED, POD_TEMPLATE
@@ -167,6 +168,15 @@ def test_pod_that_ends_is_a_unit_without_its_service() -> None:
     known = store((PODS, queue_pod("one", gated=False, node="n1", deleted=LATER)))
     unit = observe(known)["one"]
     assert (unit.state, unit.cells, unit.service_uid) == ("ending", ("node/n1",), "")
+
+
+def test_unit_that_drains_tells_until_when() -> None:
+    """A process has the time that its service states, and then a while to end its engine."""
+    stopping = process("one", host="mac", deletionTimestamp=timestamp(NOW), drainSeconds=300)
+    known = store((PODS, queue_pod("two", gated=False, node="n1", deleted=LATER)), (METAL_PROCESSES, stopping))
+    found = observe(known)
+    assert found["two"].ends_by == LATER.timestamp()
+    assert found["one"].ends_by == NOW.timestamp() + 300 + MOST_ENDING_SECONDS
 
 
 def test_pod_that_does_not_end_in_time_makes_no_room() -> None:

@@ -18,7 +18,7 @@ from controller.services.rollout import (
     sort_processes,
 )
 from crds import features
-from crds.meta import LABEL_SERVICE, PROCESS_FINALIZER
+from crds.meta import LABEL_SERVICE, PROCESS_FINALIZER, without_defaults
 from crds.metalprocess import MetalProcess
 from kube.client import Obj
 from kube.resources import METAL_PROCESSES, ObjectKey
@@ -70,9 +70,44 @@ def test_edited_spec_changes_the_process_names_and_scaling_does_not() -> None:
 
     assert named(replicas=5, suspend=True) == NAME
     assert named(contextLength=int("4096")) == NAME, "said, or left to the default"
-    assert (
-        len({NAME, named(contextLength=8192), named(parallel=2), named(extraArgs=["-fa"]), named(priority="low")}) == 5
-    )
+    assert len({NAME, named(contextLength=8192), named(parallel=2), named(extraArgs=["-fa"])}) == 4
+    assert named(priority="low", evictionProtection=True, drainSeconds=30) == NAME, "these are patched in place"
+
+
+@pytest.mark.parametrize(
+    ("edit", "written"),
+    [
+        ({"priority": "high"}, {"priority": "high"}),
+        ({"drainSeconds": 30}, {"drainSeconds": 30}),
+        ({"evictionProtection": True}, {"protected": True, "features": ["Protection"]}),
+    ],
+)
+def test_edit_that_starts_no_engine_anew_is_patched_in_place(edit: Obj, written: Obj) -> None:
+    there = host("studio-1", features=["Protection"])
+    serving = process(f"{NAME}-0", host="studio-1", phase="Ready", gib=2)
+    done = steps(1, serving, hosts=[there], edit=edit)
+    assert (made(done), deleted(done)) == ([], set())
+    (patch,) = done.patch
+    assert patch.ref.name == f"{NAME}-0"
+    test, *operations = patch.operations
+    assert test["path"] == "/metadata/resourceVersion"
+    assert [(each["path"], each["value"]) for each in operations] == [(f"/spec/{n}", v) for n, v in written.items()]
+    serving["spec"] |= written
+    assert steps(1, serving, hosts=[there], edit=edit) == MetalProcessSteps(), "it is written once"
+
+
+def test_protection_is_given_to_no_process_whose_agent_does_not_know_it() -> None:
+    serving = process(f"{NAME}-0", host="studio-1", phase="Ready", gib=2)
+    old = [host("studio-1", features=[])]
+    assert steps(1, serving, hosts=old, edit={"evictionProtection": True}) == MetalProcessSteps()
+    (patch,) = steps(1, serving, hosts=old, edit={"evictionProtection": True, "priority": "low"}).patch
+    assert [each["path"] for each in patch.operations[1:]] == ["/spec/priority"]
+
+
+def test_process_that_an_earlier_release_named_by_its_priority_serves_on() -> None:
+    named_earlier = process("chat-0123abcd-0", host="studio-1", phase="Ready", gib=2)
+    named_earlier["spec"] |= without_defaults(SPEC) | {"priority": "high"}
+    assert steps(1, named_earlier, edit={"priority": "high"}) == MetalProcessSteps()
 
 
 def test_scale_up_takes_free_numbers_only() -> None:
