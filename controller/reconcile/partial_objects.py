@@ -52,15 +52,21 @@ from kube.store import Store
 
 LOADING_OPTION: Final = "--loading-seconds"
 """Option of a pod's proxy, of which a Deployment keeps the value: earlier versions did not give it."""
+DRAIN_OPTION: Final = "--drain-seconds"
+"""The same: an edit of it restarts no pod."""
 _MOST_SHARED: Final = 4096
 _LONGEST_SHARED: Final = 64
 """Characters; longer strings are messages, each of its own."""
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 _POD_CONDITIONS: Final = frozenset({"Ready", "PodScheduled"})
 _POD_ANNOTATIONS: Final = frozenset({DELETION_COST, DEVICE_NEED, ENQUEUED_AT, NOMINATED, POD_TEMPLATE})
+_GRACE: Final = "terminationGracePeriodSeconds"
 _POD_SPEC: Final = ("nodeName", "schedulingGates", "overhead", "priorityClassName", "resourceClaims")
 _REPLICA_COUNTS: Final = ("observedGeneration", "replicas", "updatedReplicas", "readyReplicas")
-_READ_OF_TEMPLATE: Final = ("priorityClassName", "schedulingGates", "resourceClaims")
+_READ_OF_TEMPLATE: Final = (
+    *("priorityClassName", "schedulingGates", "resourceClaims"),
+    _GRACE,
+)
 _DEPLOYMENT_CONDITIONS: Final = frozenset({"ReplicaFailure"})
 
 
@@ -252,12 +258,14 @@ def _of_claim(obj: Obj) -> Obj:
 def _of_container(container: Obj) -> Obj:
     """Return what decides whether a later template restarts a pod."""
     kept = _pick(container, ("name", "resources", "lifecycle", "restartPolicy"))
-    if limit := _pick(container.get("startupProbe") or {}, ("failureThreshold",)):
-        kept["startupProbe"] = limit
-    arguments = container.get("args") or []
-    if LOADING_OPTION in arguments:
-        place = arguments.index(LOADING_OPTION)
-        kept["args"] = arguments[place : place + 2]
+    for kind in ("startupProbe", "livenessProbe"):
+        read = ("failureThreshold", _GRACE) if kind == "startupProbe" else (_GRACE,)
+        if probe := _pick(container.get(kind) or {}, read):
+            kept[kind] = probe
+    arguments: list[str] = container.get("args") or []
+    places = [arguments.index(option) for option in (DRAIN_OPTION, LOADING_OPTION) if option in arguments]
+    if options := [each for place in places for each in arguments[place : place + 2]]:
+        kept["args"] = options
     return kept
 
 

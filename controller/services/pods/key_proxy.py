@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE
 from controller.models.jobs import CONTAINER_SECURITY, keep_literal
-from controller.reconcile.partial_objects import LOADING_OPTION
+from controller.reconcile.partial_objects import DRAIN_OPTION, LOADING_OPTION
 from controller.services.tokens import TOKEN_KEY
 from crds.meta import PROXY_CONTAINER, ObjectMeta
 from gateway.proxy.paths import ENGINE_LIVENESS
@@ -26,7 +26,7 @@ PORT_NAME: Final = "http"
 _TERMINATION_LOG: Final = "/dev/termination-log"
 WITHDRAWAL_SECONDS: Final = 3
 """Time for which a deleted pod serves on: a node applies changes of endpoints about once a second."""
-_END_SECONDS: Final = 2
+END_SECONDS: Final = 2
 """Time in which the proxy ends after its last request, and then its engine."""
 _PROXY_START_SECONDS: Final = 1800
 """Time from the start of an engine in which the proxy's image is pulled: the sidecar is started first. Without a proxy
@@ -34,6 +34,8 @@ after that, the engine is restarted, which fails no request: only the proxy send
 _PROBE_SECONDS: Final = 10
 _PROXY_RESTART_SECONDS: Final = 480
 """Time in which a proxy that ended is back: the kubelet waits at most 300 s before it starts a container again."""
+HANG_GRACE: Final = {"terminationGracePeriodSeconds": 30}
+"""Field of the probe that finds a container hanging: it ends without the time that its pod has for answers."""
 _KILL_SECONDS: Final = 10
 """Time in which an engine that hangs may end by itself."""
 _MEMORY: Final = "96Mi"
@@ -91,7 +93,7 @@ class KeyProxy(NamedTuple):
             "name": PROXY_CONTAINER,
             "image": self.image,
             "args": keep_literal(
-                self._render_arguments(service, serving, grace_seconds - WITHDRAWAL_SECONDS - _END_SECONDS)
+                self._render_arguments(service, serving, grace_seconds - WITHDRAWAL_SECONDS - END_SECONDS)
             ),
             **({"env": environment} if environment else {}),
             "ports": [{"name": PORT_NAME, "containerPort": SERVICE_PORT, "protocol": "TCP"}],
@@ -107,6 +109,7 @@ class KeyProxy(NamedTuple):
                 "periodSeconds": 10,
                 "failureThreshold": 6,
                 "timeoutSeconds": 5,
+                **HANG_GRACE,
             },
             # Nodes send requests to a deleted pod until they have seen its endpoint go.
             "lifecycle": {"preStop": {"sleep": {"seconds": WITHDRAWAL_SECONDS}}},
@@ -131,5 +134,5 @@ class KeyProxy(NamedTuple):
         if engine.store:
             arguments += ["--prepare", self.runtime, "--source", serving.model]
             arguments += ["--context-length", str(options.context_length)]
-        arguments += ["--drain-seconds", str(drain_seconds), LOADING_OPTION, str(self.loading_seconds)]
+        arguments += [DRAIN_OPTION, str(drain_seconds), LOADING_OPTION, str(self.loading_seconds)]
         return [*arguments, "--termination-log", _TERMINATION_LOG]

@@ -15,7 +15,14 @@ from controller.models.volume import MODELS_PATH
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.services.pods.claim_templates import CLAIM_NAME
 from controller.services.pods.devices import DeviceRequest, request_devices
-from controller.services.pods.key_proxy import PORT_NAME, TOKEN_DIRECTORY, WITHDRAWAL_SECONDS, KeyProxy
+from controller.services.pods.key_proxy import (
+    END_SECONDS,
+    HANG_GRACE,
+    PORT_NAME,
+    TOKEN_DIRECTORY,
+    WITHDRAWAL_SECONDS,
+    KeyProxy,
+)
 from controller.services.pods.one_node import FIRST_MARK, keep_on_one_node
 from controller.services.pods.pod_options import add_options, pin_to_node
 from controller.services.tokens import TOKEN_KEY, token_name
@@ -38,6 +45,18 @@ _LOADING_BYTES_PER_SECOND: Final = 25 * 1000 * 1000
 _PRIORITY_CLASSES: Final = "pomona-"
 """Prefix of the PriorityClasses in deploy/chart/templates/priority-classes.yaml."""
 _SHM: Final = "/dev/shm"  # noqa: S108 - the container's own
+_CLIENT: Final = f":{SERVICE_PORT:04X} [0-9A-F]+:[0-9A-F]+ 01 "
+"""Regular expression of an established connection of a client, as Linux lists connections."""
+_WAIT_FOR_CLIENTS: Final = (
+    f"sleep {WITHDRAWAL_SECONDS}; "
+    f"while cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | grep -Eq '{_CLIENT}'; do sleep 1; done"
+)
+"""Command that runs before an engine without a proxy is told to stop: it waits until no client is connected.
+
+At SIGTERM llama-server generates no further token, whatever runs. Nodes send requests to a deleted pod until they have
+seen its endpoint go, hence the sleep. llama-server closes idle connections after 5 s. The kubelet ends the command with
+the grace period of the pod.
+"""
 _STORE_SLACK_BYTES: Final = GIB
 """Room beside the weights in the folder of an engine that keeps a copy of them."""
 
@@ -126,9 +145,8 @@ def build_pod(
         "enableServiceLinks": False,
         "securityContext": _build_security(replica),
         "priorityClassName": f"{_PRIORITY_CLASSES}{spec.priority}",
-        # llama-server waits for requests in flight, for ever if a client stays connected: then the kubelet ends it. The
-        # sleep before the stop is a part of this time.
-        "terminationGracePeriodSeconds": 30,
+        # What happens before the stop is a part of this time: the withdrawal, and the end of the running answers.
+        "terminationGracePeriodSeconds": WITHDRAWAL_SECONDS + spec.drain_seconds + END_SECONDS,
         "containers": [_build_container(replica)],
         "volumes": _build_volumes(replica),
     }
@@ -235,11 +253,10 @@ def _build_container(replica: _Replica) -> Obj:
         **({"env": environment} if environment else {}),
         "ports": [{"name": PORT_NAME, "containerPort": SERVICE_PORT, "protocol": "TCP"}],
         "resources": _build_resources(replica),
-        "startupProbe": _build_probe(engine, period_seconds=1, failures=_loading_seconds(replica)),
+        "startupProbe": _build_probe(engine, period_seconds=1, failures=_loading_seconds(replica)) | HANG_GRACE,
         "readinessProbe": _build_probe(engine, period_seconds=5, failures=2),
-        "livenessProbe": _build_probe(engine, period_seconds=10, failures=6),
-        # Nodes send requests to a deleted pod until they have seen its endpoint go.
-        "lifecycle": {"preStop": {"sleep": {"seconds": WITHDRAWAL_SECONDS}}},
+        "livenessProbe": _build_probe(engine, period_seconds=10, failures=6) | HANG_GRACE,
+        "lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", _WAIT_FOR_CLIENTS]}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": CONTAINER_SECURITY | {"readOnlyRootFilesystem": engine.read_only_root},
         "volumeMounts": _build_mounts(replica),

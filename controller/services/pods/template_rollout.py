@@ -19,7 +19,7 @@ import msgspec
 
 from controller.models.served import Served, cache_path, cached_claim
 from controller.placement.queued_service import read_template_mark
-from controller.reconcile.partial_objects import LOADING_OPTION
+from controller.reconcile.partial_objects import DRAIN_OPTION, LOADING_OPTION
 from controller.reconcile.stamp import ANNOTATION_INPUTS, ANNOTATION_SERVED, ANNOTATION_UPDATE, is_desired, stamp
 from controller.services.pods.one_node import forget_claims
 from controller.services.pods.queue_gate import has_gate, set_gate
@@ -32,6 +32,7 @@ from kube.resources import DEPLOYMENTS
 
 _ADDED_FIELDS: Final = ("priorityClassName", "topologySpreadConstraints")
 """Fields of a pod that earlier versions did not state, and for which no pod is restarted."""
+_GRACE: Final = "terminationGracePeriodSeconds"
 _DEFAULTS: Final = InferenceServiceSpec(model_ref="")
 """Values that nobody decided: a field that a later version adds has its default in all objects."""
 
@@ -47,14 +48,14 @@ class TemplateChange(NamedTuple):
 
 
 def digest_inputs(service: InferenceService, served: Served, copy: NodeCopy | None = None) -> str:
-    """Return the digest of what users decided about the pods of a service; scaling replaces none.
+    """Return the digest of what users decided about the pods of a service; scaling and the drain replace none.
 
     `copy` is the copy of the weights that these pods mount, if the Model has copies.
     """
     stated = {
         name: value
         for name, value in msgspec.structs.asdict(service.spec).items()
-        if value != getattr(_DEFAULTS, name) and name not in {"replicas", "suspend"}
+        if value != getattr(_DEFAULTS, name) and name not in {"replicas", "suspend", "drain_seconds"}
     }
     companions = (_list_inputs(each.model) for each in served.companions if each.model is not None)
     inputs = (stated, service.status.token_rotation, [_list_inputs(served.model, copy), *companions])
@@ -217,9 +218,10 @@ def _keep_place(made: Obj, observed: Obj) -> Obj:
 def _keep_pods(made: Obj, observed: Obj, *, keeps_request: bool, is_edited: bool) -> Obj | None:
     """Return the Deployment with the template that its pods have, or None if that differs in more than may wait.
 
-    No pod is restarted for a better estimate of the memory, such as that of a later version, for the hook before the
-    stop, for the first or another limit of the time to load, and, unless a user edited something, for the fields that
-    earlier versions did not state. A change of the number of pods, or of the strategy, restarts none either.
+    No pod is restarted for a better estimate of the memory, such as that of a later version, for another time to end in
+    or another hook before the stop, for the first or another limit of the time to load, and, unless a user edited
+    something, for the fields that earlier versions did not state. A change of the number of pods, or of the strategy,
+    restarts none either.
     """
     if _has_template(made, observed):
         return made
@@ -227,15 +229,9 @@ def _keep_pods(made: Obj, observed: Obj, *, keeps_request: bool, is_edited: bool
     spec, pod = kept["spec"]["template"]["spec"], observed["spec"]["template"]["spec"]
     before = {each["name"]: each for each in (*pod.get("initContainers", ()), *pod["containers"])}
     for container in (*spec.get("initContainers", ()), *spec["containers"]):
-        there: Obj = before.get(container["name"], {})
-        if keeps_request and (requested := there.get("resources", {}).get("requests", {}).get("memory")):
-            container["resources"]["requests"]["memory"] = requested
-        if "lifecycle" not in there:
-            container.pop("lifecycle", None)
-        if (limit := there.get("startupProbe", {}).get("failureThreshold")) and "startupProbe" in container:
-            container["startupProbe"]["failureThreshold"] = limit
-        if container["name"] == PROXY_CONTAINER:
-            container["args"] = _keep_loading_seconds(container["args"], there.get("args", ()))
+        _keep_container(container, before.get(container["name"], {}), keeps_request=keeps_request)
+    if _GRACE in pod:
+        spec[_GRACE] = pod[_GRACE]
     if not is_edited and "priorityClassName" not in pod:
         for field in _ADDED_FIELDS:
             spec.pop(field, None)
@@ -248,10 +244,28 @@ def _keep_pods(made: Obj, observed: Obj, *, keeps_request: bool, is_edited: bool
     return None
 
 
-def _keep_loading_seconds(made: Sequence[str], there: Sequence[str]) -> list[str]:
-    """Return the desired arguments of the proxy, but with the time to load that its pods have; they may have none."""
-    place = made.index(LOADING_OPTION)
-    kept = there.index(LOADING_OPTION) if LOADING_OPTION in there else len(there)
+def _keep_container(container: Obj, there: Obj, *, keeps_request: bool) -> None:
+    """Give a desired container what the one that is there has of all that may wait."""
+    if keeps_request and (requested := there.get("resources", {}).get("requests", {}).get("memory")):
+        container["resources"]["requests"]["memory"] = requested
+    container.pop("lifecycle", None)
+    if "lifecycle" in there:
+        container["lifecycle"] = there["lifecycle"]
+    if (limit := there.get("startupProbe", {}).get("failureThreshold")) and "startupProbe" in container:
+        container["startupProbe"]["failureThreshold"] = limit
+    for kind in ("startupProbe", "livenessProbe"):
+        if kind in container:
+            container[kind].pop(_GRACE, None)
+            container[kind] |= {_GRACE: seconds} if (seconds := there.get(kind, {}).get(_GRACE)) else {}
+    if container["name"] == PROXY_CONTAINER:
+        for option in (DRAIN_OPTION, LOADING_OPTION):
+            container["args"] = _keep_option(option, container["args"], there.get("args", ()))
+
+
+def _keep_option(option: str, made: Sequence[str], there: Sequence[str]) -> list[str]:
+    """Return the desired arguments of the proxy, but with this option as its pods have it; they may have none."""
+    place = made.index(option)
+    kept = there.index(option) if option in there else len(there)
     return [*made[:place], *there[kept : kept + 2], *made[place + 2 :]]
 
 

@@ -60,13 +60,13 @@ PROCESSES: dict[str, list[tuple[str, str]]] = {
     "defaults stated": [("chat-a1d83526-0", "78f97aa520f8f2ff")],
     "context": [("chat-10c612ed-0", "169a0720d1fd1a96")],
     "embeddings": [("chat-bb29f781-0", "b505348f517fc639")],
-    "rerank": [("chat-4066b6ea-0", "e679e3b86a3a5f6f")],
+    "rerank": [("chat-9822a2d1-0", "e679e3b86a3a5f6f")],
     "options": [("chat-b92c5e86-0", "c055aaace2075d5f")],
     "companions": [("chat-5b3736e6-0", "a60244e4dda4f87b")],
     "all": [
-        ("chat-1418531f-0", "9565c47190a62f86"),
-        ("chat-1418531f-1", "9565c47190a62f86"),
-        ("chat-1418531f-2", "9565c47190a62f86"),
+        ("chat-fcea90dc-0", "9565c47190a62f86"),
+        ("chat-fcea90dc-1", "9565c47190a62f86"),
+        ("chat-fcea90dc-2", "9565c47190a62f86"),
     ],
 }
 PODS: dict[str, dict[str, str]] = {
@@ -159,6 +159,9 @@ def test_pod_templates_stay_the_same(case: str, accelerator: str) -> None:
     pod = earlier["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     del container["lifecycle"], pod["priorityClassName"], pod["topologySpreadConstraints"]
+    pod["terminationGracePeriodSeconds"] = 30
+    for kind in ("startupProbe", "livenessProbe"):
+        del container[kind]["terminationGracePeriodSeconds"]
     del earlier["metadata"]["annotations"]
     earlier["spec"]["template"] = forget_claims(earlier["spec"]["template"])
     if accelerator == "nvidia":
@@ -175,14 +178,30 @@ def test_pod_templates_stay_the_same(case: str, accelerator: str) -> None:
 def test_pod_template_behind_a_proxy_stays_the_same() -> None:
     spec: Obj = {"runtime": "ollama", "hardware": {"accelerator": "cpu"}, "resources": {"memory": "2Gi"}}
     earlier = forget_mark(chat_deployment(chat_service(**spec), *models()))
-    # Earlier versions told the proxy no time to load.
-    (proxy,) = earlier["spec"]["template"]["spec"]["containers"]
+    # Earlier versions told the proxy no time to load, and a fixed one to end.
+    pod = earlier["spec"]["template"]["spec"]
+    (proxy,) = pod["containers"]
+    pod["terminationGracePeriodSeconds"] = 30
+    del proxy["livenessProbe"]["terminationGracePeriodSeconds"]
+    proxy["args"][proxy["args"].index("--drain-seconds") + 1] = "25"
     place = proxy["args"].index("--loading-seconds")
     del proxy["args"][place : place + 2], earlier["metadata"]["annotations"]
     earlier["spec"]["template"] = forget_claims(earlier["spec"]["template"])
     assert digest(earlier["spec"]) == "13e290e3b84b3ac9"
     (obj,) = list_applied(decide_chat(chat_service(**spec), *models(), (DEPLOYMENTS, stamp(earlier))), DEPLOYMENTS)
     assert obj["spec"]["template"] == earlier["spec"]["template"]
+
+
+@pytest.mark.parametrize("runtime", ["llama.cpp", "ollama"])
+def test_edit_of_the_drain_restarts_no_pod(runtime: str) -> None:
+    """Pods have it once something else replaces them."""
+    spec: Obj = {"runtime": runtime, "hardware": {"accelerator": "cpu"}, "resources": {"memory": "2Gi"}}
+    there = (DEPLOYMENTS, chat_deployment(chat_service(**spec), *models()))
+    (same,) = list_applied(decide_chat(chat_service(**spec, drainSeconds=30), *models(), there), DEPLOYMENTS)
+    assert same["spec"]["template"] == there[1]["spec"]["template"]
+    edited = chat_service(**spec, drainSeconds=30, contextLength=2048)
+    (other,) = list_applied(decide_chat(edited, *models(), there), DEPLOYMENTS)
+    assert other["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 35
 
 
 @pytest.mark.parametrize("source", ["https://models.example/tiny.gguf", "ollama://tiny:1b"])

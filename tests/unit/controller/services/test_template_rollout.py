@@ -177,7 +177,7 @@ def test_pods_keep_the_time_to_load_that_their_proxy_knows(before: str | None, r
 
 
 def test_pods_whose_proxy_differs_in_more_get_the_time_to_load() -> None:
-    there = behind_a_proxy(loading_seconds=None, drain_seconds="20")
+    there = behind_a_proxy(loading_seconds=None, context_length="99")
     (applied,) = list_applied(decide(kept_part(there), SETTINGS, runtime="ollama", may_roll_out=True), DEPLOYMENTS)
     (proxy,) = applied["spec"]["template"]["spec"]["containers"]
     assert "--loading-seconds" in proxy["args"]
