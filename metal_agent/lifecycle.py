@@ -48,7 +48,8 @@ START_TIMEOUT_SECONDS: Final = 1800.0
 """Time to load and to generate the first token. Large weights from a slow disk take many minutes."""
 WITHDRAW_SECONDS: Final = 5.0
 """Time for the API server to accept a withdrawal; then the process stops without it, and requests fail at the proxy."""
-DRAIN_SECONDS: Final = 30.0
+SICK_DRAIN_SECONDS: Final = 30.0
+"""Time for the requests of an engine that fails although it answers, and serves nobody before its restart."""
 GRACE_SECONDS: Final = 10.0
 """Time between SIGTERM and SIGKILL. Requests were drained before, and llama-server may hang on SIGTERM."""
 HUNG_GRACE_SECONDS: Final = 3.0
@@ -125,7 +126,8 @@ class Withdraw:
 class Drain:
     """Wait, for a bounded time, until running requests have ended."""
 
-    timeout_seconds: float = DRAIN_SECONDS
+    timeout_seconds: float | None = None
+    """None: the time that the service gives its answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,8 @@ class ProcessState:
     """Pending only because it is held; its memory stays reserved."""
     evicting: bool = False
     """Stopping because of an eviction: then it is Pending until Released instead of Stopped."""
+    is_hastened: bool = False
+    """Stopping without the time that the service gives its answers: the host needs the memory."""
     suspicion: Suspicion | None = None
     """Set while the Ready engine is suspect and is being checked."""
     trusted_at: float | None = None
@@ -254,7 +258,7 @@ def step(state: ProcessState, event: ProcessEvent, now: float) -> ProcessStep:
 
 
 def _enter_phase(state: ProcessState, phase: Phase) -> ProcessState:
-    return replace(state, phase=phase, reason="", message="", suspicion=None)
+    return replace(state, phase=phase, reason="", message="", suspicion=None, is_hastened=False)
 
 
 def _start_engine(state: ProcessState) -> ProcessStep:
@@ -325,7 +329,7 @@ def _end_sick(state: ProcessState, found: Hung) -> ProcessStep:
     """End the engine; the back-off begins with Exited. The requests of an engine that does not answer are lost."""
     ending = replace(state, phase="Starting", reason=found.reason, message=found.message, suspicion=None)
     if found.answers:
-        return ending, (Withdraw(), Drain(), End(for_all=True))
+        return ending, (Withdraw(), Drain(SICK_DRAIN_SECONDS), End(for_all=True))
     return ending, (Withdraw(), End(HUNG_GRACE_SECONDS, for_all=True))
 
 
@@ -350,7 +354,8 @@ def _on_removed(state: ProcessState) -> ProcessStep:
         return state, ()
     if state.evicting:
         # The actions already running are the same; only the phase after them differs.
-        return replace(_enter_phase(state, "Stopping"), evicting=False), ()
+        removed = replace(_enter_phase(state, "Stopping"), evicting=False)
+        return replace(removed, is_hastened=state.is_hastened), ()
     if not state.exists:
         return replace(_enter_phase(state, "Stopped"), awaits_release=False, queued=False), ()
     return _enter_phase(state, "Stopping"), (Withdraw(), Drain(), End())
@@ -378,17 +383,19 @@ def _await_release(state: ProcessState, hold: Held) -> ProcessStep:
 
 def _on_evicted(state: ProcessState, event: Evicted) -> ProcessStep:
     hold = Held(event.reason, event.message)
+    withdraw, drain, grace = EVICTION_SECONDS
+    if state.phase == "Stopping" and event.is_urgent and state.exists and not state.is_hastened:
+        return replace(state, hold=hold, is_hastened=True), (Withdraw(withdraw), Drain(drain), End(grace))
     if not state.exists or state.phase not in {"Starting", "Ready"} or (state.phase == "Starting" and state.reason):
         # There is no engine, or it is ending already.
         return _on_held(state, hold)
     stopping = replace(
         _enter_phase(state, "Stopping"), reason=event.reason, message=event.message, hold=hold, evicting=True
     )
-    unhurried = (WITHDRAW_SECONDS, DRAIN_SECONDS, GRACE_SECONDS)
-    withdraw, drain, grace = EVICTION_SECONDS if event.is_urgent else unhurried
+    stopping = replace(stopping, is_hastened=event.is_urgent)
+    ways = (Withdraw(withdraw), Drain(drain), End(grace)) if event.is_urgent else (Withdraw(), Drain(), End())
     # An engine that was never Ready has no endpoint and no request.
-    before = (Withdraw(withdraw), Drain(drain)) if state.phase == "Ready" else ()
-    return stopping, (*before, End(grace))
+    return stopping, ways if state.phase == "Ready" else ways[-1:]
 
 
 def _on_exited(state: ProcessState, event: Exited, now: float) -> ProcessStep:

@@ -33,8 +33,8 @@ _END_SECONDS: Final = 1.0
 _PAUSE_SECONDS: Final = 0.2
 _LINE_SECONDS: Final = 15.0
 """Interval between two lines about what is waited for."""
-_STOP_SECONDS: Final = 180.0
-"""Time for everything to stop: requests have half a minute, then engines, last reports and proxy ten seconds each."""
+_STOP_SECONDS: Final = 3600.0 + 180.0
+"""Time for everything to stop: the longest drain, then engines, last reports and proxy for seconds each."""
 
 state_option = click.option(
     "--state-dir",

@@ -12,7 +12,9 @@ from launchd.service_manager import ServiceError
 @state_option
 @click.pass_context
 def command(ctx: click.Context, state_dir: Path | None) -> None:
-    """Withdraw the services of this host, give running requests half a minute, stop all engines, and end the agent.
+    """Withdraw the services of this host, let running answers end, stop all engines, and end the agent.
+
+    Answers have the drainSeconds of their service: ten minutes unless it states others. Ctrl-C ends only this command.
 
     An installed agent stays down until `pomona agent restart`, or until the machine starts again.
 

@@ -187,8 +187,9 @@ class ClusterExposure(ProxyExposure):
         """
         service = self._runners[uid].assignment.service
         if not any(runner.state.phase == "Ready" for runner in self.services().get(service or ObjectKey("", ""), ())):
-            await asyncio.sleep(LINGER_SECONDS)
-            timeout_seconds -= LINGER_SECONDS
+            linger_seconds = min(LINGER_SECONDS, timeout_seconds)
+            await asyncio.sleep(linger_seconds)
+            timeout_seconds -= linger_seconds
         await super().drain(uid, timeout_seconds)
 
     def _is_served(self, runner: Runner) -> bool:

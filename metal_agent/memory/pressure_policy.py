@@ -36,7 +36,7 @@ CRITICAL_DISPLACEMENT_SECONDS: Final = 15.0
 SETTLE_SECONDS: Final = 15.0
 """Pause between the end of one engine and the choice of the next: memory and level follow the end with a delay."""
 ENDING_SECONDS: Final = 300.0
-"""Longest wait for an ending engine: many times the duration of withdrawal, drain and SIGKILL (at most 47 s).
+"""Longest wait for an ending engine: many times the duration of an eviction, and half the default of a drain.
 
 A process that waits in the kernel, as for a GPU that hangs, ignores every signal, and may stay until the next boot.
 """
@@ -48,7 +48,7 @@ RELAPSE_SECONDS: Final = 600.0
 RETURN_SECONDS: Final = 60.0
 """Least time between two returns: each engine must have shown how much memory it takes."""
 
-MemoryStage = Literal["absent", "loading", "serving", "ending"]
+MemoryStage = Literal["absent", "loading", "serving", "draining", "ending"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,8 @@ class EvictionCandidate:
     uid: str
     priority: Priority
     stage: MemoryStage
-    """absent: it has no engine. ending: its engine is being stopped, for any reason."""
+    """absent: it has no engine. draining: its engine is stopped once its answers have ended, which may take minutes.
+    ending: its engine is being stopped."""
     memory_bytes: int
     idle_seconds: float | None = None
     """Seconds since its last request; None if unknown, which counts as busy."""
@@ -109,6 +110,13 @@ class Evict:
 
 
 @dataclass(frozen=True, slots=True)
+class Hasten:
+    """Stop this process's engine now, which drains since it is removed or moves."""
+
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """Allow engines to be started again, except those of evicted processes."""
 
@@ -120,12 +128,13 @@ class Return:
     uid: str
 
 
-PressureAction = Hold | Displace | CancelDisplacement | Evict | Release | Return
+PressureAction = Hold | Displace | CancelDisplacement | Evict | Hasten | Release | Return
 ACTION_LABELS: Final[dict[type[PressureAction], str]] = {
     Hold: "hold",
     Displace: "ask",
     CancelDisplacement: "keep",
     Evict: "evict",
+    Hasten: "hasten",
     Release: "release",
     Return: "return",
 }
@@ -197,7 +206,7 @@ def _advance_clocks(
             return None
         return 0.0 if before is None else before + seconds
 
-    is_ending = any(each.stage == "ending" for each in candidates)
+    is_ending = any(each.stage in {"draining", "ending"} for each in candidates)
     ending_seconds = state.ending_seconds + seconds if is_ending else 0.0
     is_quiet = not is_ending or ending_seconds > ENDING_SECONDS
     return replace(
@@ -242,6 +251,11 @@ def _relieve(state: PressureState, candidates: Sequence[EvictionCandidate]) -> P
     if unfinished is not None:
         # An earlier agent recorded this eviction, and ended before it evicted the process.
         return state, (Evict(unfinished),)
+    draining = [each for each in candidates if each.stage == "draining"]
+    is_stopping = state.ending_seconds <= ENDING_SECONDS and any(each.stage == "ending" for each in candidates)
+    if state.is_critical and draining and not is_stopping:
+        # It is about to end anyway, so its loss matters less than that of any other.
+        return state, (Hasten(max(draining, key=lambda each: (each.displacement_order, each.uid)).uid),)
     if state.normal_seconds is not None or state.since_ending_seconds < SETTLE_SECONDS:
         return state, ()
     if state.displacing is not None:

@@ -31,6 +31,7 @@ from metal_agent.memory.pressure_policy import (
     Displace,
     Evict,
     EvictionCandidate,
+    Hasten,
     Hold,
     MemoryStage,
     PressureAction,
@@ -48,6 +49,7 @@ _MESSAGES: Final[dict[type[PressureAction], str]] = {
     Displace: _DISPLACED,
     CancelDisplacement: "the process stays on this host: the pressure is over, or no other host has room for it",
     Evict: _EVICTED,
+    Hasten: "this host is short of memory: the engine, which drains, is stopped now",
     Release: "this host has memory again: held processes are started, evicted ones return one after the other",
     Return: "this host has memory again: the evicted process is started",
 }
@@ -218,7 +220,7 @@ class PressureWatchdog:
         match action:
             case Hold():
                 self._since = datetime.now(UTC)
-            case Evict(uid):
+            case Evict(uid) | Hasten(uid):
                 self._gate.evict(uid, events.Evicted(MEMORY_PRESSURE, _EVICTED))
             case Displace() | CancelDisplacement() | Release() | Return():
                 pass  # the gate sends the holds that have changed
@@ -231,7 +233,7 @@ class PressureWatchdog:
 def memory_stage(state: lifecycle.ProcessState) -> MemoryStage:
     """Return the stage of a process as the pressure policy sees it."""
     if state.phase == "Stopping":
-        return "ending"
+        return "draining" if state.exists and not state.is_hastened else "ending"
     if not state.exists:
         return "absent"
     if state.phase == "Starting":

@@ -47,7 +47,8 @@ class KeepAwake:
 
     async def check(self) -> None:
         """Start the program if it is needed and does not run; end it if it is not needed."""
-        is_needed = any(memory_stage(runner.state) in {"loading", "serving"} for runner in self._runners.values())
+        stages = {memory_stage(runner.state) for runner in self._runners.values()}
+        is_needed = not stages.isdisjoint({"loading", "serving", "draining"})
         if self._process is not None and self._process.poll() is not None:
             log.warning("keep_awake_ended", code=self._process.returncode)
             self._process = None

@@ -6,6 +6,7 @@ endpoint for all services on a machine without a cluster.
 """
 
 import asyncio
+import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Mapping
@@ -22,6 +23,9 @@ from metal_agent.assignments import Assignment
 from metal_agent.supervise.runner import Runner
 from metal_agent.traffic.proxy_process import Proxy
 
+_PROXY_BACK_SECONDS: Final = 30.0
+"""Time in which a proxy that does not answer is back, or another one in its place."""
+_ASK_AGAIN_SECONDS: Final = 1.0
 _NOT_SERVED: Final = frozenset({"Rejected", "Stopped"})
 
 log = structlog.get_logger()
@@ -71,14 +75,30 @@ class ProxyExposure(ABC):
         """Remove the process from all places where clients find it, except the proxy; bounded in time, never raises."""
 
     async def drain(self, uid: str, timeout_seconds: float) -> None:
-        """Send the process no new request, and wait, for a bounded time, until it has none in progress."""
+        """Send the process no new request, and wait, for a bounded time, until it has none in progress.
+
+        A proxy that does not answer for a while, such as one that a newer one replaces, ends no request.
+        """
         self._draining.add(uid)
-        try:
-            await self.configure()
-            if not await self._wait_idle(uid, timeout_seconds):
-                log.warning("requests_aborted", uid=uid, after_seconds=timeout_seconds)
-        except (ControlUnreachableError, ControlRefusedError) as error:
-            log.warning("drain_failed", uid=uid, error=str(error))
+        loop = asyncio.get_running_loop()
+        until, failing_since = loop.time() + timeout_seconds, math.inf
+        while True:
+            tried_at = loop.time()
+            try:
+                await self.configure()
+                is_idle = await self._wait_idle(uid, max(0.0, until - loop.time()))
+            except (ControlUnreachableError, ControlRefusedError) as error:
+                now = loop.time()
+                # One that has waited for long before is the first failure of a row.
+                failing_since = now if now - tried_at > _PROXY_BACK_SECONDS else min(failing_since, now)
+                if now >= min(until, failing_since + _PROXY_BACK_SECONDS):
+                    log.warning("drain_failed", uid=uid, error=str(error))
+                    return
+                await asyncio.sleep(_ASK_AGAIN_SECONDS)
+            else:
+                if not is_idle:
+                    log.warning("requests_aborted", uid=uid, after_seconds=timeout_seconds)
+                return
 
     async def idle_seconds(self) -> dict[str, float | None]:
         """Return, by uid, the seconds that each process has been without a request; None: it never had one.

@@ -236,6 +236,25 @@ async def test_request_during_the_end_is_refused_and_delays_nothing(start: Start
         assert await up.ends() == 0
 
 
+async def test_answer_that_takes_longer_than_the_drain_ends_with_an_error(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "loop.gguf"
+    tiny_gguf.write(path, loop=True)
+    loop = make_manifest(MODELS, name="loop", source=f"file://{path}", memoryBytes=GIB)
+    up = start(manifest(tmp_path / "loop.yaml", loop, service("loop", "loop", contextLength=32768, drainSeconds=1)))
+    url = await up.url()
+    await up.says("loop: Ready")
+    question = {"model": "loop", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 30000, "stream": True}
+    async with (
+        aiohttp.ClientSession(timeout=CALL) as session,
+        session.post(f"{url}/v1/chat/completions", json=question) as response,
+    ):
+        await response.content.readline()
+        os.kill(up.process.pid, signal.SIGINT)
+        *_, last = [line async for line in response.content if line.startswith(b"data: ")]
+    assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "upstream_failed"
+    assert await up.ends() == 0
+
+
 async def test_second_ctrl_c_ends_although_a_daemon_unloads_nothing(
     start: Start, tmp_path: Path, weights: Path, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

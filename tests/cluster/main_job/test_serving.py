@@ -6,8 +6,10 @@ import hashlib
 import json
 import sys
 
+import aiohttp
 import pytest
 
+from controller.services.pods.key_proxy import WITHDRAWAL_SECONDS
 from crds.meta import LABEL_SERVICE, ROTATE_TOKEN
 from kube.resources import DEPLOYMENTS, METAL_HOSTS, METAL_PROCESSES, MODELS, PODS
 from tests.cluster.main_job.cluster import (
@@ -21,6 +23,7 @@ from tests.cluster.main_job.cluster import (
 from tests.controlplane.members import MetalHost
 from tests.support.background import running
 from tests.support.eventually import eventually
+from tests.support.live_processes import is_alive
 from tests.support.tiny_models import tiny_mlx
 
 WRONG = "0" * 64
@@ -41,6 +44,59 @@ async def test_applied_service_answers_with_its_token_on_both_paths(cluster: Clu
     assert [url.endswith(":8080") for url in await cluster.urls("by-pod")] == [True]
     assert await cluster.names(DEPLOYMENTS) == ["by-pod"]
     assert [each.spec.service_name for each in await cluster.processes()] == ["by-host"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.usefixtures("host")
+async def test_replica_that_is_stopped_finishes_its_answer(cluster: Cluster, path: str) -> None:
+    """Its engine makes a pause, longer than all that passes before its end but for the answer."""
+    chat = functools.partial(cluster.service, "chat", PATHS[path])
+    await cluster.apply(cluster.model(file="loop.gguf"), chat())
+    await cluster.ready("chat")
+    (engine,) = await cluster.engines("chat")
+    (url,), token = await cluster.urls("chat"), await cluster.token("chat")
+    body = {"model": "chat", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1000, "stream": True}
+    headers, timeout = {"Authorization": f"Bearer {token}"}, aiohttp.ClientTimeout(total=READY_SECONDS)
+    async with (
+        aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
+        session.post(f"{url}/v1/chat/completions", json=body) as response,
+    ):
+        assert response.status == 200
+        await response.content.readline()
+        engine.suspend()
+        await cluster.apply(chat(suspend=True))
+        kind = PODS if path == "pod" else METAL_PROCESSES
+
+        async def is_stopped() -> bool:
+            found = (await cluster.client.list(kind, cluster.namespace)).items
+            return any("deletionTimestamp" in obj["metadata"] for obj in found)
+
+        await eventually(is_stopped)
+        loop = asyncio.get_running_loop()
+        stopped_at = loop.time()
+        await eventually(lambda: loop.time() > stopped_at + 2 * WITHDRAWAL_SECONDS)
+        engine.resume()
+        *_, last = [line async for line in response.content if line.strip()]
+        assert last == b"data: [DONE]\n"
+    await eventually(lambda: not is_alive(engine))
+
+
+@pytest.mark.usefixtures("host")
+async def test_edit_of_priority_protection_and_drain_restarts_no_engine(cluster: Cluster) -> None:
+    services = {f"by-{path}": functools.partial(cluster.service, f"by-{path}", PATHS[path]) for path in PATHS}
+    await cluster.apply(cluster.model(), *(make() for make in services.values()))
+    await cluster.ready(*services)
+    before = [*await cluster.engines("by-pod"), *await cluster.engines("by-host")]
+    edit = {"evictionProtection": True, "drainSeconds": 900}
+    await cluster.apply(services["by-pod"](**edit), services["by-host"](**edit, priority="high"))
+
+    async def is_edited() -> bool:
+        (process,) = await cluster.processes()
+        return (process.spec.priority, process.spec.protected, process.spec.drain_seconds) == ("high", True, 900)
+
+    await eventually(is_edited)
+    await cluster.ready(*services)
+    assert [*await cluster.engines("by-pod"), *await cluster.engines("by-host")] == before
 
 
 @pytest.mark.usefixtures("host")

@@ -194,7 +194,7 @@ def test_failing_engine_is_drained_ended_and_started_again_with_its_answer_in_th
     answer = "the engine answered 500: Compute error."
     sick = events.Hung(answer, "EngineFailing", answers=True)
     state, actions = after(*HAPPY, events.Suspected(FAILING), sick)
-    assert actions == (life.Withdraw(), life.Drain(), life.End(for_all=True))
+    assert actions == (life.Withdraw(), life.Drain(life.SICK_DRAIN_SECONDS), life.End(for_all=True))
     state, actions = after(CRASH, start=state)
     assert (state.phase, state.reason, actions) == ("Failed", "EngineFailing", (life.BackOff(1),))
     assert state.message.startswith(answer)
@@ -334,7 +334,8 @@ def test_adopted_and_evicted_engine_fetches_its_weights_again() -> None:
 def test_evicted_and_removed_process_is_stopped_once(*, removed_first: bool) -> None:
     both: list[ProcessEvent] = [events.Removed(), EVICTED] if removed_first else [EVICTED, events.Removed()]
     state, actions = after(*HAPPY, *both)
-    assert (state.phase, actions) == ("Stopping", ())
+    assert (state.phase, state.is_hastened) == ("Stopping", True)
+    assert actions == ((life.Withdraw(1.0), life.Drain(4.0), life.End(3.0)) if removed_first else ())
     assert after(CRASH, start=state)[0].phase == "Stopped"
     assert after(*HAPPY, EVICTED, CRASH, events.Removed())[0].phase == "Stopped"
 
@@ -427,13 +428,27 @@ def test_the_back_off_grows_to_its_cap(failures: int) -> None:
 
 @pytest.mark.parametrize(
     ("is_urgent", "seconds"),
-    [(True, life.EVICTION_SECONDS), (False, (life.WITHDRAW_SECONDS, life.DRAIN_SECONDS, life.GRACE_SECONDS))],
+    [(True, life.EVICTION_SECONDS), (False, (life.WITHDRAW_SECONDS, None, life.GRACE_SECONDS))],
 )
 def test_eviction_without_hurry_gives_requests_as_long_as_a_removal(
-    is_urgent: bool, seconds: tuple[float, float, float]
+    is_urgent: bool, seconds: tuple[float, float | None, float]
 ) -> None:
     state, actions = after(*HAPPY, events.Evicted("HostPaused", "the owner needs the host", is_urgent=is_urgent))
     withdraw, drain, grace = seconds
     assert actions == (life.Withdraw(withdraw), life.Drain(drain), life.End(grace))
     state, _ = after(events.Exited(LastExit(code=0)), start=state)
     assert (state.phase, state.reason, state.awaits_release) == ("Pending", "HostPaused", True)
+
+
+@pytest.mark.parametrize("begun", [events.Removed(), events.Evicted("HostPaused", "the owner", is_urgent=False)])
+def test_urgent_eviction_hastens_an_engine_that_drains(begun: events.ProcessEvent) -> None:
+    draining, actions = after(*HAPPY, begun)
+    assert actions == (life.Withdraw(), life.Drain(), life.End()), "its answers have the time that the service states"
+    urgent = events.Evicted("MemoryPressure", "no memory")
+    hastened, actions = after(urgent, start=draining)
+    withdraw, drain, grace = life.EVICTION_SECONDS
+    assert actions == (life.Withdraw(withdraw), life.Drain(drain), life.End(grace))
+    assert (hastened.leaving, hastened.is_hastened) == (draining.leaving, True)
+    assert after(urgent, start=hastened) == (hastened, ()), "it is ending already"
+    gone, _ = after(events.Exited(LastExit(code=0)), start=hastened)
+    assert gone.phase == ("Stopped" if draining.leaving else "Pending")

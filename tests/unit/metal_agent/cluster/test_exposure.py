@@ -1,13 +1,14 @@
 """The exposure with ports in use, missing addresses, full disks and proxies that are down."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
 import pytest
 
 from crds.meta import PreviousToken
+from gateway.http.control_client import ControlUnreachableError
 from gateway.proxy.config import ListenerState, ProxyConfig, ProxyState
 from kube.client import Client
 from kube.errors import Unreachable
@@ -19,6 +20,8 @@ from metal_agent.cluster.exposure import ClusterExposure, ServicePorts
 from metal_agent.cluster.host_tokens import HostTokens
 from metal_agent.lifecycle import ProcessState
 from metal_agent.supervise.runner import Runner
+from metal_agent.traffic import exposure as base
+from metal_agent.traffic.exposure import ProxyExposure
 from metal_agent.traffic.proxy_process import Proxy
 from metal_agent.traffic.service_rates import ServiceRates
 from tests.support.local_host import Machine
@@ -176,6 +179,41 @@ async def test_stopping_process_beside_a_ready_one_is_closed_at_once(
     async with asyncio.timeout(exposure.LINGER_SECONDS / 2):
         await exposed.drain("u3", 1)
     assert proxy.waited == ["u3"]
+
+
+async def test_proxy_that_does_not_answer_for_a_moment_ends_no_drain(
+    exposed: ClusterExposure, proxy: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newer proxy takes its place, and counts what both of them answer."""
+    gone = ControlUnreachableError("gone")
+    outcomes: Iterator[ControlUnreachableError | bool] = iter([gone, gone, True])
+
+    async def wait_idle(_uid: str, _timeout_seconds: float) -> bool:
+        outcome = next(outcomes)
+        if isinstance(outcome, ControlUnreachableError):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(proxy, "wait_idle", wait_idle)
+    monkeypatch.setattr(base, "_ASK_AGAIN_SECONDS", 0.01)
+    await ProxyExposure.drain(exposed, "u1", 60)
+    assert list(outcomes) == [], "it waited until the newer one said that there is no request"
+
+
+async def test_proxy_that_is_gone_holds_up_no_end(
+    exposed: ClusterExposure, proxy: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    async def wait_idle(uid: str, _timeout_seconds: float) -> bool:
+        asked.append(uid)
+        raise ControlUnreachableError("gone")
+
+    monkeypatch.setattr(proxy, "wait_idle", wait_idle)
+    monkeypatch.setattr(base, "_ASK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(base, "_PROXY_BACK_SECONDS", 0.1)
+    await ProxyExposure.drain(exposed, "u1", 3600)
+    assert len(asked) > 1
 
 
 async def test_endpoint_stays_ready_until_the_proxy_has_the_successor(

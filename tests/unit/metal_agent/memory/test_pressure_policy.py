@@ -19,6 +19,7 @@ from metal_agent.memory.pressure_policy import (
     Displace,
     Evict,
     EvictionCandidate,
+    Hasten,
     Hold,
     MemoryStage,
     PressureAction,
@@ -125,6 +126,9 @@ class Machine:
                     assert before.critical_seconds is not None
                     assert all(each.priority == "critical" for each in others if each.runs), "others still run"
                 victim.stage, victim.held, victim.left_seconds = "ending", True, DRAIN_SECONDS
+            case Hasten(uid):
+                assert by_uid[uid].stage == "draining"
+                by_uid[uid].stage, by_uid[uid].left_seconds = "ending", DRAIN_SECONDS
             case Return(uid):
                 assert not self.state.is_under_pressure
                 assert not any(each.stage in {"loading", "ending"} for each in self.processes), "two at once"
@@ -237,6 +241,19 @@ def test_displaced_process_is_not_evicted_and_the_next_waits_for_the_level() -> 
     assert machine.did(Displace, Evict) == [Displace("low")]
     machine.play(["critical"])
     assert machine.did(Displace, Evict) == [Displace("low"), Displace("normal")]
+
+
+def test_engine_that_drains_is_ended_before_any_other_once_the_pressure_is_critical() -> None:
+    """A drain may take minutes, and the memory is needed now."""
+    machine = hosted()
+    for process in machine.processes[:2]:
+        process.stage, process.held, process.left_seconds = "draining", True, 600
+    machine.play(["warn"] * 60)
+    assert machine.did(Hasten, Displace, Evict) == []
+    machine.play(["critical"] * 4)
+    assert machine.did(Hasten, Displace, Evict) == [Hasten("low")]
+    machine.play(["critical"] * DRAIN_SECONDS)
+    assert machine.did(Hasten, Displace, Evict) == [Hasten("low"), Hasten("normal")]
 
 
 def test_engine_that_never_ends_does_not_block_the_others() -> None:
