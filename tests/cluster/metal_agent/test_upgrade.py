@@ -51,6 +51,7 @@ STATE_FILES = {
     "weights/objects/ID/tiny.gguf",
 }
 """All files that the previous version writes. A new file needs a test here of its content after an update."""
+FETCHED_AGAIN = "a name that a mirror may have got is dropped: such a file without a digest is fetched once more"
 MORE_THAN_ANY_HOST_HAS = 1 << 50
 NEW_BUDGET = 2 * GIB
 
@@ -208,7 +209,7 @@ async def test_update_keeps_engine_proxy_and_endpoint(
     await restarted(bound_process, 2)
     assert await bound_process.url() == url
     assert await answers(http, url)
-    assert update.files.bytes_sent(".gguf") == downloads
+    assert update.files.bytes_sent(".gguf") == 2 * downloads, FETCHED_AGAIN
     (engine,) = update.engines - before.engines
     assert not update.previous.runs(engine)
 
@@ -282,7 +283,7 @@ async def test_host_that_boots_updated_without_api_server_serves_as_before(
     update.new.start()
     await eventually(lambda: answers_if_reachable(http, url))
     assert not any(map(update.previous.runs, update.processes))
-    assert update.files.bytes_sent(".gguf") == downloads
+    assert update.files.bytes_sent(".gguf") == 2 * downloads, FETCHED_AGAIN
 
 
 async def test_up_of_previous_version_hands_over_to_agent(update: Update, tmp_path: Path) -> None:
