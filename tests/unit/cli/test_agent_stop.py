@@ -102,7 +102,7 @@ def _seconds_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_uninstall_does_not_wait_for_ever_for_an_owner_who_lies(service: SystemService) -> None:
     with hostile_socket(service.folder / AGENT_SOCKET):
         result = service.run("uninstall")
-    assert f"process {os.getpid()} has not stopped everything within 180 s" in result.output, "not process 1"
+    assert f"process {os.getpid()} has not stopped everything within 3780 s" in result.output, "not process 1"
     assert "--keep-serving` removes the service" in result.output
     assert service.is_installed
     assert service.run("uninstall", "--keep-serving").exit_code == 0
