@@ -22,6 +22,7 @@ from tests.support.tiny_models import tiny_mlx
 CLIENTS = 100
 """Clients of each service: the last one waits for more than ten seconds, and the queue of a proxy holds them all."""
 LONG = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 400, "stream": True, "ignore_eos": True}
+RETRY_SECONDS = 0.5
 TIMEOUT = aiohttp.ClientTimeout(total=120)
 
 
@@ -30,13 +31,15 @@ async def under_load(cluster: Cluster, *services: str) -> AsyncIterator[None]:
     """Have clients ask each service all the time."""
 
     async def ask(session: aiohttp.ClientSession, url: str, service: str, token: str) -> None:
+        headers, body = {"Authorization": f"Bearer {token}"}, {**LONG, "model": service}
         while True:
-            headers = {"Authorization": f"Bearer {token}"}
-            async with session.post(
-                f"{url}/v1/chat/completions", json={**LONG, "model": service}, headers=headers
-            ) as it:
-                assert it.status == 200, await it.text()
-                await it.read()
+            try:
+                async with session.post(f"{url}/v1/chat/completions", json=body, headers=headers) as response:
+                    assert response.status == 200, await response.text()
+                    await response.read()
+            except aiohttp.ClientConnectionError:
+                # llama.cpp resets some of a hundred connections that come at once; the client asks again.
+                await asyncio.sleep(RETRY_SECONDS)
 
     async with (
         aiohttp.ClientSession(timeout=TIMEOUT, connector=aiohttp.TCPConnector(limit=0)) as session,
