@@ -24,8 +24,6 @@ from kube.client import Obj
 
 _STEPS: Final = 128
 """Free memory is rounded down to this part of a device, so that cells that are almost alike are assessed once."""
-_HOST_MEMORY_STEP: Final = 8 * GIB
-"""Same for the memory beside devices, which decides only how much is offloaded."""
 _NODE_MEMORY_STEP: Final = GIB
 _BANDWIDTH_STEP: Final = 4 * 10**9
 """Each node measures a little different one."""
@@ -171,16 +169,7 @@ def _describe_room(
     if not devices:
         return (), ()
     held = 0 if hardware.is_shared else _count_devices(vendor, use.amounts)
-    beside = None if memory is None else memory // _HOST_MEMORY_STEP * _HOST_MEMORY_STEP
-    bases = tuple(
-        _describe_base(hardware, count)._replace(
-            host_memory_bytes=beside,
-            host_bandwidth_bytes_per_second=hardware.processor_bandwidth_bytes_per_second,
-            cores=hardware.cores,
-        )
-        for count in _COUNTS
-        if count <= len(devices)
-    )
+    bases = tuple(_describe_base(hardware, count) for count in _COUNTS if count <= len(devices))
     return bases, tuple(devices[: max(0, len(devices) - held)])
 
 

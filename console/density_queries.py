@@ -38,8 +38,6 @@ DEFAULT_LIMIT: Final = 100
 MOST_LIMIT: Final = 1000
 MOST_CATALOG_NODES: Final = 20
 """Nodes that the catalog names for each model."""
-MOST_OFFLOADED: Final = 20
-"""If more models match, those that would fit with a part in host memory only count as too tight."""
 _CATEGORIES: Final[tuple[UseCase, ...]] = ("embedding", "multimodal", "coding", "reasoning", "chat", "general")
 """A model is of the first that applies."""
 
@@ -135,7 +133,7 @@ def _describe_fits(
     if profile is None:
         return []
     models = (snapshot.models[each.position] for each in ranked)
-    places = ((model, table.find_place(model, profile, offloads=False)) for model in models)
+    places = ((model, table.find_place(model, profile)) for model in models)
     return [describe_fit(model, place) for model, place in places if place is not None]
 
 
@@ -225,7 +223,7 @@ def query_nodes(
         first, skipped = skipped, skipped + len(profile.names)
         if skipped > page.offset:
             model = snapshot.models[found.position]
-            place = table.find_place(model, profile, offloads=len(matches) <= MOST_OFFLOADED)
+            place = table.find_place(model, profile)
             if place is not None:
                 fit = describe_fit(model, place)
                 shown = profile.names[max(0, page.offset - first) : wanted - first]
@@ -248,7 +246,7 @@ def query_nodes(
 def _rank_matches(
     snapshot: DensitySnapshot, table: FitTable, profile: CellProfile, flags: bytearray, matches: Sequence[int]
 ) -> list[RankedFit]:
-    """Return the models that match on a profile, the best first; a few of them also with a part in host memory.
+    """Return the models that match on a profile, the best first.
 
     Args:
         snapshot: the cluster.
@@ -257,14 +255,6 @@ def _rank_matches(
         flags: a flag for each model: 1 if it matches.
         matches: positions of those that match.
     """
-    if len(matches) <= MOST_OFFLOADED:
-        found = []
-        for position in matches:
-            model = snapshot.models[position]
-            place = table.find_place(model, profile)
-            if place is not None:
-                found.append(RankedFit(*place.rank, model.full_name, position))
-        return sorted(found)
     ranked = table.rank_models(snapshot.models, profile)
     return ranked if len(matches) == len(flags) else [each for each in ranked if flags[each.position]]
 

@@ -13,7 +13,17 @@ from console.density_models import KnownModel
 from crds.serving import ServingOptions
 from crds.size import size_text
 from fitness.correction_table import ScopedCorrections
-from fitness.fit import FIT_LEVELS, GOOD_HEADROOM, PERFECT_HEADROOM, Fit, FitLevel, assess_fit, grade_fit, regrade_fit
+from fitness.fit import (
+    FIT_LEVELS,
+    GOOD_HEADROOM,
+    PERFECT_HEADROOM,
+    Fit,
+    FitLevel,
+    assess_fit,
+    describe_shortfall,
+    grade_fit,
+    regrade_fit,
+)
 from fitness.memory import Workload, least_free_bytes
 from fitness.performance_store import PerformanceTable
 from fitness.serving_devices import ServingDevices
@@ -28,7 +38,6 @@ RANKS: Final[dict[FitLevel, int]] = {level: rank for rank, level in enumerate(FI
 _BAND: Final = 25.0
 _STATED_COUNTS: Final = frozenset({"cpu", "metal"})
 """Accelerators on which the memory that a user states counts in place of the estimate."""
-_WHOLE: Final[frozenset[RunMode]] = frozenset({"accelerator", "cpu"})
 _HALF_SPEED: Final = 50.0
 """Tokens a second that give half of the points for speed within a level."""
 
@@ -115,7 +124,7 @@ class FitTable:
         self.options = ServingOptions(context_length=context_length)
         self._measured = measured or PerformanceTable()
         self._idle: dict[ServingDevices, dict[Key, _IdleFit]] = {}
-        self._places: dict[tuple[str, tuple[ServingDevices, ...], bool], dict[Key, PlaceFit | None]] = {}
+        self._places: dict[tuple[str, tuple[ServingDevices, ...]], dict[Key, PlaceFit | None]] = {}
         self._needs: dict[tuple[str, ServingDevices], tuple[tuple[KnownModel, ...], _ClassNeeds]] = {}
         self._ranked: dict[tuple[str, tuple[ServingDevices, ...]], tuple[tuple[KnownModel, ...], list[RankedFit]]] = {}
         self._count = 0
@@ -147,7 +156,7 @@ class FitTable:
         return FitTable(context_length, self._measured)
 
     def rank_models(self, models: tuple[KnownModel, ...], profile: CellProfile) -> list[RankedFit]:
-        """Return all models on a profile, the best first, without offload; kept until the models are others."""
+        """Return all models on a profile, the best first; kept until the models are others."""
         key = profile.accelerator, profile.replicas
         known = self._ranked.get(key)
         if known is not None and known[0] is models:
@@ -222,27 +231,26 @@ class FitTable:
             _list_rows(model, position, -speed),
         )
 
-    def find_place(self, model: KnownModel, profile: CellProfile, *, offloads: bool = True) -> PlaceFit | None:
+    def find_place(self, model: KnownModel, profile: CellProfile) -> PlaceFit | None:
         """Return the fit of one model on a cell; None: nothing is known of it there.
 
         Args:
             model: the model.
             profile: the cell.
-            offloads: part of it may be in host memory.
         """
         workload = model.workloads.get(profile.accelerator)
         if workload is None:
             return None
         if self._count > MOST_KEPT:
             self.clear()
-        known = self._places.setdefault((profile.accelerator, profile.replicas, offloads), {})
+        known = self._places.setdefault((profile.accelerator, profile.replicas), {})
         try:
             return known[model.key]
         except KeyError:
             self._count += 1
         best: PlaceFit | None = None
         for devices in profile.replicas:
-            fit = self._assess(model, workload, devices, offloads=offloads)
+            fit = self._assess(model, workload, devices)
             if fit is None:
                 continue
             if best is None or RANKS[fit.level] < RANKS[best.fit.level]:
@@ -262,7 +270,7 @@ class FitTable:
             return _IdleFit(assess_stated(workload.stated_bytes, _empty(devices), idle.fit.speed if idle.fit else None))
         return idle
 
-    def _assess(self, model: KnownModel, workload: Workload, devices: ServingDevices, *, offloads: bool) -> Fit | None:
+    def _assess(self, model: KnownModel, workload: Workload, devices: ServingDevices) -> Fit | None:
         free = devices.free_bytes if devices.free_bytes is not None else devices.memory_bytes
         if free is None:
             return None
@@ -274,11 +282,21 @@ class FitTable:
             return found
         if workload.stated_bytes and devices.vendor in _STATED_COUNTS:
             return assess_stated(workload.stated_bytes, devices)
-        if not offloads:
-            return _refuse(idle, free, devices)
-        share = model.active_share
-        found = assess_fit(workload, self.options, devices, self._correct(model), active_share=share)
-        return None if found is None else self._with_measured(model, workload.runtime, devices, found)
+        return self._refuse(workload, idle, free, devices)
+
+    def _refuse(self, workload: Workload, idle: _IdleFit, free: int, devices: ServingDevices) -> Fit | None:
+        """Return the fit of a model that has no room in what is free; None: its need is unknown."""
+        if idle.fit is None:
+            return None
+        needed = max(idle.fit.needed_bytes, idle.least_bytes)
+        return idle.fit._replace(
+            level="too_tight",
+            needed_bytes=needed,
+            available_bytes=free,
+            utilization=needed / free if free else float("inf"),
+            speed=None,
+            shortfall=describe_shortfall(workload, self.options, devices, needed, free),
+        )
 
     def _find_idle(self, model: KnownModel, workload: Workload, devices: ServingDevices) -> _IdleFit:
         emptied = _empty(devices)
@@ -301,7 +319,7 @@ class FitTable:
     def _with_measured(self, model: KnownModel, runtime: str, devices: ServingDevices, fit: Fit) -> Fit:
         """Return a fit with the measured speed, if there is one."""
         model_hash = model.hashes.get(runtime)
-        if model_hash is None or fit.level == "too_tight" or fit.run_mode not in _WHOLE:
+        if model_hash is None or fit.level == "too_tight":
             return fit
         record = self._measured.find(model_hash, devices.device_class, model.namespace)
         return fit if record is None else fit._replace(speed=report_measured(record, fit.run_mode))
@@ -316,23 +334,8 @@ def _list_rows(model: KnownModel, position: int, slowness: float) -> tuple[Ranke
 
 
 def _empty(devices: ServingDevices) -> ServingDevices:
-    """Return devices that nothing else uses, and to whose host memory nothing is offloaded."""
-    return devices._replace(free_bytes=None, host_memory_bytes=None)
-
-
-def _refuse(idle: _IdleFit, free: int, devices: ServingDevices) -> Fit | None:
-    """Return the fit of a model that is not whole in the devices; None: it is unknown."""
-    if idle.fit is None:
-        return None
-    needed = max(idle.fit.needed_bytes, idle.least_bytes)
-    return idle.fit._replace(
-        level="too_tight",
-        needed_bytes=needed,
-        available_bytes=free,
-        utilization=needed / free if free else float("inf"),
-        speed=None,
-        shortfall=f"needs {size_text(needed)}, {size_text(free)} free on {devices.device_class}",
-    )
+    """Return devices that nothing else uses."""
+    return devices._replace(free_bytes=None)
 
 
 def assess_stated(needed_bytes: int, devices: ServingDevices, speed: SpeedEstimate | None = None) -> Fit | None:

@@ -13,8 +13,6 @@ from crds.size import GIB
 _GIGA: Final = 1e9
 _RUN_MODES: Final = {
     "accelerator": ("gpu", "GPU"),
-    "moe_offload": ("moe_offload", "MoE"),
-    "partial_offload": ("cpu_offload", "CPU+GPU"),
     "cpu": ("cpu_only", "CPU"),
 }
 """Name and label of each run mode in llmfit's words."""
@@ -69,7 +67,7 @@ def list_llmfit_models(
         "models": [
             build_row(snapshot.models[position], place, name, table.options.context_length)
             for position, (_, name, profile) in shown
-            if (place := table.find_place(snapshot.models[position], profile, offloads=False)) is not None
+            if (place := table.find_place(snapshot.models[position], profile)) is not None
         ],
     }
 

@@ -5,7 +5,7 @@ process fills serves nobody. The level with nothing else on the devices is told 
 after prompts of the full context on all slots, so that little headroom is enough:
 
     perfect    all in the devices, which have 1.3 times the need
-    good       all in the devices, or all but experts, or on the processor, with 1.1 times the need
+    good       all in the devices, or on the processor, with 1.1 times the need
     marginal   it fits
     too_tight  it does not
 
@@ -17,24 +17,19 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
-from msgspec import structs
-
 from crds.serving import ServingOptions
 from crds.size import size_text
 from fitness.corrections import NO_CORRECTIONS, CorrectionSource
 from fitness.memory import Workload, estimate_pod, least_free_bytes, refuse_device_count, way_out
-from fitness.offload import find_offload
 from fitness.serving_devices import ServingDevices
-from fitness.speed import OFFLOADING_ENGINES, RunMode, SpeedEstimate, WeightsPlace, estimate_speed
+from fitness.speed import RunMode, SpeedEstimate, estimate_speed, find_run_mode
 
 FitLevel = Literal["perfect", "good", "marginal", "too_tight"]
 FIT_LEVELS: Final[tuple[FitLevel, ...]] = ("perfect", "good", "marginal", "too_tight")
 """From the best to the worst."""
 PERFECT_HEADROOM: Final = 1.3
 GOOD_HEADROOM: Final = 1.1
-_BEST_LEVEL: Final[Mapping[RunMode, FitLevel]] = MappingProxyType(
-    {"accelerator": "perfect", "moe_offload": "good", "cpu": "good", "partial_offload": "marginal"}
-)
+_BEST_LEVEL: Final[Mapping[RunMode, FitLevel]] = MappingProxyType({"accelerator": "perfect", "cpu": "good"})
 """The best level of a run mode, however much memory is free: the others are slower than they need to be."""
 
 LADDER: Final[tuple[tuple[str, float], ...]] = (
@@ -68,38 +63,10 @@ class Fit(NamedTuple):
     """The level if nothing else ran there."""
 
 
-class QuantizationStep(NamedTuple):
-    """One quantization of a model, and its fit."""
-
-    quantization: str
-    fit: Fit
-
-
-class QuantizationAdvice(NamedTuple):
-    """All steps of the ladder, from the best quantization."""
-
-    steps: tuple[QuantizationStep, ...]
-
-    @property
-    def best(self) -> QuantizationStep | None:
-        """Return the best quantization whose fit is good, else the best one that fits; None if none does.
-
-        One that needs no offload goes first: a smaller quantization in the devices is faster than experts in memory.
-        """
-        fitting = [step for step in self.steps if step.fit.level != "too_tight"]
-        # The first of equals: the steps are in the order of quality.
-        return min(fitting, key=lambda step: (_is_offloaded(step.fit), step.fit.level == "marginal"), default=None)
-
-
-def _is_offloaded(fit: Fit) -> bool:
-    return fit.run_mode in {"moe_offload", "partial_offload"}
-
-
 class _Room(NamedTuple):
-    """The need of a run mode, and its level."""
+    """The need of a replica, and its level."""
 
     level: FitLevel
-    place: WeightsPlace
     needed_bytes: int
 
 
@@ -123,13 +90,15 @@ def assess_fit(
     free = devices.free_bytes if devices.free_bytes is not None else devices.memory_bytes
     if free is None:
         return None
-    now = _find_room(workload, options, devices, free, active_share)
+    now = _find_room(workload, options, devices, free)
     if now is None:
         return None
     most = max(free, devices.memory_bytes or 0)
-    idle = now if most == free else _find_room(workload, options, devices, most, active_share) or now
-    speed = None
-    if workload.layout is not None and now.level != "too_tight":
+    idle = now if most == free else _find_room(workload, options, devices, most) or now
+    speed, shortfall = None, ""
+    if now.level == "too_tight":
+        shortfall = describe_shortfall(workload, options, devices, now.needed_bytes, free)
+    elif workload.layout is not None:
         speed = estimate_speed(
             workload.layout,
             options,
@@ -137,18 +106,16 @@ def assess_fit(
             devices,
             corrections,
             active_share=active_share,
-            place=now.place,
         )
     return Fit(
         level=now.level,
-        run_mode=now.place.run_mode,
+        run_mode=find_run_mode(devices),
         needed_bytes=now.needed_bytes,
         available_bytes=free,
         utilization=now.needed_bytes / free if free else float("inf"),
         speed=speed,
-        shortfall=_describe_shortfall(workload, options, devices, now, free) if now.level == "too_tight" else "",
-        # Experts in host memory leave more headroom than all weights in an idle device.
-        level_if_idle=min(now.level, idle.level, key=FIT_LEVELS.index),
+        shortfall=shortfall,
+        level_if_idle=idle.level,
     )
 
 
@@ -160,8 +127,7 @@ def regrade_fit(idle: Fit, free_bytes: int, least_bytes: int = 0) -> Fit | None:
         free_bytes: memory that is free on each device.
         least_bytes: `least_free_bytes` of these devices.
     """
-    is_whole = idle.level != "too_tight" and idle.run_mode in {"accelerator", "cpu"}
-    if not is_whole or free_bytes < max(idle.needed_bytes, least_bytes):
+    if idle.level == "too_tight" or free_bytes < max(idle.needed_bytes, least_bytes):
         return None
     return idle._replace(
         level=grade_fit(idle.run_mode, idle.needed_bytes, free_bytes),
@@ -170,75 +136,24 @@ def regrade_fit(idle: Fit, free_bytes: int, least_bytes: int = 0) -> Fit | None:
     )
 
 
-def advise_quantization(
-    workload: Workload,
-    options: ServingOptions,
-    devices: ServingDevices,
-    parameters: int,
-    corrections: CorrectionSource = NO_CORRECTIONS,
-    *,
-    active_share: float | None = None,
-) -> QuantizationAdvice | None:
-    """Assess each quantization of the ladder; None if the engine loads no GGUF files, or a size is unknown.
-
-    Args:
-        workload: the model in whatever quantization it is.
-        options: serving options.
-        devices: devices of one replica.
-        parameters: all parameters of the model.
-        corrections: what was learned from measurements.
-        active_share: share of the parameters that a token uses, of a model with experts; None: unknown.
-    """
-    if workload.layout is None or workload.runtime not in OFFLOADING_ENGINES:
-        return None
-    steps = []
-    for quantization, bits in LADDER:
-        layout = structs.replace(workload.layout, tensor_bytes=round(parameters * bits / 8))
-        fit = assess_fit(
-            workload._replace(layout=layout, stated_bytes=None),
-            options,
-            devices,
-            corrections,
-            active_share=active_share,
-        )
-        if fit is None:
-            return None
-        steps.append(QuantizationStep(quantization, fit))
-    return QuantizationAdvice(tuple(steps))
-
-
 def _pod_devices(devices: ServingDevices) -> int:
     """Return the devices of a pod, which have memory of their own; 0 on a host or processor."""
     return 0 if devices.vendor in {"cpu", "metal"} else devices.device_count
 
 
-def _find_room(
-    workload: Workload, options: ServingOptions, devices: ServingDevices, free_bytes: int, active_share: float | None
-) -> _Room | None:
-    """Return the best run mode with `free_bytes` on each device; None if the need is unknown."""
+def _find_room(workload: Workload, options: ServingOptions, devices: ServingDevices, free_bytes: int) -> _Room | None:
+    """Return the need with `free_bytes` on each device, and its level; None if the need is unknown."""
     count = _pod_devices(devices)
     found = estimate_pod(workload, options, count)
     if found is None:
         return None
     needed = found.container_bytes if found.device_bytes_each is None else found.device_bytes_each
-    mode: RunMode = "cpu" if devices.vendor == "cpu" else "accelerator"
     if refuse_device_count(workload, max(1, count)) is not None:
-        return _Room("too_tight", WeightsPlace(mode), needed)
+        return _Room("too_tight", needed)
     least = least_free_bytes(workload, options, devices.memory_bytes or 0) if count else 0
     if needed <= free_bytes < least:
-        return _Room("too_tight", WeightsPlace(mode), least)
-    whole = _Room(grade_fit(mode, needed, free_bytes), WeightsPlace(mode), needed)
-    if whole.level != "too_tight" or not count:
-        return whole
-    offload = find_offload(workload, options, devices, free_bytes, active_share)
-    if offload is None:
-        return whole
-    roomy = find_offload(workload, options, devices, int(free_bytes / GOOD_HEADROOM), active_share)
-    if roomy is not None and roomy.place.run_mode == offload.place.run_mode:
-        # A little more in host memory costs little speed, and leaves the devices some headroom.
-        offload = roomy
-    level = grade_fit(offload.place.run_mode, offload.device_bytes_each, free_bytes)
-    return _Room(level, offload.place, offload.device_bytes_each)
+        return _Room("too_tight", least)
+    return _Room(grade_fit(find_run_mode(devices), needed, free_bytes), needed)
 
 
 def grade_fit(mode: RunMode, needed_bytes: int, free_bytes: int) -> FitLevel:
@@ -253,18 +168,19 @@ def grade_fit(mode: RunMode, needed_bytes: int, free_bytes: int) -> FitLevel:
     return max(level, _BEST_LEVEL[mode], key=FIT_LEVELS.index)
 
 
-def _describe_shortfall(
-    workload: Workload, options: ServingOptions, devices: ServingDevices, room: _Room, free_bytes: int
+def describe_shortfall(
+    workload: Workload, options: ServingOptions, devices: ServingDevices, needed_bytes: int, free_bytes: int
 ) -> str:
+    """Return the message that `needed_bytes` are not in `free_bytes` of each device, with the way out."""
     count = _pod_devices(devices)
     refused = refuse_device_count(workload, max(1, count))
     if refused is not None:
         return refused
     each = "each of " if count > 1 else ""
     words = (
-        f"needs {size_text(room.needed_bytes)}, {size_text(free_bytes)} free on {each}{devices.device_class}: "
-        f"short {size_text(room.needed_bytes - free_bytes)}"
+        f"needs {size_text(needed_bytes)}, {size_text(free_bytes)} free on {each}{devices.device_class}: "
+        f"short {size_text(needed_bytes - free_bytes)}"
     )
-    if devices.memory_bytes is not None and devices.memory_bytes >= room.needed_bytes:
+    if devices.memory_bytes is not None and devices.memory_bytes >= needed_bytes:
         return f"{words}; it would fit if nothing else used the {size_text(devices.memory_bytes)} there"
     return f"{words}; {way_out(workload, options, free_bytes, count)}"

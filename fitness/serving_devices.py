@@ -31,11 +31,6 @@ class ServingDevices(NamedTuple):
     """Memory bandwidth of each device, by its maker or measured."""
     flops: float | None = None
     """Dense 16-bit floating-point operations a second of each device, by its maker, without sparsity."""
-    host_memory_bytes: int | None = None
-    """Free memory beside the devices, to which layers or experts may be offloaded; None also if the devices have the
-    memory of the machine."""
-    host_bandwidth_bytes_per_second: int | None = None
-    """Bandwidth of that memory."""
     cores: int | None = None
     """Processor cores, of a replica that computes on them."""
 
@@ -49,8 +44,6 @@ def describe_devices(
     memory_bytes: int | None = None,
     free_bytes: int | None = None,
     bandwidth: int | None = None,
-    host_memory_bytes: int | None = None,
-    host_bandwidth: int | None = None,
     cores: int | None = None,
 ) -> ServingDevices:
     """Return the devices of a replica in a pod, with what the table of products knows of them.
@@ -63,8 +56,6 @@ def describe_devices(
         memory_bytes: memory of each device or partition; None: that of the product.
         free_bytes: the part of it that is free.
         bandwidth: bytes a second by the vendor's tool; None: that of the product.
-        host_memory_bytes: free memory beside the devices.
-        host_bandwidth: its bandwidth in bytes a second.
         cores: processor cores of the replica.
     """
     listed = find_product(vendor, product, memory_bytes // MIB if memory_bytes and not partition else None)
@@ -84,8 +75,6 @@ def describe_devices(
         free_bytes=free_bytes,
         bandwidth_bytes_per_second=bandwidth,
         flops=listed.tflops * _TERA if listed and listed.tflops and not partition else None,
-        host_memory_bytes=host_memory_bytes,
-        host_bandwidth_bytes_per_second=host_bandwidth,
         cores=cores,
     )
 

@@ -24,8 +24,8 @@ from fitness.llama_cpp import token_bytes
 from fitness.performance import MeasuredPerformance
 from fitness.serving_devices import ServingDevices
 
-RunMode = Literal["accelerator", "partial_offload", "moe_offload", "cpu"]
-"""Where the weights are: all in devices; some layers in host memory; the experts in host memory; no devices."""
+RunMode = Literal["accelerator", "cpu"]
+"""Where the weights are: all in devices, or in memory where there are no devices."""
 SpeedMethod = Literal["measured", "corrected", "roofline"]
 """measured: this model on this device class; corrected: other models on the class or its vendor; roofline: neither."""
 
@@ -72,8 +72,8 @@ not hold back. The speed of an engine that is not here is unknown."""
 
 PARALLEL_ENGINES: Final = frozenset({"vllm", "sglang", "tgi"})
 """Engines that divide each layer among devices; others give each device some of the layers, which take turns."""
-OFFLOADING_ENGINES: Final = frozenset({"llama.cpp", "llama-cpp-python", "ollama"})
-"""Engines that compute some of the layers or experts on the processor."""
+GGUF_ENGINES: Final = frozenset({"llama.cpp", "llama-cpp-python", "ollama"})
+"""Engines that load the quantizations of GGUF files."""
 _FAMILY_EFFICIENCY: Final[Mapping[str, float]] = MappingProxyType({"pascal": 0.5})
 """Factor for architectures that unpack quantized weights more slowly than they read them, having no matrix units: from
 0.3 on a GTX 1080 Ti to 0.8 on a P40."""
@@ -118,12 +118,9 @@ class SpeedEstimate(NamedTuple):
     """Number of measurements of other models by which it is corrected."""
 
 
-class WeightsPlace(NamedTuple):
-    """Where the weights are while the model runs."""
-
-    run_mode: RunMode
-    device_share: float = 1.0
-    """Share of the bytes of the weights that the devices hold, from 0 to 1."""
+def find_run_mode(devices: ServingDevices) -> RunMode:
+    """Return where the weights of a replica on these devices are."""
+    return "cpu" if devices.vendor == "cpu" else "accelerator"
 
 
 def estimate_speed(
@@ -134,7 +131,6 @@ def estimate_speed(
     corrections: CorrectionSource = NO_CORRECTIONS,
     *,
     active_share: float | None = None,
-    place: WeightsPlace | None = None,
     filled_tokens: int | None = None,
 ) -> SpeedEstimate | None:
     """Estimate the speed of one stream; None if it cannot be known: bandwidth, active share or engine are not.
@@ -146,10 +142,8 @@ def estimate_speed(
         devices: devices of one replica.
         corrections: what was learned from measurements.
         active_share: share of the parameters that a token uses, of a model with experts; None: unknown.
-        place: where the weights are; None: in the devices, or in memory if the replica has none.
         filled_tokens: tokens in the cache; None: as while speeds are measured, with a short prompt.
     """
-    place = place or WeightsPlace("cpu" if devices.vendor == "cpu" else "accelerator")
     share = active_share if layout.expert_outputs else 1.0
     if share is None or not 0 < share <= 1 or not layout.tensor_bytes:
         return None
@@ -158,18 +152,17 @@ def estimate_speed(
         cache_bytes=_cached_bytes(layout, options, min(filled_tokens or _TYPICAL_TOKENS, options.context_length)),
         layers=sum(each.count for each in layout.layers),
         active_share=share,
-        experts_share=experts_share(layout),
     )
-    seconds = _token_seconds(read, runtime, devices, place)
+    seconds = _token_seconds(read, runtime, devices)
     if seconds is None:
         return None
     correction = corrections.find(devices.vendor, devices.device_class, runtime)
     return SpeedEstimate(
         generation=_range(correction.ratio / seconds, correction.spread),
-        prompt=_estimate_prompt(layout, runtime, devices, place),
+        prompt=_estimate_prompt(layout, runtime, devices),
         method="corrected" if correction.measurements else "roofline",
-        run_mode=place.run_mode,
-        basis=_describe(read, runtime, devices, place, correction),
+        run_mode=find_run_mode(devices),
+        basis=_describe(read, runtime, devices, correction),
         measurements=correction.measurements,
     )
 
@@ -217,45 +210,24 @@ class _Reads(NamedTuple):
     layers: int
     active_share: float
     """Share of the weights that a token uses."""
-    experts_share: float
-    """Share of experts in these; 0: the model has none."""
 
 
-def _token_seconds(read: _Reads, runtime: str, devices: ServingDevices, place: WeightsPlace) -> float | None:
+def _token_seconds(read: _Reads, runtime: str, devices: ServingDevices) -> float | None:
     """Return the seconds of a token without corrections, or None if a figure is unknown."""
     bandwidth, prior = devices.bandwidth_bytes_per_second, PRIORS.get(runtime, {}).get(devices.vendor)
-    if not bandwidth or prior is None or (place.run_mode == "cpu") != (devices.vendor == "cpu"):
+    if not bandwidth or prior is None:
         return None
     rate = bandwidth * prior.efficiency * _experts_factor(read)
     layers_seconds = read.layers * prior.layer_ms / 1000
-    if place.run_mode == "cpu":
+    if find_run_mode(devices) == "cpu":
         # Work in a process ends when its slowest part does, so cores that are fewer than the memory can feed decide.
         rate = min(rate, (devices.cores or math.inf) * _CORE_BYTES_PER_SECOND)
         return (read.weights_bytes + read.cache_bytes) / rate + layers_seconds
     rate *= _FAMILY_EFFICIENCY.get(find_family(devices.vendor, devices.product) or "", 1.0)
-    if place.run_mode != "accelerator":
-        return _offloaded_seconds(read, runtime, devices, place, rate) + layers_seconds if _has_host(devices) else None
     if devices.device_count > 1 and runtime in PARALLEL_ENGINES:
         rate *= devices.device_count
         layers_seconds += read.layers * _REDUCE_MS / 1000
     return (read.weights_bytes + read.cache_bytes) / rate + layers_seconds
-
-
-def _offloaded_seconds(read: _Reads, runtime: str, devices: ServingDevices, place: WeightsPlace, rate: float) -> float:
-    """Return the seconds of reading when the processor computes a part; both parts take turns."""
-    in_host, cache_in_host = 1 - place.device_share, read.cache_bytes * (1 - place.device_share)
-    if place.run_mode == "moe_offload":
-        # The devices hold attention and cache before they hold any experts.
-        experts = 1 - read.active_share * (1 - read.experts_share)
-        in_host, cache_in_host = read.experts_share * min(1.0, in_host / experts), 0
-    host_rate = (devices.host_bandwidth_bytes_per_second or 0) * PRIORS[runtime]["cpu"].efficiency
-    host_rate = min(host_rate * _experts_factor(read), (devices.cores or math.inf) * _CORE_BYTES_PER_SECOND)
-    host_bytes = read.weights_bytes * in_host + cache_in_host
-    return (read.weights_bytes + read.cache_bytes - host_bytes) / rate + host_bytes / host_rate
-
-
-def _has_host(devices: ServingDevices) -> bool:
-    return bool(devices.host_bandwidth_bytes_per_second)
 
 
 def _experts_factor(read: _Reads) -> float:
@@ -277,19 +249,10 @@ def _layer_parameters(layout: Layout) -> tuple[int, int]:
     return width * (2 * layout.attention_size * count + kept), 3 * width * layout.feed_forward_size * count
 
 
-def experts_share(layout: Layout) -> float:
-    """Return the share of the experts in the parameters that a token uses."""
-    if not layout.expert_outputs:
-        return 0.0
-    attention, forward = _layer_parameters(layout)
-    every = attention + forward + layout.vocabulary_size * layout.embedding_size
-    return forward / every if every else 0.0
-
-
-def _estimate_prompt(layout: Layout, runtime: str, devices: ServingDevices, place: WeightsPlace) -> SpeedRange | None:
+def _estimate_prompt(layout: Layout, runtime: str, devices: ServingDevices) -> SpeedRange | None:
     """Estimate prompt tokens a second, with all weights in the devices; None if their arithmetic speed is unknown."""
     parameters = sum(_layer_parameters(layout))
-    if not devices.flops or not parameters or place.run_mode != "accelerator":
+    if not devices.flops or not parameters or find_run_mode(devices) == "cpu":
         return None
     parallel = runtime in PARALLEL_ENGINES
     count = devices.device_count if parallel else 1
@@ -307,16 +270,12 @@ def _limit(found: SpeedRange) -> SpeedRange:
     return SpeedRange(max(found.low, found.expected / factor), found.expected, min(found.high, found.expected * factor))
 
 
-def _describe(read: _Reads, runtime: str, devices: ServingDevices, place: WeightsPlace, correction: Correction) -> str:
+def _describe(read: _Reads, runtime: str, devices: ServingDevices, correction: Correction) -> str:
     words = f"{size_text(round(read.weights_bytes + read.cache_bytes))} for each token"
     words += f" at {(devices.bandwidth_bytes_per_second or 0) / 1e9:.4g} GB/s"
     if devices.device_count > 1:
         shared = "which share each layer" if runtime in PARALLEL_ENGINES else "which take turns by layer"
         words += f" of each of {devices.device_count} devices, {shared}"
-    if place.run_mode == "partial_offload":
-        words += f", {1 - place.device_share:.0%} of it from host memory"
-    if place.run_mode == "moe_offload":
-        words += ", experts from host memory"
     return words + _describe_correction(correction)
 
 

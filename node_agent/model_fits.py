@@ -21,8 +21,6 @@ _GIB: Final = 2**30
 _GIGA: Final = 10**9
 _RUN_MODES: Final[Mapping[str, tuple[str, str]]] = {
     "accelerator": ("gpu", "GPU"),
-    "moe_offload": ("moe_offload", "MoE"),
-    "partial_offload": ("cpu_offload", "CPU+GPU"),
     "cpu": ("cpu_only", "CPU"),
 }
 """Name and label of each run mode in llmfit's words."""
@@ -101,8 +99,6 @@ def _describe_device(hardware: NodeHardware, bandwidth: int | None) -> ServingDe
         memory_bytes=device.memory_bytes,
         free_bytes=device.free_bytes,
         bandwidth=device.memory_bandwidth_bytes_per_second,
-        host_memory_bytes=hardware.available_bytes,
-        host_bandwidth=bandwidth,
         cores=hardware.cpu_cores,
     )
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from console.density_feed import CONTEXT_LENGTH, DensityFeed
-from console.density_queries import MOST_OFFLOADED, DensityQuery, Page, query_nodes
+from console.density_queries import DensityQuery, Page, query_nodes
 from console.density_service import DensityService
 from console.density_snapshot import DensitySnapshot
 from console.fit_table import FitTable, RankedFit
@@ -24,7 +24,7 @@ def rank_one_by_one(snapshot: DensitySnapshot, names: tuple[str, ...]) -> list[R
     found = []
     profile = snapshot.profile_of[names[0]]
     for position, each in enumerate(snapshot.models):
-        place = FitTable(CONTEXT_LENGTH).find_place(each, profile, offloads=False)
+        place = FitTable(CONTEXT_LENGTH).find_place(each, profile)
         if place is not None:
             found.append(RankedFit(*place.rank, each.full_name, position))
     return sorted(found)
@@ -127,7 +127,7 @@ def renew(obj: Any, version: str, **parts: Any) -> Any:
 
 
 def test_first_question_after_the_lists_estimates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    models = [model(f"m{number}") for number in range(MOST_OFFLOADED)]
+    models = [model(f"m{number}") for number in range(20)]
     feed = build_feed([*gpu_node("g1"), *cpu_node("c1"), *models])
     service = DensityService(feed)
 

@@ -13,7 +13,7 @@ from crds.serving import ServingOptions
 from fitness.corrections import SpeedRatio, learn_corrections
 from fitness.performance import MeasuredPerformance
 from fitness.serving_devices import ServingDevices, describe_devices, describe_host, describe_processor
-from fitness.speed import PRIORS, SpeedEstimate, WeightsPlace, estimate_speed, find_active_share, report_measured
+from fitness.speed import PRIORS, SpeedEstimate, estimate_speed, find_active_share, report_measured
 
 GIB = 2**30
 LLAMA_8B = Layout(
@@ -36,7 +36,7 @@ QWEN3_30B = Layout(
     expert_outputs=8,
 )
 QWEN3_30B_ACTIVE = 3.3 / 30.5
-RTX_4090 = describe_devices("nvidia", "NVIDIA GeForce RTX 4090", host_bandwidth=60 * 10**9)
+RTX_4090 = describe_devices("nvidia", "NVIDIA GeForce RTX 4090")
 EPYC = describe_processor("AMD EPYC 7763", 16, memory_bytes=64 * GIB, free_bytes=None, bandwidth=60 * 10**9)
 
 
@@ -159,56 +159,9 @@ def test_time_of_a_token_is_reading_and_the_overhead_of_layers() -> None:
     assert two == pytest.approx(reading / 2 + 32 * (prior.layer_ms + 0.03) / 1000)
 
 
-def test_time_with_experts_in_host_memory_is_the_sum_of_both_readings() -> None:
-    found = _expected(QWEN3_30B, active_share=QWEN3_30B_ACTIVE, place=WeightsPlace("moe_offload", 0.5))
-    attention, forward = 2048 * (2 * 4096 + 1024) * 48, 3 * 2048 * 6144 * 48
-    experts = forward / (attention + forward + 151_936 * 2048)
-    stored = 1 - QWEN3_30B_ACTIVE * (1 - experts)
-    active, cache = QWEN3_30B.tensor_bytes * QWEN3_30B_ACTIVE, 48 * 512 * 1024 * 2
-    in_host = active * experts * 0.5 / stored
-    priors = PRIORS["llama.cpp"]
-    seconds = in_host / (60e9 * priors["cpu"].efficiency * 0.85)
-    seconds += (active + cache - in_host) / (1008e9 * priors["nvidia"].efficiency * 0.85)
-    assert 1 / found == pytest.approx(seconds + 48 * priors["nvidia"].layer_ms / 1000)
-
-
 def test_cache_is_never_longer_than_the_context() -> None:
     options = ServingOptions(context_length=1024)
     assert _expected(options=options, filled_tokens=10**6) == _expected(options=options, filled_tokens=1024)
-
-
-@pytest.mark.parametrize(
-    ("devices", "place"), [(RTX_4090, WeightsPlace("cpu")), (EPYC, WeightsPlace("accelerator"))], ids=["gpu", "cpu"]
-)
-def test_run_mode_that_devices_do_not_have_has_no_estimate(devices: ServingDevices, place: WeightsPlace) -> None:
-    assert estimate_speed(LLAMA_8B, ServingOptions(), "llama.cpp", devices, place=place) is None
-
-
-def test_few_cores_slow_down_what_is_in_host_memory() -> None:
-    place = WeightsPlace("partial_offload", 0.5)
-    assert _expected(devices=RTX_4090._replace(cores=1), place=place) < 0.5 * _expected(place=place)
-
-
-def test_layers_in_host_memory_slow_a_model_down() -> None:
-    shares = [1.0, 0.9, 0.5, 0.1]
-    speeds = [_expected(place=WeightsPlace("partial_offload", share)) for share in shares]
-    assert speeds == sorted(speeds, reverse=True)
-    assert speeds[0] == pytest.approx(_expected())
-    # Nine tenths in the device and one in memory: memory still takes most of the time.
-    assert speeds[1] < 0.6 * speeds[0]
-
-
-def test_experts_in_host_memory_are_faster_than_layers_there() -> None:
-    experts = _expected(QWEN3_30B, active_share=QWEN3_30B_ACTIVE, place=WeightsPlace("moe_offload", 0.5))
-    layers = _expected(QWEN3_30B, active_share=QWEN3_30B_ACTIVE, place=WeightsPlace("partial_offload", 0.5))
-    whole = _expected(QWEN3_30B, active_share=QWEN3_30B_ACTIVE)
-    assert layers < experts < whole
-
-
-def test_offload_needs_the_bandwidth_of_the_host() -> None:
-    blind = RTX_4090._replace(host_bandwidth_bytes_per_second=None)
-    place = WeightsPlace("partial_offload", 0.5)
-    assert estimate_speed(LLAMA_8B, ServingOptions(), "llama.cpp", blind, place=place) is None
 
 
 def test_few_cores_cannot_use_all_of_the_bandwidth() -> None:
@@ -229,7 +182,6 @@ def test_prompt_speed_follows_from_arithmetic() -> None:
     # 8 * 10^9 parameters but for the embeddings, two operations each.
     assert found.expected == pytest.approx(330.3e12 * 0.3 / (2 * 6.98e9), rel=0.02)
     assert _estimate(devices=describe_devices("nvidia", "GeForce RTX 4060")).prompt is None
-    assert _estimate(place=WeightsPlace("partial_offload", 0.5)).prompt is None
     two = _estimate(devices=RTX_4090._replace(device_count=2), runtime="vllm").prompt
     one = _estimate(runtime="vllm").prompt
     assert one
