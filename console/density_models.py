@@ -130,7 +130,7 @@ def list_catalog_models(accelerators: tuple[str, ...]) -> tuple[KnownModel, ...]
 
 
 def _build_catalog_model(name: str, entry: CatalogEntry, accelerators: tuple[str, ...]) -> KnownModel:
-    source = entry.sources[0].source if entry.sources else ""
+    source = entry.sources[0].source
     workloads = {each: entry.find_workload(each) for each in accelerators}
     quantized = _QUANTIZED.search(source)
     use_cases: set[UseCase] = {"general", "chat"}

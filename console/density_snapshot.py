@@ -49,6 +49,10 @@ class DensitySnapshot:
         self.placed = placed
         self.stored = stored
 
+    def with_models(self, models: tuple[KnownModel, ...]) -> "DensitySnapshot":
+        """Return the same cells, services and replicas with other models to ask about."""
+        return DensitySnapshot(self.cells, models, self.services, self.placed, self.stored)
+
     @functools.cached_property
     def profiles(self) -> tuple[CellProfile, ...]:
         """Cells on which something may be placed, those that are alike together."""

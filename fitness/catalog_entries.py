@@ -50,8 +50,8 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True, rename="camel", fo
     """Weights at 4 bit or, of some models, less."""
     bf16_gb: float | None = msgspec.field(default=None, name="bf16GB")
     thinking: bool = False
-    sources: list[CatalogSource] = []
-    """The best first. Empty: --model is needed."""
+    sources: list[CatalogSource]
+    """The best first; at least one."""
     accelerator: str = _DEFAULT_ACCELERATOR
     """Where it runs unless the user says otherwise."""
     hardware: dict[str, Any] = {}
@@ -78,7 +78,7 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True, rename="camel", fo
 
     def find_workload(self, accelerator: str) -> Workload | None:
         """Return what an engine on an accelerator loads of the first source, whose layout is known; None: nothing."""
-        if self.layout is None or not self.sources:
+        if self.layout is None:
             return None
         source = self.sources[0]
         is_taken = source.runtime == "llama.cpp" and accelerator in _LLAMA_CPP_ON
@@ -114,8 +114,6 @@ def choose_source(name: str, entry: CatalogEntry, accelerator: str | None) -> Ch
     for source in entry.sources:
         if wanted in source.accelerators:
             return ChosenSource(wanted, source)
-    if not entry.sources:
-        raise CatalogError(f"the catalog knows no source of {name}: add --model SOURCE")
     known = sorted({each for source in entry.sources for each in source.accelerators})
     others = " or ".join(known)
     raise CatalogError(

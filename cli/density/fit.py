@@ -7,11 +7,14 @@ import click
 
 from cli.api_objects import Obj
 from cli.cluster_options import ClusterOptions, cluster_options
+from cli.options import allow_private_sources, choose_files
 from cli.output import print_facts, render_table, terminal_width
 from cli.vendor_option import read_vendors
 from crds.rate import format_rate
 
 if TYPE_CHECKING:
+    from artifacts.repositories.address_policy import Networks
+    from console.density_models import KnownModel
     from console.density_queries import DensityQuery
     from console.density_snapshot import DensitySnapshot
     from console.fit_table import FitTable
@@ -25,6 +28,8 @@ _TOP: Final = 3
 
 @click.command("fit")
 @click.argument("model")
+@choose_files
+@allow_private_sources
 @click.option("--use-case", type=click.Choice(_USE_CASES), help="Only models for it.")
 @click.option(
     "--min-fit",
@@ -45,6 +50,8 @@ _TOP: Final = 3
 def command(
     model: str,
     *,
+    files: tuple[str, ...],
+    allowed_networks: "Networks",
     use_case: str | None,
     min_fit: str,
     limit: int,
@@ -54,25 +61,31 @@ def command(
 ) -> None:
     """Show which nodes and hosts of the cluster run MODEL now, the best level first, and there the fastest.
 
-    MODEL is a part of the name or source of a Model of the cluster or of the catalog, or "*" for all. What runs already
-    is subtracted, and nothing is placed on nodes that are cordoned or whose agent is silent.
+    MODEL is a part of the name or source of a Model of the cluster or of the catalog, or "*" for all; or any source,
+    such as hf://ORG/REPO, whose header is read as by `pomona inspect`. What runs already is subtracted, and nothing is
+    placed on nodes that are cordoned or whose agent is silent.
 
-    Exit code: 0 it fits somewhere; 1 it fits nowhere, or the cluster cannot be read.
+    Exit code: 0 it fits somewhere; 1 it fits nowhere, or is not known, or the cluster cannot be read.
 
     \b
     Examples:
       pomona fit qwen3-8b
+      pomona fit hf://Qwen/Qwen2.5-Coder-14B-Instruct
       pomona fit qwen3 --min-fit good --json
       pomona fit '*' --use-case reasoning --limit 50
       pomona fit mistral --min-fit too_tight
     """
     from cli.density.reading import answer_by_cluster  # noqa: PLC0415 - not needed for --help
     from console.api_requests import read_density_query  # noqa: PLC0415 - same
-    from console.density_queries import Page, query_nodes  # noqa: PLC0415 - same
+    from console.density_queries import Page, flag_matches, query_nodes  # noqa: PLC0415 - same
 
-    query = read_density_query({"min_fit": min_fit, "use_case": use_case or ""}, model)
+    asked = read_source(model, files, vendors, allowed_networks) if "://" in model else None
+    query = read_density_query({"min_fit": min_fit, "use_case": use_case or ""}, "*" if asked else model)
 
     def answer(snapshot: "DensitySnapshot", table: "FitTable") -> tuple[Obj | None, list[tuple[str, ...]], list[str]]:
+        snapshot = snapshot if asked is None else snapshot.with_models((asked,))
+        if not any(flag_matches(snapshot, None, query)):
+            raise click.ClickException(explain_unknown(model))
         if is_json:
             return build_report(snapshot, table, query, limit), [], []
         found = query_nodes(snapshot, table, None, query, Page(0, limit))
@@ -102,6 +115,58 @@ def command(
     for line in notes:
         click.echo(line, err=True)
     click.get_current_context().exit(0 if rows else 1)
+
+
+def read_source(source: str, files: tuple[str, ...], vendors: "Vendors", networks: "Networks") -> "KnownModel":
+    """Return the model of a source, by its header.
+
+    Raises:
+        click.ClickException: the header cannot be read, or does not say what the model takes.
+    """
+    import asyncio  # noqa: PLC0415 - not needed for --help
+
+    import msgspec  # noqa: PLC0415 - same
+
+    from artifacts.errors import ArtifactError  # noqa: PLC0415 - same
+    from cli.inspect import inspect_source  # noqa: PLC0415 - same
+    from console.density_feed import CONTEXT_LENGTH  # noqa: PLC0415 - same
+    from console.density_models import build_known_model  # noqa: PLC0415 - same
+    from crds.model import Model  # noqa: PLC0415 - same
+    from crds.serving import ServingOptions  # noqa: PLC0415 - same
+
+    reading = inspect_source(
+        source, files, None, file_root=None, allowed_networks=networks, is_mounted=False, mirrors=()
+    )
+    try:
+        facts = asyncio.run(reading)
+    except ArtifactError as error:
+        raise click.ClickException(f"{source} is not known: {error}") from error
+    if facts["layout"] is None:
+        raise click.ClickException(
+            f"it is unknown where {source} fits: its header does not say what it takes. State the memory of a replica: "
+            f"pomona simulate {source} --memory GIB, of a Model with spec.memoryBytes"
+        )
+    status = {name: facts[name] for name in ("file", "format", "gguf", "layout", "totalParameters", "activeParameters")}
+    model = {"metadata": {"name": source}, "spec": {"source": source, "files": list(files)}, "status": status}
+    return build_known_model(msgspec.convert(model, Model), vendors, ServingOptions(context_length=CONTEXT_LENGTH))
+
+
+def explain_unknown(name: str) -> str:
+    """Return the message that it is unknown where a model fits, with the way out."""
+    from fitness.catalog_entries import load_catalog  # noqa: PLC0415 - not needed for --help
+
+    sources = [
+        each.source
+        for entry_name, entry in load_catalog().items()
+        if name.casefold() in entry_name
+        for each in entry.sources
+        if each.runtime != "ollama"
+    ]
+    source = sources[0] if sources else "hf://ORG/REPO"
+    return (
+        f"it is unknown where {name} fits: no header of it is in the cluster or the catalog. Read one from its source: "
+        f"pomona fit {source}"
+    )
 
 
 def build_report(snapshot: "DensitySnapshot", table: "FitTable", query: "DensityQuery", limit: int) -> Obj:

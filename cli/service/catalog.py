@@ -15,8 +15,7 @@ _NOTE = (
     "bit. POMONA is our estimate of all memory that the first source needs with 4,096 tokens of context, of all "
     "devices of a replica where it has devices. - means that no header is known here, or no formula for it: `pomona "
     "catalog -o yaml` lists the sources, `pomona inspect SOURCE` reads the header of one, and `pomona deploy "
-    "--memory` states the memory that a header does not tell. ON is the accelerator without --accelerator; a model "
-    "with - there has no known source and needs --model SOURCE."
+    "--memory` states the memory that a header does not tell. ON is the accelerator without --accelerator."
 )
 
 
@@ -84,5 +83,5 @@ _COLUMNS = (
     TableColumn("~4 BIT", lambda it: _format_size(it["entry"].quantized_gb, is_low=it["entry"].is_below_four_bits)),
     TableColumn("BF16", lambda it: _format_size(it["entry"].bf16_gb)),
     TableColumn("POMONA", lambda it: _format_estimate(it["entry"])),
-    TableColumn("ON", lambda it: it["entry"].accelerator if it["entry"].sources else "-"),
+    TableColumn("ON", lambda it: it["entry"].accelerator),
 )

@@ -12,6 +12,7 @@ from crds.size import GIB, size_text
 from devices.vendors import VENDORS
 from fitness.catalog_entries import CatalogError, choose_source, load_catalog
 from fitness.memory import Workload, estimate_pod
+from runtimes.registry import RUNTIMES
 from runtimes.runtime import RuntimeDemand
 from runtimes.runtime_choice import choose_runtime
 
@@ -33,10 +34,13 @@ def test_every_source_is_valid_and_deployed_on_its_accelerator(name: str, source
     del source
 
 
-def test_default_accelerator_of_every_entry_has_a_source() -> None:
+def test_default_accelerator_of_every_entry_has_a_source_and_an_image() -> None:
     for name, entry in load_catalog().items():
-        if entry.sources:
-            assert choose_source(name, entry, None).accelerator == entry.accelerator
+        chosen = choose_source(name, entry, None)
+        assert chosen.accelerator == entry.accelerator
+        pod = RUNTIMES[chosen.source.runtime].pod
+        assert pod is not None
+        assert pod.image(chosen.accelerator, VENDORS[chosen.accelerator], chosen.source.runtime) is not None, name
 
 
 def test_samples_of_the_guide_are_there() -> None:
@@ -46,7 +50,9 @@ def test_samples_of_the_guide_are_there() -> None:
     }
     hardware = {name: objects[1]["spec"]["hardware"] for name, objects in made.items()}
     assert hardware["gemma-4-26b-a4b"] == {"accelerator": "amd", "preferredProducts": ["AMD_Instinct_MI300X_OAM"]}
-    assert hardware["qwen3-6-35b-a3b"] == {"accelerator": "intel-gaudi"}
+    assert hardware["qwen3-6-35b-a3b"] == {"accelerator": "nvidia", "count": 2}
+    _, on_gaudi = build_objects(ServiceOptions(name="qwen3-6-35b-a3b", accelerator="intel-gaudi"), None)
+    assert on_gaudi["spec"]["hardware"] == {"accelerator": "intel-gaudi"}
     assert made["qwen3-6-35b-a3b"][0]["spec"]["thinking"] is True
     assert hardware["gemma-4-31b"]["preferredProducts"] == ["NVIDIA-H100-80GB-HBM3"]
     assert made["qwen3-5-9b"][0]["spec"] == {"source": "ollama://qwen3.5:9b", "memoryBytes": 9 * GIB}
@@ -58,10 +64,8 @@ def test_product_is_preferred_only_on_the_default_accelerator() -> None:
     assert service["spec"]["hardware"] == {"accelerator": "amd"}
 
 
-def test_entry_without_a_source_needs_one() -> None:
+def test_entry_without_a_source_for_an_accelerator_needs_one() -> None:
     entries = load_catalog()
-    with pytest.raises(CatalogError, match="knows no source of kimi-k2-5: add --model SOURCE"):
-        choose_source("kimi-k2-5", entries["kimi-k2-5"], None)
     with pytest.raises(CatalogError, match=r"for intel: use --accelerator amd or cpu or metal or nvidia"):
         choose_source("qwen3-5-9b", entries["qwen3-5-9b"], "intel")
 
@@ -78,8 +82,7 @@ def test_table_has_figures_of_others_and_our_own_in_different_columns() -> None:
     assert rows["NAME"] == ["NAME", "PARAMETERS", "ACTIVE", "~4", "BIT", "BF16", "POMONA", "ON"]
     assert rows["qwen3-8b"][3:] == ["-", "-", "5.8", "GB", "cpu"]
     assert rows["gemma-4-31b"][3:] == ["16", "GB", "62", "GB", "77.4", "GB", "nvidia"]
-    assert rows["qwen3-6-35b-a3b"][-1] == "intel-gaudi", "the table is cut off"
-    assert rows["kimi-k2-5"][3:] == ["250", "GB*", "2,000", "GB", "-", "-"]
+    assert rows["kimi-k2-5"][3:] == ["250", "GB*", "2,000", "GB", "-", "nvidia"], "the table is cut off"
     assert "unchecked" in "\n".join(lines)
 
 
