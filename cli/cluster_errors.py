@@ -15,7 +15,7 @@ _RIGHT: Final = re.compile(
 _CONFLICT: Final = re.compile(r'conflicts? with "(?P<manager>[^"]*)"')
 _NO_NAMESPACE: Final = re.compile(r'namespaces "(?P<name>[^"]*)" not found')
 _READING: Final = frozenset({"get", "list", "watch"})
-_OF_ADMINISTRATORS: Final = frozenset({"metalhosts", "metalprocesses"})
+_OF_MACHINES: Final = frozenset({"metalhosts", "metalprocesses", "nodefitnesses", "nodes"})
 """Kinds that no role of Kubernetes' own has: they name machines and quote the logs of engines."""
 _PREFIX: Final = re.compile(r"^(?:GET|POST|PUT|PATCH|DELETE) \S+: |^port-forward [^:]*: ")
 
@@ -74,11 +74,17 @@ def _describe_forbidden(error: Forbidden) -> str:
     namespace = found["namespace"]
     place = f"in namespace {namespace}" if namespace else "in the whole cluster"
     denied = f"{found['user']} may not {found['verb']} {resource} {place}"
-    if found["resource"] in _OF_ADMINISTRATORS or namespace == HOSTS_NAMESPACE:
+    is_reading = found["verb"] in _READING
+    if found["resource"] in _OF_MACHINES and is_reading:
+        return (
+            f"{denied}: an administrator of the cluster can grant it: kubectl create clusterrolebinding NAME "
+            f"--clusterrole=pomona-machines-view --user={found['user']}"
+        )
+    if found["resource"] in _OF_MACHINES or namespace == HOSTS_NAMESPACE:
         return f"{denied}: administrators of the cluster may, and can bind a role that allows it (docs/security.md)"
     if not namespace:
         return f"{denied}: an administrator of the cluster can grant it by a cluster role binding"
-    is_viewed = found["verb"] in _READING and found["resource"] != "secrets"
+    is_viewed = is_reading and found["resource"] != "secrets"
     roles = "view, edit or admin" if is_viewed else "edit or admin"
     return f"{denied}: an administrator of the cluster can grant it by a role binding to the cluster role {roles}"
 

@@ -112,7 +112,7 @@ def print_objects(
             shown = [column for column in columns if output_format == "wide" or not column.is_wide]
             rows = [[column.read(each) for column in shown] for each in objects]
             names = {number for number, column in enumerate(shown) if column.is_name}
-            width = None if output_format == "wide" else terminal_width()
+            width = None if output_format == "wide" else table_width()
             print(render_table([column.title for column in shown], rows, width, names))
 
 
@@ -192,6 +192,11 @@ def _cut(text: str, size: int) -> str:
 def terminal_width() -> int:
     """Return the columns of the terminal; 80 if the output goes to a file or another program."""
     return shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
+
+
+def table_width() -> int | None:
+    """Return the columns of the terminal; None, so that nothing is cut, if a file or another program gets the table."""
+    return terminal_width() if sys.stdout.isatty() else None
 
 
 def progress_width() -> int:

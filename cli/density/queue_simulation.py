@@ -142,9 +142,9 @@ def _choose_amounts(free: Mapping[str, int]) -> Mapping[str, int]:
     return {name: amount for name, amount in sorted(free.items()) if name == MEMORY or "/" in name}
 
 
-def print_queue(found: SimulatedQueue, width: int) -> None:
+def print_queue(found: SimulatedQueue) -> None:
     """Print the effect on the queue for people."""
-    from cli.output import wrap_text  # noqa: PLC0415 - not needed for --help
+    from cli.output import table_width, terminal_width, wrap_text  # noqa: PLC0415 - not needed for --help
     from cli.queue.fate_table import INCOMPLETE, render_changes  # noqa: PLC0415 - same
 
     if found.plan is None:
@@ -152,13 +152,13 @@ def print_queue(found: SimulatedQueue, width: int) -> None:
         return
     changes = found.plan.changes
     print()
-    print(render_changes(changes, width) if changes else "the queue would start no replica")
+    print(render_changes(changes, table_width()) if changes else "the queue would start no replica")
     for line in (
         *_explain_services(found.plan),
         *_describe_remaining(found.plan),
         *_note_end(found.plan.after, INCOMPLETE),
     ):
-        print("\n".join(wrap_text(line, width)))
+        print("\n".join(wrap_text(line, terminal_width())))
 
 
 def _explain_services(plan: "ManifestPlan") -> list[str]:

@@ -12,6 +12,10 @@ SERVER = "https://10.0.0.1"
 EVE = 'User "eve" cannot'
 GRANT = "an administrator of the cluster can grant it by a"
 VIEWERS = "the cluster role view, edit or admin"
+MACHINES = (
+    "an administrator of the cluster can grant it: kubectl create clusterrolebinding NAME "
+    "--clusterrole=pomona-machines-view --user=eve"
+)
 ADMINISTRATORS = "administrators of the cluster may, and can bind a role that allows it (docs/security.md)"
 
 
@@ -24,11 +28,11 @@ ADMINISTRATORS = "administrators of the cluster may, and can bind a role that al
         ),
         (
             f'metalhosts is forbidden: {EVE} list resource "metalhosts" in API group "{GROUP}" at the cluster scope',
-            f"eve may not list metalhosts.{GROUP} in the whole cluster: {ADMINISTRATORS}",
+            f"eve may not list metalhosts.{GROUP} in the whole cluster: {MACHINES}",
         ),
         (
             f'x is forbidden: {EVE} list resource "metalprocesses" in API group "{GROUP}" in the namespace "team"',
-            f"eve may not list metalprocesses.{GROUP} in namespace team: {ADMINISTRATORS}",
+            f"eve may not list metalprocesses.{GROUP} in namespace team: {MACHINES}",
         ),
         (
             f'x: {EVE} get resource "serviceaccounts" in API group "" in the namespace "{HOSTS_NAMESPACE}"',
