@@ -98,7 +98,7 @@ def test_service_of_higher_priority_shows_what_it_would_evict(capsys: pytest.Cap
     copied = make_copy((INFERENCE_SERVICES, low), (DEPLOYMENTS, deployment_of("low")), (PODS, running))
     found = SimulatedQueue(simulate(copied, NVIDIA._replace(priority="critical")))
     assert found.has_starts
-    print_queue(found, 200)
+    print_queue(found)
     printed = capsys.readouterr().out
     assert "evicts" in printed
     assert "evicted, waits" in printed
@@ -161,7 +161,7 @@ def test_service_that_the_api_server_would_refuse_is_refused(wanted: WantedServi
 
 def test_user_without_the_rights_sees_the_fit_alone(capsys: pytest.CaptureFixture[str]) -> None:
     found = SimulatedQueue(problem="a plan needs the whole cluster: u may not list pods")
-    print_queue(found, 80)
+    print_queue(found)
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == "the queue is not simulated: a plan needs the whole cluster: u may not list pods\n"
