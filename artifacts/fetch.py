@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from artifacts.errors import ArtifactError
+from artifacts.formats.gguf_split import is_gguf_name
 from artifacts.partial_download import (
     DownloadRecord,
     PartialDownload,
@@ -53,6 +54,11 @@ class FetchedArtifact:
     sha256: str
     revision: str
     is_of_source: bool = True
+
+    @property
+    def is_gguf(self) -> bool:
+        """True for a GGUF file, which engines get by its path; of other files they get the folder."""
+        return is_gguf_name(self.path.name)
 
 
 async def fetch(

@@ -12,7 +12,7 @@ from artifacts.errors import ArtifactError
 from artifacts.fetch import FetchedArtifact, ReportProgress, fetch
 from artifacts.file_set import FileSet, refuse_digest
 from artifacts.partial_download import storage_faults
-from artifacts.repositories.repository import GGUF_WEIGHTS, Listing, SourceAccess
+from artifacts.repositories.repository import Listing, SourceAccess
 from artifacts.source import Source
 from crds.size import size_text
 
@@ -68,9 +68,8 @@ async def fetch_source(
         await asyncio.to_thread(_require_space, destination_dir, listing)
     fetched = await files.fetch(listing, destination_dir, sha256=sha256, on_progress=on_progress)
     first = fetched[0]
-    is_file = first.path.suffix == GGUF_WEIGHTS
     return FetchedArtifact(
-        first.path if is_file else destination_dir,
+        first.path if first.is_gguf else destination_dir,
         listing.size_bytes,
         first.sha256 if len(fetched) == 1 else "",
         listing.revision,

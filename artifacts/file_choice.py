@@ -3,23 +3,27 @@
 Pure functions. A listing comes from a server, so names in it are only compared and shown, and none is a path here.
 """
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from artifacts.errors import ArtifactError
 from artifacts.formats.folder_config import CONFIG
-from artifacts.formats.gguf_split import name_parts
-from artifacts.repositories.repository import GGUF_WEIGHTS, WEIGHTS, Listing, RepositoryFile, is_safe_path
-from artifacts.source import Source
+from artifacts.formats.gguf_split import is_gguf_name, name_parts
+from artifacts.formats.json_members import read_members
+from artifacts.repositories.repository import WEIGHTS, Listing, RepositoryFile, is_safe_path
+from artifacts.source import Source, advise_files, quote_pattern
 
 ADAPTER_CONFIG: Final = "adapter_config.json"
 """The configuration of a folder whose weights are a LoRA adapter."""
 INDEX: Final = "model.safetensors.index.json"
 """File that names the parts of the weights; a repository may have the same weights in other files, too."""
 _INDEX_SUFFIX: Final = ".safetensors.index.json"
+_NUMBERED: Final = re.compile(r"(?P<stem>.*?)(?P<number>\d{1,8})-of-(?P<total>\d{1,8})\.safetensors", re.ASCII)
+"""Name of one of several files of weights, such as model-00001-of-00002.safetensors; some count from 0."""
 _ORIGINAL: Final = "consolidated"
 """Beginning of the names of the same weights in the layout of the model's author."""
 _MOST_FILES: Final = 1000
@@ -27,7 +31,7 @@ _MOST_SHOWN: Final = 5
 
 
 class _Index(msgspec.Struct):
-    weight_map: dict[str, str]
+    weight_map: msgspec.Raw
 
 
 def choose_files(source: Source, listing: Listing) -> list[RepositoryFile]:
@@ -40,59 +44,131 @@ def choose_files(source: Source, listing: Listing) -> list[RepositoryFile]:
         return _find_parts(source, listing, source.path if source.scheme == "hf" else source.file)
     for pattern in source.files:
         if not any(_is_match(file, pattern) for file in listing.files):
-            way_out = "" if pattern.endswith(GGUF_WEIGHTS) else "; a pattern for GGUF files ends in .gguf"
+            way_out = "" if is_gguf_name(pattern) else "; a pattern for GGUF files ends in .gguf"
             there = _show(file.path for file in listing.files)
             problem = f"files has {pattern!r}, which matches nothing: there is {there}{way_out}"
             raise ArtifactError("SourceNotFound", f"{source.display}: {problem}")
     matched = [file for file in listing.files if any(_is_match(file, pattern) for pattern in source.files)]
-    if any(file.path.endswith(GGUF_WEIGHTS) for file in matched):
+    if any(is_gguf_name(file.path) for file in matched):
         return _choose_gguf(source, listing, matched)
     return _choose_folder(source, listing, {file.path for file in matched if file.path.endswith(WEIGHTS)})
 
 
-def choose_indexed(source: Source, files: Sequence[RepositoryFile], index: bytes) -> list[RepositoryFile]:
-    """Return `files` with no other weights than those that the index names; without the index if `source` names some.
+def choose_indexed(
+    source: Source, files: Sequence[RepositoryFile], index: bytes, *, is_mounted: bool = False
+) -> list[RepositoryFile]:
+    """Return `files` with no other weights than those that the index names, or without an index of another build.
+
+    Conversions keep the index of their original, none of whose files they have: then the files that are there decide.
+    Engines in pods read an index first, so it has to be deleted from a volume that they mount (`is_mounted`).
 
     Raises:
         ArtifactError: HeaderInvalid for an index that is not valid, SourceNotFound for a file that is missing.
     """
     try:
-        named = set(msgspec.json.decode(index, type=_Index).weight_map.values())
+        named = _read_indexed_names(index)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ArtifactError("HeaderInvalid", f"{INDEX} is not valid: {error}") from error
-    present = {file.path for file in files if file.path.endswith(WEIGHTS)}
-    if source.files:
-        return [file for file in files if file.path != INDEX or named == present]
-    for name in sorted(named):
+    weights = [file for file in files if file.path.endswith(WEIGHTS)]
+    present = {file.path for file in weights}
+    if source.files and named == present:
+        return list(files)
+    missing = sorted(named - present)
+    if not source.files and not missing:
+        return [file for file in files if file.path in named or not file.path.endswith(WEIGHTS)]
+    if not source.files and len(missing) < len(named):
+        way_out = _advise_whole(weights)
+        problem = f"{INDEX} names {missing[0]}, which is missing: the weights are not whole{way_out}"
+        raise ArtifactError("SourceNotFound", f"{source.display}: {problem}")
+    if is_mounted:
+        problem = f"{INDEX} names none of the weights beside it, so engines would load none: delete it there"
+        raise ArtifactError("SourceInvalid", f"{source.display}: {problem}")
+    _require_all_numbers(source, weights)
+    return [file for file in files if file.path != INDEX]
+
+
+def _read_indexed_names(index: bytes) -> set[str]:
+    """Return the names of files in an index. Raises msgspec.DecodeError, and ArtifactError for an impossible name."""
+    values: set[bytes] = set()
+    for _, value in read_members(memoryview(msgspec.json.decode(index, type=_Index).weight_map)):
+        values.add(value)
+        if len(values) > _MOST_FILES:
+            raise ArtifactError("HeaderInvalid", f"{INDEX} names more than {_MOST_FILES} files")
+    names = {msgspec.json.decode(value, type=str) for value in values}
+    for name in sorted(names):
         if "/" in name or not is_safe_path(name) or not name.endswith(WEIGHTS):
             raise ArtifactError("HeaderInvalid", f"{INDEX} names {name[:100]!r}, which is no *{WEIGHTS} file beside it")
-        if name not in present:
-            raise ArtifactError(
-                "SourceNotFound", f"{source.display}: {INDEX} names {name}, which is missing: the weights are not whole"
-            )
-    return [file for file in files if file.path in named or not file.path.endswith(WEIGHTS)]
+    return names
+
+
+def _require_all_numbers(source: Source, weights: Sequence[RepositoryFile]) -> None:
+    """Raise SourceNotFound if one of several files is missing, as their own names state."""
+    for series, numbers in _group_numbered(weights).items():
+        if missing := series.find_missing(numbers):
+            way_out = _advise_whole(weights)
+            problem = f"{missing} is missing: the weights are not whole{way_out}"
+            raise ArtifactError("SourceNotFound", f"{source.display}: {problem}")
+
+
+class _Series(NamedTuple):
+    """The names of weights in several files, which differ in the number: STEM-00001-of-00002.safetensors."""
+
+    stem: str
+    total: str
+    digits: int
+
+    @property
+    def pattern(self) -> str:
+        """Pattern that matches all of them, and no whole file."""
+        return f"{quote_pattern(self.stem)}*-of-{self.total}{WEIGHTS}"
+
+    def find_missing(self, numbers: Collection[int]) -> str:
+        """Return the name of a file that is missing; empty if all are there."""
+        first = 0 if 0 in numbers else 1
+        number = next((each for each in range(first, first + int(self.total)) if each not in numbers), None)
+        return "" if number is None else f"{self.stem}{number:0{self.digits}}-of-{self.total}{WEIGHTS}"
+
+
+def _group_numbered(weights: Iterable[RepositoryFile]) -> dict[_Series, set[int]]:
+    """Return the numbers that are there of each series of files."""
+    found: dict[_Series, set[int]] = {}
+    for file in weights:
+        if match := _NUMBERED.fullmatch(file.path):
+            series = _Series(match["stem"], match["total"], len(match["number"]))
+            found.setdefault(series, set()).add(int(match["number"]))
+    return found
+
+
+def _advise_whole(weights: Sequence[RepositoryFile]) -> str:
+    """Return the way out of a message: weights that are whole by themselves; empty if there are none."""
+    numbered = _group_numbered(weights)
+    whole = [file.path for file in weights if not _NUMBERED.fullmatch(file.path)]
+    patterns = list(map(quote_pattern, whole))
+    patterns += [series.pattern for series, numbers in numbered.items() if not series.find_missing(numbers)]
+    example = advise_files(patterns)
+    return f", or name others in files, for example {example}" if example else ""
 
 
 def _is_match(file: RepositoryFile, pattern: str) -> bool:
     # A pattern ends in .gguf or matches no GGUF file: so the format is known before anything is listed.
-    is_gguf = file.path.endswith(GGUF_WEIGHTS)
-    return (pattern.endswith(GGUF_WEIGHTS) or not is_gguf) and fnmatchcase(file.path, pattern)
+    is_gguf = is_gguf_name(file.path)
+    return (is_gguf_name(pattern) or not is_gguf) and fnmatchcase(file.path, pattern)
 
 
 def _choose_gguf(source: Source, listing: Listing, matched: Sequence[RepositoryFile]) -> list[RepositoryFile]:
-    others = [file.path for file in matched if not file.path.endswith(GGUF_WEIGHTS)]
-    first = {_first_part(file.path) for file in matched if file.path.endswith(GGUF_WEIGHTS)}
+    others = [file.path for file in matched if not is_gguf_name(file.path)]
+    first = {_first_part(file.path) for file in matched if is_gguf_name(file.path)}
     if others:
         raise ArtifactError(
             "SourceInvalid",
             f"{source.display}: files matches two formats, {_show(first)} and {_show(others)}: give patterns "
-            f"that end in {GGUF_WEIGHTS} only, or none of these",
+            f"that end in .gguf only, or none of these",
         )
     if len(first) > 1:
         raise ArtifactError(
             "SourceInvalid",
-            f"{source.display}: files matches {len(first)} models, {_show(first)}: write the one to serve, "
-            f"for example files: [{min(first)!r}]",
+            f"{source.display}: files matches {len(first)} models, {_show(first)}: write the one to serve"
+            f"{_advise_files(sorted(first.intersection(file.path for file in matched)))}",
         )
     return _find_parts(source, listing, next(iter(first)))
 
@@ -109,7 +185,10 @@ def _first_part(path: str) -> str:
 
 def _find_parts(source: Source, listing: Listing, first: str) -> list[RepositoryFile]:
     folder, slash, name = first.rpartition("/")
-    names = name_parts(name) or [name]
+    try:
+        names = name_parts(name) or [name]
+    except ValueError as error:
+        raise ArtifactError("SourceInvalid", f"{source.display}: {first} {error}") from error
     by_path = {file.path: file for file in listing.files}
     missing = [each for each in names if f"{folder}{slash}{each}" not in by_path]
     if missing:
@@ -125,7 +204,7 @@ def _choose_folder(source: Source, listing: Listing, weights: set[str]) -> list[
         file
         for file in listing.files
         if "/" not in file.path
-        and not file.path.endswith(GGUF_WEIGHTS)
+        and not is_gguf_name(file.path)
         and (file.path == INDEX or not file.path.endswith(_INDEX_SUFFIX))
     ]
     found = [file for file in top if file.path.endswith(WEIGHTS) and (not weights or file.path in weights)]
@@ -138,20 +217,28 @@ def _choose_folder(source: Source, listing: Listing, weights: set[str]) -> list[
             "read none there",
         )
     if not found or not any(file.path in (CONFIG, ADAPTER_CONFIG) for file in top):
-        ggufs = [file for file in listing.files if file.path.endswith(GGUF_WEIGHTS)]
+        ggufs = [file.path for file in listing.files if is_gguf_name(file.path)]
         way_out = (
-            f": name one of its GGUF files in files, for example files: [{ggufs[0].path!r}]"
+            f": name one of its GGUF files in files{_advise_files(ggufs)}"
             if ggufs
-            else ("; a GGUF file needs its name in the source: hf://ORG/REPO/FILE.gguf")
+            else "; a GGUF file needs its name in the source: hf://ORG/REPO/FILE.gguf"
         )
         raise ArtifactError(
             "SourceNotFound",
             f"{source.display}: has no {CONFIG} with *{WEIGHTS} beside it, so it is no folder of weights{way_out}",
         )
+    if all(file.path != INDEX for file in top):
+        _require_all_numbers(source, found)
     chosen = [file for file in top if file in found or not file.path.endswith(WEIGHTS)]
     if len(chosen) > _MOST_FILES:
         raise ArtifactError("SourceRefused", f"{source.display}: has more than {_MOST_FILES} files for an engine")
     return chosen
+
+
+def _advise_files(paths: Iterable[str]) -> str:
+    """Return the end of a message: an example of `files` with the first of `paths` that it can have."""
+    example = advise_files(map(quote_pattern, paths))
+    return f", for example {example}" if example else ""
 
 
 def _show(paths: Iterable[str]) -> str:

@@ -14,12 +14,11 @@ from artifacts.fetch import FetchedArtifact, MakeRoom, ReportProgress, fetch_fil
 from artifacts.file_choice import INDEX, choose_files, choose_indexed
 from artifacts.formats import gguf, safetensors_header
 from artifacts.formats.folder_config import CHECKED, CONFIG, QUANTIZATION, parse_safe
-from artifacts.formats.gguf_split import keep_part
+from artifacts.formats.gguf_split import is_gguf_name, keep_part
 from artifacts.formats.safetensors_header import LENGTH_BYTES, SafetensorsHeader
 from artifacts.gguf_reader import FoundHeader, read_header
 from artifacts.repositories import local_files
 from artifacts.repositories.repository import (
-    GGUF_WEIGHTS,
     WEIGHTS,
     Listing,
     ReadableFile,
@@ -61,11 +60,12 @@ class _OpenedFile(NamedTuple):
 
 
 class FileSet:
-    """The files of a source that is a folder, with the settings to read them."""
+    """The files of a source that is a folder, with the settings to read them; `is_mounted`: engines see all of it."""
 
-    def __init__(self, source: Source, access: SourceAccess) -> None:
+    def __init__(self, source: Source, access: SourceAccess, *, is_mounted: bool = False) -> None:
         self._source = source
         self._access = access
+        self._is_mounted = is_mounted
         self._repository = open_repository(source, access)
 
     async def list_chosen(self, revision: str | None) -> Listing:
@@ -80,7 +80,7 @@ class FileSet:
         index = next((file for file in files if file.path == INDEX), None)
         if index is not None:
             text = await self._read(listing, index, _CHECKED_BYTES)
-            files = await asyncio.to_thread(choose_indexed, self._source, files, text)
+            files = await asyncio.to_thread(choose_indexed, self._source, files, text, is_mounted=self._is_mounted)
         return dataclasses.replace(listing, files=files)
 
     async def verify_local(self, listing: Listing, sha256: str | None, on_progress: ReportProgress) -> FetchedArtifact:
@@ -90,7 +90,7 @@ class FileSet:
             ArtifactError: with a reason and whether a retry may help.
         """
         first = listing.files[0]
-        if first.path.endswith(GGUF_WEIGHTS):
+        if is_gguf_name(first.path):
             if sha256 and len(listing.files) > 1:
                 raise self.build_digest_refusal(listing)
             source = self._repository.file_source(first.path, None)

@@ -11,14 +11,14 @@ from artifacts.file_set import FileSet, read_stored_configs, read_stored_weights
 from artifacts.formats import folder_config, gguf
 from artifacts.formats.folder_config import CONFIG
 from artifacts.formats.gguf_facts import count_active, layout_of, summarize
-from artifacts.formats.gguf_split import keep_part, merge_headers, name_parts
+from artifacts.formats.gguf_split import is_gguf_name, keep_part, merge_headers, name_parts
 from artifacts.formats.safetensors_header import SafetensorsHeader
 from artifacts.gguf_reader import FoundHeader, read_header, read_stored_header
 from artifacts.mirrors import parse_mirrors, read_from_any
 from artifacts.partial_download import storage_faults
 from artifacts.repositories import local_files
 from artifacts.repositories.registry_repository import RegistryRepository
-from artifacts.repositories.repository import GGUF_WEIGHTS, SourceAccess
+from artifacts.repositories.repository import SourceAccess
 from artifacts.repositories.schemes import open_repository
 from artifacts.retry import Patience, retry_read
 from artifacts.source import Source, refuse_library
@@ -73,10 +73,10 @@ async def _inspect_files(
     source: Source, access: SourceAccess, sha256: str | None, *, is_mounted: bool = False
 ) -> Inspection:
     refuse_digest(source, sha256)
-    files = FileSet(source, access)
+    files = FileSet(source, access, is_mounted=is_mounted)
     listing = await files.list_chosen(None)
     first = listing.files[0]
-    if first.path.endswith(GGUF_WEIGHTS):
+    if is_gguf_name(first.path):
         headers = await files.read_gguf_headers(listing)
         facts = _describe_gguf(merge_headers(headers, [file.name for file in listing.files]))
         file = first.path if is_mounted else first.name
@@ -102,7 +102,7 @@ async def _inspect_image(source: Source, access: SourceAccess) -> Inspection:
             f"{source.display}: is a container image, whose files only nodes unpack: give the path of the weights in "
             "it in spec.files, for example files: ['models/tiny.gguf'], and their memory in spec.memoryBytes",
         )
-    is_gguf = source.files[0].endswith(GGUF_WEIGHTS)
+    is_gguf = is_gguf_name(source.files[0])
     facts = HeaderFacts(format="gguf" if is_gguf else "safetensors", gguf=GGUF(), layout=None, tensor_bytes=0)
     return _with_facts(facts, manifest.size_bytes, digest, source.files[0], None)
 
@@ -136,7 +136,7 @@ async def _inspect_any(source: Source, access: SourceAccess, sha256: str | None,
     if is_mounted and source.scheme == "oci":
         return await _inspect_image(source, access)
     if source.has_listing:
-        return await _inspect_files(source, access, sha256)
+        return await _inspect_files(source, access, sha256, is_mounted=is_mounted)
     return await _inspect_file(source, access, sha256)
 
 
@@ -156,6 +156,7 @@ async def inspect(
 
     """
     refuse_library(source)
+    is_mounted = is_mounted or source.scheme == "pvc"
     source = local_files.locate_mounted(source, access.file_root)
     try:
         async with asyncio.timeout(_TOTAL_SECONDS):

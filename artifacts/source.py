@@ -4,13 +4,13 @@ import dataclasses
 import hashlib
 import ipaddress
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Literal, get_args
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from artifacts.errors import ArtifactError
-from artifacts.formats.gguf_split import name_parts
+from artifacts.formats.gguf_split import is_gguf_name, name_parts
 
 Scheme = Literal["hf", "http", "https", "s3", "oci", "pvc", "file", "ollama"]
 _SCHEMES: Final[Mapping[str, Scheme]] = MappingProxyType({scheme: scheme for scheme in get_args(Scheme)})
@@ -25,6 +25,7 @@ TOKEN_VARIABLE = "POMONA_SOURCE_TOKEN"  # noqa: S105 - a name
 
 _HF_FORM = "hf://ORG/REPO[@REVISION]/FILE.gguf, or hf://ORG/REPO[@REVISION] for a folder of weights"
 _HF = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/@\s?#]+))?(?:/(?P<path>[^@\s?#]*))?", re.ASCII)
+_ESCAPES = "in its path, a blank is written %20, @ %40, # %23, ? %3F and % %25"
 _S3_FORM = "s3://BUCKET/KEY.gguf, or s3://BUCKET/PREFIX/ for a folder"
 _S3 = re.compile(r"s3://(?P<holder>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(?P<path>[^\s?#]*)", re.ASCII)
 _PVC_FORM = "pvc://CLAIM/PATH/FILE.gguf, or pvc://CLAIM/PATH/ for a folder"
@@ -44,9 +45,7 @@ MAX_NAME_BYTES = 236
 """The longest name beside it, `.NAME.verified.json.new`, must fit in the 255 bytes of file systems too."""
 MOST_PATTERNS = 64
 MOST_PATTERN_CHARACTERS = 256
-PATTERN = r"[A-Za-z0-9_.*?\[\]!+=@-]+(/[A-Za-z0-9_.*?\[\]!+=@-]+)*"
-"""A pattern for files: as in a shell, but `*` also stands for slashes."""
-_PATTERN = re.compile(PATTERN)
+_GLOB = re.compile(r"[*?\[]")
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
 _KEY_DIGITS = 16
@@ -105,7 +104,7 @@ class Source:
         """True if the engine gets a GGUF file: a source of one file, or a folder with patterns for such files."""
         if not self.is_folder:
             return self.scheme != "ollama"
-        return bool(self.files) and all(each.endswith(".gguf") for each in self.files)
+        return bool(self.files) and all(map(is_gguf_name, self.files))
 
     @property
     def is_pinned(self) -> bool:
@@ -208,17 +207,34 @@ def parse(text: str, files: Sequence[str] = ()) -> Source:
 def _check_patterns(source: Source, files: Sequence[str]) -> None:
     if not source.is_folder:
         raise SourceError(source.text, "names one file, so it takes no files: remove them, or name the folder")
-    if source.scheme in ("file", "pvc") and not all(each.endswith(".gguf") for each in files):
+    if source.scheme in ("file", "pvc") and not all(map(is_gguf_name, files)):
         raise SourceError(source.text, "is a folder that is served as it is: remove files, or name a .gguf file in it")
     if len(files) > MOST_PATTERNS:
         raise SourceError(source.text, f"has {len(files)} files: give at most {MOST_PATTERNS} patterns")
     for each in files:
-        if not _PATTERN.fullmatch(each) or len(each) > MOST_PATTERN_CHARACTERS or ".." in each.split("/"):
+        if not _is_pattern(each):
             raise SourceError(
                 source.text,
                 f"files has {each[:100]!r}: give the path of files in the repository, in which * stands for any "
-                f"letters, such as *Q4_K_M*.gguf; at most {MOST_PATTERN_CHARACTERS} characters",
+                f"letters, such as *Q4_K_M*.gguf; at most {MOST_PATTERN_CHARACTERS} printable characters",
             )
+
+
+def _is_pattern(text: str) -> bool:
+    """Return whether `text` is a pattern for files: as in a shell, but `*` also stands for slashes."""
+    is_path = text.isprintable() and all(segment not in ("", "..") for segment in text.split("/"))
+    return is_path and len(text) <= MOST_PATTERN_CHARACTERS
+
+
+def quote_pattern(path: str) -> str:
+    """Return the pattern that matches the path alone."""
+    return _GLOB.sub(r"[\g<0>]", path)
+
+
+def advise_files(patterns: Iterable[str]) -> str:
+    """Return the first of `patterns` that a user can write, as the field `files` in YAML; empty if there is none."""
+    found = next((each for each in patterns if _is_pattern(each)), None)
+    return "" if found is None else "files: ['{}']".format(found.replace("'", "''"))
 
 
 def scheme_of(text: str) -> Scheme | None:
@@ -259,15 +275,22 @@ def _parse_text(text: str) -> Source:
 def _parse_hub(text: str) -> Source:
     match = _HF.fullmatch(text)
     if not match:
-        raise SourceError(text, f"an hf:// source has the form {_HF_FORM}")
-    repo, path, revision = match["repo"], match["path"], match["revision"] or "main"
+        raise SourceError(text, f"an hf:// source has the form {_HF_FORM}; {_ESCAPES}")
+    repo, path, revision = match["repo"], unquote(match["path"] or ""), match["revision"] or "main"
     _check_segments(text, f"{repo}/{revision}/{path}" if path else f"{repo}/{revision}")
+    if not path.isprintable():
+        raise SourceError(text, "has an escape of a letter that cannot be printed")
     if not path:
         if repo.endswith(".gguf"):
             raise SourceError(text, f"names a file but not its repository: write {_HF_FORM}")
         return Source(scheme="hf", text=f"hf://{repo}@{revision}", repo=repo, revision=revision)
-    canonical = f"hf://{repo}@{revision}/{path}"
-    return Source(scheme="hf", text=canonical, file=_file_name(text, path), repo=repo, revision=revision, path=path)
+    return hub_file(repo, revision, path, _file_name(text, path))
+
+
+def hub_file(repo: str, revision: str, path: str, file: str) -> Source:
+    """Return the hf:// source of the file at `path`, whose name is `file`."""
+    text = f"hf://{repo}@{revision}/{quote(path)}"
+    return Source(scheme="hf", text=text, file=file, repo=repo, revision=revision, path=path)
 
 
 def _parse_held(text: str, scheme: Scheme, form: re.Pattern[str], example: str) -> Source:
@@ -275,7 +298,7 @@ def _parse_held(text: str, scheme: Scheme, form: re.Pattern[str], example: str) 
     match = form.fullmatch(text)
     path = unquote(match["path"]) if match else ""
     if not match or not path.isprintable():
-        raise SourceError(text, f"a {scheme}:// source has the form {example}")
+        raise SourceError(text, f"a {scheme}:// source has the form {example}; {_ESCAPES}")
     if path:
         _check_segments(text, path.removesuffix("/"))
     name = "" if not path or path.endswith("/") else _file_name(text, path)

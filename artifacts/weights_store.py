@@ -30,7 +30,7 @@ from artifacts.mirrors import parse_mirrors, read_from_any
 from artifacts.partial_download import in_thread, locked, storage_faults
 from artifacts.repositories import local_files
 from artifacts.repositories.address_policy import Networks
-from artifacts.repositories.repository import GGUF_WEIGHTS, SourceAccess
+from artifacts.repositories.repository import SourceAccess
 from artifacts.retry import DEFAULT_PATIENCE, Patience
 from artifacts.source import Source, cache_key, is_digest, refuse_library
 from artifacts.stored_identities import StoredIdentities, move_proven_names
@@ -479,7 +479,7 @@ async def _check_held(held: HeldWeights, check: CheckWeights) -> HeldWeights:
 
 def _is_folder(source: Source, fetched: Sequence[FetchedArtifact]) -> bool:
     """Return whether engines get the folder of these files, and not the first of them."""
-    return source.is_folder and fetched[0].path.suffix != GGUF_WEIGHTS
+    return source.is_folder and not fetched[0].is_gguf
 
 
 def _release_unclaimed(ended: "asyncio.Future[H]") -> None:

@@ -23,18 +23,14 @@ from crds.quantity import parse_quantity
 from crds.serving import Mode
 
 FilePatterns = Annotated[
-    list[
-        Annotated[
-            str,
-            Meta(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9_.*?\[\]!+=@-]+(/[A-Za-z0-9_.*?\[\]!+=@-]+)*$"),
-        ]
-    ],
+    list[Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^/\x00-\x1f\x7f]+(/[^/\x00-\x1f\x7f]+)*$")]],
     Meta(max_length=64),
     described(
-        "Files to take of a source that is a repository or folder: paths, in which * stands for any letters. For a "
-        "GGUF model, patterns that end in .gguf and match one model, for example *Q4_K_M*.gguf; all parts of a split "
-        "model are taken, also from a folder of the repository. For safetensors, the weights to take; configuration "
-        "and tokenizer are always taken. Default: all files of a folder of safetensors that an engine needs.",
+        "Files to take of a source that is a repository or folder: paths as they are listed, in which * stands for any "
+        "letters, ? for one, and [[] for a bracket. For a GGUF model, patterns that end in .gguf and match one model, "
+        "for example *Q4_K_M*.gguf; all parts of a split model are taken, also from a folder of the repository. For "
+        "safetensors, the weights to take; configuration and tokenizer are always taken. Default: all files of a "
+        "folder of safetensors that an engine needs.",
         **{"x-kubernetes-list-type": "atomic"},
     ),
 ]
@@ -87,9 +83,10 @@ class ModelSpec(ApiStruct, frozen=True):
             "layers are files, such as `oras push` makes: oci://REGISTRY/REPOSITORY:TAG or "
             "oci://REGISTRY/REPOSITORY@sha256:DIGEST. For pods only, a file or folder of a bucket, "
             "s3://BUCKET/KEY.gguf or s3://BUCKET/PREFIX/, or on a PersistentVolumeClaim of this namespace, which pods "
-            "mount read-only, pvc://CLAIM/PATH.gguf or pvc://CLAIM/PATH/; a blank in these is written %20. "
-            "A model of Ollama's library: ollama://NAME:TAG; Ollama, in a pod or on the host, pulls the model. Only "
-            "hosts can serve a file:// source, and its path must be below their agent's --file-root."
+            "mount read-only, pvc://CLAIM/PATH.gguf or pvc://CLAIM/PATH/. In a path, a blank is written %20, @ %40, "
+            "# %23, ? %3F and % %25. A model of Ollama's library: ollama://NAME:TAG; Ollama, in a pod or on the host, "
+            "pulls the model. Only hosts can serve a file:// source, and its path must be below their agent's "
+            "--file-root."
         ),
     ]
     files: FilePatterns = []

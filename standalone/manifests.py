@@ -151,7 +151,7 @@ def build_manifests(source: str, *, token: bool) -> tuple[Model, InferenceServic
 def derive_name(source: Source) -> str:
     """Return the name of the service for a source: `qwen3-8b-q4-k-m` for `Qwen3-8B-Q4_K_M.gguf`."""
     folder = (source.path.strip("/") or source.repo).rpartition("/")[2]
-    stem = folder if source.is_folder else source.file.removesuffix(".gguf")
+    stem = folder if source.is_folder else re.sub(r"\.gguf$", "", source.file, flags=re.IGNORECASE)
     name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")
     if not name[:1].isalpha():
         name = f"model-{name}".rstrip("-")

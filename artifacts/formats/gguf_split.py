@@ -1,4 +1,4 @@
-"""Split GGUF files: a model in several files, named `NAME-00001-of-00003.gguf` as llama.cpp writes and loads them.
+"""Names of GGUF files, and models in several files: `NAME-00001-of-00003.gguf`, as llama.cpp writes and loads them.
 
 The first part has the metadata, and each part lists the tensors that it has; engines get the path of the first part.
 """
@@ -18,6 +18,11 @@ MOST_TENSORS: Final = 1 << 16
 """The limit of one file: a model has no more because it is split."""
 _OF_PART: Final = ("split.no", "split.count")
 """Metadata of later parts that is compared."""
+
+
+def is_gguf_name(name: str) -> bool:
+    """Return whether a file or a pattern has the name of a GGUF file; some publishers write it in capitals."""
+    return name.lower().endswith(".gguf")
 
 
 def name_parts(name: str) -> list[str]:

@@ -12,7 +12,7 @@ from artifacts.errors import ArtifactError
 from artifacts.repositories.http_source import connect
 from artifacts.repositories.repository import Listing, ReadableFile, RepositoryFile, SourceAccess, is_wanted
 from artifacts.retry import retry_read
-from artifacts.source import Source, is_digest
+from artifacts.source import Source, hub_file, is_digest
 
 _COMMIT: Final = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 _LISTING_BYTES: Final = 8 << 20
@@ -57,15 +57,8 @@ class HubRepository:
         """Return the hf:// source of a file at a resolved revision."""
         if path == self._source.path:
             return self._source
-        repo, at = self._source.repo, revision or self._source.revision
-        return Source(
-            scheme="hf",
-            text=f"hf://{repo}@{at}/{path}",
-            file=path.rpartition("/")[2],
-            repo=repo,
-            revision=at,
-            path=path,
-        )
+        at = revision or self._source.revision
+        return hub_file(self._source.repo, at, path, path.rpartition("/")[2])
 
     @asynccontextmanager
     async def open_file(self, path: str, revision: str | None) -> AsyncIterator[ReadableFile]:

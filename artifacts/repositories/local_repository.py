@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 from artifacts.partial_download import storage_faults
 from artifacts.repositories import local_files
@@ -54,7 +55,7 @@ class LocalRepository:
         if not self._source.is_folder and path in (self._source.path, self._source.file):
             return self._source
         folder = self._source.path if self._source.is_folder else self._source.path.rpartition("/")[0] + "/"
-        return Source(scheme="file", text=f"file://{folder}{path}", file=path, path=folder + path)
+        return Source(scheme="file", text=f"file://{quote(folder + path)}", file=path, path=folder + path)
 
     @asynccontextmanager
     async def open_file(self, path: str, revision: str | None) -> AsyncIterator[ReadableFile]:

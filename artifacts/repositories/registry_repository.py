@@ -11,6 +11,7 @@ import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final
+from urllib.parse import quote
 
 import msgspec
 from yarl import URL
@@ -106,7 +107,7 @@ class RegistryRepository:
         """Return the source of a file: the artifact at its digest, and the path in it."""
         at = revision or self._source.revision
         separator = "@" if at.startswith(_ALGORITHM) else ":"
-        text = f"oci://{self._source.repo}{separator}{at}/{path}"
+        text = f"oci://{self._source.repo}{separator}{at}/{quote(path)}"
         return Source(
             scheme="oci", text=text, file=path.rpartition("/")[2], repo=self._source.repo, revision=at, path=path
         )

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from artifacts.errors import ArtifactError
+from artifacts.formats.gguf_split import is_gguf_name
 from artifacts.repositories.address_policy import Networks
 from artifacts.repositories.s3_access import ANONYMOUS_S3, S3Access
 from artifacts.retry import DEFAULT_PATIENCE, Patience
 from artifacts.source import DEFAULT_ENDPOINT, MAX_NAME_BYTES, Source
 
 WEIGHTS: Final = ".safetensors"
-GGUF_WEIGHTS: Final = ".gguf"
-_SUFFIXES: Final = (GGUF_WEIGHTS, WEIGHTS, ".json", ".txt", ".model", ".jinja", ".tiktoken")
-"""Suffixes of files that engines read; code beside the weights is none of them."""
+_SUFFIXES: Final = (WEIGHTS, ".json", ".txt", ".model", ".jinja", ".tiktoken")
+"""Suffixes of files beside GGUF that engines read; code beside the weights is none of them."""
 _MOST_PATH_CHARACTERS: Final = 1024
 """Messages quote paths; S3 has no longer ones."""
 _OURS: Final = (".verified.json", ".part.json")
@@ -152,7 +152,8 @@ class Repository(Protocol):
 
 def is_wanted(path: str) -> bool:
     """Decide whether an engine may read the file at `path`, a path that a server or a folder lists."""
-    return is_safe_path(path) and path.endswith(_SUFFIXES) and not path.endswith(_OURS)
+    is_read = is_gguf_name(path) or path.endswith(_SUFFIXES)
+    return is_read and is_safe_path(path) and not path.endswith(_OURS)
 
 
 def is_safe_path(path: str) -> bool:

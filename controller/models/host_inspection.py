@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from artifacts.errors import REASONS
+from artifacts.formats.gguf_split import is_gguf_name
 from artifacts.source import Source, parse
 from controller.models import jobs, volume
 from controller.models.inspecting_hosts import InspectingHost
@@ -279,7 +280,7 @@ def _judge_file(source: Source, report: InspectionReport) -> str:
     if not source.is_folder and (report.file, report.format) != (source.file, "gguf"):
         return f"file {report.file!r} of format {report.format} is not {source.file} of spec.source"
     is_file = bool(report.file)
-    is_safe = report.file.endswith(".gguf") and not report.file.startswith(".") and "/" not in report.file
+    is_safe = is_gguf_name(report.file) and not report.file.startswith(".") and "/" not in report.file
     if is_file != (report.format == "gguf") or (is_file and not is_safe) or report.format in (None, "ollama"):
         return f"file {report.file!r} of format {report.format} is nothing that a folder can have"
     return ""

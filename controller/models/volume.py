@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from artifacts.repositories.s3_access import OPTIONAL_VARIABLES, REQUIRED_VARIABLES
-from artifacts.source import HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, SourceError, parse, scheme_of
+from artifacts.source import HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, SourceError, hub_file, parse, scheme_of
 from controller.models.jobs import ANYWHERE, Placement, Reservation, SecretVariable, Work
 from controller.models.served import (
     accelerator_of,
@@ -182,7 +182,9 @@ def pin_source(model: Model, known: ModelFacts | None) -> str:
     source = parse(model.spec.source)
     if source.scheme == "oci":
         return f"oci://{source.repo}@{known.revision}"
-    return f"hf://{source.repo}@{known.revision}{'/' if source.path else ''}{source.path}"
+    if source.is_folder:
+        return f"hf://{source.repo}@{known.revision}"
+    return hub_file(source.repo, known.revision, source.path, source.file).text
 
 
 def _patterns(model: Model) -> list[str]:

@@ -2,9 +2,11 @@
 
 import contextlib
 import json
+import re
 from collections.abc import Mapping
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,11 +36,11 @@ def refused(paths: tuple[str, ...], *files: str, source: str = "hf://acme/x") ->
     return caught.value
 
 
-def narrow(paths: tuple[str, ...], weight_map: Mapping[str, str], *files: str) -> list[str]:
+def narrow(paths: tuple[str, ...], weight_map: Mapping[str, str], *files: str, is_mounted: bool = False) -> list[str]:
     source = parse("hf://acme/x", files)
     chosen = choose_files(source, listing(*paths, INDEX))
     index = json.dumps({"metadata": {}, "weight_map": weight_map}).encode()
-    return [file.path for file in choose_indexed(source, chosen, index)]
+    return [file.path for file in choose_indexed(source, chosen, index, is_mounted=is_mounted)]
 
 
 def test_folder_has_weights_configuration_and_tokenizer_only() -> None:
@@ -70,8 +72,41 @@ def test_index_that_names_a_file_elsewhere_is_refused(name: str) -> None:
 
 def test_index_that_names_an_absent_file_is_refused() -> None:
     with pytest.raises(ArtifactError, match=r"names gone\.safetensors, which is missing") as caught:
-        narrow(SHARDED, {"a": "gone.safetensors"})
+        narrow(SHARDED, {"a": "gone.safetensors", "b": SHARDED[-1]})
     assert caught.value.reason == "SourceNotFound"
+
+
+OF_FOUR = {f"t{number}": f"model-{number:05}-of-00004.safetensors" for number in range(1, 5)}
+
+
+@pytest.mark.parametrize("weights", [("model.safetensors",), SHARDED[-2:], ("model-00000-of-00001.safetensors",)])
+def test_index_of_another_build_is_left_out(weights: tuple[str, ...]) -> None:
+    assert narrow((*COMMON, *weights), OF_FOUR) == sorted((*COMMON, *weights))
+    with pytest.raises(ArtifactError, match="names none of the weights beside it, so engines would load none: delete"):
+        narrow((*COMMON, *weights), OF_FOUR, is_mounted=True)
+
+
+@pytest.mark.parametrize("index", [(), (INDEX,)])
+def test_weights_that_are_not_whole_by_their_own_numbers_are_refused(index: tuple[str, ...]) -> None:
+    for numbers, missing in (((1,), 2), ((2,), 1), ((0,), 1)):
+        parts = tuple(f"model-{number:05}-of-00002.safetensors" for number in numbers)
+        with pytest.raises(ArtifactError, match=rf"model-0000{missing}-of-00002\.safetensors is missing: .*not whole$"):
+            narrow((*COMMON, *parts), OF_FOUR) if index else choose((*COMMON, *parts))
+    assert "model-00003-of-00002.safetensors" in choose((*SHARDED, "model-00003-of-00002.safetensors"))
+
+
+def test_files_chooses_the_weights_that_are_whole_as_the_message_says() -> None:
+    paths = (*COMMON, "model.safetensors", SHARDED[-1])
+    error = refused(paths)
+    assert "00001-of-00002.safetensors is missing" in error.message
+    assert "or name others in files, for example files: ['model.safetensors']" in error.message
+    assert choose(paths, "model.safetensors") == sorted((*COMMON, "model.safetensors"))
+    both = (*SHARDED, *list(OF_FOUR.values())[:-1])
+    with pytest.raises(ArtifactError, match=r"files: \['model-\*-of-00002\.safetensors'\]"):
+        narrow(both, OF_FOUR)
+    assert narrow(both, OF_FOUR, "model-*-of-00002.safetensors") == sorted(SHARDED)
+    with pytest.raises(ArtifactError, match="not whole"):
+        choose(SHARDED, SHARDED[-1])
 
 
 @pytest.mark.parametrize("index", [b"", b"[]", b'{"weight_map": {"a": 1}}', b"[" * 100_000, b"\xff"])
@@ -155,12 +190,58 @@ def test_hostile_and_foreign_names_are_not_listed(path: str) -> None:
         ("file:///models/", ["*.safetensors"]),
         ("hf://acme/x", ["*.gguf"] * 65),
         ("hf://acme/x", ["a" * 252 + ".gguf"]),
-        *(("hf://acme/x", [bad]) for bad in ("", "../*.gguf", "a/../b.gguf", "/a.gguf", "a b", "a\n", "a//b", "$(x)")),
+        *(
+            ("hf://acme/x", [bad])
+            for bad in ("", "../*.gguf", "a/../b.gguf", "/a.gguf", "a\n", "a//b", "a/", "a\u202eb", "\x7f")
+        ),
     ],
 )
 def test_patterns_that_are_not_valid_are_refused(source: str, files: list[str]) -> None:
     with pytest.raises(SourceError):
         parse(source, files)
+
+
+@pytest.mark.parametrize(
+    "path", ["My Model (v2).gguf", "UPPER.GGUF", "sub dir/x y.gguf", "ünïcode.gguf", "plus+and,it's.gguf", "a@b.gguf"]
+)
+def test_any_name_of_the_hub_can_be_chosen(path: str) -> None:
+    assert choose((path, "other.gguf"), path) == [path]
+    assert choose((path, "other.gguf"), path[:3] + "*" + path[-5:]) == [path]
+
+
+def follow(error: ArtifactError) -> list[str]:
+    """Return the field `files` that a message advises, as YAML reads it."""
+    advised = re.search(r"for example (files: \[.*\])$", error.message)
+    assert advised, error.message
+    files: list[str] = yaml.safe_load(advised[1])["files"]
+    return files
+
+
+@given(
+    st.lists(
+        st.text(st.characters(codec="utf-8") | st.sampled_from("*?[]!'\"\\ #{}:%@$"), min_size=1, max_size=12),
+        min_size=2,
+        max_size=6,
+    ),
+    st.sampled_from([(".gguf",), (".gguf", "*.gguf"), (".GGUF", "*.GGUF"), (".safetensors",)]),
+)
+def test_what_a_message_advises_is_accepted_and_chooses(names: list[str], case: tuple[str, ...]) -> None:
+    suffix, *patterns = case
+    paths = tuple(sorted({path for name in names if is_wanted(path := f"{name}{suffix}")}))
+    others = (*COMMON, "model-00001-of-00002.safetensors") if suffix == ".safetensors" else ()
+    top = [path for path in paths if "/" not in path]
+    if not top or (patterns and len(paths) == 1) or any(path.startswith("consolidated") for path in paths):
+        return
+    chosen = choose((*paths, *others), *follow(refused((*paths, *others), *patterns)))
+    assert [path for path in chosen if path.endswith(suffix)] in [[path] for path in paths]
+
+
+def test_name_that_no_pattern_can_have_is_not_advised() -> None:
+    long = "/".join(["a" * 100] * 3) + ".gguf"
+    assert "files: ['short.gguf']" in refused((long, "short.gguf")).message
+    assert refused((long,)).message.endswith("name one of its GGUF files in files")
+    assert "files: ['x.gguf']" in refused(("x.gguf", SPLIT[1].rpartition("/")[2]), "*.gguf").message, "no part is"
+    assert "names part 9 of 3" in refused(("x-00009-of-00003.gguf",), "*.gguf").message
 
 
 def test_later_part_is_refused_with_the_name_of_the_first() -> None:

@@ -64,10 +64,10 @@ async def test_event_loop_goes_on_while_configurations_are_parsed(
     loop, went_on = asyncio.get_running_loop(), threading.Event()
     parse_quickly = getattr(file_set, function)
 
-    def parse_slowly(*args: object) -> object:
+    def parse_slowly(*args: object, **options: object) -> object:
         loop.call_soon_threadsafe(went_on.set)
         assert went_on.wait(10)
-        return parse_quickly(*args)
+        return parse_quickly(*args, **options)
 
     monkeypatch.setattr(file_set, function, parse_slowly)
     (tmp_path / CONFIG).write_text("{}")

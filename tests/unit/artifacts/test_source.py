@@ -1,5 +1,7 @@
 """Sources are parsed to safe file names, or refused with a message that shows a valid source."""
 
+from urllib.parse import quote
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +20,24 @@ def test_hub_source_without_revision_means_main() -> None:
     )
     assert source.url("https://hub/") == "https://hub/acme/Tiny.GGUF/resolve/main/sub/tiny-q8.gguf"
     assert source.url("https://hub", "abc") == "https://hub/acme/Tiny.GGUF/resolve/abc/sub/tiny-q8.gguf"
+
+
+@pytest.mark.parametrize("scheme", ["hf://acme/names/", "s3://models/", "pvc://weights/", "file:///srv/"])
+@pytest.mark.parametrize("name", ["My Model (v2).Q4_K_M.gguf", "a@b,c+d.gguf", "ünï.GGUF", "q?#1.gguf", "p%20.gguf"])
+def test_every_scheme_has_the_same_escapes(scheme: str, name: str) -> None:
+    source = parse(f"{scheme}sub%20dir/{quote(name)}")
+    assert (source.file, source.path.removeprefix("/srv/")) == (name, f"sub dir/{name}")
+    assert source.text.endswith(f"/sub%20dir/{quote(name)}")
+    assert parse(source.text) == source
+    if scheme != "file:///srv/":
+        with pytest.raises(SourceError, match="a blank is written %20, @ %40, # %23"):
+            parse(f"{scheme}a b.gguf")
+
+
+def test_hub_is_asked_for_the_name_that_the_file_has() -> None:
+    source = parse("hf://acme/names/My%20Model(v2).gguf")
+    assert source.url("https://hub").endswith("/resolve/main/My%20Model%28v2%29.gguf")
+    assert parse("hf://acme/names/My%20Model%28v2%29.gguf") == source
 
 
 def test_two_spellings_of_one_source_share_a_cache_folder() -> None:
@@ -151,6 +171,10 @@ def test_invalid_artifact_of_a_registry_is_refused_with_its_form(text: str) -> N
         ("hf://a/b@..", ".."),
         ("hf://a/b/c.gguf?download=1", "ORG/REPO"),
         ("hf://a/b//c.gguf", "empty"),
+        ("hf://a/b/%2e%2e/c.gguf", ".."),
+        ("hf://a/b/c%2f..", ".."),
+        ("hf://a/b/%0a/c.gguf", "printed"),
+        ("hf://a/b/c@v1.gguf", "@ %40"),
         ("http:///x.gguf", "host"),
         ("https://host/", "name"),
         ("https://host/a/..", "name"),
