@@ -100,9 +100,6 @@ class NodeUse(NamedTuple):
     """Requests by resource."""
 
 
-NOTHING_USED: Final = NodeUse({})
-
-
 def build_node_cell(
     node: Obj, fitness: NodeFitnessStatus | None, use: NodeUse, vendors: Vendors, *, is_stale: bool
 ) -> DensityCell:

@@ -104,7 +104,6 @@ class MetalProcessSpec(ServingOptions, frozen=True, kw_only=True):
     ]
     token_secret: Annotated[
         SecretName,
-        Time,
         described("Name of the Secret with the service's bearer token. Required unless inspect is true."),
     ] = ""
     further_artifacts: Annotated[

@@ -44,7 +44,6 @@ def describe_devices(
     memory_bytes: int | None = None,
     free_bytes: int | None = None,
     bandwidth: int | None = None,
-    cores: int | None = None,
 ) -> ServingDevices:
     """Return the devices of a replica in a pod, with what the table of products knows of them.
 
@@ -56,7 +55,6 @@ def describe_devices(
         memory_bytes: memory of each device or partition; None: that of the product.
         free_bytes: the part of it that is free.
         bandwidth: bytes a second by the vendor's tool; None: that of the product.
-        cores: processor cores of the replica.
     """
     listed = find_product(vendor, product, memory_bytes // MIB if memory_bytes and not partition else None)
     whole_bytes = listed.memory_mib * MIB if listed and listed.memory_mib else None
@@ -75,7 +73,6 @@ def describe_devices(
         free_bytes=free_bytes,
         bandwidth_bytes_per_second=bandwidth,
         flops=listed.tflops * _TERA if listed and listed.tflops and not partition else None,
-        cores=cores,
     )
 
 

@@ -242,16 +242,16 @@ def _cached_bytes(layout: Layout, options: ServingOptions, tokens: int) -> int:
     )
 
 
-def _layer_parameters(layout: Layout) -> tuple[int, int]:
-    """Return the parameters that a token uses in all layers: of attention, and of feed-forward parts."""
+def _count_layer_parameters(layout: Layout) -> int:
+    """Return the parameters that a token uses in all layers."""
     width, count = layout.embedding_size, sum(each.count for each in layout.layers)
     kept = sum(each.count * (each.key_elements + each.value_elements) for each in layout.layers)
-    return width * (2 * layout.attention_size * count + kept), 3 * width * layout.feed_forward_size * count
+    return width * (2 * layout.attention_size * count + kept + 3 * layout.feed_forward_size * count)
 
 
 def _estimate_prompt(layout: Layout, runtime: str, devices: ServingDevices) -> SpeedRange | None:
     """Estimate prompt tokens a second, with all weights in the devices; None if their arithmetic speed is unknown."""
-    parameters = sum(_layer_parameters(layout))
+    parameters = _count_layer_parameters(layout)
     if not devices.flops or not parameters or find_run_mode(devices) == "cpu":
         return None
     parallel = runtime in PARALLEL_ENGINES

@@ -87,7 +87,7 @@ def object_key(obj: Mapping[str, Any]) -> ObjectKey:
 
 
 VERSIONS: Final = Resource("", "", "version", "Version", namespaced=False)
-"""What the API server says of itself, which is no object."""
+"""The version of the API server, which is no object."""
 PODS: Final = Resource("", "v1", "pods", "Pod")
 POD_TEMPLATES: Final = Resource("", "v1", "podtemplates", "PodTemplate")
 SERVICES: Final = Resource("", "v1", "services", "Service")

@@ -127,7 +127,7 @@ class Drain:
     """Wait, for a bounded time, until running requests have ended."""
 
     timeout_seconds: float | None = None
-    """None: the time that the service gives its answers."""
+    """The longest wait; None: the time that the service gives its answers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,6 @@ def _describe_device(hardware: NodeHardware, bandwidth: int | None) -> ServingDe
         memory_bytes=device.memory_bytes,
         free_bytes=device.free_bytes,
         bandwidth=device.memory_bandwidth_bytes_per_second,
-        cores=hardware.cpu_cores,
     )
 
 

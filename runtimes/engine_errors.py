@@ -1,4 +1,4 @@
-"""Who is to blame for an error that an engine answers: the form of each engine's table, and its one reader.
+"""The blame for an error that an engine answers: the form of each engine's table, and its one reader.
 
 A status alone misleads: llama.cpp answers 500 to an image that its model cannot see, and mlx-lm 404 once it is dead.
 Each engine's module has rows for its own answers. The row decides what the client gets, so that it repeats a request
@@ -12,8 +12,8 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 Lesson = Literal["nothing", "failure", "sick"]
-"""What an error shows of the engine: nothing, since the client or the load is to blame; that it failed this request; or
-that it cannot answer any request more."""
+"""The lesson of an error about the engine: nothing, since the client or the load is to blame; that it failed this
+request; or that it cannot answer any request more."""
 
 _LONGEST_TEXT: Final = 2000
 
@@ -46,7 +46,7 @@ class ErrorMessage(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """What follows from an error answer, for the client and for the engine."""
+    """The consequences of an error answer, for the client and for the engine."""
 
     status: int
     lesson: Lesson

@@ -54,7 +54,7 @@ class Decision(NamedTuple):
     problem: ServiceProblem | None = None
     """The reason why there are none."""
     note: str = ""
-    """What the user should know of weights that serve."""
+    """A remark for the user on weights that serve."""
 
 
 def decide_assignments(service: InferenceService, models: Mapping[ObjectKey, Model]) -> Decision:

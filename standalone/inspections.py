@@ -26,7 +26,7 @@ _HURRIED: Final = Patience(connect_seconds=10.0, silence_seconds=10.0, attempts=
 
 
 class SourceRecord(msgspec.Struct, frozen=True, rename="camel"):
-    """What a source said of its weights at the last inspection; their header is in the store."""
+    """The facts that a source stated about its weights at the last inspection; their header is in the store."""
 
     revision: str
     file: str

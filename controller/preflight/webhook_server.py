@@ -30,7 +30,6 @@ MOST_CONNECTIONS: Final = 128
 """Half of them from one address. API servers need some; each of a stranger's takes memory of the controller, and gives
 way to that of another."""
 _JSON: Final = b"Content-Type: application/json\r\n"
-_TEXT: Final = b"Content-Type: text/plain; charset=utf-8\r\n"
 
 log = structlog.get_logger()
 
@@ -51,9 +50,10 @@ class PreflightServer:
     def begin(self, exchange: Exchange) -> WholeBody | None:
         """Begin to answer a request."""
         if not self._knows_path(exchange.head.path):
-            exchange.respond(404, _TEXT, b"not found\n")
+            exchange.respond(404, *render_text(404, "not found"))
         elif exchange.head.method != "POST":
-            exchange.respond(405, _TEXT + b"Allow: POST\r\n", b"use POST\n")
+            fields, text = render_text(405, "use POST")
+            exchange.respond(405, fields + b"Allow: POST\r\n", text)
         else:
             limits = BodyLimits(MOST_BODY_BYTES, MOST_HELD_BYTES)
             return self.bodies.receive(exchange, limits, functools.partial(self.answer, exchange))
@@ -64,13 +64,13 @@ class PreflightServer:
         try:
             write = parse_review(body)
         except InvalidReviewError as error:
-            exchange.respond(400, _TEXT, f"{error}\n".encode())
+            exchange.respond(400, *render_text(400, str(error)))
             return
         try:
             answer = self._judge(write)
         except Exception:  # the boundary of the request: the service is written without preflight
             log.exception("preflight_failed")
-            exchange.respond(500, _TEXT, b"preflight failed: see the log of the controller\n")
+            exchange.respond(500, *render_text(500, "preflight failed: see the log of the controller"))
             return
         exchange.respond(200, _JSON, encode_answer(write.uid, answer))
 

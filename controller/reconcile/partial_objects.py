@@ -54,19 +54,17 @@ LOADING_OPTION: Final = "--loading-seconds"
 """Option of a pod's proxy, of which a Deployment keeps the value: earlier versions did not give it."""
 DRAIN_OPTION: Final = "--drain-seconds"
 """The same: an edit of it restarts no pod."""
+GRACE_FIELD: Final = "terminationGracePeriodSeconds"
+"""Field of pods and probes, of which the same holds."""
 _MOST_SHARED: Final = 4096
 _LONGEST_SHARED: Final = 64
 """Characters; longer strings are messages, each of its own."""
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 _POD_CONDITIONS: Final = frozenset({"Ready", "PodScheduled"})
 _POD_ANNOTATIONS: Final = frozenset({DELETION_COST, DEVICE_NEED, ENQUEUED_AT, NOMINATED, POD_TEMPLATE})
-_GRACE: Final = "terminationGracePeriodSeconds"
 _POD_SPEC: Final = ("nodeName", "schedulingGates", "overhead", "priorityClassName", "resourceClaims")
 _REPLICA_COUNTS: Final = ("observedGeneration", "replicas", "updatedReplicas", "readyReplicas")
-_READ_OF_TEMPLATE: Final = (
-    *("priorityClassName", "schedulingGates", "resourceClaims"),
-    _GRACE,
-)
+_READ_OF_TEMPLATE: Final = ("priorityClassName", "schedulingGates", "resourceClaims", GRACE_FIELD)
 _DEPLOYMENT_CONDITIONS: Final = frozenset({"ReplicaFailure"})
 
 
@@ -259,7 +257,7 @@ def _of_container(container: Obj) -> Obj:
     """Return what decides whether a later template restarts a pod."""
     kept = _pick(container, ("name", "resources", "lifecycle", "restartPolicy"))
     for kind in ("startupProbe", "livenessProbe"):
-        read = ("failureThreshold", _GRACE) if kind == "startupProbe" else (_GRACE,)
+        read = ("failureThreshold", GRACE_FIELD) if kind == "startupProbe" else (GRACE_FIELD,)
         if probe := _pick(container.get(kind) or {}, read):
             kept[kind] = probe
     arguments: list[str] = container.get("args") or []

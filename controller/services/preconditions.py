@@ -35,8 +35,6 @@ from runtimes.registry import RUNTIMES
 from runtimes.runtime import RuntimeDemand
 from runtimes.runtime_choice import refuse_demand
 
-"""The architecture that llama.cpp's projectors (mmproj files) state, whatever they project."""
-
 NO_DEVICE_CLAIMS: Final = "NoDeviceClaims"
 """Reason of a service that selects devices in a cluster in which none can be claimed."""
 DEVICE_TOO_SMALL: Final = "DeviceTooSmall"

@@ -53,7 +53,7 @@ class ConnectionCaps:
     with_room: int = 1 << 15
     """Beyond so many, a new connection takes the place of one without a request, if there is one: those cost memory."""
     buffered_bytes: int = 64 << 10
-    """What may wait at each: of requests that a client pipelines, and of answers that it does not read."""
+    """Bytes that may wait at each: of requests that a client pipelines, and of answers that it does not read."""
 
 
 def connection_caps(descriptor_limit: int) -> ConnectionCaps:

@@ -83,7 +83,7 @@ class AskedQuestion(NamedTuple):
         return dict(reversed(pairs))
 
     def keep_place(self) -> None:
-        """Let the request give way to no other connection: its client is known."""
+        """Keep the place of the request, which gives way to no other connection: its client is known."""
         self.exchange.gives_way = False
 
 
@@ -97,7 +97,7 @@ class Route(NamedTuple):
     method: str = "GET"
     """GET serves HEAD, too."""
     body: BodyLimits | None = None
-    """None: a body is not read."""
+    """Limits of the body; None: a body is not read."""
 
 
 def explain(status: int, message: str) -> WholeAnswer:

@@ -17,9 +17,9 @@ class BodyLimits(NamedTuple):
     held_bytes: int
 
 
-def render_text(_status: int, reason: str) -> tuple[bytes, bytes]:
-    """Return the header fields and the body of a failure as text."""
-    return b"Content-Type: text/plain; charset=utf-8\r\n", f"{reason}\n".encode()
+def render_text(_status: int, text: str) -> tuple[bytes, bytes]:
+    """Return the header fields and the body of an answer that is a line of text."""
+    return b"Content-Type: text/plain; charset=utf-8\r\n", f"{text}\n".encode()
 
 
 class WholeBodies:

@@ -3,7 +3,7 @@
 Nothing on a host knows whether a firewall or a route keeps the cluster away, and a host without services has no other
 listener. So the agent answers on a spare port of its range with the name of this host, and the controller asks there. A
 service that needs the port gets it.
-The answer holds no secret, and whatever it asks is answered alike.
+The answer holds no secret, and is the same to all requests.
 """
 
 import asyncio
@@ -22,7 +22,6 @@ from gateway.http.whole_answers import BUFFER_BYTES, TIMES
 from gateway.http.whole_body import render_text
 
 _CAPS: Final = ConnectionCaps(total=32, per_peer=16)
-_TEXT: Final = b"Content-Type: text/plain; charset=utf-8\r\n"
 _RETRY_SECONDS: Final = 60.0
 """Pause after no port could be bound."""
 
@@ -44,7 +43,7 @@ class ReachabilityListener:
     ) -> None:
         self.port: int | None = None
         """The bound port; None: none is bound."""
-        self._answer = f"{host}\n".encode()
+        self._host = host
         self._address = address
         self._list_ports = list_ports
         self._on_change = on_change
@@ -101,4 +100,4 @@ class ReachabilityListener:
 
     def _respond(self, exchange: Exchange) -> None:
         exchange.keep_alive = False
-        exchange.respond(200, _TEXT, self._answer)
+        exchange.respond(200, *render_text(200, self._host))

@@ -67,7 +67,7 @@ class Proxy:
         self.state: ProxyState | None = None
         """Its last reported state, some seconds old."""
         self.service_rates = ServiceRates()
-        """The tokens per second of its services."""
+        """The traffic of its services."""
         self.client = ProxyClient(self._socket)
 
     def adopt(self) -> None:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE
 from controller.models.jobs import CONTAINER_SECURITY, keep_literal
-from controller.reconcile.partial_objects import DRAIN_OPTION, LOADING_OPTION
+from controller.reconcile.partial_objects import DRAIN_OPTION, GRACE_FIELD, LOADING_OPTION
 from controller.services.tokens import TOKEN_KEY
 from crds.meta import PROXY_CONTAINER, ObjectMeta
 from gateway.proxy.paths import ENGINE_LIVENESS
@@ -34,7 +34,7 @@ after that, the engine is restarted, which fails no request: only the proxy send
 _PROBE_SECONDS: Final = 10
 _PROXY_RESTART_SECONDS: Final = 480
 """Time in which a proxy that ended is back: the kubelet waits at most 300 s before it starts a container again."""
-HANG_GRACE: Final = {"terminationGracePeriodSeconds": 30}
+HANG_GRACE: Final = {GRACE_FIELD: 30}
 """Field of the probe that finds a container hanging: it ends without the time that its pod has for answers."""
 _KILL_SECONDS: Final = 10
 """Time in which an engine that hangs may end by itself."""

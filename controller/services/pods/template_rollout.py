@@ -19,7 +19,7 @@ import msgspec
 
 from controller.models.served import Served, cache_path, cached_claim
 from controller.placement.queued_service import read_template_mark
-from controller.reconcile.partial_objects import DRAIN_OPTION, LOADING_OPTION
+from controller.reconcile.partial_objects import DRAIN_OPTION, GRACE_FIELD, LOADING_OPTION
 from controller.reconcile.stamp import ANNOTATION_INPUTS, ANNOTATION_SERVED, ANNOTATION_UPDATE, is_desired, stamp
 from controller.services.pods.one_node import forget_claims
 from controller.services.pods.queue_gate import has_gate, set_gate
@@ -32,7 +32,6 @@ from kube.resources import DEPLOYMENTS
 
 _ADDED_FIELDS: Final = ("priorityClassName", "topologySpreadConstraints")
 """Fields of a pod that earlier versions did not state, and for which no pod is restarted."""
-_GRACE: Final = "terminationGracePeriodSeconds"
 _DEFAULTS: Final = InferenceServiceSpec(model_ref="")
 """Values that nobody decided: a field that a later version adds has its default in all objects."""
 
@@ -230,8 +229,8 @@ def _keep_pods(made: Obj, observed: Obj, *, keeps_request: bool, is_edited: bool
     before = {each["name"]: each for each in (*pod.get("initContainers", ()), *pod["containers"])}
     for container in (*spec.get("initContainers", ()), *spec["containers"]):
         _keep_container(container, before.get(container["name"], {}), keeps_request=keeps_request)
-    if _GRACE in pod:
-        spec[_GRACE] = pod[_GRACE]
+    if GRACE_FIELD in pod:
+        spec[GRACE_FIELD] = pod[GRACE_FIELD]
     if not is_edited and "priorityClassName" not in pod:
         for field in _ADDED_FIELDS:
             spec.pop(field, None)
@@ -255,8 +254,8 @@ def _keep_container(container: Obj, there: Obj, *, keeps_request: bool) -> None:
         container["startupProbe"]["failureThreshold"] = limit
     for kind in ("startupProbe", "livenessProbe"):
         if kind in container:
-            container[kind].pop(_GRACE, None)
-            container[kind] |= {_GRACE: seconds} if (seconds := there.get(kind, {}).get(_GRACE)) else {}
+            container[kind].pop(GRACE_FIELD, None)
+            container[kind] |= {GRACE_FIELD: seconds} if (seconds := there.get(kind, {}).get(GRACE_FIELD)) else {}
     if container["name"] == PROXY_CONTAINER:
         for option in (DRAIN_OPTION, LOADING_OPTION):
             container["args"] = _keep_option(option, container["args"], there.get("args", ()))

@@ -28,7 +28,7 @@ TIMEOUT = aiohttp.ClientTimeout(total=120)
 
 @contextlib.asynccontextmanager
 async def under_load(cluster: Cluster, *services: str) -> AsyncIterator[None]:
-    """Have clients ask each service all the time."""
+    """Start clients that ask each service all the time."""
 
     async def ask(session: aiohttp.ClientSession, url: str, service: str, token: str) -> None:
         headers, body = {"Authorization": f"Bearer {token}"}, {**LONG, "model": service}

@@ -16,7 +16,7 @@ from aiohttp import web
 
 _COOKIE = "omlx_admin_session"
 _SICK_ANSWER = {"error": {"message": "Compute error.", "type": "server_error", "code": 500}}
-"""What an engine answers after a Metal out-of-memory error; oMLX passes it on."""
+"""The answer of an engine after a Metal out-of-memory error; oMLX passes it on."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 

@@ -78,7 +78,7 @@ def comes_first(one: str, other: str) -> bool:
 
 
 def test_kubectl_prints_all_labels_in_one_order() -> None:
-    """What its comparison puts in no order, `kubectl diff` reports as changed."""
+    """`kubectl diff` reports as changed what its comparison puts in no order."""
     circle = ("8g", "12g", "80g", "8g")
     assert all(itertools.starmap(comes_first, itertools.pairwise(circle))), "a letter after a number has no place"
     spec = ModelSpec(source="hf://a/b/c.gguf", domains=["code"], languages=["en", "de"], thinking=True)
