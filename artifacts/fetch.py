@@ -41,7 +41,7 @@ class FetchedArtifact:
     """A complete file.
 
     Attributes:
-        path: path of the file; for a file:// source, its real path.
+        path: path of the file; for a file:// source, its own path, which may be a link.
         size_bytes: its size.
         sha256: its digest; empty for a file:// source without an expected digest, which is not hashed.
         revision: the resolved revision: commit of hf://, entity tag or date of http(s)://, time and size of file://.

@@ -45,7 +45,9 @@ def _locate_source(text: str) -> str:
     if not path.exists():
         form = "hf://ORG/REPO/FILE.gguf, https://HOST/FILE.gguf, or the path of a file or folder"
         raise ManifestError([f"--model {text}: no such file: give {form}"])
-    return f"file://{quote(str(path.resolve()))}{'/' if path.is_dir() else ''}"
+    # A link keeps its name: its target may be a blob that is named by its digest, without the other parts beside it.
+    located = path.resolve() if path.name in ("", "..") else path.parent.resolve() / path.name
+    return f"file://{quote(str(located))}{'/' if path.is_dir() else ''}"
 
 
 async def _state_memory(model: Model, service: InferenceService, options: StandaloneOptions) -> Model:

@@ -5,41 +5,51 @@ import os
 from pathlib import Path
 
 from artifacts.errors import ArtifactError
+from artifacts.formats.gguf_split import name_parts
 from artifacts.source import Source
 
 
 def locate(source: Source, file_root: Path | None) -> Path:
-    """Return the real path of a file:// source.
+    """Return the path of a file:// source as it is written: a link keeps its name, by which engines find further parts.
 
     Raises:
-        ArtifactError: SourceForbidden when the path is not below `file_root` or `file_root` is None; SourceNotFound.
+        ArtifactError: SourceForbidden when it, or a part of it, leads out of `file_root` or `file_root` is None;
+            SourceNotFound.
 
     """
-    if file_root is None:
-        raise ArtifactError(
-            "SourceForbidden",
-            f"{source.display}: local files are not allowed here: start with --file-root DIR, a folder above this file",
-        )
-    root = Path(os.path.realpath(file_root))
-    # Where the path leads is compared before it is known to exist: the error must not tell what exists elsewhere.
-    if not Path(os.path.realpath(source.path)).is_relative_to(root):
-        raise ArtifactError(
-            "SourceForbidden",
-            f"{source.display}: is not below --file-root {file_root}: move it there or widen the root",
-        )
+    path = Path(source.path)
+    # Where a path leads is compared before it is known to exist: the error must not tell what exists elsewhere.
+    _require_inside(source, path, file_root)
+    first, *others = name_parts(source.file) or [""]
+    for name in others if source.file == first else ():
+        _require_inside(source, path.with_name(name), file_root, f"{name} ")
     try:
-        path = Path(source.path).resolve(strict=True)
+        path.resolve(strict=True)
     except (OSError, RuntimeError) as error:
         problem = getattr(error, "strerror", None) or "a loop of links"
         raise ArtifactError("SourceNotFound", f"{source.display}: {problem}") from error
-    if not path.is_relative_to(root):
-        raise ArtifactError("SourceForbidden", f"{source.display}: was moved out of --file-root {file_root}")
     if source.is_folder and not path.is_dir():
         raise ArtifactError("SourceNotFound", f"{source.display}: is no folder: remove the slash at its end")
     if not source.is_folder and not path.is_file():
         way_out = ": end it with a slash to serve the folder" if path.is_dir() else ""
         raise ArtifactError("SourceNotFound", f"{source.display}: is no regular file{way_out}")
+    _require_inside(source, path, file_root)  # it may have been replaced meanwhile
     return path
+
+
+def _require_inside(source: Source, path: Path, file_root: Path | None, name: str = "") -> None:
+    """Raise SourceForbidden for a path that leads out of `file_root`; `name` is that of a file beside the source's."""
+    if file_root is None:
+        raise ArtifactError(
+            "SourceForbidden",
+            f"{source.display}: local files are not allowed here: start with --file-root DIR, a folder above this file",
+        )
+    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(file_root)):
+        raise ArtifactError(
+            "SourceForbidden",
+            f"{source.display}: {name}is not below --file-root {file_root}, or is a link out of it: move it there or "
+            "widen the root",
+        )
 
 
 def locate_mounted(source: Source, file_root: Path | None) -> Source:
@@ -60,12 +70,8 @@ def locate_mounted(source: Source, file_root: Path | None) -> Source:
 
 def refuse_outside(source: Source, path: Path, file_root: Path | None) -> None:
     """Raise SourceForbidden for a file of a folder that is a link out of `file_root`. Raises OSError."""
-    if path.is_symlink() and not (file_root and path.resolve().is_relative_to(file_root.resolve())):
-        raise ArtifactError(
-            "SourceForbidden",
-            f"{source.display}: {path.name} is a link out of --file-root {file_root}: move its target there, or "
-            "widen the root",
-        )
+    if path.is_symlink():
+        _require_inside(source, path, file_root, f"{path.name} ")
 
 
 def revision(path: Path) -> str:
