@@ -1,11 +1,15 @@
 """Weights of a real engine: fetched by content, and pinned by the engine itself while its agent is dead."""
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
+from controller.models.served import Companion, Served
+from controller.services.metal_processes import desired_spec
 from crds.metalprocess import Artifact, FurtherArtifact
 from metal_agent.native.process import identify_process
 from metal_agent.weights import HostWeights
+from tests.support.api_objects import GIB, as_model, as_service, model, service
 from tests.support.file_server import ALLOWED_NETWORKS, FileServer
 from tests.support.local_host import Machine, MakeAssignment, phase, ready
 from tests.support.tiny_models import tiny_gguf
@@ -71,3 +75,25 @@ async def test_fetched_weights_are_pinned_while_others_cannot_be_fetched(
         machine.supervisor.assign([])
         await phase(machine, "Stopped")
         assert [each.in_use for each in store.stored()] == [False]
+
+
+async def test_secret_of_a_model_is_the_token_by_which_a_host_fetches_its_weights(
+    machine: Machine, assignment: MakeAssignment, tmp_path: Path
+) -> None:
+    """From the fields of two Models, one the draft of the other, over their process, to what the server is sent."""
+    www = tmp_path / "www"
+    www.mkdir()
+    for name in ("tiny.gguf", "draft.gguf"):
+        tiny_gguf.write(www / name)
+    machine.secrets |= {("team-a", "hub"): "hub-token", ("team-a", "drafts"): "drafts-token"}
+    async with FileServer(www) as server:
+        unread = {"revision": "", "sha256": "", "sizeBytes": None}
+        tiny = model(source=f"{server.url}/tiny.gguf", sourceSecretRef={"name": "hub"}, status=unread)
+        draft = model(source=f"{server.url}/draft.gguf", sourceSecretRef={"name": "drafts"}, status=unread)
+        companion = Companion("draft", "speculative.draftModelRef", "draft", model=as_model(draft))
+        served = Served(as_model(tiny), "llama.cpp", (companion,))
+        spec = desired_spec(as_service(service()), served, GIB // 2)
+        machine.supervisor.assign([replace(assignment(), spec=spec)])
+        await ready(machine)
+        sent = {path: {each.authorization for each in server.seen(path)} for path in ("/tiny.gguf", "/draft.gguf")}
+    assert sent == {"/tiny.gguf": {"Bearer hub-token"}, "/draft.gguf": {"Bearer drafts-token"}}

@@ -7,7 +7,7 @@ import msgspec
 
 from controller.placement.actions import Action, Admit, EvictUnit, Nominate, WithdrawNomination
 from controller.placement.planner import PlanRules, Round, plan
-from controller.placement.units import Cell, Nomination, Unit, add_by_cell, subtract_amounts
+from controller.placement.units import Amounts, Cell, Nomination, Unit, add_by_cell, subtract_amounts
 from tests.support.queue_units import pod
 
 NOW = 10_000.0
@@ -46,7 +46,7 @@ def _say(action: Action) -> str:
             return f"{victim.uid} ends for {preemptor.uid}"
 
 
-def runs(uid: str, need: int, cell: str, **changes: Any) -> Unit:
+def runs(uid: str, need: int | Amounts, cell: str, **changes: Any) -> Unit:
     """Return a pod that runs on a node and is old enough to be evicted."""
     return pod(uid, need, cells=(f"node/{cell}",), **{"evictable_since": 0.0, **changes})
 

@@ -189,6 +189,14 @@ def test_prompt_speed_follows_from_arithmetic() -> None:
     assert two.expected == 2 * one.expected
 
 
+def test_share_of_the_arithmetic_that_a_prompt_achieves_depends_on_the_engine() -> None:
+    # The engines that share layers among devices are not measured: half of the arithmetic is assumed.
+    alone, shared = _estimate().prompt, _estimate(runtime="vllm").prompt
+    assert alone
+    assert shared
+    assert shared.expected == pytest.approx(alone.expected * 0.5 / 0.3)
+
+
 def test_measurements_of_a_class_correct_the_estimate_and_narrow_its_range() -> None:
     plain = _estimate()
     ratios = [

@@ -17,6 +17,10 @@ def pod(name: str, version: int, *, uid: str = "", namespace: str = "ns", **labe
     return {"metadata": {**metadata, "resourceVersion": str(version), "labels": labels}}
 
 
+def versioned(version: str) -> Obj:
+    return {"metadata": pod("a", 1)["metadata"] | {"resourceVersion": version}}
+
+
 @pytest.fixture
 def store() -> Store:
     return Store()
@@ -153,6 +157,34 @@ def test_an_object_put_during_the_list_stays(store: Store, heard: list[Any]) -> 
     store.replace(PODS, [pod("old", 1)], before=before)
     assert store.list(PODS) == [pod("old", 7), pod("new", 6)]
     assert len(heard) == 3
+
+
+def test_an_object_put_during_the_list_stays_though_the_list_lacks_it(store: Store) -> None:
+    store.put(PODS, pod("a", 1))
+    before = store.snapshot(PODS)
+    store.put(PODS, pod("a", 2))
+    store.replace(PODS, [], before=before)
+    assert store.list(PODS) == [pod("a", 2)]
+
+
+def test_object_that_a_list_replaced_by_its_successor_never_comes_back(store: Store) -> None:
+    store.put(PODS, pod("a", 1, uid="old"))
+    store.replace(PODS, [pod("a", 3, uid="new")])
+    store.remove(PODS, "ns", "a")
+    assert not store.put(PODS, pod("a", 1, uid="old")), "an event that comes late"
+
+
+def test_events_after_a_list_of_a_restored_backup_are_taken(store: Store) -> None:
+    store.put(PODS, pod("a", 100))
+    store.replace(PODS, [pod("a", 50)])
+    assert store.put(PODS, pod("a", 51)), "the list has the object: it was not deleted at version 100"
+
+
+def test_versions_that_are_no_numbers_are_compared_by_equality(store: Store) -> None:
+    assert store.put(PODS, versioned("b"))
+    assert not store.put(PODS, versioned("b"))
+    assert store.put(PODS, versioned("a"))
+    assert store.put(PODS, pod("a", 7)), "a server of another kind"
 
 
 def test_a_list_after_a_restored_backup_replaces_newer_versions(store: Store) -> None:

@@ -1,6 +1,7 @@
 """The forecast: rounds of the planner one after the other, and what a change would alter."""
 
 import msgspec
+import pytest
 
 from controller.placement.forecast import (
     QueueForecast,
@@ -12,12 +13,13 @@ from controller.placement.forecast import (
     list_differences,
 )
 from controller.placement.planner import PlanRules
-from controller.placement.units import Cell, Nomination, Unit
+from controller.placement.units import CLAIM_SLOT, MEMORY, Cell, Nomination, Unit
 from tests.support.queue_decisions import runs, subtract_units
 from tests.support.queue_units import GPU, host, node, pod, process
 
 RULES = PlanRules(min_run_seconds=300.0)
 NOW = 10_000.0
+ANY, LARGE = "gpu.example/[any]", "gpu.example/[large]"
 
 
 def foresee(cells: list[Cell], units: list[Unit], rules: PlanRules = RULES) -> QueueForecast:
@@ -136,3 +138,20 @@ def test_successor_keeps_place_and_need() -> None:
     assert (successor.enqueued_at, successor.parts, successor.state) == (7.0, unit.parts, "waiting")
     assert successor.cells == ()
     assert successor.uid != unit.uid
+
+
+def test_forecast_that_is_ended_early_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = [runs("low", 8, "a", priority="low", evictable_since=0.0), pod("new", 8, priority="high")]
+    assert foresee([node("a")], waiting).is_complete
+    monkeypatch.setattr("controller.placement.forecast.MOST_ROUNDS", 1)
+    assert not foresee([node("a")], waiting).is_complete
+
+
+def test_devices_that_a_claim_might_get_are_free_to_no_other_need() -> None:
+    """The scheduler has not chosen yet: of two devices, one of them large, it may give the large one."""
+    total = {ANY: 2, LARGE: 1, CLAIM_SLOT: 1, MEMORY: 64}
+    units = [pod("one", {ANY: 1, CLAIM_SLOT: 1, MEMORY: 2}), pod("two", {LARGE: 1, CLAIM_SLOT: 1}, at=1.0)]
+    found = foresee([node("a", total=total)], units)
+    assert show(found.fates["one"]) == ("starts", ("node/a",))
+    assert show(found.fates["two"]) == ("waits", ())
+    assert found.cells[0].free == {ANY: 1, LARGE: 0, CLAIM_SLOT: 1, MEMORY: 62}

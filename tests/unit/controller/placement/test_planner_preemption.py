@@ -8,7 +8,7 @@ import pytest
 from controller.placement.actions import EvictUnit
 from controller.placement.planner import MIN_RUN_SECONDS, PlanRules
 from controller.placement.pool_limits import PoolQuota, PoolRules
-from controller.placement.units import MEMORY, NodeRequirement, Nomination, Unit
+from controller.placement.units import CPU, MEMORY, PODS, NodeRequirement, Nomination, Unit
 from tests.support.queue_decisions import NOW, decide, nominated, runs, say
 from tests.support.queue_units import GPU, gpus, host, node, pod, process
 
@@ -310,6 +310,12 @@ def test_predecessor_of_equal_priority_gives_its_place_behind_a_blocked_unit() -
 
 def test_successor_that_needs_more_waits_behind_a_blocked_unit() -> None:
     units = [runs("old", 4, "n"), pod("large", 8), pod("new", 5, at=1, replaces=frozenset({"old"}))]
+    assert say(decide([node("n", 8)], units)) == []
+
+
+def test_successor_that_needs_a_device_of_another_kind_waits_behind_a_blocked_unit() -> None:
+    old = runs("old", {MEMORY: 1, CPU: 1, PODS: 1}, "n")
+    units = [old, runs("r", 1, "n"), pod("large", 8), pod("new", 1, at=1, replaces=frozenset({"old"}))]
     assert say(decide([node("n", 8)], units)) == []
 
 

@@ -365,6 +365,35 @@ def test_replica_on_a_node_serves_until_the_one_in_a_better_pool_does() -> None:
     assert [each.name for each in plan.delete] == ["chat"], "the host serves in its place"
 
 
+def test_https_of_hosts_beside_http_of_pods_is_named_only_if_both_are_there_for_good() -> None:
+    chat = service(replicas=2, scheduling={"pools": ["metal", "nvidia"]})
+    chosen = choose(chat, StatedRooms(metal=1, nvidia=1))
+    assert replicas(chosen) == {"metal": 1, "nvidia": 1}
+    plan = decide(chosen, (INFERENCE_SERVICES, chat), (METAL_HOSTS, host()))
+    name, (made,) = plan.create[0][1]["metadata"]["name"], list_applied(plan, DEPLOYMENTS)
+    status = {"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "readyReplicas": 1}
+    secured, plain = slice_of("chat", "studio-1"), slice_of("chat", "x")
+    secured["ports"] = [port | {"appProtocol": "https"} for port in secured["ports"]]
+    plain["metadata"]["name"] = "chat-5x7qk"
+    pod = placed_pod()
+    pod[1]["metadata"]["labels"][LABEL_ACCELERATOR] = "nvidia"
+    there = [
+        (METAL_HOSTS, host()),
+        (METAL_PROCESSES, process(name, host="studio-1", phase="Ready")),
+        (DEPLOYMENTS, manage(made) | {"status": status}),
+        pod,
+        (ENDPOINT_SLICES, secured),
+        (ENDPOINT_SLICES, plain),
+    ]
+    mixed = decide(chosen, (INFERENCE_SERVICES, chat), *there)
+    assert "hosts serve https and pods http" in planned_condition(mixed, "Ready")["message"]
+    metal = (INFERENCE_SERVICES, service(hardware={"accelerator": "metal"}))
+    ((_, made),) = decide_chat(metal, (MODELS, model()), (METAL_HOSTS, host())).create
+    there[1] = METAL_PROCESSES, process(made["metadata"]["name"], host="studio-1", phase="Ready")
+    moved = decide_chat(metal, (MODELS, model()), *there)
+    assert "https" not in planned_condition(moved, "Ready")["message"]
+
+
 def test_weights_are_fetched_only_after_pods_are_chosen() -> None:
     chat = service(**AUTO)
     chosen = choose(chat, StatedRooms(nvidia=1), of=model(cached=False))

@@ -207,6 +207,17 @@ def test_relapsing_pressure_delays_the_return_each_time() -> None:
     assert machine.processes[0].stage == "serving"
 
 
+def test_calm_that_relapses_make_longer_is_bounded_and_short_again_after_a_long_calm() -> None:
+    machine = hosted(Process("a"))
+    calms = []
+    for seconds in (0, *[300] * 6, int(pressure_policy.RELAPSE_SECONDS)):
+        machine.play(["normal"] * seconds).play(["warn"] * 10)
+        calms.append(machine.state.needed_calm_seconds)
+        machine.play(["normal"] * (int(machine.state.needed_calm_seconds) + 1))
+        assert not machine.state.is_under_pressure
+    assert calms == [60, 120, 240, 480, 960, 960, 960, 60]
+
+
 def test_two_seconds_of_critical_displace_and_fifteen_more_evict() -> None:
     machine = hosted().play(["normal"] * 5).play(["critical"] * 3)
     assert machine.did(Hold, Displace, Evict) == [Hold()]
