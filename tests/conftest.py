@@ -2,12 +2,14 @@
 
 import contextlib
 import gc
+import itertools
 import logging
 import os
 import random
 import signal
 import socket
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,8 +31,29 @@ structlog.configure(
 )
 # The commands that tests start fetch weights from servers of this machine.
 os.environ[NETWORKS_VARIABLE] = networks_text(ALLOWED_NETWORKS)
+# The developer's kubeconfig may be that of a real cluster. The developer's cache has the control plane's programs.
+os.environ.pop("KUBECONFIG", None)
+os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
 # A shell has what it starts in the background ignore Ctrl-C, and so would the commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def home_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Paths for home folders, none of which exists yet."""
+    homes = tmp_path_factory.mktemp("homes")
+    return (homes / str(number) for number in itertools.count())
+
+
+@pytest.fixture(autouse=True)
+def home(home_folders: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home folder for each test, which neither reads nor writes the developer's state and settings."""
+    folder = next(home_folders)
+    folder.mkdir()
+    monkeypatch.setenv("HOME", str(folder))
+    for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ from click.testing import CliRunner
 from structlog.testing import capture_logs
 
 from cli.main import main
+from cli.options import default_state_folder
 from gateway.proxy.config import Tls
 from metal_agent.exit_codes import PERMANENT
 from metal_agent.options import StartError
@@ -50,7 +51,9 @@ def test_unusable_files_are_named_with_the_required_form(tls: Tls, message: str)
 
 
 @pytest.mark.parametrize("option", ["--tls-certificate", "--tls-key"])
-def test_one_file_without_the_other_is_refused(option: str, tmp_path: Path) -> None:
+def test_one_file_without_the_other_is_refused(option: str, tmp_path: Path, home: Path) -> None:
     result = CliRunner().invoke(main, ["agent", "--name", "studio-1", option, str(tmp_path / "tls.pem")])
     assert result.exit_code == PERMANENT
     assert "give both, or none for plain HTTP" in result.output
+    (record,) = default_state_folder().iterdir()
+    assert record.is_relative_to(home), "the developer's own agent keeps the reason of its last end there"
