@@ -35,7 +35,7 @@ _ALL_LAYERS: Final = "-1"
 
 ERRORS: Final[ErrorTable] = (
     EngineError(
-        500, "Llama model must be created with embedding=True", 400, "nothing", "recorded of 0.3.16: its mode is chat"
+        500, "Llama model must be created with embedding=True", 400, "nothing", "recorded of 0.3.36: its mode is chat"
     ),
 )
 
