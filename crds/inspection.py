@@ -9,8 +9,11 @@ from typing import Annotated
 from msgspec import Meta
 
 from crds.cache import Sha256
-from crds.meta import Amount, ApiStruct, described
+from crds.meta import LARGEST_AMOUNT, ApiStruct, described
 from crds.model import GGUF, Layout, Revision, WeightsFormat
+
+_Reported = Annotated[int, Meta(ge=0, le=LARGEST_AMOUNT)]
+"""A number of a report, which a stolen host can write: a report with another one is refused whole."""
 
 
 class InspectionReport(ApiStruct, frozen=True):
@@ -23,11 +26,11 @@ class InspectionReport(ApiStruct, frozen=True):
         Meta(max_length=1024),
         described("Name of the file, or of the first part of a split model. Absent for a folder."),
     ] = ""
-    size_bytes: Annotated[Amount | None, described("Size of all files in bytes.", format="int64")] = None
+    size_bytes: Annotated[_Reported | None, described("Size of all files in bytes.", format="int64")] = None
     format: Annotated[WeightsFormat | None, described("Format of the weights.")] = None
-    total_parameters: Annotated[Amount | None, described("Number of parameters.", format="int64")] = None
+    total_parameters: Annotated[_Reported | None, described("Number of parameters.", format="int64")] = None
     active_parameters: Annotated[
-        Amount | None,
+        _Reported | None,
         described("Number of parameters that a token uses, of a model with experts.", format="int64"),
     ] = None
     gguf: Annotated[

@@ -226,16 +226,19 @@ AUTO_ACCELERATOR: Final = "auto"
 """Value of hardware.accelerator that leaves the choice to the controller."""
 Accelerator = Annotated[str, Meta(min_length=1, max_length=40, extra_json_schema={"pattern": LABEL_PATTERN})]
 """Name of an accelerator vendor, or `metal`. The vendors are in a table that an administrator may extend."""
-_LARGEST: Final = 1 << 62
+LARGEST_AMOUNT: Final = 1 << 62
 """A server may state any number, and an object takes 63 bits. The schema's limits are floating-point numbers."""
 _LARGEST_COUNT: Final = (1 << 31) - 1
-UNSTATED_LIMITS: Final = frozenset({_LARGEST, _LARGEST_COUNT})
+UNSTATED_LIMITS: Final = frozenset({LARGEST_AMOUNT, _LARGEST_COUNT})
 """Limits of what a number can be, which the reference does not repeat for each field."""
-Amount = Annotated[int, Meta(ge=0, le=_LARGEST)]
+
+# The schema has these limits, the structs have not: an object that was stored before them is still read, and what a
+# host reports beyond them is judged where it is used.
+Amount = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": LARGEST_AMOUNT})]
 """Bytes, parameters or elements: as many as an object can state, since headers of weights and clocks state them."""
-Count = Annotated[int, Meta(ge=0, le=_LARGEST_COUNT)]
+Count = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": _LARGEST_COUNT})]
 """A number of things, or of milliseconds: as many as 32 bits hold."""
-Time = Annotated[str, Meta(max_length=40, extra_json_schema={"format": "date-time"})]
+Time = Annotated[str, Meta(extra_json_schema={"maxLength": 40, "format": "date-time"})]
 """A time of RFC 3339, with at most nanoseconds; empty or absent if it is unknown, as the field says."""
 Uid = Annotated[str, Meta(max_length=64)]
 """`metadata.uid` of an object."""
@@ -243,9 +246,9 @@ ShortText = Annotated[str, Meta(max_length=256)]
 """A name, a size or a digest as text. Whatever a host states in it fits into messages and tables of others."""
 LongText = Annotated[str, Meta(max_length=2048)]
 """A path, the address of an image, or a list of names as text."""
-LabelKey = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME + 1 + LONGEST_LABEL)]
-LabelValue = Annotated[str, Meta(max_length=LONGEST_LABEL)]
-Labels = Annotated[dict[LabelKey, LabelValue], Meta(max_length=64)]
+LabelKey = Annotated[str, Meta(extra_json_schema={"maxLength": LONGEST_NAME + 1 + LONGEST_LABEL})]
+LabelValue = Annotated[str, Meta(extra_json_schema={"maxLength": LONGEST_LABEL})]
+Labels = Annotated[dict[LabelKey, LabelValue], Meta(extra_json_schema={"maxProperties": 64})]
 """Labels that an object must have. More than a few are never needed: nodes of clouds have some 40 in all."""
 Quantity = Annotated[
     int | str,
@@ -253,7 +256,7 @@ Quantity = Annotated[
         extra_json_schema={
             "pattern": r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$",
             "minimum": 0,
-            "maximum": _LARGEST,
+            "maximum": LARGEST_AMOUNT,
             "maxLength": 32,
         }
     ),
@@ -266,7 +269,7 @@ ByteSize = Annotated[
         extra_json_schema={
             "pattern": r"^[1-9][0-9]*(\.[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?$",
             "minimum": 1,
-            "maximum": _LARGEST,
+            "maximum": LARGEST_AMOUNT,
             "maxLength": 32,
         }
     ),
@@ -351,8 +354,7 @@ class Toleration(ApiStruct, frozen=True):
     """`corev1.Toleration`."""
 
     key: Annotated[
-        str,
-        Meta(max_length=LONGEST_NAME + 1 + LONGEST_LABEL),
+        LabelKey,
         described("Taint key that is tolerated. An empty key with operator Exists tolerates all taints."),
     ] = ""
     operator: Annotated[
@@ -365,7 +367,7 @@ class Toleration(ApiStruct, frozen=True):
         described("Taint effect that is tolerated; empty tolerates all effects."),
     ] = ""
     toleration_seconds: Annotated[
-        Annotated[int, Meta(ge=0, le=_DECADE_SECONDS)] | None,
+        Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": _DECADE_SECONDS})] | None,
         described(
             "For effect NoExecute: seconds until the pod is evicted. Default: the pod is never evicted.", format="int64"
         ),

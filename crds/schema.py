@@ -107,8 +107,8 @@ def _schema(info: inspect.Type, *, defaults: bool) -> Schema:
 def _map(info: inspect.DictType, *, defaults: bool) -> Schema:
     """Render a map; a CRD has no keyword for the length of its keys, so a CEL rule bounds it."""
     schema: Schema = {"type": "object", "additionalProperties": _schema(info.value_type, defaults=defaults)}
-    if isinstance(info.key_type, inspect.StrType) and info.key_type.max_length is not None:
-        longest = info.key_type.max_length
+    longest = _schema(info.key_type, defaults=False).get("maxLength")
+    if longest is not None:
         schema["x-kubernetes-validations"] = [
             {"rule": f"self.all(key, size(key) <= {longest})", "message": f"a key has at most {longest} characters"}
         ]
