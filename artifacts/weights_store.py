@@ -388,7 +388,9 @@ class WeightsStore:
         manifest = Manifest(server.display, revision, digest, files, is_folder)
         folder = self._object_path(digest)
         is_digest_stated = source.scheme == "oci" and source.is_pinned
-        is_delivered = server is source and requested in (None, revision) and all(each.is_of_source for each in fetched)
+        is_delivered = (
+            server is source and (not requested or requested == revision) and all(each.is_of_source for each in fetched)
+        )
         if is_digest_stated or is_delivered:
             durable.write(self._name_path(source, requested), digest)
         with self._lock_objects():

@@ -20,7 +20,7 @@ STATE_FOLDER_TEXT: Final = (
 """The default state folder as `--help` prints it, the same for every user."""
 SOURCE_VARIABLES: Final = ("HF_ENDPOINT", "POMONA_PLAIN_HTTP_REGISTRIES")
 """Environment variables that say from where weights come; the Jobs and an installed agent inherit them."""
-_BYTES: Final = re.compile(r"(.*[0-9]) ?([KMGT]i)B?", re.ASCII)
+_BYTES: Final = re.compile(r"([0-9.]+) ?((?:[KMGT]i)?)B?", re.ASCII)
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smh])", re.ASCII)
 _METRIC_PREFIX: Final = re.compile(r"[a-z][a-z0-9_]{0,62}")
@@ -76,7 +76,8 @@ class Size(click.ParamType[int]):
         """Return the bytes."""
         if isinstance(value, int):
             return value
-        amount = parse_quantity(_BYTES.sub(r"\1\2", str(value)))
+        printed = _BYTES.fullmatch(str(value))
+        amount = parse_quantity(f"{printed[1]}{printed[2]}" if printed else value)
         size_bytes = int(amount) if amount is not None else 0
         if size_bytes <= 0:
             self.fail(f"{value!r} is not a size: give one such as 12GiB, or 12884901888 for bytes", param, ctx)

@@ -56,6 +56,9 @@ DRAIN_OPTION: Final = "--drain-seconds"
 """The same: an edit of it restarts no pod."""
 GRACE_FIELD: Final = "terminationGracePeriodSeconds"
 """Field of pods and probes, of which the same holds."""
+ENGINE_OPTION: Final = "--engine"
+"""The same: earlier versions did not name the engine."""
+KEPT_OPTIONS: Final = (DRAIN_OPTION, LOADING_OPTION, ENGINE_OPTION)
 _MOST_SHARED: Final = 4096
 _LONGEST_SHARED: Final = 64
 """Characters; longer strings are messages, each of its own."""
@@ -261,7 +264,7 @@ def _of_container(container: Obj) -> Obj:
         if probe := _pick(container.get(kind) or {}, read):
             kept[kind] = probe
     arguments: list[str] = container.get("args") or []
-    places = [arguments.index(option) for option in (DRAIN_OPTION, LOADING_OPTION) if option in arguments]
+    places = [arguments.index(option) for option in KEPT_OPTIONS if option in arguments]
     if options := [each for place in places for each in arguments[place : place + 2]]:
         kept["args"] = options
     return kept

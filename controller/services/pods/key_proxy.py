@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE
 from controller.models.jobs import CONTAINER_SECURITY, keep_literal
-from controller.reconcile.partial_objects import DRAIN_OPTION, GRACE_FIELD, LOADING_OPTION
+from controller.reconcile.partial_objects import DRAIN_OPTION, ENGINE_OPTION, GRACE_FIELD, LOADING_OPTION
 from controller.services.tokens import TOKEN_KEY
 from crds.meta import PROXY_CONTAINER, ObjectMeta
 from gateway.proxy.paths import ENGINE_LIVENESS
@@ -123,7 +123,7 @@ class KeyProxy(NamedTuple):
         engine, options = self.engine, serving.options
         arguments = ["pod-proxy", "--service", f"{service.namespace}/{service.name}", "--port", str(SERVICE_PORT)]
         arguments += ["--token-file", f"{TOKEN_DIRECTORY}/{TOKEN_KEY}", "--engine-port", str(engine.port)]
-        arguments += ["--health-path", engine.health_path, "--engine", self.runtime]
+        arguments += ["--health-path", engine.health_path, ENGINE_OPTION, self.runtime]
         if engine.metrics:
             arguments += ["--engine-metrics-path", engine.metrics.path]
             arguments += ["--engine-metrics-prefixes", ",".join(engine.metrics.prefixes)]

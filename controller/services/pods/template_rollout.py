@@ -19,7 +19,7 @@ import msgspec
 
 from controller.models.served import Served, cache_path, cached_claim
 from controller.placement.queued_service import read_template_mark
-from controller.reconcile.partial_objects import DRAIN_OPTION, GRACE_FIELD, LOADING_OPTION
+from controller.reconcile.partial_objects import GRACE_FIELD, KEPT_OPTIONS
 from controller.reconcile.stamp import ANNOTATION_INPUTS, ANNOTATION_SERVED, ANNOTATION_UPDATE, is_desired, stamp
 from controller.services.pods.one_node import forget_claims
 from controller.services.pods.queue_gate import has_gate, set_gate
@@ -257,7 +257,7 @@ def _keep_container(container: Obj, there: Obj, *, keeps_request: bool) -> None:
             container[kind].pop(GRACE_FIELD, None)
             container[kind] |= {GRACE_FIELD: seconds} if (seconds := there.get(kind, {}).get(GRACE_FIELD)) else {}
     if container["name"] == PROXY_CONTAINER:
-        for option in (DRAIN_OPTION, LOADING_OPTION):
+        for option in KEPT_OPTIONS:
             container["args"] = _keep_option(option, container["args"], there.get("args", ()))
 
 

@@ -178,14 +178,16 @@ def test_pod_templates_stay_the_same(case: str, accelerator: str) -> None:
 def test_pod_template_behind_a_proxy_stays_the_same() -> None:
     spec: Obj = {"runtime": "ollama", "hardware": {"accelerator": "cpu"}, "resources": {"memory": "2Gi"}}
     earlier = forget_mark(chat_deployment(chat_service(**spec), *models()))
-    # Earlier versions told the proxy no time to load, and a fixed one to end.
+    # Earlier versions told the proxy no time to load, no engine, and a fixed time to end.
     pod = earlier["spec"]["template"]["spec"]
     (proxy,) = pod["containers"]
     pod["terminationGracePeriodSeconds"] = 30
     del proxy["livenessProbe"]["terminationGracePeriodSeconds"]
     proxy["args"][proxy["args"].index("--drain-seconds") + 1] = "25"
-    place = proxy["args"].index("--loading-seconds")
-    del proxy["args"][place : place + 2], earlier["metadata"]["annotations"]
+    for option in ("--loading-seconds", "--engine"):
+        place = proxy["args"].index(option)
+        del proxy["args"][place : place + 2]
+    del earlier["metadata"]["annotations"]
     earlier["spec"]["template"] = forget_claims(earlier["spec"]["template"])
     assert digest(earlier["spec"]) == "13e290e3b84b3ac9"
     (obj,) = list_applied(decide_chat(chat_service(**spec), *models(), (DEPLOYMENTS, stamp(earlier))), DEPLOYMENTS)

@@ -1,4 +1,4 @@
-"""The program that keeps a machine awake runs exactly as long as a model is loaded or loading."""
+"""The program that keeps a machine awake runs exactly as long as a model is loaded, loading or finishing its answers."""
 
 import asyncio
 import sys
@@ -16,10 +16,10 @@ from tests.support.eventually import eventually
 PROGRAM = (sys.executable, "-c", "import time; time.sleep(600)", "keeps awake")
 LOADING = ProcessState("Starting", exists=True, pid=7)
 SERVING = ProcessState("Ready", exists=True, pid=7)
+DRAINING = ProcessState("Stopping", exists=True, pid=7)
 NEEDS_NOTHING = [
     ProcessState("Pending"),
     ProcessState("Fetching"),
-    ProcessState("Stopping", exists=True, pid=7),
     ProcessState("Failed"),
 ]
 
@@ -39,7 +39,7 @@ async def test_program_runs_while_an_engine_exists_and_is_started_again_if_it_di
     keeper = KeepAwake(runners, PROGRAM)
     await keeper.check()
     assert children() == []
-    for state in (LOADING, SERVING):
+    for state in (LOADING, SERVING, DRAINING):
         runners["a"] = SimpleNamespace(state=state)
         await keeper.check()
         (program,) = children()
