@@ -22,7 +22,7 @@ from artifacts.repositories.repository import SourceAccess
 from artifacts.repositories.schemes import open_repository
 from artifacts.retry import Patience, retry_read
 from artifacts.source import Source, refuse_library
-from crds.model import GGUF, Layout, WeightsFormat
+from crds.weights_header import GGUF, Layout, WeightsFormat
 
 _TOTAL_SECONDS = 300.0
 _OF_THE_ARTIFACT = ("HeaderInvalid", "CustomCode", "SplitUnsupported")

@@ -375,9 +375,8 @@ class WeightsStore:
     ) -> HeldWeights:
         """Make the fetched files an object: write its name and manifest, then rename its folder.
 
-        The name says that the source has these bytes at that revision, to all namespaces. A digest that one of them
-        states proves nothing about the source, so the bytes of a mirror or of another revision get no name, unless the
-        source itself names their digest.
+        The name tells all namespaces that the source has these bytes at that revision. Those of a mirror or of another
+        revision get none, unless the source names their digest.
 
         Until the rename the folder is an unfinished download: after a crash the next call repeats this step.
         """
@@ -388,10 +387,8 @@ class WeightsStore:
         manifest = Manifest(server.display, revision, digest, files, is_folder)
         folder = self._object_path(digest)
         is_digest_stated = source.scheme == "oci" and source.is_pinned
-        is_delivered = (
-            server is source and (not requested or requested == revision) and all(each.is_of_source for each in fetched)
-        )
-        if is_digest_stated or is_delivered:
+        is_delivered = server is source and requested in {None, "", revision}
+        if is_digest_stated or (is_delivered and all(each.is_of_source for each in fetched)):
             durable.write(self._name_path(source, requested), digest)
         with self._lock_objects():
             self._access.grant(digest, wanted.access, public=wanted.is_public)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from benchmarks.llmfit_data import read_submissions
-from crds.model import Layers, Layout
+from crds.weights_header import Layers, Layout
 from devices.chips import CHIPS
 from devices.products import find_product
 from fitness.serving_devices import ServingDevices

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from benchmarks.llmfit_data import estimate_catalog, read_catalog
-from crds.model import Layers, Layout
 from crds.serving import ServingOptions
 from crds.size import MIB
+from crds.weights_header import Layers, Layout
 from fitness.fit import LADDER
 from fitness.memory import Workload, estimate
 from fitness.serving_devices import describe_devices

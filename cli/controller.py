@@ -283,21 +283,20 @@ def command(
     """
     if namespaces:
         _refuse_cluster_options(scheduling_mode, preflight_address)
-    log.configure(verbose=verbose)
-    gc.set_threshold(GC_THRESHOLD, 10, 10)
-    raise_descriptor_limit()  # each namespace has several watches
-    environment = _list_source_variables(allowed_networks)
-    trust = load_hosts_ca(hosts_ca) if hosts_ca else None
+    _prepare_process(verbose=verbose)
     limits = TenantLimits(image_prefixes, control_plane, system_taints, hosts=not namespaces)
     try:
         pods = PodSettings(
-            *(image, environment, limits, vendors, network_policies, monitoring_namespace, node_cache_bytes),
+            *(image, _list_source_variables(allowed_networks), limits, vendors, network_policies),
+            *(monitoring_namespace, node_cache_bytes),
             monitor_labels=monitor_labels,
             image_pull_secrets=image_pull_secrets,
             scheduling_mode=scheduling_mode or ("Native" if namespaces else "Queue"),
         )
-        further = (has_benchmarks, flexinfer_export, replacement, preflight_address)
-        options = ControllerOptions(pods, trust, leader_elect, namespaces, min_run_seconds, *further)
+        further = (min_run_seconds, has_benchmarks, flexinfer_export, replacement, preflight_address)
+        options = ControllerOptions(
+            pods, load_hosts_ca(hosts_ca) if hosts_ca else None, leader_elect, namespaces, *further
+        )
         metrics, health = ControllerMetrics(metric_prefix), ControllerHealth()
         with (
             serve("--metrics-bind-address", metrics_bind_address, metrics_routes(metrics.render)),
@@ -306,6 +305,12 @@ def command(
             uvloop.run(_run(kubeconfig, options, metrics, health))
     except CredentialsError as error:
         raise click.ClickException(str(error)) from error
+
+
+def _prepare_process(*, verbose: bool) -> None:
+    log.configure(verbose=verbose)
+    gc.set_threshold(GC_THRESHOLD, 10, 10)
+    raise_descriptor_limit()  # each namespace has several watches
 
 
 def _refuse_cluster_options(

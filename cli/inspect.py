@@ -154,8 +154,8 @@ def _parameters(facts: dict[str, Any]) -> str:
 
 def _memory(layout: dict[str, Any] | None, runtime: str) -> str:
     """Return the memory that serving needs with the default context of a service."""
-    from crds.model import Layout  # noqa: PLC0415  not needed for -o json
     from crds.serving import ServingOptions  # noqa: PLC0415
+    from crds.weights_header import Layout  # noqa: PLC0415  not needed for -o json
     from fitness.memory import Workload, estimate  # noqa: PLC0415
 
     options = ServingOptions()

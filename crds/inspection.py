@@ -10,7 +10,8 @@ from msgspec import Meta
 
 from crds.cache import Sha256
 from crds.meta import LARGEST_AMOUNT, ApiStruct, described
-from crds.model import GGUF, Layout, Revision, WeightsFormat
+from crds.model import Revision
+from crds.weights_header import GGUF, Layout, WeightsFormat
 
 _Reported = Annotated[int, Meta(ge=0, le=LARGEST_AMOUNT)]
 """A number of a report, which a stolen host can write: a report with another one is refused whole."""

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import yaml
 
-from crds.model import Layout
+from crds.weights_header import Layout
 from fitness.memory import Workload
 
 _FILE: Final = Path(__file__).with_name("catalog.yaml")

@@ -8,8 +8,8 @@ import itertools
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from crds.model import Layers, Layout
 from crds.serving import CacheType, ServingOptions
+from crds.weights_header import Layers, Layout
 from fitness.parts import DeviceParts, Parts
 from runtimes.llama_server import CHECKPOINTS
 

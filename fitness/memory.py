@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 
 from msgspec import structs
 
-from crds.model import Layout
 from crds.serving import Role, ServingOptions
 from crds.size import MIB, size_text
+from crds.weights_header import Layout
 from fitness import llama_cpp, mlx, paged_engines
 from fitness.parts import PART_NAMES, DeviceParts, Parts
 

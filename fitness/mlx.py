@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from crds.model import Layout
 from crds.serving import CacheType, ServingOptions
+from crds.weights_header import Layout
 from fitness.parts import Parts
 
 _STEP: Final = 256

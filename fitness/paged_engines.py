@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from crds.model import Layers, Layout
 from crds.serving import ServingOptions
 from crds.size import GIB, MIB
+from crds.weights_header import Layers, Layout
 from fitness.parts import DeviceParts, Parts
 
 _KIB: Final = 2**10

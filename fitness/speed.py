@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
-from crds.model import Layout, Model
+from crds.model import Model
 from crds.serving import ServingOptions
 from crds.size import size_text
+from crds.weights_header import Layout
 from devices.products import find_family
 from fitness.corrections import NO_CORRECTIONS, Correction, CorrectionSource
 from fitness.llama_cpp import token_bytes

@@ -16,7 +16,7 @@ from artifacts.source import DEFAULT_ENDPOINT, Source, parse
 from artifacts.weights_store import HeldWeights, WeightsStore
 from crds.inspection import InspectionReport
 from crds.metalprocess import Artifact, MetalProcessSpec
-from crds.model import GGUF, Layout
+from crds.weights_header import GGUF, Layout
 
 Progress = Callable[[int, int | None], None]
 """Called with the number of bytes on the host and the total, or None if that is unknown."""

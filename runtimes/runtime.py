@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from crds.meta import Accelerator
-from crds.model import GGUF, WeightsFormat
 from crds.pods import ContainerOptions
 from crds.serving import CacheType, Mode, Role, RuntimeName, ServingOptions
+from crds.weights_header import GGUF, WeightsFormat
 from devices.vendors import VENDORS, Vendors
 from runtimes.pod import EnginePod
 from runtimes.serving import Listen, Serving, Setting

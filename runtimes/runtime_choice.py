@@ -10,8 +10,8 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Final
 
-from crds.model import WeightsFormat
 from crds.serving import RuntimeName
+from crds.weights_header import WeightsFormat
 from devices.vendors import CPU, Vendors
 from runtimes.header_fit import refuse_header
 from runtimes.registry import RUNTIMES

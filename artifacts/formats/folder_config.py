@@ -14,8 +14,8 @@ import msgspec
 
 from artifacts.errors import ArtifactError
 from artifacts.formats.header_values import count_active_parameters, read_count, read_text
-from crds.model import GGUF, Layers, Layout
 from crds.serving import Mode
+from crds.weights_header import GGUF, Layers, Layout
 
 CONFIG: Final = "config.json"
 QUANTIZATION: Final = "hf_quant_config.json"

@@ -14,8 +14,8 @@ import msgspec
 
 from artifacts.formats.gguf import GGUFHeader, Value
 from artifacts.formats.header_values import count_active_parameters, read_count, read_text
-from crds.model import GGUF, Layers, Layout
 from crds.serving import Mode
+from crds.weights_header import GGUF, Layers, Layout
 
 _F32_BYTES: Final = 4
 _MAX_LAYERS: Final = 4096

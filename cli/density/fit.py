@@ -14,6 +14,7 @@ from crds.rate import format_rate
 
 if TYPE_CHECKING:
     from artifacts.repositories.address_policy import Networks
+    from console.density_answers import RankedNode
     from console.density_models import KnownModel
     from console.density_queries import DensityQuery
     from console.density_snapshot import DensitySnapshot
@@ -89,18 +90,7 @@ def command(
         if is_json:
             return build_report(snapshot, table, query, limit), [], []
         found = query_nodes(snapshot, table, None, query, Page(0, limit))
-        rows: list[tuple[str, ...]] = [
-            (
-                each.node_name,
-                f"{each.model.namespace}/{each.model.name}".removeprefix("/"),
-                each.fit_level,
-                "" if each.model.estimated_tps is None else format_rate(each.model.estimated_tps),
-                f"{each.model.memory_required_gb:g} of {each.model.memory_available_gb:g} GiB",
-                f"{each.model.device_count} x {each.model.device_class}",
-                each.model.shortfall or f"{each.model.runtime}, {each.model.run_mode.replace('_', ' ')}",
-            )
-            for each in found.ranked_nodes
-        ]
+        rows = [_render_node(node) for node in found.ranked_nodes]
         notes = [f"{each.node_name}: not considered: {each.reason}" for each in found.excluded_nodes]
         if found.next_offset is not None:
             notes.append(f"{found.total - limit} more: raise --limit")
@@ -115,6 +105,20 @@ def command(
     for line in notes:
         click.echo(line, err=True)
     click.get_current_context().exit(0 if rows else 1)
+
+
+def _render_node(node: "RankedNode") -> tuple[str, ...]:
+    """Return a row of the table."""
+    model = node.model
+    return (
+        node.node_name,
+        f"{model.namespace}/{model.name}".removeprefix("/"),
+        node.fit_level,
+        "" if model.estimated_tps is None else format_rate(model.estimated_tps),
+        f"{model.memory_required_gb:g} of {model.memory_available_gb:g} GiB",
+        f"{model.device_count} x {model.device_class}",
+        model.shortfall or f"{model.runtime}, {model.run_mode}",
+    )
 
 
 def read_source(source: str, files: tuple[str, ...], vendors: "Vendors", networks: "Networks") -> "KnownModel":

@@ -79,7 +79,7 @@ def build_header(model: "KnownModel", accelerator: str | None) -> "InspectionRep
         accelerator: the accelerator whose engine loads it; None: any.
     """
     from crds.inspection import InspectionReport  # noqa: PLC0415 - not needed for --help
-    from crds.model import GGUF  # noqa: PLC0415 - same
+    from crds.weights_header import GGUF  # noqa: PLC0415 - same
 
     known = model.workloads.get(accelerator or "")
     workloads = [known] if known is not None else list(model.workloads.values())

@@ -19,8 +19,9 @@ from controller.pod_settings import PodSettings
 from controller.reconcile.conditions import condition
 from controller.reconcile.plan import Patch, Ref
 from crds.cache import CachedWeights, NodeCopy, NodeShortage
-from crds.model import GGUF, Model
+from crds.model import Model
 from crds.size import size_text
+from crds.weights_header import GGUF
 from kube.client import Obj
 from kube.resources import Resource
 

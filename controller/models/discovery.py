@@ -16,9 +16,10 @@ import msgspec
 from controller.models.served import default_runtime, format_of
 from crds.inferenceservice import InferenceService
 from crds.meta import GROUP
-from crds.model import GGUF, Layout, Model, ModelSpec
+from crds.model import Model, ModelSpec
 from crds.serving import RuntimeName, ServingOptions
 from crds.size import GIB, count_text
+from crds.weights_header import GGUF, Layout
 from devices.vendors import Vendors
 from fitness.memory import Workload, estimate
 

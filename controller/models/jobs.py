@@ -36,7 +36,6 @@ NO_IMAGE: Final = "NoImage"
 MEMORY_MIB: Final = 512
 """Memory limit of a Job; a hostile header is read within it."""
 TERMINATION_LOG: Final = "/dev/termination-log"
-_DIGITS: Final = 16
 _OVERCOMMITTED: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
 """Resources whose limit may be larger than the request."""
 _STORAGE_FAILED: Final[Reason] = "StorageFailed"
@@ -172,7 +171,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
             return msgspec.structs.replace(outcome, message=f"{outcome.message}{self._name_volume()}")
         # A Job cannot be changed: another one is made with what this one lacks.
         created = _time(attempt["metadata"].get("creationTimestamp"))
-        if outcome.reason == _UNSCHEDULABLE and self._digest_placement() != _read_placement(attempt):
+        placed = (attempt["metadata"].get("annotations") or {}).get(ANNOTATION_PLACED, "")
+        if outcome.reason == _UNSCHEDULABLE and self._digest_placement() != placed:
             return msgspec.structs.replace(outcome, state="Broken", ended=created)
         if outcome.reason not in _PULL_FAILURES:
             return outcome
@@ -195,7 +195,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         if not selected and not self.placement.tolerations:
             return ""
         encoded = msgspec.json.encode((selected, self.placement.tolerations), order="sorted")
-        return hashlib.sha256(encoded).hexdigest()[:_DIGITS]
+        return hashlib.sha256(encoded).hexdigest()[:16]
 
     def _name_volume(self) -> str:
         if not self.claim:
@@ -286,8 +286,7 @@ def proceed(work: Work, attempts: Sequence[Obj], pods: ObservedPods, now: dateti
 
 def _read_refusal(outcome: JobOutcome, words: str | None) -> JobOutcome:
     """Return the outcome of a Job with the API server's words about its pod, if it never had one."""
-    is_open = outcome.state == "Going" or outcome.reason == _LATE
-    if words is None or not is_open:
+    if words is None or (outcome.state != "Going" and outcome.reason != _LATE):
         return outcome
     return msgspec.structs.replace(outcome, reason=FAILED_CREATE, message=words)
 
@@ -353,9 +352,8 @@ def _read_end(state: Obj, ended: _Ended | None) -> JobOutcome:
         answer.message
         or f"the Job's container ended with exit code {state['exitCode']} ({reason}) and without a result"
     )
-    final = state["exitCode"] == PERMANENT_EXIT
     return JobOutcome(
-        state="Failed" if final else "Broken",
+        state="Failed" if state["exitCode"] == PERMANENT_EXIT else "Broken",
         reason=reason,
         message=message,
         ended=when,
@@ -408,10 +406,6 @@ def _is_of(job: Obj, digest: str) -> bool:
 
 def _list_pull_secrets(job: Obj) -> set[str]:
     return {each["name"] for each in job["spec"]["template"]["spec"].get("imagePullSecrets") or ()}
-
-
-def _read_placement(job: Obj) -> str:
-    return str((job["metadata"].get("annotations") or {}).get(ANNOTATION_PLACED, ""))
 
 
 def _attempt(job: Obj) -> int:

@@ -11,8 +11,9 @@ from typing import Final, NamedTuple
 from artifacts.source import SourceError, cache_key, parse, scheme_of
 from crds.inferenceservice import InferenceService, InferenceServiceSpec
 from crds.meta import Accelerator
-from crds.model import Model, WeightsFormat
+from crds.model import Model
 from crds.serving import Role, RuntimeName
+from crds.weights_header import WeightsFormat
 from devices.vendors import Vendors
 from kube.resources import ObjectKey
 from runtimes.registry import RUNTIMES

@@ -25,8 +25,9 @@ from controller.tenant_limits import allowed_tolerations
 from crds.inferenceservice import InferenceService
 from crds.inspection import InspectionReport
 from crds.meta import GROUP, LABEL_MODEL, Toleration
-from crds.model import GGUF, Layout, Model, WeightsFormat
+from crds.model import Model
 from crds.size import MIB
+from crds.weights_header import GGUF, Layout, WeightsFormat
 from kube.client import Obj
 from kube.resources import MODELS, PVCS, Resource
 

@@ -22,6 +22,7 @@ from controller.services.preconditions import ServiceProblem
 from controller.services.replica_memory import MemoryAdvice
 from controller.services.replicas import Replicas
 from controller.services.rollout import (
+    MetalProcessSteps,
     SortedProcesses,
     host_is_lost,
     is_current,
@@ -94,23 +95,29 @@ def observe_hosts(
     # A displaced process counts while it answers.
     displaced = (each.process for each in standing.displaced)
     answering = [each for each in (*standing.kept, *displaced) if each.status.phase == "Ready"]
-    if any(each is not None and each.reason == "Binding" for each in problems):
-        # It is bound in a moment, or other processes take that memory, which enqueues nothing here.
-        steps = steps._replace(again_seconds=BINDING_SECONDS)
-    elif standing.superseded and any(each.spec.host_name is None for each in standing.kept):
-        # The memory that others free may make room for the replacement once its predecessor goes, and enqueues nothing.
-        steps = steps._replace(again_seconds=min(steps.again_seconds or LOOK_AGAIN_SECONDS, LOOK_AGAIN_SECONDS))
+    existing = (*standing.kept, *standing.surplus, *standing.superseded)
+    serving = [each for each in existing if each.status.phase == "Ready"]
     return Replicas(
-        total=len(standing.kept) + len(standing.surplus) + len(standing.superseded),
+        total=len(existing),
         ready=tuple(sorted(each.metadata.uid for each in answering[:wanted])),
-        available=sum(
-            each.status.phase == "Ready" and not host_is_lost(each.spec.host_name or "", hosts)
-            for each in (*standing.kept, *standing.surplus, *standing.superseded)
-        ),
+        available=sum(not host_is_lost(each.spec.host_name or "", hosts) for each in serving),
         nodes=frozenset(each.spec.host_name for each in standing.kept if each.spec.host_name),
         problem=diagnosis.most_severe(problems),
-        steps=steps,
+        steps=_look_again(steps, standing, problems),
     )
+
+
+def _look_again(
+    steps: MetalProcessSteps, standing: SortedProcesses, problems: Sequence[ServiceProblem | None]
+) -> MetalProcessSteps:
+    """Return the steps with the time of the next look at what enqueues nothing here."""
+    if any(problem is not None and problem.reason == "Binding" for problem in problems):
+        # It is bound in a moment, or other processes take that memory.
+        return steps._replace(again_seconds=BINDING_SECONDS)
+    if standing.superseded and any(process.spec.host_name is None for process in standing.kept):
+        # The memory that others free may make room for the replacement once its predecessor goes.
+        return steps._replace(again_seconds=min(steps.again_seconds or LOOK_AGAIN_SECONDS, LOOK_AGAIN_SECONDS))
+    return steps
 
 
 def _diagnose_kept(

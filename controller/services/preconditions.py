@@ -21,12 +21,13 @@ from controller.services.pods.devices import (
 from controller.services.replica_memory import ModelMemory, ReplicaMemory, describe_workload, measure_replica
 from crds.inferenceservice import InferenceService
 from crds.meta import Accelerator
-from crds.model import GGUF, Model
+from crds.model import Model
 from crds.pods import PodOptions, Resources, ServiceHardware
 from crds.quantity import parse_quantity, quantity_bytes
 from crds.serving import RuntimeName
 from crds.size import GIB, MIB, size_text
 from crds.text import offer_names, shorten_text
+from crds.weights_header import GGUF
 from devices.products import find_product
 from devices.vendors import VENDORS, Vendor, Vendors
 from fitness.memory import refuse_device_count, way_out

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from artifacts.errors import ArtifactError
 from artifacts.source import scheme_of
 from crds.metalprocess import MetalProcessSpec
-from crds.model import Layout
 from crds.size import size_text
+from crds.weights_header import Layout
 from fitness.memory import Estimate, Workload, estimate, is_understated, way_out
 from metal_agent.assignments import Assignment
 from metal_agent.memory.ledger import Ledger

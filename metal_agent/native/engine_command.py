@@ -9,7 +9,7 @@ from pathlib import Path
 
 from artifacts.source import parse
 from crds.metalprocess import MetalProcessSpec
-from crds.model import GGUF
+from crds.weights_header import GGUF
 from devices.sockets import LOOPBACK
 from runtimes.registry import RUNTIMES
 from runtimes.runtime import EngineLaunch, RuntimeDemand

@@ -26,15 +26,7 @@ from metal_agent.memory.admission import admit, find_understated_memory, refusal
 from metal_agent.native import engine_command, log_files
 from metal_agent.native.engine_handle import EngineHandle
 from metal_agent.native.process import read_last_log_lines, spawn_process
-from metal_agent.process_events import (
-    Evicted,
-    Held,
-    MemoryFreed,
-    ProcessEvent,
-    Released,
-    Suspected,
-    Trusted,
-)
+from metal_agent.process_events import Evicted, Held, MemoryFreed, ProcessEvent, Released, Suspected, Trusted
 from metal_agent.supervise import engine_checks
 from metal_agent.supervise.engine_checks import LivenessWatch, ProbedEngine
 from metal_agent.supervise.host_parts import RunnerContext

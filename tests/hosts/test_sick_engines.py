@@ -14,7 +14,6 @@ from metal_agent.native.process import kill_strays
 from metal_agent.process_events import Suspected
 from metal_agent.supervise import engine_checks, liveness
 from runtimes.probe import ProbeResult
-from tests.hosts.test_up import Up, ask
 from tests.support.api_objects import GIB
 from tests.support.daemons.host_daemons import Served, library, ollama, omlx, served, watch_often
 from tests.support.daemons.omlx import OmlxStandIn
@@ -24,6 +23,7 @@ from tests.support.local_host import Machine, MakeAssignment, phase, ready
 from tests.support.ollama.server import OllamaServer
 from tests.support.sick_engine import make_sick, write_program
 from tests.support.tiny_models import tiny_gguf
+from tests.support.up_command import Up, ask
 
 __all__ = ["library", "ollama", "omlx", "served", "watch_often"]
 

@@ -9,23 +9,17 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import psutil
 import pytest
-import yaml
 
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE
-from kube.client import Obj
-from kube.resources import INFERENCE_SERVICES, MODELS
-from metal_agent.exit_codes import PERMANENT
+from kube.resources import MODELS
 from metal_agent.native.process import OWNER_VARIABLE, kill_strays
-from runtimes.daemon import owner_mark
-from tests.controlplane.process import CHECKOUT, Process
-from tests.support.api_objects import GIB, process
+from tests.controlplane.process import CHECKOUT
+from tests.support.api_objects import GIB
 from tests.support.daemons.host_daemons import long_request
 from tests.support.documents import list_blocks
 from tests.support.eventually import eventually
@@ -33,85 +27,7 @@ from tests.support.file_server import COMMIT, FileServer
 from tests.support.ollama.server import OllamaServer
 from tests.support.refused_manifests import make_manifest
 from tests.support.tiny_models import tiny_gguf
-
-CALL = aiohttp.ClientTimeout(total=120)
-
-
-class Up:
-    """One `pomona up`, its output and its state folder."""
-
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        self.state = folder / "state"
-        argv = [sys.executable, "-m", "cli.main", "up", *arguments, f"--state-dir={self.state}"]
-        self.process = Process("up", argv, folder / "up.log")
-
-    @property
-    def said(self) -> str:
-        return self.process.tail(200)
-
-    async def url(self) -> str:
-        """Start the process, and wait for the endpoint."""
-        self.process.start()
-
-        def found() -> str:
-            assert self.process.running, self.said
-            match = re.search(r"OpenAI endpoint: (http://127\.0\.0\.1:\d+)/v1", self.said)
-            return match[1] if match else ""
-
-        return await eventually(found)
-
-    async def says(self, text: str) -> None:
-        await eventually(lambda: text in self.said)
-
-    async def ends(self) -> int:
-        return await self.process.wait()
-
-
-Start = Callable[..., Up]
-
-
-@pytest.fixture
-async def start(tmp_path: Path) -> AsyncIterator[Start]:
-    """Make a `pomona up` with these arguments; it, its proxy and its engines end with the test."""
-    made_here: list[Up] = []
-
-    def make(*arguments: str, port: int = 0) -> Up:
-        up = Up(tmp_path, *arguments, f"--port={port}")
-        made_here.append(up)
-        return up
-
-    yield make
-    for up in made_here:
-        if up.process.running:
-            await up.process.kill()
-    await kill_strays(tmp_path / "state", ())
-
-
-@pytest.fixture
-def weights(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.gguf"
-    tiny_gguf.write(path)
-    return path
-
-
-def manifest(path: Path, *objects: Obj) -> str:
-    path.write_text(yaml.safe_dump_all(objects, allow_unicode=True))
-    return str(path)
-
-
-def service(name: str, model: str, **spec: Any) -> Obj:
-    defaults: dict[str, Any] = {"extraArgs": ["-t", "1"], "contextLength": 512}
-    return make_manifest(INFERENCE_SERVICES, name=name, modelRef=model, **defaults | spec)
-
-
-async def ask(url: str, model: str, **body: object) -> tuple[int, str]:
-    question = {"model": model, "messages": [{"role": "user", "content": "Hi"}], **body}
-    async with (
-        aiohttp.ClientSession(timeout=CALL) as session,
-        session.post(f"{url}/v1/chat/completions", json=question) as response,
-    ):
-        said = await response.json()
-        return response.status, said["choices"][0]["message"]["content"] if response.status == 200 else json.dumps(said)
+from tests.support.up_command import CALL, Start, ask, manifest, service
 
 
 async def test_services_of_a_file_answer_at_one_endpoint_by_their_names(start: Start, tmp_path: Path) -> None:
@@ -432,30 +348,6 @@ async def test_an_end_right_after_the_start_leaves_no_proxy(start: Start, tmp_pa
     assert [each for each in lines if str(up.state) in each] == []
 
 
-async def test_an_agent_that_cannot_serve_takes_nothing_over(start: Start, tmp_path: Path, weights: Path) -> None:
-    up = start("--model", str(weights))
-    url = await up.url()
-    await up.says("tiny: Ready")
-    kubeconfig = tmp_path / "kubeconfig"
-    kubeconfig.write_text(
-        yaml.safe_dump(
-            {
-                "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
-                "users": [{"name": "u", "user": {"token": "t"}}],
-                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-                "current-context": "x",
-            }
-        )
-    )
-    argv = ["agent", "--name=studio-1", f"--kubeconfig={kubeconfig}", f"--state-dir={up.state}"]
-    agent = Process("agent", [sys.executable, "-m", "cli.main", *argv], tmp_path / "agent.log")
-    agent.start()
-    assert await agent.wait() == PERMANENT
-    assert "the cluster cannot reach address 127.0.0.1" in agent.tail(5)
-    assert (await ask(url, "tiny"))[0] == 200
-    assert "handed over" not in up.said
-
-
 async def test_files_that_a_cluster_refuses_start_nothing(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     up = start(
@@ -468,45 +360,6 @@ async def test_files_that_a_cluster_refuses_start_nothing(start: Start, tmp_path
     assert re.search(rf"{path}:\d+: document 1, Model tiny: spec: .*: a file:// source needs spec.memoryBytes", up.said)
     assert "spec.parallel: Invalid value: 65" in up.said
     assert not up.state.exists()
-
-
-async def test_the_engines_of_a_cluster_are_left_alone(start: Start, weights: Path) -> None:
-    up = start("--model", str(weights))
-    await up.url()
-    await up.says("tiny: Ready")
-    await up.process.kill()
-    (record,) = (up.state / "processes").glob("*.json")
-    known = json.loads(record.read_text())
-    record.with_name("u1.json").write_text(json.dumps({**known, "uid": "u1"}))
-    record.unlink()
-    up.process.start()
-    assert await up.ends() == 1
-    assert "which a cluster has placed on this machine, still runs" in up.said
-    assert "end it by `pomona agent stop`" in up.said
-    assert psutil.pid_exists(known["identity"]["pid"])
-
-
-async def test_models_of_a_cluster_in_a_daemon_are_left_alone(
-    start: Start, tmp_path: Path, weights: Path, monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int
-) -> None:
-    async with OllamaServer(tmp_path / "ollama", unused_tcp_port) as daemon:
-        monkeypatch.setenv("OLLAMA_HOST", daemon.url)
-        up = start("--model", str(weights))
-        name = f"{owner_mark(str(up.state))}/tiny:1-2"
-        daemon.own(name)
-        asked = daemon.changes()
-        spec = process("chat-1", runtime="ollama")["spec"]
-        record = {"uid": "u1", "namespace": "team-a", "name": "chat-1", "spec": spec, "identity": None}
-        (up.state / "processes").mkdir(parents=True, mode=0o700)
-        up.state.chmod(0o700)
-        (up.state / "processes" / "u1.json").write_text(
-            json.dumps({**record, "model": name, "started_at": "2026-11-21T12:00:00Z"})
-        )
-        up.process.start()
-        assert await up.ends() == 1
-        assert "the engine of team-a/chat-1, which a cluster has placed on this machine" in up.said
-        assert daemon.names() == {name}
-        assert daemon.changes() == asked
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 
 from kube.resources import MODELS
 from metal_agent.native.process import kill_strays
-from tests.hosts.test_up import Up, ask, manifest, service
 from tests.support.api_objects import GIB
 from tests.support.refused_manifests import make_manifest
 from tests.support.tiny_models import tiny_gguf, tiny_mlx
+from tests.support.up_command import Up, ask, manifest, service
 from tests.support.wrong_requests import send_wrong_requests
 
 

@@ -8,14 +8,12 @@ import aiohttp
 import pytest
 
 from kube.resources import MODELS
-from tests.hosts.test_up import CALL, Start, ask, manifest, service, start, weights
 from tests.support.api_objects import GIB
 from tests.support.eventually import eventually
 from tests.support.ollama.server import OllamaServer
 from tests.support.refused_manifests import make_manifest
+from tests.support.up_command import CALL, Start, ask, manifest, service
 from tests.support.wrong_requests import WRONG_REQUESTS, WrongRequest
-
-__all__ = ["start", "weights"]
 
 FATAL = {"schema that refers to itself", "schema with a huge repetition"}
 """Requests that end the process of a model in Ollama 0.17.4, which starts another one."""

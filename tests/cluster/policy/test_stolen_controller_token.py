@@ -435,10 +435,7 @@ ATTEMPTS: dict[str, tuple[str, Attempt]] = {
     "Secret that holds a node": ("no other owner", held(secret)),
     "process that holds a node": ("no other owner", held(metal_process)),
     "Deployment that holds a node": ("no other owner", held(deployment)),
-    "claim that holds a node": (
-        "no other owner",
-        held(lambda thief: thief.owned("Model", PVCS, "a", spec=claim(thief)["spec"])),
-    ),
+    "claim that holds a node": ("no other owner", held(cache)),
     "grant that holds a node": ("no other owner", held(lambda thief: role(thief, rule(), name="grants:policy-3"))),
     "end of a node": ("cannot delete", lambda thief: thief.api.delete(NODES, "cpu-1")),
 }
@@ -483,24 +480,17 @@ async def test_controller_writes_all_that_it_needs(thief: Thief) -> None:
     for build in (secret, deployment, service, metal_process, event, budget, policy, monitor):
         await thief.api.create(*build(thief))
     await thief.api.create(*deployment(thief, COPY, imagePullSecrets=PULL_SECRETS))
-    finalizer = [{"op": "remove", "path": "/metadata/finalizers"}]
-    await thief.api.patch_json(METAL_PROCESSES, "one-1", thief.namespace, finalizer)
+    patch = [{"op": "remove", "path": "/metadata/finalizers"}]
+    await thief.api.patch_json(METAL_PROCESSES, "one-1", thief.namespace, patch)
     await thief.api.delete(METAL_PROCESSES, "one-1", thief.namespace)
     await thief.api.create(*job(thief, imagePullSecrets=PULL_SECRETS))
-    host_copy = thief.owned("MetalHost", SECRETS, HOST, type="Opaque", data={})
-    for written in (host_copy, role(thief, rule()), binding(thief)):
+    for written in (
+        thief.owned("MetalHost", SECRETS, HOST, type="Opaque", data={}),
+        role(thief, rule()),
+        binding(thief),
+    ):
         await thief.api.apply(*written, field_manager=MANAGER)
     await thief.api.patch_json(SECRETS, "one-token", thief.namespace, DATA)
-    beside_pods = (POD_DISRUPTION_BUDGETS, NETWORK_POLICIES, POD_MONITORS)
-    deployments = ((DEPLOYMENTS, "one"), (DEPLOYMENTS, COPY))
-    for resource, name in (*deployments, *((kind, "one") for kind in beside_pods), (JOBS, "one-fetch")):
+    kinds = (DEPLOYMENTS, POD_DISRUPTION_BUDGETS, NETWORK_POLICIES, POD_MONITORS)
+    for resource, name in ((DEPLOYMENTS, COPY), *((kind, "one") for kind in kinds), (JOBS, "one-fetch")):
         await thief.api.delete(resource, name, thief.namespace)
-
-
-async def test_administrator_is_held_by_no_policy_of_the_controller(thief: Thief) -> None:
-    resource, obj = secret(thief, ownerReferences=[], name="plain", type="kubernetes.io/basic-auth", labels={})
-    await thief.admin.create(resource, obj | {"data": {"username": "YQ=="}})
-    await thief.admin.patch_json(resource, "plain", thief.namespace, [{"op": "add", "path": "/data/a", "value": ""}])
-    await thief.admin.delete(resource, "plain", thief.namespace)
-    await thief.admin.create(*role(thief, rule(apiGroups=[""], resources=["secrets"], verbs=["get"]), name="plain"))
-    await thief.admin.delete(ROLES, "plain", HOSTS_NAMESPACE)

@@ -30,6 +30,8 @@ from tests.cluster.policy.test_stolen_controller_token import (
     Thief,
     deployment,
     metal_process,
+    role,
+    rule,
     secret,
     thief,
 )
@@ -212,3 +214,12 @@ async def test_no_verb_of_the_controller_changes_what_it_does_not_own(thief: Thi
     for written in (secret(thief), deployment(thief), metal_process(thief)):
         await thief.api.create(*written)
     assert await changed_by(thief.api, thief.admin, targets_of_controller(thief)) == []
+
+
+async def test_administrator_is_held_by_no_policy_of_the_controller(thief: Thief) -> None:
+    resource, obj = secret(thief, ownerReferences=[], name="plain", type="kubernetes.io/basic-auth", labels={})
+    await thief.admin.create(resource, obj | {"data": {"username": "YQ=="}})
+    await thief.admin.patch_json(resource, "plain", thief.namespace, [{"op": "add", "path": "/data/a", "value": ""}])
+    await thief.admin.delete(resource, "plain", thief.namespace)
+    await thief.admin.create(*role(thief, rule(apiGroups=[""], resources=["secrets"], verbs=["get"]), name="plain"))
+    await thief.admin.delete(ROLES, "plain", HOSTS_NAMESPACE)

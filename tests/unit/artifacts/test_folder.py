@@ -15,7 +15,7 @@ from artifacts.formats import folder_config
 from artifacts.inspect import Inspection, inspect
 from artifacts.repositories.repository import SourceAccess
 from artifacts.source import parse
-from crds.model import Layers
+from crds.weights_header import Layers
 from tests.support.file_server import ALLOWED_NETWORKS, COMMIT, FileServer
 from tests.support.tiny_models import tiny_mlx
 

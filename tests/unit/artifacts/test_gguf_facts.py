@@ -8,7 +8,7 @@ import pytest
 
 from artifacts.formats.gguf import GGUFHeader, Value, parse
 from artifacts.formats.gguf_facts import layout_of
-from crds.model import Layers
+from crds.weights_header import Layers
 from tests.support.tiny_models import hollow_gguf, tiny_gguf
 from tests.support.tiny_models.hollow_gguf import Shape
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from crds.model import Layers, Layout
 from crds.serving import ServingOptions
+from crds.weights_header import Layers, Layout
 from fitness.llama_cpp import _BLOCK_BYTES
 from fitness.memory import Workload, estimate, largest_context, way_out
 from runtimes.llama_server import CHECKPOINTS

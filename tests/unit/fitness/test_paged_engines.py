@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from crds.model import Layers, Layout
 from crds.serving import ServingOptions
+from crds.weights_header import Layers, Layout
 from fitness.memory import PodMemory, Workload, estimate_pod, largest_context, refuse_device_count, way_out
 
 MIB, GIB = 2**20, 2**30

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from crds.meta import ObjectMeta
-from crds.model import Layers, Layout, Model, ModelSpec, ModelStatus
+from crds.model import Model, ModelSpec, ModelStatus
 from crds.serving import ServingOptions
+from crds.weights_header import Layers, Layout
 from fitness.corrections import SpeedRatio, learn_corrections
 from fitness.performance import MeasuredPerformance
 from fitness.serving_devices import ServingDevices, describe_devices, describe_host, describe_processor

@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from crds.model import WeightsFormat
+from crds.weights_header import WeightsFormat
 from devices.vendor_file import parse_vendors
 from devices.vendors import VENDORS
 from runtimes.registry import POD_ENGINES, RUNTIMES

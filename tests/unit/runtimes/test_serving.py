@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from crds.model import GGUF
 from crds.serving import ServingOptions
+from crds.weights_header import GGUF
 from runtimes.registry import RUNTIMES
 from runtimes.runtime import RuntimeDemand
 from runtimes.runtime_choice import refuse_demand

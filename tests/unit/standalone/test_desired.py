@@ -11,7 +11,8 @@ from controller.models.served import Served
 from controller.services.metal_processes import desired_spec
 from controller.services.replica_memory import measure_replica
 from crds.inferenceservice import InferenceService
-from crds.model import GGUF, Layout, Model
+from crds.model import Model
+from crds.weights_header import GGUF, Layout
 from kube.resources import INFERENCE_SERVICES, MODELS, ObjectKey
 from metal_agent.assignments import STANDALONE
 from metal_agent.lifecycle import LOG_HINT, ProcessState

@@ -7,7 +7,7 @@ import pytest
 from controller.models import refresh
 from controller.models.inspecting_hosts import InspectingHost
 from kube.client import Obj
-from tests.support.simulated_model import INSPECTED
+from tests.support.simulated_model import INSPECTED, SimulatedModel
 from tests.unit.controller.models.test_host_models import LAYOUT, LIVE, LOST, REPORT, make_host_model
 
 
@@ -98,3 +98,11 @@ def test_clock_of_the_api_server_neither_skips_nor_prolongs_an_attempt(status: O
     assert again is not None
     assert 0 < again <= 60
     assert len(simulated.made) == 1
+
+
+def test_next_attempt_waits_as_long_as_the_server_of_the_weights_asks() -> None:
+    simulated = SimulatedModel()
+    simulated.settle()
+    said = {"reason": "SourceUnreachable", "message": "HTTP 429", "retryable": True, "retryAfterSeconds": 3000}
+    simulated.end("inspect", 1, said)
+    assert simulated.settle().again_seconds == pytest.approx(3000, abs=1)

@@ -8,7 +8,8 @@ import pytest
 from controller.models.served import cache_path, format_of, weights_path
 from controller.models.volume import FOLDER_INSPECTION, INSPECTION
 from crds.cache import CachedWeights
-from crds.model import GGUF, ModelStatus
+from crds.model import ModelStatus
+from crds.weights_header import GGUF
 from kube.client import Obj
 from kube.resources import PVCS
 from tests.support.simulated_model import HTTP, SimulatedModel, make_cached

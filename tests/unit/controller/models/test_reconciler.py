@@ -18,7 +18,8 @@ from controller.reconcile.plan import Snapshot
 from controller.tenant_limits import TenantLimits
 from crds.cache import CacheOptions
 from crds.meta import SecretReference, Toleration
-from crds.model import GGUF, ModelHardware
+from crds.model import ModelHardware
+from crds.weights_header import GGUF
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, JOBS, MODELS, PVCS, ObjectKey
 from kube.store import Store
@@ -367,14 +368,6 @@ def test_a_wrong_checksum_fails_the_model_and_not_its_inspection() -> None:
     assert simulated.model.status.phase == "Failed"
     assert simulated.condition("Ready").status == "True"
     assert simulated.condition("Cached").reason == "ChecksumMismatch"
-
-
-def test_next_attempt_waits_as_long_as_the_server_of_the_weights_asks() -> None:
-    simulated = SimulatedModel()
-    simulated.settle()
-    said = {"reason": "SourceUnreachable", "message": "HTTP 429", "retryable": True, "retryAfterSeconds": 3000}
-    simulated.end("inspect", 1, said)
-    assert simulated.settle().again_seconds == pytest.approx(3000, abs=1)
 
 
 def test_reason_of_a_killed_container_is_reported() -> None:

@@ -102,6 +102,7 @@ def test_admitted_service_has_no_standing_and_is_not_counted() -> None:
 
 
 OLD = running_unit(waiting_unit("old", 8, priority="low"), "node/n1")
+ENDING = msgspec.structs.replace(OLD, state="ending", ends_by=1_790_000_600.0)
 PEER = running_unit(waiting_unit("peer", 8), "node/n0")
 RULED = NodeRequirement("a100", {"nodeSelector": {"gpu": "a100"}})
 REASONS: dict[str, tuple[list[Cell], list[Unit], str, str]] = {
@@ -147,10 +148,7 @@ REASONS: dict[str, tuple[list[Cell], list[Unit], str, str]] = {
     ),
     "what it evicts still answers": (
         [gpu_cell("n1", free=0)],
-        [
-            msgspec.structs.replace(OLD, state="ending", ends_by=1_790_000_600.0),
-            waiting_unit("chat", 2, nomination=Nomination(("node/n1",), frozenset({OLD.uid}))),
-        ],
+        [ENDING, waiting_unit("chat", 2, nomination=Nomination(("node/n1",), frozenset({OLD.uid})))],
         "Draining",
         "replicas of team/old have ended, which finish their answers, at the latest by 2026-09-21T14:23:20Z",
     ),
@@ -479,25 +477,5 @@ def test_depth_counts_all_that_wait_in_the_last_round_of_a_second() -> None:
         )
         await asyncio.sleep(2)  # without a further round
         assert told.depths[-1] == {("nvidia", "normal"): 2, ("nvidia", "high"): 1, ("metal", "normal"): 1}
-
-    virtual_time.run(main())
-
-
-def test_rounds_of_one_second_are_shown_together() -> None:
-    async def main() -> None:
-        told, key = Told(), ObjectKey("team", "chat")
-        units = [waiting_unit("first", enqueued_at=1.0), waiting_unit("chat")]
-
-        def place() -> str:
-            found = told.board.standing(key)
-            return found.place if found is not None else ""
-
-        told.update(full(), units)
-        assert place() == "2/2"
-        told.update(full(), [*units, waiting_unit("next", enqueued_at=2_000.0)])
-        told.update(full(), units[1:])
-        assert place() == "2/2"
-        await asyncio.sleep(1.1)
-        assert place() == "1/1"
 
     virtual_time.run(main())

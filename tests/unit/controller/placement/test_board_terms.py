@@ -74,3 +74,23 @@ def test_service_is_told_at_once_where_another_benchmark_ends_for_it() -> None:
         assert found.message.startswith("room on node/n2 is kept for it")
 
     virtual_time.run(main())
+
+
+def test_rounds_of_one_second_are_shown_together() -> None:
+    async def main() -> None:
+        told, key = Told(), ObjectKey("team", "chat")
+        units = [waiting_unit("first", enqueued_at=1.0), waiting_unit("chat")]
+
+        def place() -> str:
+            found = told.board.standing(key)
+            return found.place if found is not None else ""
+
+        told.update(full(), units)
+        assert place() == "2/2"
+        told.update(full(), [*units, waiting_unit("next", enqueued_at=2_000.0)])
+        told.update(full(), units[1:])
+        assert place() == "2/2"
+        await asyncio.sleep(1.1)
+        assert place() == "1/1"
+
+    virtual_time.run(main())

@@ -15,8 +15,8 @@ from controller.services.tokens import KnownTokens
 from controller.services.traffic import Traffic
 from controller.services.traffic_meter import TrafficMeter
 from controller.tenant_limits import TenantLimits
-from crds.model import Layout
 from crds.serving import ServingOptions
+from crds.weights_header import Layout
 from fitness.memory import Workload, estimate
 from kube.client import Client, Obj
 from kube.errors import NotFound

@@ -5,8 +5,8 @@ import pytest
 
 from controller.reconcile.plan import Snapshot
 from controller.services.reconciler import _list_labels, build_view
-from crds.model import Layout
 from crds.serving import ServingOptions
+from crds.weights_header import Layout
 from fitness.memory import Workload, estimate
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, ENDPOINT_SLICES, METAL_HOSTS, METAL_PROCESSES, MODELS, NODES, PODS, Resource

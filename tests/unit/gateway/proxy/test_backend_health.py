@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import aiohttp
 import pytest
@@ -14,18 +13,16 @@ from gateway.http.control_client import ControlRefusedError
 from gateway.proxy.backend_health import AnswerProgress, BackendPast, is_failure
 from gateway.proxy.config import Backend, BackendHealth, ProxyConfig
 from gateway.proxy.health_monitor import AnswerObserver, HealthMonitor
-from tests.unit.gateway.proxy import impatient_proxy as impatient_proxy_module
+from tests.unit.gateway.proxy.health_reports import ask, next_report
 from tests.unit.gateway.proxy.running_proxy import (
     AUTHORIZED,
     CHAT,
-    DONE_EVENT,
     GatedEngine,
     ProxyProcess,
     fake_engine,
     make_service,
     post_chat,
     raw_engine,
-    run_proxy,
 )
 
 
@@ -207,33 +204,6 @@ def test_larger_request_may_wait_longer_in_proportion() -> None:
 # The running proxy
 
 
-@pytest.fixture
-async def reports(proxy: ProxyProcess) -> AsyncIterator["asyncio.Queue[BackendHealth]"]:
-    async with collected_reports(proxy) as queue:
-        yield queue
-
-
-@contextlib.asynccontextmanager
-async def collected_reports(proxy: ProxyProcess) -> AsyncIterator["asyncio.Queue[BackendHealth]"]:
-    """Collect what the control API reports, from an empty configuration on."""
-    await proxy.client.configure(ProxyConfig())
-    queue: asyncio.Queue[BackendHealth] = asyncio.Queue()
-
-    async def collect() -> None:
-        async for health in proxy.client.watch_health():
-            queue.put_nowait(health)
-
-    task = asyncio.create_task(collect())
-    yield queue
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-
-
-async def next_report(reports: "asyncio.Queue[BackendHealth]") -> BackendHealth:
-    return await asyncio.wait_for(reports.get(), 60)
-
-
 class FailingEngine:
     """An engine that answers 500 while it is poisoned."""
 
@@ -244,16 +214,6 @@ class FailingEngine:
         if self.poisoned:
             return web.json_response({"error": {"message": "Compute error: a-secret-prompt"}}, status=500)
         return web.json_response({"choices": []})
-
-
-async def ask(http: aiohttp.ClientSession, url: str, *prompts: str, path: str = "/v1/completions") -> int:
-    status = 0
-    for prompt in prompts:
-        body = CHAT | {"prompt": prompt}
-        async with http.post(f"{url}{path}", json=body, headers=AUTHORIZED) as response:
-            status = response.status
-            await response.read()
-    return status
 
 
 async def test_poisoned_engine_is_reported_at_once_and_again_when_it_recovers(
@@ -461,78 +421,6 @@ async def test_requests_that_were_sent_to_a_backend_show_nothing_of_what_it_is_c
 
 
 # A running proxy that does not wait for long
-
-
-@pytest.fixture(scope="module")
-def impatient_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    socket = tmp_path_factory.mktemp("proxy") / "private" / "proxy.sock"
-    with run_proxy(socket, module=impatient_proxy_module.__name__) as process:
-        yield process
-
-
-async def test_engine_that_falls_silent_within_a_stream_is_reported_until_it_goes_on(
-    impatient_proxy: ProxyProcess, http: aiohttp.ClientSession
-) -> None:
-    gated = GatedEngine()
-    async with collected_reports(impatient_proxy) as reports, fake_engine(gated, "silent") as backend:
-        url = await impatient_proxy.serve(backend)
-        async with post_chat(http, url) as stream:
-            for _ in range(3):
-                gated.release(b"data: {}\n\n")
-                await stream.content.readuntil(b"\n\n")
-            suspect = await next_report(reports)
-            assert (suspect.uid, suspect.suspect, suspect.reason) == ("silent", True, "Silent")
-            assert suspect.message.startswith("no data for ")
-            gated.release(b"data: {}\n\n")
-            assert await next_report(reports) == BackendHealth("silent")
-            gated.end()
-            assert (await stream.read()).endswith(DONE_EVENT)
-
-
-def answer_after(answers: asyncio.Event) -> Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]:
-    """Return an engine's handler that answers while `answers` is set."""
-
-    async def answer(_request: web.BaseRequest) -> web.StreamResponse:
-        await answers.wait()
-        return web.json_response({"choices": []})
-
-    return answer
-
-
-async def test_engine_that_takes_much_longer_than_before_is_reported_until_it_answers(
-    impatient_proxy: ProxyProcess, http: aiohttp.ClientSession
-) -> None:
-    answers = asyncio.Event()
-    async with collected_reports(impatient_proxy) as reports, fake_engine(answer_after(answers), "slow") as backend:
-        url = await impatient_proxy.serve(backend)
-        answers.set()
-        assert await ask(http, url, "1") == 200
-        answers.clear()
-        asking = asyncio.create_task(ask(http, url, "2"))
-        suspect = await next_report(reports)
-        assert (suspect.uid, suspect.suspect, suspect.reason) == ("slow", True, "Slow")
-        assert suspect.message.startswith("no answer for ")
-        answers.set()
-        assert await next_report(reports) == BackendHealth("slow")
-        assert await asking == 200
-
-
-async def test_engine_that_hangs_at_its_first_request_is_reported(
-    impatient_proxy: ProxyProcess, http: aiohttp.ClientSession
-) -> None:
-    answers = asyncio.Event()
-    async with collected_reports(impatient_proxy) as reports, fake_engine(answer_after(answers), "mute") as backend:
-        url = await impatient_proxy.serve(backend)
-        answers.set()
-        assert await ask(http, url, "0", path="/v1/messages/count_tokens") == 200, "which sets no measure for an answer"
-        answers.clear()
-        asking = asyncio.create_task(ask(http, url, "1"))
-        suspect = await next_report(reports)
-        assert (suspect.uid, suspect.reason) == ("mute", "Slow")
-        assert suspect.message.endswith("and none before")
-        answers.set()
-        assert await next_report(reports) == BackendHealth("mute")
-        assert await asking == 200
 
 
 async def test_health_of_an_unknown_backend_cannot_be_cleared(proxy: ProxyProcess) -> None:

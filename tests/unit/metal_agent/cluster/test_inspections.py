@@ -10,7 +10,7 @@ import pytest
 from artifacts.errors import ArtifactError
 from crds.inspection import InspectionReport
 from crds.metalprocess import Artifact
-from crds.model import GGUF
+from crds.weights_header import GGUF
 from kube.client import Client, Obj
 from kube.errors import ApiError, Invalid, NotFound
 from kube.resources import METAL_PROCESSES, Resource

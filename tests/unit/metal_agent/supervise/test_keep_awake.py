@@ -1,4 +1,4 @@
-"""The program that keeps a machine awake runs exactly as long as a model is loaded, loading or finishing its answers."""
+"""The program that keeps a machine awake runs exactly as long as a model is loaded, or its engine ends its answers."""
 
 import asyncio
 import sys
