@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from tests.hosts.test_up import Up
 from tests.support.hub_cache import move_to_cache
 from tests.support.tiny_models import tiny_gguf, tiny_split
+from tests.support.up_command import Up
 
 
 async def test_split_model_in_the_cache_of_a_hubs_client_answers(tmp_path: Path) -> None:
