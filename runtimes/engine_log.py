@@ -16,9 +16,10 @@ _ERROR: Final = re.compile(
 
 
 def find_cause(log: str) -> str:
-    """Return the first line of a log that is an error, else the last one; "" if there is none."""
+    """Return the first line of a log that is an error, else the last one, printable; "" if there is none."""
     lines = [line.rstrip() for line in log.splitlines() if line.strip()]
     # The indented lines of a traceback are source text, which may name an error.
     errors = (line for line in lines if not line[0].isspace() and _ERROR.search(line))
     found = next(errors, lines[-1] if lines else "")
-    return " ".join(_LEVEL.sub("", found).split())[:_MOST_CHARACTERS]
+    printable = "".join(each if each.isprintable() else " " for each in _LEVEL.sub("", found))
+    return " ".join(printable.split())[:_MOST_CHARACTERS]

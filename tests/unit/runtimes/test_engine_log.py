@@ -44,9 +44,21 @@ ValueError: Model type phi9 not supported.
         ("GGML_ASSERT(n_ctx > 0) failed\nAborted\n", "GGML_ASSERT(n_ctx > 0) failed"),
         ("loading\nbad head\n\n", "bad head"),
         ("", ""),
+        ("error: a\x1b[2Jb\x00\u202ec\n", "error: a [2Jb c"),
         ("error: " + "x" * 999, "error: " + "x" * 293),
     ],
-    ids=["cache", "template", "vLLM", "mlx-lm", "argument", "assertion", "no error", "empty", "long"],
+    ids=[
+        "cache",
+        "template",
+        "vLLM",
+        "mlx-lm",
+        "argument",
+        "assertion",
+        "no error",
+        "empty",
+        "control characters",
+        "long",
+    ],
 )
 def test_first_error_is_the_cause(log: str, cause: str) -> None:
     assert find_cause(log) == cause
