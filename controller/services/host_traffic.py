@@ -9,7 +9,7 @@ from typing import Final
 
 from controller.reconcile.plan import Leading, Snapshot, decode_stored
 from controller.services.rollout import host_is_lost
-from controller.services.traffic import UNKNOWN_TRAFFIC, Traffic, combine_traffic, differs_notably
+from controller.services.traffic import MOST, UNKNOWN_TRAFFIC, Traffic, combine_traffic, differs_notably
 from crds.metalhost import MetalHost
 from crds.metalprocess import MetalProcess
 from crds.rate import MOST_REPORTED
@@ -64,7 +64,8 @@ def take_host_traffic(shown: Traffic, of_hosts: Traffic) -> Traffic:
         requests = max(0, requests - others)
         if average is not None and of_hosts.average_ms is not None and requests:
             average += round((average - of_hosts.average_ms) * others / requests)
-    return Traffic(requests, max(0, average) if average is not None and requests else None, rate)
+    # What is shown may be older than what a host states now, so the difference may be any number.
+    return Traffic(requests, min(max(0, average), MOST) if average is not None and requests else None, rate)
 
 
 def add_host_traffic(of_pods: Traffic, of_hosts: Traffic, shown: Traffic) -> Traffic:

@@ -14,9 +14,9 @@ from crds.rate import format_rate, is_notable_change
 from gateway.proxy.paths import METRICS_OF_PROXY
 from runtimes.pod import EnginePod
 
-_MOST: Final = 2**31 - 1
+MOST: Final = 2**31 - 1
 """Largest number that the fields of the status hold."""
-MOST_TOKENS_PER_SECOND: Final = float(_MOST)
+MOST_TOKENS_PER_SECOND: Final = float(MOST)
 _MOST_COUNTED: Final = 2.0**53
 """Largest count that is believed."""
 _PROXY_SECONDS: Final = "pomona_proxy_request_seconds"
@@ -160,9 +160,9 @@ def measure_traffic(
     if not is_known:
         return UNKNOWN_TRAFFIC
     # The controller asks a question in ten minutes by itself, whose latency is not that of clients.
-    rounded = min(round(per_minute), _MOST) if counted > 1 else 0
+    rounded = min(round(per_minute), MOST) if counted > 1 else 0
     has_average = rounded > 0 and requests > 0
-    return Traffic(rounded, min(round(seconds * 1000 / requests), _MOST) if has_average else None)
+    return Traffic(rounded, min(round(seconds * 1000 / requests), MOST) if has_average else None)
 
 
 def measure_tokens(
@@ -194,8 +194,8 @@ def combine_traffic(one: Traffic, other: Traffic) -> Traffic:
     weight = sum(count for count, _ in timed)
     average = round(sum(count * each for count, each in timed) / weight) if weight else None
     return Traffic(
-        min(sum(requests), _MOST) if requests else None,
-        None if average is None else min(average, _MOST),
+        min(sum(requests), MOST) if requests else None,
+        None if average is None else min(average, MOST),
         min(sum(rates), MOST_TOKENS_PER_SECOND) if rates else None,
     )
 

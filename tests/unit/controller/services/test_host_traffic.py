@@ -5,7 +5,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from controller.reconcile.plan import Leading, Snapshot
@@ -17,7 +17,7 @@ from controller.services.host_traffic import (
     find_host_traffic,
     take_host_traffic,
 )
-from controller.services.traffic import MOST_TOKENS_PER_SECOND, UNKNOWN_TRAFFIC, Traffic
+from controller.services.traffic import MOST, MOST_TOKENS_PER_SECOND, UNKNOWN_TRAFFIC, Traffic
 from crds.rate import MOST_REPORTED
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, ObjectKey
@@ -64,6 +64,20 @@ def test_pods_and_hosts_of_a_service_are_shown_together() -> None:
     assert take_host_traffic(shown, hosts) == pods, "a new leader has read no pod yet"
     assert add_host_traffic(UNKNOWN_TRAFFIC, hosts, UNKNOWN_TRAFFIC) == hosts
     assert add_host_traffic(pods, hosts._replace(requests_per_minute=11), shown) == shown
+
+
+@given(
+    shown=st.tuples(st.integers(1, MOST), st.integers(0, MOST)),
+    hosts=st.tuples(st.integers(0, MOST_REQUESTS_REPORTED), st.none() | st.integers(0, MOST)),
+)
+@example(shown=(MOST_REQUESTS_REPORTED + 1, MOST), hosts=(MOST_REQUESTS_REPORTED, 0))
+def test_host_that_takes_back_what_it_has_stated_leaves_numbers_that_the_status_holds(
+    shown: tuple[int, int], hosts: tuple[int, int | None]
+) -> None:
+    """A number beyond the schema would have each write of the status refused."""
+    of_pods = take_host_traffic(Traffic(*shown, 1.0), Traffic(*hosts, 1.0))
+    fields = add_host_traffic(of_pods, UNKNOWN_TRAFFIC, UNKNOWN_TRAFFIC).fields()
+    assert all(0 <= number <= MOST for number in fields.values() if isinstance(number, int))
 
 
 def test_processes_that_serve_on_hosts_that_live_are_summed() -> None:
