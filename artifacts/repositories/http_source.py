@@ -401,7 +401,7 @@ def _read_retry_after(headers: Mapping[str, str]) -> float:
         return min(float(text[:_MOST_DIGITS]), _LONGEST_PAUSE_SECONDS)
     try:
         due = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0.0
     seconds = (due.replace(tzinfo=due.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
     return min(max(0.0, seconds), _LONGEST_PAUSE_SECONDS)
