@@ -22,7 +22,7 @@ from crds.size import size_text
 from crds.text import shorten_text
 from kube.client import Client, Obj
 from kube.errors import Forbidden, NotFound
-from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, PODS, PVCS, STORAGE_CLASSES, Resource
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, PODS, PVCS, STORAGE_CLASSES, ObjectKey, Resource
 
 RELEASE_SECONDS: Final = 10.0
 """Time between two looks whether pods still mount a claim that is to be deleted."""
@@ -81,12 +81,24 @@ def observe_claims(snapshot: Snapshot, model: Model, expandable: frozenset[str])
 
 
 def _list_readers(snapshot: Snapshot, claim: str) -> list[Obj]:
-    """Return the services whose Deployments mount a claim, as owner references, ordered by their names."""
-    owners = map(controller_of, snapshot.store.by_index(DEPLOYMENTS, CLAIM_INDEX, claim))
-    found = {owner["uid"]: owner for owner in owners if owner is not None and owner["kind"] == INFERENCE_SERVICES.kind}
-    names = ("apiVersion", "kind", "name", "uid")
-    readers = [{name: owner[name] for name in names} for owner in found.values()]
-    return sorted(readers, key=lambda reader: str(reader["name"]))[:_MOST_READERS]
+    """Return the services whose Deployments mount a claim, as owner references, ordered by their names.
+
+    A Deployment may name any owner. Kubernetes would take away one that does not exist, again and again.
+    """
+    found: dict[str, Obj] = {}
+    for deployment in snapshot.store.by_index(DEPLOYMENTS, CLAIM_INDEX, claim):
+        owner = controller_of(deployment)
+        if owner is None or owner["kind"] != INFERENCE_SERVICES.kind:
+            continue
+        service = snapshot.get(INFERENCE_SERVICES, ObjectKey(deployment["metadata"]["namespace"], owner["name"]))
+        if service is not None and uid(service) == owner["uid"]:
+            found[owner["name"]] = {
+                "apiVersion": INFERENCE_SERVICES.api_version,
+                "kind": INFERENCE_SERVICES.kind,
+                "name": owner["name"],
+                "uid": owner["uid"],
+            }
+    return [found[name] for name in sorted(found)][:_MOST_READERS]
 
 
 def share_claims(observed: ObservedClaims) -> tuple[Patch, ...]:

@@ -11,7 +11,7 @@ from controller.reconcile.partial_objects import declare_partial_objects
 from controller.reconcile.plan import Patch, Snapshot
 from crds.meta import LABEL_MODEL
 from kube.client import Obj
-from kube.resources import DEPLOYMENTS, MODELS, PODS, PVCS, ObjectKey
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, MODELS, PODS, PVCS, ObjectKey
 from kube.store import Store
 from tests.support.api_objects import NOW, as_model, model
 
@@ -48,6 +48,7 @@ class Cluster:
         self.put(PVCS, "tiny-cache", metadata=metadata, spec=spec, status={"phase": "Bound"})
 
     def deploy(self, service: str) -> None:
+        self.put(INFERENCE_SERVICES, service, spec={"modelRef": "tiny"})
         owner = reader(service) | {"controller": True, "blockOwnerDeletion": True}
         metadata = {"ownerReferences": [owner]}
         self.put(DEPLOYMENTS, service, metadata=metadata, spec={"template": {"metadata": {}, "spec": MOUNTED}})
@@ -77,6 +78,16 @@ def test_services_that_read_a_volume_own_it_beside_the_model() -> None:
     assert owners_of(patch) == [OWNER, reader("batch"), reader("chat")]
     cluster.put_claim(OWNER, reader("batch"), reader("chat"))
     assert cluster.share() == (), "nothing is written at rest"
+
+
+def test_service_that_is_not_there_becomes_no_owner() -> None:
+    """Kubernetes takes away an owner that does not exist, and both would write for ever."""
+    cluster = Cluster()
+    cluster.deploy("chat")
+    cluster.store.remove(INFERENCE_SERVICES, "team", "chat")
+    assert cluster.share() == (), "it is deleted, and its Deployment is not yet"
+    cluster.put(INFERENCE_SERVICES, "chat", metadata={"uid": "another-uid"}, spec={"modelRef": "tiny"})
+    assert cluster.share() == (), "the Deployment is of an earlier service, or names any uid"
 
 
 def test_claim_gets_a_limited_number_of_owners() -> None:
