@@ -130,10 +130,12 @@ class Client:
         field_selector: str = "",
         read: Read | None = None,
         part: Callable[[Obj], Obj] | None = None,
+        most: int | None = None,
     ) -> ObjectList:
         """Read all objects that match, in pages; items carry apiVersion and kind, or are what `read` returns.
 
-        With `part`, no more than one page is in memory as a whole: of each object, what it returns is kept.
+        With `part`, no more than one page is in memory as a whole: of each object, what it returns is kept. With
+        `most`, no more objects than that are read.
         """
         query = _selectors(label_selector, field_selector)
 
@@ -143,7 +145,13 @@ class Client:
             return part(item) if part is not None else item
 
         return await self._pages(
-            resource, namespace, query, "application/json", read=read, complete=complete if read is None else None
+            resource,
+            namespace,
+            query,
+            "application/json",
+            read=read,
+            complete=complete if read is None else None,
+            most=most,
         )
 
     async def list_cached(self, resource: Resource, *, field_selector: str = "") -> ObjectList:
@@ -359,12 +367,16 @@ class Client:
         *,
         read: Read | None = None,
         complete: Callable[[Obj], Obj] | None = None,
+        most: int | None = None,
     ) -> ObjectList:
-        """Return all pages at one resourceVersion; if that expires between two pages, read the whole list at once."""
+        """Return all pages at one resourceVersion; if that expires between two pages, read the whole list at once.
+
+        With `most`, there is one page with so many objects.
+        """
         call = _describe("list", resource, namespace, None)
         path = resource.path(namespace)
         items: list[Obj] = []
-        page_query = {**query, "limit": str(PAGE)}
+        page_query = {**query, "limit": str(most or PAGE)}
         while True:
             try:
                 body = await self._send(call, "list", resource, Request("GET", path, page_query, accept=accept))
@@ -376,7 +388,7 @@ class Client:
             page = _decode(call, body, _Page) if read is None else _read_page(call, body, read)
             found = page.items or []
             items += map(complete, found) if complete is not None else found
-            if not page.metadata.more:
+            if most or not page.metadata.more:
                 return ObjectList(items, page.metadata.resource_version)
             page_query = {**page_query, "continue": page.metadata.more}
 

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 import structlog
 
+from controller.reconcile.conditions import MESSAGE_LENGTH
 from controller.reconcile.plan import Snapshot
 from crds.meta import ObjectMeta
 from kube.client import Client, Obj
@@ -25,6 +26,8 @@ LOOK_SECONDS: Final = 15.0
 """Time between two looks."""
 _MOST_JOBS: Final = 8
 """Jobs of a Model that are looked into at once: each costs a request."""
+_MOST_EVENTS: Final = 16
+"""Events about a Job that are read: a tenant may write them, too, each as large as an object can be."""
 _LIMIT_MISSING: Final = "must specify"
 """Words of a quota that counts what a container does not state."""
 
@@ -67,7 +70,11 @@ async def read_refusals(client: Client, snapshot: Snapshot, owner: ObjectMeta) -
         uid = job["metadata"]["uid"]
         try:
             events = await client.list(
-                EVENTS, namespace, field_selector=f"regarding.uid={uid},reason={FAILED_CREATE}", part=_keep_words
+                EVENTS,
+                namespace,
+                field_selector=f"regarding.uid={uid},reason={FAILED_CREATE}",
+                part=_keep_words,
+                most=_MOST_EVENTS,
             )
         except Forbidden as error:
             log.warning("events_not_readable", job=f"{namespace}/{job['metadata']['name']}", error=str(error))
@@ -104,7 +111,7 @@ def _keep_words(event: Obj) -> Obj:
     times = (series.get("lastObservedTime"), event.get("deprecatedLastTimestamp"), event.get("eventTime"))
     return {
         "metadata": {"name": metadata["name"]},
-        "note": event.get("note") or "",
+        "note": (event.get("note") or "")[:MESSAGE_LENGTH],
         "time": next((time for time in times if time), metadata.get("creationTimestamp") or ""),
     }
 

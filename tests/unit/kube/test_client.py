@@ -326,6 +326,19 @@ async def test_look_whether_a_kind_can_be_listed_reads_one_object(client_of: Cli
     assert queries == [{"limit": "1"}]
 
 
+async def test_list_with_a_limit_is_one_request(client_of: ClientOf) -> None:
+    queries: list[dict[str, str]] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        queries.append(dict(request.query))
+        page = {"metadata": {"resourceVersion": "7", "continue": "more"}, "items": [{"metadata": {"name": "a"}}]}
+        return web.json_response(page)
+
+    found = await (await client_of(answer)).list(PODS, "ns", most=16)
+    assert [each["metadata"]["name"] for each in found.items] == ["a"]
+    assert queries == [{"limit": "16"}]
+
+
 async def test_list_from_the_cache_is_one_request_without_a_limit(client_of: ClientOf) -> None:
     queries: list[dict[str, str]] = []
 

@@ -84,8 +84,9 @@ class Cluster(Client):
         field_selector: str = "",
         read: Callable[[msgspec.Raw], Obj] | None = None,
         part: Callable[[Obj], Obj] | None = None,
+        most: int | None = None,
     ) -> ObjectList:
-        del namespace, label_selector, field_selector, read, part
+        del namespace, label_selector, field_selector, read, part, most
         assert resource == SERVICE_CIDRS, "all others cost less from the cache"
         if self.fails:
             raise self.fails

@@ -241,8 +241,9 @@ class Api(Client):
         field_selector: str = "",
         read: Callable[[msgspec.Raw], Obj] | None = None,
         part: Callable[[Obj], Obj] | None = None,
+        most: int | None = None,
     ) -> ObjectList:
-        del read, part
+        del read, part, most
         assert (resource, namespace, label_selector, field_selector) == (LEASES, HOSTS_NAMESPACE, "", "")
         return ObjectList([], "1")
 

@@ -77,13 +77,15 @@ class EventClient(Client):
 
     def __init__(self, *events: Obj, refusal: Forbidden | None = None) -> None:
         self.events, self.refusal, self.asked = events, refusal, list[str]()
+        self.kept: list[Obj] = []
 
     async def list(self, resource: Resource, namespace: str | None = None, **options: Any) -> ObjectList:
         assert (resource, namespace) == (EVENTS, "team")
         self.asked.append(options["field_selector"])
         if self.refusal is not None:
             raise self.refusal
-        return ObjectList([options["part"](event) for event in self.events], "1")
+        self.kept = [options["part"](event) for event in self.events[-options["most"] :]]
+        return ObjectList(self.kept, "1")
 
 
 def job(age_seconds: float, **more: Any) -> Obj:
@@ -117,6 +119,17 @@ async def test_last_event_about_a_job_without_a_pod_is_read() -> None:
     snapshot = Snapshot(store((JOBS, job(60))), NOW)
     assert await read_refusals(client, snapshot, OWNER) == {"job-uid": "later"}
     assert client.asked == ["regarding.uid=job-uid,reason=FailedCreate"]
+
+
+async def test_events_that_anybody_may_write_cost_little() -> None:
+    """A tenant may create Events about its own Job, each as large as an object can be."""
+    flood = [event(f"a.{number}", f"2026-11-21T12:{number:02}:00Z", "x" * 9999) for number in range(60)]
+    client = EventClient(*flood, event("a.x", "2026-11-21T13:00:00Z", "last " + "y" * 9999))
+    (words,) = (await read_refusals(client, Snapshot(store((JOBS, job(60))), NOW), OWNER)).values()
+    assert words.startswith("last y")
+    assert len(words) == 1024, "as long as the message of a condition may be"
+    assert len(client.kept) == 16
+    assert all(len(kept["note"]) <= 1024 for kept in client.kept)
 
 
 @pytest.mark.parametrize(
