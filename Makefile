@@ -60,7 +60,7 @@ test-hosts: setup servers ## Run the tests of the agent that start real engines,
 	@$(if $(ALONE),$(PYTEST),$(WORKED)) $(or $(TESTS),tests/hosts) $(ARGS)
 
 .PHONY: test-cluster
-test-cluster: setup binaries servers prometheus image-root ## Run the tests on a real control plane, in namespaces of their own
+test-cluster: setup binaries servers prometheus image-root ## Run the tests on a real control plane, in namespaces of their own; KUBERNETES=1.34.4 for another version
 	@$(if $(ALONE),$(SANDBOX) $(PYTEST),$(WORKED)) $(or $(TESTS),tests/cluster) $(ARGS)
 
 # The real vLLM takes 6 GB in the user's cache, and minutes to start: it is no part of `make test`.

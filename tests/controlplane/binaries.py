@@ -1,8 +1,9 @@
 """The control plane's programs: found on this machine, or built once from the Go module beside this file.
 
-Only `go.mod` names versions. Compatible programs are taken from `KUBEBUILDER_ASSETS`, then from PATH. Other programs
-come from the user's cache folder, under a key made of the versions. Absent ones are built there under a file lock, in a
-separate folder, and are then renamed, so that a killed build or a second run is harmless.
+Only `go.mod` names versions; with the variable KUBERNETES, a go.mod for that version is made in the cache. Compatible
+programs are taken from `KUBEBUILDER_ASSETS`, then from PATH. Other programs come from the user's cache folder, under a
+key made of the versions. Absent ones are built there under a file lock, in a separate folder, and are then renamed, so
+that a killed build or a second run is harmless.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.controlplane.go_build import BuildError, build, report_build
+from tests.controlplane.go_build import BuildError, GoModule, build, report_build
 
 MODULE = Path(__file__).parent
 PACKAGES = {
@@ -28,6 +29,11 @@ PACKAGES = {
     "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
     "kubectl": "k8s.io/kubernetes/cmd/kubectl",
 }
+
+
+ETCD_CLIENT = "go.etcd.io/etcd/client/v3"
+STAGED = re.compile(r"=> \./staging/src/(\S+)")
+"""Modules that k8s.io/kubernetes replaces by folders of its own tree."""
 
 
 @dataclass(frozen=True)
@@ -95,12 +101,13 @@ def ensure_binaries() -> Binaries:
     Raises:
         BuildError: a program is absent and cannot be built here.
     """
-    pins = read_pins((MODULE / "go.mod").read_text())
+    module = _find_module(os.environ.get("KUBERNETES", ""))
+    pins = read_pins((module / "go.mod").read_text())
     paths = {program: path for program in PACKAGES if (path := _find_installed(program, pins.version_of(program)))}
     folder = cache_folder() / "controlplane" / pins.key
     missing = [program for program in PACKAGES if program not in paths]
     build_missing(
-        MODULE,
+        module,
         {program: PACKAGES[program] for program in missing},
         folder,
         go_version=pins.go,
@@ -108,6 +115,56 @@ def ensure_binaries() -> Binaries:
     )
     paths |= {program: folder / program for program in missing}
     return Binaries(**{program.replace("-", "_"): path for program, path in paths.items()})
+
+
+def _find_module(version: str) -> Path:
+    """Return the folder of the go.mod for a version of Kubernetes; empty: the one beside this file.
+
+    Raises:
+        BuildError: it is no version, or Go cannot find its modules.
+    """
+    pins = read_pins((MODULE / "go.mod").read_text())
+    if version in {"", pins.kubernetes}:
+        return MODULE
+    if not re.fullmatch(r"1\.\d+\.\d+", version):
+        raise BuildError(f"KUBERNETES={version} is no version of Kubernetes: give one such as {pins.kubernetes}")
+    folder = cache_folder() / "controlplane" / f"module-{version}"
+    with lock_folder(folder):
+        if not (folder / "go.sum").exists():
+            go = GoModule(folder, oldest_go(MODULE), cache_folder() / "go")
+            (folder / "go.mod").write_text(f"module pomona/tests/controlplane\n\ngo {pins.go}\n")
+            required = go.read_go_mod(f"k8s.io/kubernetes@v{version}")
+            available = go.list_versions(STAGED.findall(required))
+            (folder / "go.mod").write_text(derive_go_mod(version, required, available))
+            go.write_sums(list(PACKAGES.values()))
+    return folder
+
+
+def derive_go_mod(version: str, required: str, available: Mapping[str, Sequence[str]]) -> str:
+    """Return the go.mod that builds the programs of a version of Kubernetes.
+
+    Args:
+        version: the version, without a leading v.
+        required: the go.mod of its module k8s.io/kubernetes, which names Go and the client of etcd.
+        available: the versions of each staging module. Not each has been published at each patch level, and then the
+            last one before serves.
+
+    Raises:
+        BuildError: a staging module has no version for it.
+    """
+    minor, patch = (int(number) for number in version.split(".")[1:])
+    replaced = []
+    for module, versions in sorted(available.items()):
+        patches = [int(each.rpartition(".")[2]) for each in versions if re.fullmatch(rf"v0\.{minor}\.\d+", each)]
+        if not any(each <= patch for each in patches):
+            raise BuildError(f"{module} has no version v0.{minor}.{patch} or before: give another KUBERNETES")
+        replaced.append(f"\t{module} => {module} v0.{minor}.{max(each for each in patches if each <= patch)}")
+    go, etcd = (re.search(rf"^\s*{name} v?(\S+)", required, re.MULTILINE) for name in ("go", ETCD_CLIENT))
+    if go is None or etcd is None:
+        raise BuildError(f"go.mod of k8s.io/kubernetes v{version} names no version of Go or of {ETCD_CLIENT}")
+    requires = [f"\t{PACKAGES['etcd']} v{etcd[1]}", f"\tk8s.io/kubernetes v{version}"]
+    lines = ["module pomona/tests/controlplane", "", f"go {go[1]}", "", "require (", *requires, ")"]
+    return "\n".join([*lines, "", "replace (", *replaced, ")", ""])
 
 
 def version_variables(pins: Pins) -> dict[str, str]:

@@ -106,6 +106,42 @@ def copy_from_module(module: Path, path: str, folder: str, destination: Path, *,
     shutil.rmtree(caches, ignore_errors=True)
 
 
+class GoModule:
+    """A module that is written in a folder, with checksums of Go's own database.
+
+    Args:
+        module: folder of its go.mod.
+        go_version: the oldest version of Go that can be used.
+        caches: folder for Go's caches if Go is installed from the wheel.
+
+    Each method raises BuildError if Go is absent and cannot be installed, or if a module cannot be downloaded.
+    """
+
+    def __init__(self, module: Path, go_version: str, caches: Path) -> None:
+        self._module = module
+        self._go, self._environment = _find_go(go_version, caches)
+
+    def read_go_mod(self, version: str) -> str:
+        """Return the go.mod of another module, such as k8s.io/kubernetes@v1.34.4."""
+        printed = self._run("downloading its go.mod", "list", "-m", "-f", "{{.GoMod}}", version)
+        return Path(printed[-1]).read_text()
+
+    def list_versions(self, modules: Sequence[str]) -> dict[str, list[str]]:
+        """Return the versions of those modules that are published."""
+        printed = (line.split() for line in self._run("listing versions", "list", "-m", "-e", "-versions", *modules))
+        return {name: versions for name, *versions in printed if name in modules and versions}
+
+    def write_sums(self, packages: Sequence[str]) -> None:
+        """Complete go.mod, and write go.sum, for these packages."""
+        self._run("downloading sources", "list", "-mod=mod", "-deps", *packages)
+
+    def _run(self, what: str, *arguments: str) -> list[str]:
+        report = BuildProgress(what)
+        lines = list(_lines([self._go, *arguments], self._module, self._environment, report))
+        report.end()
+        return lines
+
+
 def _find_go(go_version: str, caches: Path) -> tuple[str, dict[str, str]]:
     """Return a Go that is new enough, and the environment to run it in; only one from the wheel uses `caches`."""
     own = _on_path(go_version)

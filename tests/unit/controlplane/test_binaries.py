@@ -1,5 +1,6 @@
 """The search for the control plane's programs: compatible ones of the machine, the cache, the build."""
 
+import re
 import stat
 from pathlib import Path
 
@@ -8,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.controlplane import binaries
-from tests.controlplane.binaries import MODULE, Pins, ensure_binaries, is_compatible, parse_minor_version, read_pins
+from tests.controlplane.binaries import (
+    MODULE,
+    STAGED,
+    Pins,
+    derive_go_mod,
+    ensure_binaries,
+    is_compatible,
+    parse_minor_version,
+    read_pins,
+)
 from tests.controlplane.go_build import BuildError, is_new_enough
 
 VERSIONS = st.tuples(st.integers(0, 9), st.integers(0, 99), st.integers(0, 99))
@@ -89,7 +99,8 @@ def empty_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     pins = read_pins((MODULE / "go.mod").read_text())
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
+    for name in ("KUBEBUILDER_ASSETS", "KUBERNETES"):
+        monkeypatch.delenv(name, raising=False)
     (tmp_path / "bin").mkdir()
     cached = tmp_path / "cache" / "pomona" / "controlplane" / pins.key
     cached.mkdir(parents=True)
@@ -136,3 +147,45 @@ def test_cache_key_has_both_versions_and_the_platform() -> None:
     pins = Pins(go="1.25.0", kubernetes="1.35.4", etcd="3.6.5")
 
     assert pins.key.startswith("kubernetes-1.35.4-etcd-3.6.5-")
+
+
+KUBERNETES_GO_MOD = """go 1.24.0
+require (
+	go.etcd.io/etcd/client/v3 v3.6.4
+)
+replace (
+	k8s.io/api => ./staging/src/k8s.io/api
+	k8s.io/endpointslice => ./staging/src/k8s.io/endpointslice
+)
+"""
+
+
+def test_go_mod_of_another_version_has_the_last_patch_level_of_each_module() -> None:
+    assert STAGED.findall(KUBERNETES_GO_MOD) == ["k8s.io/api", "k8s.io/endpointslice"]
+    available = {"k8s.io/api": ["v0.34.3", "v0.34.4", "v0.34.5"], "k8s.io/endpointslice": ["v0.34.2", "v0.35.0"]}
+    derived = derive_go_mod("1.34.4", KUBERNETES_GO_MOD, available)
+    assert read_pins(derived) == Pins(go="1.24.0", kubernetes="1.34.4", etcd="3.6.4")
+    assert re.findall(r"=> (\S+ \S+)", derived) == ["k8s.io/api v0.34.4", "k8s.io/endpointslice v0.34.2"]
+    with pytest.raises(BuildError, match=r"k8s.io/endpointslice has no version v0\.34\.1 or before"):
+        derive_go_mod("1.34.1", KUBERNETES_GO_MOD, {"k8s.io/endpointslice": ["v0.34.2", "v0.33.9"]})
+
+
+def test_programs_of_another_version_are_asked_for_by_a_variable(
+    empty_machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pins = read_pins((MODULE / "go.mod").read_text())
+    monkeypatch.setenv("KUBERNETES", pins.kubernetes)
+    assert ensure_binaries().etcd == empty_machine / "etcd"
+    module = empty_machine.parent / "module-1.34.4"
+    module.mkdir()
+    (module / "go.mod").write_text(derive_go_mod("1.34.4", KUBERNETES_GO_MOD, {}))
+    (module / "go.sum").touch()
+    other = empty_machine.parent / read_pins((module / "go.mod").read_text()).key
+    other.mkdir()
+    for name in binaries.PACKAGES:
+        program(other, name, "cached")
+    monkeypatch.setenv("KUBERNETES", "1.34.4")
+    assert set(vars(ensure_binaries()).values()) == {other / name for name in binaries.PACKAGES}
+    monkeypatch.setenv("KUBERNETES", "v1.34")
+    with pytest.raises(BuildError, match=r"KUBERNETES=v1\.34 is no version of Kubernetes: give one such as 1\."):
+        ensure_binaries()
