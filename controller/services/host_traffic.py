@@ -43,6 +43,8 @@ def sum_host_traffic(processes: Iterable[MetalProcess], hosts: Mapping[str, Meta
         if status.phase != "Ready" or host_is_lost(process.spec.host_name or "", hosts):
             continue
         rate, requests, average = status.tokens_per_second, status.requests_per_minute, status.average_latency_ms
+        if min(requests or 0, average or 0) < 0:  # these count nothing
+            continue
         found = combine_traffic(
             found,
             Traffic(
