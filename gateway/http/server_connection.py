@@ -328,7 +328,7 @@ class ServerConnection(asyncio.Protocol):
         if self._ended or self.is_blocked:
             return False
         buffer = self._buffer
-        while buffer.startswith(b"\r\n"):  # some clients send an empty line after a body
+        if buffer.startswith(b"\r\n"):  # some clients send an empty line after a body
             buffer = self._buffer = buffer[2:]
         length = buffer.find(_HEAD_END)
         if length < 0 and len(buffer) < HEAD_BYTES:

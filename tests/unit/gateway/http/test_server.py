@@ -163,6 +163,14 @@ async def test_bytes_that_are_no_request_are_answered_once_and_the_connection_is
     assert b"connection: close\r\n" in answers
 
 
+async def test_empty_lines_are_no_request_but_for_one() -> None:
+    """Taken away one by one, those of one read took half a second of the event loop."""
+    async with serve() as server, connect(server) as client:
+        await client.send(b"\r\n" * (64 << 10))
+        assert (await client.answer())[0].startswith(b"HTTP/1.1 400")
+        assert await client.rest() == b""
+
+
 async def test_handler_that_fails_is_a_500_and_breaks_off_what_it_began() -> None:
     async def fail(exchange: AwaitedExchange) -> None:
         if exchange.head.method == "GET":
