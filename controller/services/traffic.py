@@ -19,6 +19,8 @@ MOST: Final = 2**31 - 1
 MOST_TOKENS_PER_SECOND: Final = float(MOST)
 _MOST_COUNTED: Final = 2.0**53
 """Largest count that is believed."""
+MOST_LINES: Final = 1000
+"""Lines that are read of a series: one for each set of labels. A stranger's pod may send a MiB of them."""
 _PROXY_SECONDS: Final = "pomona_proxy_request_seconds"
 _PROXY_TOKENS: Final = "pomona_proxy_generated_tokens_total"
 _DURATION_PARTS: Final = ("_count", "_sum")
@@ -111,15 +113,21 @@ def find_series(engine: EnginePod) -> TrafficSeries | None:
 
 
 def parse_series(text: bytes, names: Collection[str]) -> dict[str, float]:
-    """Return the sum over all labels of each named series in Prometheus' text form; lines that are none are ignored."""
-    wanted = {name.encode(): name for name in names}
-    prefixes = tuple(wanted)
+    """Return the sum over all labels of each named series in Prometheus' text form; lines that are none are ignored.
+
+    Only the lines of these series cost time, and no more than `MOST_LINES` of each are read.
+    """
     totals: dict[str, float] = {}
-    for line in text.split(b"\n"):
-        if not line.startswith(prefixes):
-            continue
-        for prefix, name in wanted.items():
-            if line.startswith(prefix) and (value := _read_number(line[len(prefix) :])) is not None:
+    lines = b"\n" + text
+    for name in names:
+        prefix, end = b"\n" + name.encode(), 0
+        for _ in range(MOST_LINES):
+            begin = lines.find(prefix, end)
+            if begin < 0:
+                break
+            end = lines.find(b"\n", begin + 1)
+            end = len(lines) if end < 0 else end
+            if (value := _read_number(lines[begin + len(prefix) : end])) is not None:
                 totals[name] = totals.get(name, 0.0) + value
     return totals
 
