@@ -44,6 +44,8 @@ MONITORING: Final = frozenset({POD_MONITORS})
 _UNANSWERED_WEBHOOK: Final = re.compile(r'failed calling webhook "([^"]+)"')
 DROPPED: Final = "FieldsDropped"
 """Reason of an object of which the API server has not kept all that was sent."""
+DOUBT_SECONDS: Final = 300.0
+"""Pause between two questions whether it keeps the fields by now: each is a write of all objects made for one."""
 _MOST_NAMED: Final = 4
 _IMAGE_VOLUME: Final = re.compile(r"\.volumes\[[^\]]*\]\.image\b")
 _REASON: Final = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]{0,250}[A-Za-z0-9_])?")
@@ -61,6 +63,13 @@ class Refusal(NamedTuple):
     reported_at: datetime | None
     reported: frozenset[tuple[str, str, str]] = frozenset()
     """Type, status and reason of each condition that was reported with it."""
+
+
+class _Doubt(NamedTuple):
+    """The API server's last answer without fields that were sent for an object."""
+
+    asked_at: datetime
+    version: str
 
 
 @dataclass(slots=True)
@@ -99,6 +108,8 @@ class Executor:
         self._refusals: dict[tuple[Resource, ObjectKey], Refusal] = {}
         self._dropped: dict[tuple[Resource, ObjectKey], dict[tuple[Resource, ObjectKey], list[str]]] = {}
         """Fields that the API server has not kept: by the object for which they were sent, and the one with them."""
+        self._doubts: dict[tuple[Resource, ObjectKey], _Doubt] = {}
+        """By the object for which fields were sent that are not kept."""
         self.writes: dict[tuple[Resource, ObjectKey], Write] = {}
         """The writes that are under way, by object."""
 
@@ -133,7 +144,7 @@ class Executor:
         elif reconciler.decided is not None and not (plan.create or plan.patch or plan.delete or dropped):
             reconciler.decided(snapshot, key, plan)
         if dropped and decided is not None:
-            plan = await self._add_dropped(plan, dropped, decided)
+            plan = await self._add_dropped(plan, dropped, decided, (reconciler.resource, key))
         await self._report(reconciler.resource, key, plan)
         if plan.labels is not None and await self._write_labels(reconciler.resource, key, plan.labels):
             return 0.0
@@ -185,8 +196,7 @@ class Executor:
     ) -> bool:
         """Make all writes but that of the status; return whether somebody else changed one of the objects meanwhile."""
         overtaken = False
-        known = self._find(writer[0], writer[1])
-        is_doubted = known is not None and _lacks_fields(known)
+        is_doubted = self._is_doubted(writer)
 
         def keep(write: Write, answer: Obj, sent: Obj | None = None) -> None:
             nonlocal overtaken
@@ -309,18 +319,37 @@ class Executor:
         there = {what: lost for what, lost in known.items() if lost and self._find(*what) is not None}
         if there:
             self._dropped[writer] = there
+        else:
+            self._doubts.pop(writer, None)
         return [each for lost in there.values() for each in lost]
 
-    async def _add_dropped(self, plan: Plan, dropped: Sequence[str], decided: Obj) -> Plan:
+    def _is_doubted(self, writer: tuple[Resource, ObjectKey]) -> bool:
+        """Return whether the API server is to be asked again for fields that it has not kept, which is then noted."""
+        known, doubt = self._find(*writer), self._doubts.get(writer)
+        if known is None or not _lacks_fields(known):
+            return False
+        if doubt is not None and (self._now() - doubt.asked_at).total_seconds() < DOUBT_SECONDS:
+            return False
+        self._doubts.pop(writer, None)
+        return True
+
+    async def _add_dropped(
+        self, plan: Plan, dropped: Sequence[str], decided: Obj, writer: tuple[Resource, ObjectKey]
+    ) -> Plan:
         """Return the plan with the condition about fields that the API server has not kept."""
-        try:
-            version = await self._client.get_version()
-        except (ApiError, Unreachable) as error:
-            version = f"of unknown version ({error})"
-        message = _describe_dropped(dropped, version)
+        doubt = self._doubts.get(writer)
+        if doubt is None:
+            try:
+                version = await self._client.get_version()
+            except (ApiError, Unreachable) as error:
+                version = f"of unknown version ({error})"
+            doubt = self._doubts[writer] = _Doubt(self._now(), version)
+        message = _describe_dropped(dropped, doubt.version)
         report = _refused(plan, DROPPED, message, decided["metadata"]["generation"])
         events = plan.events if _lacks_fields(decided) else (*plan.events, *report.events)
-        return msgspec.structs.replace(plan, status=report.status, events=events)
+        left_seconds = DOUBT_SECONDS - (self._now() - doubt.asked_at).total_seconds()
+        again = left_seconds if plan.again_seconds is None else min(plan.again_seconds, left_seconds)
+        return msgspec.structs.replace(plan, status=report.status, events=events, again_seconds=max(again, 0.0))
 
     async def _report(self, resource: Resource, key: ObjectKey, plan: Plan) -> None:
         """Write the status and send the Events."""

@@ -1,10 +1,12 @@
 """Conditions about writes that the API server refuses, or keeps only in part."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from controller.reconcile.executor import Executor
+from controller.reconcile import executor as executor_module
+from controller.reconcile.executor import DOUBT_SECONDS, Executor
 from controller.reconcile.plan import Plan, Reconciler, Snapshot, child
 from kube.client import Obj
 from kube.errors import Forbidden
@@ -89,8 +91,36 @@ async def test_field_that_the_api_server_drops_is_told_with_its_version() -> Non
         assert shell.condition("Reconciled")["reason"] == "FieldsDropped"
         assert shell.told.reasons == told, "once"
     world.drops = False
+    shell.now += timedelta(seconds=DOUBT_SECONDS)
     await shell.run()
     assert [each["type"] for each in world.status["conditions"]] == ["Ready"], "after an upgrade of Kubernetes"
+
+
+async def test_api_server_that_drops_a_field_is_asked_again_after_a_pause_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy that strips a field of all services would have each decision about one write all of its objects."""
+    monkeypatch.setattr(executor_module, "needs_apply", lambda *_: False)
+
+    class Counting(Dropping):
+        applied = 0
+        asked = 0
+
+        async def apply(self, resource: Resource, obj: Any, **options: Any) -> Obj:
+            self.applied += resource == DEPLOYMENTS
+            return await super().apply(resource, obj, **options)
+
+        async def get_version(self) -> str:
+            self.asked += 1
+            return await super().get_version()
+
+    world = Counting()
+    shell = Shell(world, Plan(apply=(deployment(**VOLUMES),), status=PLANNED))
+    for number in (1, 2):
+        for _ in range(4):
+            again_seconds = await shell.run()
+            assert again_seconds == DOUBT_SECONDS
+            assert shell.condition("Reconciled")["reason"] == "FieldsDropped"
+        assert (world.applied, world.asked) == (number, number)
+        shell.now += timedelta(seconds=DOUBT_SECONDS)
 
 
 async def test_dropped_field_holds_up_no_other_write_and_no_service_that_serves() -> None:
