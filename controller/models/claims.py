@@ -98,26 +98,29 @@ def _list_readers(snapshot: Snapshot, claim: str) -> list[Obj]:
                 "name": owner["name"],
                 "uid": owner["uid"],
             }
-    return [found[name] for name in sorted(found)][:_MOST_READERS]
+    return [found[name] for name in sorted(found)]
 
 
 def share_claims(observed: ObservedClaims) -> tuple[Patch, ...]:
-    """Return the patches that make the readers of a claim its owners beside the Model.
+    """Return the patches that make the readers of a claim, and no other service, its owners beside the Model.
 
     Kubernetes deletes an object when its last owner is gone: so the volume of a Model that is deleted stays for the
-    services that read it, whose pods may be replaced meanwhile. It takes away owners that are gone by itself.
+    services that read it, whose pods may be replaced meanwhile. It takes away owners that are gone by itself; one that
+    reads other weights by now would keep the volume as long as it lives.
     """
     patches = []
     for claim in observed.claims:
         there = claim["metadata"].get("ownerReferences") or []
-        known = {owner["uid"] for owner in there}
-        added = [reader for reader in observed.readers.get(claim["metadata"]["name"], ()) if reader["uid"] not in known]
-        room = _MOST_READERS - len(there)
-        if added and room > 0:
+        readers = {reader["uid"]: reader for reader in observed.readers.get(claim["metadata"]["name"], ())}
+        kept = [owner for owner in there if owner["kind"] != INFERENCE_SERVICES.kind or owner["uid"] in readers]
+        known = {owner["uid"] for owner in kept}
+        added = [reader for reader in readers.values() if reader["uid"] not in known]
+        owners = [*kept, *added[: max(0, _MOST_READERS - len(kept))]]
+        if owners != there:
             operations = (
                 {"op": "test", "path": "/metadata/uid", "value": uid(claim)},
                 {"op": "test", "path": "/metadata/ownerReferences", "value": there},
-                {"op": "replace", "path": "/metadata/ownerReferences", "value": [*there, *added[:room]]},
+                {"op": "replace", "path": "/metadata/ownerReferences", "value": owners},
             )
             patches.append(Patch(ref(PVCS, claim), operations))
     return tuple(patches)
@@ -310,7 +313,10 @@ def _replacement_cause(old: Obj, cache: CacheOptions) -> str:
 
 
 def _successor_name(model: Model, path: str) -> str:
-    """Return the name of a claim that another one has to leave free: it depends on all that needs another volume."""
+    """Return the name of a claim that another one has to leave free: it depends on all that needs another volume.
+
+    That of an earlier Model of the name may be held by services that read it until this one is verified.
+    """
     cache = model.spec.cache
-    text = "\0".join((path, cache.storage_class_name or "", str(cache.size or "")))
+    text = "\0".join((model.metadata.uid, path, cache.storage_class_name or "", str(cache.size or "")))
     return f"{claim_name(model)}-{hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}"

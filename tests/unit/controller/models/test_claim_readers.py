@@ -90,6 +90,17 @@ def test_service_that_is_not_there_becomes_no_owner() -> None:
     assert cluster.share() == (), "the Deployment is of an earlier service, or names any uid"
 
 
+def test_service_that_reads_other_weights_by_now_owns_the_volume_no_more() -> None:
+    """Else the volume would outlive its Model as long as any service that ever read it."""
+    cluster = Cluster()
+    cluster.deploy("chat")
+    cluster.put_claim(OWNER, reader("batch"), reader("chat"))
+    (patch,) = cluster.share()
+    assert patch.operations[-1]["value"] == [OWNER, reader("chat")]
+    cluster.put_claim(OWNER, reader("chat"), {**OWNER, "kind": "Backup", "uid": "backup-uid", "controller": False})
+    assert cluster.share() == (), "owners of other kinds are none of ours"
+
+
 def test_claim_gets_a_limited_number_of_owners() -> None:
     cluster = Cluster()
     for number in range(100):
@@ -98,6 +109,7 @@ def test_claim_gets_a_limited_number_of_owners() -> None:
     owners = owners_of(patch)
     assert len(owners) == 32
     cluster.put_claim(*owners)
+    cluster.deploy("a-first-by-its-name")
     assert cluster.share() == ()
 
 

@@ -296,6 +296,19 @@ def test_claim_that_is_being_deleted_keeps_its_name() -> None:
     assert cached_claim(simulated.model) == successor(simulated)
 
 
+def test_model_that_is_made_again_twice_takes_no_claim_of_the_model_between() -> None:
+    """Services read that claim until the weights of the last Model are verified, which needs another one."""
+    names = []
+    for number in ("second", "third"):
+        simulated = make_cached()
+        simulated.leaving, simulated.claims = {"tiny-cache", *names}, {}
+        metadata = msgspec.structs.replace(simulated.model.metadata, uid=number)
+        simulated.model = msgspec.structs.replace(simulated.model, metadata=metadata)
+        simulated.settle()
+        names.append(successor(simulated))
+    assert len(set(names)) == len(names)
+
+
 class StorageClasses(Client):
     """Answers reads of StorageClasses, and counts them."""
 
