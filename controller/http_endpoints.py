@@ -121,8 +121,11 @@ class _ServingThread(threading.Thread):
 
     def run(self) -> None:
         """Serve until `end`."""
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # it ends what is left, too
-            runner.run(self._serve())
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # it ends what is left, too
+                runner.run(self._serve())
+        finally:
+            self.tried.set()  # whatever has ended the thread, the controller must not wait for it
 
     def end(self) -> None:
         """End the thread, and free the port."""
@@ -138,7 +141,7 @@ class _ServingThread(threading.Thread):
                         log.info("port_served", option=self.name, address=f"{host}:{port}")
                     self.tried.set()
                     await self._ending.wait()
-            except OSError as error:
+            except (OSError, UnicodeError) as error:  # the second of a host name that no encoding has
                 self._note_problem(str(error))
                 self.tried.set()
                 with contextlib.suppress(TimeoutError):
