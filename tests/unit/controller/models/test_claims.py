@@ -298,7 +298,7 @@ def test_claim_that_is_being_deleted_keeps_its_name() -> None:
 
 def test_model_that_is_made_again_twice_takes_no_claim_of_the_model_between() -> None:
     """Services read that claim until the weights of the last Model are verified, which needs another one."""
-    names = []
+    names: list[str] = []
     for number in ("second", "third"):
         simulated = make_cached()
         simulated.leaving, simulated.claims = {"tiny-cache", *names}, {}
