@@ -6,6 +6,7 @@ so that a lack of descriptors pauses the listener instead of closing it.
 
 import asyncio
 import errno
+import functools
 import socket
 import ssl
 from collections.abc import Callable, Sequence
@@ -164,7 +165,7 @@ class HttpListener:
             handshake = asyncio.get_running_loop().create_task(self._connect(accepted, connection))
             connection.handshake = handshake
             self._handshakes.add(handshake)
-            handshake.add_done_callback(self._forget_handshake)
+            handshake.add_done_callback(functools.partial(self._end_handshake, accepted, connection))
 
     async def _connect(self, accepted: socket.socket, connection: ServerConnection) -> None:
         """Make an accepted socket a connection, after its TLS handshake if it has one."""
@@ -178,12 +179,7 @@ class HttpListener:
                 ssl_handshake_timeout=self._times.head_seconds if self._context else None,
             )
         except OSError:
-            pass  # the client failed in its handshake, which is for the client to know
-        finally:
-            if not connection.was_made:
-                accepted.close()
-                self._table.remove(connection)
-                self._forget(connection)
+            return  # the client failed in its handshake, which is for the client to know
         if not self.sockets:
             connection.drain_requests(close_idle=self._closes_idle)
 
@@ -191,8 +187,16 @@ class HttpListener:
         self._connections.discard(connection)
         self._note_end()
 
-    def _forget_handshake(self, handshake: asyncio.Task[None]) -> None:
+    def _end_handshake(
+        self, accepted: socket.socket, connection: ServerConnection, handshake: asyncio.Task[None]
+    ) -> None:
+        """Forget a socket that became no connection; its task may have been cancelled before its first step."""
         self._handshakes.discard(handshake)
+        connection.handshake = None
+        if not connection.was_made:
+            accepted.close()
+            self._table.remove(connection)
+            self._connections.discard(connection)
         self._note_end()
 
     def _note_end(self) -> None:

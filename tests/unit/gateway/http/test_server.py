@@ -347,3 +347,32 @@ async def test_unbound_listener_ends_its_requests_and_closes_idle_connections() 
         head, body = await busy.answer()
         assert (b"connection: close" in head, body) == (True, b"POST /b abc")
         await asyncio.wait_for(finishing, 60)
+
+
+async def test_connections_that_give_way_as_soon_as_they_are_accepted_leave_nothing_behind() -> None:
+    """A flood beside requests that run for long: each takes the place of the one before, in one pass of the loop."""
+    waiting = Waiting()
+    async with serve(waiting, caps=ConnectionCaps(total=9, per_peer=2)) as server, connect(server) as busy:
+        await busy.send(POST)
+        await waiting.began.wait()
+        flood = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(8)]
+        await eventually(lambda: server.table.accepted == 2)
+        for client in flood:
+            client.settimeout(0)
+        for client in flood[:-1]:
+            await eventually(lambda client=client: is_closed(client))
+            client.close()
+        flood[-1].close()
+        server.listener.unbind()
+        waiting.released.set()
+        assert (await busy.answer())[1] == b"POST /b abc"
+        await asyncio.wait_for(server.listener.finish(), 10)
+
+
+def is_closed(client: socket.socket) -> bool:
+    try:
+        return client.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
