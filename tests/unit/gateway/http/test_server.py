@@ -1,6 +1,7 @@
 """The server byte by byte: framing, order, limits in time and number, hang-ups, and its orderly end."""
 
 import asyncio
+import functools
 import resource
 import socket
 from contextlib import AsyncExitStack, closing, suppress
@@ -360,7 +361,7 @@ async def test_connections_that_give_way_as_soon_as_they_are_accepted_leave_noth
         for client in flood:
             client.settimeout(0)
         for client in flood[:-1]:
-            await eventually(lambda client=client: is_closed(client))
+            await eventually(functools.partial(is_closed, client))
             client.close()
         flood[-1].close()
         server.listener.unbind()
