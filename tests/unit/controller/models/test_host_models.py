@@ -151,7 +151,7 @@ def test_digest_of_the_user_is_the_digest_of_the_model() -> None:
         ({}, {"layout": {"tensorBytes": 1}}, "missing required field"),
         ({}, {"gguf": {"architecture": "a" * 257}}, "length <= 256"),
         ({}, {"gguf": {"architecture": "\x1b[2J"}}, "not printable"),
-        ({}, {"gguf": {"contextLength": -1}}, "Expected `int` >= 0"),
+        ({}, {"gguf": {"contextLength": -1}}, "negative"),
         ({}, {"revision": "r" * 257}, "length <= 256"),
         ({}, {"revision": "a\nb"}, "not printable"),
         ({"source": f"hf://org/repo@{COMMIT}/tiny.gguf"}, {"revision": "b" * 40}, f"is not {COMMIT}"),
