@@ -40,6 +40,10 @@ run: $(RUN)/.installed ## Serve a tiny model on this machine alone; MODEL=hf://.
 demo: setup binaries ## Serve one model from a pod and from a host process; MODEL=hf://... for a real one, KEEP=1 to stay
 	@$(BIN)/python -m tests.demo $(if $(MODEL),--model '$(MODEL)') $(if $(KEEP),--keep)
 
+.PHONY: demo-shell
+demo-shell: setup ## Open a shell in the cluster of a running `make demo KEEP=1`; COMMAND='...' for one command
+	@$(BIN)/python -m tests.demo.shell $(if $(COMMAND),"$$COMMAND")
+
 .PHONY: test
 test: test-fast binaries servers image-root ## Run all tests but the long ones; the slow ones in parallel, each worker with a control plane
 	@$(WORKED) -m 'not long' $(SLOW)

@@ -10,7 +10,6 @@ the cache, as in a clone under /tmp) are bind-mounted at their old paths.
 
 import contextlib
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -50,12 +49,22 @@ def inside() -> bool:
     return VARIABLE in os.environ
 
 
-def enter_command() -> str:
-    """Return the shell command by which the same user enters this sandbox from outside."""
-    pid = os.environ[VARIABLE]
-    # This process is `unshare`: it is in all namespaces of the sandbox except the PID namespace.
-    namespaces = f"--user --net --mount --ipc --pid=/proc/{pid}/ns/pid_for_children --preserve-credentials"
-    return f"nsenter --target {pid} {namespaces} --wd={shlex.quote(str(CHECKOUT))}"
+def find_sandbox(argument: str) -> int | None:
+    """Return the pid of this user's last `unshare` whose command has this argument; None if there is none."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just ended
+            argv = (folder / "cmdline").read_text().split("\0")
+            if argv[0] == "unshare" and argument in argv and folder.stat().st_uid == os.getuid():
+                found.append((folder.stat().st_mtime, int(folder.name)))
+    return max(found)[1] if found else None
+
+
+def enter_command(pid: int) -> list[str]:
+    """Return the command by which the same user enters, from outside, the sandbox of this `unshare`."""
+    # It is in all namespaces of the sandbox except the PID namespace.
+    namespaces = ["--user", "--net", "--mount", "--ipc", f"--pid=/proc/{pid}/ns/pid_for_children"]
+    return ["nsenter", f"--target={pid}", *namespaces, "--preserve-credentials", f"--wd={CHECKOUT}"]
 
 
 def check() -> None:

@@ -9,6 +9,7 @@ from tests.controlplane import sandbox
 from tests.controlplane.binaries import cache_folder, ensure_binaries
 from tests.controlplane.go_build import BuildError
 from tests.controlplane.helm import ensure_helm
+from tests.demo.shell import DEMO
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -33,7 +34,7 @@ def main() -> int:
         return 1
     weights = asyncio.run(fetch_weights(options.model)) if options.model else write_weights("tiny.gguf")
     larger = write_weights("larger.gguf", width=256, feed_forward=16384)
-    inside = [sys.executable, "-m", "tests.demo.inside", "--weights", str(weights), "--larger", str(larger)]
+    inside = [sys.executable, "-m", DEMO, "--weights", str(weights), "--larger", str(larger)]
     return sandbox.run([*inside, *(["--keep"] if options.keep else [])])
 
 

@@ -22,7 +22,7 @@ from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, METAL_PROCESSES,
 from kube.store import Store
 from kube.watch import reflect
 from standalone.ask import AskError, ChatAnswer, ChatMessage, continue_chat, open_session
-from tests.controlplane import members, sandbox
+from tests.controlplane import members
 from tests.controlplane.binaries import Binaries, ensure_binaries
 from tests.controlplane.helm import CHART, ensure_helm, run_helm
 from tests.controlplane.network import ADDRESS, Network
@@ -30,6 +30,7 @@ from tests.controlplane.plane import ControlPlane, PlaneError
 from tests.controlplane.process import CHECKOUT, Process
 from tests.demo.placement_steps import show_placement
 from tests.demo.queue_steps import show_queue
+from tests.demo.shell import write_note
 from tests.support.file_server import ALLOWED_NETWORKS
 
 NODE = "gpu-1"
@@ -65,6 +66,7 @@ class DemoCluster:
         """Set when the store has changed, or when a process has ended, which is a failure."""
         self.milestones = Milestones()
         self._processes: list[Process] = []
+        self._kubectl = binaries.kubectl
         self._folder = folder
         self._weights = {"model.gguf": weights, "larger.gguf": larger}
 
@@ -75,6 +77,7 @@ class DemoCluster:
         await self._publish_weights()
         print_event("starting etcd, kube-apiserver, kube-controller-manager and kube-scheduler")
         await self.plane.start()
+        write_note(self.plane.environment, (self._kubectl, ensure_helm(), Path(sys.executable)))
         print_event("control plane is ready")
         self.milestones.reach("control plane")
         self._start(members.kubelet(self.plane, NODE, self._folder, resources=DEVICES, labels=DEVICE_LABELS))
@@ -283,23 +286,16 @@ async def run_demo(cluster: DemoCluster, *, keep: bool) -> bool:
         print_event("the queue: services that want the only GPU of the node")
         await show_queue(cluster.plane, store, partial(wait_until, cluster, store))
         if keep:
-            await wait_for_ctrl_c(cluster)
+            await wait_for_ctrl_c()
         following.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await following
     return all(answer.text for answer in answers)
 
 
-async def wait_for_ctrl_c(cluster: DemoCluster) -> None:
+async def wait_for_ctrl_c() -> None:
     """Print how to enter the sandbox, and wait for Ctrl-C."""
-    programs = (ensure_binaries().kubectl, ensure_helm(), Path(sys.executable))
-    path = ":".join(str(program.parent) for program in programs)
-    print(f"The cluster runs until Ctrl-C. Enter it from another terminal with\n\n  {sandbox.enter_command()} \\")
-    variables = " ".join(f"{name}={value}" for name, value in cluster.plane.environment.items())
-    print(f"    env {variables} PATH={path}:$PATH bash\n")
-    print("Then use kubectl, helm, pomona and curl there, for example\n")
-    print("  kubectl get isvc,endpointslices")
-    print("  pomona status tiny-host")
+    print("The cluster runs until Ctrl-C. Enter it from another terminal with\n\n  make demo-shell\n")
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

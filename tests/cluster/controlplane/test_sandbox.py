@@ -1,7 +1,6 @@
 """The sandbox, tested inside a sandbox: a nested one can be made there even if the machine forbids others."""
 
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -11,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.controlplane.process import CHECKOUT
+from tests.controlplane.sandbox import enter_command, find_sandbox
+from tests.demo.shell import DEMO, NOTE
 from tests.support.eventually import eventually
 
+DEMO_SHELL = [sys.executable, "-m", "tests.demo.shell"]
 SANDBOX = [sys.executable, "-m", "tests.controlplane.sandbox", "--"]
-ENTER = "from tests.controlplane.sandbox import enter_command; print(enter_command())"
 
 
 def shell(script: str) -> subprocess.CompletedProcess[str]:
@@ -35,9 +36,9 @@ def running(marker: str) -> list[int]:
 
 @pytest.fixture
 def held() -> Iterator[subprocess.Popen[str]]:
-    """A sandbox that prints how to enter it, with a process that has left its session."""
-    script = f"setsid sleep 4242 & {shlex.quote(sys.executable)} -c {shlex.quote(ENTER)}; exec sleep 4242"
-    with subprocess.Popen([*SANDBOX, "sh", "-c", script], stdout=subprocess.PIPE, text=True) as process:
+    """A sandbox that has the note of a demo and then prints a line, with a process that has left its session."""
+    script = f"setsid sleep 4242 & echo 'export GREETING=hello' >{NOTE}; echo; exec sleep 4242"
+    with subprocess.Popen([*SANDBOX, "sh", "-c", script, DEMO], stdout=subprocess.PIPE, text=True) as process:
         yield process
         process.kill()
 
@@ -78,10 +79,29 @@ async def test_nothing_outlives_the_outer_process(held: subprocess.Popen[str], e
 
 def test_sandbox_can_be_entered_from_outside(held: subprocess.Popen[str]) -> None:
     assert held.stdout
-    command = [*shlex.split(held.stdout.readline()), "sh", "-c", "pwd; cat /proc/1/cmdline"]
+    held.stdout.readline()
+    pid = find_sandbox(DEMO)
+    assert pid is not None
+    command = [*enter_command(pid), "sh", "-c", "pwd; cat /proc/1/cmdline"]
 
     result = subprocess.run(command, capture_output=True, text=True, check=True)
 
     folder, _, first_process = result.stdout.partition("\n")
     assert folder == str(CHECKOUT)
     assert "--first" in first_process
+
+
+def test_shell_of_the_demo_has_its_variables(held: subprocess.Popen[str]) -> None:
+    assert held.stdout
+    held.stdout.readline()
+
+    result = subprocess.run([*DEMO_SHELL, "echo $GREETING"], capture_output=True, text=True, check=True)
+
+    assert result.stdout == "hello\n"
+
+
+def test_shell_of_a_demo_that_does_not_run_says_how_to_start_one() -> None:
+    result = subprocess.run(DEMO_SHELL, capture_output=True, text=True, check=False)
+
+    assert result.returncode == 1
+    assert result.stderr == "make demo-shell: no demo runs: start one in another terminal with `make demo KEEP=1`\n"

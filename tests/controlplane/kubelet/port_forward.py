@@ -1,4 +1,4 @@
-"""The endpoint of a kubelet that `kubectl port-forward` reaches by way of the API server, over WebSockets.
+"""The endpoint of a kubelet that forwards ports, which `pomona` reaches by way of the API server, over WebSockets.
 
 The messages are those of a kubelet: the first byte is the channel, and each channel begins with the port. A kubelet
 connects to loopback of the pod; this one connects to the address of the pod, at which the port of a Service is served.
@@ -43,6 +43,19 @@ def handle_with(find_address: FindAddress) -> Callable[[web.Request], Awaitable[
         return socket
 
     return handle
+
+
+def refuse_with(find_address: FindAddress) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    """Return the handler of what kubectl asks for, SPDY by way of the API server: a refusal with the way out."""
+
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        address = await find_address(request.match_info["namespace"], request.match_info["pod"])
+        message = f"this process kubelet speaks no SPDY, which kubectl asks for: ask the pod at its address {address}"
+        # kubectl prints the message of a Status, and nothing of a plain text.
+        status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": 501}
+        return web.json_response(status, status=501)
+
+    return refuse
 
 
 async def _pass_on(socket: web.WebSocketResponse, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
