@@ -64,6 +64,11 @@ def list_families(vendor: str) -> tuple[str, ...]:
     return (*dict.fromkeys(families), *(("rubin",) if vendor == "nvidia" else ()))
 
 
+def list_family_labels(family: str) -> tuple[str, ...]:
+    """Return the values that a node label may have for an architecture."""
+    return (family, *(alias for alias, name in _FAMILY_ALIASES.items() if name == family))
+
+
 def list_products(vendor: str, family: str) -> Iterator[str]:
     """Yield the names of the listed products of one architecture."""
     return (each.name for each in PRODUCTS.get(vendor, ()) if each.family == family)

@@ -98,6 +98,8 @@ class Vendor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
     or being changed are never here."""
     product_label: _Label | None = None
     """Node label with the name of the product, which spec.hardware.products is compared with."""
+    family_label: _Label | None = None
+    """Node label with the architecture of the devices, such as volta."""
     memory_label: _Label | None = None
     """Node label with the memory of one device."""
     memory_values: dict[str, Annotated[int, Meta(ge=1)]] = {}
@@ -178,6 +180,7 @@ VENDORS: Final[Vendors] = MappingProxyType(
             further_resources=("nvidia.com/gpu.shared", "nvidia.com/mig-*"),
             tolerations=_tolerate("nvidia.com/gpu"),
             product_label="nvidia.com/gpu.product",
+            family_label="nvidia.com/gpu.family",
             memory_label="nvidia.com/gpu.memory",
             shared_label="nvidia.com/gpu.sharing-strategy",
             shared_values=("time-slicing", "mps"),

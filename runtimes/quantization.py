@@ -173,6 +173,15 @@ def refuse_quantization(quantization: str, engine: str, vendor: str, device: str
     )
 
 
+def list_unfit_families(quantization: str, engine: str, vendor: str) -> tuple[str, ...]:
+    """Return the architectures of a vendor on which an engine cannot serve a quantization; none if that is unknown."""
+    method = name_method(quantization)
+    support = _find_support(method, engine, vendor) if method else None
+    if support is None or support.is_any:
+        return ()
+    return tuple(family for family in list_families(vendor) if family not in support.native | support.emulated)
+
+
 def warn_quantization(quantization: str, engine: str, vendor: str, device: str = "") -> str | None:
     """Return a remark about a pair that is not refused: it is emulated, or works on some products only; else None."""
     method = name_method(quantization)

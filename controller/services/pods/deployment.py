@@ -40,6 +40,7 @@ from crds.pods import PodOptions
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, SERVICES, Resource
 from runtimes.pod import SERVICE_PORT
+from runtimes.quantization import list_unfit_families
 
 _DIGITS: Final = 8
 
@@ -57,7 +58,11 @@ def choose_engine(
         return None
     runtime = checked.served.runtime
     is_estimate = stated is None and needed.in_pod is not None
-    return EngineChoice(runtime, accelerator, vendor, memory, needed.cache_bytes, service.spec.container, is_estimate)
+    header = checked.served.model.status.gguf
+    unfit = list_unfit_families(header.quantization if header else "", runtime, accelerator)
+    return EngineChoice(
+        runtime, accelerator, vendor, memory, needed.cache_bytes, service.spec.container, is_estimate, unfit
+    )
 
 
 def companion_weights(served: Served) -> list[tuple[Companion, MountedWeights]]:

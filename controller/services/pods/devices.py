@@ -1,9 +1,10 @@
 """The devices of one replica in a pod: their resource and number, and the nodes that have such devices.
 
-A request for the vendor's resource alone keeps a pod on nodes with such a device. Node affinity is added only for what
-the service says of them: their product, and their least memory.
+A request for the vendor's resource alone keeps a pod on nodes with such a device. Node affinity is added for what
+the service says of them, their product and their least memory, and against architectures that cannot serve the weights.
 """
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from controller.placement.device_need import DeviceNeed
@@ -12,6 +13,7 @@ from crds.inferenceservice import InferenceService
 from crds.meta import Accelerator
 from crds.pods import ServiceHardware
 from crds.size import MIB, size_text
+from devices.products import list_family_labels
 from devices.vendors import Vendor
 from kube.client import Obj
 
@@ -101,11 +103,20 @@ def _list_stated(hardware: ServiceHardware, gpu: int | None) -> list[str]:
     return [f"{field} is {value}" for field, value in fields.items() if value is not None]
 
 
-def build_node_affinity(hardware: ServiceHardware, vendor: Vendor) -> Obj | None:
-    """Return the node affinity that holds product and least memory of the devices, or None if none are stated."""
+def build_node_affinity(hardware: ServiceHardware, vendor: Vendor, unfit: Sequence[str] = ()) -> Obj | None:
+    """Return the node affinity that holds product and least memory of the devices, or None if none are demanded.
+
+    Args:
+        hardware: the hardware that the service states.
+        vendor: its accelerator.
+        unfit: architectures on which the engine cannot serve the weights; products that are stated were checked.
+    """
     required: list[Obj] = []
     if hardware.products and vendor.product_label:
         required.append({"key": vendor.product_label, "operator": "In", "values": sorted(hardware.products)})
+    elif unfit and vendor.family_label:
+        values = sorted(value for family in unfit for value in list_family_labels(family))
+        required.append({"key": vendor.family_label, "operator": "NotIn", "values": values})
     if hardware.memory is not None and vendor.memory_label:
         required.append(_hold_memory(vendor, vendor.memory_label, hardware.memory))
         if vendor.shared_label:

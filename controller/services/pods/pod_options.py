@@ -5,6 +5,7 @@ node and no ServiceAccount, and replaces nothing that Pomona sets itself; a user
 """
 
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -29,8 +30,11 @@ _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
-def add_options(pod: Obj, service: InferenceService, vendor: Vendor) -> Obj:
-    """Return the spec of a pod with the options of the service; its first container is the engine's."""
+def add_options(pod: Obj, service: InferenceService, vendor: Vendor, unfit: Sequence[str] = ()) -> Obj:
+    """Return the spec of a pod with the options of the service; its first container is the engine's.
+
+    `unfit` are the architectures of devices on which the engine cannot serve the weights.
+    """
     spec, options = service.spec, service.spec.pod
     engine, *others = pod["containers"]
     added: Obj = {}
@@ -43,7 +47,7 @@ def add_options(pod: Obj, service: InferenceService, vendor: Vendor) -> Obj:
         added["volumes"] = [*pod.get("volumes", ()), *(_render_volume(each) for each in options.volumes)]
     if options.image_pull_secrets:
         added["imagePullSecrets"] = msgspec.to_builtins(options.image_pull_secrets)
-    if affinity := _merge_affinity(build_node_affinity(spec.hardware, vendor) or {}, options):
+    if affinity := _merge_affinity(build_node_affinity(spec.hardware, vendor, unfit) or {}, options):
         added["affinity"] = affinity
     if runtime_class := options.runtime_class_name or vendor.runtime_class:
         added["runtimeClassName"] = runtime_class

@@ -99,6 +99,8 @@ class EngineChoice(NamedTuple):
     """The container that the service states, for an engine that Pomona does not know."""
     is_estimate: bool = False
     """True if `memory` is estimated, and stated by no user."""
+    unfit: tuple[str, ...] = ()
+    """Architectures of the accelerator on which the engine cannot serve the weights."""
 
     @property
     def pod(self) -> EnginePod:
@@ -155,7 +157,7 @@ def build_pod(
         pod["tolerations"] = tolerations
     if selected := choice.pod.select_nodes(_choose_image(replica)) | spec.node_selector:
         pod["nodeSelector"] = selected
-    pod = add_options(pod, service, vendor)
+    pod = add_options(pod, service, vendor, choice.unfit)
     if weights.node:
         pod = pin_to_node(pod, weights.node)
     if weights.claim and weights.has_one_node:

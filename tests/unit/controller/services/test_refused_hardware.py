@@ -127,6 +127,30 @@ def test_quantization_that_the_devices_lack_is_refused_with_pairs_that_work(
 
 
 @pytest.mark.parametrize(
+    ("spec", "quantization", "families"),
+    [
+        ({}, "fp8", {"pascal", "volta"}),
+        ({}, "nvfp4", {"pascal", "volta"}),
+        ({"runtime": "sglang"}, "nvfp4", {"pascal", "volta", "turing", "ampere", "ada", "ada-lovelace", "hopper"}),
+        ({}, "bfloat16", None),
+        ({"hardware": {"products": ["NVIDIA-L4"]}}, "fp8", None),
+    ],
+)
+def test_pods_avoid_devices_of_architectures_that_lack_the_quantization(
+    spec: Obj, quantization: str, families: set[str] | None
+) -> None:
+    known = model(status={"format": "safetensors", "gguf": {"quantization": quantization}}, source="hf://acme/weights")
+    hardware = {"accelerator": "nvidia", **spec.get("hardware", {})}
+    made = chat_service(**{"runtime": "vllm", **spec, "hardware": hardware}, resources={"memory": "4Gi"})
+    (deployment,) = list_applied(decide_chat(made, (MODELS, known)), DEPLOYMENTS)
+    terms = deployment["spec"]["template"]["spec"].get("affinity", {}).get("nodeAffinity", {})
+    required = terms.get("requiredDuringSchedulingIgnoredDuringExecution", {"nodeSelectorTerms": [{}]})
+    found = required["nodeSelectorTerms"][0].get("matchExpressions", [])
+    avoided = [(each["operator"], set(each["values"])) for each in found if each["key"] == "nvidia.com/gpu.family"]
+    assert avoided == ([] if families is None else [("NotIn", families)])
+
+
+@pytest.mark.parametrize(
     ("spec", "says"),
     [
         ({"runtime": "quantum"}, "runtime quantum does not exist: use one of "),
