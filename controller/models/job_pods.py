@@ -15,11 +15,13 @@ from controller.reconcile.conditions import MESSAGE_LENGTH
 from controller.reconcile.plan import Snapshot
 from crds.meta import ObjectMeta
 from kube.client import Client, Obj
-from kube.errors import Forbidden
+from kube.errors import ApiError, Unreachable
 from kube.resources import EVENTS, JOBS, PODS
 
 FAILED_CREATE: Final = "FailedCreate"
 """Reason of the Event, and of the condition that has its words."""
+DEADLINE_EXCEEDED: Final = "DeadlineExceeded"
+"""Reason of the condition of a Job that took too long."""
 PODLESS_SECONDS: Final = 5.0
 """Age from which on a Job without a pod is looked into."""
 LOOK_SECONDS: Final = 15.0
@@ -59,11 +61,12 @@ def wait_for_pod(job: Obj, pods: Sequence[Obj], now: datetime) -> float | None:
 
 
 async def read_refusals(client: Client, snapshot: Snapshot, owner: ObjectMeta) -> Mapping[str, str]:
-    """Return why the pods of an object's Jobs are refused, by the uid of the Job. Raises as `Client`.
+    """Return why the pods of an object's Jobs are refused, by the uid of the Job.
 
-    Without the right to read Events nothing is known of it.
+    While Events cannot be read nothing is known of it, and the object is decided all the same: without the right to, or
+    when their store does not answer, which may be another one than that of all other objects.
     """
-    namespace, found = owner.namespace, {}
+    namespace, found = owner.namespace, dict[str, str]()
     jobs = snapshot.children(JOBS, namespace, owner.uid)
     lacking = [job for job in jobs if _lacks_pod(job, snapshot)]
     for job in sorted(lacking, key=lambda job: str(job["metadata"]["creationTimestamp"]), reverse=True)[:_MOST_JOBS]:
@@ -76,9 +79,9 @@ async def read_refusals(client: Client, snapshot: Snapshot, owner: ObjectMeta) -
                 part=_keep_words,
                 most=_MOST_EVENTS,
             )
-        except Forbidden as error:
+        except (ApiError, Unreachable) as error:
             log.warning("events_not_readable", job=f"{namespace}/{job['metadata']['name']}", error=str(error))
-            return {}
+            return found
         if events.items:
             last = max(events.items, key=lambda event: str(event["time"]))
             found[uid] = advise_on_refusal(str(last["note"]))
@@ -100,9 +103,14 @@ def _lacks_pod(job: Obj, snapshot: Snapshot) -> bool:
     created = metadata.get("creationTimestamp")
     if created is None or _age_seconds(created, snapshot.now) < PODLESS_SECONDS or "deletionTimestamp" in metadata:
         return False
-    status = job.get("status") or {}
-    is_complete = any(each["type"] == "Complete" and each["status"] == "True" for each in status.get("conditions", ()))
-    return not is_complete and not snapshot.children(PODS, metadata["namespace"], metadata["uid"])
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    # The pods of one that has ended may be gone; only that of a late one may never have been there.
+    has_had_pod = any(
+        each["status"] == "True"
+        and (each["type"] == "Complete" or (each["type"] == "Failed" and each.get("reason") != DEADLINE_EXCEEDED))
+        for each in conditions
+    )
+    return not has_had_pod and not snapshot.children(PODS, metadata["namespace"], metadata["uid"])
 
 
 def _keep_words(event: Obj) -> Obj:

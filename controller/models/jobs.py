@@ -17,7 +17,7 @@ import msgspec
 from artifacts.errors import PERMANENT_EXIT, Reason
 from artifacts.repositories.registry_login import SECRET_KEYS, SECRET_VARIABLE
 from artifacts.source import HUB_TOKEN_VARIABLE
-from controller.models.job_pods import FAILED_CREATE, ObservedPods, wait_for_pod
+from controller.models.job_pods import DEADLINE_EXCEEDED, FAILED_CREATE, ObservedPods, wait_for_pod
 from controller.reconcile.plan import child
 from crds.inspection import InspectionReport
 from crds.meta import GROUP, LABEL_MANAGED_BY, LABEL_MODEL, MANAGED_BY, ObjectMeta
@@ -39,7 +39,6 @@ TERMINATION_LOG: Final = "/dev/termination-log"
 _OVERCOMMITTED: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
 """Resources whose limit may be larger than the request."""
 _STORAGE_FAILED: Final[Reason] = "StorageFailed"
-_LATE: Final = "DeadlineExceeded"
 _UNSCHEDULABLE: Final = "Unschedulable"
 _PULL_FAILURES: Final = frozenset({"ErrImagePull", "ImagePullBackOff"})
 LOGIN_PATH: Final = "/run/secrets/pomona"
@@ -286,7 +285,7 @@ def proceed(work: Work, attempts: Sequence[Obj], pods: ObservedPods, now: dateti
 
 def _read_refusal(outcome: JobOutcome, words: str | None) -> JobOutcome:
     """Return the outcome of a Job with the API server's words about its pod, if it never had one."""
-    if words is None or (outcome.state != "Going" and outcome.reason != _LATE):
+    if words is None or (outcome.state != "Going" and outcome.reason != DEADLINE_EXCEEDED):
         return outcome
     return msgspec.structs.replace(outcome, reason=FAILED_CREATE, message=words)
 
@@ -322,7 +321,7 @@ def read(job: Obj, pods: Sequence[Obj], now: datetime) -> JobOutcome:
     """Return the outcome of a Job, from its conditions and its newest pod."""
     pod = max(pods, key=lambda each: each["metadata"]["creationTimestamp"], default=None)
     ended = _ended(job)
-    if ended is not None and ended.reason == _LATE:
+    if ended is not None and ended.reason == DEADLINE_EXCEEDED:
         return JobOutcome(state="Broken", reason=ended.reason, message=ended.message, ended=ended.when)
     if pod is not None and (state := _terminated(pod)) is not None:
         return _read_end(state, ended)

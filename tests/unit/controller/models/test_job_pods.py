@@ -10,7 +10,7 @@ from controller.models.job_pods import PODLESS_SECONDS, advise_on_refusal, read_
 from controller.reconcile.plan import Snapshot
 from crds.meta import ObjectMeta
 from kube.client import Client, Obj, ObjectList
-from kube.errors import Forbidden
+from kube.errors import ApiError, Forbidden, Unreachable
 from kube.resources import EVENTS, JOBS, PODS, Resource
 from tests.support.api_objects import NOW, store
 from tests.support.simulated_model import INSPECTED, START, SimulatedModel
@@ -75,7 +75,7 @@ def test_job_without_a_pod_is_looked_at_again() -> None:
 class EventClient(Client):
     """An API that answers with these Events, and records the field selectors."""
 
-    def __init__(self, *events: Obj, refusal: Forbidden | None = None) -> None:
+    def __init__(self, *events: Obj, refusal: Exception | None = None) -> None:
         self.events, self.refusal, self.asked = events, refusal, list[str]()
         self.kept: list[Obj] = []
 
@@ -114,6 +114,10 @@ POD: Obj = {
 COMPLETE: Obj = {"status": {"conditions": [{"type": "Complete", "status": "True"}]}}
 
 
+def ended(reason: str) -> Obj:
+    return {"status": {"conditions": [{"type": "Failed", "status": "True", "reason": reason}]}}
+
+
 async def test_last_event_about_a_job_without_a_pod_is_read() -> None:
     client = EventClient(event("a.1", "2026-11-21T12:00:02Z", "later"), event("a.2", "2026-11-21T12:00:01Z", "first"))
     snapshot = Snapshot(store((JOBS, job(60))), NOW)
@@ -134,8 +138,13 @@ async def test_events_that_anybody_may_write_cost_little() -> None:
 
 @pytest.mark.parametrize(
     "objects",
-    [[(JOBS, job(1))], [(JOBS, job(60, **COMPLETE))], [(JOBS, job(60)), (PODS, POD)]],
-    ids=["young", "complete", "with a pod"],
+    [
+        [(JOBS, job(1))],
+        [(JOBS, job(60, **COMPLETE))],
+        [(JOBS, job(60, **ended("BackoffLimitExceeded")))],
+        [(JOBS, job(60)), (PODS, POD)],
+    ],
+    ids=["young", "complete", "failed, and its pod is gone", "with a pod"],
 )
 async def test_events_about_other_jobs_are_not_read(objects: Sequence[tuple[Resource, Obj]]) -> None:
     client = EventClient(event("a.1", "2026-11-21T12:00:02Z", WORDS))
@@ -143,8 +152,23 @@ async def test_events_about_other_jobs_are_not_read(objects: Sequence[tuple[Reso
     assert client.asked == []
 
 
-async def test_controller_that_may_not_read_events_goes_on() -> None:
-    client = EventClient(refusal=Forbidden("list events", status=403, reason="Forbidden", message="no role"))
+async def test_events_about_a_job_that_was_late_without_a_pod_are_read() -> None:
+    client = EventClient(event("a.1", "2026-11-21T12:00:02Z", WORDS))
+    late = Snapshot(store((JOBS, job(60, **ended("DeadlineExceeded")))), NOW)
+    assert await read_refusals(client, late, OWNER) == {"job-uid": WORDS}
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        Forbidden("list events", status=403, reason="Forbidden", message="no role"),
+        ApiError("list events", status=500, message="etcdserver: request timed out"),
+        Unreachable("list events: no answer"),
+    ],
+    ids=["no right", "store of Events is away", "no answer"],
+)
+async def test_controller_that_cannot_read_events_goes_on(refusal: Exception) -> None:
+    client = EventClient(refusal=refusal)
     assert await read_refusals(client, Snapshot(store((JOBS, job(60))), NOW), OWNER) == {}
 
 
