@@ -227,8 +227,8 @@ class Ollama:
         Ollama keeps one copy of a file in memory, and reloads it for other settings.
         """
         for other, _ in await self.loaded():
-            found = self._contents[other][1]
-            if other == name or found.weights != content.weights:
+            _, found = self._contents.get(other, ("", None))  # another look may have found it gone meanwhile
+            if other == name or found is None or found.weights != content.weights:
                 continue
             if not other.startswith(_MARKS):
                 raise DaemonError(

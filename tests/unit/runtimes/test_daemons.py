@@ -59,6 +59,26 @@ def settings(folder: Path, **changed: object) -> None:
     (folder / "settings.json").write_text(json.dumps({"version": "1.0", "unknown": {"later": 1}} | changed))
 
 
+async def test_model_that_goes_while_ollama_is_asked_is_in_the_way_of_none() -> None:
+    """Two looks at once: the one forgets a model of the owner's that the other has listed before."""
+    listed = [["owners", "others"], [], ["pomona-1/tiny"]]
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        names = listed.pop(0) if request.path == "/api/ps" else []
+        if request.path == "/api/show" and (await request.json())["model"] == "others":
+            await ollama.loaded()
+        models = [{"name": name, "digest": name} for name in names]
+        return web.json_response({"models": models, "modelfile": "", "done": True})
+
+    async with serve_stub(answer) as url:
+        ollama = Ollama({"OLLAMA_HOST": url})
+        try:
+            await ollama.load("pomona-1/tiny")
+        finally:
+            await ollama.close()
+    assert listed == []
+
+
 def test_omlx_is_found_by_its_settings(tmp_path: Path) -> None:
     base = tmp_path / ".omlx"
     settings(base, server={"port": 8123}, model={"model_dirs": [str(tmp_path / "weights")]}, auth={"api_key": "sk-1"})
