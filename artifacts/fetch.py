@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from artifacts.errors import ArtifactError
+from artifacts.formats.gguf import MAGIC
 from artifacts.formats.gguf_split import is_gguf_name
 from artifacts.partial_download import (
     DownloadRecord,
@@ -148,8 +149,8 @@ async def verify_local(
     path = local_files.locate(source, file_root)
     with storage_faults(path):
         revision, size = local_files.revision(path), path.stat().st_size
-        if sha256 and await _hash_path(path, on_progress) != sha256:
-            raise _build_mismatch(source, sha256, "the file")
+        if sha256 and (found := await _hash_path(path, on_progress)) != sha256:
+            raise build_mismatch(source, sha256, "the file", _if_weights(path, found))
     return FetchedArtifact(path, size, sha256 or "", revision)
 
 
@@ -175,13 +176,22 @@ async def _hash_path(path: Path, on_progress: ReportProgress) -> str:
     return ""
 
 
-def _build_mismatch(source: Source, expected: str, holder: str, *, retryable: bool = False) -> ArtifactError:
-    # The digest that was found is not told: it would prove what a file of another system contains.
+def build_mismatch(
+    source: Source, expected: str, holder: str, found: str = "", *, retryable: bool = False
+) -> ArtifactError:
+    """Return the error for a digest that is not the expected one; `found` is that of weights, which may be told."""
     return ArtifactError(
         "ChecksumMismatch",
-        f"{source.display}: expected sha256 {expected}, but {holder} has another: correct the sha256 or the source",
+        f"{source.display}: expected sha256 {expected}, but {holder} has {found or 'another'}: correct the sha256 or "
+        "the source",
         retryable=retryable,
     )
+
+
+def _if_weights(path: Path, digest: str) -> str:
+    """Return the digest of a GGUF file, else "": it would prove what a short file of another system contains."""
+    with path.open("rb") as file:
+        return digest if file.read(len(MAGIC)) == MAGIC else ""
 
 
 class _Download:
@@ -248,10 +258,10 @@ class _Download:
                 "SourceUnreachable", f"{self._source.display}: the server ended the response at {have}", retryable=True
             )
         if expected and partial.sha256 != expected:
-            inherited = partial.inherited
+            inherited, found = partial.inherited, _if_weights(partial.partial_path, partial.sha256)
             partial.discard()
             # Bytes of an earlier process may be damaged by a power failure: one download from the start heals that.
-            raise _build_mismatch(self._source, expected, "the fetched file", retryable=inherited)
+            raise build_mismatch(self._source, expected, "the fetched file", found, retryable=inherited)
         return await partial.finish(response.revision)
 
     def _expected(self, response: SourceResponse) -> str | None:
@@ -263,7 +273,7 @@ class _Download:
                 "inspected: delete the Model and create it again to accept the new file",
             )
         if self._sha256 and response.sha256 and self._sha256 != response.sha256:
-            raise _build_mismatch(self._source, self._sha256, "the file on the hub")
+            raise build_mismatch(self._source, self._sha256, "the file on the hub", response.sha256)
         expected = self._sha256 or response.sha256
         # The URL of a hub pins the revision; any other server sends its current file.
         pinned = expected or self._source.scheme == "hf"

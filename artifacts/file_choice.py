@@ -27,6 +27,7 @@ _NUMBERED: Final = re.compile(r"(?P<stem>.*?)(?P<number>\d{1,8})-of-(?P<total>\d
 _ORIGINAL: Final = "consolidated"
 """Beginning of the names of the same weights in the layout of the model's author."""
 _MOST_FILES: Final = 1000
+_MOST_TENSORS: Final = 1 << 20
 _MOST_SHOWN: Final = 5
 
 
@@ -90,10 +91,12 @@ def choose_indexed(
 def _read_indexed_names(index: bytes) -> set[str]:
     """Return the names of files in an index. Raises msgspec.DecodeError, and ArtifactError for an impossible name."""
     values: set[bytes] = set()
-    for _, value in read_members(memoryview(msgspec.json.decode(index, type=_Index).weight_map)):
+    members = read_members(memoryview(msgspec.json.decode(index, type=_Index).weight_map))
+    for number, (_, value) in enumerate(members, start=1):
         values.add(value)
-        if len(values) > _MOST_FILES:
-            raise ArtifactError("HeaderInvalid", f"{INDEX} names more than {_MOST_FILES} files")
+        if len(values) > _MOST_FILES or number > _MOST_TENSORS:
+            problem = f"names more than {_MOST_FILES} files or {_MOST_TENSORS} tensors, and no model has so many"
+            raise ArtifactError("HeaderInvalid", f"{INDEX} {problem}")
     names = {msgspec.json.decode(value, type=str) for value in values}
     for name in sorted(names):
         if "/" in name or not is_safe_path(name) or not name.endswith(WEIGHTS):

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from artifacts.errors import ArtifactError
 from artifacts.fetch import FetchedArtifact, MakeRoom, ReportProgress, fetch_file, verify_local
-from artifacts.file_choice import INDEX, choose_files, choose_indexed
+from artifacts.file_choice import ADAPTER_CONFIG, INDEX, choose_files, choose_indexed
 from artifacts.formats import gguf, safetensors_header
 from artifacts.formats.folder_config import CHECKED, CONFIG, QUANTIZATION, parse_safe
 from artifacts.formats.gguf_split import is_gguf_name, keep_part
@@ -34,11 +34,15 @@ from crds.size import size_text
 T = TypeVar("T")
 
 _CONFIG_BYTES: Final = 1 << 20
-_CHECKED_BYTES: Final = 32 << 20
-"""Limit of the other files that are read: a tokenizer's configuration lists its added tokens, an index all tensors."""
+_CHECKED_BYTES: Final = 16 << 20
+"""Limit of the other configurations: that of a tokenizer lists its added tokens."""
+_INDEX_BYTES: Final = 32 << 20
+"""Limit of an index, which lists all tensors: that of the largest models has 23 MiB."""
 _FIRST_BYTES: Final = 64 << 10
 """Read of each safetensors file at first; most headers are shorter."""
 _READ: Final = (*CHECKED, QUANTIZATION)
+_KEPT: Final = (CONFIG, QUANTIZATION, ADAPTER_CONFIG)
+"""Configurations that facts are read from; of the others it is enough that they are safe."""
 
 
 def refuse_digest(source: Source, sha256: str | None) -> None:
@@ -79,7 +83,7 @@ class FileSet:
         files = await asyncio.to_thread(choose_files, self._source, listing)
         index = next((file for file in files if file.path == INDEX), None)
         if index is not None:
-            text = await self._read(listing, index, _CHECKED_BYTES)
+            text = await self._read(listing, index, _INDEX_BYTES)
             files = await asyncio.to_thread(choose_indexed, self._source, files, text, is_mounted=self._is_mounted)
         return dataclasses.replace(listing, files=files)
 
@@ -109,7 +113,7 @@ class FileSet:
         return self._repository.file_source(listing.files[0].path, None)
 
     async def read_configs(self, listing: Listing) -> dict[str, bytes]:
-        """Check the configurations of the folder, and return their texts by name.
+        """Check the configurations of the folder, and return the texts of those with facts, by name.
 
         Raises:
             ArtifactError: with a reason and whether a retry may help.
@@ -117,9 +121,10 @@ class FileSet:
         found = {}
         for file in listing.files:
             if file.path in _READ:
-                text = await self._read(listing, file, _CONFIG_BYTES if file.path == CONFIG else _CHECKED_BYTES)
+                text = await self._read(listing, file, _CONFIG_BYTES if file.path in _KEPT else _CHECKED_BYTES)
                 await asyncio.to_thread(parse_safe, file.path, text, listing.python_files)
-                found[file.path] = text
+                if file.path in _KEPT:
+                    found[file.path] = text
         return found
 
     async def read_weights(self, listing: Listing) -> SafetensorsHeader:
@@ -230,22 +235,25 @@ async def _read_safetensors_header(each: _OpenedFile) -> SafetensorsHeader:
     end = LENGTH_BYTES + safetensors_header.parse_length(path, text, size)
     if len(text) < end:
         text = await read_start(each.opened, each.name, size, end)
-    return await asyncio.to_thread(safetensors_header.parse, path, text[LENGTH_BYTES:end], size)
+    text = text[LENGTH_BYTES:end]
+    return await asyncio.to_thread(safetensors_header.parse, path, text, size)
 
 
 def read_stored_configs(folder: Path) -> dict[str, bytes]:
-    """Check the configurations of a folder on this disk, and return their texts by name.
+    """Check the configurations of a folder on this disk, and return the texts of those with facts, by name.
 
     Raises:
         ArtifactError: HeaderInvalid, or CustomCode.
         OSError: a file cannot be read.
     """
-    found = {}
+    found: dict[str, bytes] = {}
     python_files = local_files.list_python(folder)
     for name in _READ:
         if (folder / name).is_file():
-            found[name] = _read_local(folder / name, _CHECKED_BYTES)
-            parse_safe(name, found[name], python_files)
+            text = _read_local(folder / name, _CONFIG_BYTES if name in _KEPT else _CHECKED_BYTES)
+            parse_safe(name, text, python_files)
+            if name in _KEPT:
+                found[name] = text
     return found
 
 

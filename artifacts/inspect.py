@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from artifacts.errors import ArtifactError
+from artifacts.fetch import build_mismatch
 from artifacts.file_choice import ADAPTER_CONFIG
 from artifacts.file_set import FileSet, read_stored_configs, read_stored_weights, refuse_digest
 from artifacts.formats import folder_config, gguf
@@ -125,11 +126,7 @@ def _with_facts(facts: HeaderFacts, size_bytes: int, revision: str, file: str, s
 
 def _refuse_other_digest(source: Source, expected: str | None, stated: str | None) -> None:
     if expected and stated and expected != stated:
-        raise ArtifactError(
-            "ChecksumMismatch",
-            f"{source.display}: expected sha256 {expected}, but the file on the hub has another: correct the sha256 or "
-            "the source",
-        )
+        raise build_mismatch(source, expected, "the file on the hub", stated)
 
 
 async def _inspect_any(source: Source, access: SourceAccess, sha256: str | None, *, is_mounted: bool) -> Inspection:

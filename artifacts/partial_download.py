@@ -181,14 +181,15 @@ class PartialDownload:
 
     def __init__(self, path: Path, source: str) -> None:
         self._path = path
-        self._partial_path = path.with_name(f"{path.name}.part")
+        self.partial_path = path.with_name(f"{path.name}.part")
+        """The file with the bytes so far."""
         # Unbuffered: every counted byte is written, and closing cannot fail on buffered bytes.
         # A link that somebody planted in the folder would have another file overwritten.
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        descriptor = os.open(self._partial_path, flags, 0o644)
+        descriptor = os.open(self.partial_path, flags, 0o644)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise OSError(errno.EINVAL, "is no regular file: delete it", str(self._partial_path))
+            raise OSError(errno.EINVAL, "is no regular file: delete it", str(self.partial_path))
         self._file = os.fdopen(descriptor, "r+b", buffering=0)
         self._source = source
         self._state_path = path.with_name(f"{path.name}.part.json")
@@ -255,8 +256,8 @@ class PartialDownload:
 
         def finish() -> DownloadRecord:
             os.fsync(self._file.fileno())
-            record = write_download_record(self._path, self._partial_path, self._source, revision, self.sha256)
-            self._partial_path.replace(self._path)
+            record = write_download_record(self._path, self.partial_path, self._source, revision, self.sha256)
+            self.partial_path.replace(self._path)
             self._state_path.unlink(missing_ok=True)
             durable.sync_folder(self._path.parent)
             return record
@@ -275,7 +276,7 @@ class PartialDownload:
         """Close the file; delete it when it is empty."""
         self._file.close()
         if not self.size_bytes:
-            self._partial_path.unlink(missing_ok=True)
+            self.partial_path.unlink(missing_ok=True)
             self._state_path.unlink(missing_ok=True)
 
 

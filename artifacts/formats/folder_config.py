@@ -56,8 +56,8 @@ _GENERATING: Final = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 """Ends of the classes of models that generate text."""
 _OF_ALL_PARTS: Final = ("quantization", "quantization_config", "torch_dtype", "dtype", "architectures")
 """Keys that the configuration of a multimodal model states beside that of its language model."""
-MOST_VALUES: Final = 2_000_000
-"""A tokenizer with 200,000 added tokens has fewer. Each value takes some 80 bytes, also of an agent without a limit."""
+MOST_VALUES: Final = 600_000
+"""A tokenizer with 70,000 added tokens has fewer. Each value takes some 80 bytes, also of an agent without a limit."""
 _LARGEST: Final = 1 << 24
 """Larger than any size of a model; no product of two such sizes overflows a status."""
 

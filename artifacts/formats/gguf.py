@@ -25,7 +25,7 @@ Value = Number | str | tuple[Number, ...] | None
 
 _EXPERTS = "_exps."
 """Part of the names of tensors that hold all experts of a layer."""
-_MAGIC = b"GGUF"
+MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MAX_ENTRIES = 1 << 16
 _MAX_NAME_BYTES = (1 << 16) - 1
@@ -39,6 +39,8 @@ _KEPT_NAME_BYTES = 256
 """Names of keys and tensors that the facts are read from are shorter."""
 _DEFAULT_ALIGNMENT = 32
 _MAX_ALIGNMENT = 1 << 20
+_MOST_PADDING = 1 << 20
+"""Limit of what follows the last tensor: what is fetched and stored is weights."""
 _STRING, _ARRAY = 8, 9
 _SCALARS = {
     0: struct.Struct("<B"),
@@ -138,9 +140,9 @@ def parse(data: bytes | bytearray, file_bytes: int) -> GGUFHeader:
 
     """
     reader = _Reader(data, file_bytes)
-    if not data.startswith(_MAGIC[: len(data)]):
+    if not data.startswith(MAGIC[: len(data)]):
         raise _invalid("is no GGUF file: it does not begin with GGUF")
-    reader.skip(len(_MAGIC), "the magic")
+    reader.skip(len(MAGIC), "the magic")
     version = reader.unsigned(_U32, "the version")
     if version not in _VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS
@@ -181,6 +183,9 @@ def _with_tensors(reader: "_Reader", version: int, metadata: dict[str, Value], c
     needed = data_offset + max(data_end, total)
     if count and needed > reader.file_bytes:
         raise _invalid(f"has tensors up to byte {needed}, but {reader.file_bytes} bytes in all: it is cut or corrupted")
+    if reader.file_bytes > needed + _MOST_PADDING:
+        problem = f"has {reader.file_bytes - needed} bytes behind its last tensor, which no engine reads"
+        raise _invalid(f"{problem}: it is corrupted, or has another file behind it")
     return GGUFHeader(
         version=version,
         metadata=metadata,

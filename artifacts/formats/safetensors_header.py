@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from artifacts.errors import ArtifactError
+from artifacts.formats.json_members import read_members
 from crds.size import size_text
 
 LENGTH_BYTES: Final = 8
@@ -23,6 +24,8 @@ _METADATA: Final = "__metadata__"
 _EXPERTS: Final = ".experts."
 """Part of the names of tensors of experts; those of an expert that every token uses have another."""
 _MOST_DIMENSIONS: Final = 16
+_MOST_TENSORS: Final = 1 << 18
+_MOST_METADATA_BYTES: Final = 8 << 20
 _BITS: Final = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
     **dict.fromkeys(("F32", "I32", "U32"), 32),
@@ -92,27 +95,32 @@ def parse(name: str, text: bytes, file_bytes: int) -> SafetensorsHeader:
     """
     if not text.startswith(b"{"):
         raise _invalid(name, "has a header that does not begin with {: it is no safetensors file")
-    try:
-        entries = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        metadata = msgspec.json.decode(entries.pop(_METADATA, b"{}"), type=dict[str, str])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _invalid(name, f"has a header that is not valid JSON: {error}") from error
     ranges: list[tuple[int, int]] = []
+    written_for = ""
     parameters: int | None = 0
     expert_parameters = 0
-    while entries:
-        tensor_name, raw = entries.popitem()
-        tensor = _decode_tensor(name, tensor_name, raw)
-        ranges.append(tensor.data_offsets)
-        elements = math.prod(tensor.shape)
-        is_known = parameters is not None and tensor.dtype in _PLAIN
-        parameters = parameters + elements if is_known and parameters is not None else None
-        expert_parameters += elements if _EXPERTS in tensor_name else 0
+    try:
+        for tensor_name, value in read_members(text):
+            if tensor_name == _METADATA:
+                if len(value) > _MOST_METADATA_BYTES:
+                    raise _invalid(name, f"has more than {size_text(_MOST_METADATA_BYTES)} of metadata")
+                written_for = _read_framework(value)
+                continue
+            tensor = _decode_tensor(name, tensor_name, value)
+            ranges.append(tensor.data_offsets)
+            if len(ranges) > _MOST_TENSORS:
+                raise _invalid(name, f"has more than {_MOST_TENSORS} tensors, and no file of a model has so many")
+            elements = math.prod(tensor.shape)
+            is_known = parameters is not None and tensor.dtype in _PLAIN
+            parameters = parameters + elements if is_known and parameters is not None else None
+            expert_parameters += elements if _EXPERTS in tensor_name else 0
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _invalid(name, f"has a header that is not valid JSON: {error}") from error
     _check_ranges(name, ranges, file_bytes - LENGTH_BYTES - len(text))
     return SafetensorsHeader(
         tensor_count=len(ranges),
         tensor_bytes=sum(end - begin for begin, end in ranges),
-        written_for=metadata.get("format", ""),
+        written_for=written_for,
         parameters=parameters,
         expert_parameters=expert_parameters,
     )
@@ -134,7 +142,16 @@ def merge(headers: Iterable[SafetensorsHeader]) -> SafetensorsHeader:
     return merged
 
 
-def _decode_tensor(name: str, tensor_name: str, raw: msgspec.Raw) -> _Tensor:
+def _read_framework(metadata: bytes) -> str:
+    """Return the framework in the metadata, whose values all are strings. Raises msgspec.DecodeError."""
+    framework = ""
+    for key, value in read_members(metadata):
+        text = msgspec.json.decode(value, type=str)
+        framework = text if key == "format" else framework
+    return framework
+
+
+def _decode_tensor(name: str, tensor_name: str, raw: bytes) -> _Tensor:
     what = f"tensor {tensor_name[:64]!r}"
     try:
         tensor = msgspec.json.decode(raw, type=_Tensor)

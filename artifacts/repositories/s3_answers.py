@@ -18,6 +18,8 @@ from artifacts.repositories.s3_access import SESSION_TOKEN_VARIABLE as SESSION_T
 
 PAGE_BYTES: Final = 4 << 20
 """Limit of a page: 1,000 keys of 1,024 bytes, each of which may be quoted."""
+_MOST_MARKS: Final = 64_000
+"""Limit of tags and attributes of a page: up to 64 for each of its 1,000 keys; services send some 20."""
 _MOST_SIZE: Final = 1 << 62
 _REGION: Final = re.compile(r"[a-z0-9-]{1,40}", re.ASCII)
 _ENTITY_TAG: Final = re.compile(r"[\x21\x23-\x7e]{1,200}")
@@ -147,6 +149,9 @@ def read_digest(headers: Mapping[str, str]) -> str | None:
 
 
 def _parse(text: bytes) -> ET.Element:
+    # Elements and attributes take a hundred times their bytes.
+    if text.count(b"<") + text.count(b"=") > _MOST_MARKS:
+        raise ValueError("more elements than a page has")
     try:
         parser = ET.XMLParser(target=_NoDocumentType())  # noqa: S314  bounded, and without a document type
         parser.feed(text)

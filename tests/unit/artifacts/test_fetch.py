@@ -127,7 +127,16 @@ async def test_digest_that_differs_from_the_hubs_is_refused_without_a_download(
 ) -> None:
     error = await call.refused("hf://acme/tiny/weights.gguf", sha256="0" * 64)
     assert (error.reason, error.retryable) == ("ChecksumMismatch", False)
+    assert f"expected sha256 {'0' * 64}, but the file on the hub has {_sha256(weights)}: correct" in error.message
     assert server.bytes_sent("/weights.gguf") < len(weights)
+
+
+async def test_other_digest_of_weights_is_told(call: FetchCall, server: FileServer, tmp_path: Path) -> None:
+    path, content = server.root / "other.gguf", b"GGUF of another revision"
+    path.write_bytes(content)
+    for source, holder in ((f"{server.url}/other.gguf", "the fetched file"), (f"file://{path}", "the file")):
+        error = await call.refused(source, file_root=tmp_path, sha256="0" * 64)
+        assert f"but {holder} has {_sha256(content)}: correct the sha256" in error.message
 
 
 async def test_existing_file_with_the_expected_digest_is_used(

@@ -294,3 +294,9 @@ def test_random_bytes_are_refused_with_an_artifact_error(tail: bytes, file_bytes
         assert file_bytes > len(data)
     except ArtifactError as error:
         assert error.reason == "HeaderInvalid"  # noqa: PT017  either outcome is right
+
+
+def test_file_that_goes_on_behind_its_tensors_is_refused() -> None:
+    whole = _file(tensors=(_tensor("a", (32,)),), data=bytes(32 * 4))
+    assert parse(whole, len(whole) + (1 << 20)).tensor_count == 1, "some writers pad"
+    assert "bytes behind its last tensor, which no engine reads" in _refusal(whole, len(whole) + (1 << 40))

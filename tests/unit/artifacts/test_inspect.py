@@ -44,12 +44,13 @@ def model(server: FileServer) -> Path:
 
 @pytest.fixture
 def long_header(server: FileServer) -> Path:
-    """A file with a header of 3 MiB, which takes three requests, and 16 MiB of data after it."""
+    """A file with a header of 3 MiB, which takes three requests, and a tensor of 16 MiB after it."""
     key = b"tokenizer.ggml.tokens"
     string = struct.pack("<Q", 1016) + bytes(1016)
     array = struct.pack("<Q", len(key)) + key + struct.pack("<IIQ", 9, 8, 3072) + string * 3072
     path = server.root / "long.gguf"
-    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + array + bytes(16 << 20))
+    tensor = struct.pack("<Q", 1) + b"t" + struct.pack("<IQIQ", 1, 16 << 20, 24, 0)
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 1) + array + tensor + bytes((16 << 20) + 32))
     return path
 
 
@@ -72,6 +73,7 @@ async def test_hub_states_commit_and_digest(server: FileServer) -> None:
     assert len(found.sha256) == 64
     error = await _refused(server, "hf://acme/tiny/tiny.gguf", sha256="0" * 64)
     assert (error.reason, error.retryable) == ("ChecksumMismatch", False)
+    assert f"but the file on the hub has {found.sha256}: correct" in error.message
 
 
 @pytest.mark.usefixtures("model")
