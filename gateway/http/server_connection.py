@@ -244,6 +244,7 @@ class ServerConnection(asyncio.Protocol):
         exchange = self._exchange
         if exchange and not exchange.body_complete and not self._ended:
             self.request_deadline = self._loop.time() + self._times.linger_seconds
+            self._ended = True  # no more is read of it, and its next deadline ends it
             self._fail_body(exchange, BodyTimeoutError())
         elif exchange or transport.get_write_buffer_size():
             self._hang_up()

@@ -232,6 +232,9 @@ async def test_request_takes_its_time_at_most_however_lively_its_client_is() -> 
     async with serve(times=times) as server, connect(server) as client:
         await client.send(ASK % b"/never")
         assert await client.rest() == b""
+    async with serve(times=times) as server, connect(server) as client:
+        await client.send(ASK[:-2] % b"/never" + b"Content-Length: 5\r\n\r\n")
+        assert await client.rest() == b"", "nobody reads the body, nor fails by its absence"
 
 
 async def test_heads_that_do_not_end_take_little_memory_together() -> None:
