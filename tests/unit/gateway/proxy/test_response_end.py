@@ -201,7 +201,7 @@ def test_long_stream_keeps_little() -> None:
 @pytest.mark.parametrize("words", ["error: ", "event: error "])
 @pytest.mark.parametrize("route", ["chat", "completions", "messages"])
 def test_text_of_a_long_event_is_no_error_wherever_the_end_begins(route: str, words: str, shift: int) -> None:
-    """Of a line that is longer than the end that is kept, the rest begins in the middle of a client's text."""
+    """The rest of a line that is longer than the end that is kept begins in the middle of a client's text."""
     event = {"choices": [{"text": words * 1000 + "x" * shift, "finish_reason": "length"}]}
     end = STOP if route == "messages" else DONE
     assert end_of(b"data: %b\n\n" % json.dumps(event).encode() + end, route) is ResponseEnd.COMPLETE
