@@ -388,7 +388,7 @@ class WeightsStore:
         folder = self._object_path(digest)
         is_digest_stated = source.scheme == "oci" and source.is_pinned
         is_delivered = server is source and requested in {None, "", revision}
-        if is_digest_stated or (is_delivered and all(each.is_of_source for each in fetched)):
+        if is_digest_stated or (is_delivered and all(file.is_of_source for file in fetched)):
             durable.write(self._name_path(source, requested), digest)
         with self._lock_objects():
             self._access.grant(digest, wanted.access, public=wanted.is_public)

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from controller.reconcile.conditions import has_condition
 from controller.reconcile.indexes import SERVICE_INDEX, namespaced
 from controller.services.traffic import TokenSource
 from crds.meta import LABEL_SERVICE, METRIC_PREFIX, PROXY_CONTAINER
@@ -272,12 +273,10 @@ def _find_report(fitness: Obj | None) -> str | None:
 
 def _read_readiness(service: Obj | None) -> dict[_Labels, float]:
     """Return whether the condition Ready of a service is True; nothing for one that shall not run."""
-    status = (service.get("status") or {}) if service is not None else {}
-    if service is None or status.get("phase") == "Suspended":
+    if service is None or (service.get("status") or {}).get("phase") == "Suspended":
         return {}
     metadata, priority = service["metadata"], service["spec"].get("priority", "normal")
-    is_ready = any(each["type"] == "Ready" and each["status"] == "True" for each in status.get("conditions") or ())
-    return {(metadata["namespace"], metadata["name"], priority): float(is_ready)}
+    return {(metadata["namespace"], metadata["name"], priority): float(has_condition(service, "Ready"))}
 
 
 def _measure_seconds(begun: str | None, ended: str | None) -> float | None:

@@ -160,11 +160,11 @@ def explain_unknown(name: str) -> str:
     from fitness.catalog_entries import load_catalog  # noqa: PLC0415 - not needed for --help
 
     sources = [
-        each.source
+        source.source
         for entry_name, entry in load_catalog().items()
         if name.casefold() in entry_name
-        for each in entry.sources
-        if each.runtime != "ollama"
+        for source in entry.sources
+        if source.runtime != "ollama"
     ]
     source = sources[0] if sources else "hf://ORG/REPO"
     return (

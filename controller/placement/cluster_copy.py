@@ -24,6 +24,7 @@ from controller.placement.pool_table import read_pools
 from controller.placement.queued_service import demand_slices, find_queued_service
 from controller.placement.units import Cell, NodeRequirement, Unit
 from controller.pod_settings import PodSettings
+from controller.reconcile.conditions import has_condition
 from controller.reconcile.indexes import ALL_BENCHMARKS, BENCHMARK_INDEX, OWNER_INDEX, declare_indexes, owner_key
 from controller.reconcile.partial_objects import declare_partial_objects
 from crds.meta import CONTROLLER_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
@@ -177,8 +178,7 @@ class ClusterCopy:
 
     def _is_alive(self, host: str) -> bool:
         """Return whether the controller has found a host alive: only it sees the Leases all the time."""
-        conditions = (self.store.get(METAL_HOSTS, host) or {}).get("status", {}).get("conditions") or ()
-        return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+        return has_condition(self.store.get(METAL_HOSTS, host) or {}, "Ready")
 
 
 async def read_cluster(client: Client, settings: QueueSettings = QueueSettings()) -> ClusterCopy:  # noqa: B008 - same

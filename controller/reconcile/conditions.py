@@ -26,6 +26,12 @@ def find(conditions: Iterable[Condition], kind: str) -> Condition | None:
     return next((each for each in conditions if each.type == kind), None)
 
 
+def has_condition(obj: Obj, kind: str) -> bool:
+    """Return whether a condition of an object, as the API server sends it, is True."""
+    conditions = (obj.get("status") or {}).get("conditions") or ()
+    return any(each["type"] == kind and each["status"] == "True" for each in conditions)
+
+
 def transitions(
     old: Iterable[Condition],
     new: Iterable[Obj],

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Final, NamedTuple
 
+from controller.reconcile.conditions import has_condition
 from controller.reconcile.indexes import SERVICE_INDEX, namespaced
 from controller.reconcile.plan import Patch, Snapshot, ref
 from controller.reconcile.stamp import is_desired
@@ -177,9 +178,7 @@ def _has_ended(pod: Obj) -> bool:
 
 def is_ready(pod: Obj) -> bool:
     """Return whether a pod is ready."""
-    return any(
-        each["type"] == "Ready" and each["status"] == "True" for each in pod.get("status", {}).get("conditions", [])
-    )
+    return has_condition(pod, "Ready")
 
 
 def _current_ready(observed: Obj, desired: Obj | None, ready: int) -> int:
