@@ -4,10 +4,12 @@ A process is stopped only after its replacement on another host answers (`contro
 that fits nowhere else holds up the drain, as a PodDisruptionBudget does on a Node, and serves on.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
+from controller.placement.queue_places import parse_time
 from controller.reconcile.conditions import condition, find
 from controller.reconcile.indexes import controller_of
 from crds.meta import DRAINED
@@ -142,7 +144,9 @@ def _seconds_left(waiting: Obj, has_room: Callable[[Obj], bool], now: datetime) 
 
 
 def _age_seconds(since: str, now: datetime) -> float:
-    return (now - datetime.fromisoformat(since)).total_seconds()
+    """Return the time since a moment; of what is none, as a stolen host may state, more than any."""
+    moment = parse_time(since)
+    return math.inf if moment is None else (now - moment).total_seconds()
 
 
 def _count(processes: Sequence[Obj]) -> str:

@@ -88,6 +88,16 @@ def test_drain_is_blocked_by_what_gets_no_replacement_at_all() -> None:
         assert planned_condition(done, "Drained")["reason"] == reason
 
 
+@pytest.mark.parametrize("stated", ["2026-01-01T00:00:00+99:99", "2026-02-31T00:00:00Z", "2026-01-01t00:00:00z"])
+def test_stolen_host_does_not_hold_up_its_drain_by_a_time_that_is_none(stated: str) -> None:
+    """The schema's date-time takes all of these; a host writes the status of its own MetalHost."""
+    observed = drained_host()
+    observed["status"]["conditions"].append(condition("Drained", "False", "Draining") | {"lastTransitionTime": stated})
+    known = store((METAL_HOSTS, observed), (METAL_PROCESSES, process("chat-1-0", host="studio-1", phase="Ready")))
+    done = decide_host(Snapshot(known, NOW, HostInputs("Alive")), ObjectKey("", "studio-1"))
+    assert planned_condition(done, "Drained")["reason"] == "DrainBlocked"
+
+
 @pytest.mark.parametrize(
     ("other", "age_seconds", "reason"),
     [
