@@ -113,13 +113,13 @@ class Client:
 
     async def get_version(self) -> str:
         """Read the version of the API server, such as v1.35.4."""
-        found = await self._call("get", VERSIONS, None, None, Request("GET", "/version"))
-        return str(found.get("gitVersion", ""))
+        version = await self._call("get", VERSIONS, None, None, Request("GET", "/version"))
+        return str(version.get("gitVersion", ""))
 
     async def get_subresource(self, resource: Resource, name: str, namespace: str | None, subresource: str) -> Obj:
         """Read a subresource of an object, also of a kind whose objects cannot be read."""
-        request = Request("GET", resource.path(namespace, name, subresource))
-        return await self._call(f"get {subresource} of", resource, namespace, name, request)
+        path = resource.path(namespace, name, subresource)
+        return await self._call(f"get {subresource} of", resource, namespace, name, Request("GET", path))
 
     async def list(
         self,
@@ -134,8 +134,7 @@ class Client:
     ) -> ObjectList:
         """Read all objects that match, in pages; items carry apiVersion and kind, or are what `read` returns.
 
-        With `part`, no more than one page is in memory as a whole: of each object, what it returns is kept. With
-        `most`, no more objects than that are read.
+        With `part`, no more than one page is in memory as a whole: of each object, what it returns is kept.
         """
         query = _selectors(label_selector, field_selector)
 
@@ -144,15 +143,8 @@ class Client:
             item.setdefault("kind", resource.kind)
             return part(item) if part is not None else item
 
-        return await self._pages(
-            resource,
-            namespace,
-            query,
-            "application/json",
-            read=read,
-            complete=complete if read is None else None,
-            most=most,
-        )
+        whole = complete if read is None else None
+        return await self._pages(resource, namespace, query, read=read, complete=whole, most=most)
 
     async def list_cached(self, resource: Resource, *, field_selector: str = "") -> ObjectList:
         """Read all objects that match as the API server's cache has them: they may be old, and cost etcd nothing.
@@ -363,18 +355,14 @@ class Client:
         resource: Resource,
         namespace: str | None,
         query: dict[str, str],
-        accept: str,
+        accept: str = "application/json",
         *,
         read: Read | None = None,
         complete: Callable[[Obj], Obj] | None = None,
         most: int | None = None,
     ) -> ObjectList:
-        """Return all pages at one resourceVersion; if that expires between two pages, read the whole list at once.
-
-        With `most`, there is one page with so many objects.
-        """
-        call = _describe("list", resource, namespace, None)
-        path = resource.path(namespace)
+        """Return all pages at one resourceVersion, whole if that expires; with `most`, one page of so many."""
+        call, path = _describe("list", resource, namespace, None), resource.path(namespace)
         items: list[Obj] = []
         page_query = {**query, "limit": str(most or PAGE)}
         while True:
