@@ -43,6 +43,8 @@ BUSY_SECONDS: Final = 10.0
 """Pause between two readings of a service that has requests, or is new."""
 IDLE_SECONDS: Final = 30.0
 """The same of one that had none in the last minute."""
+LEAST_SECONDS: Final = 1.0
+"""Shortest pause between two readings of a service whose speed is checked."""
 MOST_PER_SECOND: Final = 50.0
 """Readings of pods in a second. One takes 0.6 ms of a processor, so all together take 3 % of it: 1,000 busy pods are
 read every 20 seconds, and 500 every ten."""
@@ -172,7 +174,8 @@ class TrafficMeter:
     def _begin(self, key: ObjectKey, target: TrafficTarget) -> None:
         """Read a service for the first time at a moment that is its own."""
         now = asyncio.get_running_loop().time()
-        self._due.add_after(key, seconds_to_turn(target.service_uid, now, self._pace(IDLE_SECONDS)))
+        first = IDLE_SECONDS if self._watch is None else min(IDLE_SECONDS, self._watch.rules.check_seconds)
+        self._due.add_after(key, seconds_to_turn(target.service_uid, now, self._pace(first)))
 
     def _pace(self, seconds: float) -> float:
         """Return the pause between two readings that should be `seconds`, and is longer with many pods."""
@@ -192,7 +195,10 @@ class TrafficMeter:
         measured = self._measure(key, service, samples, now)
         _show(service, measured, leading, key, now)
         service.failures = 0 if len(samples) == _count_pods(service.target) else service.failures + 1
-        usual = self._pace(IDLE_SECONDS if _is_idle(measured) else BUSY_SECONDS)
+        usual = IDLE_SECONDS if _is_idle(measured) else BUSY_SECONDS
+        if self._watch is not None and service.target.streams is not None:
+            usual = min(usual, service.speed_at - now)
+        usual = self._pace(max(usual, LEAST_SECONDS))
         return min(usual * 2.0**service.failures, max(usual, FAILING_SECONDS))
 
     def _measure(
