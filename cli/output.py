@@ -112,7 +112,7 @@ def print_objects(
             shown = [column for column in columns if output_format == "wide" or not column.is_wide]
             rows = [[column.read(each) for column in shown] for each in objects]
             names = {number for number, column in enumerate(shown) if column.is_name}
-            width = None if output_format == "wide" else table_width()
+            width = None if output_format == "wide" else progress_width()
             print(render_table([column.title for column in shown], rows, width, names))
 
 
@@ -194,13 +194,8 @@ def terminal_width() -> int:
     return shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
 
 
-def table_width() -> int | None:
-    """Return the columns of the terminal; None, so that nothing is cut, if a file or another program gets the table."""
-    return terminal_width() if sys.stdout.isatty() else None
-
-
 def progress_width() -> int:
-    """Return the columns for lines of progress: those of the terminal; lines for a log or a program stay whole."""
+    """Return the columns for tables and progress: those of the terminal; what a file or program gets stays whole."""
     return terminal_width() if sys.stdout.isatty() else _UNLIMITED
 
 

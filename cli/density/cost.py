@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.cluster_options import ClusterOptions, cluster_options
-from cli.output import TableFormat, facts_option, print_facts, render_table, table_width
+from cli.output import TableFormat, facts_option, print_facts, progress_width, render_table
 from cli.vendor_option import read_vendors
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def command(
     ]
     money = answer.currency
     titles = ("SERVICE", "REPLICAS", "GPUS", "MEMORY", "WATTS", f"{money}/HOUR", f"{money}/MILLION TOKENS")
-    print(render_table(titles, rows, table_width(), {0}) if rows else "no service")
+    print(render_table(titles, rows, progress_width(), {0}) if rows else "no service")
     for each in answer.models:
         if each.unknown:
             click.echo(f"{each.namespace}/{each.name}: not known: {'; '.join(each.unknown)}", err=True)

@@ -8,7 +8,7 @@ import click
 from cli.api_objects import Obj
 from cli.cluster_options import ClusterOptions, cluster_options
 from cli.options import allow_private_sources, choose_files
-from cli.output import print_facts, render_table, table_width
+from cli.output import print_facts, progress_width, render_table
 from cli.vendor_option import read_vendors
 from crds.rate import format_rate
 
@@ -101,7 +101,7 @@ def command(
         print_facts(report, "json")
         click.get_current_context().exit(0 if report["ranked_nodes"] else 1)
     titles = ("NODE", "MODEL", "FIT", "TOKENS/S", "MEMORY", "DEVICES", "HOW")
-    print(render_table(titles, rows, table_width(), {0, 2}) if rows else f"{model} fits nowhere")
+    print(render_table(titles, rows, progress_width(), {0, 2}) if rows else f"{model} fits nowhere")
     for line in notes:
         click.echo(line, err=True)
     click.get_current_context().exit(0 if rows else 1)

@@ -144,7 +144,7 @@ def _choose_amounts(free: Mapping[str, int]) -> Mapping[str, int]:
 
 def print_queue(found: SimulatedQueue) -> None:
     """Print the effect on the queue for people."""
-    from cli.output import table_width, terminal_width, wrap_text  # noqa: PLC0415 - not needed for --help
+    from cli.output import progress_width, terminal_width, wrap_text  # noqa: PLC0415 - not needed for --help
     from cli.queue.fate_table import INCOMPLETE, render_changes  # noqa: PLC0415 - same
 
     if found.plan is None:
@@ -152,7 +152,7 @@ def print_queue(found: SimulatedQueue) -> None:
         return
     changes = found.plan.changes
     print()
-    print(render_changes(changes, table_width()) if changes else "the queue would start no replica")
+    print(render_changes(changes, progress_width()) if changes else "the queue would start no replica")
     for line in (
         *_explain_services(found.plan),
         *_describe_remaining(found.plan),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
-from cli.output import TableFormat, facts_option, print_facts, render_table, table_width
+from cli.output import TableFormat, facts_option, print_facts, progress_width, render_table
 from cli.queue.controller_settings import StatedSettings, controller_options
 from cli.vendor_option import read_vendors
 from crds.meta import Priority
@@ -135,6 +135,6 @@ def _print_places(model: str, answer: "SimulateAnswer") -> None:
         for each in answer.ranked_nodes
     ]
     titles = ("NODE", "FIT", "TOKENS/S", "NEEDS", "FREE BEFORE", "FREE AFTER", "WHY")
-    print(render_table(titles, rows, table_width(), {0, 1}) if rows else f"{model} fits nowhere")
+    print(render_table(titles, rows, progress_width(), {0, 1}) if rows else f"{model} fits nowhere")
     for excluded in answer.excluded_nodes:
         click.echo(f"{excluded.node_name}: not considered: {excluded.reason}", err=True)

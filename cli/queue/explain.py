@@ -8,7 +8,7 @@ from cli.api_objects import Obj
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
 from cli.lazy import program_name
-from cli.output import TableFormat, facts_option, print_facts, render_table, table_width, terminal_width, wrap_text
+from cli.output import TableFormat, facts_option, print_facts, progress_width, render_table, terminal_width, wrap_text
 from cli.queue.controller_settings import StatedSettings, controller_options
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def render_explanation(
     if is_wide:
         table = render_table(_TITLES, rows, None, {0})
     else:
-        table = render_table((_TITLES[0], *_TITLES[2:]), [(row[0], *row[2:]) for row in rows], table_width(), {0})
+        table = render_table((_TITLES[0], *_TITLES[2:]), [(row[0], *row[2:]) for row in rows], progress_width(), {0})
     best = describe_best(found)
     return [*head, *(wrap_text(best, width) if best else ()), "", table]
 

@@ -10,7 +10,7 @@ from cli.api_objects import Obj
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.lazy import LazyGroup
 from cli.options import allow_private_sources
-from cli.output import TableFormat, facts_option, print_facts, table_width, terminal_width, wrap_text
+from cli.output import TableFormat, facts_option, print_facts, progress_width, terminal_width, wrap_text
 from cli.queue.command import refuse_options_before
 from cli.queue.controller_settings import StatedSettings, controller_options
 
@@ -147,7 +147,7 @@ def print_plan(
         print_facts(facts, "json" if output_format == "json" else "yaml")
         return
     width = terminal_width()
-    print(render_changes(changes, None if output_format == "wide" else table_width()) if changes else empty)
+    print(render_changes(changes, None if output_format == "wide" else progress_width()) if changes else empty)
     for line in (*notes, *(() if after.is_complete else (INCOMPLETE,))):
         print("\n".join(wrap_text(line, width)))
 

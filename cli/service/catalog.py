@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from cli.lazy import program_name
-from cli.output import TableColumn, facts_option, print_facts, render_table, table_width, terminal_width, wrap_text
+from cli.output import TableColumn, facts_option, print_facts, progress_width, render_table, terminal_width, wrap_text
 
 if TYPE_CHECKING:
     from fitness.catalog_entries import CatalogEntry
@@ -38,7 +38,7 @@ def command(*, output_format: Literal["table", "json", "yaml"]) -> None:
     rows: list[dict[str, Any]] = [{"name": name, "entry": entry} for name, entry in entries.items()]
     cells = [[column.read(row) for column in _COLUMNS] for row in rows]
     width = terminal_width()
-    print(render_table([column.title for column in _COLUMNS], cells, table_width(), {0}))
+    print(render_table([column.title for column in _COLUMNS], cells, progress_width(), {0}))
     note = _NOTE.replace("`pomona ", f"`{program_name()} ")
     print("\n".join(["", *wrap_text(note, width)]))
 

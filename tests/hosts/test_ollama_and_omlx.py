@@ -146,7 +146,7 @@ async def test_ollama_pulls_from_a_private_address_that_is_allowed(ollama: Serve
     await restart(machine)
     source = "ollama://127.0.0.77/library/qwen3:8b"
     machine.supervisor.assign([make(artifact=Artifact(source=source), memory_bytes=GIB)])
-    assert "dial tcp 127.0.0.77:443" in await phase(machine, "Failed", "DaemonRefused")
+    assert 'Get "https://127.0.0.77/v2/library/qwen3' in await phase(machine, "Failed", "DaemonRefused")
 
 
 @pytest.mark.parametrize("source", ["qwen3:8b", "library/qwen3:8b", "registry.ollama.ai/library/Qwen3:8B"])

@@ -45,7 +45,7 @@ def test_example_of_fit_is_what_the_command_prints(monkeypatch: pytest.MonkeyPat
         return answer(snapshot, FitTable(8192))
 
     monkeypatch.setattr(reading, "answer_by_cluster", answer_here)
-    monkeypatch.setattr("cli.density.fit.table_width", lambda: None)
+    monkeypatch.setattr("cli.density.fit.progress_width", lambda: None)
     found = CliRunner().invoke(main, ["fit", "qwen3-8b", "--min-fit", "too_tight"])
     example = PAGE.partition("$ pomona fit qwen3-8b --min-fit too_tight\n")[2].partition("```")[0]
     assert found.stdout == example
