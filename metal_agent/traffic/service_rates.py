@@ -12,6 +12,8 @@ from gateway.proxy.config import ProxyState, ServiceStats
 
 MINUTE_SECONDS: Final = 60.0
 """Time over which requests and tokens are counted."""
+LEAST_SECONDS: Final = 10.0
+"""Shortest time by which requests are counted: two that came at once say nothing about a minute."""
 STALE_SECONDS: Final = 60.0
 """Time without a state of the proxy after which the rates are unknown."""
 
@@ -62,7 +64,7 @@ class ServiceRates:
         requests, lasted = after.requests - before.requests, after.request_seconds - before.request_seconds
         return ServiceRate(
             (after.tokens_out - before.tokens_out) / (end - begin),
-            requests * 60 / (end - begin),
+            requests * 60 / max(end - begin, LEAST_SECONDS),
             # A proxy of an earlier release counts no time.
             lasted / requests if requests and lasted > 0 else None,
         )

@@ -75,6 +75,18 @@ def _read_resident_bytes(pid: int) -> int:
     return int(psutil.Process(pid).memory_info().rss)
 
 
+async def _read_settled_bytes(pids: set[int]) -> dict[int, int]:
+    """Return the memory of each process once it has done what it does at its start: it stands still for a second."""
+    sizes = {pid: _read_resident_bytes(pid) for pid in pids}
+    for _ in range(30):
+        before = sizes
+        await asyncio.sleep(1)
+        sizes = {pid: _read_resident_bytes(pid) for pid in pids}
+        if all(abs(size - before[pid]) < 1 << 20 for pid, size in sizes.items()):
+            break
+    return sizes
+
+
 async def check_attacked_ports(
     ports: list[OpenPort], *, seconds: float = 4.0, count: int = 150, kinds: tuple[str, ...] = KINDS
 ) -> None:
@@ -82,7 +94,7 @@ async def check_attacked_ports(
     for port in ports:
         for path in (*_PROBES, "/metrics"):  # what is imported or made once counts as no growth
             await ask(port, path)
-    before = {port.pid: _read_resident_bytes(port.pid) for port in ports}
+    before = await _read_settled_bytes({port.pid for port in ports})
     places = [port.place for port in ports]
     argv = [sys.executable, "-m", "tests.support.port_attack", str(seconds), str(count), ",".join(kinds), *places]
     attacker = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE, env={**os.environ})

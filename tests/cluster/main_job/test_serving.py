@@ -232,12 +232,13 @@ async def test_kubectl_get_shows_the_state(cluster: Cluster, host: MetalHost) ->
     shown = await table(cluster, "isvc")
     endpoint = f"http://chat.{cluster.namespace}.svc:8080/v1"
     assert cells(
-        shown["chat"], "PHASE", "MODEL", "ACCELERATOR", "ENGINE", "READY", "REPLICAS", "REASON", "ENDPOINT"
+        shown["chat"],
+        *("PHASE", "MODEL", "ACCELERATOR", "ENGINE", "AVAILABLE", "UPDATED", "REPLICAS", "REASON", "ENDPOINT"),
     ) == [
-        *("Ready", "tiny", "metal", "llama.cpp", "1", "1", "Serving"),
+        *("Ready", "tiny", "metal", "llama.cpp", "1", "1", "1", "Serving"),
         endpoint,
     ]
-    assert cells(shown["absent"], "PHASE", "MODEL", "READY", "REASON") == ["Pending", "x", "0", "ModelNotFound"]
+    assert cells(shown["absent"], "PHASE", "MODEL", "AVAILABLE", "REASON") == ["Pending", "x", "0", "ModelNotFound"]
     model = (await table(cluster, "mdl"))["tiny"]
     assert cells(model, "PHASE", "CACHED", "REASON") == ["Ready", "NoConsumers", "Inspected"]
     process = await cluster.process("chat")

@@ -146,6 +146,9 @@ async def update(
         await old.kill()
 
 
+PASSING = {"lastExit", "tokensPerSecond", "requestsPerMinute", "averageLatencyMs"}
+
+
 async def seen(update: Update) -> Seen:
     bound_process = update.bound_process
     status = (await bound_process.object())["status"]
@@ -155,7 +158,7 @@ async def seen(update: Update) -> Seen:
     return Seen(
         engines=update.engines,
         # The exit of the previous engine is not kept on disk, and traffic is of the last minute.
-        status={field: value for field, value in status.items() if field not in {"lastExit", "tokensPerSecond"}},
+        status={field: value for field, value in status.items() if field not in PASSING},
         # The generation counts changes: that of an endpoint that was withdrawn for a moment differs.
         slice={
             "endpoints": endpoints["endpoints"],
