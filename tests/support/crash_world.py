@@ -8,6 +8,7 @@ fault that state must be the same as in an undisturbed run, which `checkpoint` c
 
 import asyncio
 import contextlib
+import copy
 import json
 import re
 from collections import Counter, defaultdict
@@ -249,6 +250,7 @@ class CrashWorld:
         found = {each.plural: listed.items for each, listed in zip(COMPARED, lists, strict=True)}
         # What one change of pods that queue was allowed stays until the next one, and depends on what ended first.
         found["deployments"] = [_forget_strategy(each) for each in found["deployments"]]
+        found["jobs"] = [_forget_tolerations(each) for each in found["jobs"]]
         # The ports of simulated hosts differ from run to run.
         found["endpointslices"] = [{**each, "ports": []} for each in slices.items]
         return {
@@ -263,7 +265,7 @@ class CrashWorld:
     def _identify(self, obj: Obj) -> str:
         """Return the name of an object in a state; the Jobs of several copies are told apart by their claims."""
         claims = mounted_claims(obj["spec"]["template"]["spec"]) if obj.get("kind") == JOBS.kind else ()
-        return "/".join([self._normalized(obj["metadata"]["name"]), *claims])
+        return "/".join(self._normalized(name) for name in (obj["metadata"]["name"], *claims))
 
     def _normalized(self, value: Any) -> Any:
         if isinstance(value, dict):
@@ -275,8 +277,8 @@ class CrashWorld:
             return [self._normalized(each) for each in value]
         if isinstance(value, str):
             plain = value.replace(self.namespace, "NAMESPACE")
-            # The names of Jobs have a digest of the Model's uid.
-            plain = re.sub(r"-(inspect|fetch)-[0-9a-f]{8}", r"-\1-DIGEST", plain)
+            # The names of Jobs and claims have a digest of the Model's uid.
+            plain = re.sub(r"-(inspect|fetch|cache)-[0-9a-f]{8}", r"-\1-DIGEST", plain)
             # Each simulated host has an address and a port of its own.
             plain = re.sub(r"10\.77\.\d+\.\d+(:\d+)?", "ADDRESS", plain)
             plain = plain.replace(MIRROR, "")
@@ -379,6 +381,13 @@ class CrashWorld:
 def _rename_pods(path: str) -> str:
     """Return a path with the service of a Deployment's pod in place of its name, which differs from run to run."""
     return re.sub(r"(/pods/[a-z]+)-[0-9a-z]{7,10}-[0-9a-z]{5}\b", r"\1-POD", path)
+
+
+def _forget_tolerations(job: Obj) -> Obj:
+    """Return a Job without the taints that its pod tolerates: those of the services that were there before it."""
+    job = copy.deepcopy(job)
+    job["spec"]["template"]["spec"].pop("tolerations", None)
+    return job
 
 
 def _forget_strategy(deployment: Obj) -> Obj:
