@@ -65,6 +65,8 @@ async def ask(port: OpenPort, path: str) -> float:
     try:
         writer.write(f"GET {path} HTTP/1.1\r\nHost: {port.host}:{port.port}\r\nConnection: close\r\n\r\n".encode())
         answer = await reader.read()
+        if not answer:
+            raise ConnectionResetError(f"{port} closed the connection before it had read the request")
         assert answer.startswith(b"HTTP/1.1 "), (port, path, answer[:100])
         return time.monotonic() - started_at
     finally:
