@@ -112,7 +112,7 @@ POD_MONITORS: Final = Resource("monitoring.coreos.com", "v1", "podmonitors", "Po
 RESOURCE_CLAIM_TEMPLATES: Final = Resource("resource.k8s.io", "v1", "resourceclaimtemplates", "ResourceClaimTemplate")
 RESOURCE_CLAIMS: Final = Resource("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim")
 RESOURCE_SLICES: Final = Resource("resource.k8s.io", "v1", "resourceslices", "ResourceSlice", namespaced=False)
-"""Kinds of Dynamic Resource Allocation, which a cluster has since 1.34; a driver reports devices in slices."""
+"""Kinds of Dynamic Resource Allocation, which an administrator may switch off; a driver reports devices in slices."""
 ENDPOINT_SLICES: Final = Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
 ROLES: Final = Resource("rbac.authorization.k8s.io", "v1", "roles", "Role")
 ROLE_BINDINGS: Final = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")

@@ -110,7 +110,8 @@ def _refuse_claims(service: InferenceService, *, has_claims: bool) -> ServicePro
         return None
     message = (
         "hardware.deviceSelector claims devices by the API resource.k8s.io/v1, which the API server does not serve, or "
-        "not to the controller: use Kubernetes 1.34 or later, or hardware.products and hardware.memory in its place"
+        "not to the controller: start kube-apiserver with --runtime-config=resource.k8s.io/v1=true and apply Pomona's "
+        "roles again, or use hardware.products and hardware.memory in place of the selector"
     )
     return ServiceProblem(NO_DEVICE_CLAIMS, message, "Failed")
 

@@ -145,7 +145,10 @@ def test_selector_is_refused_beside_kueue() -> None:
 def test_cluster_without_claims_is_named_with_the_way_out() -> None:
     plan = decide_chat(selecting(), MODEL, has_claims=False)
     assert ready_outcome(plan) == ("Failed", "False", "NoDeviceClaims")
-    assert "use Kubernetes 1.34 or later" in planned_condition(plan, "Ready")["message"]
+    message = planned_condition(plan, "Ready")["message"]
+    assert "Kubernetes 1.34" not in message, "the oldest version that is supported: an upgrade is no way out"
+    assert "--runtime-config=resource.k8s.io/v1=true" in message
+    assert "hardware.products and hardware.memory" in message
     assert list_applied(plan, DEPLOYMENTS) == []
 
 
