@@ -74,6 +74,7 @@ def build_known_model(model: Model, vendors: Vendors, options: ServingOptions) -
     runtimes = _choose_runtimes(model, vendors)
     stated = model.spec.stated_bytes
     status = model.status
+    quantization = status.gguf.quantization if status.gguf else ""
     return KnownModel(
         name=model.metadata.name,
         namespace=model.metadata.namespace,
@@ -81,10 +82,10 @@ def build_known_model(model: Model, vendors: Vendors, options: ServingOptions) -
         title=status.gguf.model_name if status.gguf else "",
         source=model.spec.source,
         workloads={
-            accelerator: Workload(status.layout, runtime, stated_bytes=stated)
+            accelerator: Workload(status.layout, runtime, stated_bytes=stated, quantization=quantization)
             for accelerator, runtime in runtimes.items()
         },
-        quantization=status.gguf.quantization if status.gguf else "",
+        quantization=quantization,
         parameters=model.spec.total_parameters or status.total_parameters,
         active_share=find_active_share(model),
         use_cases=_read_use_cases(model),

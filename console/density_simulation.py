@@ -127,10 +127,11 @@ def _place_model(table: FitTable, model: KnownModel, profile: CellProfile, memor
     if memory_gb is None:
         return place
     speed = place.fit.speed if place else None
+    workload = model.workloads.get(profile.accelerator)
     runtime = place.runtime if place else next(iter(model.workloads.values())).runtime if model.workloads else ""
     best: PlaceFit | None = None
     for devices in profile.replicas:
-        fit = assess_stated(round(memory_gb * GIB), devices, speed)
+        fit = assess_stated(workload, round(memory_gb * GIB), devices, speed)
         if fit is not None and (best is None or RANKS[fit.level] < RANKS[best.fit.level]):
             best = PlaceFit(fit, devices, runtime)
     return best

@@ -22,6 +22,7 @@ from fitness.fit import (
     assess_fit,
     describe_shortfall,
     grade_fit,
+    refuse_devices,
     regrade_fit,
 )
 from fitness.memory import Workload, least_free_bytes
@@ -267,7 +268,9 @@ class FitTable:
             found = self._correct(model).find(devices.vendor, devices.device_class, workload.runtime)
             idle = idle._replace(fit=idle.fit._replace(speed=correct_speed(idle.fit.speed, found)))
         if workload.stated_bytes and (idle.fit is None or devices.vendor in _STATED_COUNTS):
-            return _IdleFit(assess_stated(workload.stated_bytes, _empty(devices), idle.fit.speed if idle.fit else None))
+            return _IdleFit(
+                assess_stated(workload, workload.stated_bytes, _empty(devices), idle.fit.speed if idle.fit else None)
+            )
         return idle
 
     def _assess(self, model: KnownModel, workload: Workload, devices: ServingDevices) -> Fit | None:
@@ -281,7 +284,7 @@ class FitTable:
         if found is not None:
             return found
         if workload.stated_bytes and devices.vendor in _STATED_COUNTS:
-            return assess_stated(workload.stated_bytes, devices)
+            return assess_stated(workload, workload.stated_bytes, devices)
         return self._refuse(workload, idle, free, devices)
 
     def _refuse(self, workload: Workload, idle: _IdleFit, free: int, devices: ServingDevices) -> Fit | None:
@@ -338,14 +341,25 @@ def _empty(devices: ServingDevices) -> ServingDevices:
     return devices._replace(free_bytes=None)
 
 
-def assess_stated(needed_bytes: int, devices: ServingDevices, speed: SpeedEstimate | None = None) -> Fit | None:
-    """Return the fit of a replica whose memory is stated, on all its devices together; None: theirs is unknown."""
+def assess_stated(
+    workload: Workload | None, needed_bytes: int, devices: ServingDevices, speed: SpeedEstimate | None = None
+) -> Fit | None:
+    """Return the fit of a replica whose memory is stated, on all its devices together; None: theirs is unknown.
+
+    Args:
+        workload: what the engine loads; None: no engine is known to take the model there.
+        needed_bytes: the stated memory.
+        devices: devices of the replica.
+        speed: its speed; None: unknown.
+    """
     free = devices.free_bytes if devices.free_bytes is not None else devices.memory_bytes
     if free is None:
         return None
     mode: RunMode = "cpu" if devices.vendor == "cpu" else "accelerator"
     each = -(-needed_bytes // devices.device_count)
-    level = grade_fit(mode, each, free)
+    refused = refuse_devices(workload, devices) if workload is not None else None
+    level = grade_fit(mode, each, free) if refused is None else "too_tight"
+    shortfall = f"needs {size_text(each)}, {size_text(free)} free: short {size_text(each - free)}"
     return Fit(
         level=level,
         run_mode=mode,
@@ -353,8 +367,6 @@ def assess_stated(needed_bytes: int, devices: ServingDevices, speed: SpeedEstima
         available_bytes=free,
         utilization=each / free if free else float("inf"),
         speed=speed if level != "too_tight" else None,
-        shortfall=""
-        if level != "too_tight"
-        else f"needs {size_text(each)}, {size_text(free)} free: short {size_text(each - free)}",
-        level_if_idle=grade_fit(mode, each, max(free, devices.memory_bytes or 0)),
+        shortfall=(refused or shortfall) if level == "too_tight" else "",
+        level_if_idle=grade_fit(mode, each, max(free, devices.memory_bytes or 0)) if refused is None else level,
     )

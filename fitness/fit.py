@@ -13,16 +13,19 @@ llmfit, a peer, compares with all memory of the devices, calls twice the size of
 times the need good; docs/fit-and-speed.md compares both.
 """
 
+import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 from crds.serving import ServingOptions
 from crds.size import size_text
+from devices.products import find_family
 from fitness.corrections import NO_CORRECTIONS, CorrectionSource
 from fitness.memory import Workload, estimate_pod, least_free_bytes, refuse_device_count, way_out
 from fitness.serving_devices import ServingDevices
 from fitness.speed import RunMode, SpeedEstimate, estimate_speed, find_run_mode
+from runtimes.quantization import refuse_quantization
 
 FitLevel = Literal["perfect", "good", "marginal", "too_tight"]
 FIT_LEVELS: Final[tuple[FitLevel, ...]] = ("perfect", "good", "marginal", "too_tight")
@@ -141,6 +144,24 @@ def _pod_devices(devices: ServingDevices) -> int:
     return 0 if devices.vendor in {"cpu", "metal"} else devices.device_count
 
 
+def refuse_devices(workload: Workload, devices: ServingDevices) -> str | None:
+    """Return why no amount of memory would do, with the way out; None: the engine can serve the weights on the devices.
+
+    What is unknown is not refused: a quantization, or an architecture of which neither the product nor a label says it.
+    """
+    refused = refuse_device_count(workload, max(1, _pod_devices(devices)))
+    if refused is not None or not workload.quantization:
+        return refused
+    return _refuse_weights(workload.quantization, workload.runtime, devices.vendor, devices.product, devices.family)
+
+
+@functools.lru_cache(maxsize=4096)
+def _refuse_weights(quantization: str, engine: str, vendor: str, product: str, family: str) -> str | None:
+    """Return why an engine cannot serve weights on a product, or on the architecture of one that is not listed."""
+    device = family if family and find_family(vendor, product) is None else product
+    return refuse_quantization(quantization, engine, vendor, device)
+
+
 def _find_room(workload: Workload, options: ServingOptions, devices: ServingDevices, free_bytes: int) -> _Room | None:
     """Return the need with `free_bytes` on each device, and its level; None if the need is unknown."""
     count = _pod_devices(devices)
@@ -148,7 +169,7 @@ def _find_room(workload: Workload, options: ServingOptions, devices: ServingDevi
     if found is None:
         return None
     needed = found.container_bytes if found.device_bytes_each is None else found.device_bytes_each
-    if refuse_device_count(workload, max(1, count)) is not None:
+    if refuse_devices(workload, devices) is not None:
         return _Room("too_tight", needed)
     least = least_free_bytes(workload, options, devices.memory_bytes or 0) if count else 0
     if needed <= free_bytes < least:
@@ -172,8 +193,7 @@ def describe_shortfall(
     workload: Workload, options: ServingOptions, devices: ServingDevices, needed_bytes: int, free_bytes: int
 ) -> str:
     """Return the message that `needed_bytes` are not in `free_bytes` of each device, with the way out."""
-    count = _pod_devices(devices)
-    refused = refuse_device_count(workload, max(1, count))
+    count, refused = _pod_devices(devices), refuse_devices(workload, devices)
     if refused is not None:
         return refused
     each = "each of " if count > 1 else ""

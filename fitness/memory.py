@@ -98,6 +98,9 @@ class Workload(NamedTuple):
     stated_bytes: int | None = None
     """Memory that the whole replica takes according to its user; None: nothing is stated. Only `estimate_pod` with
     devices reads it."""
+    quantization: str = ""
+    """Quantization of the weights, as a Model's status states it; empty: unknown. The memory does not depend on it, but
+    the devices that can serve them do."""
 
 
 class Estimate(NamedTuple):

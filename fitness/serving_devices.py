@@ -33,6 +33,8 @@ class ServingDevices(NamedTuple):
     """Dense 16-bit floating-point operations a second of each device, by its maker, without sparsity."""
     cores: int | None = None
     """Processor cores, of a replica that computes on them."""
+    family: str = ""
+    """Architecture that a node label states, in case the product is not listed; empty: none is stated."""
 
 
 def describe_devices(

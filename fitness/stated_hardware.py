@@ -41,6 +41,8 @@ class DeviceHardware(NamedTuple):
     """The node agent reports each device; else only labels are known."""
     is_shared: bool = False
     """Several pods get the same device."""
+    family: str = ""
+    """Architecture that the vendor's labeller states; empty: none is stated."""
     processor_class: str = ""
     """Device class of a replica that computes on all cores of the processor; empty: unknown."""
     processor: str = ""
@@ -74,7 +76,7 @@ class DeviceHardware(NamedTuple):
             memory_bytes=min(stated) if stated and not partition else None,
             partition=partition or self.partition,
         )
-        return found._replace(device_class=self.name_class(count, partition))
+        return found._replace(device_class=self.name_class(count, partition), family=self.family)
 
 
 def describe_node(labels: Mapping[str, str], fitness: NodeFitnessStatus | None, vendors: Vendors) -> DeviceHardware:
@@ -114,6 +116,7 @@ def describe_node(labels: Mapping[str, str], fitness: NodeFitnessStatus | None, 
         memory_bytes=tuple(each.memory_bytes for each in fitness.devices),
         lists_devices=True,
         is_shared=labelled.is_shared,
+        family=labelled.family,
     )
 
 
@@ -136,6 +139,7 @@ def _read_labels(labels: Mapping[str, str], vendors: Vendors) -> DeviceHardware:
             single_class=name_device_class(name, product, 1, partition) if product else "",
             memory_bytes=() if mib is None else (mib * MIB,),
             is_shared=read_share(name, vendor, labels) is not None,
+            family=labels.get(vendor.family_label or "", ""),
         )
     return found
 

@@ -142,6 +142,7 @@ def describe_workload(served: Served, stated_bytes: int | None = None) -> Worklo
         draft=draft.status.layout if draft else None,
         further_bytes=further,
         stated_bytes=stated_bytes,
+        quantization=header.quantization if (header := served.model.status.gguf) else "",
     )
 
 

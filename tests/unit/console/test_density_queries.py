@@ -238,6 +238,36 @@ def test_simulation_takes_the_devices_of_the_replica() -> None:
     assert mac.after.free_gb == pytest.approx(mac.before.free_gb - mac.required_memory_gb, abs=0.02)
 
 
+@pytest.mark.parametrize("stated", [{}, {"memoryBytes": 10 * GIB}])
+def test_quantized_weights_do_not_fit_where_the_architecture_cannot_serve_them(stated: dict[str, Any]) -> None:
+    """A pod with them avoids such a node, and on AMD, where no label states the architecture, its engine fails."""
+    resource, quantized = model("quantized", **stated)
+    quantized["spec"]["source"] = "hf://org/quantized-FP8"
+    quantized["status"] |= {"format": "safetensors", "gguf": {"quantization": "fp8"}}
+    nodes = {"v100": "Tesla V100-SXM2-32GB", "l4": "NVIDIA L4"}
+    objects = [each for name, product in nodes.items() for each in gpu_node(name, product=product)]
+    for name, product in (("mi250", "AMD Instinct MI250X"), ("mi300", "AMD Instinct MI300X")):
+        listed, reported = gpu_node(name, product=product)
+        listed[1]["status"]["allocatable"]["amd.com/gpu"] = listed[1]["status"]["allocatable"].pop(GPU)
+        reported[1]["status"]["vendor"] = "amd"
+        objects += [listed, reported]
+    snapshot = build_feed([*objects, (resource, quantized)]).take_snapshot()
+    assert set(names(ask(snapshot, "quantized"))) == {"l4", "mi300"}
+    refused = {
+        each.node_name: each.model.shortfall
+        for each in ask(snapshot, "quantized", min_fit="too_tight").ranked_nodes
+        if each.fit_level == "too_tight"
+    }
+    assert refused.keys() == {"v100", "mi250"}
+    assert "cannot serve fp8 weights on Tesla V100-SXM2-32GB, which is nvidia volta" in refused["v100"]
+    assert "cannot serve fp8 weights on AMD Instinct MI250X, which is amd cdna2" in refused["mi250"]
+    for memory_gb in (None, 10):
+        simulated = simulate_model(snapshot, table(), None, SimulateRequest(model="quantized", memory_gb=memory_gb))
+        assert {each.node_name for each in simulated.ranked_nodes if each.fit_level != "too_tight"} == {"l4", "mi300"}
+        tight = {each.node_name: each.shortfall for each in simulated.ranked_nodes if each.fit_level == "too_tight"}
+        assert tight == refused
+
+
 def test_stated_memory_decides_a_simulation() -> None:
     answer = simulate_model(world(), table(), None, SimulateRequest(model="tiny", memory_gb=30))
     assert {each.node_name for each in answer.ranked_nodes if each.fit_level != "too_tight"} == {"mac", "g2"}

@@ -97,6 +97,33 @@ def test_heads_that_devices_cannot_divide_do_not_fit() -> None:
     assert "does not divide the 32 attention heads" in found.shortfall
 
 
+@pytest.mark.parametrize(
+    ("vendor", "product", "family", "refused"),
+    [
+        ("nvidia", "Tesla-V100-SXM2-32GB", "", "which is nvidia volta"),
+        ("nvidia", "Tesla-V100-SXM2-32GB", "volta", "which is nvidia volta"),
+        ("nvidia", "Card-Of-A-Reseller", "volta", "which is nvidia volta"),
+        ("nvidia", "Card-Of-A-Reseller", "ada-lovelace", None),
+        ("nvidia", "Card-Of-A-Reseller", "", None),
+        ("nvidia", "NVIDIA-L40S", "", None),
+        ("amd", "AMD_Instinct_MI250X", "", "which is amd cdna2"),
+        ("amd", "74a1", "", None),
+        ("cpu", "AMD EPYC", "", "where it takes unquantized"),
+    ],
+)
+def test_weights_do_not_fit_on_an_architecture_that_cannot_serve_them(
+    vendor: str, product: str, family: str, refused: str | None
+) -> None:
+    small = Workload(structs.replace(LLAMA_8B, tensor_bytes=10**9), "vllm", quantization="fp8")
+    devices = describe_devices(vendor, product, memory_bytes=64 * GIB)._replace(family=family)
+    found = _assess(devices, small)
+    assert (found.level == found.level_if_idle == "too_tight") == bool(refused)
+    assert (refused or "") in found.shortfall
+    assert not refused or found.shortfall.startswith("runtime vllm cannot serve fp8 weights on ")
+    for quantization in ("", "bfloat16", "of-tomorrow"):
+        assert _assess(devices, small._replace(quantization=quantization)).level != "too_tight"
+
+
 def test_host_and_processor_need_all_of_the_estimate() -> None:
     whole = estimate(DENSE, ServingOptions())
     assert whole

@@ -33,3 +33,10 @@ def test_bandwidth_of_a_device_is_that_of_its_product_alone() -> None:
     assert listed.bandwidth_bytes_per_second == 3350 * 10**9
     unknown = describe_node({}, claim("Imaginary", 80 << 30, 1 << 50), VENDORS).describe_replica(1)
     assert unknown.bandwidth_bytes_per_second is None
+
+
+def test_architecture_is_that_of_the_label_of_the_labeller() -> None:
+    labels = {**L4, "nvidia.com/gpu.family": "ada-lovelace"}
+    for claimed in (None, claim("NVIDIA L4", 1, 1)):
+        assert describe_node(labels, claimed, VENDORS).describe_replica(1).family == "ada-lovelace"
+    assert describe_node(L4, None, VENDORS).describe_replica(1).family == ""
