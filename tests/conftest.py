@@ -1,11 +1,9 @@
 """Settings of every test: a busy machine is slow, and slow is not wrong."""
 
-import contextlib
 import gc
 import itertools
 import logging
 import os
-import random
 import signal
 import socket
 from collections.abc import Generator, Iterator
@@ -18,6 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE, networks_text
 from tests.support.file_server import ALLOWED_NETWORKS
+from tests.support.free_ports import find_free_ports
 
 settings.register_profile("pomona", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("pomona")
@@ -77,11 +76,7 @@ def logging_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def unused_tcp_port() -> int:
     """A port of 127.0.0.1 for a server that starts later, below those that the system gives to others meanwhile."""
-    for port in random.sample(range(20_000, 32_000), 100):
-        with socket.socket() as tried, contextlib.suppress(OSError):
-            tried.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no port between 20000 and 32000 is free")
+    return next(find_free_ports())
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The ports that a process of the product has opened, found by its sockets, and a check of them under attack."""
 
 import asyncio
-import os
 import ssl
 import statistics
 import sys
@@ -11,6 +10,7 @@ from typing import Final, NamedTuple
 
 import psutil
 
+from tests.support.live_processes import run_beside
 from tests.support.port_attack import KINDS
 
 MOST_GROWTH_BYTES: Final = 20 << 20
@@ -101,37 +101,65 @@ async def _read_settled_bytes(pids: set[int]) -> dict[int, int]:
 
 
 async def check_attacked_ports(
-    ports: list[OpenPort], *, seconds: float = 4.0, count: int = 150, kinds: tuple[str, ...] = KINDS
+    ports: list[OpenPort],
+    *,
+    seconds: float = 4.0,
+    count: int = 150,
+    kinds: tuple[str, ...] = KINDS,
+    most_growth_bytes: int = MOST_GROWTH_BYTES,
 ) -> None:
-    """Attack all these ports at once from other addresses; fail unless each answers and no process grows or ends."""
+    """Attack all these ports at once from other addresses; fail unless each answers and no process grows or ends.
+
+    Args:
+        ports: the ports, of any processes.
+        seconds: the time of the attack.
+        count: the connections to each port at any time.
+        kinds: what the attacker does.
+        most_growth_bytes: the memory that each process may take more than before.
+    """
     for port in ports:
         for path in (*_PROBES, "/metrics"):  # what is imported or made once counts as no growth
             await ask(port, path)
     before = await _read_settled_bytes({port.pid for port in ports})
     places = [port.place for port in ports]
     argv = [sys.executable, "-m", "tests.support.port_attack", str(seconds), str(count), ",".join(kinds), *places]
-    attacker = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE, env={**os.environ})
-    assert attacker.stdout is not None
-    assert await attacker.stdout.readline() == b"ready\n"
-    most = dict(before)
+    async with run_beside(*argv, stdout=asyncio.subprocess.PIPE) as attacker:
+        assert attacker.stdout is not None
+        assert await attacker.stdout.readline() == b"ready\n"
+        done, most, answers = await _probe_until_line(attacker.stdout, ports)
+        assert await attacker.wait() == 0
+    assert all(kind.encode() in done for kind in kinds), f"a kind of attack did not take place: {done!r}"
+    growth = {_name(pid): (most[pid] - size) / (1 << 20) for pid, size in before.items()}
+    medians = {f"{_name(port.pid)} {port.place}": statistics.median(answers[port]) for port in ports}
+    print("growth in MiB:", growth, "seconds:", medians, max(map(max, answers.values())), done)
+    for port in ports:
+        await ask(port, _PROBES[0])
+    assert all(mib * (1 << 20) <= most_growth_bytes for mib in growth.values()), growth
+    assert all(seconds <= ANSWER_SECONDS for seconds in medians.values()), medians
+
+
+async def _probe_until_line(
+    output: asyncio.StreamReader, ports: list[OpenPort]
+) -> tuple[bytes, dict[int, int], dict[OpenPort, list[float]]]:
+    """Probe all ports until a program has printed a line.
+
+    Returns the line, the most memory of each process in bytes, and the seconds that each answer of a port has taken.
+    """
+    most = dict.fromkeys((port.pid for port in ports), 0)
     answers: dict[OpenPort, list[float]] = {port: [] for port in ports}
-    while attacker.returncode is None and not attacker.stdout.at_eof():
+    while True:
         for port in ports:
             for path in _PROBES:
                 answers[port].append(await asyncio.wait_for(ask_again(port, path), PATIENCE_SECONDS))
             most[port.pid] = max(most[port.pid], _read_resident_bytes(port.pid))
         try:
             async with asyncio.timeout(0.1):
-                done = await attacker.stdout.readline()
-                break
+                return await output.readline(), most, answers
         except TimeoutError:
             continue
-    assert await attacker.wait() == 0
-    assert all(kind.encode() in done for kind in kinds), f"a kind of attack did not take place: {done!r}"
-    growth = {pid: (most[pid] - size) / (1 << 20) for pid, size in before.items()}
-    medians = {port.place: statistics.median(answers[port]) for port in ports}
-    print("growth in MiB:", growth, "seconds:", medians, {port.place: max(answers[port]) for port in ports}, done)
-    for port in ports:
-        await ask(port, _PROBES[0])
-    assert all(each * (1 << 20) <= MOST_GROWTH_BYTES for each in growth.values()), growth
-    assert all(seconds <= ANSWER_SECONDS for seconds in medians.values()), medians
+
+
+def _name(pid: int) -> str:
+    """Return the command of `pomona` that a process runs, and its pid."""
+    words = psutil.Process(pid).cmdline()
+    return f"{words[words.index('cli.main') + 1] if 'cli.main' in words else ' '.join(words[1:4])} {pid}"

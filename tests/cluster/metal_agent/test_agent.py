@@ -36,7 +36,7 @@ from tests.controlplane.plane import ControlPlane
 from tests.support.background import running
 from tests.support.eventually import eventually
 from tests.support.file_server import FileServer
-from tests.support.live_processes import find_processes
+from tests.support.live_processes import find_processes, run_beside
 from tests.support.tiny_models import tiny_gguf
 from tests.support.watched_states import watch_states
 
@@ -254,23 +254,18 @@ async def test_process_that_the_host_cannot_run_is_rejected(
 
 
 async def test_port_of_another_program_is_replaced(bound_process: BoundProcess, http: aiohttp.ClientSession) -> None:
-    taken = await asyncio.create_subprocess_exec(
-        *bound_process.host.host.exec,
-        "python3",
-        "-c",
+    program = (
         f"import socket; it = socket.create_server(('{bound_process.host.address}', 18000)); "
-        "print(1, flush=True); input()",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
+        "print(1, flush=True); input()"
     )
-    assert taken.stdout
-    await taken.stdout.readline()
-    await bound_process.bind()
-    url = await bound_process.ready()
-    assert url.endswith(":18001")
-    assert await answers(http, url)
-    taken.kill()
-    await taken.wait()
+    argv = (*bound_process.host.host.exec, "python3", "-c", program)
+    async with run_beside(*argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE) as taken:
+        assert taken.stdout
+        await taken.stdout.readline()
+        await bound_process.bind()
+        url = await bound_process.ready()
+        assert url.endswith(":18001")
+        assert await answers(http, url)
 
 
 async def test_a_killed_proxy_is_back_with_its_port(bound_process: BoundProcess, http: aiohttp.ClientSession) -> None:

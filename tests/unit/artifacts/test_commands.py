@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from cli.fetch import _ProgressLines, _show_progress, command
 from cli.outcome import RESULT_BYTES, encode_within
+from tests.support.eventually import eventually
 from tests.support.file_server import FileServer, TransferFault
+from tests.support.live_processes import run_beside
 from tests.support.tiny_models import tiny_gguf
 from tests.unit.artifacts.pomona_process import run_pomona as _pomona
 
@@ -153,14 +155,11 @@ async def test_sigterm_ends_a_fetch_and_keeps_the_partial_download(
 ) -> None:
     server.faults.append(TransferFault(1 << 17, silent=True))
     source, part = f"{server.url}/acme/tiny/{model.name}", tmp_path / "tiny.gguf.part"
-    process = await asyncio.create_subprocess_exec(
-        *[sys.executable, "-m", "cli.main", "fetch", source, "--to", str(tmp_path)], stderr=subprocess.PIPE
-    )
-    async with asyncio.timeout(30):
-        while not (part.exists() and part.stat().st_size):  # noqa: ASYNC110  another process
-            await asyncio.sleep(0.02)
-    process.terminate()
-    _, err = await process.communicate()
+    argv = (sys.executable, "-m", "cli.main", "fetch", source, "--to", str(tmp_path))
+    async with run_beside(*argv, stderr=subprocess.PIPE) as process:
+        await eventually(lambda: part.exists() and part.stat().st_size > 0)
+        process.terminate()
+        _, err = await process.communicate()
     assert (process.returncode, err) == (1, b"pomona fetch: stopped; run the command again to resume\n")
     assert part.exists()
 

@@ -6,7 +6,6 @@ import errno
 import gc
 import hashlib
 import os
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -17,7 +16,9 @@ from artifacts import partial_download
 from artifacts.errors import ArtifactError
 from artifacts.partial_download import in_thread
 from artifacts.retry import Backoff, Patience
+from tests.support.eventually import eventually
 from tests.support.file_server import FileServer, TransferFault
+from tests.support.live_processes import run_beside
 from tests.unit.artifacts.fetch_call import FetchCall
 from tests.unit.artifacts.stored_weights import HURRIED
 
@@ -195,13 +196,9 @@ async def test_next_process_finishes_the_download_of_a_killed_one(
 ) -> None:
     server.faults.append(TransferFault(3 * MIB, silent=True))
     command = [sys.executable, "-m", "cli.main", "fetch", server.url + "/weights.gguf", "--to", str(call.to)]
-    process = await asyncio.create_subprocess_exec(*command)
     left = _part(call)
-    async with asyncio.timeout(30):
-        while not (left.exists() and left.stat().st_size == 3 * MIB):  # noqa: ASYNC110  another process
-            await asyncio.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    await process.wait()
+    async with run_beside(*command):
+        await eventually(lambda: left.exists() and left.stat().st_size == 3 * MIB)
     assert (await call(server.url + "/weights.gguf")).path.read_bytes() == weights
     assert server.requests[-1].range
 

@@ -23,6 +23,7 @@ from artifacts.source import parse
 from artifacts.weights_store import HeldWeights, WeightsStore
 from tests.support.eventually import eventually
 from tests.support.file_server import ALLOWED_NETWORKS, FileServer, TransferFault
+from tests.support.live_processes import run_beside
 from tests.unit.artifacts.stored_weights import HURRIED, SMALL, again, disk, obtain, publish, refused
 
 ARABIC_ZERO = "\N{ARABIC-INDIC DIGIT ZERO}"
@@ -304,13 +305,10 @@ class TestUse:
     ) -> None:
         held = await obtain(store, publish(server, "a.gguf"))
         assert held.descriptor is not None
-        process = await asyncio.create_subprocess_exec("cat", stdin=-1, pass_fds=[held.descriptor])
-        held.release()
-        assert [stored.in_use for stored in store.stored()] == [True]
-        assert not store.remove(held.digest)
-
-        process.kill()
-        await process.wait()
+        async with run_beside("cat", stdin=-1, pass_fds=[held.descriptor]):
+            held.release()
+            assert [stored.in_use for stored in store.stored()] == [True]
+            assert not store.remove(held.digest)
 
         assert [stored.in_use for stored in store.stored()] == [False]
         assert store.remove(held.digest)

@@ -20,6 +20,7 @@ from aiohttp import web
 from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
 from gateway.proxy.config import Backend, ProxyConfig
 from gateway.proxy.control_client import ProxyClient
+from tests.support.live_processes import run_beside
 from tests.unit.gateway.proxy.running_proxy import (
     AUTHORIZED,
     DONE_EVENT,
@@ -223,8 +224,8 @@ def names(directory: Path) -> list[str]:
 
 async def end_of(path: Path, *arguments: str) -> tuple[int | None, str]:
     command = [sys.executable, "-m", "cli.main", "proxy", "--socket", str(path), *arguments]
-    process = await asyncio.create_subprocess_exec(*command, stderr=subprocess.PIPE)
-    _, error = await asyncio.wait_for(process.communicate(), 20)
+    async with run_beside(*command, stderr=subprocess.PIPE) as process:
+        _, error = await asyncio.wait_for(process.communicate(), 20)
     return process.returncode, error.decode()
 
 
