@@ -3,6 +3,7 @@
 The engine is a stand-in that gets sick on command; in the last test the real proxy suspects it.
 """
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
@@ -176,43 +177,43 @@ async def test_engine_of_ollama_that_ends_is_replaced(ollama: Served) -> None:
     assert await ollama.ready() == model
 
 
-async def test_proxy_finds_the_poisoned_engine_of_pomona_up_and_it_is_replaced(
-    tmp_path: Path, model: Path, engine: Path
-) -> None:
-    up = Up(tmp_path, f"--model={model}", "--port=0")
+@pytest.fixture
+async def served_model(tmp_path: Path, engine: Path) -> AsyncIterator[tuple[Up, str]]:
+    """`pomona up` with the model Ready, and its URL."""
+    up = Up(tmp_path, f"--model={engine}", "--port=0")
     try:
         url = await up.url()
         await up.says("tiny: Ready")
-        make_sick(engine, "failing")
-        asked = [await ask(url, "tiny", seed=number) for number in range(3)]
-        assert [status for status, _ in asked] == [500, 500, 500]
-        await up.says("answered 500: Compute error.")
-        await eventually(lambda: _answers(url))
+        yield up, url
     finally:
         if up.process.running:
             await up.process.kill()
         await kill_strays(tmp_path / "state", ())
+
+
+async def test_proxy_finds_the_poisoned_engine_of_pomona_up_and_it_is_replaced(
+    engine: Path, served_model: tuple[Up, str]
+) -> None:
+    up, url = served_model
+    make_sick(engine, "failing")
+    asked = [await ask(url, "tiny", seed=number) for number in range(3)]
+    assert [status for status, _ in asked] == [500, 500, 500]
+    await up.says("answered 500: Compute error.")
+    await eventually(lambda: _answers(url))
 
 
 async def test_engine_that_fails_all_requests_of_one_client_serves_another(
-    tmp_path: Path, model: Path, engine: Path
+    engine: Path, served_model: tuple[Up, str]
 ) -> None:
     """No table knows the error, so the agent asks the engine itself; it stays, and is never withdrawn."""
-    up = Up(tmp_path, f"--model={model}", "--port=0")
-    try:
-        url = await up.url()
-        await up.says("tiny: Ready")
-        make_sick(engine, "picky")
-        for number in range(5):
-            wrong = [await ask(url, "tiny", seed=3 * number + each) for each in range(3)]
-            assert [status for status, _ in wrong] == [500, 500, 500]
-            assert (await ask(url, "tiny"))[0] == 200
-        await up.says("checking the engine: the last 3 requests failed")
-        assert "Failed" not in up.said
-    finally:
-        if up.process.running:
-            await up.process.kill()
-        await kill_strays(tmp_path / "state", ())
+    up, url = served_model
+    make_sick(engine, "picky")
+    for number in range(5):
+        wrong = [await ask(url, "tiny", seed=3 * number + seed) for seed in range(3)]
+        assert [status for status, _ in wrong] == [500, 500, 500]
+        assert (await ask(url, "tiny"))[0] == 200
+    await up.says("checking the engine: the last 3 requests failed")
+    assert "Failed" not in up.said
 
 
 async def _answers(url: str) -> bool:

@@ -1,6 +1,7 @@
 """`pomona up` as its owner runs it: a process of its own, real engines, one endpoint, and a graceful end."""
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -9,7 +10,9 @@ import shlex
 import signal
 import socket
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import psutil
@@ -27,7 +30,7 @@ from tests.support.file_server import COMMIT, FileServer
 from tests.support.ollama.server import OllamaServer
 from tests.support.refused_manifests import make_manifest
 from tests.support.tiny_models import tiny_gguf
-from tests.support.up_command import CALL, Start, ask, manifest, service
+from tests.support.up_command import CALL, Start, Up, ask, manifest, service
 
 
 async def test_services_of_a_file_answer_at_one_endpoint_by_their_names(start: Start, tmp_path: Path) -> None:
@@ -131,11 +134,15 @@ async def test_ctrl_c_lets_a_running_answer_end(start: Start, tmp_path: Path) ->
             await session.get(f"{url}/v1/models")
 
 
-async def test_request_during_the_end_is_refused_and_delays_nothing(start: Start, tmp_path: Path) -> None:
-    path = tmp_path / "loop.gguf"
+@contextlib.asynccontextmanager
+async def _endless_answer(
+    start: Start, folder: Path, **spec: Any
+) -> AsyncIterator[tuple[Up, str, aiohttp.ClientResponse]]:
+    """Yield `pomona up`, its URL, and an answer of its service `loop` that has begun, and takes minutes."""
+    path = folder / "loop.gguf"
     tiny_gguf.write(path, loop=True)
     loop = make_manifest(MODELS, name="loop", source=f"file://{path}", memoryBytes=GIB)
-    up = start(manifest(tmp_path / "loop.yaml", loop, service("loop", "loop", contextLength=32768)))
+    up = start(manifest(folder / "loop.yaml", loop, service("loop", "loop", contextLength=32768, **spec)))
     url = await up.url()
     await up.says("loop: Ready")
     question = {"model": "loop", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 30000, "stream": True}
@@ -144,6 +151,11 @@ async def test_request_during_the_end_is_refused_and_delays_nothing(start: Start
         session.post(f"{url}/v1/chat/completions", json=question) as response,
     ):
         await response.content.readline()
+        yield up, url, response
+
+
+async def test_request_during_the_end_is_refused_and_delays_nothing(start: Start, tmp_path: Path) -> None:
+    async with _endless_answer(start, tmp_path) as (up, url, _response):
         os.kill(up.process.pid, signal.SIGINT)
         await up.says("loop: Stopping")
         assert (await ask(url, "loop"))[0] == 503
@@ -153,18 +165,7 @@ async def test_request_during_the_end_is_refused_and_delays_nothing(start: Start
 
 
 async def test_answer_that_takes_longer_than_the_drain_ends_with_an_error(start: Start, tmp_path: Path) -> None:
-    path = tmp_path / "loop.gguf"
-    tiny_gguf.write(path, loop=True)
-    loop = make_manifest(MODELS, name="loop", source=f"file://{path}", memoryBytes=GIB)
-    up = start(manifest(tmp_path / "loop.yaml", loop, service("loop", "loop", contextLength=32768, drainSeconds=1)))
-    url = await up.url()
-    await up.says("loop: Ready")
-    question = {"model": "loop", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 30000, "stream": True}
-    async with (
-        aiohttp.ClientSession(timeout=CALL) as session,
-        session.post(f"{url}/v1/chat/completions", json=question) as response,
-    ):
-        await response.content.readline()
+    async with _endless_answer(start, tmp_path, drainSeconds=1) as (up, _url, response):
         os.kill(up.process.pid, signal.SIGINT)
         *_, last = [line async for line in response.content if line.startswith(b"data: ")]
     assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "upstream_failed"

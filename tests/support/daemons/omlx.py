@@ -9,10 +9,11 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from aiohttp import web
+
+from tests.support.daemons.daemon import Daemon
 
 _COOKIE = "omlx_admin_session"
 _SICK_ANSWER = {"error": {"message": "Compute error.", "type": "server_error", "code": 500}}
@@ -30,14 +31,14 @@ class Entry:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-class OmlxStandIn:
+class OmlxStandIn(Daemon):
     """An oMLX with its folder at `base`; a test changes the attributes while it runs.
 
     `stop` is its crash, and `start` starts it at the same port.
     """
 
     def __init__(self, port: int, base: Path, api_key: str | None = "sk-owner") -> None:
-        self.port = port
+        super().__init__(port)
         self.asked: list[tuple[str, str]] = []
         """Method and path of every request."""
         self.answering = asyncio.Event()
@@ -76,10 +77,6 @@ class OmlxStandIn:
     def evict(self, name: str) -> None:
         self.entries[name].loaded = False
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
     async def start(self) -> None:
         self._discover()
         self._runner = web.AppRunner(self.application(), access_log=None, shutdown_timeout=0)
@@ -95,15 +92,6 @@ class OmlxStandIn:
             self._runner = None
         self.entries.clear()
         self.sessions.clear()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     def hang(self, name: str) -> Callable[[], bool]:
         """Make a model hang until it is unloaded; return a function that tells whether it was."""

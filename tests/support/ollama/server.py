@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import psutil
 
 from tests.controlplane.process import Process
 from tests.support import certificates
+from tests.support.daemons.daemon import Daemon
 from tests.support.eventually import eventually
 from tests.support.live_processes import is_alive
 from tests.support.ollama.program import ensure_ollama
@@ -49,32 +49,19 @@ class RefusedError(Exception):
     """Ollama has refused a request; the message has its status and answer."""
 
 
-class OllamaServer:
+class OllamaServer(Daemon):
     """An Ollama that a test starts, kills and freezes, always at the same port, and uses as its owner."""
 
     def __init__(self, folder: Path, port: int, library_proxy: str = NO_LIBRARY) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.port = port
+        super().__init__(port)
         self._process = Process(
             "ollama",
             [str(ensure_ollama()), "serve"],
             folder / "ollama.log",
             build_environment(folder, f"127.0.0.1:{port}", library_proxy),
         )
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     async def start(self) -> None:
         self._process.start()
