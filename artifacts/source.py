@@ -233,7 +233,7 @@ def quote_pattern(path: str) -> str:
 
 def advise_files(patterns: Iterable[str]) -> str:
     """Return the first of `patterns` that a user can write, as the field `files` in YAML; empty if there is none."""
-    found = next((each for each in patterns if _is_pattern(each)), None)
+    found = next((pattern for pattern in patterns if _is_pattern(pattern)), None)
     return "" if found is None else "files: ['{}']".format(found.replace("'", "''"))
 
 

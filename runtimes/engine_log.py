@@ -21,5 +21,5 @@ def find_cause(log: str) -> str:
     # The indented lines of a traceback are source text, which may name an error.
     errors = (line for line in lines if not line[0].isspace() and _ERROR.search(line))
     found = next(errors, lines[-1] if lines else "")
-    printable = "".join(each if each.isprintable() else " " for each in _LEVEL.sub("", found))
+    printable = "".join(character if character.isprintable() else " " for character in _LEVEL.sub("", found))
     return " ".join(printable.split())[:_MOST_CHARACTERS]

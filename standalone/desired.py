@@ -73,7 +73,10 @@ def decide_assignments(service: InferenceService, models: Mapping[ObjectKey, Mod
     spec = desired_spec(adapted, checked.served, memory_bytes)
     name = process_prefix(metadata.name, spec)
     names = (f"{name}-{number}" for number in range(replicas))
-    assignments = tuple(Assignment(_uid(metadata.namespace, each), metadata.namespace, each, spec) for each in names)
+    assignments = tuple(
+        Assignment(_uid(metadata.namespace, process_name), metadata.namespace, process_name, spec)
+        for process_name in names
+    )
     return Decision(assignments, note=_describe_stored(model, *(companion.model for companion in companions)))
 
 

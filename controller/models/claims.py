@@ -70,7 +70,7 @@ def observe_claims(snapshot: Snapshot, model: Model, expandable: frozenset[str])
     # An earlier Model of this name leaves claims behind.
     of_name = snapshot.store.by_index(PVCS, OF_MODEL_INDEX, namespaced(namespace, model.metadata.name))
     claims = [each for each in children if "deletionTimestamp" not in each["metadata"]]
-    names = [each["metadata"]["name"] for each in claims]
+    names = [claim["metadata"]["name"] for claim in claims]
     return ObservedClaims(
         claims=claims,
         leaving=frozenset(each["metadata"]["name"] for each in (*of_name, *children) if each not in claims),

@@ -106,9 +106,12 @@ def _lacks_pod(job: Obj, snapshot: Snapshot) -> bool:
     conditions = (job.get("status") or {}).get("conditions") or ()
     # The pods of one that has ended may be gone; only that of a late one may never have been there.
     has_had_pod = any(
-        each["status"] == "True"
-        and (each["type"] == "Complete" or (each["type"] == "Failed" and each.get("reason") != DEADLINE_EXCEEDED))
-        for each in conditions
+        condition["status"] == "True"
+        and (
+            condition["type"] == "Complete"
+            or (condition["type"] == "Failed" and condition.get("reason") != DEADLINE_EXCEEDED)
+        )
+        for condition in conditions
     )
     return not has_had_pod and not snapshot.children(PODS, metadata["namespace"], metadata["uid"])
 

@@ -158,8 +158,8 @@ class _CopyPlan(NamedTuple):
         """Return the ended works of the copies, whose last Jobs are kept."""
         observed = self.inspected.observed.jobs
         works = (
-            self._work(each, Placement(), Reservation(), holds_devices=held)
-            for each in self.found.ready
+            self._work(copy, Placement(), Reservation(), holds_devices=held)
+            for copy in self.found.ready
             for held in (False, True)
         )
         return [JobProgress(outcome=DONE, job=jobs.last(work, observed)) for work in works]

@@ -273,7 +273,7 @@ def _plan(model: Model, observed: ObservedModel, decision: ModelDecision, settin
 def _waits_for_weights(decision: ModelDecision) -> bool:
     """Return whether the writes of a decision are about weights that pods need."""
     makes = bool(decision.create) or any(work.create for work in decision.works)
-    return makes and not any(each["reason"] == "NoConsumers" for each in decision.conditions)
+    return makes and not any(condition["reason"] == "NoConsumers" for condition in decision.conditions)
 
 
 def _is_inspected(model: Model) -> bool:

@@ -274,7 +274,7 @@ def place_inspection(
         vendors = list(settings.vendors.values())
         stated = allowed_tolerations(undecided.spec.tolerations, settings.limits)
     found = [toleration for vendor in vendors for toleration in vendor.tolerations] + stated
-    return Placement(tolerations=tuple(msgspec.to_builtins(each) for each in found))
+    return Placement(tolerations=tuple(msgspec.to_builtins(toleration) for toleration in found))
 
 
 def new_claim(model: Model, facts: ModelFacts, name: str, path: str) -> tuple[Resource, Obj]:

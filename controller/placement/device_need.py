@@ -121,13 +121,16 @@ def _render_demand(demand: AttributeDemand, driver: str) -> str:
         test = f"{value} >= {int(demand.at_least)}"
     else:
         literals = map(_quote, demand.values) if demand.type == "string" else demand.values
-        test = _join_alternatives([f"{value} == {each}" for each in literals])
+        test = _join_alternatives([f"{value} == {literal}" for literal in literals])
     return f"'{name}' in {attributes} && {test}"
 
 
 def _quote(text: str) -> str:
     """Return a text of a tenant as a literal of CEL, which no character of it ends."""
-    escaped = (each if each.isprintable() and each not in "'\\" else f"\\U{ord(each):08x}" for each in text)
+    escaped = (
+        character if character.isprintable() and character not in "'\\" else f"\\U{ord(character):08x}"
+        for character in text
+    )
     return f"'{''.join(escaped)}'"
 
 

@@ -265,9 +265,9 @@ def _build_service_units(
     }
     still_open = list_open_places(own, texts, assigned, wanted)
     ending = tuple(
-        each._replace(unit=msgspec.structs.replace(each.unit, ends_by=each.ends_by))
-        for each in replicas
-        if each.unit.state == "ending"
+        replica._replace(unit=msgspec.structs.replace(replica.unit, ends_by=replica.ends_by))
+        for replica in replicas
+        if replica.unit.state == "ending"
     )
     return _ServiceUnits(tuple(units), ending, places, tuple(texts[place] for place in still_open))
 

@@ -29,7 +29,7 @@ def find(conditions: Iterable[Condition], kind: str) -> Condition | None:
 def has_condition(obj: Obj, kind: str) -> bool:
     """Return whether a condition of an object, as the API server sends it, is True."""
     conditions = (obj.get("status") or {}).get("conditions") or ()
-    return any(each["type"] == kind and each["status"] == "True" for each in conditions)
+    return any(condition["type"] == kind and condition["status"] == "True" for condition in conditions)
 
 
 def transitions(

@@ -172,7 +172,7 @@ class Executor:
         refused = _refused(plan, reason, _describe_refusal(error), decided["metadata"]["generation"])
         # What else has changed meanwhile, such as the Model of a service, is no less true for the refusal.
         conditions = (refused.status or {}).get("conditions", ())
-        reported = frozenset((each["type"], each["status"], each["reason"]) for each in conditions)
+        reported = frozenset((condition["type"], condition["status"], condition["reason"]) for condition in conditions)
         is_old = last.reported_at is None or (now - last.reported_at).total_seconds() >= REPORT_SECONDS
         if not lasts or not (is_old or reported != last.reported):
             return
@@ -321,7 +321,7 @@ class Executor:
             self._dropped[writer] = there
         else:
             self._doubts.pop(writer, None)
-        return [each for lost in there.values() for each in lost]
+        return [path for lost in there.values() for path in lost]
 
     def _is_doubted(self, writer: tuple[Resource, ObjectKey]) -> bool:
         """Return whether the API server is to be asked again for fields that it has not kept, which is then noted."""
@@ -462,7 +462,7 @@ def _ignore(_resource: Resource, _answer: Obj) -> None:
 def _lacks_fields(obj: Obj) -> bool:
     """Return whether the status of an object says that the API server has dropped fields of what was made for it."""
     conditions = (obj.get("status") or {}).get("conditions") or ()
-    return any(each["type"] == RECONCILED and each.get("reason") == DROPPED for each in conditions)
+    return any(condition["type"] == RECONCILED and condition.get("reason") == DROPPED for condition in conditions)
 
 
 def _describe_dropped(dropped: Sequence[str], version: str) -> str:

@@ -265,7 +265,7 @@ def _of_container(container: Obj) -> Obj:
             kept[kind] = probe
     arguments: list[str] = container.get("args") or []
     places = [arguments.index(option) for option in KEPT_OPTIONS if option in arguments]
-    if options := [each for place in places for each in arguments[place : place + 2]]:
+    if options := [argument for place in places for argument in arguments[place : place + 2]]:
         kept["args"] = options
     return kept
 

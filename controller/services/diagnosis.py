@@ -108,8 +108,10 @@ def _diagnose_unready(pod: Obj, container: Obj) -> ServiceProblem:
     logs = f"`kubectl logs -n {pod['metadata']['namespace']} {name} -c {container['name']}`"
     started_at = container["state"]["running"].get("startedAt", "")
     if any(
-        each["type"] == "Ready" and each["status"] == "False" and each.get("lastTransitionTime", "") > started_at
-        for each in pod["status"].get("conditions", [])
+        condition["type"] == "Ready"
+        and condition["status"] == "False"
+        and condition.get("lastTransitionTime", "") > started_at
+        for condition in pod["status"].get("conditions", [])
         if started_at
     ):
         message = f"pod {name}: {subject} has served, and its readiness probe fails now: see {logs}"

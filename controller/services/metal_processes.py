@@ -96,11 +96,11 @@ def observe_hosts(
     displaced = (each.process for each in standing.displaced)
     answering = [each for each in (*standing.kept, *displaced) if each.status.phase == "Ready"]
     existing = (*standing.kept, *standing.surplus, *standing.superseded)
-    serving = [each for each in existing if each.status.phase == "Ready"]
+    serving = [process for process in existing if process.status.phase == "Ready"]
     return Replicas(
         total=len(existing),
         ready=tuple(sorted(each.metadata.uid for each in answering[:wanted])),
-        available=sum(not host_is_lost(each.spec.host_name or "", hosts) for each in serving),
+        available=sum(not host_is_lost(process.spec.host_name or "", hosts) for process in serving),
         nodes=frozenset(each.spec.host_name for each in standing.kept if each.spec.host_name),
         problem=diagnosis.most_severe(problems),
         steps=_look_again(steps, standing, problems),

@@ -44,18 +44,18 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True):
 
 def combine_replicas(parts: Sequence[Replicas]) -> Replicas:
     """Return the replicas of a service that has some in pods and some on hosts, which one part has."""
-    pauses = [each.again_seconds for each in parts if each.again_seconds is not None]
+    pauses = [part.again_seconds for part in parts if part.again_seconds is not None]
     return Replicas(
-        total=sum(each.total for each in parts),
-        ready=tuple(uid for each in parts for uid in each.ready),
-        available=sum(each.available for each in parts),
-        nodes=frozenset(node for each in parts for node in each.nodes),
-        problem=most_severe([each.problem for each in parts]),
-        apply=tuple(obj for each in parts for obj in each.apply),
-        keep=tuple(obj for each in parts for obj in each.keep),
-        awaiting=tuple(name for each in parts for name in each.awaiting),
-        patch=tuple(patch for each in parts for patch in each.patch),
-        delete=tuple(ref for each in parts for ref in each.delete),
-        steps=next((each.steps for each in parts if each.steps != MetalProcessSteps()), MetalProcessSteps()),
+        total=sum(part.total for part in parts),
+        ready=tuple(uid for part in parts for uid in part.ready),
+        available=sum(part.available for part in parts),
+        nodes=frozenset(node for part in parts for node in part.nodes),
+        problem=most_severe([part.problem for part in parts]),
+        apply=tuple(obj for part in parts for obj in part.apply),
+        keep=tuple(obj for part in parts for obj in part.keep),
+        awaiting=tuple(name for part in parts for name in part.awaiting),
+        patch=tuple(patch for part in parts for patch in part.patch),
+        delete=tuple(ref for part in parts for ref in part.delete),
+        steps=next((part.steps for part in parts if part.steps != MetalProcessSteps()), MetalProcessSteps()),
         again_seconds=min(pauses, default=None),
     )

@@ -267,7 +267,7 @@ def _list_edits(standing: SortedProcesses, spec: MetalProcessSpec, hosts: Mappin
     processes stay as they are.
     """
     patches = []
-    for process in (*standing.kept, *(each.process for each in standing.displaced)):
+    for process in (*standing.kept, *(displaced.process for displaced in standing.displaced)):
         host = hosts.get(process.spec.host_name or "")
         is_known = host is None or set(spec.features) <= known_features(host.status)
         unprotected = msgspec.structs.replace(spec, protected=process.spec.protected, features=process.spec.features)

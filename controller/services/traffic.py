@@ -196,11 +196,11 @@ def find_increase(before: MetricsSample, after: MetricsSample, name: str) -> flo
 
 def combine_traffic(one: Traffic, other: Traffic) -> Traffic:
     """Return the traffic of two parts of a service together; what is known of one part only is that of this part."""
-    requests = [each.requests_per_minute for each in (one, other) if each.requests_per_minute is not None]
-    rates = [each.tokens_per_second for each in (one, other) if each.tokens_per_second is not None]
-    timed = [(each.requests_per_minute or 0, each.average_ms) for each in (one, other) if each.average_ms is not None]
+    requests = [part.requests_per_minute for part in (one, other) if part.requests_per_minute is not None]
+    rates = [part.tokens_per_second for part in (one, other) if part.tokens_per_second is not None]
+    timed = [(part.requests_per_minute or 0, part.average_ms) for part in (one, other) if part.average_ms is not None]
     weight = sum(count for count, _ in timed)
-    average = round(sum(count * each for count, each in timed) / weight) if weight else None
+    average = round(sum(count * milliseconds for count, milliseconds in timed) / weight) if weight else None
     return Traffic(
         min(sum(requests), MOST) if requests else None,
         None if average is None else min(average, MOST),

@@ -170,7 +170,11 @@ class ConnectionTable:
         self._sweep = None
         loop = asyncio.get_running_loop()
         now = loop.time()
-        late = [each for each in self._connections if each.deadline <= now or each.request_deadline <= now]
+        late = [
+            connection
+            for connection in self._connections
+            if connection.deadline <= now or connection.request_deadline <= now
+        ]
         for connection in late:
             connection.expire()
         if self._refused:

@@ -206,7 +206,7 @@ def _advance_clocks(
             return None
         return 0.0 if before is None else before + seconds
 
-    is_ending = any(each.stage in {"draining", "ending"} for each in candidates)
+    is_ending = any(candidate.stage in {"draining", "ending"} for candidate in candidates)
     ending_seconds = state.ending_seconds + seconds if is_ending else 0.0
     is_quiet = not is_ending or ending_seconds > ENDING_SECONDS
     return replace(
@@ -251,11 +251,13 @@ def _relieve(state: PressureState, candidates: Sequence[EvictionCandidate]) -> P
     if unfinished is not None:
         # An earlier agent recorded this eviction, and ended before it evicted the process.
         return state, (Evict(unfinished),)
-    draining = [each for each in candidates if each.stage == "draining"]
-    is_stopping = state.ending_seconds <= ENDING_SECONDS and any(each.stage == "ending" for each in candidates)
+    draining = [candidate for candidate in candidates if candidate.stage == "draining"]
+    is_stopping = state.ending_seconds <= ENDING_SECONDS and any(
+        candidate.stage == "ending" for candidate in candidates
+    )
     if state.is_critical and draining and not is_stopping:
         # It is about to end anyway, so its loss matters less than that of any other.
-        return state, (Hasten(max(draining, key=lambda each: (each.displacement_order, each.uid)).uid),)
+        return state, (Hasten(max(draining, key=lambda candidate: (candidate.displacement_order, candidate.uid)).uid),)
     if state.normal_seconds is not None or state.since_ending_seconds < SETTLE_SECONDS:
         return state, ()
     if state.displacing is not None:

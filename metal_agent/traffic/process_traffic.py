@@ -88,8 +88,8 @@ class TrafficReport:
 
     def update(self, now: float) -> None:
         """Compare what is shown with what is measured at `now` of a monotonic clock."""
-        ready = {uid: each for uid, each in self._runners.items() if each.state.phase == "Ready"}
-        sharing = Counter(each.assignment.service for each in ready.values())
+        ready = {uid: runner for uid, runner in self._runners.items() if runner.state.phase == "Ready"}
+        sharing = Counter(runner.assignment.service for runner in ready.values())
         found: dict[str, ShownTraffic] = {}
         for uid, runner in ready.items():
             service = runner.assignment.service

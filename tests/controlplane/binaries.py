@@ -155,10 +155,10 @@ def derive_go_mod(version: str, required: str, available: Mapping[str, Sequence[
     minor, patch = (int(number) for number in version.split(".")[1:])
     replaced = []
     for module, versions in sorted(available.items()):
-        patches = [int(each.rpartition(".")[2]) for each in versions if re.fullmatch(rf"v0\.{minor}\.\d+", each)]
-        if not any(each <= patch for each in patches):
+        patches = [int(listed.rpartition(".")[2]) for listed in versions if re.fullmatch(rf"v0\.{minor}\.\d+", listed)]
+        if not any(number <= patch for number in patches):
             raise BuildError(f"{module} has no version v0.{minor}.{patch} or before: give another KUBERNETES")
-        replaced.append(f"\t{module} => {module} v0.{minor}.{max(each for each in patches if each <= patch)}")
+        replaced.append(f"\t{module} => {module} v0.{minor}.{max(number for number in patches if number <= patch)}")
     go, etcd = (re.search(rf"^\s*{name} v?(\S+)", required, re.MULTILINE) for name in ("go", ETCD_CLIENT))
     if go is None or etcd is None:
         raise BuildError(f"go.mod of k8s.io/kubernetes v{version} names no version of Go or of {ETCD_CLIENT}")

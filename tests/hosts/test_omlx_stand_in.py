@@ -20,7 +20,7 @@ HEADERS = {"Authorization": "Bearer sk-owner"}
 def shape(value: Any) -> Any:
     """Return the names and types in an answer: for a list those of its first item, for any number `number`."""
     if isinstance(value, dict):
-        return {name: shape(each) for name, each in value.items()}
+        return {name: shape(item) for name, item in value.items()}
     if isinstance(value, list):
         return [shape(value[0])] if value else []
     return "number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__

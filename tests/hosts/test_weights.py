@@ -95,5 +95,7 @@ async def test_secret_of_a_model_is_the_token_by_which_a_host_fetches_its_weight
         spec = desired_spec(as_service(service()), served, GIB // 2)
         machine.supervisor.assign([replace(assignment(), spec=spec)])
         await ready(machine)
-        sent = {path: {each.authorization for each in server.seen(path)} for path in ("/tiny.gguf", "/draft.gguf")}
+        sent = {
+            path: {request.authorization for request in server.seen(path)} for path in ("/tiny.gguf", "/draft.gguf")
+        }
     assert sent == {"/tiny.gguf": {"Bearer hub-token"}, "/draft.gguf": {"Bearer drafts-token"}}

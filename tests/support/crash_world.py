@@ -250,7 +250,7 @@ class CrashWorld:
         found = {each.plural: listed.items for each, listed in zip(COMPARED, lists, strict=True)}
         # What one change of pods that queue was allowed stays until the next one, and depends on what ended first.
         found["deployments"] = [_forget_strategy(each) for each in found["deployments"]]
-        found["jobs"] = [_forget_tolerations(each) for each in found["jobs"]]
+        found["jobs"] = [_forget_tolerations(job) for job in found["jobs"]]
         # The ports of simulated hosts differ from run to run.
         found["endpointslices"] = [{**each, "ports": []} for each in slices.items]
         return {

@@ -404,7 +404,7 @@ async def test_quota_that_refuses_the_volume_is_the_reason_of_the_weights(
 
     async def told() -> bool:
         service = await cluster.client.get(INFERENCE_SERVICES, "chat", cluster.namespace)
-        met = [each for each in service["status"]["conditions"] if each["type"] == "ModelReady"]
+        met = [condition for condition in service["status"]["conditions"] if condition["type"] == "ModelReady"]
         return "exceeded quota: q" in met[0]["message"]
 
     await eventually(told)

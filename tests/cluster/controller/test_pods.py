@@ -223,7 +223,7 @@ async def test_value_of_a_device_attribute_is_one_text_to_the_api_server(client:
     own = "device.attributes['gpu.nvidia.com'].productName"
 
     async def make(name: str, *expressions: str) -> Obj:
-        selectors = [{"cel": {"expression": each}} for each in expressions]
+        selectors = [{"cel": {"expression": expression}} for expression in expressions]
         request = {"deviceClassName": need.device_class, "selectors": selectors}
         spec = {"spec": {"devices": {"requests": [{"name": "devices", "exactly": request}]}}}
         metadata = {"name": name, "namespace": namespace}

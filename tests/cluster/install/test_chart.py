@@ -290,7 +290,7 @@ async def test_drain_takes_one_replica_of_what_stands_beside_the_controller(tmp_
 
 async def test_only_the_monitoring_reads_metrics_without_a_value_being_set(tmp_path: Path) -> None:
     everything = await render_everything(tmp_path)
-    policies = {name: each for (kind, _, name), each in everything.items() if kind == "NetworkPolicy"}
+    policies = {name: policy for (kind, _, name), policy in everything.items() if kind == "NetworkPolicy"}
     assert policies.keys() == {"pomona-controller", "pomona-node-agent", "pomona-scheduler", "pomona-console"}
     for policy in policies.values():
         rules = {rule["ports"][0]["port"]: rule.get("from") for rule in policy["spec"]["ingress"]}
@@ -310,7 +310,9 @@ async def test_rules_and_dashboards_have_the_names_of_the_prefix(tmp_path: Path)
     assert rules["metadata"]["labels"]["release"] == "prometheus"
     assert rules["spec"]["groups"][0]["rules"][0]["record"] == "flexinfer_latency_p95_seconds"
     alerts = [rule for group in rules["spec"]["groups"] for rule in group["rules"] if "alert" in rule]
-    assert {each["annotations"]["runbook_url"].partition("#")[0] for each in alerts} == {"http://wiki.internal/pomona"}
+    assert {alert["annotations"]["runbook_url"].partition("#")[0] for alert in alerts} == {
+        "http://wiki.internal/pomona"
+    }
     others = set[str]()
     for path in (files / "dashboards").iterdir():
         name = f"pomona-dashboard-{path.stem}"

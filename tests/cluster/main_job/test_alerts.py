@@ -89,7 +89,7 @@ async def test_alerts_and_traffic_of_each_engine_that_runs_here(
         async def fired() -> bool:
             assert await prometheus.list_problems() == []
             alerts = (await prometheus.read("alerts"))["alerts"]
-            firing = {(each["labels"]["alertname"], each["labels"].get("service")) for each in alerts}
+            firing = {(alert["labels"]["alertname"], alert["labels"].get("service")) for alert in alerts}
             assert wanted - firing == set()
             return True
 

@@ -195,9 +195,9 @@ async def test_first_choice_of_auto_waits_for_a_measurement_on_each_class(
     placement = found.status.placement
     assert placement is not None
     # The scores are those of the choice; status.speeds follows each later measurement, which may turn the order.
-    scores = {each.device_class: each.score or 0 for each in placement.others}
+    scores = {choice.device_class: choice.score or 0 for choice in placement.others}
     scores[placement.device_class] = placement.score or 0
-    assert scores.keys() >= {each.device_class for each in found.status.speeds}, "both were free, and compared"
+    assert scores.keys() >= {speed.device_class for speed in found.status.speeds}, "both were free, and compared"
     assert scores[placement.device_class] == max(scores.values())
     assert found.status.choice is not None
     assert found.status.choice.probing_since == waiting.status.choice.probing_since

@@ -113,7 +113,9 @@ async def test_model_that_hangs_in_a_daemon_that_answers_is_withdrawn_and_loaded
         session.post(f"{url}/v1/chat/completions", json=body) as stream,
     ):
         assert b"data:" in await stream.content.readline()
-        (engine,) = [each for each in psutil.Process(ollama.pid).children(recursive=True) if "runner" in each.cmdline()]
+        (engine,) = [
+            process for process in psutil.Process(ollama.pid).children(recursive=True) if "runner" in process.cmdline()
+        ]
         engine.suspend()
         await eventually(is_withdrawn)
         await eventually(is_suspect)

@@ -33,8 +33,8 @@ async def pod(cluster: Cluster) -> Obj:
 async def list_warnings(cluster: Cluster) -> list[str]:
     """Return the Warnings of Pomona in the namespace."""
     events = json.loads(await cluster.kubectl("get", "events", "--field-selector=type=Warning", "--output=json"))
-    ours = [each for each in events["items"] if each.get("reportingComponent", "").startswith("pomona.dev/")]
-    return [f"{each['reason']}: {each['message']}" for each in ours]
+    ours = [event for event in events["items"] if event.get("reportingComponent", "").startswith("pomona.dev/")]
+    return [f"{event['reason']}: {event['message']}" for event in ours]
 
 
 @both_paths

@@ -69,7 +69,7 @@ def list_expressions() -> list[str]:
     targets: list[dict[str, Any]] = [
         target for board in boards for panel in board["panels"] for target in panel.get("targets", ())
     ]
-    shown = [each["expr"].replace("$__rate_interval", "5m") for each in targets]
+    shown = [target["expr"].replace("$__rate_interval", "5m") for target in targets]
     return [*(rule["expr"] for group in groups for rule in group["rules"]), *shown]
 
 

@@ -28,6 +28,6 @@ def test_alerts_fire_at_their_thresholds() -> None:
 
 def test_every_alert_has_a_test_in_which_it_fires() -> None:
     tests = yaml.safe_load((FOLDER / "rules_test.yaml").read_text())["tests"]
-    fired = {each["alertname"] for test in tests for each in test.get("alert_rule_test", ()) if each.get("exp_alerts")}
+    fired = {rule["alertname"] for test in tests for rule in test.get("alert_rule_test", ()) if rule.get("exp_alerts")}
     groups = yaml.safe_load(RULES.read_text())["groups"]
     assert fired == {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}

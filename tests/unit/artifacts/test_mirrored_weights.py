@@ -89,7 +89,7 @@ async def test_manifest_names_the_server_that_sent_the_bytes(
 ) -> None:
     server.statuses.append(404)
     (await obtain(store, source, **attacker)).release()
-    assert [each.manifest.source for each in store.stored()] == attacker["mirrors"]
+    assert [stored.manifest.source for stored in store.stored()] == attacker["mirrors"]
 
 
 async def test_namespace_with_the_digest_uses_what_a_mirror_sent_while_all_servers_are_away(

@@ -47,7 +47,7 @@ async def test_model_of_any_source_is_asked_for_by_its_header(tmp_path: Path) ->
         said = await asyncio.to_thread(CliRunner().invoke, command, asked)
     assert said.exit_code == 0, said.output
     (node,) = json.loads(said.output)["node_results"]
-    assert [each["fit_level"] for each in node["top"]] == ["perfect"]
+    assert [fit["fit_level"] for fit in node["top"]] == ["perfect"]
 
 
 @pytest.mark.usefixtures("cluster")

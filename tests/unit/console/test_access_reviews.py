@@ -118,10 +118,10 @@ def test_flood_of_false_tokens_keeps_callers_from_elsewhere_waiting_no_longer_th
         await asyncio.sleep(REVIEW_SECONDS / 2)
         started_at = asyncio.get_running_loop().time()
         callers = await asyncio.gather(*(reviews.identify(f"user-{n}", f"10.0.1.{n}") for n in range(6)))
-        assert [each and each.username for each in callers] == [f"user-{n}" for n in range(6)]
+        assert [caller and caller.username for caller in callers] == [f"user-{n}" for n in range(6)]
         assert asyncio.get_running_loop().time() - started_at < 3 * REVIEW_SECONDS
-        for each in flood:
-            each.cancel()
+        for request in flood:
+            request.cancel()
         await asyncio.sleep(3 * REVIEW_SECONDS)
         assert (len(reviews._running), len(reviewer.asked) < 40) == (0, True), "a token that nobody waits for"
 

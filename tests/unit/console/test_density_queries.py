@@ -245,7 +245,7 @@ def test_quantized_weights_do_not_fit_where_the_architecture_cannot_serve_them(s
     quantized["spec"]["source"] = "hf://org/quantized-FP8"
     quantized["status"] |= {"format": "safetensors", "gguf": {"quantization": "fp8"}}
     nodes = {"v100": "Tesla V100-SXM2-32GB", "l4": "NVIDIA L4"}
-    objects = [each for name, product in nodes.items() for each in gpu_node(name, product=product)]
+    objects = [obj for name, product in nodes.items() for obj in gpu_node(name, product=product)]
     for name, product in (("mi250", "AMD Instinct MI250X"), ("mi300", "AMD Instinct MI300X")):
         listed, reported = gpu_node(name, product=product)
         listed[1]["status"]["allocatable"]["amd.com/gpu"] = listed[1]["status"]["allocatable"].pop(GPU)
@@ -254,17 +254,22 @@ def test_quantized_weights_do_not_fit_where_the_architecture_cannot_serve_them(s
     snapshot = build_feed([*objects, (resource, quantized)]).take_snapshot()
     assert set(names(ask(snapshot, "quantized"))) == {"l4", "mi300"}
     refused = {
-        each.node_name: each.model.shortfall
-        for each in ask(snapshot, "quantized", min_fit="too_tight").ranked_nodes
-        if each.fit_level == "too_tight"
+        ranked.node_name: ranked.model.shortfall
+        for ranked in ask(snapshot, "quantized", min_fit="too_tight").ranked_nodes
+        if ranked.fit_level == "too_tight"
     }
     assert refused.keys() == {"v100", "mi250"}
     assert "cannot serve fp8 weights on Tesla V100-SXM2-32GB, which is nvidia volta" in refused["v100"]
     assert "cannot serve fp8 weights on AMD Instinct MI250X, which is amd cdna2" in refused["mi250"]
     for memory_gb in (None, 10):
         simulated = simulate_model(snapshot, table(), None, SimulateRequest(model="quantized", memory_gb=memory_gb))
-        assert {each.node_name for each in simulated.ranked_nodes if each.fit_level != "too_tight"} == {"l4", "mi300"}
-        tight = {each.node_name: each.shortfall for each in simulated.ranked_nodes if each.fit_level == "too_tight"}
+        assert {ranked.node_name for ranked in simulated.ranked_nodes if ranked.fit_level != "too_tight"} == {
+            "l4",
+            "mi300",
+        }
+        tight = {
+            ranked.node_name: ranked.shortfall for ranked in simulated.ranked_nodes if ranked.fit_level == "too_tight"
+        }
         assert tight == refused
 
 

@@ -59,7 +59,7 @@ async def test_stuck_event_loop_is_noticed_while_it_is_stuck() -> None:
 def test_host_that_is_no_address_holds_up_no_controller(host: str) -> None:
     with capture_logs() as logs, serve("--metrics-bind-address", parse_bind_address(f"{host}:0"), {}) as address:
         assert address is None
-    assert [each["event"] for each in logs] == ["port_not_served"]
+    assert [line["event"] for line in logs] == ["port_not_served"]
 
 
 def test_beat_is_much_faster_than_the_limit() -> None:

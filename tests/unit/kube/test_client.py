@@ -335,7 +335,7 @@ async def test_list_with_a_limit_is_one_request(client_of: ClientOf) -> None:
         return web.json_response(page)
 
     found = await (await client_of(answer)).list(PODS, "ns", most=16)
-    assert [each["metadata"]["name"] for each in found.items] == ["a"]
+    assert [pod["metadata"]["name"] for pod in found.items] == ["a"]
     assert queries == [{"limit": "16"}]
 
 

@@ -25,7 +25,7 @@ def spec_of(job: Obj) -> Obj:
 
 def keys_of(job: Obj) -> list[str]:
     """Return the keys of the taints that the pod of a Job tolerates."""
-    return [each["key"] for each in spec_of(job)["tolerations"]]
+    return [toleration["key"] for toleration in spec_of(job)["tolerations"]]
 
 
 def refuse(simulated: SimulatedModel) -> None:

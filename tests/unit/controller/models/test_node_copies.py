@@ -227,7 +227,7 @@ def test_download_that_ends_before_its_volume_is_seen_is_not_made_again() -> Non
     simulated.end(job, 0, {"sizeBytes": 1})
     simulated.bind()
     assert simulated.nodes_of() == ["a"]
-    assert [each["metadata"]["name"] for each in simulated.jobs("fetch")] == [job["metadata"]["name"]]
+    assert [fetch["metadata"]["name"] for fetch in simulated.jobs("fetch")] == [job["metadata"]["name"]]
 
 
 def test_fetch_that_is_tried_again_asks_for_its_node_only() -> None:

@@ -93,7 +93,9 @@ async def test_field_that_the_api_server_drops_is_told_with_its_version() -> Non
     world.drops = False
     shell.now += timedelta(seconds=DOUBT_SECONDS)
     await shell.run()
-    assert [each["type"] for each in world.status["conditions"]] == ["Ready"], "after an upgrade of Kubernetes"
+    assert [condition["type"] for condition in world.status["conditions"]] == ["Ready"], (
+        "after an upgrade of Kubernetes"
+    )
 
 
 async def test_api_server_that_drops_a_field_is_asked_again_after_a_pause_only(monkeypatch: pytest.MonkeyPatch) -> None:

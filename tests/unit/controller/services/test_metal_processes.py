@@ -91,7 +91,9 @@ def test_edit_that_starts_no_engine_anew_is_patched_in_place(edit: Obj, written:
     assert patch.ref.name == f"{NAME}-0"
     test, *operations = patch.operations
     assert test["path"] == "/metadata/resourceVersion"
-    assert [(each["path"], each["value"]) for each in operations] == [(f"/spec/{n}", v) for n, v in written.items()]
+    assert [(operation["path"], operation["value"]) for operation in operations] == [
+        (f"/spec/{n}", v) for n, v in written.items()
+    ]
     serving["spec"] |= written
     assert steps(1, serving, hosts=[there], edit=edit) == MetalProcessSteps(), "it is written once"
 
@@ -101,7 +103,7 @@ def test_protection_is_given_to_no_process_whose_agent_does_not_know_it() -> Non
     old = [host("studio-1", features=[])]
     assert steps(1, serving, hosts=old, edit={"evictionProtection": True}) == MetalProcessSteps()
     (patch,) = steps(1, serving, hosts=old, edit={"evictionProtection": True, "priority": "low"}).patch
-    assert [each["path"] for each in patch.operations[1:]] == ["/spec/priority"]
+    assert [operation["path"] for operation in patch.operations[1:]] == ["/spec/priority"]
 
 
 def test_process_that_an_earlier_release_named_by_its_priority_serves_on() -> None:

@@ -146,7 +146,11 @@ def test_pods_avoid_devices_of_architectures_that_lack_the_quantization(
     terms = deployment["spec"]["template"]["spec"].get("affinity", {}).get("nodeAffinity", {})
     required = terms.get("requiredDuringSchedulingIgnoredDuringExecution", {"nodeSelectorTerms": [{}]})
     found = required["nodeSelectorTerms"][0].get("matchExpressions", [])
-    avoided = [(each["operator"], set(each["values"])) for each in found if each["key"] == "nvidia.com/gpu.family"]
+    avoided = [
+        (expression["operator"], set(expression["values"]))
+        for expression in found
+        if expression["key"] == "nvidia.com/gpu.family"
+    ]
     assert avoided == ([] if families is None else [("NotIn", families)])
 
 

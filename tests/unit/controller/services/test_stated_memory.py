@@ -54,7 +54,9 @@ def test_memory_that_is_understated_for_an_inspected_model_is_refused(
 
 def test_memory_is_stated_in_bytes_or_as_a_quantity() -> None:
     plans = [decide_chat(chat_service(), (MODELS, model(memoryBytes=stated))) for stated in (3 * GIB, "3Gi", "3072Mi")]
-    first, *others = ([each["spec"]["template"]["spec"] for each in list_applied(plan, DEPLOYMENTS)] for plan in plans)
+    first, *others = (
+        [deployment["spec"]["template"]["spec"] for deployment in list_applied(plan, DEPLOYMENTS)] for plan in plans
+    )
     assert first
     assert others == [first, first]
 

@@ -392,4 +392,4 @@ def test_slow_replica_is_checked_every_half_minute_until_that_is_certain(
 ) -> None:
     watch, _ = watch_lone_streams(monkeypatch, 50.0, minutes / 60)
     slow = watch.follow(KEY, {Endpoint("10.0.0.1", 8080, node="a"): 100.0}).slow
-    assert [(each.place, round(each.observed)) for each in slow] == ([("node/a", 50)] if is_certain else [])
+    assert [(place.place, round(place.observed)) for place in slow] == ([("node/a", 50)] if is_certain else [])

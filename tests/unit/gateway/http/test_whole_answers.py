@@ -164,7 +164,7 @@ async def test_client_that_is_known_gives_way_to_nobody() -> None:
         known = [await stack.enter_async_context(connect(server)) for _ in range(3)]
         for client in known:
             await client.send(ASK % b"/known")
-        await eventually(lambda: not any(each.gives_way for each in server.listener._connections))
+        await eventually(lambda: not any(connection.gives_way for connection in server.listener._connections))
         async with connect(server) as late:
             assert await late.rest() == b""
         assert not any(client.reader.at_eof() for client in known)
@@ -249,7 +249,7 @@ async def test_heads_that_do_not_end_take_little_memory_together() -> None:
         assert server.table.accepted <= most // held + 1, "half of all is for one address, and the oldest went"
         await client.send(b"\r\nHost: localhost\r\n\r\n")
         assert (await client.answer())[1] == b"ok\n"
-        held_now = [each.head_bytes for each in server.listener._connections]
+        held_now = [connection.head_bytes for connection in server.listener._connections]
         assert sum(held_now) == server.table._all.head_bytes
 
 
@@ -258,7 +258,7 @@ async def test_new_connections_take_the_place_of_idle_ones_before_the_caps_are_r
         for _ in range(3):
             client = await stack.enter_async_context(connect(server))
             await client.send(ASK % b"/known")
-        await eventually(lambda: [each.gives_way for each in server.listener._connections] == [False] * 3)
+        await eventually(lambda: [connection.gives_way for connection in server.listener._connections] == [False] * 3)
         for _ in range(20):
             await stack.enter_async_context(connect(server))
         await eventually(lambda: server.table.accepted == 5)

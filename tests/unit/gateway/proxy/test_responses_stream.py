@@ -53,13 +53,13 @@ def test_events_of_llama_cpp_get_their_places_whatever_the_chunks(cuts: list[int
     places = [0, *sorted(cuts), len(LLAMA)]
     got = b"".join(stream.feed(LLAMA[a:b]) for a, b in itertools.pairwise(places)) + stream.finish()
     sent, events = read_events(LLAMA), read_events(got)
-    assert [each["sequence_number"] for each in events] == list(range(len(sent)))
+    assert [event["sequence_number"] for event in events] == list(range(len(sent)))
     found = [
-        (each["output_index"], each["content_index"]) if "content_index" in each else each.get("output_index")
-        for each in events
+        (event["output_index"], event["content_index"]) if "content_index" in event else event.get("output_index")
+        for event in events
     ]
     assert found == PLACES
-    assert [each["logprobs"] for each in events if "output_text" in each["type"]] == [[], []]
+    assert [event["logprobs"] for event in events if "output_text" in event["type"]] == [[], []]
     assert events[-1]["response"].pop("model") == "chat"
     sent[-1]["response"].pop("model")
     assert all(new.items() >= old.items() for new, old in zip(events, sent, strict=True)), "nothing else is changed"
@@ -99,7 +99,7 @@ def test_stream_that_breaks_off_ends_as_a_failed_response() -> None:
         *("response.failed", "resp_1"),
         "failed",
     )
-    numbers = [each["sequence_number"] for each in (*read_events(got), told, failed)]
+    numbers = [event["sequence_number"] for event in (*read_events(got), told, failed)]
     assert numbers == list(range(len(numbers)))
 
 
@@ -127,7 +127,7 @@ def test_event_over_the_limit_of_a_line_is_numbered_and_ends_the_response() -> N
     sent = event("response.created", response={}) + event("response.completed", response={"output": text})
     places = [*range(0, len(sent), 100_000), len(sent)]
     got = b"".join(stream.feed(sent[a:b]) for a, b in itertools.pairwise(places)) + stream.finish()
-    assert [each["sequence_number"] for each in read_events(got)] == [0, 1]
+    assert [event["sequence_number"] for event in read_events(got)] == [0, 1]
     assert stream.end is ResponseEnd.COMPLETE
 
 
