@@ -131,12 +131,14 @@ def _find_module(version: str) -> Path:
     folder = cache_folder() / "controlplane" / f"module-{version}"
     with lock_folder(folder):
         if not (folder / "go.sum").exists():
-            go = GoModule(folder, oldest_go(MODULE), cache_folder() / "go")
+            caches = cache_folder() / "go"
+            go = GoModule(folder, oldest_go(MODULE), caches)
             (folder / "go.mod").write_text(f"module pomona/tests/controlplane\n\ngo {pins.go}\n")
             required = go.read_go_mod(f"k8s.io/kubernetes@v{version}")
             available = go.list_versions(STAGED.findall(required))
             (folder / "go.mod").write_text(derive_go_mod(version, required, available))
-            go.write_sums(list(PACKAGES.values()))
+            # The version may need a later Go than ours.
+            GoModule(folder, oldest_go(folder), caches).write_sums(list(PACKAGES.values()))
     return folder
 
 

@@ -2,6 +2,7 @@
 
 import re
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -189,3 +190,31 @@ def test_programs_of_another_version_are_asked_for_by_a_variable(
     monkeypatch.setenv("KUBERNETES", "v1.34")
     with pytest.raises(BuildError, match=r"KUBERNETES=v1\.34 is no version of Kubernetes: give one such as 1\."):
         ensure_binaries()
+
+
+def test_modules_of_a_later_version_are_listed_by_the_go_that_they_need(
+    empty_machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Go that is new enough for our own go.mod refuses one that names a later Go."""
+    listed_by: list[str] = []
+
+    class Module:
+        def __init__(self, _folder: Path, go_version: str, _caches: Path) -> None:
+            self.go_version = go_version
+
+        def read_go_mod(self, _version: str) -> str:
+            return KUBERNETES_GO_MOD.replace("go 1.24.0", "go 1.77.0")
+
+        def list_versions(self, _modules: Sequence[str]) -> dict[str, list[str]]:
+            return {}
+
+        def write_sums(self, _packages: Sequence[str]) -> None:
+            listed_by.append(self.go_version)
+            raise BuildError("no such Go here")
+
+    monkeypatch.setattr(binaries, "GoModule", Module)
+    monkeypatch.setenv("KUBERNETES", "1.77.0")
+    with pytest.raises(BuildError, match="no such Go here"):
+        ensure_binaries()
+    assert listed_by == ["1.77.0"]
+    assert not (empty_machine.parent / "module-1.77.0" / "go.sum").exists(), "it is tried again"
