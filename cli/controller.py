@@ -7,7 +7,6 @@ import os
 import re
 import signal
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import get_args
 
@@ -31,7 +30,7 @@ from controller.http_endpoints import BindAddress, ControllerHealth, metrics_rou
 from controller.metrics import ControllerMetrics
 from controller.placement.planner import MIN_RUN_SECONDS
 from controller.placement.replacement import ReplacementRules
-from controller.pod_settings import PodSettings
+from controller.pod_settings import DEFAULT_IMAGE, PodSettings
 from controller.run import Controller
 from controller.services.pods.pod_monitor import parse_monitor_labels
 from controller.tenant_limits import CONTROL_PLANE_TAINTS, TenantLimits
@@ -109,10 +108,10 @@ def _list_source_variables(allowed_networks: Networks) -> dict[str, str]:
 )
 @click.option(
     "--image",
-    default=f"ghcr.io/pomona-dev/pomona:{version('pomona')}",
+    default=DEFAULT_IMAGE,
     show_default=True,
-    help="Image for the Jobs that inspect and download weights; its entry point is pomona. Empty: no Jobs; public "
-    "Models that only Macs serve need none.",
+    help="Image for the Jobs that inspect and download weights, and for the proxy of each pod; its entry point is "
+    "pomona. Empty: no Jobs and no pods; public Models that only Macs serve need none.",
 )
 @click.option(
     "--image-pull-secret",

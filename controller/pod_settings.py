@@ -1,6 +1,7 @@
 """Settings of the administrator that concern pods: those of Jobs, and those that serve."""
 
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Final
 
 import msgspec
@@ -9,12 +10,14 @@ from controller.tenant_limits import UNLIMITED, TenantLimits
 from crds.meta import DefaultSchedulingMode
 from devices.vendors import VENDORS, Vendors
 
+DEFAULT_IMAGE: Final = f"ghcr.io/pomona-dev/pomona:{version('pomona')}"
+
 
 class PodSettings(msgspec.Struct, frozen=True):
     """Options of the controller that reach pods."""
 
-    image: str = ""
-    """Image with `pomona` as its entry point."""
+    image: str = DEFAULT_IMAGE
+    """Image with `pomona` as its entry point, for Jobs and for the proxy of each pod; empty: there is none."""
     environment: Mapping[str, str] = {}
     """Variables of the Jobs; the proxy of a pod gets the one with the private networks that sources may lead to."""
     limits: TenantLimits = UNLIMITED

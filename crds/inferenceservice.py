@@ -274,8 +274,7 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
         described(
             "Requests of all replicas together in the last minute. Pods are read every 10 to 30 seconds, by their "
             "metrics, and hosts report by themselves; a change is shown once a minute at most, and only if it is more "
-            "than a tenth. Absent if it is unknown: before the second reading, 3 minutes after the last one, and for "
-            "llama.cpp in pods, which does not count requests.",
+            "than a tenth. Absent if it is unknown: before the second reading, and 3 minutes after the last one.",
             format="int32",
         ),
     ] = None

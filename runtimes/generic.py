@@ -40,7 +40,6 @@ def describe_container(container: ContainerOptions) -> EnginePod:
         environment=environment,
         health_path=container.health_path,
         port=container.port,
-        key="proxy",
         models_path=container.model_mount_path,
         read_only_root=False,
         from_container=describe_container,

@@ -210,17 +210,14 @@ RUNTIME: Final = Runtime(
         container="llama-server",
         images=IMAGES,
         arguments=lambda pod: render_arguments(pod.serving, pod.listen),
-        # /health needs no token, answers 503 while weights load, and a busy engine still answers it.
-        key="file",
+        # /health answers 503 while weights load, and a busy engine still answers it.
+        has_slots=True,
         metrics=EngineMetrics(
             requests_running="llamacpp:requests_processing",
             requests_waiting="llamacpp:requests_deferred",
             prompt_tokens="llamacpp:prompt_tokens_total",
             generated_tokens="llamacpp:tokens_predicted_total",
-            generation_seconds="llamacpp:tokens_predicted_seconds_total",
-            steps="llamacpp:n_decode_total",
             prefixes=("llamacpp:",),
-            needs_key=True,
         ),
     ),
 )

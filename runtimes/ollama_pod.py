@@ -66,7 +66,6 @@ POD: Final = EnginePod(
     # It has no /health; this path answers before a model is loaded, which the proxy waits for by itself.
     health_path="/api/version",
     port=PORT,
-    key="proxy",
     served_name=build_model_name,
     store=_STORE,
     has_slots=True,

@@ -8,19 +8,14 @@ import posixpath
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from crds.pods import ContainerOptions, EnvVar
 from devices.vendors import Vendor, explain_device_variable, is_runtime_variable
 from runtimes.serving import Listen, Serving
 
-KeyDelivery = Literal["file", "proxy"]
-"""The way in which an engine gets the service's bearer token: a file that an argument names, or not at all: then
-Pomona's proxy runs beside it in the pod, checks the token, and the engine listens on loopback. A key is never an
-argument, because everyone who may read pods reads those."""
-
 SERVICE_PORT: Final = 8080
-"""Port of every pod that serves: of the engine that checks the key, or of the proxy."""
+"""Port of every pod that serves: that of Pomona's proxy, which checks the token; engines listen on loopback."""
 RESERVED_FOLDERS: Final = (
     *("/dev", "/proc", "/sys", "/tmp"),  # noqa: S108 - the container's own
     # /var/run is a link to /run in most images.
@@ -47,10 +42,9 @@ class PodServing(NamedTuple):
 class EngineMetrics(NamedTuple):
     """Names of an engine's Prometheus metrics, without labels; None where the engine has none.
 
-    The PodMonitor of a service uses `path` and `needs_key`, and the traffic in its status `requests` and
-    `request_seconds`, too. Before an engine on loopback, Pomona's proxy reads `path`, and adds the series with one of
-    `prefixes` to its own. The other names are for the dashboards of users: only the page of the engine shows them, and
-    tests compare them with the real metrics.
+    Pomona's proxy reads `path`, and adds the series with one of `prefixes` to its own, which a service's traffic comes
+    from. The other names are for the dashboards of users: only the page of the engine shows them, and tests compare
+    them with the real metrics.
     """
 
     requests_running: str
@@ -67,13 +61,7 @@ class EngineMetrics(NamedTuple):
     """Histogram."""
     request_seconds: str | None = None
     """Histogram of whole requests."""
-    generation_seconds: str | None = None
-    """Counter of the time in which `generated_tokens` were generated, of all requests together."""
-    steps: str | None = None
-    """Counter of the steps in which they were, of which each generates a token of every request that runs."""
     path: str = "/metrics"
-    needs_key: bool = False
-    """True if the engine asks for its key at this path too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +81,9 @@ class EnginePod:
     command: tuple[str, ...] = ()
     """Entry point; empty: that of the image."""
     health_path: str = "/health"
-    """Path that answers 200 without a key once the model is loaded; the probes of the kubelet, or the proxy, ask it."""
+    """Path that answers 200 once the model is loaded; the proxy asks it."""
     port: int = 8000
-    """Port on loopback, behind the proxy; an engine that checks the key itself listens at the port of the Service."""
-    key: KeyDelivery = "file"
+    """Port on loopback, behind the proxy."""
     served_name: Callable[[Serving], str | None] = lambda _serving: None
     """Its name for the model, which the proxy writes into requests; None: it takes any name."""
     store: str | None = None

@@ -65,7 +65,6 @@ RUNTIME: Final = Runtime(
         arguments=render_arguments,
         environment=lambda _pod: PYTORCH_IN_POD,
         # /health answers 503 until the first token is generated.
-        key="proxy",
         metrics=EngineMetrics(
             requests_running="sglang:num_running_reqs",
             requests_waiting="sglang:num_queue_reqs",

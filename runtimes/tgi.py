@@ -60,7 +60,6 @@ RUNTIME: Final = Runtime(
         images=_IMAGES,
         arguments=render_arguments,
         environment=lambda _pod: {**PYTORCH_IN_POD, "HUGGINGFACE_HUB_CACHE": "/tmp"},  # noqa: S108 - as HOME
-        key="proxy",
         metrics=EngineMetrics(
             requests_running="tgi_batch_current_size",
             requests_waiting="tgi_queue_size",

@@ -88,7 +88,6 @@ RUNTIME: Final = Runtime(
         command=("vllm", "serve"),
         arguments=render_arguments,
         environment=build_environment,
-        key="proxy",
         metrics=EngineMetrics(
             requests_running="vllm:num_requests_running",
             requests_waiting="vllm:num_requests_waiting",

@@ -20,7 +20,7 @@ from controller.models.served import Served
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import Ref, child, ref
 from controller.services.pods.deployment import mounted_weights
-from controller.services.pods.key_proxy import TOKEN_DIRECTORY
+from controller.services.pods.key_proxy import TOKEN_DIRECTORY, TOKEN_MOUNT
 from controller.services.pods.one_node import label_claims
 from controller.services.pods.pod_options import pin_to_node
 from controller.services.pods.pod_template import EngineChoice, build_pod
@@ -268,12 +268,9 @@ def _find_load_seconds(pod: Obj, state: Obj) -> float | None:
 def _as_sidecar(container: Obj) -> Obj:
     """Return a container of a replica as a sidecar, after whose start the next container is started."""
     sidecar = {name: value for name, value in container.items() if name not in _OF_SERVICE}
-    probe = container.get("startupProbe") or container.get("readinessProbe")
-    if probe is not None:
-        port = {"port": SERVICE_PORT}
-        asked = {**probe["httpGet"], **port}
-        failures = probe["failureThreshold"] if "startupProbe" in container else DEADLINE_SECONDS // _PROBE_SECONDS
-        sidecar["startupProbe"] = {**probe, "httpGet": asked, "failureThreshold": failures}
+    if probe := container.get("readinessProbe"):
+        asked = {**probe["httpGet"], "port": SERVICE_PORT}
+        sidecar["startupProbe"] = {**probe, "httpGet": asked, "failureThreshold": DEADLINE_SECONDS // _PROBE_SECONDS}
     return sidecar | {"restartPolicy": "Always"}
 
 
@@ -299,5 +296,5 @@ def _build_container(service: InferenceService, settings: PodSettings) -> Obj:
         "terminationMessagePolicy": "File",
         "securityContext": CONTAINER_SECURITY,
         "resources": {"requests": {"cpu": "50m", "memory": "96Mi"}, "limits": {"memory": "256Mi"}},
-        "volumeMounts": [{"name": "token", "mountPath": TOKEN_DIRECTORY, "readOnly": True}],
+        "volumeMounts": [TOKEN_MOUNT],
     }

@@ -259,10 +259,8 @@ def _of_claim(obj: Obj) -> Obj:
 def _of_container(container: Obj) -> Obj:
     """Return what decides whether a later template restarts a pod."""
     kept = _pick(container, ("name", "resources", "lifecycle", "restartPolicy"))
-    for kind in ("startupProbe", "livenessProbe"):
-        read = ("failureThreshold", GRACE_FIELD) if kind == "startupProbe" else (GRACE_FIELD,)
-        if probe := _pick(container.get(kind) or {}, read):
-            kept[kind] = probe
+    if probe := _pick(container.get("livenessProbe") or {}, (GRACE_FIELD,)):
+        kept["livenessProbe"] = probe
     arguments: list[str] = container.get("args") or []
     places = [arguments.index(option) for option in KEPT_OPTIONS if option in arguments]
     if options := [argument for place in places for argument in arguments[place : place + 2]]:

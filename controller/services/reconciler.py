@@ -55,9 +55,8 @@ from controller.services.several_accelerators import find_pod_runtime, list_part
 from controller.services.speed_replacer import report_without_replacer
 from controller.services.speed_report import SpeedReport, SpeedSources
 from controller.services.status import ServiceView, build_events, build_status
-from controller.services.stream_speed import find_stream_series
 from controller.services.tokens import KnownTokens, TokenRotation, TokenStep, token_secret
-from controller.services.traffic import UNKNOWN_TRAFFIC, Traffic, find_series, read_traffic
+from controller.services.traffic import UNKNOWN_TRAFFIC, Traffic, read_traffic
 from controller.services.traffic_meter import TrafficMeter, TrafficTarget
 from crds.inferenceservice import InferenceService
 from crds.model import Model
@@ -74,7 +73,6 @@ from kube.resources import (
     Resource,
 )
 from runtimes.probe import ProbeResult
-from runtimes.registry import RUNTIMES
 
 AWAITS_UPDATE: Final = "its pods are of an earlier version of Pomona until other services have been updated"
 """Remark about a service whose pods an update replaces after those of other services."""
@@ -291,14 +289,12 @@ def _find_traffic(
 
 def _find_traffic_target(view: ServiceView, speeds: SpeedSources) -> TrafficTarget | None:
     """Return the pods whose metrics tell the traffic of a service, or None if there are none."""
-    runtime = view.pod_runtime or view.runtime
-    engine = RUNTIMES[runtime].pod if runtime in RUNTIMES else None
-    series = find_series(engine) if engine is not None else None
-    pods = tuple(each for each in view.own_endpoints if not each.host)
-    if not pods or series is None or engine is None:
+    pods = tuple(endpoint for endpoint in view.own_endpoints if not endpoint.host)
+    if not pods:
         return None
-    streams = find_stream_series(engine) if speeds.replacer is not None else None
-    return TrafficTarget(view.service.metadata.uid, pods, series, view.service.spec.model_ref, runtime, streams)
+    service, runtime = view.service, view.pod_runtime or view.runtime
+    watches_speed = speeds.replacer is not None
+    return TrafficTarget(service.metadata.uid, pods, service.spec.model_ref, runtime, watches_speed=watches_speed)
 
 
 def _follow_view(

@@ -1,8 +1,7 @@
 """The traffic of a service by the metrics of its pods: the series to read, and the traffic between two readings.
 
-Engines count requests under names of their own (`EnginePod.metrics`). Where Pomona's proxy is before the engine, it
-counts what clients asked for, and is asked for its own series only, because it would read those of the engine first.
-What a pod sends is not trusted: lines that are no counts are ignored.
+Pomona's proxy is before every engine and counts what clients asked for. It is asked for its own series only, because it
+would read those of the engine first. What a pod sends is not trusted: lines that are no counts are ignored.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,8 +10,6 @@ from typing import Final, NamedTuple
 from controller.services.endpoints import Endpoint
 from crds.inferenceservice import InferenceServiceStatus
 from crds.rate import format_rate, is_notable_change
-from gateway.proxy.paths import METRICS_OF_PROXY
-from runtimes.pod import EnginePod
 
 MOST: Final = 2**31 - 1
 """Largest number that the fields of the status hold."""
@@ -21,30 +18,12 @@ _MOST_COUNTED: Final = 2.0**53
 """Largest count that is believed."""
 MOST_LINES: Final = 1000
 """Lines that are read of a series: one for each set of labels. A stranger's pod may send a MiB of them."""
-_PROXY_SECONDS: Final = "pomona_proxy_request_seconds"
-_PROXY_TOKENS: Final = "pomona_proxy_generated_tokens_total"
-_DURATION_PARTS: Final = ("_count", "_sum")
-
-
-class TrafficSeries(NamedTuple):
-    """The series of a pod's metrics that its traffic is computed from."""
-
-    path: str
-    """The path and the query of its URL."""
-    needs_key: bool
-    requests: str | None
-    """Counter of requests; None: the engine has none."""
-    seconds: str | None
-    """Histogram of the duration of requests; None: the engine has none."""
-    tokens: str | None = None
-    """Counter of generated tokens; None: the engine has none."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of all series that are read."""
-        parts = tuple(f"{self.seconds}{part}" for part in _DURATION_PARTS) if self.seconds else ()
-        counters = (each for each in (self.requests, *parts, self.tokens) if each is not None)
-        return tuple(dict.fromkeys(counters))
+REQUESTS: Final = "pomona_proxy_request_seconds_count"
+"""Counter of the requests that have ended."""
+SECONDS: Final = "pomona_proxy_request_seconds_sum"
+"""Counter of their durations together."""
+TOKENS: Final = "pomona_proxy_generated_tokens_total"
+TRAFFIC_SERIES: Final = (REQUESTS, SECONDS, TOKENS)
 
 
 class Traffic(NamedTuple):
@@ -95,23 +74,6 @@ class MetricsSample(NamedTuple):
     values: Mapping[str, float]
 
 
-def find_series(engine: EnginePod) -> TrafficSeries | None:
-    """Return the series for the traffic of an engine's pods; None: the engine counts neither requests nor tokens."""
-    if engine.key == "proxy":
-        return TrafficSeries(
-            METRICS_OF_PROXY,
-            needs_key=True,
-            requests=f"{_PROXY_SECONDS}_count",
-            seconds=_PROXY_SECONDS,
-            tokens=_PROXY_TOKENS,
-        )
-    metrics = engine.metrics
-    if metrics is None or metrics.requests is metrics.generated_tokens is None:
-        return None
-    seconds = metrics.request_seconds if metrics.requests is not None else None
-    return TrafficSeries(metrics.path, metrics.needs_key, metrics.requests, seconds, metrics.generated_tokens)
-
-
 def parse_series(text: bytes, names: Collection[str]) -> dict[str, float]:
     """Return the sum over all labels of each named series in Prometheus' text form; lines that are none are ignored.
 
@@ -146,45 +108,36 @@ def _read_number(rest: bytes) -> float | None:
     return value if 0 <= value <= _MOST_COUNTED else None
 
 
-def measure_traffic(
-    before: Mapping[Endpoint, MetricsSample], after: Mapping[Endpoint, MetricsSample], series: TrafficSeries
-) -> Traffic:
+def measure_traffic(before: Mapping[Endpoint, MetricsSample], after: Mapping[Endpoint, MetricsSample]) -> Traffic:
     """Return the traffic between two readings of pods; one that was not read before counts from its next reading on."""
-    per_minute, counted, requests, seconds, is_known = 0.0, 0.0, 0.0, 0.0, False
+    per_minute, requests, seconds, is_known = 0.0, 0.0, 0.0, False
     for endpoint, sample in after.items():
         earlier = before.get(endpoint)
-        if series.requests is None or series.requests not in sample.values:
-            continue
-        if earlier is None or sample.at <= earlier.at:
+        if REQUESTS not in sample.values or earlier is None or sample.at <= earlier.at:
             continue
         is_known = True
-        increase = find_increase(earlier, sample, series.requests)
-        counted += increase
+        increase = find_increase(earlier, sample, REQUESTS)
+        requests += increase
         per_minute += increase * 60 / (sample.at - earlier.at)
-        if series.seconds is not None:
-            count, total = (f"{series.seconds}{part}" for part in _DURATION_PARTS)
-            requests += find_increase(earlier, sample, count)
-            seconds += find_increase(earlier, sample, total)
+        seconds += find_increase(earlier, sample, SECONDS)
     if not is_known:
         return UNKNOWN_TRAFFIC
     # The controller asks a question in ten minutes by itself, whose latency is not that of clients.
-    rounded = min(round(per_minute), MOST) if counted > 1 else 0
-    has_average = rounded > 0 and requests > 0
-    return Traffic(rounded, min(round(seconds * 1000 / requests), MOST) if has_average else None)
+    rounded = min(round(per_minute), MOST) if requests > 1 else 0
+    return Traffic(rounded, min(round(seconds * 1000 / requests), MOST) if rounded else None)
 
 
 def measure_tokens(
-    before: Mapping[Endpoint, MetricsSample], after: Mapping[Endpoint, MetricsSample], series: TrafficSeries
+    before: Mapping[Endpoint, MetricsSample], after: Mapping[Endpoint, MetricsSample]
 ) -> dict[Endpoint, float]:
     """Return the tokens that each pod generated per second between two readings, for each that was read twice."""
     return {
         endpoint: min(
-            find_increase(before[endpoint], sample, series.tokens) / (sample.at - before[endpoint].at),
+            find_increase(before[endpoint], sample, TOKENS) / (sample.at - before[endpoint].at),
             MOST_TOKENS_PER_SECOND,
         )
         for endpoint, sample in after.items()
-        if series.tokens is not None and series.tokens in sample.values
-        if endpoint in before and sample.at > before[endpoint].at
+        if TOKENS in sample.values and endpoint in before and sample.at > before[endpoint].at
     }
 
 

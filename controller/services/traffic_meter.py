@@ -4,8 +4,7 @@ The leader reads the metrics of each service's ready pods every ten seconds whil
 while it has none, and with many pods less often. Traffic is that of the last minute. The reconciler of services asks
 for the last result and writes it into the status; it is woken only if the result differs by more than a tenth, and once
 a minute at most. A pod that does not answer, or answers nonsense, costs one connection and no more: its service is read
-ever more rarely, and after three minutes without any reading the traffic is unknown again. A service whose engine
-counts nothing is never read.
+ever more rarely, and after three minutes without any reading the traffic is unknown again.
 """
 
 import asyncio
@@ -23,19 +22,21 @@ from controller.services.endpoints import Endpoint
 from controller.services.probe_policy import seconds_to_turn
 from controller.services.readiness_probe import read_token
 from controller.services.speed_watch import CHECKS, SpeedWatch
-from controller.services.stream_speed import StreamSeries, measure_streams
+from controller.services.stream_speed import STREAM_SERIES, measure_streams
 from controller.services.traffic import (
     MOST_TOKENS_PER_SECOND,
+    REQUESTS,
+    TRAFFIC_SERIES,
     UNKNOWN_TRAFFIC,
     MetricsSample,
     TokenSource,
     Traffic,
-    TrafficSeries,
     differs_notably,
     measure_tokens,
     measure_traffic,
     parse_series,
 )
+from gateway.proxy.paths import METRICS_OF_PROXY
 from kube.queue import WorkQueue, run_workers
 from kube.resources import INFERENCE_SERVICES, ObjectKey
 
@@ -73,18 +74,17 @@ class TrafficTarget(NamedTuple):
 
     service_uid: str
     endpoints: tuple[Endpoint, ...]
-    series: TrafficSeries
     model: str = ""
     """Name of the Model, in the metrics."""
     backend: str = ""
     """Name of the engine, in the metrics."""
-    streams: StreamSeries | None = None
-    """The counters of the speed of single requests; None: it is not watched."""
+    watches_speed: bool = False
+    """True if the speed of single requests is watched."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all series that are read."""
-        return (*self.series.names, *(self.streams.names if self.streams is not None else ()))
+        return (*TRAFFIC_SERIES, *(STREAM_SERIES if self.watches_speed else ()))
 
 
 class _Reading(NamedTuple):
@@ -196,7 +196,7 @@ class TrafficMeter:
         _show(service, measured, leading, key, now)
         service.failures = 0 if len(samples) == _count_pods(service.target) else service.failures + 1
         usual = IDLE_SECONDS if _is_idle(measured) else BUSY_SECONDS
-        if self._watch is not None and service.target.streams is not None:
+        if self._watch is not None and service.target.watches_speed:
             usual = min(usual, service.speed_at - now)
         usual = self._pace(max(usual, LEAST_SECONDS))
         return min(usual * 2.0**service.failures, max(usual, FAILING_SECONDS))
@@ -205,14 +205,14 @@ class TrafficMeter:
         self, key: ObjectKey, service: _MeteredService, samples: Mapping[Endpoint, MetricsSample], now: float
     ) -> Traffic:
         """Return the traffic of the last minute; that which is shown while a pod is silent for a moment."""
-        readings, series = service.readings, service.target.series
+        readings = service.readings
         while len(readings) > 1 and readings[1].at <= now - MINUTE_SECONDS:
             readings.popleft()
         # Of a pod that came later, its first one.
         before = {pod: sample for reading in reversed(readings) for pod, sample in reading.samples.items()}
         if samples:
             readings.append(_Reading(now, samples))
-        measured, rates = measure_traffic(before, samples, series), measure_tokens(before, samples, series)
+        measured, rates = measure_traffic(before, samples), measure_tokens(before, samples)
         if measured == UNKNOWN_TRAFFIC and not rates:
             # The first reading of a pod says nothing yet.
             if samples or now - service.read_at < STALE_SECONDS:
@@ -231,10 +231,9 @@ class TrafficMeter:
         self, key: ObjectKey, service: _MeteredService, samples: Mapping[Endpoint, MetricsSample], now: float
     ) -> None:
         """Take the speed of single requests since the readings from which it counts, if it is time for that."""
-        series = service.target.streams
-        if self._watch is None or series is None or now < service.speed_at:
+        if self._watch is None or not service.target.watches_speed or now < service.speed_at:
             return
-        speeds = measure_streams(service.streams, samples, series)
+        speeds = measure_streams(service.streams, samples)
         kept = {
             each: sample
             for each, sample in service.streams.items()
@@ -251,7 +250,7 @@ class TrafficMeter:
     ) -> dict[Endpoint, MetricsSample]:
         """Return a sample of each pod that answers with the series."""
         target = service.target
-        if target.series.needs_key and not service.token:
+        if not service.token:
             token = await read_token(leading.client, key, target.service_uid)
             if not isinstance(token, str):
                 return {}
@@ -266,12 +265,10 @@ class TrafficMeter:
     async def _read_pod(
         self, session: aiohttp.ClientSession, endpoint: Endpoint, target: TrafficTarget, token: str
     ) -> MetricsSample | None:
-        series = target.series
         async with self._slots:
-            text = await _read_metrics(session, endpoint, series, token)
+            text = await _read_metrics(session, endpoint, token)
         values = parse_series(text, target.names) if text is not None else {}
-        is_counted = values and (series.requests is None or series.requests in values)
-        return MetricsSample(asyncio.get_running_loop().time(), values) if is_counted else None
+        return MetricsSample(asyncio.get_running_loop().time(), values) if REQUESTS in values else None
 
 
 def _sum_by_node(rates: Mapping[Endpoint, float], namespace: str, target: TrafficTarget) -> dict[TokenSource, float]:
@@ -301,13 +298,12 @@ def _show(service: _MeteredService, traffic: Traffic, leading: Leading, key: Obj
         leading.enqueue(INFERENCE_SERVICES, key)
 
 
-async def _read_metrics(
-    session: aiohttp.ClientSession, endpoint: Endpoint, series: TrafficSeries, token: str
-) -> bytes | None:
-    """Return the text at the path of the metrics, or None if the pod does not answer with one."""
-    headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if series.needs_key else {})
+async def _read_metrics(session: aiohttp.ClientSession, endpoint: Endpoint, token: str) -> bytes | None:
+    """Return the proxy's own metrics as text, or None if the pod does not answer with them."""
+    headers = {"Accept-Encoding": "identity", "Authorization": f"Bearer {token}"}
+    url = f"{endpoint.url}{METRICS_OF_PROXY}"
     try:
-        async with session.get(f"{endpoint.url}{series.path}", headers=headers, allow_redirects=False) as response:
+        async with session.get(url, headers=headers, allow_redirects=False) as response:
             if response.status != HTTPStatus.OK:
                 return None
             text = bytearray()

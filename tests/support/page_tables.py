@@ -18,10 +18,6 @@ from runtimes.runtime import Runtime
 
 BEGIN: Final = "<!-- From here on `make golden` writes: -->"
 END: Final = "<!-- Until here. -->"
-_KEYS: Final = {
-    "file": "a file in the container, which an argument names",
-    "proxy": "Pomona's proxy in the same pod checks it; the engine listens on loopback at port {port}",
-}
 _FORMATS: Final = {
     "gguf": "GGUF",
     "safetensors": "safetensors",
@@ -33,8 +29,6 @@ _METRICS: Final = {
     "requests_waiting": "requests that wait",
     "prompt_tokens": "tokens of prompts",
     "generated_tokens": "generated tokens",
-    "generation_seconds": "time of generation",
-    "steps": "steps of generation",
     "requests": "requests that have ended",
     "cache_usage": "share of the KV cache in use",
     "first_token_seconds": "time to the first token",
@@ -61,7 +55,7 @@ def describe_engine(runtime: Runtime) -> str:
     if pod is not None and pod.images:
         parts += [_describe_images(runtime)]
     if pod is not None and pod.metrics is not None:
-        parts += [_describe_metrics(pod.metrics, pod)]
+        parts += [_describe_metrics(pod.metrics)]
     if runtime.name in QUANTIZATIONS:
         parts += [_table(("accelerator", "quantizations"), _quantization_rows(QUANTIZATIONS[runtime.name]))]
     return "\n".join([*parts, _wrap(_describe_tuning(runtime))])
@@ -120,14 +114,15 @@ def _describe_places(runtime: Runtime) -> str:
 def _describe_pod(pod: EnginePod) -> dict[str, str]:
     facts = {
         "container": f"`{pod.container}`",
-        "the service's token": _KEYS[pod.key].format(port=pod.port),
-        "health": f"`{pod.health_path}`" + (" of the engine, which the proxy asks" if pod.key == "proxy" else ""),
+        "the service's token": (
+            f"Pomona's proxy in the same pod checks it; the engine listens on loopback at port {pod.port}"
+        ),
+        "health": f"`{pod.health_path}` of the engine, which the proxy asks",
         "root of the file system": "read-only" if pod.read_only_root else "writable",
         "`/dev/shm`": "as large as the vendor's page says" if pod.shared_memory else "64 MiB, as in any container",
     }
-    if pod.key == "proxy":
-        both = "the proxy's own and those of the engine" if pod.metrics else "the proxy's own"
-        facts |= {"metrics": f"{both}, at `/metrics`, which needs the token"}
+    both = "the proxy's own and those of the engine" if pod.metrics else "the proxy's own"
+    facts |= {"metrics": f"{both}, at `/metrics`, which needs the token"}
     if pod.from_container:
         facts |= {"port, health, folder of weights": "these are the defaults; `spec.container` may state others"}
     if pod.store:
@@ -144,11 +139,9 @@ def _describe_image(image: str | None) -> str:
     return f"`{image}`" if image else "none: name one in `spec.image`"
 
 
-def _describe_metrics(metrics: EngineMetrics, pod: EnginePod) -> str:
+def _describe_metrics(metrics: EngineMetrics) -> str:
     rows = [(meaning, f"`{name}`") for field, meaning in _METRICS.items() if (name := getattr(metrics, field))]
-    place = "`/metrics` of the proxy" if pod.key == "proxy" else f"`{metrics.path}` of the engine"
-    place += ", which needs the token" if pod.key == "proxy" or metrics.needs_key else ""
-    return _table((f"metric at {place}", "name"), rows)
+    return _table(("metric at `/metrics` of the proxy, which needs the token", "name"), rows)
 
 
 def _describe_tuning(runtime: Runtime) -> str:

@@ -240,7 +240,7 @@ class SimulatedRollout:
 
     def read_context(self, pod: Obj) -> int:
         """Return the context length with which a pod was made."""
-        arguments = pod["spec"]["containers"][0]["args"]
+        arguments = pod["spec"]["initContainers"][0]["args"]
         return int(arguments[arguments.index("-c") + 1])
 
     def list_ready(self) -> list[Obj]:

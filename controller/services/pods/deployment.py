@@ -77,11 +77,8 @@ def find_pod_problem(
 ) -> ServiceProblem | None:
     """Return why the controller cannot make these pods, or why they cannot have what spec.pod adds, or None."""
     options = service.spec.pod
-    if choice is not None and choice.pod.key == "proxy" and not settings.image:
-        missing = (
-            f"runtime {choice.runtime} needs a container with an image of Pomona in its pods, and the controller has "
-            "none: start `pomona controller` with --image, or choose another runtime"
-        )
+    if choice is not None and not settings.image:
+        missing = "pods need a container of Pomona, whose image is unknown: start `pomona controller` with --image"
         return ServiceProblem(NO_IMAGE, missing, "Failed")
     if choice is None or served is None or options == PodOptions():
         return None

@@ -1,4 +1,4 @@
-"""Pomona's proxy in a pod whose engine cannot check the service's token.
+"""Pomona's proxy in each pod: it checks the service's token, counts, ends answers, and says who erred.
 
 The proxy is the pod's main container, and the engine a sidecar of it: Kubernetes stops sidecars after the main
 containers, so the requests in flight end before their engine does. The engine listens on loopback, and does not get the
@@ -22,6 +22,8 @@ from runtimes.pod import SERVICE_PORT, EnginePod
 from runtimes.serving import Serving
 
 TOKEN_DIRECTORY: Final = "/run/secrets/pomona"  # noqa: S105 - a path
+TOKEN_MOUNT: Final = {"name": "token", "mountPath": TOKEN_DIRECTORY, "readOnly": True}
+"""The volume of the service's token, which the proxy alone gets."""
 PORT_NAME: Final = "http"
 _TERMINATION_LOG: Final = "/dev/termination-log"
 WITHDRAWAL_SECONDS: Final = 3
@@ -61,19 +63,19 @@ class KeyProxy(NamedTuple):
     def put_before_engine(self, pod: Obj, service: ObjectMeta, serving: Serving) -> Obj:
         """Return the spec of a pod, made for an engine alone, with the proxy and that engine as its sidecar."""
         (engine,) = pod["containers"]
-        of_kubelet = {"ports", "startupProbe", "readinessProbe", "livenessProbe", "lifecycle"}
-        sidecar = {key: value for key, value in engine.items() if key not in of_kubelet} | {"restartPolicy": "Always"}
-        sidecar["livenessProbe"] = {
-            "httpGet": {"path": ENGINE_LIVENESS, "port": SERVICE_PORT},
-            "initialDelaySeconds": _PROXY_START_SECONDS,
-            "periodSeconds": _PROBE_SECONDS,
-            "failureThreshold": _PROXY_RESTART_SECONDS // _PROBE_SECONDS,
-            "timeoutSeconds": 5,
-            "terminationGracePeriodSeconds": _KILL_SECONDS,
+        sidecar = engine | {
+            "restartPolicy": "Always",
+            "livenessProbe": {
+                "httpGet": {"path": ENGINE_LIVENESS, "port": SERVICE_PORT},
+                "initialDelaySeconds": _PROXY_START_SECONDS,
+                "periodSeconds": _PROBE_SECONDS,
+                "failureThreshold": _PROXY_RESTART_SECONDS // _PROBE_SECONDS,
+                "timeoutSeconds": 5,
+                "terminationGracePeriodSeconds": _KILL_SECONDS,
+            },
         }
-        sidecar["volumeMounts"] = [each for each in engine["volumeMounts"] if each["name"] != "token"]
         seconds: int = pod["terminationGracePeriodSeconds"]
-        mounts = [each for each in engine["volumeMounts"] if each["name"] in {"token", "models"}]
+        mounts = [*(mount for mount in engine["volumeMounts"] if mount["name"] == "models"), TOKEN_MOUNT]
         return pod | {
             "initContainers": [sidecar],
             "containers": [self._build_container(service, serving, mounts, seconds)],
@@ -116,7 +118,7 @@ class KeyProxy(NamedTuple):
             "terminationMessagePath": _TERMINATION_LOG,
             "terminationMessagePolicy": "FallbackToLogsOnError",
             "securityContext": CONTAINER_SECURITY,
-            "volumeMounts": mounts if self.engine.store else [each for each in mounts if each["name"] == "token"],
+            "volumeMounts": mounts if self.engine.store else [TOKEN_MOUNT],
         }
 
     def _render_arguments(self, service: ObjectMeta, serving: Serving, drain_seconds: int) -> list[str]:

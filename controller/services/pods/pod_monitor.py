@@ -76,23 +76,19 @@ def build_pod_monitor(
     engine = RUNTIMES[runtime].pod if runtime in RUNTIMES else None
     if engine is None or not exists:
         return ()
-    metrics, is_behind_proxy = engine.metrics, engine.key == "proxy"
-    if metrics is None and not is_behind_proxy:
-        return ()
-    name = service.metadata.name
-    prefixes = (*([_PROXY_PREFIX] if is_behind_proxy else []), *(metrics.prefixes if metrics is not None else []))
+    metrics, name = engine.metrics, service.metadata.name
+    prefixes = (_PROXY_PREFIX, *(metrics.prefixes if metrics is not None else ()))
     kept = [f"{re.escape(prefix)}.*" for prefix in prefixes]
     endpoint: Obj = {
         "port": PORT_NAME,
-        "path": metrics.path if metrics is not None and not is_behind_proxy else METRICS,
+        "path": METRICS,
         # The engines' own series have no label of the service, and a pattern of pod names fits other services, too.
         "relabelings": [{"sourceLabels": [_META_LABEL], "targetLabel": "inference_service"}],
         # Labels that a pod states for itself never replace those of its target, since honorLabels is absent.
         "metricRelabelings": [{"sourceLabels": ["__name__"], "regex": "|".join(kept), "action": "keep"}],
         "honorTimestamps": False,
+        "authorization": {"type": "Bearer", "credentials": {"name": token_name(name), "key": TOKEN_KEY}},
     }
-    if is_behind_proxy or (metrics is not None and metrics.needs_key):
-        endpoint["authorization"] = {"type": "Bearer", "credentials": {"name": token_name(name), "key": TOKEN_KEY}}
     spec = {
         "selector": {"matchLabels": {LABEL_SERVICE: name}},
         "podMetricsEndpoints": [endpoint],

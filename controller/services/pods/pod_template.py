@@ -17,15 +17,12 @@ from controller.services.pods.claim_templates import CLAIM_NAME
 from controller.services.pods.devices import DeviceRequest, request_devices
 from controller.services.pods.key_proxy import (
     END_SECONDS,
-    HANG_GRACE,
-    PORT_NAME,
-    TOKEN_DIRECTORY,
     WITHDRAWAL_SECONDS,
     KeyProxy,
 )
 from controller.services.pods.one_node import FIRST_MARK, keep_on_one_node
 from controller.services.pods.pod_options import add_options, pin_to_node
-from controller.services.tokens import TOKEN_KEY, token_name
+from controller.services.tokens import token_name
 from crds.inferenceservice import InferenceService
 from crds.meta import Accelerator
 from crds.pods import ContainerOptions
@@ -34,7 +31,7 @@ from crds.size import GIB
 from devices.sockets import LOOPBACK
 from devices.vendors import Vendor
 from kube.client import Obj
-from runtimes.pod import SERVICE_PORT, EnginePod, PodServing
+from runtimes.pod import EnginePod, PodServing
 from runtimes.registry import RUNTIMES
 from runtimes.serving import CompanionFile, Listen, Serving, build_serving
 
@@ -45,18 +42,6 @@ _LOADING_BYTES_PER_SECOND: Final = 25 * 1000 * 1000
 _PRIORITY_CLASSES: Final = "pomona-"
 """Prefix of the PriorityClasses in deploy/chart/templates/priority-classes.yaml."""
 _SHM: Final = "/dev/shm"  # noqa: S108 - the container's own
-_CLIENT: Final = f":{SERVICE_PORT:04X} [0-9A-F]+:[0-9A-F]+ 01 "
-"""Regular expression of an established connection of a client, as Linux lists connections."""
-_WAIT_FOR_CLIENTS: Final = (
-    f"sleep {WITHDRAWAL_SECONDS}; "
-    f"while cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | grep -Eq '{_CLIENT}'; do sleep 1; done"
-)
-"""Command that runs before an engine without a proxy is told to stop: it waits until no client is connected.
-
-At SIGTERM llama-server generates no further token, whatever runs. Nodes send requests to a deleted pod until they have
-seen its endpoint go, hence the sleep. llama-server closes idle connections after 5 s. The kubelet ends the command with
-the grace period of the pod.
-"""
 _STORE_SLACK_BYTES: Final = GIB
 """Room beside the weights in the folder of an engine that keeps a copy of them."""
 
@@ -162,17 +147,15 @@ def build_pod(
         pod = pin_to_node(pod, weights.node)
     if weights.claim and weights.has_one_node:
         pod = keep_on_one_node(pod, weights.claim, weights.mark)
-    if choice.pod.key == "proxy":
-        proxy = KeyProxy(
-            settings.image,
-            choice.runtime,
-            choice.pod,
-            settings.environment,
-            _loading_seconds(replica),
-            settings.image_pull_secrets,
-        )
-        return proxy.put_before_engine(pod, service.metadata, _build_serving(replica))
-    return pod
+    proxy = KeyProxy(
+        settings.image,
+        choice.runtime,
+        choice.pod,
+        settings.environment,
+        _loading_seconds(replica),
+        settings.image_pull_secrets,
+    )
+    return proxy.put_before_engine(pod, service.metadata, _build_serving(replica))
 
 
 def _build_security(replica: _Replica) -> Obj:
@@ -242,9 +225,8 @@ def _build_serving(replica: _Replica) -> Serving:
 
 def _build_container(replica: _Replica) -> Obj:
     choice, engine = replica.choice, replica.choice.pod
-    serving = PodServing(
-        _build_serving(replica), _choose_address(engine), choice.vendor, replica.devices.number, choice.cache_bytes
-    )
+    listen = Listen(LOOPBACK, engine.port, behind_proxy=True)
+    serving = PodServing(_build_serving(replica), listen, choice.vendor, replica.devices.number, choice.cache_bytes)
     environment = _build_environment(replica, serving)
     return {
         "name": engine.container,
@@ -253,12 +235,7 @@ def _build_container(replica: _Replica) -> Obj:
         # Only a container that the service states may refer to variables, which are its own.
         "args": engine.arguments(serving) if engine.from_container else keep_literal(engine.arguments(serving)),
         **({"env": environment} if environment else {}),
-        "ports": [{"name": PORT_NAME, "containerPort": SERVICE_PORT, "protocol": "TCP"}],
         "resources": _build_resources(replica),
-        "startupProbe": _build_probe(engine, period_seconds=1, failures=_loading_seconds(replica)) | HANG_GRACE,
-        "readinessProbe": _build_probe(engine, period_seconds=5, failures=2),
-        "livenessProbe": _build_probe(engine, period_seconds=10, failures=6) | HANG_GRACE,
-        "lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", _WAIT_FOR_CLIENTS]}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": CONTAINER_SECURITY | {"readOnlyRootFilesystem": engine.read_only_root},
         "volumeMounts": _build_mounts(replica),
@@ -268,13 +245,6 @@ def _build_container(replica: _Replica) -> Obj:
 def _choose_image(replica: _Replica) -> str | None:
     choice = replica.choice
     return replica.service.spec.image or choice.pod.image(choice.accelerator, choice.vendor, choice.runtime)
-
-
-def _choose_address(engine: EnginePod) -> Listen:
-    """Return the address of the engine, which only the proxy in its pod can reach if that checks the key."""
-    if engine.key == "proxy":
-        return Listen(LOOPBACK, engine.port, behind_proxy=True)
-    return Listen("0.0.0.0", SERVICE_PORT, f"{TOKEN_DIRECTORY}/{TOKEN_KEY}")
 
 
 def _build_environment(replica: _Replica, serving: PodServing) -> list[Obj]:
@@ -292,7 +262,6 @@ def _build_mounts(replica: _Replica) -> list[Obj]:
             for weights, name, path in _list_mounts(replica)
             if weights.claim is not None
         ),
-        {"name": "token", "mountPath": TOKEN_DIRECTORY, "readOnly": True},
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - the container's own, on an empty volume
     ]
     if _shared_memory(replica):
@@ -325,12 +294,3 @@ def _loading_seconds(replica: _Replica) -> int:
     """Return the time that loading may take: by the size of the weights, an hour at least."""
     size_bytes = sum(weights.size_bytes or 0 for weights, _name, _path in _list_mounts(replica))
     return max(_LOADING_SECONDS, size_bytes // _LOADING_BYTES_PER_SECOND)
-
-
-def _build_probe(engine: EnginePod, *, period_seconds: int, failures: int) -> Obj:
-    return {
-        "httpGet": {"path": engine.health_path, "port": PORT_NAME},
-        "periodSeconds": period_seconds,
-        "failureThreshold": failures,
-        "timeoutSeconds": 5,
-    }

@@ -250,12 +250,9 @@ def _keep_container(container: Obj, there: Obj, *, keeps_request: bool) -> None:
     container.pop("lifecycle", None)
     if "lifecycle" in there:
         container["lifecycle"] = there["lifecycle"]
-    if (limit := there.get("startupProbe", {}).get("failureThreshold")) and "startupProbe" in container:
-        container["startupProbe"]["failureThreshold"] = limit
-    for kind in ("startupProbe", "livenessProbe"):
-        if kind in container:
-            container[kind].pop(GRACE_FIELD, None)
-            container[kind] |= {GRACE_FIELD: seconds} if (seconds := there.get(kind, {}).get(GRACE_FIELD)) else {}
+    probe = container["livenessProbe"]
+    probe.pop(GRACE_FIELD, None)
+    probe |= {GRACE_FIELD: seconds} if (seconds := there.get("livenessProbe", {}).get(GRACE_FIELD)) else {}
     if container["name"] == PROXY_CONTAINER:
         for option in KEPT_OPTIONS:
             container["args"] = _keep_option(option, container["args"], there.get("args", ()))

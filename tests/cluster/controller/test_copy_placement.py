@@ -159,7 +159,7 @@ async def test_replicas_run_beside_copies_and_are_replaced_one_after_the_other(
         after = await serves_on(cluster, FIRST, SECOND)
     for node, deployment in after.items():
         assert deployment["metadata"]["uid"] == before[node]["metadata"]["uid"]
-        assert "1024" in deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+        assert "1024" in deployment["spec"]["template"]["spec"]["initContainers"][0]["args"]
 
 
 async def test_replica_that_its_node_refuses_runs_on_another_one(cluster: CopyNamespace) -> None:

@@ -154,7 +154,7 @@ async def test_pod_with_an_image_of_weights_is_accepted(cluster: Cluster, regist
     pod = await eventually(find_pod, READY_SECONDS)
     image = f"{registry.removeprefix('http://')}/{REPOSITORY}@{artifact.digest}"
     assert pod["spec"]["volumes"][0] == {"name": "models", "image": {"reference": image, "pullPolicy": "IfNotPresent"}}
-    assert "/models/tiny.gguf" in pod["spec"]["containers"][0]["args"]
+    assert "/models/tiny.gguf" in pod["spec"]["initContainers"][0]["args"]
     assert await cluster.names(PVCS) == []
     assert [name.split("-")[1] for name in await cluster.names(JOBS)] == ["inspect"]
 

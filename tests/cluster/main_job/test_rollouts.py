@@ -54,7 +54,7 @@ async def deployment(cluster: Cluster) -> Obj:
 
 
 async def has_context(cluster: Cluster, tokens: int) -> bool:
-    arguments = (await deployment(cluster))["template"]["spec"]["containers"][0]["args"]
+    arguments = (await deployment(cluster))["template"]["spec"]["initContainers"][0]["args"]
     return bool(arguments[arguments.index("-c") + 1] == str(tokens))
 
 

@@ -214,7 +214,7 @@ async def test_service_on_nvidia_takes_devices_and_the_next_one_reports_their_la
     assert (await cluster.ask("first")).status == 200
     pods = await cluster.client.list(PODS, cluster.namespace, label_selector=f"{LABEL_SERVICE}=first")
     assert [pod["spec"]["nodeName"] for pod in pods.items] == ["gpu-1"]
-    assert pods.items[0]["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+    assert pods.items[0]["spec"]["initContainers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
 
     await cluster.apply(cluster.service("second", "nvidia", **native))
     waiting = await cluster.wait_for_phase("second", "Pending", "Unschedulable")

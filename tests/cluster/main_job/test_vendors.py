@@ -51,7 +51,7 @@ async def test_vendor_that_nobody_knows_serves(cluster: Cluster) -> None:
     pods = await cluster.client.list(PODS, cluster.namespace, label_selector="inference.pomona.dev/service=chat")
     (spec,) = (pod["spec"] for pod in pods.items)
     assert spec["nodeName"] == "gpu-4"
-    (container,) = spec["containers"]
+    (container,) = spec["initContainers"]
     assert container["resources"]["limits"] == {"example.com/npu": "2"}
     assert {"name": "NPU_MODE", "value": "serve"} in container["env"]
     found = await cluster.get("chat")

@@ -170,8 +170,7 @@ def test_no_engine_downloads_and_all_write_to_the_volume_of_the_pod(engine: str)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_key_is_checked_by_the_proxy_and_is_no_argument(engine: str) -> None:
-    assert pod_of(ENGINES[engine]).key == "proxy"
+def test_key_is_no_argument(engine: str) -> None:
     assert not [each for argv in all_rendered(engine) for each in argv if "key" in each]
 
 

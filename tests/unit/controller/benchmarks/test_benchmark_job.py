@@ -90,13 +90,14 @@ def read(job: Obj, *pods: Obj, now: datetime = NOW) -> BenchmarkJob:
 def test_pod_is_that_of_a_replica_with_its_engine_as_sidecar() -> None:
     chat, served, choice = prepare()
     job = build_benchmark_job(chat, served, choice, SETTINGS, order=ORDER, node="n1")
-    (engine,) = job["spec"]["template"]["spec"]["initContainers"]
-    (replica,) = build_pod(chat, choice, _weights(served), settings=SETTINGS)["containers"]
+    sidecars = job["spec"]["template"]["spec"]["initContainers"]
+    replica = build_pod(chat, choice, _weights(served), settings=SETTINGS)
     alike = ("name", "image", "args", "resources", "securityContext", "volumeMounts")
-    assert {name: engine[name] for name in alike} == {name: replica[name] for name in alike}
-    assert engine["restartPolicy"] == "Always"
-    assert engine["startupProbe"]["httpGet"]["port"] == 8080
-    assert not {"ports", "readinessProbe", "livenessProbe", "lifecycle"} & engine.keys()
+    for sidecar, container in zip(sidecars, (*replica["initContainers"], *replica["containers"]), strict=True):
+        assert {name: sidecar[name] for name in alike} == {name: container[name] for name in alike}
+        assert sidecar["restartPolicy"] == "Always"
+        assert not {"ports", "readinessProbe", "livenessProbe", "lifecycle"} & sidecar.keys()
+    assert sidecars[-1]["startupProbe"]["httpGet"] == {"path": "/health", "port": 8080}
 
 
 def _weights(served: Served) -> Any:

@@ -134,7 +134,7 @@ def test_pod_mounts_each_companion_from_its_own_volume() -> None:
     }
     assert list(claims) == ["models", "part-1", "part-2", "part-3"]
     assert len(set(claims.values())) == 4
-    (container,) = pod["containers"]
+    (container,) = pod["initContainers"]
     mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
     assert (mounts["part-1"], mounts["part-3"]) == ("/parts/1", "/parts/3")
     rendered = " ".join(container["args"])

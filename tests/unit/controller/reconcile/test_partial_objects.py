@@ -22,7 +22,7 @@ from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, JOBS, MODELS, PODS
 from kube.store import Store
 from tests.support.api_objects import NOW, as_service, model, service
-from tests.support.service_decisions import KEY, chat_deployment, chat_pod, chat_service
+from tests.support.service_decisions import KEY, SETTINGS, chat_deployment, chat_pod, chat_service
 
 PORT_KEY = 'k:{"port":8080,"protocol":"TCP"}'
 BASE = (chat_service(), (MODELS, model()))
@@ -44,7 +44,7 @@ def decide(deployment: Obj, *, partial: bool) -> tuple[Plan, Store]:
     for resource, obj in (*BASE, (DEPLOYMENTS, deployment), (PODS, pod())):
         known.put(resource, deepcopy(obj))
     inputs = ServiceInputs(question=None, answer=None, new_token=None)
-    return decide_service(Snapshot(known, NOW, inputs), KEY), known
+    return decide_service(Snapshot(known, NOW, inputs), KEY, SETTINGS), known
 
 
 def changed(deployment: Obj, *, stamped: bool, **spec: Any) -> Obj:
@@ -64,7 +64,7 @@ def test_decision_about_parts_is_that_about_whole_objects(spec: Obj, stamped: bo
     part, known = decide(deployment, partial=True)
     assert part == whole
     assert known.list(PODS)[0]["spec"] == {"containers": [{"resources": {"requests": {"memory": "1Gi"}}}]}
-    assert ("args" in str(known.list(DEPLOYMENTS)[0])) is (not stamped and "template" not in spec)
+    assert ("--engine-port" in str(known.list(DEPLOYMENTS)[0])) is (not stamped and "template" not in spec)
 
 
 def test_part_of_a_pod_has_what_the_queue_reads() -> None:

@@ -216,7 +216,7 @@ def test_proxy_is_scraped_in_front_of_an_engine_that_checks_no_key() -> None:
 @pytest.mark.parametrize(
     ("runtime", "kept", "dropped"),
     [
-        ("llama.cpp", "llamacpp:requests_processing", "pomona_proxy_queued"),
+        ("llama.cpp", "llamacpp:requests_processing", "vllm:num_requests_running"),
         ("vllm", "vllm:num_requests_running", "llamacpp:requests_processing"),
         ("generic", "pomona_proxy_queued", "vllm:num_requests_running"),
     ],

@@ -26,16 +26,16 @@ def pod(accelerator: Accelerator = "cpu", **spec: Any) -> Obj:
     return template
 
 
-def container(accelerator: Accelerator = "cpu", **spec: Any) -> Obj:
-    first: Obj = pod(accelerator, **spec)["containers"][0]
-    return first
+def engine_container(accelerator: Accelerator = "cpu", **spec: Any) -> Obj:
+    engine: Obj = pod(accelerator, **spec)["initContainers"][0]
+    return engine
 
 
 def test_the_engine_serves_verified_weights_with_the_services_token() -> None:
-    obj = container(contextLength=2048, parallel=2, extraArgs=["--flash-attn", "on"])
+    obj = engine_container(contextLength=2048, parallel=2, extraArgs=["--flash-attn", "on"])
     arguments = obj["args"]
     assert arguments[arguments.index("-m") + 1] == "/models/0123abcd/tiny.gguf"
-    assert arguments[arguments.index("--api-key-file") + 1] == "/run/secrets/pomona/token"
+    assert arguments[arguments.index("--host") + 1] == "127.0.0.1", "the proxy alone asks it"
     assert arguments[arguments.index("-c") + 1] == "4096"
     assert arguments[-2:] == ["--flash-attn", "on"]
     mounts = {each["name"]: each for each in obj["volumeMounts"]}
@@ -51,7 +51,7 @@ def test_node_mounts_an_image_of_weights() -> None:
     _, obj = build_deployment(as_service(service()), choice, MountedWeights("", "tiny.gguf", image=image))
     spec = obj["spec"]["template"]["spec"]
     assert spec["volumes"][0] == {"name": "models", "image": {"reference": image, "pullPolicy": "IfNotPresent"}}
-    assert "/models/tiny.gguf" in spec["containers"][0]["args"]
+    assert "/models/tiny.gguf" in spec["initContainers"][0]["args"]
 
 
 def test_pods_have_the_labels_that_the_service_selects() -> None:
@@ -71,23 +71,23 @@ def test_pods_meet_the_restricted_standard(accelerator: Accelerator) -> None:
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert spec["automountServiceAccountToken"] is False
-    security = spec["containers"][0]["securityContext"]
-    assert security["allowPrivilegeEscalation"] is False
-    assert security["capabilities"] == {"drop": ["ALL"]}
+    for container in (*spec["initContainers"], *spec["containers"]):
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
 def test_nvidia_pod_requests_devices() -> None:
     spec = pod("nvidia", resources={"gpu": 2})
-    assert spec["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
-    assert spec["containers"][0]["image"].endswith(":server-cuda")
+    assert spec["initContainers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+    assert spec["initContainers"][0]["image"].endswith(":server-cuda")
     assert spec["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-    assert container("nvidia")["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    assert engine_container("nvidia")["resources"]["limits"] == {"nvidia.com/gpu": "1"}
 
 
 def test_cpu_pod_requests_memory_and_no_device() -> None:
-    assert container()["resources"] == {"requests": {"memory": str(2**30)}}
-    assert container(resources={"cpu": 2})["resources"]["requests"]["cpu"] == "2"
-    assert "-ngl" not in container()["args"]
+    assert engine_container()["resources"] == {"requests": {"memory": str(2**30)}}
+    assert engine_container(resources={"cpu": 2})["resources"]["requests"]["cpu"] == "2"
+    assert "-ngl" not in engine_container()["args"]
     assert built()["spec"]["strategy"]["type"] == "RollingUpdate"
 
 
@@ -98,15 +98,9 @@ def test_placement_and_image_of_the_user_are_used() -> None:
         nodeSelector={"zone": "a"},
         tolerations=[{"key": "team", "operator": "Exists"}],
     )
-    assert spec["containers"][0]["image"] == "registry.example/llama:1"
+    assert spec["initContainers"][0]["image"] == "registry.example/llama:1"
     assert spec["nodeSelector"] == {"zone": "a"}
     assert [each["key"] for each in spec["tolerations"]] == ["nvidia.com/gpu", "team"]
-
-
-def test_startup_probe_allows_an_hour_of_loading() -> None:
-    probe = container()["startupProbe"]
-    assert probe["periodSeconds"] * probe["failureThreshold"] >= 3600
-    assert probe["httpGet"] == {"path": "/health", "port": "http"}
 
 
 def test_token_secret_is_owned_by_the_service() -> None:
@@ -121,6 +115,6 @@ def test_kubernetes_replaces_no_variable_in_arguments() -> None:
     choice = EngineChoice("llama.cpp", "cpu", VENDORS["cpu"], 2**30)
     stated = as_service(service(chatTemplate=template, extraArgs=[argument]))
     _, obj = build_deployment(stated, choice, MountedWeights("tiny-cache", "0123abcd/$(KEY).gguf"))
-    arguments = obj["spec"]["template"]["spec"]["containers"][0]["args"]
+    arguments = obj["spec"]["template"]["spec"]["initContainers"][0]["args"]
     seen = [expand(each, {"KEY": "stolen"}) for each in arguments]
     assert {template, argument, "/models/0123abcd/$(KEY).gguf"} <= set(seen)

@@ -51,7 +51,7 @@ def test_pod_claims_devices_by_a_template_and_requests_no_resource() -> None:
     made = deployment["spec"]["template"]
     name = template["metadata"]["name"]
     assert made["spec"]["resourceClaims"] == [{"name": CLAIM_NAME, "resourceClaimTemplateName": name}]
-    (engine,) = made["spec"]["containers"]
+    (engine,) = made["spec"]["initContainers"]
     assert engine["resources"]["claims"] == [{"name": CLAIM_NAME}]
     assert not any("/" in each for each in (*engine["resources"]["requests"], *engine["resources"].get("limits", ())))
     assert made["spec"]["schedulingGates"], "it waits in the queue as others do"
@@ -67,7 +67,7 @@ def test_service_without_selector_claims_nothing() -> None:
     pod = deployment["spec"]["template"]
     assert "resourceClaims" not in pod["spec"]
     assert DEVICE_NEED not in pod["metadata"].get("annotations", {})
-    assert "claims" not in pod["spec"]["containers"][0]["resources"]
+    assert "claims" not in pod["spec"]["initContainers"][0]["resources"]
 
 
 @pytest.mark.parametrize(

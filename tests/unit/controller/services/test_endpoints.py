@@ -24,6 +24,7 @@ from tests.support.service_decisions import (
     METAL,
     OK,
     SERVING,
+    SETTINGS,
     bound_process,
     chat_deployment,
     chat_pod,
@@ -58,7 +59,7 @@ def test_only_hosts_with_a_process_of_the_service_are_probed() -> None:
 def asked(*objects: tuple[Resource, Obj]) -> list[str]:
     """Return the addresses that are sent the token."""
     snapshot = Snapshot(store(*objects), NOW)
-    question = build_view(snapshot, KEY, as_service(snapshot.store.list(INFERENCE_SERVICES)[0])).question
+    question = build_view(snapshot, KEY, as_service(snapshot.store.list(INFERENCE_SERVICES)[0]), SETTINGS).question
     return [endpoint.address for endpoint in question.endpoints] if question else []
 
 
@@ -68,7 +69,7 @@ def test_service_keeps_the_proof_of_its_last_answer() -> None:
     first = decide_chat(*base, *there, answer=OK)
     assert first.status is not None
     proven = (INFERENCE_SERVICES, service(status=first.status | {"conditions": with_time(first)}))
-    view = build_view(Snapshot(store(proven, base[1], *there), NOW), KEY, as_service(proven[1]))
+    view = build_view(Snapshot(store(proven, base[1], *there), NOW), KEY, as_service(proven[1]), SETTINGS)
     assert view.proof == OK
     again = decide_chat(proven, base[1], *there, answer=view.proof)
     assert again.status == first.status, "a new leader writes nothing"
@@ -90,7 +91,7 @@ def test_proof_names_the_endpoint_that_answered_whatever_the_status_says_meanwhi
     blocked = decide_chat(proven, *there)
     assert planned_condition(blocked, "Ready")["message"].startswith("still serving; "), "its Model is gone"
     found = served(blocked, mode="embeddings")
-    view = build_view(Snapshot(store(found, base[1], *there), NOW), KEY, as_service(found[1]))
+    view = build_view(Snapshot(store(found, base[1], *there), NOW), KEY, as_service(found[1]), SETTINGS)
     assert view.proof == embedded
     assert decide_chat(found, base[1], *there, answer=view.proof).status == first.status
 
@@ -103,10 +104,10 @@ def test_proof_of_several_endpoints_names_one_only_if_it_has_answered() -> None:
     noted = f"{OK.message}; http://10.77.0.101:18000 answered 500: out of memory; restart"
     beside = msgspec.structs.replace(OK, message=noted)
     proven = served(decide_chat(*base, *there, answer=beside))
-    view = build_view(Snapshot(store(proven, base[1], *there), NOW), KEY, as_service(proven[1]))
+    view = build_view(Snapshot(store(proven, base[1], *there), NOW), KEY, as_service(proven[1]), SETTINGS)
     assert view.proof == OK
     found = served(decide_chat(proven, *there))
-    again = build_view(Snapshot(store(found, base[1], *there), NOW), KEY, as_service(found[1]))
+    again = build_view(Snapshot(store(found, base[1], *there), NOW), KEY, as_service(found[1]), SETTINGS)
     assert again.proof == msgspec.structs.replace(OK, message="an endpoint generated a token")
 
 

@@ -357,18 +357,13 @@ def pull_secrets(runtime: str, *of_user: str) -> list[str] | None:
     return None if found is None else [each["name"] for each in found]
 
 
-@pytest.mark.parametrize("runtime", ["ollama", "generic"])
-def test_pod_with_the_proxy_has_the_pull_secrets_of_user_and_controller_once(runtime: str) -> None:
+@pytest.mark.parametrize("runtime", ["llama.cpp", "ollama", "generic"])
+def test_pod_has_the_pull_secrets_of_user_and_controller_once(runtime: str) -> None:
     assert pull_secrets(runtime) == ["registry", "mirror"]
     assert pull_secrets(runtime, "theirs", "mirror") == ["theirs", "mirror", "registry"]
 
 
-def test_pod_without_the_proxy_has_the_pull_secrets_of_its_user_only() -> None:
-    assert pull_secrets("llama.cpp") is None
-    assert pull_secrets("llama.cpp", "theirs") == ["theirs"]
-
-
-def test_engine_behind_the_proxy_needs_an_image_of_pomona() -> None:
+def test_pod_needs_an_image_of_pomona() -> None:
     stated: Obj = {"image": "registry.example/engine:1", "container": {}, "resources": {"memory": "1Gi"}}
     chat = (chat_service(runtime="generic", **stated), (MODELS, model()))
     refused = decide_chat(*chat, settings=PodSettings(image=""))

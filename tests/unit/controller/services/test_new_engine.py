@@ -28,7 +28,7 @@ QUICK = Runtime(
     modes=frozenset({"chat"}),
     tuning=("--speed",),
     on_hosts=False,
-    pod=EnginePod(container="quick", images={"nvidia": "registry.example/quick:1"}, arguments=arguments, key="file"),
+    pod=EnginePod(container="quick", images={"nvidia": "registry.example/quick:1"}, arguments=arguments),
 )
 
 
@@ -47,7 +47,7 @@ def decide(**spec: object) -> tuple[tuple[str, str, str], list[Obj]]:
 
 def test_new_engine_serves_in_pods() -> None:
     _, (deployment,) = decide(hardware={"accelerator": "nvidia", "count": 2}, extraArgs=["--speed", "9"])
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    (container,) = deployment["spec"]["template"]["spec"]["initContainers"]
     assert (container["name"], container["image"]) == ("quick", "registry.example/quick:1")
     assert container["args"][2:] == ["--devices", "2", "--speed", "9"]
     assert container["resources"]["limits"] == {VENDORS["nvidia"].resource: "2"}

@@ -42,7 +42,7 @@ def refusal(options: Obj, **spec: Any) -> str:
 def test_pod_has_pull_secrets_runtime_class_and_variables_of_the_user() -> None:
     spec = pod(imagePullSecrets=[{"name": "registry"}], runtimeClassName="gvisor", env=[{"name": "A", "value": "b"}])
     assert (spec["imagePullSecrets"], spec["runtimeClassName"]) == ([{"name": "registry"}], "gvisor")
-    assert spec["containers"][0]["env"] == [{"name": "A", "value": "b"}]
+    assert spec["initContainers"][0]["env"] == [{"name": "A", "value": "b"}]
 
 
 def test_scheduler_is_that_of_the_user_or_else_of_the_cluster() -> None:
@@ -70,14 +70,14 @@ def test_volumes_of_the_user_are_added_under_names_of_their_own() -> None:
     files = {"name": "tmp", "configMap": {"name": "templates"}}
     mount = {"name": "tmp", "mountPath": "/etc/templates", "readOnly": True}
     spec, bare = pod(volumes=[SCRATCH, claim, files], volumeMounts=[mount]), pod()
-    own_mounts = bare["containers"][0]["volumeMounts"]
+    own_mounts = bare["initContainers"][0]["volumeMounts"]
     assert spec["volumes"] == [
         *bare["volumes"],
         SCRATCH | {"name": "user-scratch"},
         claim | {"name": "user-cache"},
         files | {"name": "user-tmp"},
     ]
-    assert spec["containers"][0]["volumeMounts"] == [*own_mounts, mount | {"name": "user-tmp"}]
+    assert spec["initContainers"][0]["volumeMounts"] == [*own_mounts, mount | {"name": "user-tmp"}]
 
 
 def test_pod_has_the_class_of_its_priority_and_prefers_several_nodes() -> None:
@@ -102,7 +102,7 @@ def test_scaling_restarts_no_pod() -> None:
 def test_memory_limit_is_stated_beside_the_devices() -> None:
     choice = EngineChoice("llama.cpp", "nvidia", VENDORS["nvidia"], "1Gi")
     chat = as_service(service(resources={"memoryLimit": "2Gi"}))
-    (engine,) = build_pod(chat, choice, MountedWeights("tiny-cache", "a/tiny.gguf"))["containers"]
+    (engine,) = build_pod(chat, choice, MountedWeights("tiny-cache", "a/tiny.gguf"))["initContainers"]
     assert engine["resources"]["limits"] == {"memory": "2Gi", "nvidia.com/gpu": "1"}
     assert engine["resources"]["requests"] == {"memory": "1Gi", "nvidia.com/gpu": "1"}
 

@@ -146,7 +146,7 @@ def test_unknown_size_is_not_guessed(layers: int | None) -> None:
 
 def test_pod_requests_the_memory_estimated_from_the_header() -> None:
     (obj,) = list_applied(decide_chat(chat_service(contextLength=1024, parallel=2), (MODELS, model())), DEPLOYMENTS)
-    requests = obj["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"]
+    requests = obj["spec"]["template"]["spec"]["initContainers"][0]["resources"]["requests"]
     layout = msgspec.convert(model()["status"]["layout"], Layout)
     needed = estimate(Workload(layout), ServingOptions(context_length=1024, parallel=2))
     assert needed
@@ -334,7 +334,7 @@ def test_service_without_its_model_is_scaled_down_and_not_up() -> None:
 
 def test_stated_memory_of_zero_is_used() -> None:
     (obj,) = list_applied(decide_chat(chat_service(resources={"memory": 0}), (MODELS, model())), DEPLOYMENTS)
-    assert obj["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"] == {"memory": "0"}
+    assert obj["spec"]["template"]["spec"]["initContainers"][0]["resources"]["requests"] == {"memory": "0"}
 
 
 def test_unreadable_host_or_process_blocks_no_service() -> None:

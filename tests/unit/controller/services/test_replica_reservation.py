@@ -16,6 +16,8 @@ from kube.client import Obj
 from tests.support.api_objects import GIB, NOW, as_model, as_service, model, service
 
 SETTINGS = PodSettings("pomona:test")
+PROXY_BYTES = 96 << 20
+"""Memory of the proxy beside each engine."""
 NODE_CACHE = {"scope": "node", "storageClassName": "local"}
 
 
@@ -28,7 +30,7 @@ def reserve(settings: PodSettings = SETTINGS, *, of_model: Model | None = None, 
 def test_devices_memory_and_processors_of_one_replica_are_reserved() -> None:
     found = reserve(replicas=3, hardware={"accelerator": "nvidia", "count": 2}, resources={"memory": "3Gi", "cpu": "4"})
     assert found is not None
-    assert found.requests == {"nvidia.com/gpu": "2", "memory": str(3 * GIB), "cpu": "4"}
+    assert found.requests == {"nvidia.com/gpu": "2", "memory": str(3 * GIB + PROXY_BYTES), "cpu": "4.05"}
 
 
 def test_memory_is_that_of_the_pod_if_nobody_states_it() -> None:
@@ -41,14 +43,7 @@ def test_memory_that_is_not_known_yet_leaves_the_devices_reserved() -> None:
     unknown = as_model(model(cache=NODE_CACHE, status={"layout": None, "sizeBytes": None}))
     found = reserve(resources={}, of_model=unknown)
     assert found is not None
-    assert found.requests == {"nvidia.com/gpu": "1", "memory": "0"}
-
-
-def test_engine_and_its_proxy_are_reserved_together() -> None:
-    found = reserve(runtime="generic", image="registry.example/engine:1", container={})
-    assert found is not None
-    assert found.requests["memory"] == str(3 * GIB + 96 * 2**20)
-    assert found.requests["cpu"] == "0.05"
+    assert found.requests == {"nvidia.com/gpu": "1", "memory": str(PROXY_BYTES), "cpu": "0.05"}
 
 
 def test_nodes_are_those_of_hardware_and_affinity() -> None:

@@ -7,7 +7,6 @@ cluster, so it may change only if a release does that on purpose.
 import hashlib
 import json
 from copy import deepcopy
-from typing import Any
 
 import msgspec
 import pytest
@@ -15,17 +14,14 @@ import pytest
 from controller.placement.process_units import _find_template
 from controller.reconcile.stamp import ANNOTATION_INPUTS, stamp
 from controller.services.pods.one_node import forget_claims
-from controller.services.pods.queue_gate import set_gate
 from controller.services.rollout import is_current
 from crds.metalprocess import MetalProcess
-from kube import resources
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, METAL_HOSTS, METAL_PROCESSES, MODELS, Resource
 from tests.support.api_objects import GIB, host, model
 from tests.support.service_decisions import (
     METAL,
     chat_deployment,
-    chat_pod,
     chat_service,
     decide_chat,
     forget_mark,
@@ -68,28 +64,6 @@ PROCESSES: dict[str, list[tuple[str, str]]] = {
         ("chat-fcea90dc-1", "9565c47190a62f86"),
         ("chat-fcea90dc-2", "9565c47190a62f86"),
     ],
-}
-PODS: dict[str, dict[str, str]] = {
-    "cpu": {
-        "defaults": "bc65410646b7ecc4",
-        "defaults stated": "bc65410646b7ecc4",
-        "context": "cc968fc8b52a7def",
-        "embeddings": "0a3506dd2f007568",
-        "rerank": "165307ddda8b2e23",
-        "options": "b57dbe52a1d0e992",
-        "companions": "5944318a6e09b04d",
-        "all": "31cffd6f7c621f51",
-    },
-    "nvidia": {
-        "defaults": "e773b0f6b4275b61",
-        "defaults stated": "e773b0f6b4275b61",
-        "context": "c52d0ffb61ed7bb9",
-        "embeddings": "fe0fd62ded24fa00",
-        "rerank": "18616312804fdda1",
-        "options": "6da7c4667c9e745f",
-        "companions": "3873681f7c4f7739",
-        "all": "097bc08dedf96c38",
-    },
 }
 
 
@@ -149,32 +123,6 @@ def test_extent_of_benchmarks_reaches_processes_but_not_their_names() -> None:
     assert is_current(bound, "another", wanted)
 
 
-@pytest.mark.parametrize("accelerator", ["cpu", "nvidia"])
-@pytest.mark.parametrize("case", SERVICES)
-def test_pod_templates_stay_the_same(case: str, accelerator: str) -> None:
-    spec: dict[str, Any] = {**SERVICES[case], "hardware": {"accelerator": accelerator}, "resources": {"cpu": "2"}}
-    earlier = set_gate(deepcopy(forget_mark(chat_deployment(chat_service(**spec), *models()))), is_gated=False)
-    # Earlier versions had none of these, and requested the memory of devices of the node as well: what they made keeps
-    # its template until something else changes.
-    pod = earlier["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    del container["lifecycle"], pod["priorityClassName"], pod["topologySpreadConstraints"]
-    pod["terminationGracePeriodSeconds"] = 30
-    for kind in ("startupProbe", "livenessProbe"):
-        del container[kind]["terminationGracePeriodSeconds"]
-    del earlier["metadata"]["annotations"]
-    earlier["spec"]["template"] = forget_claims(earlier["spec"]["template"])
-    if accelerator == "nvidia":
-        earlier["spec"]["strategy"] = {"type": "Recreate"}  # also of several replicas
-    on_cpu = chat_deployment(chat_service(**{**spec, "hardware": {"accelerator": "cpu"}}), *models())
-    (whole,) = on_cpu["spec"]["template"]["spec"]["containers"]
-    container["resources"]["requests"]["memory"] = whole["resources"]["requests"]["memory"]
-    assert digest(earlier["spec"]) == PODS[accelerator][case]
-    there = ((DEPLOYMENTS, stamp(earlier)), (resources.PODS, chat_pod() | {"spec": {"nodeName": "gpu-1"}}))
-    (obj,) = list_applied(decide_chat(chat_service(**spec), *models(), *there), DEPLOYMENTS)
-    assert obj["spec"]["template"] == earlier["spec"]["template"]
-
-
 def test_pod_template_behind_a_proxy_stays_the_same() -> None:
     spec: Obj = {"runtime": "ollama", "hardware": {"accelerator": "cpu"}, "resources": {"memory": "2Gi"}}
     earlier = forget_mark(chat_deployment(chat_service(**spec), *models()))
@@ -214,7 +162,7 @@ def test_pods_that_requested_the_stated_memory_beside_devices_stay_the_same(case
     chat = chat_service(hardware={"accelerator": "nvidia"}, **case)
     earlier = deepcopy(chat_deployment(chat, known))
     pod = earlier["spec"]["template"]["spec"]
-    engine = next(iter((*pod.get("initContainers", ()), *pod["containers"])))
+    engine = pod["initContainers"][0]
     assert int(engine["resources"]["requests"]["memory"]) < 5 * GIB
     engine["resources"]["requests"]["memory"] = str(20 * GIB)
     (obj,) = list_applied(decide_chat(chat, known, (DEPLOYMENTS, stamp(earlier))), DEPLOYMENTS)

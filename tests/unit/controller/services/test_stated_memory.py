@@ -67,7 +67,7 @@ def test_memory_that_is_stated_close_to_the_estimate_or_for_the_pod_itself_is_ta
     assert needed
     close = needed.total_bytes * 95 // 100
     (obj,) = list_applied(decide_chat(chat_service(), (MODELS, model(memoryBytes=close))), DEPLOYMENTS)
-    assert obj["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"] == {"memory": str(close)}
+    assert obj["spec"]["template"]["spec"]["initContainers"][0]["resources"]["requests"] == {"memory": str(close)}
     requested = chat_service(resources={"memory": "1Gi"})
     assert list_applied(decide_chat(requested, (MODELS, model(memoryBytes=1))), DEPLOYMENTS)
 
@@ -102,7 +102,7 @@ def gpu_node(memory_mib: int) -> tuple[Resource, Obj]:
 def requested_memory(deployment: Obj) -> int:
     """Return the bytes that the engine's container requests of its node."""
     pod = deployment["spec"]["template"]["spec"]
-    engine = next(iter((*pod.get("initContainers", ()), *pod["containers"])))
+    engine = pod["initContainers"][0]
     return int(engine["resources"]["requests"]["memory"])
 
 
@@ -130,7 +130,7 @@ def test_container_beside_devices_requests_what_the_engine_keeps_in_memory_of_th
     stated = chat_service(**NVIDIA, resources={"memory": "9Gi"})
     (applied,) = list_applied(decide_chat(stated, (MODELS, FORMS[form]), gpu_node(49_140)), DEPLOYMENTS)
     pod = applied["spec"]["template"]["spec"]
-    engine = next(iter((*pod.get("initContainers", ()), *pod["containers"])))
+    engine = pod["initContainers"][0]
     assert engine["resources"]["requests"]["memory"] == "9Gi"
 
 

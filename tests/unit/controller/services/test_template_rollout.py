@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from controller.placement.queued_service import read_template_mark
-from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
+from controller.pod_settings import PodSettings
 from controller.reconcile.plan import Plan
 from controller.reconcile.stamp import (
     ANNOTATION_INPUTS,
@@ -37,7 +37,7 @@ from tests.support.service_decisions import (
 )
 
 CPU = replace(VENDORS["cpu"], images={"llama.cpp": "engine:2"})
-UPDATED = PodSettings(vendors={**VENDORS, "cpu": CPU})
+UPDATED = PodSettings("pomona:test", vendors={**VENDORS, "cpu": CPU})
 """The controller after an update: pods have another template without any edit."""
 
 
@@ -55,7 +55,7 @@ def decide(there: Obj, settings: PodSettings = UPDATED, *, may_roll_out: bool = 
 def image(plan: Plan) -> str | None:
     """Return the image with which the plan replaces the pods, or None if it does not."""
     found = list_applied(plan, DEPLOYMENTS)
-    return found[0]["spec"]["template"]["spec"]["containers"][0]["image"] if found else None
+    return found[0]["spec"]["template"]["spec"]["initContainers"][0]["image"] if found else None
 
 
 def test_update_waits_for_its_turn_and_the_service_serves_on() -> None:
@@ -72,7 +72,7 @@ def test_update_is_rolled_out_in_its_turn() -> None:
     assert list_applied(plan, DEPLOYMENTS)[0]["metadata"]["annotations"][ANNOTATION_UPDATE] == "true"
 
 
-def test_pull_secret_of_the_controller_is_rolled_out_in_turn_where_the_proxy_is() -> None:
+def test_pull_secret_of_the_controller_is_rolled_out_in_turn() -> None:
     stated: Obj = {"runtime": "generic", "image": "registry.example/engine:1", "container": {}}
     stated["resources"] = {"memory": "1Gi"}
     given = PodSettings("pomona:test", image_pull_secrets=("registry",))
@@ -80,8 +80,6 @@ def test_pull_secret_of_the_controller_is_rolled_out_in_turn_where_the_proxy_is(
     (applied,) = list_applied(decide(running(**stated), given, may_roll_out=True, **stated), DEPLOYMENTS)
     assert applied["spec"]["template"]["spec"]["imagePullSecrets"] == [{"name": "registry"}]
     assert applied["metadata"]["annotations"][ANNOTATION_UPDATE] == "true"
-    (same,) = list_applied(decide(there := running(), given, may_roll_out=True), DEPLOYMENTS)
-    assert not needs_apply(DEPLOYMENTS, same, there), "its pods have no image of Pomona"
 
 
 def test_edit_is_rolled_out_at_once() -> None:
@@ -112,7 +110,7 @@ def test_edit_of_the_model_is_rolled_out_at_once(edited: Obj) -> None:
 def test_edit_of_the_model_that_no_pod_sees_rolls_no_update_out() -> None:
     assert image(decide_edited(running(), model(domains=["coding"]))) is None
     there = kept_of_an_earlier_version()
-    (same,) = list_applied(decide_edited(there, model(domains=["coding"]), DEFAULT_SETTINGS), DEPLOYMENTS)
+    (same,) = list_applied(decide_edited(there, model(domains=["coding"]), SETTINGS), DEPLOYMENTS)
     assert "priorityClassName" not in same["spec"]["template"]["spec"], "its pods have none"
     assert not needs_apply(DEPLOYMENTS, same, there)
 
@@ -122,11 +120,11 @@ def test_weights_that_were_verified_later_are_rolled_out_at_once() -> None:
     found = held_by("tiny-cache")
     (there,) = store((DEPLOYMENTS, chat_deployment(chat_service(), (MODELS, found)))).list(DEPLOYMENTS)
     found["status"]["revision"] = "r2"
-    (same,) = list_applied(decide_edited(there, found, DEFAULT_SETTINGS), DEPLOYMENTS)
+    (same,) = list_applied(decide_edited(there, found, SETTINGS), DEPLOYMENTS)
     assert not needs_apply(DEPLOYMENTS, same, there)
     verified = held_by("tiny-cache-2")
     verified["status"]["revision"] = "r2"
-    (moved,) = list_applied(decide_edited(there, verified, DEFAULT_SETTINGS), DEPLOYMENTS)
+    (moved,) = list_applied(decide_edited(there, verified, SETTINGS), DEPLOYMENTS)
     assert ANNOTATION_UPDATE not in moved["metadata"]["annotations"]
 
 
@@ -135,24 +133,10 @@ def kept_of_an_earlier_version() -> Obj:
     there = chat_deployment(chat_service(), (MODELS, model()))
     pod = there["spec"]["template"]["spec"]
     del pod["priorityClassName"], pod["topologySpreadConstraints"], there["metadata"]["annotations"]
-    (applied,) = list_applied(decide(there, DEFAULT_SETTINGS), DEPLOYMENTS)
+    (applied,) = list_applied(decide(there, SETTINGS), DEPLOYMENTS)
     there["metadata"]["annotations"] = applied["metadata"]["annotations"]
     (kept,) = store((DEPLOYMENTS, there)).list(DEPLOYMENTS)
     return kept
-
-
-def test_pods_of_an_earlier_version_keep_the_limit_of_their_start() -> None:
-    """Earlier versions gave all weights an hour; large ones are the last that should load again."""
-    large = (MODELS, model(status={"sizeBytes": 140_000_000_000}))
-    there = chat_deployment(chat_service(), large)
-    probe = there["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
-    assert probe["failureThreshold"] > 3600
-    probe["failureThreshold"] = 3600
-    del there["metadata"]["annotations"]
-    (kept,) = store((DEPLOYMENTS, stamp(there))).list(DEPLOYMENTS)
-    plan = decide_chat(chat_service(), large, (DEPLOYMENTS, kept), (PODS, chat_pod()), may_roll_out=False)
-    (applied,) = list_applied(plan, DEPLOYMENTS)
-    assert applied["spec"] == there["spec"]
 
 
 def behind_a_proxy(**changed: str | None) -> Obj:
@@ -192,7 +176,7 @@ REFUSED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
 def of_stated_memory() -> Obj:
     """Return the Deployment of an earlier version, whose pods request what the Model states for the devices."""
     there = chat_deployment(chat_service(**ON_DEVICE), STATED)
-    (container,) = there["spec"]["template"]["spec"]["containers"]
+    (container,) = there["spec"]["template"]["spec"]["initContainers"]
     container["resources"]["requests"]["memory"] = str(20 << 30)
     (kept,) = store((DEPLOYMENTS, stamp(there))).list(DEPLOYMENTS)
     return kept
@@ -201,7 +185,7 @@ def of_stated_memory() -> Obj:
 def requested(plan: Plan) -> list[int]:
     """Return the memory that the plan has the pods request, if it applies a Deployment."""
     pods = [obj["spec"]["template"]["spec"] for obj in list_applied(plan, DEPLOYMENTS)]
-    return [int(each["containers"][0]["resources"]["requests"]["memory"]) for each in pods]
+    return [int(each["initContainers"][0]["resources"]["requests"]["memory"]) for each in pods]
 
 
 def test_pods_keep_the_request_of_stated_memory_after_an_update() -> None:
@@ -262,7 +246,7 @@ def test_template_stays_after_its_turn() -> None:
 
 def test_mark_of_a_template_is_another_after_an_edit_and_the_first_one_after_a_rollback() -> None:
     def mark(there: Obj, **spec: Any) -> str:
-        (applied,) = list_applied(decide(there, DEFAULT_SETTINGS, **spec), DEPLOYMENTS)
+        (applied,) = list_applied(decide(there, SETTINGS, **spec), DEPLOYMENTS)
         return read_template_mark(applied["spec"]["template"])
 
     first = running()
@@ -279,15 +263,15 @@ def test_deployment_of_an_earlier_version_keeps_its_pods_and_learns_the_inputs()
     there = chat_deployment(chat_service(), (MODELS, model()))
     pod = there["spec"]["template"]["spec"]
     del pod["priorityClassName"], pod["topologySpreadConstraints"], there["metadata"]["annotations"]
-    (applied,) = list_applied(decide(there, DEFAULT_SETTINGS), DEPLOYMENTS)
+    (applied,) = list_applied(decide(there, SETTINGS), DEPLOYMENTS)
     assert applied["spec"] == there["spec"]
     assert needs_apply(DEPLOYMENTS, applied, there)
     after = deepcopy(there)
     after["metadata"]["annotations"] = applied["metadata"]["annotations"]
     (kept,) = store((DEPLOYMENTS, after)).list(DEPLOYMENTS)
-    (again,) = list_applied(decide(kept, DEFAULT_SETTINGS), DEPLOYMENTS)
+    (again,) = list_applied(decide(kept, SETTINGS), DEPLOYMENTS)
     assert not needs_apply(DEPLOYMENTS, again, kept)
-    (edited,) = list_applied(decide(kept, DEFAULT_SETTINGS, priority="high"), DEPLOYMENTS)
+    (edited,) = list_applied(decide(kept, SETTINGS, priority="high"), DEPLOYMENTS)
     assert edited["spec"]["template"]["spec"]["priorityClassName"] == "pomona-high"
     assert not is_desired(DEPLOYMENTS, edited, kept)
 

@@ -15,19 +15,27 @@ from controller.reconcile.plan import Leading
 from controller.services import traffic_meter
 from controller.services.endpoints import Endpoint
 from controller.services.speed_watch import SpeedWatch
-from controller.services.stream_speed import StreamSeries
-from controller.services.traffic import UNKNOWN_TRAFFIC, TokenSource, Traffic, TrafficSeries, find_series
+from controller.services.stream_speed import LONE_SECONDS, LONE_TOKENS
+from controller.services.traffic import REQUESTS, SECONDS, TOKENS, UNKNOWN_TRAFFIC, TokenSource, Traffic
 from controller.services.traffic_meter import TrafficMeter, TrafficTarget
 from kube.client import Client, Obj
 from kube.resources import ObjectKey, Resource
 from kube.store import Store
-from runtimes.registry import RUNTIMES
 from tests.support import virtual_time
 from tests.support.background import running
 from tests.support.eventually import eventually
 
 KEY = ObjectKey("team", "chat")
-SERIES = TrafficSeries("/metrics", needs_key=True, requests="seconds_count", seconds="seconds")
+
+
+def write_series(requests: float, seconds: float) -> bytes:
+    """Return the series of a proxy."""
+    return f"{REQUESTS} {requests}\n{SECONDS} {seconds}\n".encode()
+
+
+def write_tokens(number: float) -> bytes:
+    """Return the series of a proxy without requests."""
+    return f"{REQUESTS} 0\n{TOKENS} {number}\n".encode()
 
 
 class Secrets(Client):
@@ -38,9 +46,9 @@ class Secrets(Client):
         self.reads = 0
 
     async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
-        assert (resource.plural, name, namespace) == ("secrets", "chat-token", "team")
+        assert (resource.plural, namespace) == ("secrets", "team")
         self.reads += 1
-        owners = [{"uid": "uid-chat", "controller": True}]
+        owners = [{"uid": f"uid-{name.removesuffix('-token')}", "controller": True}]
         data = {"token": base64.b64encode(self.token.encode()).decode()}
         return {"metadata": {"name": name, "ownerReferences": owners}, "data": data}
 
@@ -52,20 +60,17 @@ class Pod:
         self.secrets = secrets
         self.readings = 0
         self.nonsense: bytes | None = None
-        self.own: bytes | None = None
-        """The series of the proxy, if the pod has one."""
         self.endpoint = Endpoint("127.0.0.1", 0)
 
     async def metrics(self, request: web.Request) -> web.Response:
         if request.headers.get("Authorization") != f"Bearer {self.secrets.token}":
             return web.Response(status=401)
         self.readings += 1
-        if self.own is not None:
-            # With the series of its engine, the answer is longer than the meter reads.
-            return web.Response(body=self.own + (b"" if request.query_string == "engine=false" else b"x 1\n" * 2**18))
+        # With the series of its engine, the answer may be longer than the meter reads.
+        assert request.query_string == "engine=false"
         if self.nonsense is not None:
             return web.Response(body=self.nonsense)
-        return web.Response(text=f"seconds_count {2 * self.readings}\nseconds_sum {self.readings}\n")
+        return web.Response(body=write_series(2 * self.readings, self.readings))
 
 
 @pytest_asyncio.fixture
@@ -94,7 +99,7 @@ def leading(client: Client, enqueued: list[ObjectKey]) -> Leading:
 
 
 def target(*endpoints: Endpoint) -> TrafficTarget:
-    return TrafficTarget("uid-chat", endpoints, SERIES)
+    return TrafficTarget("uid-chat", endpoints)
 
 
 @pytest.mark.usefixtures("often")
@@ -124,31 +129,18 @@ async def test_replaced_token_is_read_again(pod: Pod) -> None:
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize(
     "nonsense",
-    [b"", b"<html>seconds_count</html>", b"seconds_count nan\n", b"x" * ((1 << 20) + 1) + b"\nseconds_count 5\n"],
+    [b"", b"<html>REQUESTS</html>", b"REQUESTS nan\n", b"x" * ((1 << 20) + 1) + b"\nREQUESTS 5\n"],
     ids=["empty", "HTML", "no number", "too long"],
 )
 async def test_traffic_of_pods_that_send_nonsense_is_unknown_after_a_time(pod: Pod, nonsense: bytes) -> None:
     meter, enqueued = TrafficMeter(), list[ObjectKey]()
-    pod.nonsense = nonsense
+    pod.nonsense = nonsense.replace(b"REQUESTS", REQUESTS.encode())
     known = Traffic(7, 700)
     async with running(meter.run(leading(pod.secrets, enqueued))):
         assert meter.follow(KEY, target(pod.endpoint), known) == known
         await eventually(lambda: pod.readings >= 2)
         await eventually(lambda: enqueued)
         assert meter.follow(KEY, target(pod.endpoint), known) == UNKNOWN_TRAFFIC
-
-
-@pytest.mark.usefixtures("often")
-async def test_proxy_is_asked_for_its_own_series_only(pod: Pod) -> None:
-    engine = RUNTIMES["vllm"].pod
-    assert engine is not None
-    series = find_series(engine)
-    assert series is not None
-    pod.own = b"".join(b"%b 5\n" % name.encode() for name in series.names)
-    meter, enqueued = TrafficMeter(), list[ObjectKey]()
-    async with running(meter.run(leading(pod.secrets, enqueued))):
-        meter.follow(KEY, TrafficTarget("uid-chat", (pod.endpoint,), series))
-        await eventually(lambda: enqueued)
 
 
 @pytest.mark.usefixtures("often")
@@ -171,10 +163,10 @@ def read_at(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
     """Times at which pods are read, by their address; each of them counts 100 requests from one reading to the next."""
     read_at: dict[str, list[float]] = {}
 
-    async def read(_session: object, endpoint: Endpoint, _series: TrafficSeries, _token: str) -> bytes:
+    async def read(_session: object, endpoint: Endpoint, _token: str) -> bytes:
         times = read_at.setdefault(endpoint.address, [])
         times.append(asyncio.get_running_loop().time())
-        return f"seconds_count {100 * len(times)}\nseconds_sum {50 * len(times)}\n".encode()
+        return write_series(100 * len(times), 50 * len(times))
 
     monkeypatch.setattr(traffic_meter, "_read_metrics", read)
     return read_at
@@ -182,10 +174,10 @@ def read_at(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
 
 async def follow(enqueued: list[ObjectKey], services: int = 50, pods: int = 1, minutes: float = 5) -> None:
     """Follow services for some time."""
-    meter, series = TrafficMeter(), SERIES._replace(needs_key=False)
+    meter = TrafficMeter()
     for number in range(services):
         endpoints = tuple(Endpoint(f"10.{pod}.{number // 250}.{number % 250}", 8080) for pod in range(pods))
-        meter.follow(ObjectKey("team", f"s{number}"), TrafficTarget(f"uid-{number}", endpoints, series))
+        meter.follow(ObjectKey("team", f"s{number}"), TrafficTarget(f"uid-s{number}", endpoints))
     async with running(meter.run(leading(Secrets(), enqueued))):
         await asyncio.sleep(60 * minutes)
 
@@ -208,7 +200,7 @@ def test_services_without_requests_are_read_every_half_minute(monkeypatch: pytes
         now = asyncio.get_running_loop().time()
         read_at.append(now)
         # The controller asks one question in ten minutes by itself.
-        return f"seconds_count {now // 600}\nseconds_sum {now // 600}\n".encode()
+        return write_series(now // 600, now // 600)
 
     monkeypatch.setattr(traffic_meter, "_read_metrics", read)
     enqueued = list[ObjectKey]()
@@ -233,7 +225,7 @@ def test_service_with_the_same_traffic_is_enqueued_once(read_at: dict[str, list[
 def test_traffic_that_changes_all_the_time_is_written_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     async def read(*_: object) -> bytes:
         now = asyncio.get_running_loop().time()
-        return f"seconds_count {now**2}\nseconds_sum {now}\n".encode()
+        return write_series(now**2, now)
 
     monkeypatch.setattr(traffic_meter, "_read_metrics", read)
     enqueued = list[ObjectKey]()
@@ -249,7 +241,7 @@ def test_service_with_a_silent_pod_is_read_ever_more_rarely(monkeypatch: pytest.
         if endpoint.address.startswith("10.1."):
             return None
         read_at.append(now)
-        return f"seconds_count {now}\nseconds_sum {now}\n".encode()
+        return write_series(now, now)
 
     monkeypatch.setattr(traffic_meter, "_read_metrics", read)
     virtual_time.run(follow([], services=1, pods=2, minutes=60))
@@ -259,30 +251,29 @@ def test_service_with_a_silent_pod_is_read_ever_more_rarely(monkeypatch: pytest.
 
 async def test_service_that_is_replaced_has_unknown_traffic() -> None:
     meter, pods = TrafficMeter(), (Endpoint("10.0.0.1", 8080),)
-    meter.follow(KEY, TrafficTarget("uid-earlier", pods, SERIES), Traffic(7, 700))
+    meter.follow(KEY, TrafficTarget("uid-earlier", pods), Traffic(7, 700))
     assert meter.follow(KEY, target(*pods)) == UNKNOWN_TRAFFIC
 
 
 def test_tokens_are_counted_over_a_minute_and_reported_when_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    series = TrafficSeries("/metrics", needs_key=False, requests=None, seconds=None, tokens="tokens")
     enqueued = list[tuple[float, ObjectKey]]()
 
     async def read(*_: object) -> bytes:
         now = asyncio.get_running_loop().time()
-        return f"tokens {10 * now if now < 3000 else 30_000 + 20 * (now - 3000)}\n".encode()
+        return write_tokens(10 * now if now < 3000 else 30_000 + 20 * (now - 3000))
 
     monkeypatch.setattr(traffic_meter, "_read_metrics", read)
 
     async def main() -> Traffic:
         meter = TrafficMeter()
-        chat = TrafficTarget("uid-chat", (Endpoint("10.0.0.1", 8080),), series)
+        chat = TrafficTarget("uid-chat", (Endpoint("10.0.0.1", 8080),))
         meter.follow(KEY, chat)
         recorder: Any = None
         loop = asyncio.get_running_loop()
         follower = Leading(Secrets(), Store(), recorder, lambda _resource, key: enqueued.append((loop.time(), key)))
         async with running(meter.run(follower)):
             await asyncio.sleep(2900)
-            assert meter.follow(KEY, chat).fields() == {"tokensPerSecond": "10.0"}
+            assert meter.follow(KEY, chat).fields() == {"requestsPerMinute": 0, "tokensPerSecond": "10.0"}
             assert len(enqueued) == 1
             await asyncio.sleep(1000)
             return meter.follow(KEY, chat)
@@ -295,17 +286,16 @@ def test_tokens_are_counted_over_a_minute_and_reported_when_they_change(monkeypa
 
 
 def test_rate_of_a_pod_that_answers_no_more_becomes_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    series = TrafficSeries("/metrics", needs_key=False, requests=None, seconds=None, tokens="tokens")
 
     async def read(*_: object) -> bytes | None:
         now = asyncio.get_running_loop().time()
-        return f"tokens {now}\n".encode() if now < 1000 else None
+        return write_tokens(now) if now < 1000 else None
 
     monkeypatch.setattr(traffic_meter, "_read_metrics", read)
 
     async def main() -> None:
         meter, enqueued = TrafficMeter(), list[ObjectKey]()
-        chat = TrafficTarget("uid-chat", (Endpoint("10.0.0.1", 8080),), series)
+        chat = TrafficTarget("uid-chat", (Endpoint("10.0.0.1", 8080),))
         meter.follow(KEY, chat)
         async with running(meter.run(leading(Secrets(), enqueued))):
             await asyncio.sleep(1000)
@@ -319,13 +309,12 @@ def test_rate_of_a_pod_that_answers_no_more_becomes_unknown(monkeypatch: pytest.
 
 
 def test_tokens_are_shown_by_node_and_no_longer_than_they_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    series = TrafficSeries("/metrics", needs_key=False, requests=None, seconds=None, tokens="tokens")
     shown = dict[ObjectKey, Mapping[TokenSource, float]]()
     silent = False
 
     async def read(_session: object, endpoint: Endpoint, *_: object) -> bytes | None:
         rate = {"10.0.0.1": 3, "10.0.0.2": 4, "10.0.0.3": 5}[endpoint.address]
-        return None if silent else f"tokens {rate * asyncio.get_running_loop().time()}\n".encode()
+        return None if silent else write_tokens(rate * asyncio.get_running_loop().time())
 
     monkeypatch.setattr(traffic_meter, "_read_metrics", read)
     pods = tuple(Endpoint(f"10.0.0.{number}", 8080, node=f"gpu-{number // 3}") for number in (1, 2, 3))
@@ -337,7 +326,7 @@ def test_tokens_are_shown_by_node_and_no_longer_than_they_are_known(monkeypatch:
     async def main() -> None:
         nonlocal silent
         meter = TrafficMeter(shown.__setitem__)
-        meter.follow(KEY, TrafficTarget("uid-chat", pods, series, "qwen", "vllm"))
+        meter.follow(KEY, TrafficTarget("uid-chat", pods, "qwen", "vllm"))
         async with running(meter.run(leading(Secrets(), []))):
             await asyncio.sleep(100)
             assert shown == {KEY: expected}
@@ -363,16 +352,14 @@ def watch_lone_streams(monkeypatch: pytest.MonkeyPatch, speed: float, hours: flo
     async def read(*_: object) -> bytes:
         read_at.append(asyncio.get_running_loop().time())
         tokens[0] += 600
-        return f"tokens {tokens[0]}\nlone_tokens {tokens[0]}\nlone_seconds {tokens[0] / speed}\n".encode()
+        return write_tokens(tokens[0]) + f"{LONE_TOKENS} {tokens[0]}\n{LONE_SECONDS} {tokens[0] / speed}\n".encode()
 
     monkeypatch.setattr(traffic_meter, "_read_metrics", read)
 
     async def main() -> None:
         meter, endpoint = TrafficMeter(watch=watch), Endpoint("10.0.0.1", 8080, node="a")
-        series = TrafficSeries("/metrics", needs_key=False, requests=None, seconds=None, tokens="tokens")
-        streams = StreamSeries("lone_tokens", "lone_seconds")
         watch.follow(KEY, {endpoint: 100.0})
-        meter.follow(KEY, TrafficTarget("uid-chat", (endpoint,), series, streams=streams))
+        meter.follow(KEY, TrafficTarget("uid-chat", (endpoint,), watches_speed=True))
         async with running(meter.run(leading(Secrets(), []))):
             await asyncio.sleep(hours * 3600)
 
