@@ -46,7 +46,7 @@ async def test_a_crashed_engine_is_withdrawn_restarted_and_counted(cluster: Clus
     async def restarts() -> int:
         if path == "host":
             return (await cluster.process("crashing")).status.restarts or 0
-        return int((await pod(cluster))["status"]["containerStatuses"][0]["restartCount"])
+        return int((await pod(cluster))["status"]["initContainerStatuses"][0]["restartCount"])
 
     async with running(observer.run()):
         await observer.started.wait()

@@ -9,7 +9,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from controller.services.traffic import find_series, parse_series
+from controller.services.traffic import REQUESTS, TRAFFIC_SERIES, parse_series
+from gateway.proxy.paths import METRICS_OF_PROXY
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, PODS
 from runtimes.registry import RUNTIMES
@@ -78,20 +79,15 @@ async def check_answers(cluster: Cluster, service: str) -> None:
 
 async def check_traffic_is_counted(cluster: Cluster, service: str) -> None:
     """Check that a pod of the service tells its requests to the holder of the token, as the controller reads them."""
-    pod = RUNTIMES["vllm"].pod
-    assert pod is not None
-    series = find_series(pod)
-    assert series is not None
-    assert series.requests is not None
     (url,), token = await cluster.urls(service), await cluster.token(service)
     async with aiohttp.ClientSession() as session:
-        async with session.get(f"{url}{series.path}") as refused:
+        async with session.get(f"{url}{METRICS_OF_PROXY}") as refused:
             assert refused.status == 401
-        async with session.get(f"{url}{series.path}", headers={"Authorization": f"Bearer {token}"}) as response:
-            found = parse_series(await response.read(), series.names)
-    assert set(found) == set(series.names)
+        async with session.get(f"{url}{METRICS_OF_PROXY}", headers={"Authorization": f"Bearer {token}"}) as response:
+            found = parse_series(await response.read(), TRAFFIC_SERIES)
+    assert set(found) == set(TRAFFIC_SERIES)
     # That of the prober, and that of the test.
-    assert found[series.requests] >= 2
+    assert found[REQUESTS] >= 2
 
 
 async def check_row(cluster: Cluster, node: str) -> None:

@@ -25,6 +25,7 @@ from tests.support.background import running
 from tests.support.eventually import eventually
 from tests.support.live_processes import is_alive
 from tests.support.tiny_models import tiny_mlx
+from tests.support.wrong_requests import send_wrong_requests
 
 WRONG = "0" * 64
 
@@ -79,6 +80,16 @@ async def test_replica_that_is_stopped_finishes_its_answer(cluster: Cluster, pat
         *_, last = [line async for line in response.content if line.strip()]
         assert last == b"data: [DONE]\n"
     await eventually(lambda: not is_alive(engine))
+
+
+async def test_wrong_requests_to_a_pod_are_their_clients_mistakes_and_restart_no_engine(cluster: Cluster) -> None:
+    await cluster.apply(cluster.model(), cluster.service("chat", "cpu", parallel=2, extraArgs=[]))
+    await cluster.ready("chat")
+    before = await cluster.engines("chat")
+    (url,), token = await cluster.urls("chat"), await cluster.token("chat")
+    assert await send_wrong_requests(url, "chat", token) == []
+    assert await cluster.answers("chat")
+    assert await cluster.engines("chat") == before
 
 
 @pytest.mark.usefixtures("host")
