@@ -1,7 +1,6 @@
 """The models that are asked about: the Models of the cluster, and those of the catalog."""
 
 import functools
-import re
 from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple
 
@@ -26,7 +25,6 @@ USE_CASES: Final[tuple[UseCase, ...]] = ("general", "coding", "reasoning", "chat
 _CODING: Final = frozenset({"code", "coding"})
 _SEES: Final = frozenset({"vision", "audio", "image", "images", "multimodal"})
 _EMBEDS: Final = frozenset({"embedding", "embeddings"})
-_QUANTIZED: Final = re.compile(r"(?<![A-Za-z0-9])(I?Q[1-8]_[A-Z0-9_]+|BF16|F16|F32)(?=\.gguf$)", re.IGNORECASE)
 _BITS: Final[Mapping[str, float]] = dict(LADDER)
 QUANTIZATIONS: Final = tuple(_BITS)
 """Those that a what-if may state."""
@@ -88,7 +86,9 @@ def build_known_model(model: Model, vendors: Vendors, options: ServingOptions) -
         quantization=quantization,
         parameters=model.spec.total_parameters or status.total_parameters,
         active_share=find_active_share(model),
-        use_cases=_read_use_cases(model),
+        use_cases=_find_use_cases(
+            frozenset(model.spec.capabilities), frozenset(model.spec.domains), thinks=bool(model.spec.thinking)
+        ),
         hashes={runtime: hash_model(model, runtime, options) for runtime in set(runtimes.values())},
     )
 
@@ -106,14 +106,14 @@ def _choose_runtimes(model: Model, vendors: Vendors) -> dict[str, str]:
     return found
 
 
-def _read_use_cases(model: Model) -> frozenset[UseCase]:
-    abilities, domains = frozenset(model.spec.capabilities), frozenset(model.spec.domains)
+def _find_use_cases(abilities: frozenset[str], domains: frozenset[str], *, thinks: bool) -> frozenset[UseCase]:
+    """Return what a model is for, by what it is able to and was trained for."""
     if abilities & _EMBEDS:
         return frozenset({"embedding"})
     found: set[UseCase] = {"general", "chat"}
     if domains & _CODING:
         found.add("coding")
-    if model.spec.thinking:
+    if thinks:
         found.add("reasoning")
     if abilities & _SEES:
         found.add("multimodal")
@@ -131,25 +131,19 @@ def list_catalog_models(accelerators: tuple[str, ...]) -> tuple[KnownModel, ...]
 
 
 def _build_catalog_model(name: str, entry: CatalogEntry, accelerators: tuple[str, ...]) -> KnownModel:
-    source = entry.sources[0].source
+    source = entry.sources[0]
     workloads = {each: entry.find_workload(each) for each in accelerators}
-    quantized = _QUANTIZED.search(source)
-    use_cases: set[UseCase] = {"general", "chat"}
-    if entry.thinking:
-        use_cases.add("reasoning")
-    if "code" in name:
-        use_cases.add("coding")
     return KnownModel(
         name=name,
         namespace="",
         version="",
         title=entry.title,
-        source=source,
+        source=source.source,
         workloads={accelerator: workload for accelerator, workload in workloads.items() if workload},
-        quantization=quantized[1].upper() if quantized else "",
+        quantization=source.weights_quantization,
         parameters=entry.parameter_count,
         active_share=entry.active_share,
-        use_cases=frozenset(use_cases),
+        use_cases=_find_use_cases(frozenset(entry.capabilities), frozenset(entry.domains), thinks=entry.thinking),
     )
 
 

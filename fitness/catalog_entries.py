@@ -1,12 +1,15 @@
 """The catalog: models that `pomona deploy` knows by name, with their sources and figures (`catalog.yaml`)."""
 
 import functools
+import re
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import yaml
+from msgspec import structs
 
+from crds.serving import Mode
 from crds.weights_header import Layout
 from fitness.memory import Workload
 
@@ -17,6 +20,8 @@ _BITS: Final = 4
 _GIGA: Final = 10**9
 _LLAMA_CPP_ON: Final = frozenset({"cpu", "nvidia", "amd", "intel"})
 """Vendors on which llama.cpp takes a GGUF file, also where the catalog prefers another source."""
+_QUANTIZED: Final = re.compile(r"(?<![A-Za-z0-9])(I?Q[1-8]_[A-Z0-9_]+|BF16|F16|F32)(?=\.gguf$)", re.IGNORECASE)
+_UNQUANTIZED: Final = "bfloat16"
 
 
 class CatalogError(Exception):
@@ -30,6 +35,18 @@ class CatalogSource(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
     accelerators: list[str]
     """Those whose engines take its format."""
     memory_bytes: int | None = None
+    tensor_bytes: int | None = None
+    """Size of the weights of a further source; None: that of the layout for the first source, else unknown."""
+    quantization: str = ""
+    """Quantization of a folder, as a Model's status states it; empty: none."""
+
+    @property
+    def weights_quantization(self) -> str:
+        """Quantization of the weights, as a Model's status states it; empty: unknown."""
+        named = _QUANTIZED.search(self.source)
+        if named is not None:
+            return named[1].upper()
+        return self.quantization or ("" if self.runtime == "ollama" else _UNQUANTIZED)
 
     @property
     def runtime(self) -> str:
@@ -50,6 +67,12 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True, rename="camel", fo
     """Weights at 4 bit or, of some models, less."""
     bf16_gb: float | None = msgspec.field(default=None, name="bf16GB")
     thinking: bool = False
+    mode: Mode = "chat"
+    """Use of the service."""
+    capabilities: list[str] = []
+    """Abilities beside text, in the words of a Model's spec."""
+    domains: list[str] = []
+    """Subjects of its training, in the words of a Model's spec."""
     sources: list[CatalogSource]
     """The best first; at least one."""
     accelerator: str = _DEFAULT_ACCELERATOR
@@ -57,7 +80,7 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True, rename="camel", fo
     hardware: dict[str, Any] = {}
     """Further fields of the service's spec.hardware on `accelerator`."""
     layout: Layout | None = None
-    """Dimensions in the header of the first source."""
+    """Dimensions in the header of each source, with the size of the first one."""
 
     @property
     def parameter_count(self) -> int:
@@ -76,15 +99,30 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True, rename="camel", fo
             return False
         return self.quantized_gb * _GIGA < self.parameter_count * _BITS / _BITS_PER_BYTE
 
+    def find_layout(self, source: CatalogSource) -> Layout | None:
+        """Return the layout of a source; None: it is not known."""
+        size = source.tensor_bytes or (self.layout.tensor_bytes if self.layout and source is self.sources[0] else None)
+        return structs.replace(self.layout, tensor_bytes=size) if self.layout is not None and size else None
+
+    def find_source(self, accelerator: str) -> CatalogSource | None:
+        """Return the first source of known layout that an engine on an accelerator loads; None: there is none."""
+        for source in self.sources:
+            is_taken = source.runtime == "llama.cpp" and accelerator in _LLAMA_CPP_ON
+            if self.find_layout(source) is not None and (accelerator in source.accelerators or is_taken):
+                return source
+        return None
+
     def find_workload(self, accelerator: str) -> Workload | None:
-        """Return what an engine on an accelerator loads of the first source, whose layout is known; None: nothing."""
-        if self.layout is None:
+        """Return what an engine on an accelerator loads; None: nothing whose layout is known."""
+        source = self.find_source(accelerator)
+        if source is None:
             return None
-        source = self.sources[0]
-        is_taken = source.runtime == "llama.cpp" and accelerator in _LLAMA_CPP_ON
-        if accelerator not in source.accelerators and not is_taken:
-            return None
-        return Workload(self.layout, source.runtime)
+        return Workload(
+            self.find_layout(source),
+            source.runtime,
+            stated_bytes=source.memory_bytes,
+            quantization=source.weights_quantization,
+        )
 
 
 def _read_parameters(text: str) -> int:

@@ -25,8 +25,13 @@ _TOKEN_BYTES: Final = 1200
 """Bytes of each token of the vocabulary, which a tokenizer of transformers keeps in Python and in Rust."""
 
 
-def estimate_parts(layout: Layout, options: ServingOptions) -> Parts:
-    """Compute the memory of one server after prompts of the full context on all slots."""
+def estimate_parts(layout: Layout, options: ServingOptions) -> Parts | None:
+    """Compute the memory of one server after prompts of the full context on all slots.
+
+    None: a layer keeps other state than keys and values of its heads, of which mlx-lm makes copies of its own.
+    """
+    if any(layers.state_bytes or (layers.key_elements and not layers.value_elements) for layers in layout.layers):
+        return None
     context = -(-options.context_length // _STEP) * _STEP
     cache = 0
     for layers in layout.layers:

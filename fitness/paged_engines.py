@@ -42,6 +42,18 @@ _WORKER_BYTES: Final = 2 * GIB
 """One worker process for each device: PyTorch, its kernels, the device's driver, and staging buffers of weights."""
 _TOKEN_BYTES: Final = 2 * 1200
 """Bytes of each token of the vocabulary: a tokenizer of transformers in two processes (see `fitness/mlx.py`)."""
+_STATE_BLOCKS: Final = 2
+"""Blocks that a request has in each recurrent layer: the current state and the one before (`MambaSpec`, mode align)."""
+_LATENT_PROJECTIONS: Final = 4
+"""Outputs of the projections of a layer with a latent cache that each device has whole, in sizes of what the cache
+keeps of a token: that itself, and the compressed query, 2.7 times as large (DeepSeek V3, Kimi K2) to 2.9 times (GLM-5).
+"""
+_LATENT_CONTEXT: Final = 8
+"""Contexts of which vLLM expands latents at once (`determine_chunked_prefill_workspace_size`)."""
+_LATENT_BLOCKS: Final = 4 * 128
+"""Tokens of each request that it expands at least: four of the largest blocks for latent caches."""
+_MOST_LATENT_TOKENS: Final = 65_536
+"""Most tokens of which it expands latents at once."""
 _NUMBER: Final = re.compile(r"[0-9]{1,7}|[01]?\.[0-9]{1,7}")
 """A number of tokens, or a share of memory."""
 _MOST_DEVICES: Final = 16
@@ -88,6 +100,10 @@ class _Engine(NamedTuple):
     """
     token_reserve_kib: int = 0
     """Memory that the engine leaves free for each token of a batch."""
+    has_states: bool = False
+    """True if the formulas hold for recurrent layers."""
+    has_latents: bool = False
+    """True if the formulas hold for latent caches (MLA)."""
     needs_free_share: bool = False
     """True if the engine refuses to start while less than its share of the device is free."""
 
@@ -103,6 +119,8 @@ ENGINES: Final[Mapping[str, _Engine]] = MappingProxyType(
             whole_prompts_argument="--no-enable-chunked-prefill",
             eager_argument="--enforce-eager",
             has_windows=True,
+            has_states=True,
+            has_latents=True,
             # `request_memory` in v1/worker/utils.py.
             needs_free_share=True,
         ),
@@ -133,16 +151,16 @@ ENGINES: Final[Mapping[str, _Engine]] = MappingProxyType(
 
 def estimate_parts(layout: Layout, options: ServingOptions, runtime: str) -> Parts | None:
     """Compute the memory of one replica without devices: all of it is the container's, and the cache has whole GiB."""
-    if not _is_known(layout):
-        return None
     engine = ENGINES[runtime]
+    if not _is_known(layout, engine):
+        return None
     tokens = _batch_tokens(engine, options, engine.batches[0])
     cache = _cache_bytes(layout, options, 1, tokens if engine.has_windows else None, _CPU_BLOCK)
     return Parts(
         weights_bytes=_weights_bytes(layout, 1),
         cache_bytes=-(-cache // GIB) * GIB,
         checkpoints_bytes=0,
-        compute_bytes=_compute_bytes(layout, options, 1, tokens),
+        compute_bytes=_compute_bytes(layout, options, 1, tokens) + _expansion_bytes(layout, options, 1),
         engine_bytes=_container_bytes(layout, 1),
     )
 
@@ -153,9 +171,9 @@ def estimate_device_parts(layout: Layout, options: ServingOptions, runtime: str,
     The size of the device is not known yet, and decides how large the engine's batch is. The result holds for every
     device that has enough memory: a larger batch counts if the smallest device that chooses it could not hold it.
     """
-    if not _is_known(layout):
-        return None
     engine = ENGINES[runtime]
+    if not _is_known(layout, engine):
+        return None
     permille = _used_permille(engine, options)
     smallest, *larger = engine.batches
     found = _with_batch(layout, options, devices, engine, smallest)
@@ -194,17 +212,27 @@ def refuse_devices(layout: Layout, devices: int) -> str | None:
     )
 
 
-def _is_known(layout: Layout) -> bool:
-    """Return whether the cache can be computed: not that of recurrent or latent layers, which engines pad and copy."""
-    return not any(
-        layers.state_bytes or (layers.key_elements and not layers.value_elements) for layers in layout.layers
-    )
+def _is_known(layout: Layout, engine: _Engine) -> bool:
+    """Return whether the cache can be computed: engines pad and copy states and latents each in its own way."""
+    is_recurrent = any(layers.state_bytes for layers in layout.layers)
+    is_latent = any(map(_is_latent, layout.layers))
+    has_both = any(layers.state_bytes and layers.key_elements for layers in layout.layers)
+    if is_recurrent and (is_latent or has_both or not any(layers.value_elements for layers in layout.layers)):
+        # States are padded to blocks of keys and values of other layers.
+        return False
+    return (engine.has_states or not is_recurrent) and (engine.has_latents or not is_latent)
+
+
+def _is_latent(layers: Layers) -> bool:
+    """Return whether values are a part of the keys, and every device keeps them whole."""
+    return bool(layers.key_elements) and not layers.value_elements
 
 
 def _with_batch(layout: Layout, options: ServingOptions, devices: int, engine: _Engine, batch: _Batch) -> Parts:
     tokens = _batch_tokens(engine, options, batch)
     block = max(_BLOCK, _stated_number(options, engine.block_argument) or 0)
     compute = _compute_bytes(layout, options, devices, tokens) + _graph_bytes(engine, options)
+    compute += _expansion_bytes(layout, options, devices)
     reserve = batch.reserve_mib * MIB + engine.token_reserve_kib * tokens * _KIB
     if _stated(options, engine.share_argument):
         # The engine leaves free what is not of the stated share.
@@ -251,19 +279,29 @@ def _weights_bytes(layout: Layout, devices: int) -> int:
     """Return the bytes of the weights on each device.
 
     Embeddings are sharded like all else. Key and value heads that are fewer than the devices are kept by several of
-    them, and so are the weights that compute them.
+    them, and so are the weights that compute them. Those that expand latents are there twice: vLLM keeps them in the
+    form in which queries absorb them, too (`process_weights_after_loading` of `mla_attention.py`).
     """
     element_bytes = layout.embedding_size * _ELEMENT_BYTES
-    whole = element_bytes * sum(each.count * (each.key_elements + each.value_elements) for each in layout.layers)
-    shard = element_bytes * sum(each.count * _shard(layout, each, devices) for each in layout.layers)
+    whole = element_bytes * sum(each.count * _count_projected(layout, each, 1) for each in layout.layers)
+    shard = element_bytes * sum(each.count * _count_projected(layout, each, devices) for each in layout.layers)
+    absorbed = sum(each.count * each.key_elements for each in layout.layers if _is_latent(each))
+    absorbed = -(-absorbed * layout.attention_size * _ELEMENT_BYTES // devices)
     if whole > layout.tensor_bytes:
         # Quantized weights are smaller, and all of them together are not more than the file.
         shard, whole = -(-shard * layout.tensor_bytes // whole), layout.tensor_bytes
-    return (-(-(layout.tensor_bytes - whole) // devices) + shard) * _LOADED_WEIGHTS_PERCENT // 100
+    return (-(-(layout.tensor_bytes - whole) // devices) + shard) * _LOADED_WEIGHTS_PERCENT // 100 + absorbed
+
+
+def _count_projected(layout: Layout, layers: Layers, devices: int) -> int:
+    """Return the outputs of the projections of a layer that each device keeps because it needs them for its cache."""
+    return _LATENT_PROJECTIONS * layers.key_elements if _is_latent(layers) else _shard(layout, layers, devices)
 
 
 def _shard(layout: Layout, layers: Layers, devices: int) -> int:
     """Return the elements that each device keeps for a token and layer: keys and values of at least one whole head."""
+    if _is_latent(layers):
+        return layers.key_elements
     head = max(1, layout.attention_size // layout.head_count if layout.head_count else 1)
 
     def shard(elements: int) -> int:
@@ -288,12 +326,19 @@ def _cache_bytes(layout: Layout, options: ServingOptions, devices: int, near_tok
     # vLLM makes groups of equally many layers, and fills the last one of each kind up.
     group = most if most < least * 1.5 else least
     total = 0
+    token_bytes = max((_shard(layout, layers, devices) for layers in layout.layers), default=0) * _ELEMENT_BYTES
+    state_bytes = -(-max((layers.state_bytes for layers in layout.layers), default=0) // devices)
+    if state_bytes:
+        # A block is enlarged until a state fits in, and states are padded to it (`_align_hybrid_block_size`).
+        block *= -(-state_bytes // (block * token_bytes))
     for layers in layout.layers:
         tokens, more = options.context_length, 0
         if layers.window is not None and near_tokens is not None:
             # The window seldom begins with a block, hence one more.
             tokens, more = min(tokens, layers.window - 1 + near_tokens), 1
         filled = layers.count if near_tokens is None or len(counts) == 1 else -(-layers.count // group) * group
+        if layers.state_bytes:
+            total += filled * _STATE_BLOCKS * block * token_bytes
         total += filled * (-(-tokens // block) + more) * block * _shard(layout, layers, devices) * _ELEMENT_BYTES
     return total * options.parallel
 
@@ -304,6 +349,17 @@ def _compute_bytes(layout: Layout, options: ServingOptions, devices: int, tokens
     wide = 3 * max(layout.feed_forward_size, layout.attention_size)
     batch = tokens * (narrow + -(-wide // devices)) * _ELEMENT_BYTES
     return max(batch, _SAMPLER_COPIES * options.parallel * layout.vocabulary_size * 4)
+
+
+def _expansion_bytes(layout: Layout, options: ServingOptions, devices: int) -> int:
+    """Return the bytes of the keys and values that are expanded from latents at once; 0: there are no latents.
+
+    They are there as the projection returns them, and again in the form that the kernels of attention read.
+    """
+    kept = max((layers.key_elements for layers in layout.layers if _is_latent(layers)), default=0)
+    tokens = max(_LATENT_CONTEXT * options.context_length, _LATENT_BLOCKS * options.parallel)
+    expanded = kept + 2 * -(-layout.attention_size // devices) if kept else 0
+    return min(_MOST_LATENT_TOKENS, tokens) * expanded * _ELEMENT_BYTES
 
 
 def _graph_bytes(engine: _Engine, options: ServingOptions) -> int:

@@ -1,7 +1,7 @@
 """The fit of the models of the catalog on a node, in the shape of llmfit's rows.
 
-A row is about one device of the node, with what is free now. A model has a row if the catalog knows the layout of its
-first source, and if an engine takes that source on the node's devices: others are not guessed.
+A row is about one device of the node, with what is free now. A model has a row if the catalog knows the layout of a
+source that an engine takes on the node's devices: others are not guessed.
 """
 
 from collections.abc import Mapping
@@ -67,7 +67,7 @@ def list_fits(hardware: NodeHardware, bandwidth: int | None, query: FitQuery) ->
             continue
         fit = _assess_entry(entry, devices)
         if fit and (rank := FIT_LEVELS.index(fit.level)) <= worst:
-            found.append((rank, -_count_parameters(entry), _build_row(name, entry, fit)))
+            found.append((rank, -_count_parameters(entry), _build_row(name, entry, devices.vendor, fit)))
     return [row for _, _, row in sorted(found, key=lambda each: each[:2])]
 
 
@@ -110,8 +110,8 @@ def _assess_entry(entry: CatalogEntry, devices: ServingDevices) -> Fit | None:
     return assess_fit(workload, options, devices, active_share=entry.active_share)
 
 
-def _build_row(name: str, entry: CatalogEntry, fit: Fit) -> dict[str, Any]:
-    source = entry.sources[0]
+def _build_row(name: str, entry: CatalogEntry, vendor: str, fit: Fit) -> dict[str, Any]:
+    source = entry.find_source(vendor) or entry.sources[0]
     mode, mode_label = _RUN_MODES[fit.run_mode]
     speed = fit.speed
     return {

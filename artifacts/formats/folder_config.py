@@ -1,14 +1,15 @@
 """Facts of the `config.json` of a folder of weights (Hugging Face layout, MLX's too); see gguf_facts for a GGUF.
 
-The names are those of transformers' configurations. Only the plain and the rotating KV cache of mlx-lm are computed; a
-configuration with any other state (recurrent, latent attention) has no layout, and the user must state its memory.
+The names are those of transformers' configurations. A layer keeps keys and values of its heads, those of a window, a
+latent of both (MLA: DeepSeek V3, Kimi K2, GLM-5), or the state of gated delta rule attention (Qwen3-Next, Qwen3.5). A
+configuration with any other state has no layout, and the user must state its memory.
 """
 
 import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -36,13 +37,28 @@ _KERNEL_KEYS: Final = ("attn_implementation", "_attn_implementation", "_attn_imp
 _ATTENTION: Final = {"full_attention": False, "sliding_attention": True}
 """Layer types; True if layers of the type attend through a window."""
 _OTHER_STATE: Final = (
-    *("kv_lora_rank", "state_size", "mamba_d_state", "ssm_cfg", "conv_kernel", "conv_L_cache", "linear_num_key_heads"),
+    *("state_size", "mamba_d_state", "ssm_cfg", "conv_kernel", "conv_L_cache", "linear_attn_config", "compress_ratios"),
     *("attn_layer_indices", "layers_block_type", "hybrid_override_pattern", "rwkv", "cross_attention_layers"),
 )
-"""Fields of models that keep other state than keys and values of their heads."""
+"""Fields of models that keep state of which no size is computed here, such as DeepSeek V4 (compress_ratios)."""
+_LATENT: Final = "kv_lora_rank"
+"""Field of models whose layers keep a latent of keys and values."""
+_LATENT_TYPES: Final = frozenset({"full_attention", "deepseek_sparse_attention"})
+"""Layer types of them, of which all layers keep the same."""
+_RECURRENT: Final = (
+    *("linear_conv_kernel_dim", "linear_num_key_heads", "linear_key_head_dim"),
+    *("linear_num_value_heads", "linear_value_head_dim"),
+)
+"""Fields of models with layers of gated delta rule attention."""
+_RECURRENT_TYPE: Final = "linear_attention"
+_RECURRENT_KIND: Final = (-1, 0)
+"""Stands for the window and the elements of a layer that keeps neither."""
+_STATE_BYTES: Final = 4
+"""Bytes of an element of a state. Engines keep the inputs of the convolution, 2 % of it, with 16 bits."""
 _SIZES: Final = (
     *("head_dim", "num_key_value_heads", "intermediate_size", "moe_intermediate_size", "num_experts_per_tok"),
-    *("global_head_dim", "num_global_key_value_heads", "top_k_experts"),
+    *("global_head_dim", "num_global_key_value_heads", "top_k_experts", "intermediate_size_mlp"),
+    *(_LATENT, "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "index_head_dim", *_RECURRENT),
 )
 _GEMMA_4: Final = ("global_head_dim", "num_global_key_value_heads", "attention_k_eq_v", "num_kv_shared_layers")
 """Fields of Gemma 4 that may lessen the memory. Engines ignore them in a model of another type."""
@@ -58,6 +74,8 @@ _OF_ALL_PARTS: Final = ("quantization", "quantization_config", "torch_dtype", "d
 """Keys that the configuration of a multimodal model states beside that of its language model."""
 MOST_VALUES: Final = 600_000
 """A tokenizer with 70,000 added tokens has fewer. Each value takes some 80 bytes, also of an agent without a limit."""
+_MOST_STATE_BYTES: Final = 1 << 40
+"""More than any layer keeps; it is a product of three sizes."""
 _LARGEST: Final = 1 << 24
 """Larger than any size of a model; no product of two such sizes overflows a status."""
 
@@ -184,7 +202,7 @@ def summarize(config: dict[str, Any]) -> GGUF:
 
 def _head_size(config: dict[str, Any]) -> int | None:
     """Return the elements of a head, the divisor of both sizes of Gemma 4; None if it is not stated."""
-    if any(config.get(key) for key in _OTHER_STATE):
+    if any(config.get(key) for key in (_LATENT, *_OTHER_STATE)):
         return None
     embedding, heads = read_count(config.get("hidden_size")), read_count(config.get("num_attention_heads"))
     width = read_count(config.get("head_dim")) or (embedding // heads if embedding and heads else 0)
@@ -269,33 +287,87 @@ def layout_of(config: dict[str, Any], tensor_bytes: int) -> Layout | None:
         return None
     if not read_text(config.get("model_type")).startswith("gemma4"):
         config = {key: value for key, value in config.items() if key not in _GEMMA_4}
-    width = read_count(config.get("head_dim")) or embedding // heads
+    if config.get(_LATENT):
+        attention = _read_latent_attention(config, count)
+    else:
+        attention = _read_attention(config, count, heads, embedding // heads)
+    feed_forward = _feed_forward(config)
+    if attention is None or feed_forward is None:
+        return None
+    return Layout(
+        tensor_bytes=tensor_bytes,
+        vocabulary_size=vocabulary,
+        embedding_size=embedding,
+        attention_size=heads * attention.head_size,
+        head_count=heads,
+        feed_forward_size=feed_forward,
+        expert_outputs=_count_used_experts(config) or 0,
+        layers=attention.layers,
+    )
+
+
+class _Attention(NamedTuple):
+    """The layers of a model, and the elements of its widest head."""
+
+    head_size: int
+    layers: list[Layers]
+
+
+def _read_attention(config: dict[str, Any], count: int, heads: int, width: int) -> _Attention | None:
+    """Return layers with keys and values of their heads, and recurrent ones; None if a layer is of an unknown type.
+
+    Args:
+        config: configuration of the language model.
+        count: number of all layers.
+        heads: query heads.
+        width: elements of a head if none are stated.
+    """
+    width = read_count(config.get("head_dim")) or width
     # In Gemma 4, layers that attend to the whole context have their own heads.
     full_width = read_count(config.get("global_head_dim")) or width
     heads_kv = read_count(config.get("num_key_value_heads")) or heads
     full_heads_kv = read_count(config.get("num_global_key_value_heads")) if config.get("attention_k_eq_v") else None
     near, full = heads_kv * width, (full_heads_kv or heads_kv) * full_width
     kinds = _count_kinds(config, count, near, full)
-    feed_forward = _feed_forward(config)
-    if not near or kinds is None or feed_forward is None:
+    state_bytes = _count_state_bytes(config)
+    recurrent = kinds.pop(_RECURRENT_KIND, 0) if kinds is not None else 0
+    is_stated = any(config.get(key) for key in _RECURRENT)
+    if not near or not kinds or bool(recurrent) != is_stated or is_stated != (0 < state_bytes <= _MOST_STATE_BYTES):
         return None
-    return Layout(
-        tensor_bytes=tensor_bytes,
-        vocabulary_size=vocabulary,
-        embedding_size=embedding,
-        attention_size=heads * max(width, full_width),
-        head_count=heads,
-        feed_forward_size=feed_forward,
-        expert_outputs=_count_used_experts(config) or 0,
-        layers=[
-            Layers(count=number, key_elements=elements, value_elements=elements, window=window)
-            for (window, elements), number in sorted(kinds.items(), key=lambda kind: (kind[0][0] or 0, kind[0][1]))
-        ],
-    )
+    layers = [Layers(count=recurrent, state_bytes=state_bytes)] if recurrent else []
+    for (window, elements), number in sorted(kinds.items(), key=lambda kind: (kind[0][0] or 0, kind[0][1])):
+        layers.append(Layers(count=number, key_elements=elements, value_elements=elements, window=window))
+    return _Attention(max(width, full_width), layers)
+
+
+def _read_latent_attention(config: dict[str, Any], count: int) -> _Attention | None:
+    """Return layers that keep a latent of keys and values; None if a size is missing or a layer is of another type."""
+    types = config.get("layer_types")
+    if types is not None and (not isinstance(types, list) or not {str(each) for each in types} <= _LATENT_TYPES):
+        return None
+    sizes = [read_count(config.get(key)) for key in (_LATENT, "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")]
+    latent, rotary, own, value = (size or 0 for size in sizes)
+    if not all(sizes) or any(config.get(key) for key in _RECURRENT):
+        return None
+    # Sparse attention (DSA) keeps a key of its index beside it, in fewer bits.
+    kept = latent + rotary + (read_count(config.get("index_head_dim")) or 0)
+    # As of a GGUF file: a head's query, its query and its output in the latent space are three times this wide.
+    width = -(-(own + rotary + (latent + rotary) + max(latent, value)) // 3)
+    return _Attention(width, [Layers(count=count, key_elements=kept)])
+
+
+def _count_state_bytes(config: dict[str, Any]) -> int:
+    """Return the bytes that a layer of gated delta rule attention keeps for each request; 0: the model has none."""
+    sizes = [read_count(config.get(key)) for key in _RECURRENT]
+    kernel, key_heads, key_size, value_heads, value_size = (size or 0 for size in sizes)
+    if not all(sizes):
+        return 0
+    inputs = (kernel - 1) * (2 * key_heads * key_size + value_heads * value_size)
+    return _STATE_BYTES * (inputs + value_heads * key_size * value_size)
 
 
 def _count_kinds(config: dict[str, Any], count: int, near: int, full: int) -> Counter[tuple[int | None, int]] | None:
-    """Count the layers by window and elements of their keys; None when a layer is of an unknown type.
+    """Count the layers by window and elements of their keys, recurrent ones apart; None: one is of an unknown type.
 
     Args:
         config: configuration of the language model.
@@ -303,28 +375,38 @@ def _count_kinds(config: dict[str, Any], count: int, near: int, full: int) -> Co
         near: elements of the keys of a layer with a window.
         full: the same of a layer that attends to the whole context.
     """
-    types = config.get("layer_types")
+    types, interval = config.get("layer_types"), read_count(config.get("full_attention_interval"))
+    if types is None and interval:
+        attending = count // interval
+        return +Counter({(None, full): attending, _RECURRENT_KIND: count - attending})
     if types is None:
         # One window for all layers is ignored: some models do not use it, so the most memory is assumed.
         return Counter({(None, max(near, full)): count})
     window = read_count(config.get("sliding_window"))
-    if not isinstance(types, list) or len(types) != count or any(str(each) not in _ATTENTION for each in types):
+    known = {*_ATTENTION, _RECURRENT_TYPE}
+    if not isinstance(types, list) or len(types) != count or any(str(each) not in known for each in types):
         return None
+    recurrent = Counter({_RECURRENT_KIND: types.count(_RECURRENT_TYPE)})
+    types = [each for each in types if each != _RECURRENT_TYPE]
+    count = len(types)
     # The last layers reuse the cache of earlier ones.
     shared = read_count(config.get("num_kv_shared_layers")) or 0
     if shared >= count:
         return None
     kinds = Counter((window or None, near) if _ATTENTION[each] else (None, full) for each in types[: count - shared])
-    return kinds + Counter({(None, 0): shared})
+    return kinds + Counter({(None, 0): shared}) + recurrent
 
 
 def _feed_forward(config: dict[str, Any]) -> int | None:
     """Return the elements in the middle of the widest layer, over all experts that a token uses; None if not stated."""
-    dense = read_count(config.get("intermediate_size"))
+    # Llama 4 states the width of its dense layers beside that of its experts.
+    dense = read_count(config.get("intermediate_size_mlp")) or read_count(config.get("intermediate_size"))
     if dense and config.get("use_double_wide_mlp"):
         # The layers of Gemma 4 that reuse a cache are twice as wide.
         dense *= 2
     expert = read_count(config.get("moe_intermediate_size"))
+    if expert is None and config.get("intermediate_size_mlp"):
+        expert = read_count(config.get("intermediate_size"))
     used = _count_used_experts(config)
     if not used:
         return dense

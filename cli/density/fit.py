@@ -101,7 +101,8 @@ def command(
         print_facts(report, "json")
         click.get_current_context().exit(0 if report["ranked_nodes"] else 1)
     titles = ("NODE", "MODEL", "FIT", "TOKENS/S", "MEMORY", "DEVICES", "HOW")
-    print(render_table(titles, rows, progress_width(), {0, 2}) if rows else f"{model} fits nowhere")
+    nowhere = f"{model} fits nowhere" + ("" if min_fit == _LEVELS[-1] else f": --min-fit {_LEVELS[-1]} says why")
+    print(render_table(titles, rows, progress_width(), {0, 2}) if rows else nowhere)
     for line in notes:
         click.echo(line, err=True)
     click.get_current_context().exit(0 if rows else 1)
@@ -122,7 +123,7 @@ def _render_node(node: "RankedNode") -> tuple[str, ...]:
 
 
 def read_source(source: str, files: tuple[str, ...], vendors: "Vendors", networks: "Networks") -> "KnownModel":
-    """Return the model of a source, by its header.
+    """Return the model of a source, by its header, or by the catalog where the source cannot be reached.
 
     Raises:
         click.ClickException: the header cannot be read, or does not say what the model takes.
@@ -133,6 +134,7 @@ def read_source(source: str, files: tuple[str, ...], vendors: "Vendors", network
 
     from artifacts.errors import ArtifactError  # noqa: PLC0415 - same
     from cli.inspect import inspect_source  # noqa: PLC0415 - same
+    from cli.queue.model_headers import find_catalog_header  # noqa: PLC0415 - same
     from console.density_feed import CONTEXT_LENGTH  # noqa: PLC0415 - same
     from console.density_models import build_known_model  # noqa: PLC0415 - same
     from crds.model import Model  # noqa: PLC0415 - same
@@ -144,13 +146,18 @@ def read_source(source: str, files: tuple[str, ...], vendors: "Vendors", network
     try:
         facts = asyncio.run(reading)
     except ArtifactError as error:
-        raise click.ClickException(f"{source} is not known: {error}") from error
-    if facts["layout"] is None:
+        listed = find_catalog_header(source)
+        if listed is None:
+            raise click.ClickException(f"{source} is not known: {error}") from error
+        click.echo(f"{source}: {error}; the figures of the catalog are taken for it", err=True)
+        facts = msgspec.to_builtins(listed)
+    if facts.get("layout") is None:
         raise click.ClickException(
             f"it is unknown where {source} fits: its header does not say what it takes. State the memory of a replica: "
             f"pomona simulate {source} --memory GIB, of a Model with spec.memoryBytes"
         )
-    status = {name: facts[name] for name in ("file", "format", "gguf", "layout", "totalParameters", "activeParameters")}
+    known = ("file", "format", "gguf", "layout", "totalParameters", "activeParameters")
+    status = {name: facts[name] for name in known if name in facts}
     model = {"metadata": {"name": source}, "spec": {"source": source, "files": list(files)}, "status": status}
     return build_known_model(msgspec.convert(model, Model), vendors, ServingOptions(context_length=CONTEXT_LENGTH))
 
@@ -159,17 +166,22 @@ def explain_unknown(name: str) -> str:
     """Return the message that it is unknown where a model fits, with the way out."""
     from fitness.catalog_entries import load_catalog  # noqa: PLC0415 - not needed for --help
 
-    sources = [
-        source.source
+    found = [
+        (entry_name, source.source)
         for entry_name, entry in load_catalog().items()
         if name.casefold() in entry_name
         for source in entry.sources
-        if source.runtime != "ollama"
     ]
-    source = sources[0] if sources else "hf://ORG/REPO"
+    if not found:
+        return (
+            f"it is unknown where {name} fits: no header of it is in the cluster or the catalog. Read one from its "
+            "source: pomona fit hf://ORG/REPO"
+        )
+    # Each model of the catalog with a layout is among those of the cluster.
+    entry_name, source = found[0]
     return (
-        f"it is unknown where {name} fits: no header of it is in the cluster or the catalog. Read one from its source: "
-        f"pomona fit {source}"
+        f"it is unknown where {entry_name} fits: no formula is known for the memory of its attention. State the memory "
+        f"of a replica by spec.memoryBytes of a Model of {source}, or: pomona deploy {entry_name} --memory GIB"
     )
 
 

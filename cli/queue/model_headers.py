@@ -54,7 +54,7 @@ async def read_headers(
         except (ArtifactError, TimeoutError, msgspec.ValidationError) as error:
             why = f"all headers together took more than {_SECONDS:.0f} s" if isinstance(error, TimeoutError) else error
             line = f"Model {key}: its header cannot be read here: {getattr(why, 'message', why)}"
-            listed = _find_catalog_header(spec["source"])
+            listed = find_catalog_header(spec["source"])
             if listed is not None:
                 found[key] = listed
                 line += "; the figures of the catalog are taken for it"
@@ -62,13 +62,25 @@ async def read_headers(
     return found, problems
 
 
-def _find_catalog_header(source: str) -> "InspectionReport | None":
+def find_catalog_header(source: str) -> "InspectionReport | None":
     """Return what the catalog says about the header of a source; None: it does not know it."""
-    from console.density_models import list_catalog_models  # noqa: PLC0415 - not needed for --help
-    from devices.vendors import VENDORS  # noqa: PLC0415 - same
+    from crds.inspection import InspectionReport  # noqa: PLC0415 - not needed for --help
+    from crds.weights_header import GGUF  # noqa: PLC0415 - same
+    from fitness.catalog_entries import load_catalog  # noqa: PLC0415 - same
 
-    known = next((each for each in list_catalog_models(tuple(VENDORS)) if each.source == source), None)
-    return build_header(known, None) if known is not None else None
+    for entry in load_catalog().values():
+        for listed in entry.sources:
+            layout = entry.find_layout(listed) if listed.source == source else None
+            if layout is not None:
+                share = entry.active_share
+                return InspectionReport(
+                    layout=layout,
+                    size_bytes=layout.tensor_bytes,
+                    gguf=GGUF(quantization=listed.weights_quantization),
+                    total_parameters=entry.parameter_count,
+                    active_parameters=round(entry.parameter_count * share) if share else None,
+                )
+    return None
 
 
 def build_header(model: "KnownModel", accelerator: str | None) -> "InspectionReport | None":
@@ -83,14 +95,15 @@ def build_header(model: "KnownModel", accelerator: str | None) -> "InspectionRep
 
     known = model.workloads.get(accelerator or "")
     workloads = [known] if known is not None else list(model.workloads.values())
-    layout = next((each.layout for each in workloads if each.layout is not None), None)
-    if layout is None:
+    found = next((each for each in workloads if each.layout is not None), None)
+    if found is None or found.layout is None:
         return None
+    layout = found.layout
     share = model.active_share
     return InspectionReport(
         layout=layout,
         size_bytes=layout.tensor_bytes,
-        gguf=GGUF(quantization=model.quantization),
+        gguf=GGUF(quantization=found.quantization or model.quantization),
         total_parameters=model.parameters,
         active_parameters=round(model.parameters * share) if model.parameters and share else None,
     )

@@ -56,15 +56,18 @@ def _describe(entry: "CatalogEntry") -> dict[str, Any]:
 
 
 def _estimate_bytes(entry: "CatalogEntry") -> int | None:
-    """Return the memory of the first source on its accelerator; None if it is not known."""
+    """Return the memory of what is deployed on the default accelerator; None if it is not known."""
     from crds.serving import ServingOptions  # noqa: PLC0415 - not needed for --help
     from devices.vendors import VENDORS  # noqa: PLC0415 - same
-    from fitness.memory import Workload, estimate_pod  # noqa: PLC0415 - same
+    from fitness.memory import estimate_pod  # noqa: PLC0415 - same
 
-    if entry.layout is None:
+    workload = entry.find_workload(entry.accelerator)
+    if workload is None:
         return None
     devices = entry.hardware.get("count", 1) if VENDORS[entry.accelerator].resource else 0
-    needed = estimate_pod(Workload(entry.layout, entry.sources[0].runtime), ServingOptions(), devices)
+    if workload.stated_bytes is not None and not devices:
+        return workload.stated_bytes
+    needed = estimate_pod(workload, ServingOptions(mode=entry.mode), devices)
     if needed is None:
         return None
     return needed.container_bytes if needed.device_bytes_each is None else needed.device_bytes_each * devices

@@ -143,6 +143,8 @@ def _build_from_catalog(options: ServiceOptions) -> list[Obj]:
     if entry.thinking:
         model["spec"]["thinking"] = True
     service = _build_service(options, model["metadata"]["name"])
+    if entry.mode != "chat":
+        service["spec"]["mode"] = entry.mode
     service["spec"]["hardware"] = _merge_hardware(entry, accelerator, service["spec"].get("hardware", {}))
     return [model, service]
 

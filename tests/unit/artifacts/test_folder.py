@@ -200,12 +200,66 @@ def test_layout_of_a_multimodal_model_is_that_of_its_language_model() -> None:
     assert folder_config.parse(json.dumps({"text_config": LLAMA, "hidden_size": 1}).encode()) == LLAMA
 
 
+RECURRENT = {
+    "linear_conv_kernel_dim": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_num_value_heads": 4,
+    "linear_value_head_dim": 16,
+}
+STATE_BYTES = 4 * (3 * (2 * 2 * 8 + 4 * 16) + 4 * 8 * 16)
+LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"layer_types": ["linear_attention", "linear_attention", "full_attention"]},
+        {"full_attention_interval": 3},
+    ],
+)
+def test_layers_of_gated_delta_rule_attention_keep_a_state(stated: dict[str, object]) -> None:
+    assert layers(**RECURRENT, **stated) == [
+        Layers(count=2, state_bytes=STATE_BYTES),
+        Layers(count=1, key_elements=32, value_elements=32),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [({}, 576), ({"index_head_dim": 128, "layer_types": ["deepseek_sparse_attention"] * 3}, 704)],
+)
+def test_latent_attention_keeps_no_values(changes: dict[str, object], kept: int) -> None:
+    found = folder_config.layout_of(LLAMA | LATENT | changes, WEIGHTS_BYTES)
+    assert found
+    assert found.layers == [Layers(count=3, key_elements=kept)]
+    # As a GGUF file of the same model: the mean of 192, 576 and 512 elements.
+    assert found.attention_size == LLAMA["num_attention_heads"] * 427
+
+
+def test_dense_layers_of_llama_4_are_wider_than_its_experts() -> None:
+    sizes = {"intermediate_size_mlp": 500, "intermediate_size": 300}
+    for used, wide in ((1, 500), (2, 600)):
+        found = folder_config.layout_of(LLAMA | sizes | {"num_experts_per_tok": used}, WEIGHTS_BYTES)
+        assert found
+        assert (found.feed_forward_size, found.expert_outputs) == (wide, used)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"kv_lora_rank": 512},
+        LATENT | {"v_head_dim": None},
+        LATENT | {"layer_types": ["full_attention", "linear_attention", "full_attention"]},
+        LATENT | {"linear_num_key_heads": 2},
         {"mamba_d_state": 16},
+        {"compress_ratios": [0, 4, 128]},
         {"layer_types": ["linear_attention"] * 3},
+        RECURRENT,
+        RECURRENT | {"layer_types": ["linear_attention"] * 3},
+        RECURRENT | {"full_attention_interval": 3, "linear_conv_kernel_dim": None},
+        RECURRENT | {"full_attention_interval": 3, "linear_value_head_dim": 1 << 23, "linear_num_value_heads": 1 << 23},
+        {"linear_num_key_heads": 2, "layer_types": ["full_attention"] * 3},
         {"layer_types": ["full_attention"]},
         {"hidden_size": None},
         {"num_hidden_layers": "many"},
@@ -250,6 +304,9 @@ def test_class_of_a_multimodal_model_is_that_of_all_its_parts() -> None:
                 "head_dim",
                 "global_head_dim",
                 "num_kv_shared_layers",
+                "full_attention_interval",
+                *RECURRENT,
+                *LATENT,
             ]
         ),
         st.none() | st.integers() | st.text() | st.lists(st.integers() | st.text()),

@@ -3,18 +3,24 @@
 import pytest
 import yaml
 from click.testing import CliRunner
+from msgspec import structs
 
+from artifacts.formats.folder_config import layout_of
 from artifacts.source import parse
 from cli.main import main
+from cli.queue.model_headers import find_catalog_header
 from cli.service.manifests import ServiceOptions, build_objects
 from crds.serving import ServingOptions
 from crds.size import GIB, size_text
+from crds.weights_header import WeightsFormat
 from devices.vendors import VENDORS
 from fitness.catalog_entries import CatalogError, choose_source, load_catalog
 from fitness.memory import Workload, estimate_pod
 from runtimes.registry import RUNTIMES
 from runtimes.runtime import RuntimeDemand
 from runtimes.runtime_choice import choose_runtime
+from tests.support.catalog_headers import CONFIGURATIONS, UNKNOWN
+from tests.unit.fitness.test_memory import QWEN3_8B
 
 SOURCES = [
     (name, source, accelerator)
@@ -82,14 +88,16 @@ def test_table_has_figures_of_others_and_our_own_in_different_columns() -> None:
     assert rows["NAME"] == ["NAME", "PARAMETERS", "ACTIVE", "~4", "BIT", "BF16", "POMONA", "ON"]
     assert rows["qwen3-8b"][3:] == ["-", "-", "5.8", "GB", "cpu"]
     assert rows["gemma-4-31b"][3:] == ["16", "GB", "62", "GB", "77.4", "GB", "nvidia"]
-    assert rows["kimi-k2-5"][3:] == ["250", "GB*", "2,000", "GB", "-", "nvidia"], "the table is cut off"
+    assert rows["kimi-k2-5"][3:] == ["250", "GB*", "2,000", "GB", "718.0", "GB", "nvidia"], "the table is cut off"
+    assert rows["deepseek-v4-pro"][3:] == ["430", "GB*", "-", "-", "nvidia"]
     assert "unchecked" in "\n".join(lines)
 
 
 def test_catalog_is_printed_as_yaml() -> None:
     printed = yaml.safe_load(CliRunner().invoke(main, ["catalog", "-o", "yaml"]).output)
     assert printed["gemma-4-31b"]["bf16GB"] == 62
-    assert "estimatedBytes" not in printed["qwen3-6-27b"], "its layers are recurrent"
+    assert "estimatedBytes" not in printed["deepseek-v4-flash"], "no formula is known for its caches"
+    assert printed["qwen3-5-9b"]["estimatedBytes"] == printed["qwen3-5-9b"]["sources"][0]["memoryBytes"]
     assert size_text(printed["qwen3-8b"]["estimatedBytes"]) == "5.4 GiB"
 
 
@@ -100,13 +108,10 @@ def test_estimate_is_of_what_deploy_runs() -> None:
             continue
         chosen = choose_source(name, entry, None)
         assert chosen.source == entry.sources[0], "layout describes the first source"
-        assert chosen.source.runtime == choose_runtime(
-            RuntimeDemand(
-                "gguf" if chosen.source.source.endswith(".gguf") else "safetensors",
-                chosen.accelerator,
-                VENDORS[chosen.accelerator].in_pods,
-            )
-        )
+        written: WeightsFormat = "gguf" if chosen.source.source.endswith(".gguf") else "safetensors"
+        written = "ollama" if chosen.source.source.startswith("ollama://") else written
+        demand = RuntimeDemand(written, chosen.accelerator, VENDORS[chosen.accelerator].in_pods)
+        assert chosen.source.runtime == choose_runtime(demand)
         assert printed[name]["estimatedBytes"] > entry.layout.tensor_bytes
     # Four devices, of which each keeps a quarter of the weights and memory of its own.
     layout = load_catalog()["mistral-medium-3-5"].layout
@@ -121,4 +126,47 @@ def test_weights_of_a_header_are_between_the_figures_of_others() -> None:
         if entry.layout is None or entry.quantized_gb is None or entry.bf16_gb is None:
             continue
         weights = entry.layout.tensor_bytes / 10**9
-        assert 0.6 * entry.quantized_gb < weights < 1.02 * entry.bf16_gb, name
+        # The figures of third parties are without vision encoders and without prediction of further tokens.
+        assert 0.6 * entry.quantized_gb < weights < 1.03 * entry.bf16_gb, name
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_layout_is_computed_from_the_configuration_of_the_model(name: str) -> None:
+    """By the reader of `pomona inspect`, from public copies of config.json."""
+    layout = load_catalog()[name].layout
+    assert layout
+    assert layout == layout_of(dict(CONFIGURATIONS[name]), layout.tensor_bytes)
+
+
+def test_layout_of_a_gguf_file_is_that_of_its_header() -> None:
+    """As the estimates are tested by, which measurements of llama.cpp were compared with."""
+    assert load_catalog()["qwen3-8b"].layout == QWEN3_8B
+
+
+def test_model_without_a_layout_has_none_by_its_configuration() -> None:
+    unknown = {name for name, entry in load_catalog().items() if entry.layout is None}
+    assert unknown == {"deepseek-v4-flash", "deepseek-v4-pro"}
+    for name, configuration in UNKNOWN.items():
+        assert name in unknown
+        assert layout_of(dict(configuration), 1) is None
+
+
+def test_further_source_has_the_same_layout_and_a_size_of_its_own() -> None:
+    entry = load_catalog()["qwen3-6-35b-a3b"]
+    folder, file = (entry.find_workload(accelerator) for accelerator in ("intel-gaudi", "cpu"))
+    assert folder
+    assert folder.layout
+    assert (folder.runtime, folder.quantization, folder.layout.tensor_bytes) == ("vllm", "bfloat16", 71_903_645_408)
+    assert file
+    assert (file.runtime, file.quantization) == ("llama.cpp", "Q4_K_M")
+    assert file.layout == structs.replace(folder.layout, tensor_bytes=22_134_528_992)
+    header = find_catalog_header("hf://unsloth/Qwen3.6-35B-A3B-GGUF/Qwen3.6-35B-A3B-UD-Q4_K_M.gguf")
+    assert header
+    assert header.layout == file.layout
+    # Its size is not known, so that it is not guessed.
+    assert load_catalog()["gemma-4-31b"].find_workload("metal") is None
+
+
+def test_service_of_a_model_for_embeddings_is_for_embeddings() -> None:
+    _, service = build_objects(ServiceOptions(name="qwen3-embedding-0-6b"), None)
+    assert service["spec"]["mode"] == "embeddings"

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from artifacts.errors import ArtifactError
 from cli.density.fit import command
 from console.density_feed import CONTEXT_LENGTH
 from console.density_snapshot import DensitySnapshot
 from console.fit_table import FitTable
-from tests.support.density_worlds import build_feed, gpu_node, model
+from fitness.catalog_entries import load_catalog
+from kube.client import Obj
+from tests.support.density_worlds import GIB, GPU, build_feed, cpu_node, gpu_node, host, model
 from tests.support.file_server import FileServer
 from tests.support.tiny_models import tiny_gguf
 
@@ -54,10 +57,10 @@ async def test_model_of_any_source_is_asked_for_by_its_header(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "way_out"),
     [
-        ("Qwen2.5-Coder-14B", "pomona fit hf://ORG/REPO"),
-        ("qwen3-6-27b", "pomona fit hf://Qwen/Qwen3.6-27B"),
+        ("Qwen2.5-Coder-72B", "pomona fit hf://ORG/REPO"),
+        ("deepseek-v4-flash", "pomona deploy deepseek-v4-flash --memory GIB"),
     ],
-    ids=["nowhere", "without a header in the catalog"],
+    ids=["nowhere", "without a formula"],
 )
 def test_model_that_is_not_known_is_not_said_to_fit_nowhere(name: str, way_out: str) -> None:
     said = CliRunner().invoke(command, [name])
@@ -65,3 +68,82 @@ def test_model_that_is_not_known_is_not_said_to_fit_nowhere(name: str, way_out: 
     assert f"it is unknown where {name} fits" in said.output
     assert way_out in said.output
     assert "nowhere" not in said.output
+
+
+@pytest.mark.usefixtures("cluster")
+def test_model_that_fits_nowhere_is_said_to_and_why() -> None:
+    said = CliRunner().invoke(command, ["kimi-k2-5"])
+    assert (said.exit_code, said.output) == (1, "kimi-k2-5 fits nowhere: --min-fit too_tight says why\n")
+    assert "short" in CliRunner().invoke(command, ["kimi-k2-5", "--min-fit", "too_tight"]).output
+
+
+def _node(name: str, vendor: str, resource: str, product: str, gib: int) -> list[tuple[Any, Obj]]:
+    """Return a node with eight devices."""
+    listed, reported = gpu_node(name, 8, product=product, memory=gib * GIB)
+    listed[1]["status"]["allocatable"][resource] = listed[1]["status"]["allocatable"].pop(GPU)
+    reported[1]["status"]["vendor"] = vendor
+    return [listed, reported]
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster with devices of every kind, and no hub."""
+    objects = [
+        *_node("h200", "nvidia", GPU, "NVIDIA H200", 140),
+        *_node("mi300", "amd", "amd.com/gpu", "AMD Instinct MI300X", 192),
+        *_node("gaudi", "intel-gaudi", "habana.ai/gaudi", "Intel Gaudi3", 128),
+        *cpu_node("cpu"),
+        host("mac"),
+    ]
+    table = FitTable(CONTEXT_LENGTH)
+    snapshot = build_feed(objects).take_snapshot()
+
+    def answer_by_cluster(_target: Any, _vendors: Any, answer: Callable[[DensitySnapshot, FitTable], Any]) -> Any:
+        return answer(snapshot, table)
+
+    async def inspect_source(*_stated: Any, **_more: Any) -> Obj:
+        raise ArtifactError("SourceUnreachable", "the hub does not answer")
+
+    monkeypatch.setattr("cli.density.reading.answer_by_cluster", answer_by_cluster)
+    monkeypatch.setattr("cli.inspect.inspect_source", inspect_source)
+
+
+def _ask(name: str, *stated: str) -> dict[str, Any]:
+    """Return the best answer of each node on which a model of the catalog fits."""
+    said = CliRunner().invoke(command, [name, "--json", *stated])
+    assert said.exit_code == 0, said.output
+    results = json.loads(said.stdout)["node_results"]
+    return {each["node"]: each["top"][0] for each in results if each.get("top")}
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize("name", [name for name, entry in load_catalog().items() if entry.layout])
+def test_every_model_of_the_catalog_is_answered_offline(name: str) -> None:
+    entry, fits = load_catalog()[name], _ask(name)
+    kinds = {"h200": "nvidia", "mi300": "amd", "gaudi": "intel-gaudi", "cpu": "cpu", "mac": "metal"}
+    assert any(kinds[node] == entry.accelerator for node in fits), fits
+    known = {node for node, accelerator in kinds.items() if entry.find_workload(accelerator)}
+    assert fits.keys() <= known
+    # Each node on which it does not fit says what is missing.
+    said = CliRunner().invoke(command, [name, "--min-fit", "too_tight", "--json"])
+    tight = json.loads(said.stdout)["node_results"]
+    assert {each["node"] for each in tight if each.get("top")} == known
+
+
+@pytest.mark.usefixtures("offline")
+def test_the_catalog_has_models_for_each_use_and_accelerator() -> None:
+    found = {use: _ask("*", f"--use-case={use}") for use in ("coding", "embedding", "multimodal", "reasoning")}
+    assert all(found.values()), found
+    assert {"h200", "mi300", "gaudi"} <= found["coding"].keys()
+    assert {"h200", "cpu", "mac"} <= found["embedding"].keys()
+    assert {"h200", "mi300", "gaudi"} <= found["multimodal"].keys()
+
+
+@pytest.mark.usefixtures("offline")
+def test_source_of_the_catalog_is_answered_without_its_hub() -> None:
+    assert _ask("hf://Qwen/Qwen3.5-27B").keys() >= {"h200", "mi300"}
+    said = CliRunner().invoke(command, ["hf://Qwen/Qwen3.5-27B"])
+    assert "the hub does not answer; the figures of the catalog are taken for it" in said.stderr
+    unknown = CliRunner().invoke(command, ["hf://Qwen/Qwen9-27B"])
+    assert unknown.exit_code == 1
+    assert "hf://Qwen/Qwen9-27B is not known: the hub does not answer" in unknown.output

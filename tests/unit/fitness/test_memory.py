@@ -88,6 +88,12 @@ def test_a_recurrent_state_does_not_grow_with_the_context() -> None:
     assert _parts(layout)["checkpoints"] == CHECKPOINTS * 48 * MIB
 
 
+@pytest.mark.parametrize("layers", [Layers(count=48, state_bytes=MIB), Layers(count=48, key_elements=576)])
+def test_memory_of_mlx_is_known_for_keys_and_values_alone(layers: Layers) -> None:
+    layout = structs.replace(QWEN3_8B, layers=[*QWEN3_8B.layers, layers])
+    assert estimate(Workload(layout, "mlx-lm"), ServingOptions()) is None
+
+
 def test_compute_buffer_has_all_scores_without_flash_attention() -> None:
     plain = _parts(QWEN3_8B, context_length=8192)["compute"]
     assert (
@@ -152,12 +158,23 @@ LAYOUTS = st.builds(
     expert_outputs=st.integers(0, 64),
     layers=st.lists(LAYERS, max_size=4),
 )
-WORKLOADS = st.builds(
-    Workload,
-    layout=LAYOUTS,
-    runtime=st.sampled_from(["llama.cpp", "mlx-lm", "llama-cpp-python", "ollama", "omlx"]),
-    draft=st.none() | LAYOUTS,
-    further_bytes=st.integers(0, 2**32),
+HEADS = LAYOUTS.map(
+    lambda layout: structs.replace(
+        layout,
+        layers=[structs.replace(each, state_bytes=0, key_elements=each.value_elements) for each in layout.layers],
+    )
+)
+WORKLOADS = st.one_of(
+    [
+        st.builds(
+            Workload,
+            layout=layouts,
+            runtime=st.sampled_from(runtimes),
+            draft=st.none() | layouts,
+            further_bytes=st.integers(0, 2**32),
+        )
+        for layouts, runtimes in ((LAYOUTS, ["llama.cpp", "llama-cpp-python", "ollama"]), (HEADS, ["mlx-lm", "omlx"]))
+    ]
 )
 OPTIONS = st.builds(
     ServingOptions,

@@ -232,18 +232,87 @@ def test_without_devices_all_is_in_the_container_and_the_cache_has_whole_gib() -
     assert found.container_bytes > LLAMA3_8B.tensor_bytes + 2 * GIB
 
 
+RECURRENT, LATENT = Layers(count=96, state_bytes=MIB), Layers(count=32, key_elements=576)
+
+
 @pytest.mark.parametrize(
-    "layers",
+    ("runtime", "layers"),
     [
-        Layers(count=48, state_bytes=MIB),
-        Layers(count=48, key_elements=576, value_elements=0),
+        ("sglang", [*LLAMA3_8B.layers, RECURRENT]),
+        ("tgi", [LATENT]),
+        ("vllm", [LATENT, RECURRENT]),
+        ("vllm", [RECURRENT]),
+        ("vllm", [Layers(count=32, key_elements=1024, value_elements=1024, state_bytes=MIB)]),
     ],
 )
-def test_recurrent_and_latent_caches_are_unknown(layers: Layers) -> None:
-    layout = structs.replace(LLAMA3_8B, layers=[*LLAMA3_8B.layers, layers])
+def test_caches_of_which_no_formula_is_known_are_unknown(runtime: str, layers: list[Layers]) -> None:
+    layout = structs.replace(LLAMA3_8B, layers=layers)
     for devices in (0, 1):
-        assert estimate_pod(Workload(layout, "vllm"), ServingOptions(), devices) is None
-        assert estimate_pod(Workload(LLAMA3_8B, "vllm", draft=layout), ServingOptions(), 1) is None
+        assert estimate_pod(Workload(layout, runtime), ServingOptions(), devices) is None
+        assert estimate_pod(Workload(LLAMA3_8B, runtime, draft=layout), ServingOptions(), 1) is None
+
+
+def _hybrid(heads_kv: int, layers: int, value_heads: int, *, byte_elements: bool = False) -> Layout:
+    """Return a layout as that of Qwen3.5, whose heads have 256 elements; with keys and values of one byte if asked."""
+    elements = 256 * heads_kv // (2 if byte_elements else 1)
+    convolution = 3 * (2 * 16 * 128 + value_heads * 128)
+    state_bytes = 4 * (convolution + value_heads * 128 * 128)
+    kinds = [
+        Layers(count=layers, key_elements=elements, value_elements=elements),
+        Layers(count=3 * layers, state_bytes=state_bytes),
+    ]
+    return structs.replace(LLAMA3_8B, attention_size=24 * 256, head_count=24, layers=kinds)
+
+
+@pytest.mark.parametrize(
+    ("layout", "context", "published", "source"),
+    [
+        (
+            _hybrid(4, 16, 48),
+            8192,
+            16 * (11 + 3 * 2) * 784 * 4096,
+            "vLLM 0.19, Qwen3.5-27B: attention block size of 784 tokens; a state of 48 layers takes two blocks",
+        ),
+        (
+            _hybrid(2, 10, 32, byte_elements=True),
+            131_072,
+            5.98 * GIB / 4.33,
+            "vLLM 0.24, Qwen3.6-35B-A3B, FP8 cache: 5.98 GiB hold 4.33 requests of 131,072 tokens",
+        ),
+    ],
+)
+def test_recurrent_states_are_padded_to_blocks_of_the_cache(
+    layout: Layout, context: int, published: float, source: str
+) -> None:
+    # The inputs of the convolution are counted with 32 bits each, and vLLM keeps 16.
+    assert 1 <= _device(layout, context_length=context)["cache"] / published < 1.03, source
+
+
+def test_devices_share_recurrent_states() -> None:
+    layout = _hybrid(4, 16, 48)
+    assert 0.5 <= _device(layout, 2)["cache"] / _device(layout)["cache"] < 0.52
+
+
+def test_latents_are_whole_on_each_device() -> None:
+    # DeepSeek V3: 576 elements of 61 layers, which vLLM pull request 10927 gives as 1152 bytes of a token and layer.
+    layout = structs.replace(
+        LLAMA3_8B,
+        tensor_bytes=688_586_727_753,
+        embedding_size=7168,
+        attention_size=128 * 427,
+        head_count=128,
+        feed_forward_size=18_432,
+        layers=[Layers(count=61, key_elements=576)],
+    )
+    alone, shared = _device(layout, 1, context_length=4096), _device(layout, 8, context_length=4096)
+    assert shared["cache"] == alone["cache"] == 61 * 1152 * 4096
+    # Beside its eighth of the file, a device has the absorbed weights of 61 layers, and compressed projections whole.
+    least = layout.tensor_bytes / 8 + 61 * 512 * 128 * (128 + 128) * 2 / 8 + 61 * 7168 * (1536 + 576) * 7 / 8
+    assert least < shared["weights"] < 1.05 * least
+    # vLLM expands 8 contexts: 192 elements of each key, and 128 of each value.
+    assert shared["compute"] > 8 * 4096 * 128 // 8 * (192 + 128) * 2
+    longer = _device(layout, 8, context_length=131_072)
+    assert longer["compute"] < 2 * shared["compute"] + GIB, "not more than 65,536 tokens are expanded at once"
 
 
 def test_devices_that_do_not_divide_the_heads_are_refused() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from crds.serving import ServingOptions
+from crds.weights_header import Layers, Layout
 from fitness.memory import ESTIMATORS, PodMemory, Workload, estimate, estimate_pod, largest_context, way_out
 from runtimes.registry import RUNTIMES
 from tests.unit.fitness.test_memory import LAYOUTS, OPTIONS, QWEN3_8B
@@ -61,6 +62,27 @@ def test_device_memory_never_falls_with_context_requests_or_companions(
     larger = workload._replace(further_bytes=workload.further_bytes + 1)
     assert _each(workload, options, devices) <= _each(larger, more, devices)
     assert _pod(workload, options, devices).container_bytes <= _pod(larger, more, devices).container_bytes
+
+
+@given(KNOWN, OPTIONS, DEVICES, st.integers(0, 2**20), st.integers(0, 2**24))
+def test_memory_of_latents_and_states_never_falls_with_context_or_requests(
+    known: Layout, options: ServingOptions, devices: int, context: int, state_bytes: int
+) -> None:
+    latent = [structs.replace(each, value_elements=0, window=None) for each in known.layers]
+    recurrent = [
+        Layers(count=7, key_elements=512, value_elements=512),
+        *(Layers(count=each.count, state_bytes=state_bytes) for each in known.layers),
+    ]
+    more = structs.replace(options, context_length=options.context_length + context, parallel=options.parallel + 1)
+    for layers in (latent, recurrent):
+        workload = Workload(structs.replace(known, layers=layers), "vllm")
+        assert workload.layout
+        assert _each(workload, options, devices) <= _each(workload, more, devices)
+        each = _pod(workload, options, devices).device
+        assert each
+        assert devices * each.parts.weights_bytes >= workload.layout.tensor_bytes
+        if layers is latent:
+            assert _each(workload, options, devices + 1) <= _each(workload, options, devices)
 
 
 @given(WORKLOADS, OPTIONS, DEVICES, DEVICES)
