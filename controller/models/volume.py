@@ -41,8 +41,10 @@ INSPECT_SECONDS: Final = 600
 """A header is read in seconds; the rest is for pulling the image. An attempt on a server that hangs ends after this."""
 INSPECTION: Final = 1
 """Version of the inspection result; releases before it wrote neither a version nor a layout."""
-FOLDER_INSPECTION: Final = 2
-"""The same for a folder; releases before it did not tell the formats of folders apart."""
+FOLDER_INSPECTION: Final = 3
+"""The same for a folder; releases before it knew no layout of recurrent and latent layers."""
+_FORMAT_INSPECTION: Final = 2
+"""Releases before it did not tell the formats of folders apart."""
 SETTLING_SECONDS: Final = 2.0
 """A volume that binds by itself does so within this time; any other waits for its first pod."""
 
@@ -134,7 +136,8 @@ def is_outdated(model: Model) -> bool:
     """
     status, version = model.status, inspection_version(model)
     lacks_layout = model.spec.stated_bytes is None and status.layout is None
-    return status.inspection != version and (lacks_layout or version == FOLDER_INSPECTION)
+    lacks_format = version == FOLDER_INSPECTION and (status.inspection or 0) < _FORMAT_INSPECTION
+    return status.inspection != version and (lacks_layout or lacks_format)
 
 
 def inspection(

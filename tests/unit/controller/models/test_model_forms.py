@@ -141,6 +141,19 @@ class TestEarlierRelease:
         simulated.settle()
         assert len(simulated.made) == made
 
+    def test_folder_is_inspected_again_for_a_layout_that_is_known_now(self) -> None:
+        """Of recurrent layers, say; one whose layout was known is not read again."""
+        simulated = self.folder_before()
+        for layout, is_read in ((simulated.model.status.layout, False), (None, True)):
+            status = msgspec.structs.replace(simulated.model.status, format="safetensors", layout=layout, inspection=2)
+            simulated.model = msgspec.structs.replace(simulated.model, status=status)
+            simulated.settle()
+            assert any("-inspect-" in each for each in simulated.jobs) == is_read
+        simulated.end("inspect", 0, FOLDER | {"layout": SMALL})
+        simulated.settle()
+        status = simulated.model.status
+        assert (msgspec.to_builtins(status.layout), status.inspection) == (SMALL, FOLDER_INSPECTION)
+
     def test_folder_that_cannot_be_inspected_again_stays_ready(self) -> None:
         simulated = self.folder_before()
         simulated.settle()
