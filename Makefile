@@ -41,6 +41,8 @@ demo: setup binaries ## Serve one model from a pod and from a host process; MODE
 	@$(BIN)/python -m tests.demo $(if $(MODEL),--model '$(MODEL)') $(if $(KEEP),--keep)
 
 .PHONY: demo-shell
+# Make would expand $TOKEN in the command of a user, which is meant for the shell in the demo.
+demo-shell: export override COMMAND := $(value COMMAND)
 demo-shell: setup ## Open a shell in the cluster of a running `make demo KEEP=1`; COMMAND='...' for one command
 	@$(BIN)/python -m tests.demo.shell $(if $(COMMAND),"$$COMMAND")
 

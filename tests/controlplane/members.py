@@ -106,6 +106,20 @@ def kubelet(
     return Process(f"kubelet {name}", argv, folder / f"kubelet-{name}.log")
 
 
+def service_proxy(plane: ControlPlane, machine: Host, folder: Path) -> Process:
+    """Return the process by which ClusterIPs and names of Services work in the sandbox, not yet started.
+
+    `service_proxy.add_machine` returns its machine.
+    """
+    argv = [
+        *machine.exec,
+        *(sys.executable, "-m", "tests.controlplane.service_proxy"),
+        f"--kubeconfig={plane.kubeconfig()}",
+        f"--resolv-conf={folder / 'resolv.conf'}",
+    ]
+    return Process("service proxy", argv, folder / "service-proxy.log")
+
+
 async def controller(plane: ControlPlane, folder: Path, *arguments: str) -> Process:
     """Return the controller with its own ServiceAccount, not yet started."""
     kubeconfig = await plane.service_account_kubeconfig(CONTROLLER_NAMESPACE, CONTROLLER_ACCOUNT)

@@ -14,6 +14,8 @@ from ipaddress import IPv4Address
 BRIDGE = "br0"
 ADDRESS = "10.77.0.1"
 SERVICE_ADDRESS = "10.0.0.1"
+SERVICE_RANGE = "10.0.0.0/16"
+"""ClusterIPs; a /24 would be full after 254 Services."""
 PREFIX_LENGTH = 16
 BRIDGE_MAC = "02:00:0a:4d:00:01"
 """Without one of its own, a bridge has the lowest of its members: it changes when a host comes or goes, and the other
@@ -75,15 +77,13 @@ class Network:
             f"link set {BRIDGE} up",
         )
 
-    async def add_host(self, name: str) -> Host:
-        """Add a machine."""
-        host = Host(
-            name=name,
-            address=str(FIRST_HOST_ADDRESS + self._hosts_made),
-            netns=name,
-            link=f"host{self._hosts_made}",
-        )
-        self._hosts_made += 1
+    async def add_host(self, name: str, address: str = "") -> Host:
+        """Add a machine, at the next free address of hosts or at one that no host gets."""
+        link = name
+        if not address:
+            address, link = str(FIRST_HOST_ADDRESS + self._hosts_made), f"host{self._hosts_made}"
+            self._hosts_made += 1
+        host = Host(name=name, address=address, netns=name, link=link)
         await ip(
             f"netns add {host.netns}",
             f"link add {host.link} type veth peer name eth0 netns {host.netns}",

@@ -333,8 +333,7 @@ def apiserver_arguments(folder: Path) -> list[str]:
         "--bind-address=0.0.0.0",  # the Service's address is on the bridge too
         "--secure-port=443",
         f"--advertise-address={network.ADDRESS}",
-        # A /24 is full after 254 Services.
-        "--service-cluster-ip-range=10.0.0.0/16",
+        f"--service-cluster-ip-range={network.SERVICE_RANGE}",
         "--authorization-mode=Node,RBAC",
         "--enable-admission-plugins=NodeRestriction",
         f"--token-auth-file={folder / 'tokens.csv'}",

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from base64 import b64decode
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, METAL_PROCESSES,
 from kube.store import Store
 from kube.watch import reflect
 from standalone.ask import AskError, ChatAnswer, ChatMessage, continue_chat, open_session
-from tests.controlplane import members
+from tests.controlplane import cluster_dns, members, service_proxy
 from tests.controlplane.binaries import Binaries, ensure_binaries
 from tests.controlplane.helm import CHART, ensure_helm, run_helm
 from tests.controlplane.network import ADDRESS, Network
@@ -78,9 +78,11 @@ class DemoCluster:
         print_event("starting etcd, kube-apiserver, kube-controller-manager and kube-scheduler")
         await self.plane.start()
         write_note(self.plane.environment, (self._kubectl, ensure_helm(), Path(sys.executable)))
+        machine = await service_proxy.add_machine(network)
+        self._start(members.service_proxy(self.plane, machine, self._folder))
         print_event("control plane is ready")
         self.milestones.reach("control plane")
-        self._start(members.kubelet(self.plane, NODE, self._folder, resources=DEVICES, labels=DEVICE_LABELS))
+        self._start(self._kubelet(NODE, DEVICES, DEVICE_LABELS))
         print_event("helm install pomona deploy/chart --namespace pomona-system --create-namespace")
         # A private network is where the demo serves its weights.
         sources = f"models.allowPrivateSources={{{','.join(map(str, ALLOWED_NETWORKS))}}}"
@@ -96,8 +98,7 @@ class DemoCluster:
 
     async def add_faster_node(self) -> None:
         """Start a node whose device has more memory bandwidth, and wait until it is ready."""
-        node = members.kubelet(self.plane, FASTER_NODE, self._folder, resources=FASTER_DEVICES, labels=FASTER_LABELS)
-        self._start(node)
+        self._start(self._kubelet(FASTER_NODE, FASTER_DEVICES, FASTER_LABELS))
         await self.plane.kubectl("wait", "--for=create", f"node/{FASTER_NODE}", "--timeout=60s")
         await self.plane.kubectl("wait", "--for=condition=Ready", f"node/{FASTER_NODE}", "--timeout=60s")
 
@@ -117,6 +118,10 @@ class DemoCluster:
             controller = f"{error}\n"
         tails = (f"--- {process.name}\n{process.tail(15)}" for process in self._processes)
         return "\n".join([f"--- controller\n{controller}", *tails])
+
+    def _kubelet(self, name: str, resources: Mapping[str, str], labels: Mapping[str, str]) -> Process:
+        dns = (f"--cluster-dns={cluster_dns.ADDRESS}",)
+        return members.kubelet(self.plane, name, self._folder, resources=resources, labels=labels, arguments=dns)
 
     async def _start_host(self, network: Network) -> None:
         self._start((await members.metal_host(self.plane, network, METAL_HOST, self._folder)).agent)

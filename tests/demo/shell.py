@@ -13,14 +13,16 @@ DEMO: Final = "tests.demo.inside"
 """Module of the demo in its sandbox, which names the process to enter."""
 NOTE: Final = Path("/run/pomona-demo")
 """File in the demo's own /run with the commands by which a shell begins."""
-LIMITS: Final = f"""\
+GREETING: Final = f"""\
 This shell is in the demo's namespaces. Use kubectl, helm, pomona and curl here, for example
 
   kubectl get isvc,endpointslices
   pomona chat tiny-host
+  TOKEN=$(kubectl get secret tiny-pod-token -o jsonpath='{{.data.token}}' | base64 -d)
+  curl http://tiny-pod.default.svc:8080/v1/models -H "Authorization: Bearer $TOKEN"
 
-There is neither DNS nor kube-proxy, and kubectl port-forward is refused: ask pods and hosts at the addresses of their
-EndpointSlices, which this shell reaches.
+ClusterIPs and names of Services work, as in pods. kubectl port-forward finds pods only, so none for tiny-host, and its
+port is open in here only: no program outside reaches it.
 /tmp and /run belong to the demo and end with it; {sandbox.CHECKOUT} is your own.
 """
 
@@ -39,7 +41,7 @@ def main(command: list[str]) -> None:
     if pid is None:
         sys.exit("make demo-shell: no demo runs: start one in another terminal with `make demo KEEP=1`")
     if not command:
-        print(LIMITS, flush=True)
+        print(GREETING, flush=True)
     options = ["-c", *command] if command else ["--rcfile", str(NOTE), "-i"]
     argv = [*sandbox.enter_command(pid), "env", f"BASH_ENV={NOTE}", "bash", *options]
     os.execvp(argv[0], argv)  # noqa: S606 - the command of the user

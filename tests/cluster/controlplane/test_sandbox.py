@@ -100,6 +100,16 @@ def test_shell_of_the_demo_has_its_variables(held: subprocess.Popen[str]) -> Non
     assert result.stdout == "hello\n"
 
 
+def test_command_for_the_shell_is_not_expanded_by_make(held: subprocess.Popen[str]) -> None:
+    assert held.stdout
+    held.stdout.readline()
+    make = ["make", "--silent", "demo-shell", "COMMAND=echo $GREETING $(echo world)"]
+
+    result = subprocess.run(make, cwd=CHECKOUT, capture_output=True, text=True, check=True)
+
+    assert result.stdout == "hello world\n"
+
+
 def test_shell_of_a_demo_that_does_not_run_says_how_to_start_one() -> None:
     result = subprocess.run(DEMO_SHELL, capture_output=True, text=True, check=False)
 

@@ -40,6 +40,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--memory", default="32Gi")
     parser.add_argument("--max-pods", default="110")
     parser.add_argument("--backoff-base", type=float, default=10.0, help="seconds before the second restart")
+    parser.add_argument("--cluster-dns", default="", metavar="ADDRESS", help="server of the pods' names")
     parser.add_argument("--tls", type=Path, help="folder with a .crt and a .key: serve `kubectl logs` on port 10250")
     parser.add_argument("--report-only", action="store_true", help="say that pods run, start nothing")
     return parser.parse_args(arguments)
@@ -96,6 +97,7 @@ async def run(options: argparse.Namespace) -> None:
             logs=logs.LogFolder(options.root.resolve() / "logs"),
             session=await stack.enter_async_context(probes.session()),
             backoff=Backoff(base_seconds=options.backoff_base),
+            cluster_dns=options.cluster_dns,
             report_only=options.report_only,
         )
         await kill_leftovers(host.root)

@@ -17,6 +17,7 @@ import structlog
 
 from kube.errors import ApiError, Conflict, NotFound, Unreachable
 from kube.resources import PODS, SECRETS
+from tests.controlplane.cluster_dns import resolv_conf
 from tests.controlplane.kubelet import containers, pods
 from tests.controlplane.kubelet.api import CONFIG_MAPS, NodeAPI
 from tests.controlplane.kubelet.environment import ConfigError
@@ -52,6 +53,7 @@ class Host:
     logs: LogFolder
     session: aiohttp.ClientSession
     backoff: Backoff
+    cluster_dns: str = ""
     report_only: bool = False
 
     def folder(self, uid: str) -> Path:
@@ -215,8 +217,10 @@ class Worker:
             self._volumes.addresses = self._shared.addresses
             hosts = f"127.0.0.1\tlocalhost\n::1\tlocalhost\n{address}\t{pods.hostname(self.pod)}\n"
             (folder / "hosts").write_text(hosts)
-            # There is no cluster DNS. Without the address of a server a look-up fails at once, not after 10 s.
-            (folder / "resolv.conf").write_text("")
+            # Without the address of a server a look-up fails at once, not after 10 s.
+            server = self._host.cluster_dns
+            names = resolv_conf(self.pod["metadata"]["namespace"], server) if server else ""
+            (folder / "resolv.conf").write_text(names)
             self._state = replace(self._state, pod_ip=address)
             self._changed.set()
         await self._volumes.refresh()
