@@ -8,7 +8,8 @@ from msgspec import structs
 
 from controller.models.served import METAL, format_of, is_split
 from crds.model import Model
-from crds.serving import ServingOptions
+from crds.serving import Mode, ServingOptions
+from crds.weights_header import GGUF
 from devices.vendors import Vendors
 from fitness.catalog_entries import CatalogEntry, load_catalog
 from fitness.fit import LADDER
@@ -47,6 +48,8 @@ class KnownModel(NamedTuple):
     parameters: int | None = None
     active_share: float | None = None
     use_cases: frozenset[UseCase] = frozenset()
+    mode: Mode = "chat"
+    """Use of a service of it, by which its need is computed."""
     hashes: Mapping[str, str] = {}
     """Identities of its measurements, by engine."""
 
@@ -72,7 +75,9 @@ def build_known_model(model: Model, vendors: Vendors, options: ServingOptions) -
     runtimes = _choose_runtimes(model, vendors)
     stated = model.spec.stated_bytes
     status = model.status
-    quantization = status.gguf.quantization if status.gguf else ""
+    header = status.gguf or GGUF()
+    quantization, abilities = header.quantization, frozenset(model.spec.capabilities)
+    is_embedding = bool(abilities & _EMBEDS) or (bool(header.modes) and "chat" not in header.modes)
     return KnownModel(
         name=model.metadata.name,
         namespace=model.metadata.namespace,
@@ -86,9 +91,8 @@ def build_known_model(model: Model, vendors: Vendors, options: ServingOptions) -
         quantization=quantization,
         parameters=model.spec.total_parameters or status.total_parameters,
         active_share=find_active_share(model),
-        use_cases=_find_use_cases(
-            frozenset(model.spec.capabilities), frozenset(model.spec.domains), thinks=bool(model.spec.thinking)
-        ),
+        use_cases=_find_use_cases(abilities, frozenset(model.spec.domains), thinks=bool(model.spec.thinking)),
+        mode="embeddings" if is_embedding else "chat",
         hashes={runtime: hash_model(model, runtime, options) for runtime in set(runtimes.values())},
     )
 
@@ -143,6 +147,7 @@ def _build_catalog_model(name: str, entry: CatalogEntry, accelerators: tuple[str
         quantization=source.weights_quantization,
         parameters=entry.parameter_count,
         active_share=entry.active_share,
+        mode=entry.mode,
         use_cases=_find_use_cases(frozenset(entry.capabilities), frozenset(entry.domains), thinks=entry.thinking),
     )
 

@@ -6,11 +6,13 @@ fits into the devices. So a query over thousands of nodes and models estimates n
 """
 
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, get_args
+
+from msgspec import structs
 
 from console.density_cells import CellProfile
 from console.density_models import KnownModel
-from crds.serving import ServingOptions
+from crds.serving import Mode, ServingOptions
 from crds.size import size_text
 from fitness.correction_table import ScopedCorrections
 from fitness.fit import (
@@ -123,6 +125,7 @@ class FitTable:
 
     def __init__(self, context_length: int, measured: PerformanceTable | None = None) -> None:
         self.options = ServingOptions(context_length=context_length)
+        self._options = {mode: structs.replace(self.options, mode=mode) for mode in get_args(Mode)}
         self._measured = measured or PerformanceTable()
         self._idle: dict[ServingDevices, dict[Key, _IdleFit]] = {}
         self._places: dict[tuple[str, tuple[ServingDevices, ...]], dict[Key, PlaceFit | None]] = {}
@@ -285,11 +288,12 @@ class FitTable:
             return found
         if workload.stated_bytes and devices.vendor in _STATED_COUNTS:
             return assess_stated(workload, workload.stated_bytes, devices)
-        return self._refuse(workload, idle, free, devices)
+        return self._refuse(model, workload, idle, devices)
 
-    def _refuse(self, workload: Workload, idle: _IdleFit, free: int, devices: ServingDevices) -> Fit | None:
-        """Return the fit of a model that has no room in what is free; None: its need is unknown."""
-        if idle.fit is None:
+    def _refuse(self, model: KnownModel, workload: Workload, idle: _IdleFit, devices: ServingDevices) -> Fit | None:
+        """Return the fit of a model that has no room in what is free; None: its need, or what is free, is unknown."""
+        free = devices.free_bytes if devices.free_bytes is not None else devices.memory_bytes
+        if idle.fit is None or free is None:
             return None
         needed = max(idle.fit.needed_bytes, idle.least_bytes)
         return idle.fit._replace(
@@ -298,7 +302,7 @@ class FitTable:
             available_bytes=free,
             utilization=needed / free if free else float("inf"),
             speed=None,
-            shortfall=describe_shortfall(workload, self.options, devices, needed, free),
+            shortfall=describe_shortfall(workload, self._options[model.mode], devices, needed, free),
         )
 
     def _find_idle(self, model: KnownModel, workload: Workload, devices: ServingDevices) -> _IdleFit:
@@ -306,11 +310,12 @@ class FitTable:
         known = self._idle.setdefault(emptied, {})
         found = known.get(model.key)
         if found is None:
-            fit = assess_fit(workload, self.options, emptied, active_share=model.active_share)
+            options = self._options[model.mode]
+            fit = assess_fit(workload, options, emptied, active_share=model.active_share)
             if fit is not None:
                 fit = self._with_measured(model, workload.runtime, devices, fit)
             own = 0 if devices.vendor in _STATED_COUNTS else devices.memory_bytes or 0
-            least = least_free_bytes(workload, self.options, own) if own else 0
+            least = least_free_bytes(workload, options, own) if own else 0
             found = known[model.key] = _IdleFit(fit, least)
             self._count += 1
         return found

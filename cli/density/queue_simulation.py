@@ -124,6 +124,7 @@ def build_manifests(model: "KnownModel", store: "Store", wanted: WantedService, 
     spec = {"modelRef": served, "replicas": wanted.replicas, "hardware": hardware}
     spec |= {"priority": wanted.priority} if wanted.priority is not None else {}
     spec |= {"contextLength": wanted.context} if wanted.context is not None else {}
+    spec |= {"mode": model.mode} if model.mode != "chat" else {}
     made.append(build("InferenceService", name_free(INFERENCE_SERVICES, SIMULATED), spec))
     if problems := [str(problem) for each in made for problem in validation.problems(each)]:
         raise click.UsageError("; ".join(problems))

@@ -11,10 +11,14 @@ from click.testing import CliRunner
 
 from artifacts.errors import ArtifactError
 from cli.density.fit import command
+from console.density_answers import SimulateRequest
 from console.density_feed import CONTEXT_LENGTH
+from console.density_simulation import simulate_model
 from console.density_snapshot import DensitySnapshot
 from console.fit_table import FitTable
+from crds.serving import ServingOptions
 from fitness.catalog_entries import load_catalog
+from fitness.memory import estimate
 from kube.client import Obj
 from tests.support.density_worlds import GIB, GPU, build_feed, cpu_node, gpu_node, host, model
 from tests.support.file_server import FileServer
@@ -137,6 +141,24 @@ def test_the_catalog_has_models_for_each_use_and_accelerator() -> None:
     assert {"h200", "mi300", "gaudi"} <= found["coding"].keys()
     assert {"h200", "cpu", "mac"} <= found["embedding"].keys()
     assert {"h200", "mi300", "gaudi"} <= found["multimodal"].keys()
+
+
+@pytest.mark.usefixtures("offline")
+def test_model_for_embeddings_needs_the_memory_of_embeddings() -> None:
+    """A text is embedded in one batch, however long it is."""
+    entry = load_catalog()["qwen3-embedding-0-6b"]
+    workload = entry.find_workload("cpu")
+    assert workload
+    needed = estimate(workload, ServingOptions(context_length=CONTEXT_LENGTH, mode="embeddings"))
+    assert needed
+    assert _ask("qwen3-embedding-0-6b")["cpu"]["memory_required_gb"] == pytest.approx(
+        needed.total_bytes / GIB, abs=0.01
+    )
+    asked = SimulateRequest(model="qwen3-embedding-0-6b")
+    (node,) = simulate_model(build_feed(cpu_node("c")).take_snapshot(), FitTable(512), None, asked).ranked_nodes
+    shorter = estimate(workload, ServingOptions(context_length=512, mode="embeddings"))
+    assert shorter
+    assert node.required_memory_gb == pytest.approx(shorter.total_bytes / GIB, abs=0.01)
 
 
 @pytest.mark.usefixtures("offline")

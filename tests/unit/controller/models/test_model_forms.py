@@ -142,7 +142,7 @@ class TestEarlierRelease:
         assert len(simulated.made) == made
 
     def test_folder_is_inspected_again_for_a_layout_that_is_known_now(self) -> None:
-        """Of recurrent layers, say; one whose layout was known is not read again."""
+        """A folder whose layout was known is not read again."""
         simulated = self.folder_before()
         for layout, is_read in ((simulated.model.status.layout, False), (None, True)):
             status = msgspec.structs.replace(simulated.model.status, format="safetensors", layout=layout, inspection=2)
