@@ -97,8 +97,10 @@ async def print_pod_log(cluster: "Cluster", pod: Obj, prefix: str, *, follow: bo
     from kube.errors import ApiError  # noqa: PLC0415 - not needed for --help
 
     name = pod["metadata"]["name"]
-    names = [each["name"] for each in pod["spec"]["containers"]]
-    container = next((each for each in names if each != PROXY_CONTAINER), names[0])
+    # The engine is a sidecar of its proxy; a pod that a user labelled may have no sidecar.
+    containers = (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"])
+    names = [container["name"] for container in containers]
+    container = next((name for name in names if name != PROXY_CONTAINER), names[0])
     if not pod["spec"].get("nodeName"):
         print(f"{prefix}{name} is on no node yet, and has no log", file=sys.stderr)
         return

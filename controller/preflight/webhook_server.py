@@ -24,8 +24,8 @@ from gateway.http.whole_body import BodyLimits, WholeBodies, WholeBody, render_t
 
 MOST_BODY_BYTES: Final = 8 << 20
 """A review has an object twice, and the API server takes none of more than 3 MiB."""
-MOST_HELD_BYTES: Final = 32 << 20
-"""All bodies that are being received."""
+MOST_HELD_BYTES: Final = 16 << 20
+"""All bodies that are being received: two of the largest, and thousands of usual ones."""
 MOST_CONNECTIONS: Final = 128
 """Half of them from one address. API servers need some; each of a stranger's takes memory of the controller, and gives
 way to that of another."""
