@@ -68,8 +68,9 @@ async def test_nothing_is_written_at_rest_even_by_a_controller_that_starts(
 
 async def is_idle(cluster: Cluster) -> bool:
     """Return whether the minute of the first tokens is over, and statuses show it."""
-    shown = [await cluster.process("by-host"), *[await cluster.get(service) for service in SERVICES]]
-    rates = [obj.status.tokens_per_second for obj in shown]
+    services = [await cluster.get(service) for service in SERVICES]
+    process = await cluster.process("by-host")
+    rates = [process.status.tokens_per_second, *(service.status.tokens_per_second for service in services)]
     return all(rates) and {*map(float, rates)} == {0.0}
 
 
