@@ -1,4 +1,4 @@
-"""`pomona pod-proxy`: the proxy of a pod whose engine cannot check a key. The controller puts it there."""
+"""`pomona pod-proxy`: the proxy in front of the engine of a pod. The controller puts it there."""
 
 import functools
 import math
@@ -75,6 +75,11 @@ class _MetricPrefixes(click.ParamType[tuple[str, ...]]):
 @click.option("--engine-port", required=True, type=_port, help="Port of the engine on 127.0.0.1.")
 @click.option("--health-path", required=True, type=_UrlPath(), help="Path that a healthy engine answers with 200.")
 @click.option(
+    "--pulse-path",
+    type=_UrlPath(),
+    help="Path that the engine answers between two steps of its work: without an answer, it hangs. Default: none.",
+)
+@click.option(
     "--engine-metrics-path",
     type=_UrlPath(),
     help="Path of the engine's own metrics, which GET /metrics adds to those of the proxy. Default: it has none.",
@@ -123,6 +128,7 @@ def command(
     token_file: Path,
     engine_port: int,
     health_path: str,
+    pulse_path: str | None,
     engine_metrics_path: str | None,
     engine_metrics_prefixes: tuple[str, ...] | None,
     engine: str | None,
@@ -137,7 +143,7 @@ def command(
     allowed_networks: Networks,
     termination_log: Path | None,
 ) -> None:
-    """Check the service's token for the engine of this pod, until SIGTERM.
+    """Check the token of requests, queue, count and pass them on to the engine of this pod, until SIGTERM.
 
     GET /health needs no token, and answers 200 while the engine serves. GET /live/engine needs none either, and answers
     503 while the engine hangs. GET /metrics needs the token; with ?engine=false it has the proxy's own only.
@@ -154,6 +160,7 @@ def command(
         token_file=token_file,
         engine_port=engine_port,
         health_path=health_path,
+        pulse_path=pulse_path,
         model=engine_model,
         engine=engine,
         concurrency=concurrency,

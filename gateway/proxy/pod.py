@@ -1,10 +1,10 @@
-"""The proxy of one pod: it checks the service's token for an engine that cannot, and that only it can reach.
+"""The proxy of one pod: it checks the service's token, and passes requests on to the engine, which only it can reach.
 
 The token is read from a file, because the kubelet replaces the file when the Secret changes. The proxy asks the engine
 for its health once a second: GET /health, which needs no token, answers with the last result. A request in flight is
 finished at SIGTERM, and so is one that waits for a slot: the engine outlives the proxy. GET /live/engine, which needs
-no token either, answers 503 once the engine hangs, silently or while it loads, so that the kubelet restarts it. GET
-/metrics needs the token.
+no token either, answers 503 once the engine hangs, silently or while it loads, so that the kubelet restarts it. An
+engine whose health path says nothing of its work is asked for its pulse, too. GET /metrics needs the token.
 """
 
 import asyncio
@@ -32,6 +32,8 @@ HEALTH_SECONDS: Final = 5.0
 HANG_SECONDS: Final = 600.0
 """The silence after which an engine hangs. One that works on a long prompt may be silent for minutes, but most engines
 answer their health path meanwhile. A restart loads the model anew, which is worse than a late one."""
+_PULSE_SECONDS: Final = 30.0
+"""The longest pause before the engine is asked for its pulse. llama-server's averages begin anew with each question."""
 REPORT_SECONDS: Final = 1200.0
 """The time for which an engine that loads for too long counts as hanging; then its time to load begins anew. The
 kubelet restarts the engine within this time, and then does not probe it before this time is over."""
@@ -62,6 +64,8 @@ class PodProxyOptions(NamedTuple):
     """On 127.0.0.1, which the containers of a pod share."""
     health_path: str
     """The path at which the engine answers 200 to 399 when it serves."""
+    pulse_path: str | None = None
+    """The path that the engine answers between two steps of its work; None: it has none, or its health path is one."""
     model: str | None = None
     """The engine's name for the model; None: it takes any name."""
     engine: str | None = None
@@ -97,7 +101,7 @@ async def run_pod_proxy(options: PodProxyOptions, prepare: Prepare | None = None
     Raises PodProxyError.
     """
     tokens = MountedToken(options.token_file)
-    engine = EngineCheck(options.hang_seconds, options.loading_seconds)
+    engine = EngineCheck(options.hang_seconds, options.loading_seconds, has_pulse=options.pulse_path is not None)
     stop = set_up_process()
     async with UpstreamPool() as pool, asyncio.TaskGroup() as tasks:
         source = options.metrics_source
@@ -130,18 +134,29 @@ async def _follow(
     engine: "EngineCheck",
     prepare: Prepare | None,
 ) -> None:
-    """Prepare the engine, and follow its health and the token, for ever. Raises PodProxyError."""
+    """Prepare the engine, and follow its health, its pulse and the token, for ever. Raises PodProxyError."""
     preparing = asyncio.ensure_future(_prepare(prepare))
+    pulse = asyncio.ensure_future(_follow_pulse(options, engine))
     try:
         await _follow_engine(options, listeners, tokens, engine, preparing)
     finally:
         preparing.cancel()
+        pulse.cancel()
 
 
 async def _prepare(prepare: Prepare | None) -> None:
     if prepare:
         await prepare()
         log.info("engine_prepared")
+
+
+async def _follow_pulse(options: PodProxyOptions, engine: "EngineCheck") -> None:
+    """Note each answer of the engine between two steps of its work; return at once if it has no path for that."""
+    while options.pulse_path:
+        # A step may take minutes, and its answer then comes at the end of it.
+        if await ask_health(options.engine_port, options.pulse_path, options.hang_seconds) is not None:
+            engine.note_pulse(time.monotonic())
+        await asyncio.sleep(min(_PULSE_SECONDS, options.hang_seconds / 4))
 
 
 async def _follow_engine(
@@ -206,13 +221,16 @@ class EngineCheck:
     that was started once. It begins anew when a healthy engine ends, and when the kubelet must have restarted it.
     """
 
-    def __init__(self, hang_seconds: float = HANG_SECONDS, loading_seconds: float = math.inf) -> None:
+    def __init__(
+        self, hang_seconds: float = HANG_SECONDS, loading_seconds: float = math.inf, *, has_pulse: bool = False
+    ) -> None:
         self.hangs = False
         """True if only a restart helps: it was healthy, and has shown no sign of life for `hang_seconds`, or it has
         not been healthy for `loading_seconds`, and the kubelet cannot have restarted it since."""
         self._failures = _FAILED_CHECKS
         self._hang_seconds = hang_seconds
         self._loading_seconds = loading_seconds
+        self._has_pulse = has_pulse
         self._alive_at: float | None = None
         """The last sign of life; None: it has not been healthy since its start."""
         self._loads_since: float | None = None
@@ -222,7 +240,12 @@ class EngineCheck:
     @property
     def is_healthy(self) -> bool:
         """True if it may get requests."""
-        return self._failures < _FAILED_CHECKS
+        return self._failures < _FAILED_CHECKS and not self.hangs
+
+    def note_pulse(self, now: float) -> None:
+        """Note that it works, at a time of the monotonic clock; one that loads does not yet."""
+        if self._alive_at is not None:
+            self._alive_at = now
 
     def record_health(self, answer: bool | None, now: float, progress: int, *, in_flight: bool) -> None:
         """Count an answer of `ask_health`, at a time of the monotonic clock.
@@ -241,7 +264,9 @@ class EngineCheck:
             self._failures = 0 if answer else self._failures + 1
         if answer is False:
             self._alive_at = None
-        elif answer or (self._alive_at is not None and progress != self._progress):
+        elif self._alive_at is None:
+            self._alive_at = now if answer else None
+        elif (answer and not self._has_pulse) or progress != self._progress:
             self._alive_at = now
         if self._alive_at is not None:
             self._loads_since = None

@@ -226,9 +226,17 @@ class WatchedEngine:
     `loading_seconds` is the time that loading may take; by default there is no limit.
     """
 
-    def __init__(self, loading_seconds: float = math.inf) -> None:
-        self.check = EngineCheck(loading_seconds=loading_seconds)
+    def __init__(self, loading_seconds: float = math.inf, *, has_pulse: bool = False) -> None:
+        self.check = EngineCheck(loading_seconds=loading_seconds, has_pulse=has_pulse)
         self._seconds = 60_000.0
+
+    def note_pulse(self) -> None:
+        """Answer at the path of the pulse."""
+        self.check.note_pulse(self._seconds)
+
+    def may_get_requests(self) -> bool:
+        """Return whether requests are sent to it."""
+        return self.check.is_healthy
 
     def hangs_after(
         self, answer: bool | None, seconds: float = 0, progress: int = 0, *, in_flight: bool = True
@@ -240,6 +248,28 @@ class WatchedEngine:
             self._seconds += 6
             self.check.record_health(answer, self._seconds, progress, in_flight=in_flight)
         return self.check.hangs
+
+
+def test_engine_hangs_though_its_health_path_answers_if_its_work_does_not() -> None:
+    engine = WatchedEngine(has_pulse=True)
+    assert not engine.hangs_after(True, 594)
+    engine.note_pulse()
+    assert not engine.hangs_after(True, 594)
+    assert engine.hangs_after(True, 6)
+    assert not engine.may_get_requests()
+    engine.note_pulse()
+    assert not engine.hangs_after(True)
+    assert engine.may_get_requests()
+    assert not engine.hangs_after(True, 594, progress=1)
+    assert not engine.hangs_after(True, 594, progress=2), "tokens are a sign of life"
+
+
+def test_engine_that_loads_has_no_pulse() -> None:
+    engine = WatchedEngine(loading_seconds=3600, has_pulse=True)
+    engine.hangs_after(False, 3594)
+    engine.note_pulse()
+    assert engine.hangs_after(False, 6)
+    assert not engine.hangs_after(True, 594)
 
 
 @pytest.mark.parametrize("in_flight", [True, False])
