@@ -118,7 +118,7 @@ def unsupported(pod: Obj) -> str | None:
             return f"init container {container['name']}: restartPolicy {policy} is not supported by the process kubelet"
     for container in [*spec.get("initContainers", []), *spec["containers"]]:
         for hook, handler in container.get("lifecycle", {}).items():
-            if hook != "preStop" or set(handler) not in ({"sleep"}, {"exec"}):
+            if hook != "preStop" or set(handler) != {"sleep"}:
                 return f"container {container['name']}: lifecycle.{hook} is not supported by the process kubelet"
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             if "grpc" in container.get(probe, {}):

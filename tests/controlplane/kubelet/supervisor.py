@@ -39,7 +39,6 @@ CONFIG_RETRY_SECONDS = 1.0
 START_ERROR_CODE = 128
 # As documented: a sidecar whose pod has used up the grace period still gets SIGTERM, and this time.
 SIDECAR_GRACE_SECONDS = 2.0
-HOOK_SECONDS = 86_400.0  # no limit of its own: the grace period ends a hook
 
 log = structlog.get_logger()
 
@@ -73,18 +72,18 @@ class StopRequest:
         return bool(self)
 
     async def carry_out(
-        self, process: Container, pre_stop: Obj | None = None, turn: asyncio.Event | None = None
+        self, process: Container, pre_stop_seconds: float = 0, turn: asyncio.Event | None = None
     ) -> None:
         """Wait for the request, terminate the process, and kill it after the grace period; cancelled when it ended.
 
         Args:
             process: the process of a container.
-            pre_stop: its preStop hook, a sleep or a command, whose time is a part of the grace period.
+            pre_stop_seconds: the sleep of its preStop hook, which is a part of the grace period.
             turn: the turn of a sidecar to be stopped, or None. If it does not come within the grace period, which the
                 containers before it have used up, the sidecar still has a moment to end by itself.
         """
         await self._requested.wait()
-        await self._run_hook(process, pre_stop or {})
+        await self._wait_until(asyncio.get_running_loop().time() + pre_stop_seconds)
         if turn:
             await self._wait_until(float("inf"), turn)
         process.terminate()
@@ -92,20 +91,6 @@ class StopRequest:
             await asyncio.sleep(SIDECAR_GRACE_SECONDS)
         await self._wait_until(float("inf"))
         process.kill()
-
-    async def _run_hook(self, process: Container, hook: Obj) -> None:
-        seconds: float = hook.get("sleep", {}).get("seconds", 0)
-        await self._wait_until(asyncio.get_running_loop().time() + seconds)
-        if "exec" not in hook:
-            return
-        ended = asyncio.Event()
-        running = asyncio.ensure_future(process.execute(hook["exec"]["command"], HOOK_SECONDS))
-        running.add_done_callback(lambda _: self.give_turn(ended))
-        try:
-            await self._wait_until(float("inf"), ended)
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
 
     def give_turn(self, turn: asyncio.Event) -> None:
         """Stop the sidecar that waits for `turn`."""
@@ -243,7 +228,7 @@ class Supervisor:
 
     async def _attend(self, process: Container) -> int:
         async with asyncio.TaskGroup() as group:
-            stopping = group.create_task(self._pod.stopping.carry_out(process, self._pre_stop, self._turn))
+            stopping = group.create_task(self._pod.stopping.carry_out(process, self._pre_stop_seconds, self._turn))
             probing = group.create_task(self._probe(process))
             code = await process.wait()
             stopping.cancel()
@@ -251,9 +236,9 @@ class Supervisor:
         return code
 
     @property
-    def _pre_stop(self) -> Obj:
-        hook: Obj = self._container.get("lifecycle", {}).get("preStop", {})
-        return hook
+    def _pre_stop_seconds(self) -> float:
+        seconds: float = self._container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        return seconds
 
     async def _probe(self, process: Container) -> None:
         if probe := self._container.get("startupProbe"):
@@ -290,7 +275,7 @@ class Supervisor:
                     grace = self._pod.spec["spec"].get("terminationGracePeriodSeconds", 30)
                     restart = StopRequest()
                     restart.request(probe.get("terminationGracePeriodSeconds", grace))
-                    await restart.carry_out(process, self._pre_stop)
+                    await restart.carry_out(process, self._pre_stop_seconds)
                     return
 
     async def _launch(self) -> Launch | None:

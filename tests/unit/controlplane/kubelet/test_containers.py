@@ -81,7 +81,7 @@ async def test_sleep_before_the_stop_is_a_part_of_the_grace_period() -> None:
     stop, process = StopRequest(), Recorded()
     stop.request(0.1)
     async with asyncio.timeout(60):
-        await stop.carry_out(cast("Container", process), pre_stop={"sleep": {"seconds": 600}})
+        await stop.carry_out(cast("Container", process), pre_stop_seconds=600)
     assert process.signals == ["TERM", "KILL"]
     assert process.killed_after_seconds >= 0.1
 

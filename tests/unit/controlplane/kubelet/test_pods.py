@@ -255,7 +255,7 @@ def test_a_pod_new_to_every_kubelet_waits_for_its_creation() -> None:
         ({"hostNetwork": True}, "hostNetwork"),
         ({"volumes": [{"name": "v", "nfs": {}}]}, "nfs"),
         ({"initContainers": [{"name": "side", "restartPolicy": "Never"}]}, "restartPolicy"),
-        ({"containers": [{"name": "c", "lifecycle": {"preStop": {"httpGet": {}}}}]}, "lifecycle.preStop"),
+        ({"containers": [{"name": "c", "lifecycle": {"preStop": {"exec": {"command": []}}}}]}, "lifecycle.preStop"),
         ({"containers": [{"name": "c", "lifecycle": {"postStart": {"sleep": {"seconds": 1}}}}]}, "lifecycle.postStart"),
         ({"containers": [{"name": "c", "livenessProbe": {"grpc": {"port": 1}}}]}, "grpc"),
     ],
