@@ -43,7 +43,7 @@ SECTIONS = {
             "report the hardware of a node of the cluster; the chart's DaemonSet starts it",
             "cli.node_agent",
         ),
-        "pod-proxy": ("check the token for an engine in a pod; the controller starts it", "cli.pod_proxy"),
+        "pod-proxy": ("run the data plane of a pod; the controller starts it", "cli.pod_proxy"),
         "proxy": ("run the data plane of a host; its agent starts it", "cli.proxy"),
     },
 }

@@ -102,9 +102,8 @@ def render_arguments(serving: Serving, listen: Listen) -> list[str]:
     rendered += _render_companions(serving)
     # The ping makes the server notice within a second that a streaming client is gone, or that it must stop.
     rendered += ["--metrics", "--no-webui", "--offline", "--sse-ping-interval", "1"]
-    if listen.behind_proxy:
-        # Nothing but inference passes the proxy; the slots show what others have asked.
-        rendered += ["--no-slots"]
+    # The slots show what others have asked.
+    rendered += ["--no-slots"]
     return [*rendered, *options.extra_args]
 
 

@@ -1,4 +1,4 @@
-"""The description of an engine in a pod: image, arguments, environment, key, probe and metrics.
+"""The description of an engine in a pod: image, arguments, environment, health path and metrics.
 
 A pod is made of three things that do not know each other: the vendor's entry (`devices/vendors.py`), the engine's
 `EnginePod`, and the service. An engine module fills an `EnginePod` in; the controller reads it and names no engine.

@@ -80,5 +80,3 @@ class Listen(NamedTuple):
     """0 lets the kernel choose; `devices.sockets` then finds it."""
     api_key_file: str | None = None
     """Path of a file with the bearer token that the engine requires; None: it requires none."""
-    behind_proxy: bool = False
-    """True if only the proxy of this host or pod, and the agent, send requests to it."""

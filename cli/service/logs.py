@@ -14,7 +14,7 @@ from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
 from cli.lazy import program_name
 from cli.output import escape_controls, show_raw
-from crds.meta import PROXY_CONTAINER
+from crds.meta import DEFAULT_CONTAINER
 
 if TYPE_CHECKING:
     from cli.cluster_access import Cluster
@@ -97,10 +97,9 @@ async def print_pod_log(cluster: "Cluster", pod: Obj, prefix: str, *, follow: bo
     from kube.errors import ApiError  # noqa: PLC0415 - not needed for --help
 
     name = pod["metadata"]["name"]
-    # The engine is a sidecar of its proxy; a pod that a user labelled may have no sidecar.
-    containers = (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"])
-    names = [container["name"] for container in containers]
-    container = next((name for name in names if name != PROXY_CONTAINER), names[0])
+    # A pod that a user labelled may have no such annotation.
+    annotations, containers = pod["metadata"].get("annotations", {}), pod["spec"]["containers"]
+    container = annotations.get(DEFAULT_CONTAINER) or containers[0]["name"]
     if not pod["spec"].get("nodeName"):
         print(f"{prefix}{name} is on no node yet, and has no log", file=sys.stderr)
         return

@@ -20,9 +20,9 @@ from controller.models.served import Served
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import Ref, child, ref
 from controller.services.pods.deployment import mounted_weights
-from controller.services.pods.key_proxy import TOKEN_DIRECTORY, TOKEN_MOUNT
 from controller.services.pods.one_node import label_claims
 from controller.services.pods.pod_options import pin_to_node
+from controller.services.pods.pod_proxy import TOKEN_DIRECTORY, TOKEN_MOUNT
 from controller.services.pods.pod_template import EngineChoice, build_pod
 from controller.services.tokens import TOKEN_KEY
 from crds.inferenceservice import InferenceService

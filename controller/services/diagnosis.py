@@ -103,9 +103,11 @@ def diagnose_pod(pod: Obj, memory: Mapping[str, str] = _UNKNOWN_MEMORY) -> Servi
 def _diagnose_unready(pod: Obj, container: Obj) -> ServiceProblem:
     """Return why a container that runs is not ready: it loads the model, or it was ready before and fails now."""
     name = pod["metadata"]["name"]
-    # The proxy is not ready as long as its engine is not.
-    subject = "the engine" if container["name"] == PROXY_CONTAINER else container["name"]
-    logs = f"`kubectl logs -n {pod['metadata']['namespace']} {name} -c {container['name']}`"
+    subject, option = container["name"], f"-c {container['name']}"
+    if subject == PROXY_CONTAINER:
+        # It is not ready as long as its engine is not, whose log says why; Ollama's progress is in that of the proxy.
+        subject, option = "the engine", "--all-containers"
+    logs = f"`kubectl logs -n {pod['metadata']['namespace']} {name} {option}`"
     started_at = container["state"]["running"].get("startedAt", "")
     if any(
         condition["type"] == "Ready"

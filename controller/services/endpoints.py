@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from controller.reconcile.indexes import SERVICE_INDEX, namespaced
-from controller.services.pods.key_proxy import PORT_NAME
+from controller.services.pods.pod_proxy import PORT_NAME
 from crds.meta import HTTPS, split_slice_name
 from kube.client import Obj
 from kube.resources import ENDPOINT_SLICES

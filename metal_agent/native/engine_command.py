@@ -54,7 +54,7 @@ def build_argv(spec: MetalProcessSpec, model: Path, key_file: Path, further: Seq
     command = _find_launch(spec).command()
     if command is None:
         raise ValueError(f"{spec.runtime} is no longer installed: {RUNTIMES[spec.runtime].install_hint}")
-    listen = Listen(LOOPBACK, 0, str(key_file), behind_proxy=True)
+    listen = Listen(LOOPBACK, 0, str(key_file))
     return [*command, *_find_launch(spec).arguments(serving_of(spec, str(model), further), listen)]
 
 

@@ -10,7 +10,7 @@ import aiohttp
 from kube.client import Obj
 from kube.resources import JOBS, PODS
 from tests.cluster.main_job.cluster import Cluster, ask
-from tests.cluster.main_job.test_key_proxy import LLAMA
+from tests.cluster.main_job.test_pod_proxy import LLAMA
 from tests.controlplane.helm import CHART, run_helm
 from tests.controlplane.members import MetalHost
 from tests.controlplane.plane import ControlPlane

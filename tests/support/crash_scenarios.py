@@ -70,7 +70,7 @@ def _has_one_claim(state: State, *, deployments: int) -> bool:
 
 
 async def replace_a_volume(world: CrashWorld) -> None:
-    """An engine behind the key proxy serves from a volume that another one replaces, and is suspended."""
+    """An engine of the user's serves from a volume that another one replaces, and is suspended."""
     await world.make(MODELS, "tiny", source="http://models.example/tiny.gguf", memoryBytes=GIB)
     engine = {"runtime": "generic", "image": "registry.example/engine:1", "container": {}, "hardware": POD}
     await world.make(INFERENCE_SERVICES, "chat", modelRef="tiny", resources={"memory": "1Gi"}, **engine)

@@ -174,7 +174,7 @@ class SimulatedNodes:
 
 
 def count_devices(pod: Obj) -> int:
-    """Return the GPUs that a pod requests: an engine behind a proxy is a sidecar, and so among the init containers."""
+    """Return the GPUs that a pod requests: an engine is a sidecar, and so among the init containers."""
     spec = pod["spec"]
     containers = (*spec.get("initContainers", ()), *spec.get("containers", ()))
     return sum(int(each.get("resources", {}).get("requests", {}).get(GPU, 0)) for each in containers)

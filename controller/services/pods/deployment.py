@@ -13,9 +13,9 @@ from controller.reconcile.plan import child
 from controller.services.pods.claim_templates import add_claim
 from controller.services.pods.deployment_strategy import begin
 from controller.services.pods.devices import request_devices
-from controller.services.pods.key_proxy import PORT_NAME
 from controller.services.pods.one_node import has_one_node, label_claims
 from controller.services.pods.pod_options import find_option_problem
+from controller.services.pods.pod_proxy import PORT_NAME
 from controller.services.pods.pod_template import (
     EngineChoice,
     MountedWeights,
@@ -26,6 +26,7 @@ from controller.services.preconditions import CheckedService, ServiceProblem
 from crds.cache import NodeCopy
 from crds.inferenceservice import InferenceService
 from crds.meta import (
+    DEFAULT_CONTAINER,
     KUEUE_QUEUE_NAME,
     LABEL_ACCELERATOR,
     LABEL_COPY,
@@ -143,12 +144,14 @@ def build_deployment(
     kueue = {KUEUE_QUEUE_NAME: queue} if queue else {}
     devices = request_devices(service, choice.vendor)
     claims = label_claims({each.claim: each.mark for each in mounted if each.claim and each.has_one_node})
+    annotations = {DEFAULT_CONTAINER: choice.pod.container, **_note_rotation(service)}
+    labels = {**selector, LABEL_MANAGED_BY: MANAGED_BY, **claims, **kueue}
     spec: Obj = {
         "replicas": count,
         "selector": {"matchLabels": selector},
         "strategy": begin(weights.node, count) if strategy is None else strategy,
         "template": {
-            "metadata": {"labels": {**selector, LABEL_MANAGED_BY: MANAGED_BY, **claims, **kueue}} | _rotation(service),
+            "metadata": {"labels": labels, "annotations": annotations},
             "spec": build_pod(service, choice, weights, companions, settings=settings),
         },
     }
@@ -169,7 +172,7 @@ def name_deployment(service: str, weights: MountedWeights, label: str = "") -> s
     return f"{service}-{hashlib.sha256('/'.join(parts).encode()).hexdigest()[:_DIGITS]}" if parts else service
 
 
-def _rotation(service: InferenceService) -> Obj:
+def _note_rotation(service: InferenceService) -> dict[str, str]:
     """Return the annotation that replaces the pods after their token; none before the first replacement."""
     rotation = service.status.token_rotation
-    return {"annotations": {TOKEN_ROTATION: rotation}} if rotation else {}
+    return {TOKEN_ROTATION: rotation} if rotation else {}

@@ -195,7 +195,7 @@ def _current_ready(observed: Obj, desired: Obj | None, ready: int) -> int:
 def _list_memory(observed: Obj) -> dict[str, str]:
     """Return the memory that each container of a pod may use, by name: its limit, else its request, else empty."""
     pod = observed["spec"]["template"]["spec"]
-    # An engine behind a proxy is the proxy's sidecar.
+    # The engine is a sidecar of the proxy.
     return {
         container["name"]: _memory_of(container.get("resources", {}))
         for container in (*pod.get("initContainers", ()), *pod["containers"])

@@ -1,7 +1,7 @@
 """The PodMonitor of a service in pods, by which Prometheus' operator scrapes the metrics of its engine.
 
-There is one for each service, because each has a key of its own, which engines and Pomona's proxy ask for at their
-metrics, too. In front of an engine that listens on loopback, the proxy serves its own metrics, and adds the engine's.
+There is one for each service, because each has a token of its own, which Pomona's proxy asks for at its metrics, too.
+The proxy serves its own metrics, and adds those of the engine behind it.
 Whoever may state an image decides what an engine sends: series of other names than the engine's would pass for those of
 the cluster, and are dropped; a scrape that is too large is dropped as a whole.
 The kind is not Kubernetes' own: `optional_kinds.py` knows whether the cluster has it.
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from controller.reconcile.plan import child
-from controller.services.pods.key_proxy import PORT_NAME
+from controller.services.pods.pod_proxy import PORT_NAME
 from controller.services.tokens import TOKEN_KEY, token_name
 from crds.inferenceservice import InferenceService
 from crds.meta import GROUP, LABEL_MANAGED_BY, LABEL_SERVICE, LABEL_VALUE_PATTERN, NAME_PATTERN

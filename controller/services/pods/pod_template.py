@@ -15,13 +15,13 @@ from controller.models.volume import MODELS_PATH
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.services.pods.claim_templates import CLAIM_NAME
 from controller.services.pods.devices import DeviceRequest, request_devices
-from controller.services.pods.key_proxy import (
-    END_SECONDS,
-    WITHDRAWAL_SECONDS,
-    KeyProxy,
-)
 from controller.services.pods.one_node import FIRST_MARK, keep_on_one_node
 from controller.services.pods.pod_options import add_options, pin_to_node
+from controller.services.pods.pod_proxy import (
+    END_SECONDS,
+    WITHDRAWAL_SECONDS,
+    ProxyContainer,
+)
 from controller.services.tokens import token_name
 from crds.inferenceservice import InferenceService
 from crds.meta import Accelerator
@@ -147,12 +147,13 @@ def build_pod(
         pod = pin_to_node(pod, weights.node)
     if weights.claim and weights.has_one_node:
         pod = keep_on_one_node(pod, weights.claim, weights.mark)
-    proxy = KeyProxy(
+    proxy = ProxyContainer(
         settings.image,
         choice.runtime,
         choice.pod,
         settings.environment,
         _loading_seconds(replica),
+        RUNTIMES[choice.runtime].pulse,
         settings.image_pull_secrets,
     )
     return proxy.put_before_engine(pod, service.metadata, _build_serving(replica))
@@ -225,7 +226,7 @@ def _build_serving(replica: _Replica) -> Serving:
 
 def _build_container(replica: _Replica) -> Obj:
     choice, engine = replica.choice, replica.choice.pod
-    listen = Listen(LOOPBACK, engine.port, behind_proxy=True)
+    listen = Listen(LOOPBACK, engine.port)
     serving = PodServing(_build_serving(replica), listen, choice.vendor, replica.devices.number, choice.cache_bytes)
     environment = _build_environment(replica, serving)
     return {

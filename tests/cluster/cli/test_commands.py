@@ -60,6 +60,7 @@ async def test_service_in_a_pod_is_deployed_asked_and_deleted(
     assert "on node cpu-1" in "\n".join(status)
 
     assert "init: initializing" in await pomona.succeed("logs", "chat")
+    assert "init: initializing" in await cluster.kubectl("logs", "deployment/chat"), "without an option, too"
     assert len((await pomona.succeed("logs", "chat", "--replica", "0", "--tail", "2")).splitlines()) == 2
 
     answered = await pomona.run("chat", "chat", "Who are you?")

@@ -17,7 +17,7 @@ import pytest_asyncio
 from kube.client import Client, Obj
 from kube.resources import JOBS, LEASES, PODS
 from tests.cluster.main_job.cluster import Cluster
-from tests.cluster.main_job.test_key_proxy import LLAMA
+from tests.cluster.main_job.test_pod_proxy import LLAMA
 from tests.controlplane import members
 from tests.controlplane.helm import CHART, run_helm
 from tests.controlplane.kubelet.images import ASSEMBLED

@@ -9,7 +9,7 @@ import sys
 import aiohttp
 import pytest
 
-from controller.services.pods.key_proxy import WITHDRAWAL_SECONDS
+from controller.services.pods.pod_proxy import WITHDRAWAL_SECONDS
 from crds.meta import LABEL_SERVICE, ROTATE_TOKEN
 from kube.resources import DEPLOYMENTS, METAL_HOSTS, METAL_PROCESSES, MODELS, PODS
 from tests.cluster.main_job.cluster import (

@@ -10,11 +10,19 @@ import pytest
 from cli.cluster_access import Cluster
 from cli.cluster_options import ClusterOptions
 from cli.service.logs import print_pod_log
-from kube.client import Client
+from crds.meta import DEFAULT_CONTAINER
+from kube.client import Client, Obj
 from kube.credentials import Credentials
 from kube.errors import ApiError
 
-POD = {"metadata": {"name": "chat-1"}, "spec": {"nodeName": "node-1", "containers": [{"name": "engine"}]}}
+POD: Obj = {
+    "metadata": {"name": "chat-1", "annotations": {DEFAULT_CONTAINER: "engine"}},
+    "spec": {
+        "nodeName": "node-1",
+        "initContainers": [{"name": "engine", "restartPolicy": "Always"}],
+        "containers": [{"name": "proxy"}],
+    },
+}
 
 
 class _ClosedPipe:
@@ -34,6 +42,13 @@ class _DeadNode:
         for line in list[bytes]():
             yield line
         raise ApiError("get pods default/chat-1/log", status=500, message='Get "https://node-1:10250": dial tcp\x9b')
+
+
+class _EndedLogs:
+    """A client with the log of each container, which is one line."""
+
+    async def stream_log(self, _pod: str, _namespace: str, container: str, **_: Any) -> AsyncGenerator[bytes, None]:
+        yield b"said by " + container.encode()
 
 
 class _OpenLog:
@@ -61,6 +76,12 @@ def test_log_is_closed_as_soon_as_its_reader_is_gone(monkeypatch: pytest.MonkeyP
         assert not client.is_open, "the end of the event loop would close it with a traceback"
 
     asyncio.run(main())
+
+
+async def test_log_of_a_pod_is_that_of_its_engine_and_not_of_the_proxy(capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = Cluster(cast("Client", _EndedLogs()), cast("Credentials", None), "default", ClusterOptions())
+    await print_pod_log(cluster, POD, "", follow=False, tail_lines=None)
+    assert capsys.readouterr().out == "said by engine\n"
 
 
 async def test_dead_node_of_one_replica_does_not_cut_the_logs_of_the_others(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ def test_container_gets_the_place_of_the_weights_in_variables() -> None:
     options = ContainerOptions(command=["/serve"], args=["--model=$(MODEL_PATH)"], env=[EnvVar("THREADS", "4")])
     engine = describe_container(options)
     serving = build_serving("chat", "/models/0123/tiny.gguf", ServingOptions())
-    pod = PodServing(serving, Listen("127.0.0.1", engine.port, behind_proxy=True), CPU)
+    pod = PodServing(serving, Listen("127.0.0.1", engine.port), CPU)
     assert (engine.command, engine.arguments(pod)) == (("/serve",), ["--model=$(MODEL_PATH)"])
     expected = {"MODEL_PATH": "/models/0123/tiny.gguf", "PORT": "8000", "SERVICE_NAME": "chat", "THREADS": "4"}
     assert engine.environment(pod) == expected

@@ -25,14 +25,13 @@ def render(
     *,
     on_device: bool = False,
     api_key_file: str | None = None,
-    behind_proxy: bool = False,
     **options: Any,
 ) -> list[str]:
     """Return the arguments of a service with the companions of these names and four slots, each with 4096 tokens."""
     files = [file for name in companions for file in COMPANIONS[name]]
     stated = ServingOptions(context_length=4096, parallel=4, **options)
     serving = build_serving("chat", "/weights/m.gguf", stated, files, draft_max_tokens=5, on_device=on_device)
-    return llama_server.render_arguments(serving, Listen("0.0.0.0", 8080, api_key_file, behind_proxy))
+    return llama_server.render_arguments(serving, Listen("0.0.0.0", 8080, api_key_file))
 
 
 def test_context_length_is_multiplied_by_parallel() -> None:
@@ -57,22 +56,19 @@ def test_extra_arguments_come_last_and_win() -> None:
     "companions", [each for number in range(4) for each in itertools.combinations(COMPANIONS, number)], ids="+".join
 )
 @pytest.mark.parametrize("on_device", [False, True], ids=["processor", "device"])
-@pytest.mark.parametrize("behind_proxy", [False, True], ids=["direct", "behind proxy"])
 def test_launcher_accepts_every_rendered_argument(
-    tmp_path: Path, mode: Mode, companions: tuple[str, ...], *, on_device: bool, behind_proxy: bool
+    tmp_path: Path, mode: Mode, companions: tuple[str, ...], *, on_device: bool
 ) -> None:
     key = tmp_path / "token"
     key.write_text("secret\n")
-    parameters = llama_launcher.parse(
-        render(companions, on_device=on_device, behind_proxy=behind_proxy, api_key_file=str(key), mode=mode)
-    )
+    parameters = llama_launcher.parse(render(companions, on_device=on_device, api_key_file=str(key), mode=mode))
     assert parameters.model.path == "/weights/m.gguf"
     assert (parameters.hostnames, parameters.port, parameters.model_alias) == (["0.0.0.0"], 8080, {"chat"})
     assert (parameters.n_ctx, parameters.n_parallel) == (16384, 4)
     assert parameters.n_gpu_layers == (999 if on_device else -1)
     assert (parameters.api_keys, parameters.sse_ping_interval) == (["secret"], 1)
     assert (parameters.endpoint_metrics, parameters.ui, parameters.offline) == (True, False, True)
-    assert parameters.endpoint_slots is not behind_proxy
+    assert not parameters.endpoint_slots
     assert (parameters.fit_params, parameters.cache_ram_mib) == (False, 0)
     assert parameters.n_ctx_checkpoints == llama_server.CHECKPOINTS
     check_mode(parameters, mode)

@@ -151,14 +151,6 @@ async def test_container_gets_sigterm_after_its_pre_stop_hook(pods: Pods, client
     assert int(status["containerStatuses"][0]["state"]["terminated"]["message"]) - began >= 2e9
 
 
-async def test_hook_ends_with_the_grace_period(pods: Pods, client: Client) -> None:
-    main = {"lifecycle": {"preStop": {"sleep": {"seconds": 1000}}}, **READY}
-    script = "trap 'exit 0' TERM; touch /ready; while :; do sleep 0.1; done"
-    name = await pods.run(script, main=main, restartPolicy="Always", terminationGracePeriodSeconds=1)
-    await pods.until(name, lambda status: status["containerStatuses"][0]["ready"])
-    await deleted_while_held(pods, name, client)
-
-
 async def test_a_second_deletion_may_shorten_the_grace(pods: Pods, client: Client, plane: ControlPlane) -> None:
     name = await pods.run("sleep 1000", terminationGracePeriodSeconds=600)
     await pods.until(name, lambda status: status["phase"] == "Running")

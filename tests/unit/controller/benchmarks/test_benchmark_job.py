@@ -142,7 +142,7 @@ def test_extent_is_that_of_the_service_within_its_context() -> None:
 def test_engine_behind_the_proxy_is_measured_once_the_proxy_is_up() -> None:
     job = build_benchmark_job(*prepare(library_model(), runtime="ollama"), SETTINGS, order=ORDER, node="n1")
     engine, proxy = job["spec"]["template"]["spec"]["initContainers"]
-    assert (engine["name"], proxy["name"]) == ("ollama", "key-proxy")
+    assert (engine["name"], proxy["name"]) == ("ollama", "proxy")
     assert proxy["restartPolicy"] == engine["restartPolicy"] == "Always"
     assert proxy["startupProbe"]["httpGet"] == {"path": "/health", "port": 8080}
     assert proxy["startupProbe"]["failureThreshold"] >= 1800

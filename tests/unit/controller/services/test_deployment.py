@@ -7,7 +7,7 @@ import pytest
 from controller.services.pods.deployment import build_deployment, build_network_service
 from controller.services.pods.pod_template import EngineChoice, MountedWeights
 from controller.services.tokens import token_secret
-from crds.meta import LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, Accelerator
+from crds.meta import DEFAULT_CONTAINER, LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, Accelerator
 from devices.vendors import VENDORS
 from kube.client import Obj
 from tests.controlplane.kubelet.environment import expand
@@ -60,6 +60,7 @@ def test_pods_have_the_labels_that_the_service_selects() -> None:
     assert obj["spec"]["selector"]["matchLabels"] == {LABEL_SERVICE: "chat"}
     labels = obj["spec"]["template"]["metadata"]["labels"]
     assert labels == {LABEL_SERVICE: "chat", LABEL_MANAGED_BY: MANAGED_BY}
+    assert obj["spec"]["template"]["metadata"]["annotations"] == {DEFAULT_CONTAINER: "llama-server"}
     _, network = build_network_service(as_service(service()))
     assert network["spec"]["selector"] == {LABEL_SERVICE: "chat"}
     assert network["spec"]["ports"] == [{"name": "http", "port": 8080, "targetPort": "http", "protocol": "TCP"}]

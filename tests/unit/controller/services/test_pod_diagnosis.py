@@ -55,7 +55,7 @@ def waiting(reason: str, **last: Any) -> Obj:
         (
             {"containerStatuses": [{"name": PROXY_CONTAINER, "started": True, "state": {"running": {}}}]},
             ("Progressing", "Loading"),
-            f"pod chat-1: the engine is loading the model: see `kubectl logs -n team chat-1 -c {PROXY_CONTAINER}`",
+            "pod chat-1: the engine is loading the model: see `kubectl logs -n team chat-1 --all-containers`",
         ),
         ({}, ("Progressing", "Progressing"), "0 of 1 replicas are ready"),
     ],

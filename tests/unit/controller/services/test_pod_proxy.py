@@ -1,4 +1,4 @@
-"""Pods whose engine cannot check a key: the proxy is the main container, and the engine its sidecar."""
+"""Pods of services: Pomona's proxy is the main container, and the engine its sidecar."""
 
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,14 @@ def arguments(pod: Obj) -> dict[str, str]:
     return dict(zip(rest[::2], rest[1::2], strict=True))
 
 
+@pytest.mark.parametrize(
+    ("runtime", "accelerator", "pulse"),
+    [("llama.cpp", "nvidia", "/metrics"), ("llama.cpp", "cpu", None), ("vllm", "nvidia", None)],
+)
+def test_proxy_asks_an_engine_on_a_device_for_its_pulse(runtime: str, accelerator: str, pulse: str | None) -> None:
+    assert arguments(pod(runtime, accelerator=accelerator)).get("--pulse-path") == pulse
+
+
 def split(spec: Obj) -> tuple[Obj, Obj]:
     """Return the two containers of a pod: the engine and its proxy."""
     (engine,), (proxy,) = spec["initContainers"], spec["containers"]
@@ -64,7 +72,7 @@ def mounts(container: Obj) -> dict[str, str]:
 def test_engine_is_a_sidecar_which_kubernetes_stops_after_the_proxy() -> None:
     engine, proxy = split(pod("ollama"))
     assert (engine["name"], engine["restartPolicy"]) == ("ollama", "Always")
-    assert (proxy["name"], proxy["image"]) == ("key-proxy", "registry.example/pomona:1")
+    assert (proxy["name"], proxy["image"]) == ("proxy", "registry.example/pomona:1")
 
 
 def test_engine_cannot_be_reached_from_outside_of_its_pod() -> None:
@@ -240,11 +248,11 @@ def test_pod_that_prepares_its_model_says_where_its_progress_is() -> None:
     base = (OLLAMA, (MODELS, model()))
     running = {"started": True, "state": {"running": {}}}
     # The store has the sidecars with the main containers.
-    statuses = [{"name": "ollama", "ready": True, **running}, {"name": "key-proxy", "ready": False, **running}]
+    statuses = [{"name": "ollama", "ready": True, **running}, {"name": "proxy", "ready": False, **running}]
     there = (DEPLOYMENTS, chat_deployment(*base, ready=0))
     plan = decide_chat(*base, there, (PODS, chat_pod(ready=False, containerStatuses=statuses)))
     message = planned_condition(plan, "Ready")["message"]
-    assert message.endswith("the engine is loading the model: see `kubectl logs -n team chat-1 -c key-proxy`")
+    assert message.endswith("the engine is loading the model: see `kubectl logs -n team chat-1 --all-containers`")
     assert ready_outcome(plan) == ("Progressing", "False", "Loading")
     assert [event.type for event in plan.events] == ["Normal"], "a slow load is no trouble"
 
@@ -254,16 +262,16 @@ def test_end_of_the_proxy_is_the_cause_also_after_the_kubelet_has_restarted_the_
     engine = {"state": {"running": {}}, "lastState": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
     ended = {"exitCode": 1, "reason": "Error", "message": "file does not exist"}
     proxy = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": ended}}
-    statuses = [{"name": "ollama", **engine}, {"name": "key-proxy", **proxy}]
+    statuses = [{"name": "ollama", **engine}, {"name": "proxy", **proxy}]
     there = (DEPLOYMENTS, chat_deployment(*base, ready=0))
     plan = decide_chat(*base, there, (PODS, chat_pod(ready=False, containerStatuses=statuses)))
     assert ready_outcome(plan) == ("Failed", "False", "CrashLoopBackOff")
     message = planned_condition(plan, "Ready")["message"]
-    assert message.endswith("key-proxy ended with exit code 1: file does not exist")
+    assert message.endswith("proxy ended with exit code 1: file does not exist")
 
 
 PROXY_KILLED = (
-    "key-proxy was killed (OOMKilled): Pomona's proxy took more than its memory of 512Mi, which no field of the "
+    "proxy was killed (OOMKilled): Pomona's proxy took more than its memory of 512Mi, which no field of the "
     "service raises, or its node ran out of memory: raise replicas, so that each proxy holds fewer requests, or send "
     "smaller requests, such as with smaller images"
 )
@@ -273,10 +281,10 @@ ENGINE_KILLED = (
 )
 
 
-@pytest.mark.parametrize(("killed", "says"), [("key-proxy", PROXY_KILLED), ("ollama", ENGINE_KILLED)])
+@pytest.mark.parametrize(("killed", "says"), [("proxy", PROXY_KILLED), ("ollama", ENGINE_KILLED)])
 def test_killed_container_is_reported_with_its_own_memory_and_way_out(killed: str, says: str) -> None:
     base = (chat_service(runtime="ollama", resources={"memory": "3Gi"}), (MODELS, model()))
-    statuses: list[Obj] = [{"name": name, "state": {"running": {}}} for name in ("ollama", "key-proxy")]
+    statuses: list[Obj] = [{"name": name, "state": {"running": {}}} for name in ("ollama", "proxy")]
     for status in statuses:
         if status["name"] == killed:
             status["lastState"] = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
@@ -287,8 +295,8 @@ def test_killed_container_is_reported_with_its_own_memory_and_way_out(killed: st
     assert planned_condition(plan, "Ready")["message"].endswith(f"pod chat-1: {says}")
 
 
-WAITS: Obj = {"name": "key-proxy", "state": {"waiting": {"reason": "PodInitializing"}}}
-RUNS: Obj = {"name": "key-proxy", "started": True, "ready": False, "state": {"running": {}}}
+WAITS: Obj = {"name": "proxy", "state": {"waiting": {"reason": "PodInitializing"}}}
+RUNS: Obj = {"name": "proxy", "started": True, "ready": False, "state": {"running": {}}}
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ _MOST_MEMORY: Final = "512Mi"
 """The bodies of waiting requests may take 256 MiB."""
 
 
-class KeyProxy(NamedTuple):
+class ProxyContainer(NamedTuple):
     """The proxy of a pod."""
 
     image: str
@@ -57,6 +57,8 @@ class KeyProxy(NamedTuple):
     """Variables of the controller's Jobs, of which the proxy gets those that limit sources."""
     loading_seconds: int
     """Time that the engine may take to load its weights."""
+    pulse_path: str | None = None
+    """Path that the engine answers between two steps of its work; None: it has none."""
     image_pull_secrets: Sequence[str] = ()
     """Secrets with which nodes pull `image`."""
 
@@ -126,6 +128,9 @@ class KeyProxy(NamedTuple):
         arguments = ["pod-proxy", "--service", f"{service.namespace}/{service.name}", "--port", str(SERVICE_PORT)]
         arguments += ["--token-file", f"{TOKEN_DIRECTORY}/{TOKEN_KEY}", "--engine-port", str(engine.port)]
         arguments += ["--health-path", engine.health_path, ENGINE_OPTION, self.runtime]
+        # Without a device, one step of a long prompt may take longer than an engine that hangs is waited for.
+        if serving.on_device and self.pulse_path:
+            arguments += ["--pulse-path", self.pulse_path]
         if engine.metrics:
             arguments += ["--engine-metrics-path", engine.metrics.path]
             arguments += ["--engine-metrics-prefixes", ",".join(engine.metrics.prefixes)]

@@ -1,4 +1,4 @@
-"""Pods whose engine cannot check a key: Ollama, and a container that Pomona does not know."""
+"""Pomona's proxy in pods, with Ollama, and with a container that Pomona does not know."""
 
 import asyncio
 import json
@@ -73,7 +73,7 @@ async def test_model_that_the_library_lacks_is_named_in_the_status(cluster: Clus
 
     async def names_the_cause() -> bool:
         ready = condition(await cluster.get("chat"))
-        return "key-proxy ended with exit code 1" in ready.message and "file does not exist" in ready.message
+        return "proxy ended with exit code 1" in ready.message and "file does not exist" in ready.message
 
     await eventually(names_the_cause)
 
@@ -114,7 +114,7 @@ async def test_engine_that_hangs_is_restarted_and_answers_again(cluster: Cluster
     token = await cluster.token("chat")
     (engine,) = [each for each in await cluster.engines("chat") if "4097" in each.cmdline()]
     engine.suspend()
-    await eventually(lambda: _restarts(cluster, "impatient", {"engine": 1, "key-proxy": 0}))
+    await eventually(lambda: _restarts(cluster, "impatient", {"engine": 1, "proxy": 0}))
 
     async def answers() -> bool:
         return (await ask(url, "chat", token)).status == 200
@@ -131,7 +131,7 @@ async def test_engine_that_is_never_healthy_is_restarted(cluster: Cluster) -> No
     (engine,) = pod["spec"]["initContainers"]
     engine["args"][engine["args"].index("--port") + 1] = "9001"
     await cluster.apply(pod)
-    await eventually(lambda: _restarts(cluster, "impatient", {"engine": 1, "key-proxy": 0}))
+    await eventually(lambda: _restarts(cluster, "impatient", {"engine": 1, "proxy": 0}))
 
 
 def _make_impatient_pod(spec: Obj, option: str) -> Obj:
