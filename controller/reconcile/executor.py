@@ -44,6 +44,8 @@ MONITORING: Final = frozenset({POD_MONITORS})
 _UNANSWERED_WEBHOOK: Final = re.compile(r'failed calling webhook "([^"]+)"')
 DROPPED: Final = "FieldsDropped"
 """Reason of an object of which the API server has not kept all that was sent."""
+LABEL_SECONDS: Final = 60.0
+"""Time after which labels are written again whose write has failed, unless the controller has no right to it."""
 DOUBT_SECONDS: Final = 300.0
 """Pause between two questions whether it keeps the fields by now: each is a write of all objects made for one."""
 _MOST_NAMED: Final = 4
@@ -146,9 +148,8 @@ class Executor:
         if dropped and decided is not None:
             plan = await self._add_dropped(plan, dropped, decided, (reconciler.resource, key))
         await self._report(reconciler.resource, key, plan)
-        if plan.labels is not None and await self._write_labels(reconciler.resource, key, plan.labels):
-            return 0.0
-        return plan.again_seconds
+        again = await self._write_labels(reconciler.resource, key, plan.labels) if plan.labels is not None else None
+        return min((seconds for seconds in (plan.again_seconds, again) if seconds is not None), default=None)
 
     def _find(self, resource: Resource, key: ObjectKey) -> Obj | None:
         return self._store.get(resource, key.name, key.namespace or None)
@@ -362,22 +363,25 @@ class Executor:
             log.info("event_sent", object=f"{resource.kind} {key}", reason=event.reason, note=event.note)
             await self._recorder.event(observed, event.type, event.reason, event.note, event.action)
 
-    async def _write_labels(self, resource: Resource, key: ObjectKey, labels: Mapping[str, str]) -> bool:
-        """Write the discovery labels; return whether somebody else changed the object meanwhile."""
+    async def _write_labels(self, resource: Resource, key: ObjectKey, labels: Mapping[str, str]) -> float | None:
+        """Write the discovery labels; return the seconds after which to reconcile again, or None.
+
+        That is at once if somebody else changed the object meanwhile, and later if the write failed.
+        """
         observed = self._find(resource, key)
         desired = desired_labels(resource, labels, observed) if observed is not None else None
         if desired is None:
-            return False
+            return None
         with self._writing(resource, key, (resource, key)) as write:
             try:
                 answer = await self._writer.apply(resource, desired, field_manager=LABEL_MANAGER)
             except (NotFound, Conflict):  # the name belongs to another object by now, which the watch brings
-                return False
+                return None
             except ApiError as error:  # labels help to find an object, and must not hold up anything else
                 log.warning("labels_refused", object=f"{resource.kind} {key}", error=str(error))
-                return False
+                return None if isinstance(error, Forbidden) else LABEL_SECONDS
             self._store.put(resource, answer)
-            return not write.seen <= {answer["metadata"]["resourceVersion"]}
+            return None if write.seen <= {answer["metadata"]["resourceVersion"]} else 0.0
 
     async def _write_status(self, resource: Resource, key: ObjectKey, observed: Obj, status: Obj) -> None:
         old = observed.get("status", {}).get("conditions", [])

@@ -129,6 +129,8 @@ class CrashWorld:
         self._hosts = AsyncExitStack()
         self._is_over = False
         self._controllers = 1
+        self._has_copies = False
+        """A Model has copies of its weights on nodes, whose claims have the same names in each world."""
         self._booked: defaultdict[str, dict[ObjectKey, int]] = defaultdict(dict)
         """Devices of the pods that each node has now."""
         self.double_bookings: list[str] = []
@@ -193,6 +195,7 @@ class CrashWorld:
 
     async def make(self, resource: Resource, name: str, **spec: Any) -> None:
         """Create an object."""
+        self._has_copies |= spec.get("cache", {}).get("scope") == "node"
         await self.client.create(resource, {"metadata": {"name": name, "namespace": self.namespace}, "spec": spec})
 
     async def edit(self, name: str = "chat", resource: Resource = INFERENCE_SERVICES, **spec: Any) -> None:
@@ -277,8 +280,9 @@ class CrashWorld:
             return [self._normalized(each) for each in value]
         if isinstance(value, str):
             plain = value.replace(self.namespace, "NAMESPACE")
-            # The names of Jobs and claims have a digest of the Model's uid.
-            plain = re.sub(r"-(inspect|fetch|cache)-[0-9a-f]{8}", r"-\1-DIGEST", plain)
+            # The names of Jobs and of claims for all pods have a digest of the Model's uid.
+            kinds = "inspect|fetch" if self._has_copies else "inspect|fetch|cache"
+            plain = re.sub(rf"-({kinds})-[0-9a-f]{{8}}", r"-\1-DIGEST", plain)
             # Each simulated host has an address and a port of its own.
             plain = re.sub(r"10\.77\.\d+\.\d+(:\d+)?", "ADDRESS", plain)
             plain = plain.replace(MIRROR, "")

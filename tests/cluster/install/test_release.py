@@ -24,7 +24,7 @@ from kube.resources import (
 )
 from tests.cluster.conftest import HUB_PORT
 from tests.cluster.install.earlier_chart import FIELD, write_earlier_chart
-from tests.cluster.main_job.cluster import Cluster
+from tests.cluster.main_job.cluster import READY_SECONDS, Cluster
 from tests.controlplane.helm import CHART, HelmError, run_helm
 from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE, controller_may
 from tests.controlplane.network import ADDRESS
@@ -68,6 +68,15 @@ async def serving_pod(cluster: Cluster) -> tuple[str, int]:
     found = await cluster.client.list(PODS, cluster.namespace, label_selector="inference.pomona.dev/service=chat")
     (pod,) = found.items
     return pod["metadata"]["uid"], sum(each["restartCount"] for each in pod["status"]["containerStatuses"])
+
+
+async def replaced_pod(cluster: Cluster, before: tuple[str, int]) -> tuple[str, int]:
+    """Return the only pod of `chat` once it is another one: a version with another template replaces each pod once."""
+    found = await cluster.client.list(PODS, cluster.namespace, label_selector="inference.pomona.dev/service=chat")
+    assert len(found.items) == 1
+    after = await serving_pod(cluster)
+    assert after != before
+    return after
 
 
 async def leader(client: Client) -> str:
@@ -127,7 +136,7 @@ async def test_release_is_adopted_upgraded_rolled_back_and_uninstalled_while_a_m
     await cluster.ready("chat")
     before = await serving_pod(cluster)
 
-    # The new controller leads, and what the old one started goes on.
+    # The new controller leads, and replaces what the old one started, which serves until then.
     seen: list[int] = []
     async with running(observe_available(client, seen)):
         await run_helm("upgrade", *RELEASE, plane=plane)
@@ -136,19 +145,20 @@ async def test_release_is_adopted_upgraded_rolled_back_and_uninstalled_while_a_m
     assert await controller_images(client) == {"ghcr.io/pomona-dev/pomona:0.1.0"}
     assert await has_new_field(plane)
     await cluster.apply(cluster.service("second", "cpu"))
+    updated = await eventually(lambda: replaced_pod(cluster, before), READY_SECONDS)
     await cluster.ready("chat", "second")
-    assert await serving_pod(cluster) == before
 
     await run_helm("rollback", "pomona", "1", *WAIT, plane=plane)
     assert await controller_images(client) == {"ghcr.io/pomona-dev/pomona:previous"}
     assert not await has_new_field(plane)
-    assert await serving_pod(cluster) == before
+    rolled_back = await eventually(lambda: replaced_pod(cluster, updated), READY_SECONDS)
+    await cluster.ready("chat")
 
     await run_helm("uninstall", "pomona", *WAIT, plane=plane)
     await eventually(lambda: no_controller_left(client))
     assert await cluster.services() == ["chat", "second"]
     assert await cluster.names(PVCS) != []
-    assert await serving_pod(cluster) == before
+    assert await serving_pod(cluster) == rolled_back
     assert await cluster.answers("chat")
     # No policy is left that misses its parameter, and would refuse all EndpointSlices of the cluster.
     assert await plane.request("GET", f"/api/v1/namespaces/{CONTROLLER_NAMESPACE}/configmaps/pomona-host-ports")

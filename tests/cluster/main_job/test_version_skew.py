@@ -14,13 +14,14 @@ from crds.meta import HOSTS_NAMESPACE, LABEL_SERVICE, QUEUE_GATE
 from kube.client import Client
 from kube.resources import DEPLOYMENTS, METAL_HOSTS, PODS, ROLE_BINDINGS, ROLES
 from tests.cluster.conftest import StartMetalHost
-from tests.cluster.main_job.cluster import GIB, Cluster, EndlessStream, condition
+from tests.cluster.main_job.cluster import GIB, READY_SECONDS, Cluster, EndlessStream, condition
 from tests.cluster.shared_controller import SharedController
 from tests.controlplane import members
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import CHECKOUT, Process
 from tests.support.background import running
 from tests.support.eventually import eventually
+from tests.support.live_processes import is_alive
 from tests.support.previous_version import marked, unpack
 
 pytestmark = pytest.mark.long
@@ -105,18 +106,15 @@ async def test_update_of_controller_agent_and_proxy_breaks_none_of_32_streams(
     old = previous.agent(host)
     watched.append(old)
     old.start()
-    slots: dict[str, Any] = {"contextLength": TOKENS + 500, "parallel": STREAMS // 2}
-    services = {"by-pod": "cpu", "by-host": "metal"}
-    wanted = [cluster.service(name, accelerator, **slots) for name, accelerator in services.items()]
-    await cluster.apply(cluster.model(file="loop.gguf"), *wanted)
-    await cluster.ready(*services)
-    streams = []
-    for service in services:
-        (url,) = await cluster.urls(service)
-        token = await cluster.token(service)
-        streams += [EndlessStream(url, token, TOKENS) for _ in range(STREAMS // 2)]
+    slots: dict[str, Any] = {"contextLength": TOKENS + 500, "parallel": STREAMS}
+    on_host, in_pod = cluster.service("by-host", "metal", **slots), cluster.service("by-pod", "cpu")
+    await cluster.apply(cluster.model(file="loop.gguf"), on_host, in_pod)
+    await cluster.ready("by-host", "by-pod")
+    (url,) = await cluster.urls("by-host")
+    token = await cluster.token("by-host")
+    streams = [EndlessStream(url, token, TOKENS) for _ in range(STREAMS)]
     before = marked(host.state_folder)
-    pods = await cluster.names(PODS)
+    (pod,) = await cluster.engines("by-pod")
     async with running(*(each.run() for each in streams)):
         await eventually(lambda: all(each.lines > 0 for each in streams))
         await plane.apply(CHECKOUT / "crds", CHECKOUT / "deploy" / "install" / "rbac.yaml")
@@ -134,36 +132,38 @@ async def test_update_of_controller_agent_and_proxy_breaks_none_of_32_streams(
         await eventually(is_updated)
         await asyncio.gather(*(each.flows() for each in streams))
         assert [each.has_ended for each in streams] == [False] * STREAMS, "the update took longer than the answers"
-    assert await cluster.names(PODS) == pods
+    # The pod of the previous version has no proxy: it is replaced, and the next one is ready before it ends.
+    await cluster.ready("by-pod")
+    await eventually(lambda: not is_alive(pod))
+    assert (await cluster.ask("by-pod")).status == 200
     assert len(before & marked(host.state_folder)) >= 1, "the engine is the same"
 
 
 @pytest.mark.usefixtures("gpu_node")
 @pytest.mark.parametrize("controller", [PREVIOUS], indirect=True)
-async def test_update_that_brings_the_queue_replaces_no_pod_until_an_edit(
+async def test_update_that_brings_queue_and_proxy_replaces_a_pod_once(
     plane: ControlPlane, cluster: Cluster, client: Client, shared_controller: SharedController, controller: Process
 ) -> None:
     await cluster.apply(cluster.model(), cluster.service("chat", "nvidia"))
     await cluster.ready("chat")
-    before, pods = await client.get(DEPLOYMENTS, "chat", cluster.namespace), await serving_pods(cluster)
+    pods = await serving_pods(cluster)
     await plane.apply(CHECKOUT / "crds", CHECKOUT / "deploy" / "install" / "rbac.yaml")
     await controller.stop()
     await shared_controller.lend_new()
 
-    # Fields that the previous version does not know: it is the successor that has decided.
-    await cluster.edit("chat", evictionProtection=True, scheduling={"mode": "Queue"}, priority="high")
-    await cluster.ready("chat")
-    kept = await client.get(DEPLOYMENTS, "chat", cluster.namespace)
-    assert kept["spec"]["template"] == before["spec"]["template"]
-    assert await serving_pods(cluster) == pods
+    async def is_replaced() -> bool:
+        return len(serving := await serving_pods(cluster)) == 1 and not serving & pods
 
-    await cluster.edit("chat", contextLength=512)
+    await eventually(is_replaced, READY_SECONDS)
     await cluster.ready("chat")
-    edited = await client.get(DEPLOYMENTS, "chat", cluster.namespace)
-    assert edited["spec"]["template"]["spec"]["schedulingGates"] == [{"name": QUEUE_GATE}]
-    assert edited["spec"]["progressDeadlineSeconds"] == 2147483647
+    updated = await client.get(DEPLOYMENTS, "chat", cluster.namespace)
+    assert updated["spec"]["template"]["spec"]["schedulingGates"] == [{"name": QUEUE_GATE}]
+    assert updated["spec"]["progressDeadlineSeconds"] == 2147483647
+    # Fields that the previous version does not know restart nothing.
     (name,) = await serving_pods(cluster)
-    assert {name} != pods
+    await cluster.edit("chat", evictionProtection=True, priority="high")
+    await cluster.ready("chat")
+    assert await serving_pods(cluster) == {name}
     admitted = (await client.get(PODS, name, cluster.namespace))["spec"]
     required = admitted["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert [term["matchFields"] for term in required["nodeSelectorTerms"]] == [

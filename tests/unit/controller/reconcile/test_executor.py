@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from controller.reconcile.executor import Executor
+from controller.reconcile.executor import LABEL_SECONDS, Executor
 from controller.reconcile.plan import Event, Plan, Reconciler, Snapshot, child, ref
 from crds.meta import ObjectMeta
 from kube.client import Client, Obj
@@ -453,6 +453,14 @@ async def test_deletion_that_is_refused_hinders_no_other(refusal: ApiError) -> N
     with pytest.raises(type(refusal)):
         await deletes(world, kept, other).run()
     assert world.there.keys() == {(SERVICES, "kept")}
+
+
+@pytest.mark.parametrize(("status", "reason"), [(500, "InternalError"), (400, "BadRequest")])
+async def test_label_whose_write_failed_is_written_later(status: int, reason: str) -> None:
+    refusal = ApiError("apply", status=status, reason=reason)
+    shell = Shell(World(refusal=refusal), Plan(status={"conditions": []}, labels={"inference.pomona.dev/engine": "a"}))
+    assert await shell.run() == LABEL_SECONDS
+    assert shell.world.status == {"conditions": []}
 
 
 async def test_refused_label_holds_up_nothing_else() -> None:
