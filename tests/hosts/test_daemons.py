@@ -172,7 +172,8 @@ async def test_hung_daemon_fails_its_process_and_a_slow_one_does_not(
     daemon.freeze()
     before = checks
     await phase(machine, "Failed", "DaemonSilent")
-    assert asked[0] >= before + daemons.SILENT_CHECKS, "it changed before"
+    # One check may have been under way before they were counted.
+    assert asked[0] >= before + daemons.SILENT_CHECKS - 1, "it changed before"
     daemon.thaw()
     assert await served.ready() == model
 
