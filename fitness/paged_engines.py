@@ -283,9 +283,9 @@ def _weights_bytes(layout: Layout, devices: int) -> int:
     form in which queries absorb them, too (`process_weights_after_loading` of `mla_attention.py`).
     """
     element_bytes = layout.embedding_size * _ELEMENT_BYTES
-    whole = element_bytes * sum(each.count * _count_projected(layout, each, 1) for each in layout.layers)
-    shard = element_bytes * sum(each.count * _count_projected(layout, each, devices) for each in layout.layers)
-    absorbed = sum(each.count * each.key_elements for each in layout.layers if _is_latent(each))
+    whole = element_bytes * sum(group.count * _count_projected(layout, group, 1) for group in layout.layers)
+    shard = element_bytes * sum(group.count * _count_projected(layout, group, devices) for group in layout.layers)
+    absorbed = sum(group.count * group.key_elements for group in layout.layers if _is_latent(group))
     absorbed = -(-absorbed * layout.attention_size * _ELEMENT_BYTES // devices)
     if whole > layout.tensor_bytes:
         # Quantized weights are smaller, and all of them together are not more than the file.

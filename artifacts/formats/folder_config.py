@@ -343,7 +343,7 @@ def _read_attention(config: dict[str, Any], count: int, heads: int, width: int) 
 def _read_latent_attention(config: dict[str, Any], count: int) -> _Attention | None:
     """Return layers that keep a latent of keys and values; None if a size is missing or a layer is of another type."""
     types = config.get("layer_types")
-    if types is not None and (not isinstance(types, list) or not {str(each) for each in types} <= _LATENT_TYPES):
+    if types is not None and (not isinstance(types, list) or not {str(kind) for kind in types} <= _LATENT_TYPES):
         return None
     sizes = [read_count(config.get(key)) for key in (_LATENT, "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")]
     latent, rotary, own, value = (size or 0 for size in sizes)
@@ -384,10 +384,10 @@ def _count_kinds(config: dict[str, Any], count: int, near: int, full: int) -> Co
         return Counter({(None, max(near, full)): count})
     window = read_count(config.get("sliding_window"))
     known = {*_ATTENTION, _RECURRENT_TYPE}
-    if not isinstance(types, list) or len(types) != count or any(str(each) not in known for each in types):
+    if not isinstance(types, list) or len(types) != count or any(str(kind) not in known for kind in types):
         return None
     recurrent = Counter({_RECURRENT_KIND: types.count(_RECURRENT_TYPE)})
-    types = [each for each in types if each != _RECURRENT_TYPE]
+    types = [kind for kind in types if kind != _RECURRENT_TYPE]
     count = len(types)
     # The last layers reuse the cache of earlier ones.
     shared = read_count(config.get("num_kv_shared_layers")) or 0

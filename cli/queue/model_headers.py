@@ -95,7 +95,7 @@ def build_header(model: "KnownModel", accelerator: str | None) -> "InspectionRep
 
     known = model.workloads.get(accelerator or "")
     workloads = [known] if known is not None else list(model.workloads.values())
-    found = next((each for each in workloads if each.layout is not None), None)
+    found = next((workload for workload in workloads if workload.layout is not None), None)
     if found is None or found.layout is None:
         return None
     layout = found.layout

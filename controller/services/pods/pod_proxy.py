@@ -77,10 +77,10 @@ class ProxyContainer(NamedTuple):
             },
         }
         seconds: int = pod["terminationGracePeriodSeconds"]
-        mounts = [*(mount for mount in engine["volumeMounts"] if mount["name"] == "models"), TOKEN_MOUNT]
+        weights = [mount for mount in engine["volumeMounts"] if self.engine.store and mount["name"] == "models"]
         return pod | {
             "initContainers": [sidecar],
-            "containers": [self._build_container(service, serving, mounts, seconds)],
+            "containers": [self._build_container(service, serving, [*weights, TOKEN_MOUNT], seconds)],
             **self._merge_pull_secrets(pod),
         }
 
@@ -120,7 +120,7 @@ class ProxyContainer(NamedTuple):
             "terminationMessagePath": _TERMINATION_LOG,
             "terminationMessagePolicy": "FallbackToLogsOnError",
             "securityContext": CONTAINER_SECURITY,
-            "volumeMounts": mounts if self.engine.store else [TOKEN_MOUNT],
+            "volumeMounts": mounts,
         }
 
     def _render_arguments(self, service: ObjectMeta, serving: Serving, drain_seconds: int) -> list[str]:
