@@ -85,7 +85,8 @@ async def listen(server: PreflightServer, host: str, port: int, context: ssl.SSL
         port: the port; 0: a free one.
         context: the certificate.
     """
-    table = ConnectionTable(ConnectionCaps(MOST_CONNECTIONS, MOST_CONNECTIONS // 2), TIMES.sweep_seconds)
+    caps = ConnectionCaps(MOST_CONNECTIONS, MOST_CONNECTIONS // 2, buffered_bytes=BUFFER_BYTES)
+    table = ConnectionTable(caps, TIMES.sweep_seconds)
     handling = RequestHandling(server.begin, render_text)
     listener = HttpListener(handling, table, TIMES, context, buffer_bytes=BUFFER_BYTES)
     await listener.bind(host, port)

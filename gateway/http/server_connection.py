@@ -100,6 +100,8 @@ class ServerConnection(asyncio.Protocol):
         self.was_made = True
         self._is_tls = transport.get_extra_info("sslcontext") is not None
         self._transport.set_write_buffer_limits(min(SEND_TOGETHER_BYTES, self._table.caps.buffered_bytes))
+        if self._is_tls:  # else 256 KiB of what is not decrypted yet wait beside what the connection itself holds
+            transport.set_read_buffer_limits(self._table.caps.buffered_bytes)  # type: ignore[attr-defined]
         self._mark_idle()
         self.deadline = self._loop.time() + self._times.head_seconds
 
@@ -326,7 +328,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _take_head(self) -> bool:
         """Begin the next request; return False if its head is not complete, or nothing is left to be taken."""
-        if self._ended or self.is_blocked:
+        if self._ended or self.is_blocked or self._transport is None or self._transport.is_closing():
             return False
         buffer = self._buffer
         if buffer.startswith(b"\r\n"):  # some clients send an empty line after a body

@@ -8,6 +8,7 @@ import ssl
 from collections.abc import AsyncIterator
 
 import pytest
+import uvloop
 
 from gateway.http.limits import UNFINISHED_HEAD_BYTES, ConnectionCaps, ConnectionTimes
 from gateway.http.whole_answers import (
@@ -76,6 +77,12 @@ async def serve(
         listener.unbind()
         for connection in list(listener._connections):
             connection.abort()
+
+
+def load_certificate() -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(CERTIFICATES / "host.crt", CERTIFICATES / "host.key")
+    return context
 
 
 async def ask(server: HttpServer, request: bytes) -> tuple[bytes, bytes]:
@@ -171,9 +178,7 @@ async def test_client_that_is_known_gives_way_to_nobody() -> None:
 
 
 async def test_stranger_who_begins_no_handshake_keeps_nobody_out() -> None:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(CERTIFICATES / "host.crt", CERTIFICATES / "host.key")
-    async with serve(context=context) as server, contextlib.AsyncExitStack() as stack:
+    async with serve(context=load_certificate()) as server, contextlib.AsyncExitStack() as stack:
         for _ in range(10):
             await stack.enter_async_context(connect(server))
         trusting = ssl._create_unverified_context()  # noqa: S323 - our own server
@@ -182,6 +187,39 @@ async def test_stranger_who_begins_no_handshake_keeps_nobody_out() -> None:
         await client.send(ASK % b"/healthz")
         assert (await client.answer())[1] == b"ok\n"
         writer.transport.abort()
+
+
+def attack_with_tls(port: int, data: bytes) -> int:
+    """Send until the server has taken nothing for half a second, read nothing, and hang up; return the bytes sent."""
+    trusting = ssl._create_unverified_context()  # noqa: S323 - our own server
+    sent = 0
+    with socket.socket() as plain:
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        plain.connect(("127.0.0.1", port))
+        with trusting.wrap_socket(plain) as client, contextlib.suppress(TimeoutError):
+            client.settimeout(0.5)
+            while sent < len(data):
+                sent += client.send(data[sent : sent + 4096])
+    return sent
+
+
+@pytest.mark.parametrize("count", [300, 1 << 14])
+def test_tls_client_that_reads_nothing_takes_little_memory_and_no_lines_of_the_log(
+    caplog: pytest.LogCaptureFixture, count: int
+) -> None:
+    """uvloop holds 256 KiB that are not decrypted yet, and logs what is written to a connection that was closed."""
+
+    caps = ConnectionCaps(total=100, per_peer=100, buffered_bytes=16 << 10)
+
+    async def main() -> None:
+        async with serve(context=load_certificate(), caps=caps) as server:
+            data = (ASK % b"/healthz") * count
+            sent = await asyncio.gather(*(asyncio.to_thread(attack_with_tls, server.port, data) for _ in range(12)))
+            assert max(sent) < 256 << 10
+            await eventually(lambda: server.table.accepted == 0)
+
+    uvloop.run(main())
+    assert not caplog.records
 
 
 async def test_answers_that_are_not_read_are_not_made() -> None:
