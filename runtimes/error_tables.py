@@ -5,10 +5,18 @@ The tables of shared daemons are here, because their modules bring clients that 
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from runtimes import llama_cpp_python, llama_server, mlx_lm, sglang, tgi, vllm
 from runtimes.engine_errors import EngineError, ErrorTable
+
+
+class SchemaLimits(NamedTuple):
+    """The limits of the schemas that an engine survives."""
+
+    most_repetitions: int
+    takes_patterns: bool
+
 
 _OLLAMA: Final = "Ollama 0.17.4"
 _OMLX: Final = "oMLX 0.7"
@@ -42,6 +50,14 @@ ERROR_TABLES: Final[Mapping[str, ErrorTable]] = MappingProxyType(
     }
 )
 """Only statuses tell of the errors of an engine that is not here."""
+SCHEMA_LIMITS: Final[Mapping[str, SchemaLimits]] = MappingProxyType(
+    {
+        # More are refused by llama-grammar.cpp (MAX_REPETITION_THRESHOLD), which ends the process of the model. Groups
+        # such as (?:a) and stray signs such as ^*$ end Ollama itself, others such as ^\\S$ the process of the model.
+        "ollama": SchemaLimits(most_repetitions=2000, takes_patterns=False),
+    }
+)
+"""Schemas that end an engine, where it does not refuse them; recorded of Ollama 0.17.4."""
 
 
 def find_errors(engine: str | None) -> ErrorTable:

@@ -124,6 +124,17 @@ def remote_media(medium: str) -> RequestError:
     return RequestError(HTTPStatus.BAD_REQUEST, "remote_media", message, param=medium)
 
 
+def invalid_schema(field: str, problem: str) -> RequestError:
+    """400: a schema, pattern or grammar that no engine can follow."""
+    return RequestError(HTTPStatus.BAD_REQUEST, "invalid_schema", f"{field}: {problem}", param=field)
+
+
+def dangerous_schema(service: str, problem: str) -> RequestError:
+    """400: a schema by which the engine of the service would end, for all of its clients."""
+    message = f"service {service}: {problem}: leave it out of the schema, or use a service of another engine"
+    return RequestError(HTTPStatus.BAD_REQUEST, "invalid_schema", message)
+
+
 def unknown_url(path: str) -> RequestError:
     """404: a path that is not served."""
     message = f"{path[:_LONGEST_TEXT]} is not served here: use {paths.SERVED}"

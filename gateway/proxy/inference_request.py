@@ -26,6 +26,7 @@ from gateway.proxy.inference_head import REQUEST_ID, InferenceHead
 from gateway.proxy.load_balancer import InFlight
 from gateway.proxy.request_body import NO_BODY, BodyScans, RequestBody, count_copied_bytes, read_short_body
 from gateway.proxy.request_queue import QueueFullError
+from gateway.proxy.request_schemas import check_engines
 from gateway.proxy.response_body import NO_TOKENS, TokenCount
 from gateway.proxy.router import Router
 from gateway.proxy.service import Service
@@ -172,6 +173,7 @@ class InferenceRequest:
         try:
             service = self._service = self._router.find_service(body.model)
             service.begin(self)
+            check_engines(body.schema_demand, service.config)
             self._since = time.monotonic()
             if backend := service.queue.take_free_slot():
                 self.take_slot(backend)

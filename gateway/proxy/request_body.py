@@ -19,6 +19,7 @@ from gateway.proxy import errors
 from gateway.proxy.errors import RequestError
 from gateway.proxy.json_scanner import InvalidJsonError, JsonScanner, Pauses, check_encoding
 from gateway.proxy.request_media import MediaReader, may_have_media
+from gateway.proxy.request_schemas import SCHEMA_FIELDS, SchemaDemand, SchemaReader
 
 SHORT_BODY_BYTES: Final = 32 << 10
 """A body up to this size is decoded at once, which takes a millisecond at most."""
@@ -32,9 +33,11 @@ _TRUE: Final = msgspec.Raw(b"true")
 _FIELDS_THAT_LOAD_WEIGHTS: Final = frozenset({"adapters", "draft_model"})
 """Fields that make mlx_lm.server load any weights that the client names, from its disk or the internet."""
 
+_NO_SCHEMAS: Final = SchemaDemand()
+
 Pieces: TypeAlias = list[bytes | bytearray | memoryview]
 
-_WITHHELD_FIELDS: Final = _FIELDS_THAT_LOAD_WEIGHTS | {_MODEL}
+_READ_FIELDS: Final = _FIELDS_THAT_LOAD_WEIGHTS | SCHEMA_FIELDS | {_MODEL}
 
 _encode = msgspec.json.Encoder().encode
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -49,6 +52,8 @@ class RequestBody(Protocol):
     content: bytes | bytearray
     streams: bool
     """The client wants a stream; of a body that was scanned, this is not known."""
+    schema_demand: SchemaDemand
+    """The demand on an engine that its schemas make."""
 
     def replace_model(self, model: str | None) -> Pieces:
         """Return the body for an engine, in pieces, with `model` as its only model; None: the client's name stays."""
@@ -57,12 +62,19 @@ class RequestBody(Protocol):
 class ShortBody:
     """A decoded body: its fields without the model and without those that load weights."""
 
-    __slots__ = ("_complete", "_other_fields", "content", "model", "streams")
+    __slots__ = ("_complete", "_other_fields", "content", "model", "schema_demand", "streams")
 
     def __init__(
-        self, content: bytes | bytearray, model: str | None, other_fields: dict[str, msgspec.Raw], *, complete: bool
+        self,
+        content: bytes | bytearray,
+        model: str | None,
+        other_fields: dict[str, msgspec.Raw],
+        *,
+        complete: bool,
+        schema_demand: SchemaDemand = _NO_SCHEMAS,
     ) -> None:
         self.model = model
+        self.schema_demand = schema_demand
         self.content = content
         self.streams = other_fields.get(_STREAM) == _TRUE
         self._other_fields = other_fields
@@ -80,12 +92,21 @@ class ShortBody:
 class ScannedBody:
     """A body that was scanned, and the places of its fields without the model and without those that load weights."""
 
-    __slots__ = ("_complete", "_other_fields", "content", "model")
+    __slots__ = ("_complete", "_other_fields", "content", "model", "schema_demand")
 
     streams = False
 
-    def __init__(self, content: bytes | bytearray, model: str | None, other_fields: Pieces, *, complete: bool) -> None:
+    def __init__(
+        self,
+        content: bytes | bytearray,
+        model: str | None,
+        other_fields: Pieces,
+        *,
+        complete: bool,
+        schema_demand: SchemaDemand,
+    ) -> None:
         self.model = model
+        self.schema_demand = schema_demand
         self.content = content
         self._other_fields = other_fields
         self._complete = complete
@@ -146,10 +167,15 @@ def read_short_body(content: bytes | bytearray) -> RequestBody | None:
     if count > FIELDS_LIMIT:
         raise _too_many_fields()
     complete = True
-    for key in [key for key in fields if key.lower() in _WITHHELD_FIELDS]:
+    schemas = SchemaReader()
+    for key in [key for key in fields if key.lower() in _READ_FIELDS]:
+        name = key.lower()
+        if name in SCHEMA_FIELDS:
+            schemas.read_field(name, bytes(fields[key]))
+            continue
         del fields[key]
-        complete = complete and key.lower() == _MODEL
-    return ShortBody(content, model, fields, complete=complete)
+        complete = complete and name == _MODEL
+    return ShortBody(content, model, fields, complete=complete, schema_demand=schemas.demand)
 
 
 def count_copied_bytes(content: bytes | bytearray) -> int:
@@ -170,7 +196,8 @@ def scan_body(content: bytes | bytearray) -> Generator[None, None, ScannedBody]:
         raise _not_an_object(str(error)) from error
     view = memoryview(content)
     others: Pieces = [view[start:end] for start, end in fields.others]
-    return ScannedBody(content, fields.model, others, complete=fields.complete)
+    demand = fields.schemas.demand
+    return ScannedBody(content, fields.model, others, complete=fields.complete, schema_demand=demand)
 
 
 class _FieldReader:
@@ -179,6 +206,7 @@ class _FieldReader:
     def __init__(self, scanner: JsonScanner) -> None:
         self.model: str | None = None
         self.complete = True
+        self.schemas = SchemaReader()
         self.others: list[tuple[int, int]] = []
         """The places of all fields but the model and those that load weights; neighbours are one."""
         self._scanner = scanner
@@ -203,6 +231,8 @@ class _FieldReader:
                 self.model = _read_model(scanner, value_start)
             return
         yield from self._media.read_field(lowered)
+        if lowered in SCHEMA_FIELDS:
+            self.schemas.read_field(lowered, bytes(scanner.text[value_start : scanner.at]))
         if self._joins:
             start, _ = self.others.pop()
         self.others.append((start, scanner.at))

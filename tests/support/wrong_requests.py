@@ -53,6 +53,23 @@ def _schema(schema: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
 
 
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _items(**bounds: int) -> dict[str, Any]:
+    return _object(a={"type": "array", "items": {"type": "null"}} | bounds)
+
+
+def _text(**bounds: Any) -> dict[str, Any]:
+    return _object(a={"type": "string"} | bounds)
+
+
+_CHOICES: Final = {
+    "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "string"}]}},
+    "$ref": "#/$defs/a",
+}
+_LONG_ARRAYS: Final = {f"a{n}": {"type": "array", "items": {"type": "null"}, "maxItems": 2000} for n in range(1000)}
 _NESTED: Final = 20_000
 _HEAD: Final = b'{"model": "' + MODEL + b'", "max_tokens": 3, '
 
@@ -128,6 +145,22 @@ _FORMATS: Final = (
     _chat(
         "schema with a huge repetition", response_format=_schema({"type": "string", "pattern": "^(a{1,9999}){1,9999}$"})
     ),
+    _chat("schema of choices that refer to themselves", response_format=_schema(_CHOICES)),
+    _chat("schema without a choice", response_format=_schema(_object(a={"anyOf": []}))),
+    _chat("schema without a type", response_format=_schema(_object(a={"type": []}))),
+    _chat("pattern that looks ahead", response_format=_schema(_text(pattern="^(?=a)b$"))),
+    _chat("pattern of a sign", response_format=_schema(_text(pattern="^*$"))),
+    _chat("pattern of classes", response_format=_schema(_text(pattern=r"^\D\W\S$"))),
+    _chat("schema with a bound below zero", response_format=_schema(_items(maxItems=-5))),
+    _chat("array of more items than it may have", response_format=_schema(_items(minItems=9, maxItems=3))),
+    _chat("text that is longer than it may be", response_format=_schema(_text(minLength=9, maxLength=3))),
+    _chat("pattern that ends before it begins", response_format=_schema(_text(pattern="^a{9,3}$"))),
+    _chat("array of 3,000 items at least", response_format=_schema(_items(minItems=3000, maxItems=5000))),
+    _chat("schema of a thousand long arrays", response_format=_schema(_object(**_LONG_ARRAYS))),
+    _chat("schema of llama.cpp", json_schema=_items(minItems=9, maxItems=3)),
+    _chat("schema beside a type", response_format={"type": "json_object", "schema": _items(minItems=9, maxItems=3)}),
+    _chat("grammar that ends before it begins", grammar='root ::= "a"{9,3}'),
+    _chat("grammar with a comment in a repetition", grammar='root ::= "a"{9, # more\n3}'),
     _chat("broken grammar", grammar="root ::= ("),
     _chat("grammar that is a number", grammar=5),
 )
