@@ -123,6 +123,7 @@ class PressureWatchdog:
         self.level: PressureLevel | None = None
         """The level of the last sample; None if the system reports none."""
         self._has_level = False
+        self._is_first = True
         self._since = datetime.now(UTC)
         """Start of the present pressure, or of the agent if that was later."""
         gate.add(self)
@@ -139,6 +140,9 @@ class PressureWatchdog:
         self.level = reading.level
         self._has_level = self._has_level or reading.level is not None
         calm = reading.level in {None, "normal"}
+        if self._is_first and calm and not self.state.evicted:
+            self.state = replace(self.state, is_under_pressure=False)  # it ended while no agent ran
+        self._is_first = False
         idle = {} if calm else await self._inputs.idle_seconds()
         now = time.monotonic()
         candidates = [self._candidate(uid, runner, idle, now) for uid, runner in self._runners.items()]

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from artifacts import durable
-from devices.pressure import PressureReading
+from devices.pressure import PressureLevel, PressureReading
 from metal_agent.holds.hold_gate import HoldGate
 from metal_agent.lifecycle import ProcessState
 from metal_agent.memory import pressure_policy
 from metal_agent.memory.ledger import Ledger
 from metal_agent.memory.pressure_policy import Evict, PressureAction
-from metal_agent.memory.pressure_watchdog import PressureWatchdog, WatchdogInputs
+from metal_agent.memory.pressure_watchdog import PressureRecord, PressureWatchdog, WatchdogInputs
 
 
 async def no_idle_times() -> dict[str, float | None]:
@@ -47,3 +47,19 @@ async def test_process_that_is_removed_while_its_eviction_is_recorded_ends_nothi
     while Evict("u1") not in actions:
         await watchdog.sample()
     assert runners == {}
+
+
+@pytest.mark.parametrize("level", ["normal", "warn", None])
+@pytest.mark.parametrize("evicted", [(), ("u1",)])
+async def test_pressure_that_ended_while_no_agent_ran_holds_nothing(
+    tmp_path: Path, level: PressureLevel | None, evicted: tuple[str, ...]
+) -> None:
+    """Evicted processes return one after the other, so a host that has some stays under pressure for a while."""
+    path = tmp_path / "p.json"
+    durable.write(path, PressureRecord(is_under_pressure=True, evicted=evicted))
+    runners: dict[str, Any] = {}
+    inputs = WatchdogInputs(lambda: PressureReading(level), no_idle_times, Ledger(1, {}))
+    watchdog = PressureWatchdog(path, runners, HoldGate(runners), inputs, lambda *_: None)
+    assert watchdog.hold_for("u2"), "nothing is known before the first sample"
+    await watchdog.sample()
+    assert (watchdog.hold_for("u2") is None) == (level != "warn" and not evicted)
