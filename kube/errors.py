@@ -13,7 +13,11 @@ class Unreachable(Exception):
 
 
 class NotOurs(Exception):
-    """The object of the needed name belongs to another owner, or to a predecessor that is still being deleted."""
+    """The object of the needed name belongs to another owner."""
+
+
+class NotDeletedYet(NotOurs):
+    """It belongs to a former object of the owner's name, and goes by itself."""
 
 
 class LeadershipLost(Exception):

@@ -26,7 +26,7 @@ from controller.reconcile.stamp import needs_apply
 from kube.apply import apply_status, merge_conditions
 from kube.client import Client, Obj
 from kube.comparison import list_dropped
-from kube.errors import ApiError, Conflict, Forbidden, Gone, NotFound, NotOurs, Unauthorized, Unreachable
+from kube.errors import ApiError, Conflict, Forbidden, Gone, NotDeletedYet, NotFound, NotOurs, Unauthorized, Unreachable
 from kube.events import EventRecorder
 from kube.resources import METAL_HOSTS, POD_MONITORS, PVCS, SECRETS, ObjectKey, Resource, object_key
 from kube.store import Store
@@ -407,7 +407,8 @@ def _require_ours(resource: Resource, existing: Obj, wanted: Obj) -> None:
         wait = (
             "until no pod mounts it: suspend the InferenceServices of the Model" if mounted else "until it is deleted"
         )
-        raise NotOurs(f"{what} of a former {ours['kind']} {ours['name']} still exists: waiting {wait}")
+        error = NotOurs if mounted else NotDeletedYet
+        raise error(f"{what} of a former {ours['kind']} {ours['name']} still exists: waiting {wait}")
     owner = f"belongs to {theirs['kind']} {theirs['name']}" if theirs else "was not made by Pomona"
     raise NotOurs(f"{what} exists and {owner}: delete it, or choose another name for {ours['kind']} {ours['name']}")
 
@@ -492,7 +493,8 @@ def _refused(plan: Plan, reason: str, message: str, generation: int) -> Plan:
     # Without a phase, Ready does not report our writes: a host's Ready is its liveness, on which rollouts depend.
     waiting = [kind for kind in ("Ready", *plan.waiting) if conditions.get(kind, {}).get("status") == "False"]
     if "phase" in status and waiting:
-        status, kinds = status | {"phase": "Failed"}, [*waiting, RECONCILED]
+        phase = "Pending" if reason == NotDeletedYet.__name__ else "Failed"
+        status, kinds = status | {"phase": phase}, [*waiting, RECONCILED]
     for kind in kinds:
         conditions[kind] = condition(kind, true=False, reason=reason, message=message, generation=generation)
     return msgspec.structs.replace(report, status=status | {"conditions": [*conditions.values()]})

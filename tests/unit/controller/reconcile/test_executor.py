@@ -166,19 +166,20 @@ async def test_kind_without_a_watch_is_never_cached() -> None:
     assert shell.world.there[SECRETS, "chat-token"]["data"] == {}
 
 
-@pytest.mark.parametrize("plan", [Plan(apply=(SERVICE,)), Plan(create=(SERVICE,))])
+@pytest.mark.parametrize("plan", [Plan(apply=(SERVICE,), status=PLANNED), Plan(create=(SERVICE,), status=PLANNED)])
 @pytest.mark.parametrize(
-    ("metadata", "said"),
+    ("metadata", "said", "phase"),
     [
-        ({}, "delete it, or choose another name"),
-        ({"ownerReferences": owner("1", "mail")}, "belongs to InferenceService mail"),
-        ({"ownerReferences": owner("1")}, "of a former InferenceService chat"),
+        ({}, "delete it, or choose another name", "Failed"),
+        ({"ownerReferences": owner("1", "mail")}, "belongs to InferenceService mail", "Failed"),
+        ({"ownerReferences": owner("1")}, "of a former InferenceService chat", "Pending"),
     ],
 )
-async def test_owner_of_a_taken_name_is_reported(plan: Plan, metadata: Obj, said: str) -> None:
+async def test_owner_of_a_taken_name_is_reported(plan: Plan, metadata: Obj, said: str, phase: str) -> None:
     shell = Shell(World((SERVICES, existing(SERVICE[1], **metadata))), plan)
     with pytest.raises(NotOurs, match=said):
         await shell.run()
+    assert shell.world.status["phase"] == phase
 
 
 @pytest.mark.parametrize("is_in_store", [True, False])
