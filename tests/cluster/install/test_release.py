@@ -1,7 +1,6 @@
 """A release on a cluster: taken over from kubectl, upgraded, rolled back, uninstalled and installed again."""
 
 import re
-import textwrap
 import time
 from functools import partial
 from pathlib import Path
@@ -179,7 +178,8 @@ async def test_release_is_adopted_upgraded_rolled_back_and_uninstalled_while_a_m
 async def follow_notes(shell: Shell, cluster: Cluster) -> None:
     """Run the commands of the notes, in the namespace of the test."""
     notes = await shell.run("helm get notes pomona --namespace pomona-system")
-    commands = textwrap.dedent("\n".join(re.findall(r"^(?:   .*|)$", notes, re.MULTILINE)))
+    # As they are, at the begin of a line: the end of the YAML is found nowhere else.
+    commands = "\n".join(re.findall(r"^(?:kubectl|TOKEN=)(?:.+\n)+", notes, re.MULTILINE))
     commands = commands.replace("--namespace default", f"--namespace {cluster.namespace}")
     await cluster.kubectl("delete", "isvc/chat", "isvc/second", "--cascade=foreground", "--wait")
     assert "service/chat 8080 &" in commands
