@@ -96,7 +96,7 @@ def invalid_api_key() -> RequestError:
     return RequestError(
         HTTPStatus.UNAUTHORIZED,
         "invalid_api_key",
-        "a bearer token is needed; a service's is in the Secret <service>-token under the key `token`",
+        "the bearer token is missing or wrong; a service's is in the Secret <service>-token under the key `token`",
         {"WWW-Authenticate": "Bearer"},
     )
 

@@ -10,7 +10,6 @@ from tests.controlplane.process import CHECKOUT
 
 SERVICE: Final = "fastest"
 COMMANDS: Final = (
-    "{.status.choice.message}",
     "{.status.placement.place}: {.status.placement.reason}",
     (
         "{range .status.speeds[?(@.source)]}"
