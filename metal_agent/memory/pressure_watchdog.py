@@ -140,7 +140,7 @@ class PressureWatchdog:
         self.level = reading.level
         self._has_level = self._has_level or reading.level is not None
         calm = reading.level in {None, "normal"}
-        if self._is_first and calm and not self.state.evicted:
+        if self._is_first and calm and not (self.state.evicted or self.state.displacing):
             self.state = replace(self.state, is_under_pressure=False)  # it ended while no agent ran
         self._is_first = False
         idle = {} if calm else await self._inputs.idle_seconds()

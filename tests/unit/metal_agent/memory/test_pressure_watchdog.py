@@ -50,16 +50,16 @@ async def test_process_that_is_removed_while_its_eviction_is_recorded_ends_nothi
 
 
 @pytest.mark.parametrize("level", ["normal", "warn", None])
-@pytest.mark.parametrize("evicted", [(), ("u1",)])
+@pytest.mark.parametrize("left", [{}, {"evicted": ("u1",)}, {"displacing": "u1"}])
 async def test_pressure_that_ended_while_no_agent_ran_holds_nothing(
-    tmp_path: Path, level: PressureLevel | None, evicted: tuple[str, ...]
+    tmp_path: Path, level: PressureLevel | None, left: dict[str, Any]
 ) -> None:
-    """Evicted processes return one after the other, so a host that has some stays under pressure for a while."""
+    """The steps of the policy do what a displacement or an eviction has left to do."""
     path = tmp_path / "p.json"
-    durable.write(path, PressureRecord(is_under_pressure=True, evicted=evicted))
+    durable.write(path, PressureRecord(is_under_pressure=True, **left))
     runners: dict[str, Any] = {}
     inputs = WatchdogInputs(lambda: PressureReading(level), no_idle_times, Ledger(1, {}))
     watchdog = PressureWatchdog(path, runners, HoldGate(runners), inputs, lambda *_: None)
     assert watchdog.hold_for("u2"), "nothing is known before the first sample"
     await watchdog.sample()
-    assert (watchdog.hold_for("u2") is None) == (level != "warn" and not evicted)
+    assert (watchdog.hold_for("u2") is None) == (level != "warn" and not left)
