@@ -168,8 +168,8 @@ def read_short_body(content: bytes | bytearray) -> RequestBody | None:
         raise _too_many_fields()
     complete = True
     schemas = SchemaReader()
-    for key in [key for key in fields if key.lower() in _READ_FIELDS]:
-        name = key.lower()
+    for key in [key for key in fields if key.casefold() in _READ_FIELDS]:
+        name = key.casefold()
         if name in SCHEMA_FIELDS:
             schemas.read_field(name, bytes(fields[key]))
             continue
@@ -221,7 +221,7 @@ class _FieldReader:
             raise _too_many_fields()
         scanner = self._scanner
         value_start = scanner.at
-        lowered = key.lower()
+        lowered = key.casefold()
         if lowered == _MODEL or lowered in _FIELDS_THAT_LOAD_WEIGHTS:
             yield from scanner.skip_value()
             self._joins = False

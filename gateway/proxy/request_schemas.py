@@ -3,7 +3,10 @@
 llama.cpp and Ollama make a grammar of them before they serve anybody else, and trust them: an array of at least 9 and
 at most 3 items is to them one that repeats 2^64 times, which takes all memory of the machine. A reference that leads
 only to itself ends Ollama's engine, and vLLM answers it with 500. So what contradicts itself, refers to itself or makes
-a grammar of much memory is refused here, for every engine: none could follow it.
+a grammar of much memory is refused here, for every engine.
+
+This keeps the mistakes of honest clients, and cheap tricks, from everybody else's requests. It is no proof against a
+client who studies an engine's parser: such a one meets the memory limit of the pod, or the host's watch of its memory.
 """
 
 import re
@@ -23,28 +26,42 @@ SCHEMA_FIELDS: Final = frozenset(
 )
 """Fields of a request in lower case: of OpenAI's and Anthropic's APIs, llama.cpp, vLLM, SGLang and TGI."""
 LONGEST_BYTES: Final = 512 << 10
-"""The longest field with bounds, patterns, references or grammars, which is decoded at once: some milliseconds."""
+"""The longest of these fields."""
+MOST_OBJECTS: Final = 20_000
+"""The most objects and arrays of a field, and brackets of a grammar: it is read at once, in a tenth of a second."""
 MOST_WORK: Final = 1 << 24
 """Elements of a grammar, each of 8 bytes: 128 MiB."""
 
-_WORK_OF_A_BOUND: Final = 64
-"""Elements for each repetition of an item: llama.cpp took 250 bytes."""
+_MOST_PROPERTIES: Final = 500
+"""llama.cpp takes 0.4 s for so many that are optional, and 2.7 s for twice as many, and serves nobody meanwhile."""
+_LARGEST_BOUND: Final = (1 << 31) - 1
+"""llama.cpp reads bounds as 32 bits: a larger one would come out as any other."""
+_LARGEST_OPEN_NUMBER: Final = 10**15
+"""llama.cpp counts the digits of an integer without end, and backwards from 16 digits on."""
+_WORK_OF_A_REPETITION: Final = 32
+"""Elements for each repetition, beside those of what is repeated: llama.cpp took 250 bytes."""
 _WITHOUT_COST: Final = 2000
 """llama.cpp makes no rules for more repetitions than this, its MAX_REPETITION_THRESHOLD."""
-_BOUND_MARKS = re.compile(rb'(?:min|max)(?:Items|Length)|"(?:pattern|regex|grammar|ebnf)"|\\u00')
-_MARKS = re.compile(rb"\$ref|\[\s*\]")
+_LONGEST_SYMBOL: Final = 4096
+_MARKS = re.compile(rb'(?:min|max)(?:Items|Length|imum)|M(?:in|ax)imum|"(?:pattern|regex|grammar|ebnf)"|\$ref|\\u00')
 _TOOLS: Final = frozenset({"tools", "functions"})
-"""Schemas of these are examples to some engines, and a grammar to others; only their bounds are looked at."""
+"""Schemas of these are examples to some engines, and a grammar to others: what leaves no choice there is no mistake."""
 _BOUNDS: Final = (("minItems", "maxItems"), ("minLength", "maxLength"))
+_LOWER: Final = ("minimum", "exclusiveMinimum")
+_UPPER: Final = ("maximum", "exclusiveMaximum")
 _PATTERN: Final = "pattern"
 _CHOICES: Final = ("anyOf", "oneOf", "type")
 _TEXTS: Final = frozenset({_PATTERN, "grammar", "regex", "ebnf", "guided_regex", "guided_grammar"})
 _ROOTS: Final = frozenset({"schema", "parameters", "input_schema", "json", "json_schema", "guided_json"})
 """Keys of a schema, to which the references in it are relative."""
-_DATA: Final = frozenset({"const", "enum", "default", "example", "examples"})
-_REPETITION = re.compile(r"\{([\s0-9,]*)([}#]?)")
-"""The counts of a repetition in a pattern or a grammar; `#` begins a comment of a grammar."""
+_REPETITION = re.compile(r"\\.|[()]|\{[^{}]*\}|[*+?](?:\s*[*+?]){16,}", re.DOTALL)
+"""A letter that is escaped, a bracket, a repetition with its counts, or signs of repetition in a row."""
+_LARGEST_PRODUCT: Final = 200_000
+_COMMENT = re.compile(r"#[^\n]*")
+_COUNT = re.compile(r"[\s+]*0*([0-9]*)")
 _LONGEST_COUNT: Final = 18
+_SYMBOL_BEGINS: Final = {'"': '"', "]": "["}
+_NUMBERS = int | float
 
 
 class SchemaDemand(NamedTuple):
@@ -65,58 +82,98 @@ class SchemaReader:
 
     def read_field(self, name: str, value: bytes) -> None:
         """Read the JSON value of the request's field `name`, in lower case."""
-        is_marked = name in _TEXTS or _BOUND_MARKS.search(value) or (name not in _TOOLS and _MARKS.search(value))
-        if not is_marked:
-            return
         if len(value) > LONGEST_BYTES:
             raise errors.invalid_schema(name, f"it is longer than {LONGEST_BYTES >> 10} KiB")
+        if name in _TOOLS and not _MARKS.search(value):
+            return
         try:
             self._read_value(name, msgspec.json.decode(value))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise errors.invalid_schema(name, f"it is no JSON, or too deep: {error}") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise errors.invalid_schema(name, f"it is no JSON: {error}") from error
+        except RecursionError as error:
+            raise errors.invalid_schema(name, "it has too many levels") from error
 
     def _read_value(self, field: str, value: Any) -> None:
         """Read all objects of a field, and all patterns and grammars."""
         finished: set[int] = set()
         left: list[tuple[str, Any, Any]] = [(field, value, None)]
+        count = 0
         while left:
             key, node, root = left.pop()
+            count += 1
+            if count > MOST_OBJECTS:
+                raise errors.invalid_schema(field, f"it has more than {MOST_OBJECTS} objects and arrays")
             if isinstance(node, str) and key in _TEXTS:
                 if key == _PATTERN and field not in _TOOLS:
                     self.demand = self.demand._replace(has_pattern=True)
                 self._read_text(field, node)
             elif isinstance(node, list):
-                left += ((key, item, root) for item in node)
+                left += ((key, item, root) for item in node if isinstance(item, dict | list))
             elif isinstance(node, dict):
                 if root is None and key in _ROOTS and not (key == "json_schema" and "schema" in node):
                     root = node
                 self._read_bounds(field, node)
-                if field not in _TOOLS:
-                    _check_choices(field, node, root, finished)
-                left += ((name.lower(), item, root) for name, item in node.items() if name not in _DATA)
+                _check_choices(field, node, root, finished)
+                for name, item in node.items():
+                    inner = name.casefold()
+                    if isinstance(item, dict | list) or (isinstance(item, str) and inner in _TEXTS):
+                        left.append((inner, item, root))
 
     def _read_bounds(self, field: str, schema: dict[str, Any]) -> None:
         for names in _BOUNDS:
             least, most = (schema.get(name) for name in names)
-            bounds = [bound for bound in (least, most) if isinstance(bound, int | float)]
+            bounds = [bound for bound in (least, most) if isinstance(bound, _NUMBERS)]
             if not bounds:
                 continue
-            if min(bounds) < 0 or (len(bounds) == len(names) and bounds[0] > bounds[1]):
-                raise errors.invalid_schema(field, f"{names[0]} is above {names[1]}, or one of them is below 0")
-            self._count(field, int(min(max(bounds), 1 << 62)), _WORK_OF_A_BOUND)
+            if min(bounds) < 0 or max(bounds) > _LARGEST_BOUND or bounds != sorted(bounds):
+                problem = f"{names[0]} is above {names[1]}, or one of them is below 0 or above {_LARGEST_BOUND}"
+                raise errors.invalid_schema(field, problem)
+            self._count(field, int(max(bounds)), _WORK_OF_A_REPETITION)
+        lower, upper = (
+            [schema[name] for name in names if isinstance(schema.get(name), _NUMBERS)] for names in (_LOWER, _UPPER)
+        )
+        is_open = (not upper and any(bound >= _LARGEST_OPEN_NUMBER for bound in lower)) or (
+            not lower and any(bound <= -_LARGEST_OPEN_NUMBER for bound in upper)
+        )
+        if is_open:
+            raise errors.invalid_schema(field, "a number of 16 digits or more has no end: give it minimum and maximum")
 
     def _read_text(self, field: str, text: str) -> None:
-        """Read a pattern or a grammar."""
-        for found in _REPETITION.finditer(text):
-            counts, end = found.groups()
-            if not counts.strip() or not end:
-                continue
-            if end == "#":
-                raise errors.invalid_schema(field, "a repetition of it has a comment between its braces")
-            least, _, most = (part.strip() for part in counts.partition(","))
-            if most and _read_count(least) > _read_count(most):
-                raise errors.invalid_schema(field, f"a repetition of it has no end: {{{least[:40]},{most[:40]}}}")
-            self._count(field, max(_read_count(least), _read_count(most)), len(text))
+        """Read a pattern or a grammar.
+
+        Repetitions within a repetition multiply: of `((a{2}){3}){4}`, and of `a{2}{3}{4}`. Each group has the largest
+        product within it.
+        """
+        products, ended, product = [1], 0, 1
+        for number, found in enumerate(_REPETITION.finditer(text)):
+            sign = found[0]
+            if number > MOST_OBJECTS:
+                raise errors.invalid_schema(field, f"it has more than {MOST_OBJECTS} brackets and repetitions")
+            if sign[0] in "*+?":
+                raise errors.invalid_schema(field, "it repeats what is repeated")
+            if sign == "(":
+                products.append(1)
+            elif sign == ")":
+                product = products.pop()
+                products = products or [1]
+            elif sign[0] == "{":
+                repetitions = self._read_repetition(field, sign[1:-1])
+                follows = not text[ended : found.start()].strip()
+                product = repetitions * (product if follows else 1)
+                self._count(field, repetitions, _WORK_OF_A_REPETITION + _measure_symbol(text, found.start()))
+            if sign[0] in "){":
+                products[-1] = max(products[-1], product)
+                ended = found.end()
+            if product > _LARGEST_PRODUCT:
+                raise errors.invalid_schema(field, f"repetitions of it multiply to more than {_LARGEST_PRODUCT}")
+
+    def _read_repetition(self, field: str, counts: str) -> int:
+        """Return the largest count of a repetition."""
+        least, comma, most = (_COMMENT.sub("", part) for part in counts.partition(","))
+        bounds = [_read_count(part) for part in (least, most)]
+        if comma and bounds[1] is not None and (bounds[0] or 0) > bounds[1]:
+            raise errors.invalid_schema(field, f"a repetition of it has no end: {{{counts[:80]}}}")
+        return max(bound or 0 for bound in bounds)
 
     def _count(self, field: str, repetitions: int, size: int) -> None:
         if repetitions > self.demand.most_repetitions and field not in _TOOLS:
@@ -140,15 +197,34 @@ def check_engines(demand: SchemaDemand, service: ServiceListener) -> None:
 
 
 def _check_choices(field: str, schema: dict[str, Any], root: Any, finished: set[int]) -> None:
-    if any(schema.get(name) == [] for name in _CHOICES):
+    types = schema.get("type")
+    if field not in _TOOLS and any(schema.get(name) == [] for name in _CHOICES):
         raise errors.invalid_schema(field, f"it leaves no choice: one of {', '.join(_CHOICES)} is empty")
+    names = [one for one in types if isinstance(one, str)] if isinstance(types, list) else []
+    if len(set(names)) < len(names):
+        raise errors.invalid_schema(field, "a type of it is named twice")
+    if len(schema) > _MOST_PROPERTIES:
+        raise errors.invalid_schema(field, f"an object of it has more than {_MOST_PROPERTIES} properties")
     if "$ref" in schema and _leads_to_itself(schema, root, set(), finished):
         raise errors.invalid_schema(field, "a reference of it leads only to itself")
 
 
-def _read_count(digits: str) -> int:
-    """Return a count; 0 for none, or for what the engine refuses."""
-    return int(digits[:_LONGEST_COUNT]) if digits.isdecimal() else 0
+def _read_count(part: str) -> int | None:
+    """Return a count of a repetition, by its leading digits as the engines read it; None: there is none."""
+    found = _COUNT.match(part)
+    digits = found[0].strip(" \t\r\n+") if found else ""
+    return int(digits.lstrip("0")[:_LONGEST_COUNT] or "0") if digits else None
+
+
+def _measure_symbol(text: str, end: int) -> int:
+    """Return the size of what is repeated by a repetition that begins at `end`: a text, a class or one symbol."""
+    while end and text[end - 1].isspace():
+        end -= 1
+    begin = _SYMBOL_BEGINS.get(text[end - 1 : end])
+    if begin is None:
+        return 1
+    at = text.rfind(begin, max(0, end - _LONGEST_SYMBOL), end - 1)
+    return len(text) if at < 0 else end - at
 
 
 def _leads_to_itself(schema: Any, root: Any, path: set[int], finished: set[int]) -> bool:
@@ -177,5 +253,9 @@ def _resolve(root: Any, reference: Any) -> Any:
         return None
     found = root
     for part in reference.split("/")[1:]:
-        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
+        if isinstance(found, list):
+            index = _read_count(part)
+            found = None if index is None or index >= len(found) else found[index]
+        else:
+            found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
     return found

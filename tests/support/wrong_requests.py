@@ -69,6 +69,8 @@ _CHOICES: Final = {
     "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "string"}]}},
     "$ref": "#/$defs/a",
 }
+_LARGE_INTEGER: Final = {"type": "integer", "minimum": 17 * 10**14}
+_LOOP: Final = {"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"$ref": "#/$defs/a"}}}
 _LONG_ARRAYS: Final = {f"a{n}": {"type": "array", "items": {"type": "null"}, "maxItems": 2000} for n in range(1000)}
 _NESTED: Final = 20_000
 _HEAD: Final = b'{"model": "' + MODEL + b'", "max_tokens": 3, '
@@ -159,6 +161,13 @@ _FORMATS: Final = (
     _chat("schema of a thousand long arrays", response_format=_schema(_object(**_LONG_ARRAYS))),
     _chat("schema of llama.cpp", json_schema=_items(minItems=9, maxItems=3)),
     _chat("schema beside a type", response_format={"type": "json_object", "schema": _items(minItems=9, maxItems=3)}),
+    _chat(
+        "integers from 16 digits on", response_format=_schema(_object(a={"type": "integer", "minimum": 17 * 10**14}))
+    ),
+    _chat("bound of more than 32 bits", response_format=_schema(_items(minItems=4, maxItems=(1 << 32) + 3))),
+    _chat("grammar of nested repetitions", grammar='root ::= ((("a"?){200}){200}){200}'),
+    _chat("grammar of chained repetitions", grammar='root ::= "a"{2000}{2000}{2000}'),
+    _chat("tool without an end", tools=[_tool(parameters=_LOOP)], tool_choice="required"),
     _chat("grammar that ends before it begins", grammar='root ::= "a"{9,3}'),
     _chat("grammar with a comment in a repetition", grammar='root ::= "a"{9, # more\n3}'),
     _chat("broken grammar", grammar="root ::= ("),
