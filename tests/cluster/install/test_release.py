@@ -63,16 +63,15 @@ async def no_controller_left(client: Client) -> bool:
 
 
 async def serving_pod(cluster: Cluster) -> tuple[str, int]:
-    """Return uid and restarts of the only pod of the service `chat`."""
+    """Return uid and restarts of the only pod of the service `chat`; AssertionError while there are several."""
     found = await cluster.client.list(PODS, cluster.namespace, label_selector="inference.pomona.dev/service=chat")
+    assert len(found.items) == 1
     (pod,) = found.items
     return pod["metadata"]["uid"], sum(each["restartCount"] for each in pod["status"]["containerStatuses"])
 
 
 async def replaced_pod(cluster: Cluster, before: tuple[str, int]) -> tuple[str, int]:
     """Return the only pod of `chat` once it is another one: a version with another template replaces each pod once."""
-    found = await cluster.client.list(PODS, cluster.namespace, label_selector="inference.pomona.dev/service=chat")
-    assert len(found.items) == 1
     after = await serving_pod(cluster)
     assert after != before
     return after
