@@ -19,7 +19,7 @@ from gateway.proxy import errors
 from gateway.proxy.errors import RequestError
 from gateway.proxy.json_scanner import InvalidJsonError, JsonScanner, Pauses, check_encoding
 from gateway.proxy.request_media import MediaReader, may_have_media
-from gateway.proxy.request_schemas import SCHEMA_FIELDS, SchemaDemand, SchemaReader
+from gateway.proxy.request_schemas import NO_SCHEMAS, SCHEMA_FIELDS, SchemaDemand, SchemaReader
 
 SHORT_BODY_BYTES: Final = 32 << 10
 """A body up to this size is decoded at once, which takes a millisecond at most."""
@@ -32,8 +32,6 @@ _STREAM: Final = "stream"
 _TRUE: Final = msgspec.Raw(b"true")
 _FIELDS_THAT_LOAD_WEIGHTS: Final = frozenset({"adapters", "draft_model"})
 """Fields that make mlx_lm.server load any weights that the client names, from its disk or the internet."""
-
-_NO_SCHEMAS: Final = SchemaDemand()
 
 Pieces: TypeAlias = list[bytes | bytearray | memoryview]
 
@@ -71,7 +69,7 @@ class ShortBody:
         other_fields: dict[str, msgspec.Raw],
         *,
         complete: bool,
-        schema_demand: SchemaDemand = _NO_SCHEMAS,
+        schema_demand: SchemaDemand = NO_SCHEMAS,
     ) -> None:
         self.model = model
         self.schema_demand = schema_demand

@@ -58,7 +58,7 @@ _REPETITION = re.compile(r"\\.|[()]|\{[^{}]*\}|[*+?](?:\s*[*+?]){16,}", re.DOTAL
 """A letter that is escaped, a bracket, a repetition with its counts, or signs of repetition in a row."""
 _LARGEST_PRODUCT: Final = 200_000
 _COMMENT = re.compile(r"#[^\n]*")
-_COUNT = re.compile(r"[\s+]*0*([0-9]*)")
+_COUNT = re.compile(r"[\s+]*([0-9]*)")
 _LONGEST_COUNT: Final = 18
 _SYMBOL_BEGINS: Final = {'"': '"', "]": "["}
 _NUMBERS = int | float
@@ -73,11 +73,14 @@ class SchemaDemand(NamedTuple):
     """The schema of the answer has a regular expression."""
 
 
+NO_SCHEMAS: Final = SchemaDemand()
+
+
 class SchemaReader:
     """Reads the schemas of a request, and raises RequestError where an engine could not follow them."""
 
     def __init__(self) -> None:
-        self.demand = SchemaDemand()
+        self.demand = NO_SCHEMAS
         self._work = 0
 
     def read_field(self, name: str, value: bytes) -> None:
@@ -186,6 +189,8 @@ class SchemaReader:
 
 def check_engines(demand: SchemaDemand, service: ServiceListener) -> None:
     """Raise RequestError if an engine of the service would end by the schemas of a request."""
+    if demand is NO_SCHEMAS:
+        return
     for engine in {backend.engine or "" for backend in service.backends}:
         limits = SCHEMA_LIMITS.get(engine)
         if limits is None:
@@ -212,8 +217,9 @@ def _check_choices(field: str, schema: dict[str, Any], root: Any, finished: set[
 def _read_count(part: str) -> int | None:
     """Return a count of a repetition, by its leading digits as the engines read it; None: there is none."""
     found = _COUNT.match(part)
-    digits = found[0].strip(" \t\r\n+") if found else ""
-    return int(digits.lstrip("0")[:_LONGEST_COUNT] or "0") if digits else None
+    if found is None or not found[1]:
+        return None
+    return int(found[1].lstrip("0")[:_LONGEST_COUNT] or "0")
 
 
 def _measure_symbol(text: str, end: int) -> int:
