@@ -394,6 +394,24 @@ class InferenceService(ApiStruct, frozen=True):
     kind: str = ""
 
 
+class ReplicaDemand(ApiStruct, frozen=True):
+    """The part of `InferenceServiceSpec` by which replicas are counted, which every version of the resource has."""
+
+    replicas: int = 1
+    suspend: bool = False
+
+
+class ScaledService(ApiStruct, frozen=True):
+    """An InferenceService of which only the number of replicas is read."""
+
+    spec: ReplicaDemand = ReplicaDemand()
+
+
+def wanted_replicas(service: InferenceService | ScaledService) -> int:
+    """Return how many replicas a service wants now: the one place where its spec becomes a number."""
+    return 0 if service.spec.suspend else service.spec.replicas
+
+
 NAME_RULE = rule(
     "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$') && size(self.metadata.name) <= 40",
     "the name becomes a Service: use at most 40 lower-case letters, digits and '-', starting with a letter",

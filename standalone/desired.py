@@ -21,7 +21,7 @@ from controller.services import preconditions
 from controller.services.metal_processes import desired_spec
 from controller.services.preconditions import ServiceProblem
 from controller.services.rollout import process_prefix
-from crds.inferenceservice import InferenceService, InferenceServiceSpec
+from crds.inferenceservice import InferenceService, InferenceServiceSpec, wanted_replicas
 from crds.meta import Condition
 from crds.model import Model, ModelStatus
 from crds.pods import ServiceHardware
@@ -60,7 +60,7 @@ class Decision(NamedTuple):
 def decide_assignments(service: InferenceService, models: Mapping[ObjectKey, Model]) -> Decision:
     """Decide the processes of a service; the status of each Model has the known facts."""
     metadata, adapted = service.metadata, _as_host_service(service)
-    replicas = 0 if service.spec.suspend else service.spec.replicas
+    replicas = wanted_replicas(service)
     if not replicas:
         field = "spec.suspend is true" if service.spec.suspend else "spec.replicas is 0"
         return Decision(problem=ServiceProblem("Suspended", f"{field}: edit the file to serve it", "Suspended"))

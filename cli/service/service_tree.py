@@ -4,9 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from cli.api_objects import Obj, count_serving, find_condition, has_condition
 from cli.output import age_text, escape_controls, wrap_text
 from cli.service.verdict import Verdict
+from crds.inferenceservice import ScaledService, wanted_replicas
 from crds.meta import QUEUE_GATE
 from crds.size import size_text
 
@@ -53,8 +56,8 @@ def render_status(objects: ServiceObjects, verdict: Verdict, width: int) -> list
 def build_tree(objects: ServiceObjects) -> TreeNode:
     """Return the tree of a service."""
     service = objects.service
-    status, spec = service.get("status", {}), service["spec"]
-    wanted = 0 if spec.get("suspend") else spec.get("replicas", 1)
+    status = service.get("status", {})
+    wanted = wanted_replicas(msgspec.convert(service, ScaledService))
     place = " with ".join(each for each in (status.get("accelerator"), status.get("runtime")) if each)
     title = f"replicas: {count_serving(service)} of {wanted} ready{f', on {place}' if place else ''}"
     memory = status.get("deviceMemory") or status.get("memory")

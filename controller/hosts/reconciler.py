@@ -34,7 +34,7 @@ from controller.hosts.reachability import (
 from controller.hosts.secrets import HostSecrets, host_secret, keep_previous_tokens, list_needed_secrets
 from controller.hosts.stability import stable_condition
 from controller.placement.capacity import FreeMemory
-from controller.placement.queued_service import read_host_demands, require_host
+from controller.placement.queued_service import NO_DEMANDS, QueuedServiceObject, read_host_demands, require_host
 from controller.reconcile.conditions import condition, find, transitions
 from controller.reconcile.indexes import (
     ADDRESS_INDEX,
@@ -363,7 +363,8 @@ def fits_some_host(store: Store, process: Obj) -> bool:
 
     free = store.summarize((METAL_HOSTS, METAL_PROCESSES), "free memory", compute)
     service = store.get(INFERENCE_SERVICES, process["spec"]["serviceName"], process["metadata"]["namespace"])
-    demands = read_host_demands(service["spec"] if service is not None else {})
+    services = decode_stored(store, INFERENCE_SERVICES, filter(None, (service,)), QueuedServiceObject)
+    demands = read_host_demands(services[0].spec) if services else NO_DEMANDS
     return any(
         free.has_room(require_host(each, demands), each.spec.memory_bytes)
         for each in decode_stored(store, METAL_PROCESSES, [process], MetalProcess)

@@ -14,6 +14,7 @@ from controller.models.volume import WEIGHTS
 from controller.reconcile import triggers
 from controller.reconcile.indexes import mounted_claims
 from crds.cache import NodeCopy
+from crds.inferenceservice import wanted_replicas
 from crds.meta import GROUP
 from kube.client import Obj
 
@@ -172,11 +173,11 @@ def count_demand(
     Services share copies, so the one with the most replicas decides. Where pods of earlier weights are about to leave
     their place, a refusal is not final.
     """
-    serving = [each for each in consumers if each.service.spec.replicas > 0]
+    serving = [each for each in consumers if wanted_replicas(each.service) > 0]
     if not serving:
         return CopyDemand(0)
-    largest = max(serving, key=lambda each: each.service.spec.replicas)
-    number, names = min(largest.service.spec.replicas, MOST_COPIES), {each.name for each in ready}
+    largest = max(serving, key=lambda each: wanted_replicas(each.service))
+    number, names = min(wanted_replicas(largest.service), MOST_COPIES), {each.name for each in ready}
     is_changing = bool({each.node for each in ready} & {each.node for each in surveyed if each.is_superseded})
     is_full = bool(ready) and not is_changing
     refused = next((each for each in serving if is_full and names <= each.refused), None)

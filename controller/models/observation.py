@@ -16,7 +16,7 @@ from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.indexes import MODEL_INDEX, companion_names, model_names, namespaced
 from controller.reconcile.plan import Snapshot, decode_stored
 from controller.reconcile.triggers import all_but_status
-from crds.inferenceservice import InferenceService
+from crds.inferenceservice import InferenceService, wanted_replicas
 from crds.meta import AUTO_ACCELERATOR, LABEL_MODEL
 from crds.model import Model
 from devices.vendors import Vendors
@@ -144,7 +144,7 @@ def _list_placed(service: InferenceService, model: Model) -> Iterator[InferenceS
                 yield _place(service, share.accelerator, share.replicas)
     # The pools may be of another accelerator than that of the Model: it is not decided yet.
     elif hardware.accelerator is not None or not spec.scheduling.pools or status.accelerator:
-        yield _place(service, accelerator_of(service, model), spec.replicas)
+        yield _place(service, accelerator_of(service, model), wanted_replicas(service))
 
 
 def read_placement(service: Obj) -> object:

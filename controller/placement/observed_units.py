@@ -26,11 +26,12 @@ from controller.placement.queue_places import (
     list_open_places,
     parse_seconds,
 )
-from controller.placement.queued_service import QueuedService, count_replicas, find_queued_service
+from controller.placement.queued_service import QueuedService, QueuedServiceObject, find_queued_service
 from controller.placement.round_pacer import ProcessorMeter
 from controller.placement.units import Nomination, Unit, UnitKey
 from controller.reconcile.indexes import GATE_INDEX, OWNER_INDEX, SERVICE_INDEX, controller_of, namespaced
 from controller.reconcile.plan import decode_stored
+from crds.inferenceservice import wanted_replicas
 from crds.meta import NOMINATED
 from crds.metalprocess import MetalProcess
 from crds.serving import DRAIN_SECONDS
@@ -180,11 +181,10 @@ def _keep_unseen(store: Store, freed_places: Mapping[str, Sequence[str]]) -> dic
     """Return the freed places of services without any pod or process, which are about to have one again."""
     if not freed_places:
         return {}
-    services = {obj["metadata"]["uid"]: obj["spec"] for obj in store.list(INFERENCE_SERVICES)}
+    services = decode_stored(store, INFERENCE_SERVICES, store.list(INFERENCE_SERVICES), QueuedServiceObject)
+    wanted = {service.metadata.uid: wanted_replicas(service) for service in services}
     return {
-        uid: tuple(sorted(freed)[:wanted])
-        for uid, freed in freed_places.items()
-        if uid in services and freed and (wanted := count_replicas(services[uid]))
+        uid: tuple(sorted(freed)[: wanted[uid]]) for uid, freed in freed_places.items() if freed and wanted.get(uid)
     }
 
 

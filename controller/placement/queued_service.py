@@ -6,7 +6,7 @@ Units are built anew only when one of these facts changes, so that a change of a
 import bisect
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -23,12 +23,14 @@ from controller.placement.units import (
     UnitKind,
 )
 from controller.reconcile.indexes import OWNER_INDEX, namespaced
-from crds.meta import POD_TEMPLATE, PRIORITY_RANK, Priority, Toleration
+from crds.inferenceservice import ReplicaDemand, ScaledService, wanted_replicas
+from crds.meta import POD_TEMPLATE, PRIORITY_RANK, ApiStruct, ObjectMeta, Priority, Toleration
 from crds.metalprocess import MetalProcess
+from crds.placement import ClassSpeed, PlacementDemands
 from devices.device_class import find_single_class
 from devices.vendors import Vendors
 from kube.client import Obj
-from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, ObjectKey, object_key
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, ObjectKey
 from kube.store import Store
 
 
@@ -41,6 +43,60 @@ class HostDemands(NamedTuple):
 
 
 NO_DEMANDS: Final = HostDemands()
+
+
+class _StatedHardware(ApiStruct, frozen=True):
+    accelerator: str = ""
+
+
+class _StatedScheduling(ApiStruct, frozen=True):
+    mode: str | None = None
+    pools: list[str] = []
+
+
+class _StatedPlacement(ApiStruct, frozen=True):
+    min_tokens_per_second: int | None = None
+    min_fit: str = "marginal"
+
+
+class _StatedSpeed(ApiStruct, frozen=True):
+    device_class: str
+    tokens_per_second: str | None = None
+    refusal: str | None = None
+
+
+class _ShownReplacement(ApiStruct, frozen=True):
+    from_place: str = ""
+    least_tokens_per_second: str = "0"
+    ended_at: str | None = None
+
+
+class QueuedServiceSpec(ReplicaDemand, frozen=True):
+    """The part of the spec of a service that the queue reads."""
+
+    priority: str = "normal"
+    eviction_protection: bool = False
+    hardware: _StatedHardware = _StatedHardware()
+    scheduling: _StatedScheduling = _StatedScheduling()
+    placement: _StatedPlacement = _StatedPlacement()
+    node_selector: dict[str, str] = {}
+    tolerations: list[Any] = []
+
+
+class _QueuedServiceStatus(ApiStruct, frozen=True):
+    observed_generation: int | None = None
+    accelerator: str = ""
+    device_memory_bytes: int | None = None
+    speeds: list[_StatedSpeed] = []
+    replacement: _ShownReplacement | None = None
+
+
+class QueuedServiceObject(ScaledService, frozen=True, kw_only=True):
+    """The part of a service that the queue reads, with any values: one of a newer version keeps its place."""
+
+    metadata: ObjectMeta
+    spec: QueuedServiceSpec = QueuedServiceSpec()
+    status: _QueuedServiceStatus = _QueuedServiceStatus()
 
 
 class OwnDeployment(NamedTuple):
@@ -112,33 +168,32 @@ def find_queued_service(
 def _read_service(
     obj: Obj, deployments: Sequence[Obj], table: PoolTable, *, is_queued_by_default: bool
 ) -> QueuedService:
-    spec, status = obj["spec"], obj.get("status") or {}
-    is_assessed = status.get("observedGeneration") == obj["metadata"].get("generation")
-    scheduling = spec.get("scheduling") or {}
-    replacement = status.get("replacement") or {}
-    is_replacing = bool(replacement) and "endedAt" not in replacement
-    mode = scheduling.get("mode")
-    priority = spec.get("priority", "normal")
+    service = msgspec.convert(obj, QueuedServiceObject)
+    metadata, spec, status = service.metadata, service.spec, service.status
+    is_assessed = status.observed_generation == metadata.generation
+    last = status.replacement
+    replacement = last if last is not None and last.ended_at is None else _ShownReplacement()
+    mode = spec.scheduling.mode
     return _share(
         QueuedService(
-            key=object_key(obj),
-            uid=obj["metadata"]["uid"],
-            created_at=parse_seconds(obj["metadata"].get("creationTimestamp")) or 0.0,
-            priority=priority if priority in PRIORITY_RANK else "normal",
+            key=ObjectKey(metadata.namespace, metadata.name),
+            uid=metadata.uid,
+            created_at=parse_seconds(metadata.creation_timestamp) or 0.0,
+            priority=next((priority for priority in PRIORITY_RANK if priority == spec.priority), "normal"),
             is_queued=is_queued_by_default if mode is None else mode == "Queue",
-            is_protected=bool(spec.get("evictionProtection", False)),
-            accelerator=status.get("accelerator") or (spec.get("hardware") or {}).get("accelerator") or "",
-            replicas=count_replicas(spec),
+            is_protected=spec.eviction_protection,
+            accelerator=status.accelerator or spec.hardware.accelerator,
+            replicas=wanted_replicas(service),
             deployments=tuple(sorted(map(_read_deployment, deployments))),
             host_demands=read_host_demands(spec),
-            pools=tuple(dict.fromkeys(scheduling.get("pools") or ())),
+            pools=tuple(dict.fromkeys(spec.scheduling.pools)),
             table=table,
             # That of an earlier spec may be less than what the pods of this one take.
-            device_bytes=status.get("deviceMemoryBytes") if is_assessed else None,
-            speeds=read_speeds(status.get("speeds") or (), spec.get("placement") or {}) if is_assessed else NO_SPEEDS,
+            device_bytes=status.device_memory_bytes if is_assessed else None,
+            speeds=read_speeds(status.speeds, spec.placement) if is_assessed else NO_SPEEDS,
             is_assessed=is_assessed,
-            left_cell=replacement["fromPlace"] if is_replacing else "",
-            least_speed=float(replacement["leastTokensPerSecond"]) if is_replacing else 0.0,
+            left_cell=replacement.from_place,
+            least_speed=float(replacement.least_tokens_per_second or 0),
         )
     )
 
@@ -153,36 +208,38 @@ def read_template_mark(obj: Obj) -> str:
     return mark
 
 
-def read_host_demands(spec: Obj) -> HostDemands:
+def read_host_demands(spec: QueuedServiceSpec) -> HostDemands:
     """Return what the spec of a service demands of hosts; tolerations that only a newer version knows are none."""
     try:
-        tolerations = msgspec.convert(spec.get("tolerations") or [], tuple[Toleration, ...])
+        tolerations = msgspec.convert(spec.tolerations, tuple[Toleration, ...])
     except msgspec.ValidationError:
         tolerations = ()
-    return HostDemands(frozenset((spec.get("nodeSelector") or {}).items()), tolerations)
+    return HostDemands(frozenset(spec.node_selector.items()), tolerations)
 
 
-def read_speeds(classes: Iterable[Obj], demands: Obj) -> SpeedProfile:
+def read_speeds(
+    speeds: Iterable[_StatedSpeed | ClassSpeed], demands: _StatedPlacement | PlacementDemands
+) -> SpeedProfile:
     """Return `status.speeds` of a service as the planner reads it: by the class of a single device, as of cells.
 
     Args:
-        classes: `status.speeds`.
+        speeds: `status.speeds`.
         demands: `spec.placement`. A class that is not listed meets none: it came later, or the list is full.
     """
-    stated = [(find_single_class(each["deviceClass"]), each) for each in classes]
+    stated = [(find_single_class(speed.device_class), speed) for speed in speeds]
     unlisted = _find_unlisted_refusal(demands)
     return SpeedProfile(
-        tuple((name, float(each["tokensPerSecond"])) for name, each in stated if each.get("tokensPerSecond")),
-        frozenset((name, each["refusal"]) for name, each in stated if each.get("refusal")),
-        frozenset(name for name, each in stated if not each.get("refusal")) if unlisted else frozenset(),
+        tuple((name, float(speed.tokens_per_second)) for name, speed in stated if speed.tokens_per_second),
+        frozenset((name, speed.refusal) for name, speed in stated if speed.refusal),
+        frozenset(name for name, speed in stated if not speed.refusal) if unlisted else frozenset(),
         unlisted,
     )
 
 
-def _find_unlisted_refusal(demands: Obj) -> str:
-    if demands.get("minTokensPerSecond") is not None:
+def _find_unlisted_refusal(demands: _StatedPlacement | PlacementDemands) -> str:
+    if demands.min_tokens_per_second is not None:
         return SPEED_UNKNOWN
-    return "" if demands.get("minFit", "marginal") == "marginal" else TOO_TIGHT
+    return "" if demands.min_fit == "marginal" else TOO_TIGHT
 
 
 def require_host(process: MetalProcess, demands: HostDemands) -> HostRequirement:
@@ -191,12 +248,6 @@ def require_host(process: MetalProcess, demands: HostDemands) -> HostRequirement
     return HostRequirement(
         spec.runtime, process.metadata.namespace, frozenset(spec.features), demands.selector, demands.tolerations
     )
-
-
-def count_replicas(spec: Obj) -> int:
-    """Return the replicas that the spec of a service asks for."""
-    replicas: int = spec.get("replicas", 1)
-    return 0 if spec.get("suspend") else replicas
 
 
 @functools.lru_cache(maxsize=8192)

@@ -12,7 +12,7 @@ import msgspec
 from controller.services.accelerator_choice import CHOOSES_NOTHING
 from controller.services.preconditions import DEVICE_TOO_SMALL, ServiceProblem
 from controller.services.speed_report import describe_fit
-from crds.inferenceservice import InferenceService
+from crds.inferenceservice import InferenceService, wanted_replicas
 from crds.placement import MOST_CLASSES, ClassSpeed
 from crds.text import shorten_text
 
@@ -123,7 +123,7 @@ def _judge(facts: FitFacts | None) -> FitVerdict:
 
 def _wants_replicas(service: InferenceService) -> bool:
     """Return whether a service is to run: one that is suspended, scaled to zero or being deleted asks for nothing."""
-    return not service.spec.suspend and service.spec.replicas > 0 and service.metadata.deletion_timestamp is None
+    return wanted_replicas(service) > 0 and service.metadata.deletion_timestamp is None
 
 
 def _list_demands(service: InferenceService) -> dict[str, object]:

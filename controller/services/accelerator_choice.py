@@ -32,7 +32,7 @@ from controller.services.probe_wait import ProbeSource, list_unmeasured, wait_fo
 from controller.services.replica_counts import NO_REPLICAS, ReplicaCounts, count_replicas
 from controller.tenant_limits import CHOICE_OUT_OF_SCOPE
 from crds.accelerator_choice import AcceleratorChoice, AcceleratorShare
-from crds.inferenceservice import InferenceService, InferenceServiceSpec
+from crds.inferenceservice import InferenceService, InferenceServiceSpec, wanted_replicas
 from crds.model import Model
 from crds.placement import ClassSpeed
 from kube.resources import MODELS, ObjectKey
@@ -183,9 +183,8 @@ def _find_wait(
 
     A service that has replicas, or had a choice, is never kept from them.
     """
-    spec = service.spec
     # With pools, their order decides, and no speed.
-    if probes is None or unchanged.shares or not spec.replicas or spec.suspend or spec.scheduling.pools:
+    if probes is None or unchanged.shares or not wanted_replicas(service) or service.spec.scheduling.pools:
         return None
     usable = frozenset[str]().union(*(each.device_classes for each in known.values() if each is not None))
     classes = list_unmeasured(unchanged.speeds, usable)
@@ -225,7 +224,7 @@ def _choose_by_room(
         ]
     last, inputs = service.status.choice or AcceleratorChoice(), _digest_spec(service)
     before = {each.accelerator: each.replicas for each in last.accelerators}
-    wanted = 0 if service.spec.suspend else service.spec.replicas
+    wanted = wanted_replicas(service)
     chosen = choose(wanted, candidates, before if last.inputs == inputs else None)
     watched = list_watched(candidates, chosen, is_ordered=is_ordered)
     rooms.follow(

@@ -11,13 +11,13 @@ from controller.placement.candidate_room import ProspectiveReplica
 from controller.placement.pod_requests import count_requests
 from controller.placement.pod_units import build_requirement
 from controller.placement.pool_table import PoolTable, read_pools
-from controller.placement.queued_service import HostDemands
+from controller.placement.queued_service import HostDemands, read_speeds
 from controller.placement.units import MEMORY, Amounts, HostRequirement, NodeRequirement, Unit, UnitKey
 from controller.pod_settings import PodSettings
 from controller.reconcile.conditions import find
 from controller.reconcile.indexes import mounted_claims
 from controller.services.checked_replica import CheckedReplica, check_replica
-from controller.services.class_speeds import FindSpeeds, find_no_speeds, profile_speeds
+from controller.services.class_speeds import FindSpeeds, find_no_speeds
 from controller.services.metal_processes import desired_spec
 from controller.services.pods.deployment import build_deployment, companion_weights, mounted_weights
 from controller.services.pods.devices import request_devices
@@ -105,7 +105,7 @@ def check_candidate(
     key = ObjectKey(service.metadata.namespace, service.metadata.name)
     speeds = find_speeds(key, service, accelerator, found.checked.served) if prospect is not None else ()
     if prospect is not None:
-        profile = profile_speeds(speeds, service.spec.placement)
+        profile = read_speeds(speeds, service.spec.placement)
         prospect = prospect._replace(unit=replace(prospect.unit, speeds=profile))
     return CheckedCandidate(accelerator, problem, found.checked.model_problem, prospect, speeds)
 

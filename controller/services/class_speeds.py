@@ -8,12 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from controller.models.served import Served
-from controller.placement.queued_service import read_speeds
-from controller.placement.units import SpeedProfile
 from controller.services.pods.devices import NO_DEVICES, request_devices
 from controller.services.replica_memory import describe_workload, is_memory_stated
 from crds.inferenceservice import InferenceService
-from crds.meta import without_defaults
 from crds.placement import MOST_CLASSES, ClassSpeed, PlacementDemands, SpeedRefusal, SpeedSource
 from crds.rate import format_rate
 from devices.device_class import count_devices
@@ -65,11 +62,6 @@ def assess_classes(
         record = measured.get(devices.device_class) if not served.companions else None
         found.append(_describe_class(devices.device_class, fit, record, service.spec.placement))
     return sort_speeds(found)
-
-
-def profile_speeds(speeds: Iterable[ClassSpeed], demands: PlacementDemands) -> SpeedProfile:
-    """Return speeds as the planner reads them from the status of a service with these demands."""
-    return read_speeds(map(without_defaults, speeds), without_defaults(demands))
 
 
 def sort_speeds(speeds: Iterable[ClassSpeed]) -> tuple[ClassSpeed, ...]:

@@ -58,7 +58,7 @@ from controller.services.status import ServiceView, build_events, build_status
 from controller.services.tokens import KnownTokens, TokenRotation, TokenStep, token_secret
 from controller.services.traffic import UNKNOWN_TRAFFIC, Traffic, read_traffic
 from controller.services.traffic_meter import TrafficMeter, TrafficTarget
-from crds.inferenceservice import InferenceService
+from crds.inferenceservice import InferenceService, wanted_replicas
 from crds.model import Model
 from kube.client import Client, Obj
 from kube.resources import (
@@ -360,7 +360,7 @@ def build_view(
         return snapshot.read(MODELS, key, Model)
 
     model = find(ObjectKey(key.namespace, service.spec.model_ref))
-    wanted = 0 if service.spec.suspend else service.spec.replicas
+    wanted = wanted_replicas(service)
     companions = read_companions(find, service)
     pod_runtime = ""
     if chosen is None:

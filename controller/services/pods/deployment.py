@@ -24,7 +24,7 @@ from controller.services.pods.pod_template import (
 from controller.services.pods.queue_gate import is_queued, name_local_queue, set_gate
 from controller.services.preconditions import CheckedService, ServiceProblem
 from crds.cache import NodeCopy
-from crds.inferenceservice import InferenceService
+from crds.inferenceservice import InferenceService, wanted_replicas
 from crds.meta import (
     DEFAULT_CONTAINER,
     KUEUE_QUEUE_NAME,
@@ -134,7 +134,7 @@ def build_deployment(
         settings: the administrator's settings.
         label: the accelerator, if the service may use several: then its selector has it.
     """
-    owner, count = service.metadata, service.spec.replicas if replicas is None else replicas
+    owner, count = service.metadata, wanted_replicas(service) if replicas is None else replicas
     own = {LABEL_COPY: weights.claim} if weights.claim and weights.node else {}
     own |= {LABEL_ACCELERATOR: label} if label else {}
     selector = {LABEL_SERVICE: owner.name, **own}

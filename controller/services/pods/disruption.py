@@ -6,7 +6,7 @@ none can start elsewhere before all have left.
 """
 
 from controller.reconcile.plan import child
-from crds.inferenceservice import InferenceService
+from crds.inferenceservice import InferenceService, wanted_replicas
 from crds.meta import LABEL_SERVICE
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, POD_DISRUPTION_BUDGETS, Resource
@@ -14,7 +14,7 @@ from kube.resources import INFERENCE_SERVICES, POD_DISRUPTION_BUDGETS, Resource
 
 def build_disruption_budget(service: InferenceService, *, share_one_node: bool) -> tuple[tuple[Resource, Obj], ...]:
     """Return the PodDisruptionBudget of a service in pods, or nothing if one would hold up a drain."""
-    if share_one_node or service.spec.replicas < 2:  # noqa: PLR2004 - one is too few to go on without one
+    if share_one_node or wanted_replicas(service) < 2:  # noqa: PLR2004 - one is too few to go on without one
         return ()
     spec = {
         "maxUnavailable": 1,

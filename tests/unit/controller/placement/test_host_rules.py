@@ -10,7 +10,7 @@ from controller.placement.displacement import find_displacement
 from controller.placement.explanation import explain
 from controller.placement.node_rules import admits, find_untolerated
 from controller.placement.planner import PlanRules, plan
-from controller.placement.queued_service import read_host_demands
+from controller.placement.queued_service import QueuedServiceSpec, read_host_demands
 from controller.placement.units import HostRequirement
 from crds.meta import Toleration
 from crds.metalhost import HostTaint, MetalHostSpec
@@ -121,8 +121,8 @@ def test_command_for_a_label_runs_nothing_that_a_tenant_states() -> None:
 
 
 def test_tolerations_that_cannot_be_read_tolerate_nothing() -> None:
-    assert read_host_demands({"tolerations": [{"operator": "Newer"}]}).tolerations == ()
-    assert read_host_demands({"tolerations": [{"key": "a"}], "nodeSelector": {"b": "c"}}) == (
+    assert read_host_demands(QueuedServiceSpec(tolerations=[{"operator": "Newer"}])).tolerations == ()
+    assert read_host_demands(QueuedServiceSpec(tolerations=[{"key": "a"}], node_selector={"b": "c"})) == (
         frozenset({("b", "c")}),
         (Toleration("a"),),
     )

@@ -7,7 +7,8 @@ import pytest
 
 from controller.models.served import Served
 from controller.placement.device_classes import DeviceClasses
-from controller.services.class_speeds import SpeedAssessor, assess_classes, cut_speeds, profile_speeds
+from controller.placement.queued_service import read_speeds
+from controller.services.class_speeds import SpeedAssessor, assess_classes, cut_speeds
 from crds.inferenceservice import InferenceService
 from crds.meta import without_defaults
 from crds.metalhost import MetalHostStatus
@@ -114,7 +115,7 @@ def test_class_that_fits_less_well_than_stated_is_refused() -> None:
 
 def test_planner_reads_the_class_of_one_device() -> None:
     demands = PlacementDemands(min_tokens_per_second=1)
-    profile = profile_speeds(assess(L4, UNKNOWN, number=2, placement={"minTokensPerSecond": 1}).values(), demands)
+    profile = read_speeds(assess(L4, UNKNOWN, number=2, placement={"minTokensPerSecond": 1}).values(), demands)
     assert list(profile.tokens_per_second) == ["nvidia-l4x1"]
     assert profile.refusals == {"nvidia-newx1": "SpeedUnknown"}
 
