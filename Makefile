@@ -144,7 +144,7 @@ manifests: setup binaries ## Write deploy/install from the chart
 	@$(BIN)/python -m tests.controlplane.helm --manifests
 
 .PHONY: golden
-golden: setup ## Write the Deployments of engines on accelerators, and the tables in README.md, docs/engines and docs/vendors
+golden: setup ## Write the Deployments of engines on accelerators, and the tables in docs/concepts.md, docs/engines and docs/vendors
 	@WRITE_GOLDEN=1 $(PYTEST) -q $(GOLDEN)
 
 .PHONY: binaries

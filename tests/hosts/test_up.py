@@ -65,7 +65,7 @@ async def test_services_of_a_file_answer_at_one_endpoint_by_their_names(start: S
     assert [each for each in psutil.process_iter() if _is_of(each, up.state)] == []
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/mac.md"])
+@pytest.mark.parametrize("document", ["docs/concepts.md", "docs/mac.md"])
 async def test_the_manifests_of_the_documents_are_served_as_they_are(
     start: Start, tmp_path: Path, document: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""The tables of the pages in docs/engines and docs/vendors, rendered from the tables of the product.
+"""The tables of docs/concepts.md and the pages in docs/engines and docs/vendors, rendered from the tables of the product.
 
 `make golden` writes them between two marks of a page, so that a page can neither lack nor contradict an entry.
 """
@@ -62,7 +62,7 @@ def describe_engine(runtime: Runtime) -> str:
 
 
 def describe_pairs() -> str:
-    """Return the table of the README: the engines and where they run."""
+    """Return the table of docs/concepts.md: the engines and where they run."""
     rows = []
     for name, runtime in RUNTIMES.items():
         formats = ", ".join(_FORMATS[each] for each in sorted(runtime.formats))

@@ -148,10 +148,10 @@ async def test_service_on_a_host_is_deployed_asked_and_drained(
 
 
 @pytest.mark.usefixtures("host")
-async def test_commands_of_the_readme_print_what_it_shows(pomona: Pomona, cluster: Cluster) -> None:
+async def test_commands_of_the_document_print_what_it_shows(pomona: Pomona, cluster: Cluster) -> None:
     (cluster.files.root / "model.gguf").hardlink_to(cluster.files.root / "tiny.gguf")
-    section = (CHECKOUT / "README.md").read_text().partition("## From the command line")[2]
-    for shown in list_blocks(section)[0].split("$ ")[1:]:
+    document = (CHECKOUT / "docs" / "command-line.md").read_text()
+    for shown in list_blocks(document)[0].split("$ ")[1:]:
         command, _, expected = shown.partition("\n")
         program, *words = shlex.split(command.replace("http://10.77.0.1", cluster.files.url))
         assert program == "pomona"

@@ -26,7 +26,7 @@ from tests.support.shell import Shell
 
 __all__ = ["installable", "uninstalled"]
 
-README = (CHECKOUT / "README.md").read_text()
+CLUSTER_PAGE = (CHECKOUT / "docs" / "cluster.md").read_text()
 KUEUE = "kueue.x-k8s.io/"
 """Group of the kinds of Kueue, which this control plane has not: `make test-kueue` applies such objects."""
 MANIFESTS = {
@@ -63,8 +63,7 @@ async def test_examples_of_volumes_are_accepted(plane: ControlPlane) -> None:
 async def test_instructions_for_a_cluster_work_word_for_word(
     plane: ControlPlane, client: Client, tmp_path: Path
 ) -> None:
-    section = README.partition("## On your own cluster")[2].partition("\n## ")[0]
-    install, output, invite, on_the_host, printed, listed = list_blocks(section)
+    install, output, invite, on_the_host, printed, listed = list_blocks(CLUSTER_PAGE)
     shell = Shell(plane, tmp_path)
     assert {*output.splitlines()} - {"..."} <= {*(await shell.run(install)).splitlines()}
     (tmp_path / ".pomona").mkdir()

@@ -91,5 +91,18 @@ def test_every_make_target_and_file_of_a_document_exists(document: Path) -> None
     targets = set(re.findall(r"^([a-z-]+):", (CHECKOUT / "Makefile").read_text(), re.MULTILINE))
     code = "\n".join(re.findall(r"`[^`]+`|```.*?```", text, re.DOTALL))
     assert set(re.findall(r"(?:^|`|[;&] )make ([a-z-]+)", code, re.MULTILINE)) <= targets
-    links = [each.partition("#")[0] for each in re.findall(r"\]\(([^)]+)\)", text) if "://" not in each]
-    assert [each for each in links if each and not (document.parent / each).exists()] == []
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
+    assert [link for link in links if link and not (document.parent / link).exists()] == []
+
+
+def list_anchors(document: Path) -> set[str]:
+    """Return the anchors of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
+def test_every_link_to_a_section_names_a_heading(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", document.read_text())
+    targets = [((document.parent / path).resolve() if path else document, anchor) for path, anchor in links]
+    assert [(path.name, anchor) for path, anchor in targets if anchor not in list_anchors(path)] == []

@@ -22,6 +22,7 @@ from tests.support.page_tables import BEGIN, END, describe_engine, describe_pair
 
 README = CHECKOUT / "README.md"
 DOCS = CHECKOUT / "docs"
+CONCEPTS = DOCS / "concepts.md"
 VENDOR_GUIDE = DOCS / "vendors" / "README.md"
 FILES = {"metal": "apple"}
 """Pages with another name than the accelerator."""
@@ -59,8 +60,8 @@ def test_page_of_a_vendor_has_its_tables(name: str) -> None:
     check_kept_text(VENDOR_PAGES[name], with_tables(VENDOR_PAGES[name], describe_vendor(name, VENDORS[name])))
 
 
-def test_readme_has_the_table_of_engines() -> None:
-    check_kept_text(README, with_tables(README, describe_pairs()))
+def test_page_of_concepts_has_the_table_of_engines() -> None:
+    check_kept_text(CONCEPTS, with_tables(CONCEPTS, describe_pairs()))
 
 
 @pytest.mark.parametrize(("folder", "pages"), [("engines", ENGINE_PAGES), ("vendors", VENDOR_PAGES)])
