@@ -1,4 +1,4 @@
-"""The tables of docs/concepts.md and the pages in docs/engines and docs/vendors, rendered from the tables of the product.
+"""The tables of docs/concepts.md, docs/engines and docs/vendors, rendered from the tables of the product.
 
 `make golden` writes them between two marks of a page, so that a page can neither lack nor contradict an entry.
 """
