@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import click
 import psutil
@@ -30,6 +30,8 @@ from metal_agent.native.log_files import START_LOG
 
 _END_SECONDS: Final = 1.0
 """Time for which an agent must have ended: for a moment after a start, a service manager shows no process."""
+READY_SECONDS: Final = 60.0
+"""Time for an agent to become ready; it adopts its engines first."""
 _PAUSE_SECONDS: Final = 0.2
 _LINE_SECONDS: Final = 15.0
 """Interval between two lines about what is waited for."""
@@ -153,23 +155,11 @@ def describe_agent(status: AgentStatus) -> str:
     return escape_controls(f"agent {status.host} runs as process {status.pid}, version {status.version}")
 
 
-class AgentWait(NamedTuple):
-    """The patience with an agent that starts."""
-
-    seconds: float = 60.0
-    """Time for it to become ready; it adopts its engines first."""
-    steady_seconds: float = 0.0
-    """Time for which it must stay ready, as the same process."""
-
-
-ANSWER_WAIT: Final = AgentWait()
-
-
 def await_agent(
     folder: Path,
     manager: ServiceManager,
-    wait: AgentWait = ANSWER_WAIT,
     *,
+    seconds: float = READY_SECONDS,
     previous_pid: int | None = None,
     first_run: int | None = None,
 ) -> AgentStatus:
@@ -178,7 +168,7 @@ def await_agent(
     Args:
         folder: its state folder.
         manager: the service manager that has it.
-        wait: how long.
+        seconds: how long to wait.
         previous_pid: the process of the agent before a restart, whose status does not count.
         first_run: the number of the start to wait for, as the service manager counts; None: the last one so far.
 
@@ -188,14 +178,11 @@ def await_agent(
     """
     first_run = first_run or manager.read_state().runs
     started = time.monotonic()
-    alive_at, ready_at, ready_pid = started, started, None
+    alive_at = started
     while True:
         status, now = read_status(folder), time.monotonic()
-        if status is None or status.pid == previous_pid or not status.ready:
-            ready_pid = None
-        elif status.pid != ready_pid:
-            ready_at, ready_pid = now, status.pid
-        if status and ready_pid is not None and now - ready_at >= wait.steady_seconds:
+        is_new = status is not None and status.pid != previous_pid
+        if status and is_new and status.ready:
             return status
         if not _has_ended(manager.read_state(), folder, first_run):
             alive_at = now
@@ -204,12 +191,10 @@ def await_agent(
             raise click.ClickException(
                 f"the agent ended{f': {ended.message}' if ended else ', see `pomona agent logs`'}"
             )
-        if now - started >= wait.seconds:
-            reason = "does not answer" if status is None or status.pid == previous_pid else "is not ready"
+        if now - started >= seconds:
+            reason = "is not ready" if is_new else "does not answer"
             because = f" ({escape_controls(status.connection.message)})" if status and status.connection.message else ""
-            raise click.ClickException(
-                f"the agent {reason} within {wait.seconds:.0f} s{because}: see `pomona agent logs`"
-            )
+            raise click.ClickException(f"the agent {reason} within {seconds:.0f} s{because}: see `pomona agent logs`")
         time.sleep(_PAUSE_SECONDS)
 
 

@@ -25,11 +25,9 @@ SUBCOMMANDS: Final = {
     "join": ("join a cluster with a code of its administrator", "cli.agent.join"),
     "logs": ("print the log of the agent or of an engine", "cli.agent.logs"),
     "restart": ("start the agent anew; engines keep running", "cli.agent.restart"),
-    "selftest": ("check that this machine behaves as the agent expects", "cli.agent.selftest"),
     "status": ("show whether the agent runs, and what it serves", "cli.agent.status"),
     "stop": ("drain and stop everything on this host", "cli.agent.stop"),
     "uninstall": ("stop everything, and remove the service of the agent", "cli.agent.uninstall"),
-    "upgrade": ("install another version and restart; engines keep running", "cli.agent.upgrade"),
     "weights": ("list the weights on this host, or delete some", "cli.agent.weights"),
 }
 
@@ -102,7 +100,7 @@ def command(ctx: click.Context, /, **given: Any) -> None:
       pomona agent join pomona-join-2.eNqrV...
       pomona agent --file-root ~/models
       pomona agent --name studio-1 --kubeconfig ~/.pomona/kubeconfig
-      sudo ~/.pomona/bin/pomona agent install
+      sudo ~/.local/bin/pomona agent install
       pomona agent status
     """
     if not ctx.invoked_subcommand:

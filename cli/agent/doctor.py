@@ -29,6 +29,12 @@ _INDENT = 10
     type=click.Path(path_type=Path),
     help="Kubeconfig with the credentials of this host. Default: those of the agent.",
 )
+@click.option(
+    "--deep",
+    is_flag=True,
+    help="Check the tools, processes, sockets and memory of this machine, too: starts and ends a few processes, one of "
+    "which takes 256 MiB.",
+)
 @state_option
 @facts_option("text")
 @click.pass_context
@@ -37,6 +43,7 @@ def command(
     *,
     name: str | None,
     kubeconfig: Path | None,
+    deep: bool,
     state_dir: Path | None,
     output_format: Literal["text", "json", "yaml"],
 ) -> None:
@@ -48,6 +55,7 @@ def command(
     \b
     Examples:
       pomona agent doctor
+      pomona agent doctor --deep
       pomona agent doctor --name studio-1 --kubeconfig ~/.pomona/kubeconfig -o json
     """
     # What fails is a finding, so warnings of the client are not logged.
@@ -57,7 +65,8 @@ def command(
     except ServiceError as error:
         raise click.ClickException(str(error)) from error
     with tempfile.TemporaryDirectory(prefix="pomona-") as folder:
-        findings = asyncio.run(run_doctor(checked, Path(folder).resolve()))
+        # On macOS it is below /var, a link; paths that processes report are resolved.
+        findings = asyncio.run(run_doctor(checked, Path(folder).resolve(), deep=deep))
     if output_format == "text":
         print(format_findings(findings, terminal_width()))
     else:

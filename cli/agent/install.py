@@ -47,7 +47,7 @@ def command(ctx: click.Context, /, *, as_user: bool, run_as: str | None, **given
 
     \b
     Examples:
-      sudo ~/.pomona/bin/pomona agent install
+      sudo ~/.local/bin/pomona agent install
       pomona agent install --user --quiet-hours 'Mon-Fri 09:00-17:00 Europe/Berlin'
       pomona agent install --user --name studio-1 --kubeconfig ~/.pomona/kubeconfig
     """

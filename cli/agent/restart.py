@@ -4,22 +4,23 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import click
 
 from cli.agent.agent_service import (
-    ANSWER_WAIT,
-    AgentWait,
+    READY_SECONDS,
     await_agent,
     describe_agent,
     explain_failure,
     find_folder,
     find_installed,
+    find_managers,
     forget_last_exit,
     read_status,
 )
-from launchd.service_definition import RESTART_SECONDS
+from launchd.service_definition import RESTART_SECONDS, ServiceDefinition
 from launchd.service_manager import ServiceError, ServiceManager
 from metal_agent.control.agent_status import AgentStatus
 
@@ -27,35 +28,69 @@ from metal_agent.control.agent_status import AgentStatus
 @click.command("restart")
 @click.pass_context
 def command(ctx: click.Context) -> None:
-    """Start the installed agent anew; engines keep running, and no request fails.
+    """Start the installed agent anew, by the version that is installed now; engines keep running, and no request fails.
+
+    The command ends well when the new agent is ready. If this version writes another plist or unit, it is written
+    before, with the options of the installed one; that of the system needs root.
 
     \b
-    Example:
+    Examples:
       pomona agent restart
+      uv tool upgrade pomona && pomona agent restart
     """
     manager = find_installed(ctx)
     try:
-        status = restart_agent(manager, find_folder(manager))
+        folder = find_folder(manager)
+        previous = read_status(folder)
+        outdated = _find_outdated(manager, find_managers(ctx).program)
+        try:
+            status = restart_agent(manager, folder, previous, outdated)
+        except (click.ClickException, ServiceError) as error:
+            reason = error.message if isinstance(error, click.ClickException) else str(error)
+            raise click.ClickException(f"{reason}{_advise_return(previous)}") from error
     except ServiceError as error:
         raise click.ClickException(str(error)) from error
     print(describe_agent(status))
+    if outdated and _is_roots(manager):
+        print(f"{manager.definition_path} is of another version of Pomona: run `sudo {_program()} agent restart`")
 
 
-def restart_agent(manager: ServiceManager, folder: Path, wait: AgentWait = ANSWER_WAIT) -> AgentStatus:
+def restart_agent(
+    manager: ServiceManager, folder: Path, previous: AgentStatus | None, outdated: ServiceDefinition | None = None
+) -> AgentStatus:
     """Restart the agent, and wait until it is ready; the owner of a service of the system needs no root for it.
 
-    Raises ServiceError, and click.ClickException if it does not get ready.
+    Args:
+        manager: the service manager that has it.
+        folder: its state folder.
+        previous: the agent that runs; None if none answers.
+        outdated: the definition to write anew, if this user may.
+
+    Raises:
+        ServiceError: the service manager fails.
+        click.ClickException: the agent does not get ready.
     """
-    if not manager.needs_root or os.geteuid() == 0:
-        return start_anew(manager, folder, manager.restart, wait)
-    before = read_status(folder)
-    if refusal := explain_stopped(manager, folder):
-        raise click.ClickException(refusal)
+    if _is_roots(manager):
+        return _signal_agent(manager, folder, previous)
+    start: Callable[[], None] = manager.restart if outdated is None else lambda: manager.install(outdated)
+    forget_last_exit(folder)
+    try:
+        start()
+    except ServiceError as error:
+        raise click.ClickException(explain_failure(error, folder)) from error
+    return await_agent(folder, manager, previous_pid=previous.pid if previous else None)
+
+
+def _signal_agent(manager: ServiceManager, folder: Path, previous: AgentStatus | None) -> AgentStatus:
+    """End the agent by a signal: its service manager, which only root commands, starts it again. Raises as above."""
     state = manager.read_state()
-    pid = state.pid or (before.pid if before else None)
+    pid = state.pid or (previous.pid if previous else None)
+    if pid is None and state.phase != "starting":
+        raise click.ClickException(
+            f"the agent is stopped, and its service is root's: run `sudo {_program()} agent restart`"
+        )
     forget_last_exit(folder)
     if pid is not None:
-        # Under a service manager it ends with a code after which it is started again.
         try:
             os.kill(pid, signal.SIGTERM)
         except ProcessLookupError:
@@ -64,35 +99,31 @@ def restart_agent(manager: ServiceManager, folder: Path, wait: AgentWait = ANSWE
             raise click.ClickException(
                 f"process {pid} is the agent of another user: run this command as that user, or with sudo"
             ) from error
-    if state.manager == "systemd":
-        wait = wait._replace(seconds=wait.seconds + RESTART_SECONDS)
+    seconds = READY_SECONDS + (RESTART_SECONDS if state.manager == "systemd" else 0)
     first_run = state.runs + 1 if state.runs is not None else None
-    return await_agent(folder, manager, wait, previous_pid=pid, first_run=first_run)
+    return await_agent(folder, manager, seconds=seconds, previous_pid=pid, first_run=first_run)
 
 
-def start_anew(
-    manager: ServiceManager, folder: Path, start: Callable[[], None], wait: AgentWait = ANSWER_WAIT
-) -> AgentStatus:
-    """Call `start`, by which the manager starts the agent anew, and wait until the agent is ready.
-
-    Raises ServiceError, and click.ClickException if it is not started or does not get ready.
-    """
-    before = read_status(folder)
-    forget_last_exit(folder)
-    try:
-        start()
-    except ServiceError as error:
-        raise click.ClickException(explain_failure(error, folder)) from error
-    return await_agent(folder, manager, wait, previous_pid=before.pid if before else None)
+def _find_outdated(manager: ServiceManager, ours: Path) -> ServiceDefinition | None:
+    """Return the installed definition if this version writes another one for this program. Raises ServiceError."""
+    outdated = manager.find_outdated()
+    return outdated if outdated and outdated.arguments[0] == str(ours) else None
 
 
-def explain_stopped(manager: ServiceManager, folder: Path) -> str:
-    """Return the message that only root can start the agent, with the command; empty if this user can restart it.
-
-    Raises ServiceError.
-    """
-    state = manager.read_state()
-    if not manager.needs_root or os.geteuid() == 0 or state.pid or state.phase == "starting" or read_status(folder):
+def _advise_return(previous: AgentStatus | None) -> str:
+    """Return the way back to the version that ran before, for a message; empty if it was this one or is not known."""
+    if previous is None or previous.version == version("pomona"):
         return ""
-    program = Path(sys.argv[0]).absolute()
-    return f"the agent is stopped, and its service is root's: run `sudo {program} agent restart`"
+    release = previous.version.partition("+")[0]
+    return (
+        f"; version {previous.version} ran before: `uv tool install 'pomona=={release}' && pomona agent restart`, "
+        "with your extras, restores it"
+    )
+
+
+def _is_roots(manager: ServiceManager) -> bool:
+    return manager.needs_root and os.geteuid() != 0
+
+
+def _program() -> Path:
+    return Path(sys.argv[0]).absolute()

@@ -19,7 +19,7 @@ def command(ctx: click.Context, *, keep_serving: bool) -> None:
     \b
     Examples, for a service of the user, and for one of the system:
       pomona agent uninstall
-      sudo ~/.pomona/bin/pomona agent uninstall
+      sudo ~/.local/bin/pomona agent uninstall
     """
     manager = find_installed(ctx)
     require_root(manager)

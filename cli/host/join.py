@@ -24,7 +24,7 @@ def command(name: str, *, server: str | None, target: ClusterOptions) -> None:
     Examples:
       pomona host join studio-1
       pomona host join studio-1 --server https://192.0.2.10:6443
-      pomona host join studio-1 | ssh studio-1 '~/.pomona/bin/pomona' agent join -
+      pomona host join studio-1 | ssh studio-1 '~/.local/bin/pomona' agent join -
     """
     from cli.cluster_access import run_in_cluster  # noqa: PLC0415 - not needed for --help
     from metal_agent.join.invitation import CODE_SECONDS, InvitationError, invite_host  # noqa: PLC0415 - same

@@ -1,5 +1,6 @@
 """Checks of the engines: which there are, whether the service finds them, and whether macOS lets it run them."""
 
+import asyncio
 import os
 import re
 import shlex
@@ -9,15 +10,19 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from devices import mac_settings
+from devices import mac_settings, metal
 from devices.tools import output
 from launchd.service_definition import PROGRAM_FOLDERS
-from metal_agent.doctor.finding import Finding
+from metal_agent.doctor.finding import Finding, check_value
+from metal_agent.native.process import read_last_log_lines, spawn_process
+from runtimes import llama_server
 from runtimes.registry import RUNTIMES
 
 _PACKAGES: Final = {"llama.cpp": "xllamacpp", "mlx-lm": "mlx-lm", "llama-cpp-python": "llama-cpp-python"}
 """The packages that bring an engine into Pomona's own environment."""
 _VERSION_SECONDS: Final = 20.0
+_MIB: Final = 2**20
+_DEVICE: Final = re.compile(r"^\s+(\S+: .+) \(([0-9]+) MiB, [0-9]+ MiB free\)$", re.MULTILINE)
 
 
 class InstalledEngine(NamedTuple):
@@ -101,3 +106,30 @@ def _check_engine(engine: InstalledEngine, exists: Callable[[str], bool]) -> Fin
         fix = RUNTIMES[engine.name].install_hint if _is_python(program) else link
         return Finding(name, "warning", f"{found}, found by your PATH alone", f"a service has another PATH: {fix}")
     return Finding(name, "ok", found)
+
+
+async def check_llama(folder: Path) -> list[Finding]:
+    """Start llama.cpp with --list-devices as engines are started, and check that it sees the GPU of a Mac."""
+    command = llama_server.find_command()
+    if command is None:
+        return [Finding("llama.cpp", "unknown", "not installed", llama_server.RUNTIME.install_hint)]
+    log_path = folder / "devices.log"
+    environment = llama_server.build_environment(os.environ)
+    ended = await spawn_process([*command, "--list-devices"], environment, log_path, folder).wait()
+    text = read_last_log_lines(log_path)
+    findings = [check_value("llama.cpp", " ".join(command), "exit code 0", holds=ended.code == 0)]
+    if sys.platform == "darwin":
+        findings.append(check_device(text, await asyncio.to_thread(metal.read)))
+    return findings
+
+
+def check_device(text: str, metal_facts: metal.Metal) -> Finding:
+    """Check the device that llama.cpp sees; without one it would silently serve on the processor."""
+    device = _DEVICE.search(text)
+    mib = None if metal_facts.working_set_bytes is None else metal_facts.working_set_bytes // _MIB
+    return check_value(
+        "llama.cpp's device",
+        device and f"{device[1]}, {device[2]} MiB",
+        f"the GPU, with Metal's working set of {mib} MiB",
+        holds=device is not None and int(device[2]) == mib,
+    )

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import binascii
 import contextlib
+import functools
 import os
 import pwd
 import shutil
@@ -33,16 +34,23 @@ from launchd.service_definition import PROGRAM
 from launchd.service_manager import ServiceState
 from metal_agent.cluster.host_identity import advise_rejoin
 from metal_agent.control.agent_client import AgentClient
-from metal_agent.doctor import cluster, engines, machine
+from metal_agent.doctor import cluster, engines, fact_checks, machine, process_checks
 from metal_agent.doctor.cluster import ApiServerAnswer, TokenTimes
-from metal_agent.doctor.finding import Finding
+from metal_agent.doctor.finding import Finding, FindingVerdict
 from metal_agent.doctor.service import check_service
 from metal_agent.exit_codes import load_exit
-from metal_agent.selftest.engine import check_engine
 
 _ASK_SECONDS: Final = 10.0
 _CHECK_SECONDS: Final = 60.0
 Check = Callable[[], Awaitable[list[Finding]]]
+_DEEP_CHECKS: Final[tuple[tuple[str, Callable[[Path], Awaitable[list[Finding]]]], ...]] = (
+    ("facts", lambda _: asyncio.to_thread(fact_checks.check_facts)),
+    ("a server", process_checks.check_server),
+    *((("Metal's memory", process_checks.check_metal_memory),) if sys.platform == "darwin" else ()),
+    ("exits", process_checks.check_exits),
+    ("adoption", process_checks.check_adoption),
+    ("ownership", process_checks.check_ownership),
+)
 
 
 class CheckedHost(NamedTuple):
@@ -72,8 +80,14 @@ class _TokenPayload(msgspec.Struct):
     exp: float
 
 
-async def run_doctor(checked: CheckedHost, work_folder: Path) -> list[Finding]:
-    """Run all checks; takes some seconds, and writes only into `work_folder`, an existing folder."""
+async def run_doctor(checked: CheckedHost, work_folder: Path, *, deep: bool = False) -> list[Finding]:
+    """Run all checks; takes some seconds, and writes only into `work_folder`, an empty folder.
+
+    Args:
+        checked: the host.
+        work_folder: as a real and short path, since a socket is made in it.
+        deep: check the tools, processes, sockets and memory of this machine, too; this takes 256 MiB for a moment.
+    """
     status = MetalHostStatus()
 
     async def check_cluster() -> list[Finding]:
@@ -88,19 +102,23 @@ async def run_doctor(checked: CheckedHost, work_folder: Path) -> list[Finding]:
         ("machine", lambda: asyncio.to_thread(_check_machine, checked, reachable=reachable)),
         ("engines", lambda: asyncio.to_thread(lambda: engines.check_engines(engines.list_engines()))),
     ]
-    if sys.platform == "darwin":
-        checks.append(("llama.cpp", lambda: _check_llama(work_folder)))
-    found = await asyncio.gather(*(_run_check(name, check) for name, check in checks))
-    return [*(each for findings in found for each in findings), *in_cluster]
+    if deep or sys.platform == "darwin":
+        checks.append(("llama.cpp", lambda: engines.check_llama(work_folder)))
+    gathered = await asyncio.gather(*(_run_check(name, check) for name, check in checks))
+    findings = [*(finding for findings in gathered for finding in findings), *in_cluster]
+    # One after the other: they measure times and memory.
+    for name, look in _DEEP_CHECKS if deep else ():
+        findings += await _run_check(name, functools.partial(look, work_folder), verdict="problem")
+    return findings
 
 
-async def _run_check(name: str, check: Check) -> list[Finding]:
-    """Run one check; an error or a time-out of it is its finding."""
+async def _run_check(name: str, check: Check, verdict: FindingVerdict = "unknown") -> list[Finding]:
+    """Run one check; an error or a time-out of it is its finding, with this verdict."""
     try:
         async with asyncio.timeout(_CHECK_SECONDS):
             return await check()
     except Exception as error:  # noqa: BLE001 - any error is a result
-        return [Finding(name, "unknown", f"the check failed: {type(error).__name__}: {error}")]
+        return [Finding(name, verdict, f"the check failed: {type(error).__name__}: {error}")]
 
 
 async def _check_service(checked: CheckedHost) -> list[Finding]:
@@ -146,16 +164,6 @@ def _check_mac(checked: CheckedHost, *, reachable: bool | None) -> list[Finding]
         *machine.check_settings(
             settings, psutil.Process().exe(), starts_at_login=checked.starts_at_login, reachable=reachable
         ),
-    ]
-
-
-async def _check_llama(work_folder: Path) -> list[Finding]:
-    """Check that llama.cpp finds the GPU, as the self test does."""
-    return [
-        Finding(line.name, "problem", f"{line.found}, expected {line.expected}", "pomona agent selftest")
-        if line.verdict == "FAILED"
-        else Finding(line.name, line.verdict, line.found)
-        for line in await check_engine(work_folder)
     ]
 
 

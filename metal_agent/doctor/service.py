@@ -40,5 +40,5 @@ def check_service(
         return Finding(name, "problem", found, f"end process {agent.pid}: its engines go on")
     if is_outdated:
         found = f"{state.definition} is of another version of Pomona"
-        return Finding(name, "warning", found, "pomona agent upgrade")
+        return Finding(name, "warning", found, "pomona agent restart")
     return Finding(name, "ok", f"{state.job} runs as process {agent.pid}")

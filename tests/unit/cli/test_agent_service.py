@@ -267,7 +267,7 @@ def test_state_folder_that_cannot_be_used_is_named(tmp_path: Path, managers: Ser
     assert "mend that, or run this command as its owner" in " ".join(result.output.split())
 
 
-@pytest.mark.parametrize("words", [["restart"], ["uninstall"], ["upgrade", "--from", "."]])
+@pytest.mark.parametrize("words", [["restart"], ["uninstall"]])
 def test_command_without_an_installed_agent_says_so(words: list[str], managers: ServiceManagers) -> None:
     result = CliRunner().invoke(main, ["agent", *words], obj=managers)
     assert (result.exit_code, "run `pomona agent install`" in result.output) == (1, True)

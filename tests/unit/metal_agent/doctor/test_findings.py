@@ -304,7 +304,7 @@ def test_service_is_compared_with_the_agent_that_answers(
 def test_definition_of_another_version_is_a_warning() -> None:
     found = check_service(service_state(pid=agent_status().pid), agent_status(), None, None, is_outdated=True)
     assert verdicts([found]) == {"service": "warning"}
-    assert found.fix == "pomona agent upgrade"
+    assert found.fix == "pomona agent restart"
 
 
 @pytest.mark.parametrize("agent", [agent_status(), None])

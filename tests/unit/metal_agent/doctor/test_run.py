@@ -30,7 +30,6 @@ from metal_agent.doctor.cluster import TokenTimes
 from metal_agent.doctor.engines import InstalledEngine
 from metal_agent.doctor.finding import Finding, FindingVerdict
 from metal_agent.doctor.run import CheckedHost
-from metal_agent.selftest.line import Line
 from tests.unit.cli.test_agent_service import status
 
 
@@ -71,11 +70,11 @@ async def test_program_and_python_of_the_service_must_be_there(tmp_path: Path, g
 async def test_mac_is_asked_for_its_settings_its_gpu_and_its_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def check_engine(_folder: Path) -> list[Line]:
-        return [Line("llama.cpp's device", "FAILED", "(none)", "a device")]
+    async def check_llama(_folder: Path) -> list[Finding]:
+        return [Finding("llama.cpp's device", "problem", "(none)", "expected: the GPU")]
 
     settings = MacSettings(10, restarts=False, firewall_state=2, file_vault=True)
-    monkeypatch.setattr(run, "check_engine", check_engine)
+    monkeypatch.setattr(engines, "check_llama", check_llama)
     monkeypatch.setattr("devices.mac_settings.read", lambda: settings)
     monkeypatch.setattr("devices.metal.read", Metal)
     monkeypatch.setattr("devices.host.read", HostFacts)
@@ -111,12 +110,22 @@ async def test_clock_of_the_api_server_is_read_from_its_refusal() -> None:
 async def test_check_that_raises_is_a_finding_and_stops_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def breaks() -> list[InstalledEngine]:
+    def break_list() -> list[InstalledEngine]:
         raise OSError("no such thing")
 
-    monkeypatch.setattr(engines, "list_engines", breaks)
-    found = {each.name: each for each in await run.run_doctor(CheckedHost(tmp_path), tmp_path)}
+    async def break_check(_: Path) -> list[Finding]:
+        raise OSError("no such thing")
+
+    async def pass_check(_: Path) -> list[Finding]:
+        return [Finding("c", "ok", "1")]
+
+    monkeypatch.setattr(engines, "list_engines", break_list)
+    monkeypatch.setattr(engines, "check_llama", pass_check)
+    monkeypatch.setattr(run, "_DEEP_CHECKS", (("b", break_check), ("c", pass_check)))
+    found = {each.name: each for each in await run.run_doctor(CheckedHost(tmp_path), tmp_path, deep=True)}
     assert found["engines"] == Finding("engines", "unknown", "the check failed: OSError: no such thing")
+    assert found["b"] == Finding("b", "problem", "the check failed: OSError: no such thing")
+    assert found["c"].verdict == "ok"
     assert found["disk"].verdict in {"ok", "warning"}
     assert found["cluster"].verdict == "unknown"
 
@@ -146,7 +155,8 @@ def test_refusals_name_the_way_back() -> None:
 def test_exit_code_is_one_if_there_is_a_problem(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verdict: FindingVerdict, code: int
 ) -> None:
-    async def find(_checked: CheckedHost, _folder: Path) -> Sequence[Finding]:
+    async def find(_checked: CheckedHost, _folder: Path, *, deep: bool) -> Sequence[Finding]:
+        assert not deep
         return [Finding("sleep", verdict, "this Mac sleeps", "sudo pmset -a sleep 0")]
 
     monkeypatch.setattr(doctor, "run_doctor", find)

@@ -19,6 +19,7 @@ from devices.footprint import footprint_bytes
 from devices.sockets import loopback_port, unix_listener, unix_peer_uid
 from devices.tools import output
 from metal_agent import options
+from metal_agent.doctor.finding import Finding, check_same, check_value
 from metal_agent.native.engine_handle import ProcessIdentity
 from metal_agent.native.process import (
     OWNER_VARIABLE,
@@ -28,7 +29,6 @@ from metal_agent.native.process import (
     read_last_log_lines,
     spawn_process,
 )
-from metal_agent.selftest.line import Line, check_known, check_same
 from metal_agent.state_folder import own_folder
 
 _T = TypeVar("_T")
@@ -80,117 +80,98 @@ asyncio.run(main())
 """An agent that starts an engine and is gone."""
 
 
-async def check_server(folder: Path) -> list[Line]:
+async def check_server(folder: Path) -> list[Finding]:
     """Check a server behind a wrapper: session, log, port, memory, mark and end."""
     log_path = folder / "server.log"
     async with _started(_WRAPPED, log_path, folder) as process:
-        said = await _poll(lambda: _last_line(log_path, "port"))
-        port = said.split()[1] if said else None
-        lines = [
-            check_same("a session of its own", os.getsid(process.pid), process.pid, "spawn", needed=True),
-            check_known("output in its log", said, "a line that begins with port", needed=True),
-            check_known(
-                "its standard input", said and said.split()[3], "0 bytes", holds=bool(said and said.endswith(" 0"))
-            ),
-            check_same("port of a wrapped server", loopback_port(process.pid), port, "the server", needed=True),
+        words = (await _await_line(log_path, "port")).split()
+        port = words[1]
+        findings = [
+            check_same("a session of its own", os.getsid(process.pid), process.pid, "spawn"),
+            check_same("bytes of its standard input", words[3], 0, "the null device"),
+            check_same("port of a wrapped server", loopback_port(process.pid), port, "the server"),
             _check_mark(process.pid, folder),
         ]
         before = footprint_bytes(process.pid)
         async with _allocated(port):
-            lines.append(_check_growth("growth of its footprint", before, footprint_bytes(process.pid)))
-            family = [each.pid for each in psutil.Process(process.pid).children(recursive=True)]
-            began = time.monotonic()
-            await process.end(_PATIENCE_SECONDS)
-            seconds = time.monotonic() - began
+            findings.append(_check_growth("growth of its footprint", before, footprint_bytes(process.pid)))
+            family = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+            findings.append(await _check_end("its end is seen", process))
     left = await _poll(lambda: not any(identify_process(pid) for pid in family) or None)
-    return [
-        *lines,
-        check_known("its end is seen", f"{seconds:.3f} s", "within 2 s of SIGTERM", holds=seconds < _SOON_SECONDS),
-        check_known("its children are gone too", left and "gone", "gone", needed=True),
-    ]
+    return [*findings, check_value("its children are gone too", left and "gone", "gone")]
 
 
-async def check_metal_memory(folder: Path) -> list[Line]:
+async def check_metal_memory(folder: Path) -> list[Finding]:
     """Check that GPU memory of a Mac is in the footprint of its process and in the kernel's count for all processes."""
     log_path = folder / "metal.log"
     async with _started((sys.executable, "-P", "-c", _IN_METAL), log_path, folder) as process:
-        said = await _poll(lambda: _last_line(log_path, "port"))
+        port = (await _await_line(log_path, "port")).split()[1]
         before, all_before = footprint_bytes(process.pid), await asyncio.to_thread(gpu.read)
-        async with _allocated(said.split()[1] if said else None):
+        async with _allocated(port):
             after, all_after = footprint_bytes(process.pid), await asyncio.to_thread(gpu.read)
-        return [
-            _check_growth("growth by a buffer of Metal", before, after),
-            check_known(
-                "growth of the GPU's memory",
-                f"{((all_after.used_bytes or 0) - (all_before.used_bytes or 0)) / _MIB:.0f} MiB",
-                f"{_HELD_BYTES // _MIB} MiB, if nothing else uses the GPU and a buffer counts before its first use",
-            ),
-        ]
+    grown = (all_after.used_bytes or 0) - (all_before.used_bytes or 0)
+    return [
+        _check_growth("growth by a buffer of Metal", before, after),
+        # Whatever else uses the GPU counts, too.
+        Finding("growth of the GPU's memory", "ok", f"{grown // _MIB} MiB by a buffer of {_HELD_BYTES // _MIB} MiB"),
+    ]
 
 
-async def check_exits(folder: Path) -> list[Line]:
+async def check_exits(folder: Path) -> list[Finding]:
     """Check how the exit of a process is reported: its exit code, and SIGKILL if it ignores SIGTERM."""
     async with _started(("/bin/sh", "-c", "exit 7"), folder / "code.log", folder) as process:
         code = (await process.wait()).code
     log_path = folder / "stubborn.log"
     stubborn = ("/bin/sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done")
     async with _started(stubborn, log_path, folder) as process:
-        await _poll(lambda: _last_line(log_path, "ready"))
+        await _await_line(log_path, "ready")
         await process.end(0.2)
         signal = (await process.wait()).signal
     return [
-        check_same("exit code", code, 7, "the process", needed=True),
-        check_same("end of one that ignores SIGTERM", signal, "SIGKILL", "the agent", needed=True),
+        check_same("exit code", code, 7, "the process"),
+        check_same("end of one that ignores SIGTERM", signal, "SIGKILL", "the agent"),
     ]
 
 
-async def check_adoption(folder: Path) -> list[Line]:
+async def check_adoption(folder: Path) -> list[Finding]:
     """Check that a process of an agent that is gone is adopted, and another one of the same pid is not."""
     argv = (sys.executable, "-P", "-c", _PREDECESSOR, str(folder))
-    said = await asyncio.to_thread(output, *argv, timeout_seconds=_PATIENCE_SECONDS)
-    identity = msgspec.json.decode(said, type=ProcessIdentity)
+    printed = await asyncio.to_thread(output, *argv, timeout_seconds=_PATIENCE_SECONDS)
+    identity = msgspec.json.decode(printed, type=ProcessIdentity)
     other = adopt_process(msgspec.structs.replace(identity, start_time="another time"))
     process = adopt_process(identity)
-    lines = [
-        check_known("adoption", process and process.pid, f"process {identity.pid}", needed=True),
-        check_known("adoption of a reused pid", other or "refused", "refused", holds=other is None),
+    findings = [
+        check_value("adoption", process and process.pid, f"process {identity.pid}"),
+        check_value("adoption of a reused pid", other or "refused", "refused", holds=other is None),
     ]
-    if process is None:
-        return lines
-    began = time.monotonic()
-    await process.end(_PATIENCE_SECONDS)
-    seconds = time.monotonic() - began
-    return [
-        *lines,
-        check_known("end of an adopted process", f"{seconds:.3f} s", "within 2 s", holds=seconds < _SOON_SECONDS),
-    ]
+    return [*findings, await _check_end("end of an adopted process", process)] if process else findings
 
 
-async def check_ownership(folder: Path) -> list[Line]:
-    """Check that the listener of a unix socket is found, a state folder has one owner, and a lock is inherited."""
+async def check_ownership(folder: Path) -> list[Finding]:
+    """Check that the listener of a unix socket is named, a state folder has one owner, and a lock is inherited."""
     path, log_path = folder / "peer.sock", folder / "peer.log"
     async with _started((sys.executable, "-P", "-c", _LISTENER, str(path)), log_path, folder) as process:
-        await _poll(lambda: _last_line(log_path, "ready"))
-        found = unix_listener(path)
+        await _await_line(log_path, "ready")
+        listener = unix_listener(path)
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))
             user = unix_peer_uid(client)
-    owned = folder / "owned"
+    owned, refused = folder / "owned", None
     with own_folder(owned):
         try:
             with own_folder(owned):
-                refused = None
+                pass
         except options.StartError:
             refused = "refused"
     return [
-        check_same("process behind a unix socket", found, process.pid, "spawn", needed=True),
-        check_same("user behind a unix socket", user, os.geteuid(), "this one", needed=True),
-        check_known("a second agent", refused, "refused", needed=True),
+        check_same("process behind a unix socket", listener, process.pid, "spawn"),
+        check_same("user behind a unix socket", user, os.geteuid(), "this process"),
+        check_value("a second agent", refused, "refused"),
         await _check_inherited_lock(folder),
     ]
 
 
-async def _check_inherited_lock(folder: Path) -> Line:
+async def _check_inherited_lock(folder: Path) -> Finding:
     """Check that a process keeps a lock that its parent has closed: this keeps weights on disk in use."""
     path = folder / "lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -199,15 +180,11 @@ async def _check_inherited_lock(folder: Path) -> Line:
         process = spawn_process(("/bin/sleep", "600"), os.environ, folder / "lock.log", folder, [descriptor])
     finally:
         os.close(descriptor)
-    kept = _is_locked(path)
+    is_kept = _is_locked(path)
     await process.end(_PATIENCE_SECONDS)
-    free = await _poll(lambda: not _is_locked(path) or None)
-    return check_known(
-        "a lock that was inherited",
-        f"kept {kept}, given back {bool(free)}",
-        "kept while the process runs, and then given back",
-        holds=kept and bool(free),
-    )
+    is_free = bool(await _poll(lambda: not _is_locked(path) or None))
+    outcome = f"kept: {is_kept}, given back: {is_free}"
+    return check_value("a lock that was inherited", outcome, "both", holds=is_kept and is_free)
 
 
 def _is_locked(path: Path) -> bool:
@@ -228,53 +205,62 @@ async def _started(argv: tuple[str, ...], log_path: Path, folder: Path) -> Async
         await process.end(_SOON_SECONDS)
 
 
-def _check_mark(pid: int, folder: Path) -> Line:
+async def _check_end(name: str, process: NativeProcess) -> Finding:
+    began = time.monotonic()
+    await process.end(_PATIENCE_SECONDS)
+    seconds = time.monotonic() - began
+    return check_value(name, f"{seconds:.3f} s", "within 2 s of SIGTERM", holds=seconds < _SOON_SECONDS)
+
+
+def _check_mark(pid: int, folder: Path) -> Finding:
     """Check the mark in the environment of the wrapped server; macOS hides the environment of the shell."""
+    mark = None
     for child in psutil.Process(pid).children():
         with contextlib.suppress(psutil.Error):
-            found = child.environ().get(OWNER_VARIABLE)
-            return check_same("mark in its environment", found, folder, "spawn", needed=True)
-    return check_known("mark in its environment", None, str(folder), needed=True)
+            mark = child.environ().get(OWNER_VARIABLE)
+    return check_same("mark in its environment", mark, folder, "spawn")
 
 
 @contextlib.asynccontextmanager
-async def _allocated(port: str | None) -> AsyncIterator[None]:
-    """Make the server allocate its memory, if it can be reached, and keep it while the context lasts."""
-    writer = None
-    with contextlib.suppress(OSError, TimeoutError, EOFError):
-        async with asyncio.timeout(_PATIENCE_SECONDS):
-            reader, writer = await asyncio.open_connection("127.0.0.1", int(port or 0))
-            await reader.readexactly(len(b"held"))
+async def _allocated(port: str) -> AsyncIterator[None]:
+    """Make the server allocate its memory, and keep it while the context lasts. Raises OSError and TimeoutError."""
+    async with asyncio.timeout(_PATIENCE_SECONDS):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
+        await reader.readexactly(len(b"held"))
     try:
         yield
     finally:
-        if writer:
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
 
 
-def _check_growth(name: str, before: int | None, after: int | None) -> Line:
+def _check_growth(name: str, before: int | None, after: int | None) -> Finding:
     grown = None if before is None or after is None else after - before
-    return check_known(
+    return check_value(
         name,
-        None if grown is None else f"{grown / _MIB:.0f} MiB",
+        None if grown is None else f"{grown // _MIB} MiB",
         f"{_HELD_BYTES // _MIB} MiB or a little more",
         holds=grown is not None and _HELD_BYTES <= grown < 1.2 * _HELD_BYTES,
-        needed=True,
     )
+
+
+async def _await_line(log_path: Path, word: str) -> str:
+    """Return the first line in a log that begins with a word. Raises TimeoutError: there is none."""
+
+    def find_line() -> str | None:
+        lines = read_last_log_lines(log_path).splitlines()
+        return next((line for line in lines if line.startswith(word)), None)
+
+    line = await _poll(find_line)
+    if line is None:
+        raise TimeoutError(f"{log_path.name} has no line that begins with {word}")
+    return line
 
 
 async def _poll(look: Callable[[], _T | None]) -> _T | None:
     """Call `look` until it returns a value; None after the time-out."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_PATIENCE_SECONDS):
-            while True:
-                if (found := look()) is not None:
-                    return found
-                await asyncio.sleep(_POLL_SECONDS)
-    return None
-
-
-def _last_line(log_path: Path, word: str) -> str | None:
-    return next((line for line in read_last_log_lines(log_path).splitlines() if line.startswith(word)), None)
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while (value := look()) is None and time.monotonic() < deadline:  # noqa: ASYNC110 - of other processes
+        await asyncio.sleep(_POLL_SECONDS)
+    return value

@@ -1,0 +1,167 @@
+"""Checks of the facts on which the agent relies, each compared with a second source. Blocks for some seconds."""
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Final
+
+import psutil
+
+from devices import gpu, host, libsystem, limits, macos, metal, pressure, processes, user_input
+from devices.facts import HostFacts
+from devices.host import HostState
+from devices.tools import output_or_empty
+from metal_agent.doctor.finding import Finding, check_near, check_same, check_value, size_or_none
+
+_MIB: Final = 2**20
+_LEAST_DESCRIPTORS: Final = 4096
+_LEVEL_SYSCTL: Final = "kern.memorystatus_vm_pressure_level"
+
+
+def check_facts() -> list[Finding]:
+    """Check the facts of this host."""
+    facts, state = host.read(), host.state()
+    findings = [*_list_facts(facts, state), *_check_system(facts, state), *_check_process()]
+    return findings + check_mac(facts, state) if sys.platform == "darwin" else findings
+
+
+def _list_facts(facts: HostFacts, state: HostState) -> list[Finding]:
+    """Return all facts as two findings, for a report: those that the agent needs, and those that it can do without."""
+    reading, bandwidth = state.pressure, facts.memory_bandwidth_bytes_per_second
+    needed = {
+        "system": facts.os,
+        "architecture": facts.architecture,
+        "memory for models": size_or_none(facts.model_memory_bytes),
+        "boot id": facts.boot_id,
+        "uptime": None if state.uptime_seconds is None else f"{state.uptime_seconds} s",
+        "memory pressure": reading.level,
+    }
+    others = {
+        "chip": facts.chip,
+        "machine": facts.machine,
+        # Without the id itself, which is the machine's own.
+        "machine id": "known" if host.machine_id() else None,
+        "memory bandwidth": None if bandwidth is None else f"{bandwidth / 1e9:.0f} GB/s",
+        "names of levels": ", ".join(level.name for level in facts.core_levels) or None,
+        "swap in use": size_or_none(reading.swap_used_bytes),
+        "thermal level": state.thermal,
+        "power source": state.power.source,
+        "battery": state.power.battery_percent,
+        "GPU utilisation": state.gpu.utilization_percent,
+        "limit that was set": size_or_none(facts.wired_limit_bytes),
+        "time since the last input": user_input.read_idle_seconds() if sys.platform == "darwin" else None,
+    }
+    return [_list_values("needed facts", needed, is_needed=True), _list_values("other facts", others, is_needed=False)]
+
+
+def _list_values(name: str, values: Mapping[str, object], *, is_needed: bool) -> Finding:
+    text = "; ".join(f"{label}: {'not known' if value is None else value}" for label, value in values.items())
+    is_missing = is_needed and None in values.values()
+    return Finding(name, "problem" if is_missing else "ok", text, "expected: all of them" if is_missing else "")
+
+
+def _check_system(facts: HostFacts, state: HostState) -> list[Finding]:
+    booted = None if facts.booted_at_seconds is None else facts.booted_at_seconds - psutil.boot_time()
+    memory, available = facts.memory_bytes, state.pressure.available_bytes
+    return [
+        check_same(
+            "processor cores",
+            facts.cpu_cores,
+            psutil.cpu_count(logical=False) or psutil.cpu_count(),
+            "psutil",
+            needed=False,
+        ),
+        check_same("memory in total", size_or_none(memory), size_or_none(psutil.virtual_memory().total), "psutil"),
+        check_value(
+            "memory available",
+            size_or_none(available),
+            f"at most {size_or_none(memory)}",
+            holds=0 < (available or 0) <= (memory or 0),
+            needed=False,
+        ),
+        check_value(
+            "start of the system",
+            None if booted is None else f"{booted:+.0f} s",
+            "within 60 s of psutil",
+            holds=booted is not None and abs(booted) < 60,  # noqa: PLR2004 - s
+            needed=False,
+        ),
+    ]
+
+
+def _check_process() -> list[Finding]:
+    limits.raise_descriptor_limit()
+    descriptors = limits.descriptor_limit()
+    milliseconds = min(_measure_pressure_read_ms() for _ in range(10))
+    started = (processes.start_time(os.getpid()) for _ in range(2))
+    return [
+        check_same("start of a process", next(started), next(started), "a second look"),
+        check_value(
+            "open files", descriptors, f"{_LEAST_DESCRIPTORS} or more", holds=descriptors >= _LEAST_DESCRIPTORS
+        ),
+        check_value(
+            "a read of the pressure",
+            f"{milliseconds:.2f} ms",
+            "less than 5 ms, as it is taken each second",
+            holds=milliseconds < 5,  # noqa: PLR2004 - ms
+        ),
+    ]
+
+
+def _measure_pressure_read_ms() -> float:
+    began = time.perf_counter()
+    pressure.read()
+    return (time.perf_counter() - began) * 1000
+
+
+def check_mac(facts: HostFacts, state: HostState) -> list[Finding]:
+    """Check the facts that only a Mac has."""
+    registry, metal_facts = gpu.read(), metal.read()
+    values = macos.parse_sysctl(output_or_empty("/usr/sbin/sysctl", _LEVEL_SYSCTL, "vm.swapusage"))
+    memory, memory_of_tool = libsystem.memory_use(), macos.parse_vm_stat(output_or_empty(*macos.VM_STAT))
+    level = pressure.kernel_level(macos.positive(values.get(_LEVEL_SYSCTL)))
+    cores = sum(cluster.cores for cluster in facts.core_levels) or None
+    displays = macos.parse_displays(output_or_empty(*macos.DISPLAYS))
+    used = state.gpu.used_bytes
+    return [
+        check_same("cores by level", cores, facts.cpu_cores, "hw.physicalcpu", needed=False),
+        check_same("GPU cores", registry.cores, displays, "system_profiler", needed=False),
+        check_same("Metal's device", metal_facts.name, registry.model, "ioreg"),
+        _check_working_set(facts, metal_facts.working_set_bytes),
+        # It moves by some MiB between the two.
+        check_near(
+            "memory in use by ctypes",
+            memory and memory.total_bytes,
+            memory_of_tool and memory_of_tool.total_bytes,
+            "vm_stat",
+            512 * _MIB,
+        ),
+        check_same("pressure by ctypes", pressure.kernel_level(libsystem.sysctl_int(_LEVEL_SYSCTL)), level, "sysctl"),
+        check_near(
+            "swap by psutil",
+            state.pressure.swap_used_bytes,
+            macos.parse_swap_used(values.get("vm.swapusage")),
+            "sysctl",
+            64 * _MIB,
+        ),
+        check_value(
+            "memory of the GPU in use",
+            size_or_none(used),
+            f"at most {size_or_none(facts.memory_bytes)}",
+            holds=used is not None and used <= (facts.memory_bytes or 0),
+            needed=False,
+        ),
+    ]
+
+
+def _check_working_set(facts: HostFacts, working_set: int | None) -> Finding:
+    """Check Metal's working set against the rule that is used if Metal reports nothing.
+
+    A limit that was set is reported exactly; else the rule may err: it assumes 74 %, but some Macs have 84 %.
+    """
+    derived = macos.working_set_bytes(facts.memory_bytes, facts.wired_limit_bytes, (facts.os or "").rpartition(" ")[2])
+    tolerance = 1 if facts.wired_limit_bytes is not None else (facts.memory_bytes or 0) // 8
+    finding = check_near("Metal's working set", working_set, derived, "the rule for this macOS", tolerance)
+    share = (working_set or 0) / (facts.memory_bytes or 1)
+    return finding._replace(found=f"{finding.found}, {share:.1%} of the memory") if working_set else finding
