@@ -13,9 +13,9 @@ def read_vendors(_context: click.Context, parameter: click.Parameter, path: Path
     """Return the table of vendors with what the file changes. Raises click.BadParameter: it cannot be read."""
     from devices.vendor_file import VendorFileError, parse_vendors  # noqa: PLC0415 - not needed for --help
     from devices.vendors import VENDORS  # noqa: PLC0415 - same
-    from runtimes.registry import POD_ENGINES  # noqa: PLC0415 - same
+    from runtimes.registry import list_pod_engines  # noqa: PLC0415 - same
 
     try:
-        return parse_vendors(path.read_text(), POD_ENGINES) if path else VENDORS
+        return parse_vendors(path.read_text(), list_pod_engines()) if path else VENDORS
     except (VendorFileError, OSError, UnicodeDecodeError) as error:
         raise click.BadParameter(f"{path}: {error}", param=parameter) from error

@@ -15,8 +15,8 @@ from fitness.catalog_entries import CatalogEntry, load_catalog
 from fitness.fit import LADDER
 from fitness.memory import Workload
 from fitness.performance import hash_model
-from fitness.speed import GGUF_ENGINES, find_active_share
-from runtimes.registry import RUNTIMES
+from fitness.speed import find_active_share
+from runtimes.registry import RUNTIMES, find_runtime
 from runtimes.runtime import RuntimeDemand
 from runtimes.runtime_choice import choose_runtime, refuse_demand
 
@@ -168,7 +168,7 @@ def change_quantization(model: KnownModel, quantization: str) -> KnownModel | No
             stated_bytes=None,
         )
         for accelerator, workload in model.workloads.items()
-        if workload.layout is not None and workload.runtime in GGUF_ENGINES
+        if workload.layout is not None and "gguf" in find_runtime(workload.runtime).formats
     }
     if not workloads:
         return None

@@ -32,7 +32,7 @@ from console.fit_table import RANKS, FitTable, PlaceFit, RankedFit
 from crds.size import GIB
 from devices.vendors import Vendors
 from fitness.fit import FitLevel
-from runtimes.registry import POD_ENGINES, RUNTIMES
+from runtimes.registry import RUNTIMES
 
 DEFAULT_LIMIT: Final = 100
 MOST_LIMIT: Final = 1000
@@ -148,8 +148,8 @@ def list_engines(
     if vendor is None:
         return []
     offered = []
-    for name in POD_ENGINES:
-        pod = RUNTIMES[name].pod
+    for name, runtime in RUNTIMES.items():
+        pod = runtime.pod
         if pod is None or pod.from_container is not None or pod.image(cell.accelerator, vendor, name) is None:
             continue
         offered.append(EngineEntry(name=name, installed=name in running))

@@ -9,8 +9,6 @@ model. `tests/hosts/test_memory_estimate.py` compares a few rows with llama.cpp 
 """
 
 import math
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from msgspec import structs
@@ -18,45 +16,8 @@ from msgspec import structs
 from crds.serving import Role, ServingOptions
 from crds.size import MIB, size_text
 from crds.weights_header import Layout
-from fitness import llama_cpp, mlx, paged_engines
-from fitness.parts import PART_NAMES, DeviceParts, Parts
-
-
-class _Estimator(NamedTuple):
-    """The formulas of one engine."""
-
-    parts: Callable[[Layout, ServingOptions, str], Parts | None]
-    """Memory of a replica that has no devices of its own: on a host, or in a container on the processor."""
-    device_parts: Callable[[Layout, ServingOptions, str, int], DeviceParts | None] | None = None
-    """Memory of a replica in a pod with devices, by their number; None: the engine does not run so."""
-    refuse_devices: Callable[[Layout, int], str | None] = lambda _layout, _devices: None
-    """Return why the engine cannot divide a model among so many devices, or None if it can."""
-    least_free: Callable[[ServingOptions, str, int], int] = lambda _options, _runtime, _memory_bytes: 0
-    """Return the bytes of a device that must be free when the engine starts, however few of them it needs."""
-
-
-_LLAMA_CPP: Final = _Estimator(llama_cpp.estimate_parts, llama_cpp.estimate_device_parts)
-_MLX: Final = _Estimator(lambda layout, options, _runtime: mlx.estimate_parts(layout, options))
-
-ESTIMATORS: Final[Mapping[str, _Estimator]] = MappingProxyType(
-    {
-        "llama.cpp": _LLAMA_CPP,
-        "llama-cpp-python": _LLAMA_CPP,
-        "ollama": _LLAMA_CPP,
-        "mlx-lm": _MLX,
-        "omlx": _MLX,
-        **{
-            name: _Estimator(
-                paged_engines.estimate_parts,
-                paged_engines.estimate_device_parts,
-                paged_engines.refuse_devices,
-                paged_engines.least_free_bytes,
-            )
-            for name in paged_engines.ENGINES
-        },
-    }
-)
-"""By name of the engine. The memory of an engine that is not here is unknown, so that the user must state it."""
+from runtimes.engine_estimate import PART_NAMES, DeviceParts, Parts
+from runtimes.registry import find_runtime
 
 _UNUSABLE_DEVICE_BYTES: Final = 450 * 2**20
 """Memory of a device that labels count and programs do not get: 81,559 MiB are 79.22 GiB for a program on an H100 (vLLM
@@ -201,10 +162,8 @@ def estimate_pod(workload: Workload, options: ServingOptions, devices: int) -> P
 def _estimate_device_parts(
     layout: Layout | None, runtime: str, options: ServingOptions, devices: int
 ) -> DeviceParts | None:
-    estimator = ESTIMATORS.get(runtime)
-    if layout is None or estimator is None or estimator.device_parts is None:
-        return None
-    return estimator.device_parts(layout, options, runtime, devices)
+    memory = find_runtime(runtime).memory
+    return memory.estimate_device_parts(layout, options, devices) if memory and layout else None
 
 
 def _divide_memory(
@@ -224,8 +183,8 @@ def is_understated(stated_bytes: int, needed_bytes: int) -> bool:
 
 
 def _estimate_parts(layout: Layout, options: ServingOptions, runtime: str) -> Parts | None:
-    estimator = ESTIMATORS.get(runtime)
-    return estimator and estimator.parts(layout, options, runtime)
+    memory = find_runtime(runtime).memory
+    return memory.estimate_parts(layout, options) if memory else None
 
 
 def further_bytes(role: Role, size_bytes: int | None) -> int | None:
@@ -241,14 +200,14 @@ def further_bytes(role: Role, size_bytes: int | None) -> int | None:
 
 def refuse_device_count(workload: Workload, devices: int) -> str | None:
     """Return why the engine cannot divide the model among `devices` devices, with what it can do; None if it can."""
-    estimator, layout = ESTIMATORS.get(workload.runtime), workload.layout
-    return estimator.refuse_devices(layout, devices) if estimator and layout else None
+    memory, layout = find_runtime(workload.runtime).memory, workload.layout
+    return memory.refuse_devices(layout, devices) if memory and layout else None
 
 
 def least_free_bytes(workload: Workload, options: ServingOptions, memory_bytes: int) -> int:
     """Return the bytes of a device of `memory_bytes` that must be free at the start; 0: as many as are needed."""
-    estimator = ESTIMATORS.get(workload.runtime)
-    return estimator.least_free(options, workload.runtime, memory_bytes) if estimator else 0
+    memory = find_runtime(workload.runtime).memory
+    return memory.least_free_bytes(options, memory_bytes) if memory else 0
 
 
 class _Needed(NamedTuple):

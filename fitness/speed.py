@@ -21,60 +21,16 @@ from crds.size import size_text
 from crds.weights_header import Layout
 from devices.products import find_family
 from fitness.corrections import NO_CORRECTIONS, Correction, CorrectionSource
-from fitness.llama_cpp import token_bytes
 from fitness.performance import MeasuredPerformance
 from fitness.serving_devices import ServingDevices
+from runtimes.llama_estimate import token_bytes
+from runtimes.registry import find_runtime
 
 RunMode = Literal["accelerator", "cpu"]
 """Where the weights are: all in devices, or in memory where there are no devices."""
 SpeedMethod = Literal["measured", "corrected", "roofline"]
 """measured: this model on this device class; corrected: other models on the class or its vendor; roofline: neither."""
 
-
-class _Prior(NamedTuple):
-    """Habits of an engine on a vendor's devices."""
-
-    efficiency: float
-    """Share of the bandwidth that reading weights achieves."""
-    layer_ms: float
-    """Time that a layer takes beside reading: starting its kernels, and what they wait for."""
-
-
-_LLAMA: Final[Mapping[str, _Prior]] = MappingProxyType(
-    {
-        "nvidia": _Prior(0.76, 0.05),
-        "amd": _Prior(0.90, 0.10),
-        "metal": _Prior(0.92, 0.15),
-        # No dedicated device of Intel is among the measurements: that of others, with a wide range.
-        "intel": _Prior(0.55, 0.20),
-        "cpu": _Prior(0.55, 0.30),
-    }
-)
-_MLX: Final[Mapping[str, _Prior]] = MappingProxyType({"metal": _Prior(0.88, 0.10), "cpu": _Prior(0.4, 0.50)})
-_PAGED: Final[Mapping[str, _Prior]] = MappingProxyType(
-    {
-        # One measurement on an RTX 4090 and the makers' own figures; captured graphs start all kernels at once.
-        "nvidia": _Prior(0.85, 0.03),
-        "amd": _Prior(0.70, 0.05),
-        "intel-gaudi": _Prior(0.60, 0.10),
-        "intel": _Prior(0.50, 0.10),
-        "cpu": _Prior(0.50, 0.50),
-    }
-)
-PRIORS: Final[Mapping[str, Mapping[str, _Prior]]] = MappingProxyType(
-    {
-        **dict.fromkeys(("llama.cpp", "llama-cpp-python", "ollama"), _LLAMA),
-        **dict.fromkeys(("mlx-lm", "omlx"), _MLX),
-        **dict.fromkeys(("vllm", "sglang", "tgi"), _PAGED),
-    }
-)
-"""By engine and vendor, fitted to the part of llmfit's community measurements that `benchmarks/speed_estimate.py` does
-not hold back. The speed of an engine that is not here is unknown."""
-
-PARALLEL_ENGINES: Final = frozenset({"vllm", "sglang", "tgi"})
-"""Engines that divide each layer among devices; others give each device some of the layers, which take turns."""
-GGUF_ENGINES: Final = frozenset({"llama.cpp", "llama-cpp-python", "ollama"})
-"""Engines that load the quantizations of GGUF files."""
 _FAMILY_EFFICIENCY: Final[Mapping[str, float]] = MappingProxyType({"pascal": 0.5})
 """Factor for architectures that unpack quantized weights more slowly than they read them, having no matrix units: from
 0.3 on a GTX 1080 Ti to 0.8 on a P40."""
@@ -86,7 +42,7 @@ _CORE_BYTES_PER_SECOND: Final = 8e9
 """Weights that one core unpacks and multiplies in a second, however fast the memory is: llama.cpp b11549 on a Xeon of
 2026 with AVX-512 does 7 GB with Q8_0 and 12 GB with F16."""
 _PROMPT_EFFICIENCY: Final[Mapping[bool, float]] = MappingProxyType({True: 0.5, False: 0.3})
-"""Share of the arithmetic speed that a prompt achieves, by membership in `PARALLEL_ENGINES`: with llama.cpp 0.34 on an
+"""Share of the arithmetic speed that a prompt achieves, by `Runtime.divides_layers`: with llama.cpp 0.34 on an
 RTX 3090 and 0.25 on an RTX 4090 (its pull requests 7860 and 7716); assumed for the others."""
 _PROMPT_SPREAD: Final = 0.45
 _TYPICAL_TOKENS: Final = 512
@@ -215,7 +171,7 @@ class _Reads(NamedTuple):
 
 def _token_seconds(read: _Reads, runtime: str, devices: ServingDevices) -> float | None:
     """Return the seconds of a token without corrections, or None if a figure is unknown."""
-    bandwidth, prior = devices.bandwidth_bytes_per_second, PRIORS.get(runtime, {}).get(devices.vendor)
+    bandwidth, prior = devices.bandwidth_bytes_per_second, find_runtime(runtime).speed_priors.get(devices.vendor)
     if not bandwidth or prior is None:
         return None
     rate = bandwidth * prior.efficiency * _experts_factor(read)
@@ -225,7 +181,7 @@ def _token_seconds(read: _Reads, runtime: str, devices: ServingDevices) -> float
         rate = min(rate, (devices.cores or math.inf) * _CORE_BYTES_PER_SECOND)
         return (read.weights_bytes + read.cache_bytes) / rate + layers_seconds
     rate *= _FAMILY_EFFICIENCY.get(find_family(devices.vendor, devices.product) or "", 1.0)
-    if devices.device_count > 1 and runtime in PARALLEL_ENGINES:
+    if devices.device_count > 1 and find_runtime(runtime).divides_layers:
         rate *= devices.device_count
         layers_seconds += read.layers * _REDUCE_MS / 1000
     return (read.weights_bytes + read.cache_bytes) / rate + layers_seconds
@@ -255,7 +211,7 @@ def _estimate_prompt(layout: Layout, runtime: str, devices: ServingDevices) -> S
     parameters = _count_layer_parameters(layout)
     if not devices.flops or not parameters or find_run_mode(devices) == "cpu":
         return None
-    parallel = runtime in PARALLEL_ENGINES
+    parallel = find_runtime(runtime).divides_layers
     count = devices.device_count if parallel else 1
     # A multiplication and an addition for each parameter.
     return _range(devices.flops * count * _PROMPT_EFFICIENCY[parallel] / (2 * parameters), _PROMPT_SPREAD)
@@ -275,7 +231,7 @@ def _describe(read: _Reads, runtime: str, devices: ServingDevices, correction: C
     words = f"{size_text(round(read.weights_bytes + read.cache_bytes))} for each token"
     words += f" at {(devices.bandwidth_bytes_per_second or 0) / 1e9:.4g} GB/s"
     if devices.device_count > 1:
-        shared = "which share each layer" if runtime in PARALLEL_ENGINES else "which take turns by layer"
+        shared = "which share each layer" if find_runtime(runtime).divides_layers else "which take turns by layer"
         words += f" of each of {devices.device_count} devices, {shared}"
     return words + _describe_correction(correction)
 

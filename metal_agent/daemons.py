@@ -35,8 +35,7 @@ from runtimes.daemon import (
     identify_model,
     owner_mark,
 )
-from runtimes.ollama import Ollama
-from runtimes.omlx import Omlx
+from runtimes.registry import RUNTIMES
 from runtimes.serving import Serving
 
 WATCH_SECONDS: Final = 5.0
@@ -335,7 +334,8 @@ class SharedDaemon:
 
 def build_daemons(folder: Path, allowed_networks: Networks = ()) -> "Daemons":
     """Return all daemons that may run on this host, whether they run or not; see `build_host` for the networks."""
-    return Daemons(folder, [Omlx(), Ollama(allowed_networks=allowed_networks)])
+    connects = [runtime.daemon for runtime in RUNTIMES.values() if runtime.daemon]
+    return Daemons(folder, [connect(allowed_networks) for connect in connects])
 
 
 class Daemons:

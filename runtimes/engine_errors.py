@@ -35,6 +35,13 @@ class EngineError(NamedTuple):
 ErrorTable = Sequence[EngineError]
 
 
+class SchemaLimits(NamedTuple):
+    """The limits of the schemas that an engine survives, where it does not refuse what ends it."""
+
+    most_repetitions: int
+    takes_patterns: bool
+
+
 class ErrorMessage(NamedTuple):
     """The content of an error body. Engines use OpenAI's form, a plain text, or FastAPI's details."""
 

@@ -28,9 +28,8 @@ def refuse_header(runtime: Runtime, demand: RuntimeDemand) -> str | None:
 
 def _refuse_mode(runtime: Runtime, demand: RuntimeDemand) -> str | None:
     mode, made_for = demand.options.mode, demand.header.modes
-    is_llama = runtime.name == "llama.cpp"
-    pooling = _find_argument(demand.options.extra_args, "--pooling") if is_llama else None
-    if is_llama and mode == "rerank" and pooling not in {None, "rank"}:
+    pooling = _find_argument(demand.options.extra_args, "--pooling")
+    if mode == "rerank" and pooling not in {None, "rank"}:
         return f"--pooling {pooling} in extraArgs turns mode rerank off: remove it"
     if not made_for or mode in made_for or (mode == "embeddings" and pooling in _TEXT_POOLING):
         return None
@@ -43,7 +42,7 @@ def _refuse_mode(runtime: Runtime, demand: RuntimeDemand) -> str | None:
             "the header of the weights has no head that scores (such as the tensors cls.weight or cls.output.weight of "
             f"a GGUF file), so mode rerank would answer numbers without meaning: {way_out}"
         )
-    if not is_llama:
+    if "--pooling" not in runtime.tuning:
         return f"the header of the weights states no pooling, which mode embeddings takes: {way_out}"
     return (
         f"the header of the weights states no pooling, which mode embeddings takes: set extraArgs to [--pooling, mean] "
@@ -55,7 +54,7 @@ def _refuse_cache_types(runtime: Runtime, demand: RuntimeDemand) -> str | None:
     options, block = demand.options, runtime.cache_block_size
     if block == 1:
         return None
-    is_flash_off = runtime.name == "llama.cpp" and _is_flash_attention_off(options.extra_args)
+    is_flash_off = _is_flash_attention_off(options.extra_args)
     if is_flash_off and options.cache_type_v not in _WHOLE_TYPES:
         return (
             f"cacheTypeV {options.cache_type_v} needs flash attention, which extraArgs turn off: set cacheTypeV to "

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from crds.serving import CacheType
+from crds.serving import CacheType, ServingOptions
 from runtimes.engine_errors import EngineError, ErrorTable
 from runtimes.environment import PYTHON, select_environment
+from runtimes.llama_estimate import LLAMA_SPEED, LlamaMemory, find_last_value
 from runtimes.runtime import EngineLaunch, Runtime, RuntimeDemand
 from runtimes.serving import Listen, Serving
 
@@ -33,7 +34,7 @@ _CACHE_TYPES: Final[Mapping[CacheType, int]] = MappingProxyType(
 """Numbers of `enum ggml_type` in ggml.h, which the server takes; a test compares them with the gguf package."""
 _ALL_LAYERS: Final = "-1"
 
-ERRORS: Final[ErrorTable] = (
+_ERRORS: Final[ErrorTable] = (
     EngineError(
         500, "Llama model must be created with embedding=True", 400, "nothing", "recorded of 0.3.36: its mode is chat"
     ),
@@ -79,6 +80,14 @@ def build_environment(base: Mapping[str, str], platform: str = sys.platform) -> 
     return kept | {"USE_MMAP": "false"} if platform == "darwin" else kept
 
 
+def _has_flash(options: ServingOptions) -> bool:
+    """Decide as the server does: by --flash_attn, and without this argument it is on for a quantized cache only."""
+    asked = find_last_value(options.extra_args, {"--flash_attn"})
+    if asked is None:
+        return (options.cache_type_k, options.cache_type_v) != ("f16", "f16")
+    return asked.lower() in {"true", "1"}
+
+
 def _refusal(demand: RuntimeDemand) -> str | None:
     if len(demand.adapter_scales) > 1 or any(float(scale) != 1 for scale in demand.adapter_scales):
         return (
@@ -95,6 +104,9 @@ RUNTIME: Final = Runtime(
     settings=frozenset({"adapters"}),
     cache_types=frozenset(_CACHE_TYPES),
     tuning=("--n_threads", "--n_threads_batch", "--n_batch", "--flash_attn", "--use_mlock", "--seed"),
+    errors=_ERRORS,
+    speed_priors=LLAMA_SPEED,
+    memory=LlamaMemory(keeps_whole_windows=True, has_flash=_has_flash),
     launch=EngineLaunch(
         command=find_command, arguments=render_arguments, environment=build_environment, package="llama-cpp-python"
     ),

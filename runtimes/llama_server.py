@@ -21,8 +21,9 @@ from crds.serving import CacheType, Mode, ServingOptions
 from devices import tools
 from runtimes.engine_errors import EngineError, ErrorTable
 from runtimes.environment import PYTHON, select_environment
+from runtimes.llama_estimate import LLAMA_SPEED, LlamaMemory, find_last_value
 from runtimes.pod import EngineMetrics, EnginePod
-from runtimes.runtime import EngineLaunch, Runtime
+from runtimes.runtime import GGUF_QUANTIZATIONS, EngineLaunch, Runtime
 from runtimes.serving import Listen, Serving
 
 _BUILD: Final = re.compile(r"\bversion: b?(\d{3,})\b")
@@ -67,7 +68,7 @@ _MAC_ENVIRONMENT: Final = {
 }
 
 _IN_HANDLER: Final = "llama.cpp b11549: its handler throws while it reads the request, which is 500 in ex_wrapper"
-ERRORS: Final[ErrorTable] = (
+_ERRORS: Final[ErrorTable] = (
     EngineError(500, "image input is not supported", 400, "nothing", _IN_HANDLER),
     EngineError(500, "audio input is not supported", 400, "nothing", _IN_HANDLER),
     EngineError(500, "video input is not supported", 400, "nothing", _IN_HANDLER),
@@ -198,6 +199,14 @@ RUNTIME: Final = Runtime(
     cache_block_size=32,
     tuning=_TUNING,
     switches=_SWITCHES,
+    errors=_ERRORS,
+    quantizations=GGUF_QUANTIZATIONS,
+    speed_priors=LLAMA_SPEED,
+    memory=LlamaMemory(
+        checkpoints=CHECKPOINTS,
+        # `auto` has it on every backend that we use.
+        has_flash=lambda options: find_last_value(options.extra_args, {"-fa", "--flash-attn"}) != "off",
+    ),
     # The loop that generates tokens answers this path, unlike /health.
     pulse="/metrics",
     launch=EngineLaunch(

@@ -3,7 +3,7 @@
 Some properties of the server decide how it is started. It requires no key, lets every web page read its answers, and
 loads any model that a request names: `runtimes.mlx_launcher` runs it and refuses all that. It stays alive and listens
 even if it cannot load the model: only a generated token shows that it serves. It keeps caches of finished conversations
-without a limit in bytes: an argument limits their number, and `fitness.mlx` counts them.
+without a limit in bytes: an argument limits their number, and `runtimes.mlx_estimate` counts them.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from crds.serving import CacheType
 from devices.tools import find_program
 from runtimes.engine_errors import EngineError, ErrorTable
 from runtimes.environment import PYTHON, select_environment
+from runtimes.mlx_estimate import MLX_SPEED, MlxMemory
 from runtimes.runtime import EngineLaunch, Runtime, RuntimeDemand
 from runtimes.serving import Listen, Serving
 
@@ -31,7 +32,7 @@ _SAFE_VERSION: Final = (0, 32)
 """The first releases with the cure of CVE-2026-5843."""
 _LAUNCHER: Final = "runtimes.mlx_launcher"
 _SERVER: Final = "mlx-lm 0.32.2, server.py"
-ERRORS: Final[ErrorTable] = (
+_ERRORS: Final[ErrorTable] = (
     EngineError(
         404, "generation thread died", 503, "sick", f"{_SERVER}, generation_available: the process stays alive"
     ),
@@ -143,6 +144,9 @@ RUNTIME: Final = Runtime(
     cache_types=frozenset[CacheType]({"f16", "q8_0", "q4_0"}),
     cache_block_size=64,
     tuning=("--temp", "--top-p", "--top-k", "--min-p", "--max-tokens", "--prefill-step-size"),
+    errors=_ERRORS,
+    speed_priors=MLX_SPEED,
+    memory=MlxMemory(),
     # /health answers 503 once the generating thread is dead. A token would evict the last conversation's cached prompt.
     pulse="/health",
     launch=EngineLaunch(

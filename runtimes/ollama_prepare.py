@@ -14,7 +14,7 @@ from crds.serving import ServingOptions
 from devices.sockets import LOOPBACK
 from kube.backoff import backoff_seconds
 from runtimes.daemon import NOT_RUNNING, DaemonError, OnProgress
-from runtimes.ollama import Ollama
+from runtimes.ollama_client import Ollama
 from runtimes.serving import build_serving
 
 _START_SECONDS: Final = 1.0

@@ -1,341 +1,36 @@
-"""oMLX: MLX models in the daemon that the owner of this machine runs.
+"""oMLX: the daemon of a host's owner, which `runtimes/omlx_client.py` calls."""
 
-oMLX serves the folders below its model directory, so a model of ours is a link in that directory, to the weights in our
-own store. oMLX looks for new folders only during a reload, and a reload unloads everything: so the agent requests a
-reload only while no model of the owner is loaded and no request is running. Our models are pinned, that is, they stay
-until we unload them, and oMLX loads them again by itself when it restarts.
-"""
-
-import contextlib
 import os
-from collections.abc import Iterator, Mapping
-from http import HTTPStatus
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final
 
-import aiohttp
-import msgspec
-
-from crds.serving import RuntimeName
-from crds.size import size_text
-from devices.sockets import LOOPBACK
+from artifacts.repositories.address_policy import Networks
 from devices.tools import find_program
-from runtimes.daemon import NOT_RUNNING, SILENT, UNAUTHORIZED, UNKNOWN_MODEL, DaemonError, ModelIdentity, OnProgress
+from runtimes.daemon import Daemon
+from runtimes.engine_errors import EngineError, ErrorTable
+from runtimes.mlx_estimate import MLX_SPEED, MlxMemory
 from runtimes.runtime import Runtime
-from runtimes.serving import Serving
 
-DEFAULT_PORT: Final = 8000
-_START: Final = "start it with `brew services start omlx` or `omlx serve`, or open the oMLX app"
-T = TypeVar("T")
-
-_LOOK: Final = aiohttp.ClientTimeout(total=10, sock_connect=2)
-_WORK: Final = aiohttp.ClientTimeout(total=None, sock_connect=2)
 _APP: Final = Path("/Applications/oMLX.app")
-_COOKIE: Final = "omlx_admin_session"
-_QUOTED_CHARACTERS: Final = 400
-_PINNED: Final = {"is_pinned": True, "ttl_seconds": None}
-_RELEASED: Final = {"is_pinned": False, "max_context_window": None}
+_ERRORS: Final[ErrorTable] = (
+    EngineError(503, "", 503, "nothing", "oMLX 0.7: the queue of its scheduler is full, or pinned models load"),
+    EngineError(409, "", 503, "nothing", "oMLX 0.7: the model is loaded or unloaded at the moment"),
+    EngineError(507, "", 503, "failure", "oMLX 0.7: not enough memory to load the model"),
+    EngineError(404, "Model ", 503, "failure", "oMLX 0.7: the model is gone, and clients do not name it"),
+)
 
 
-class _Server(msgspec.Struct):
-    port: int | None = None
-
-
-class _Folders(msgspec.Struct):
-    model_dirs: list[str] = []
-    model_dir: str | None = None
-
-
-class _Auth(msgspec.Struct):
-    api_key: str | None = None
-
-
-class _Settings(msgspec.Struct):
-    """The part of oMLX's settings.json that we read."""
-
-    server: _Server = msgspec.field(default_factory=_Server)
-    model: _Folders = msgspec.field(default_factory=_Folders)
-    auth: _Auth = msgspec.field(default_factory=_Auth)
-
-
-class _Entry(msgspec.Struct):
-    id: str
-    loaded: bool = False
-    actual_size: int | None = None
-    estimated_size: int | None = None
-
-
-class _Status(msgspec.Struct):
-    models: list[_Entry] = []
-    final_ceiling: int | None = None
-    current_model_memory: int | None = None
-
-
-class _Activity(msgspec.Struct):
-    active_requests: int = 0
-    waiting_requests: int = 0
-
-
-class Omlx:
-    """The oMLX of this machine: a `Daemon`."""
-
-    runtime: RuntimeName = "omlx"
-    copies = False
-
-    def __init__(self, environment: Mapping[str, str] = os.environ, home: Path | None = None) -> None:
-        self._environment = environment
-        self._base = _base(environment, home or Path.home())
-        port = environment.get("OMLX_PORT", "")
-        known = int(port) if port.isdecimal() else self._settings().server.port or DEFAULT_PORT
-        self.url = f"http://{LOOPBACK}:{known}"
-        self._session: aiohttp.ClientSession | None = None
-        self._admin_session = ""
-
-    @property
-    def api_key(self) -> str | None:
-        """The owner's present key: OMLX_API_KEY of the agent's environment, or the key in oMLX's settings."""
-        return self._environment.get("OMLX_API_KEY") or self._settings().auth.api_key or None
-
-    def installed(self) -> bool:
-        """Return whether oMLX is installed here, or OMLX_PORT is set."""
-        return _installed(self._environment)
-
-    def name(self, identity: ModelIdentity) -> str:
-        """Return the name of a folder; oMLX recognizes rerankers and embedding models by the words in this name."""
-        return f"{identity.owner}-{identity.model}-{identity.weights}-{identity.settings}"
-
-    async def loaded(self) -> list[tuple[str, int | None]]:
-        """List the models in memory, by /v1/models/status."""
-        models = (await self._status()).models
-        return [(model.id, model.actual_size or model.estimated_size) for model in models if model.loaded]
-
-    def content(self, name: str) -> str:
-        """Return the name: oMLX loads the weights of each folder, also those that another folder links to."""
-        return name
-
-    async def bring(self, name: str, serving: Serving, on_progress: OnProgress) -> None:
-        """Link the weights into oMLX's model directory, reload if needed, pin the model and set its context length."""
-        self._link(name, Path(serving.model))
-        on_progress(0, None)
-        if not await self._knows(name):
-            await self._reload(name)
-            if not await self._knows(name):
-                raise DaemonError(
-                    UNKNOWN_MODEL,
-                    f"oMLX does not find {name} in {self._folder()}: see that this is its model directory, and that "
-                    f"{serving.model} has a config.json and safetensors",
-                )
-        settings = _PINNED | {"max_context_window": serving.options.context_length}
-        await self._admin("PUT", f"/admin/api/models/{name}/settings", settings, f"pin {name}")
-
-    async def load(self, name: str) -> None:
-        """Load the model; return when it is in memory."""
-        status, said = await self._call("POST", f"/v1/models/{name}/load", f"load {name}", works=True)
-        if status == HTTPStatus.INSUFFICIENT_STORAGE:
-            known = await self._status()
-            raise DaemonError("InsufficientMemory", _memory_message(name, said, known))
-        reasons: dict[int, str] = {HTTPStatus.NOT_FOUND: UNKNOWN_MODEL, HTTPStatus.CONFLICT: "DaemonBusy"}
-        self._expect(status, said, f"load {name}", reasons.get(status, "DaemonRefused"))
-
-    async def unload(self, name: str) -> None:
-        """Unload the model at once; running requests are aborted, so drain first."""
-        status, said = await self._call("POST", f"/v1/models/{name}/unload", f"unload {name}")
-        if status not in {HTTPStatus.NOT_FOUND, HTTPStatus.BAD_REQUEST}:
-            self._expect(status, said, f"unload {name}")
-
-    async def marked(self, owner: str) -> set[str]:
-        """Return the names of our links, and of our loaded models without a link."""
-        try:
-            links = {path.name for path in self._folder().glob(f"{owner}-*")}
-        except OSError as error:
-            raise DaemonError("ModelFolder", f"cannot read oMLX's model directory {self._folder()}: {error}") from error
-        return links | {name for name, _ in await self.loaded() if name.startswith(f"{owner}-")}
-
-    async def remove(self, name: str) -> None:
-        """Unload the model, unpin it so that oMLX does not load it at start, and remove the link, never the weights."""
-        await self.unload(name)
-        if await self._knows(name):
-            await self._admin("PUT", f"/admin/api/models/{name}/settings", _RELEASED, f"unpin {name}")
-        link = self._folder() / name
-        with self._translate_folder_errors():
-            if link.is_symlink():
-                link.unlink(missing_ok=True)
-
-    async def close(self) -> None:
-        """Close connections."""
-        if self._session:
-            await self._session.close()
-        self._session = None
-
-    def _settings(self) -> _Settings:
-        """Read oMLX's settings file; return oMLX's own defaults if it cannot be read."""
-        try:
-            return msgspec.json.decode((self._base / "settings.json").read_bytes(), type=_Settings)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-            return _Settings()
-
-    def _folder(self) -> Path:
-        """Return the first of oMLX's model directories."""
-        model = self._settings().model
-        folders = [*self._environment.get("OMLX_MODEL_DIR", "").split(","), *model.model_dirs, model.model_dir or ""]
-        first = next((folder for folder in folders if folder), None)
-        return Path(first).expanduser() if first else self._base / "models"
-
-    def _link(self, name: str, weights: Path) -> None:
-        link = self._folder() / name
-        with self._translate_folder_errors():
-            if not link.is_symlink() or link.readlink() != weights:
-                link.parent.mkdir(parents=True, exist_ok=True)
-                link.unlink(missing_ok=True)
-                link.symlink_to(weights, target_is_directory=True)
-
-    @contextlib.contextmanager
-    def _translate_folder_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            message = f"cannot change oMLX's model directory {self._folder()}: {error}"
-            raise DaemonError("ModelFolder", message) from error
-
-    async def _status(self) -> _Status:
-        status, said = await self._call("GET", "/v1/models/status", "say what is loaded")
-        self._expect(status, said, "say what is loaded")
-        return self._read(said, _Status)
-
-    async def _knows(self, name: str) -> bool:
-        return name in {model.id for model in (await self._status()).models}
-
-    async def _reload(self, name: str) -> None:
-        """Make oMLX look for new folders, unless that would disturb the owner. Raises DaemonError."""
-        others = [model for model, _ in await self.loaded() if not model.startswith("pomona-")]
-        if others:
-            raise DaemonError(
-                "OwnersModelsLoaded",
-                f"oMLX finds {name} only by a reload, which would unload the models of its owner "
-                f"({', '.join(sorted(others))}): unload them, or restart oMLX",
-            )
-        status, said = await self._call("GET", "/api/status", "say what it answers")
-        self._expect(status, said, "say what it answers")
-        activity = self._read(said, _Activity)
-        if activity.active_requests or activity.waiting_requests:
-            raise DaemonError("DaemonBusy", f"oMLX finds {name} only by a reload, which waits until it has no requests")
-        await self._admin("POST", "/admin/api/reload", None, "look for new models")
-
-    async def _admin(self, method: str, path: str, body: dict[str, Any] | None, what: str) -> None:
-        """Call an endpoint for administrators, and log in with the key if oMLX requires it."""
-        status, said = await self._call(method, path, what, body, works=True)
-        if status == HTTPStatus.UNAUTHORIZED:
-            await self._log_in()
-            status, said = await self._call(method, path, what, body, works=True)
-        self._expect(status, said, what)
-
-    async def _log_in(self) -> None:
-        key = self.api_key
-        if key is None:
-            raise DaemonError(
-                UNAUTHORIZED,
-                "oMLX lets only its administrator add models, and has no API key to log in with: set one in its "
-                "settings and restart it",
-            )
-        with self._translate_errors("log in"):
-            async with self._http().post(
-                f"{self.url}/admin/api/login", json={"api_key": key}, timeout=_LOOK
-            ) as response:
-                said = await response.read()
-                self._expect(response.status, said, "log in", UNAUTHORIZED)
-                self._admin_session = response.cookies[_COOKIE].value if _COOKIE in response.cookies else ""
-
-    async def _call(
-        self,
-        method: str,
-        path: str,
-        what: str,
-        body: dict[str, Any] | None = None,
-        *,
-        works: bool = False,
-    ) -> tuple[int, bytes]:
-        """Send a request, and return status and body; if `works`, the answer has no time limit."""
-        timeout, headers = _WORK if works else _LOOK, {}
-        if key := self.api_key:
-            headers["Authorization"] = f"Bearer {key}"
-        if self._admin_session and path.startswith("/admin/"):
-            headers["Cookie"] = f"{_COOKIE}={self._admin_session}"
-        with self._translate_errors(what):
-            async with self._http().request(
-                method, f"{self.url}{path}", json=body, headers=headers, timeout=timeout, allow_redirects=False
-            ) as response:
-                return response.status, await response.read()
-
-    def _expect(self, status: int, said: bytes, what: str, reason: str = "DaemonRefused") -> None:
-        if status in {HTTPStatus.OK, HTTPStatus.ACCEPTED}:
-            return
-        if status == HTTPStatus.UNAUTHORIZED:
-            raise DaemonError(
-                UNAUTHORIZED,
-                f"oMLX at {self.url} does not take the agent's key: set OMLX_API_KEY for the agent to oMLX's own, or "
-                f"let it read {self._base / 'settings.json'}",
-            )
-        if status == HTTPStatus.SERVICE_UNAVAILABLE:
-            reason = "DaemonBusy"
-        raise DaemonError(reason, f"oMLX at {self.url} did not {what} ({status}): {_words(said)}")
-
-    def _read(self, said: bytes, kind: type[T]) -> T:
-        try:
-            return msgspec.json.decode(said, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise DaemonError("DaemonRefused", f"{self.url} does not answer as oMLX does: {error}") from error
-
-    def _http(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
-        return self._session
-
-    @contextlib.contextmanager
-    def _translate_errors(self, what: str) -> Iterator[None]:
-        """Raise every error of the connection as a DaemonError."""
-        try:
-            yield
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise DaemonError(NOT_RUNNING, f"no oMLX answers at {self.url}: {_START}") from error
-        except (aiohttp.ClientError, OSError) as error:
-            text = str(error) or type(error).__name__
-            raise DaemonError(SILENT, f"oMLX at {self.url} did not {what}: {text}") from error
-
-
-def _base(environment: Mapping[str, str], home: Path) -> Path:
-    """Find oMLX's own folder as oMLX does: by the environment, the setting of its app, or ~/.omlx."""
-    if stated := environment.get("OMLX_BASE_PATH"):
-        return Path(stated).expanduser()
-    try:
-        told = (home / "Library" / "Application Support" / "oMLX" / "base-path").read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        told = ""
-    return Path(told).expanduser() if told else home / ".omlx"
-
-
-def _words(said: bytes) -> str:
-    """Return the message of an error in either form that oMLX's versions use, so that no JSON is quoted."""
-    try:
-        body = msgspec.json.decode(said)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        body = None
-    error = body.get("error", body.get("detail")) if isinstance(body, dict) else None
-    text = error.get("message") if isinstance(error, dict) else error
-    return str(text or said.decode(errors="replace")).strip()[:_QUOTED_CHARACTERS] or "an empty answer"
-
-
-def _memory_message(name: str, said: bytes, known: _Status) -> str:
-    use = ""
-    if known.final_ceiling is not None and known.current_model_memory is not None:
-        use = f" It uses {size_text(known.current_model_memory)} of its limit of {size_text(known.final_ceiling)}."
-    return (
-        f"oMLX has no memory for {name}: {_words(said)}.{use} Unload something in oMLX, raise its memory limit "
-        "(`omlx serve --memory-guard aggressive`, or its settings), or serve a smaller model or quantization"
-    )
-
-
-def _installed(environment: Mapping[str, str] = os.environ) -> bool:
+def is_installed(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether oMLX is installed here, or OMLX_PORT is set."""
     return "OMLX_PORT" in environment or find_program("omlx", environment) is not None or _APP.exists()
+
+
+def connect(_allowed_networks: Networks) -> Daemon:
+    """Return the oMLX of this machine; it fetches no model."""
+    from runtimes.omlx_client import Omlx  # noqa: PLC0415 - aiohttp, which a proxy does without
+
+    return Omlx()
 
 
 RUNTIME: Final = Runtime(
@@ -343,6 +38,10 @@ RUNTIME: Final = Runtime(
     formats=frozenset({"mlx", "safetensors"}),
     modes=frozenset({"chat"}),
     settings=frozenset({"parallel"}),
-    installed=_installed,
+    installed=is_installed,
     install_hint="install oMLX (`brew install jundot/omlx/omlx`, or its app) and start it",
+    daemon=connect,
+    errors=_ERRORS,
+    speed_priors=MLX_SPEED,
+    memory=MlxMemory(),
 )

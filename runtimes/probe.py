@@ -16,7 +16,7 @@ import msgspec
 
 from crds.serving import Mode
 from runtimes.engine_errors import judge_error, read_error
-from runtimes.error_tables import find_errors
+from runtimes.registry import find_runtime
 
 _QUOTED_CHARACTERS = 300
 _READ_BYTES = 1 << 20
@@ -184,7 +184,7 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
 
 def _judge_error(base_url: str, engine: str | None, status: int, answer: bytes) -> ProbeResult:
     text = read_error(answer).text
-    is_sick = judge_error(find_errors(engine), status, text).lesson == "sick"
+    is_sick = judge_error(find_runtime(engine).errors, status, text).lesson == "sick"
     reason = "Broken" if is_sick else _REASONS.get(status, "BadAnswer")
     return ProbeResult(ok=False, reason=reason, message=f"{base_url} answered {status}: {_quote(text)}")
 

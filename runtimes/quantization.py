@@ -1,109 +1,21 @@
-"""The table of quantizations: which engine can serve weights of which method on which accelerator.
+"""The refusal of quantizations that an engine cannot serve on an accelerator, by each engine's own table.
 
-An engine that cannot fails minutes after the pod was placed, so a service is refused before. Sources: vLLM 0.32's own
-lists (`platforms/`, `get_min_capability`) and its page "Quantization", the release notes of its Gaudi plugin, and the
-pages "Quantization" of SGLang 0.5 and TGI 3.3. Where they disagree the stricter one counts: vLLM's page denies AWQ on
-Gaudi, which the plugin lists. GGUF and bitsandbytes are not in vLLM any more, but in plugins that its images lack.
+Otherwise the engine would fail minutes after the pod was placed.
 """
 
 import re
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from devices.products import find_family, list_families, list_products
 from devices.vendors import VENDORS
+from runtimes.registry import RUNTIMES, find_runtime
+from runtimes.runtime import PLAIN
 
 _ANY: Final = "*"
-_PLAIN: Final = "unquantized"
-"""Method of weights with 16 or 32 bits."""
-
-QUANTIZATIONS: Final[Mapping[str, Mapping[str, Mapping[str, str]]]] = MappingProxyType(
-    {
-        "vllm": {
-            "nvidia": {
-                _PLAIN: "*",
-                "awq": "turing+",
-                "gptq": "volta+",
-                "int8": "turing+",
-                "compressed-tensors": "turing+",
-                "fp8": "ada+ ~turing ~ampere",
-                "nvfp4": "blackwell+ ~turing ~ampere ~ada ~hopper",
-                "mxfp4": "blackwell+ ~ampere ~ada ~hopper",
-                "quark": "ada+",
-                "torchao": "turing+",
-            },
-            "amd": {
-                _PLAIN: "*",
-                "awq": "*",
-                "gptq": "*",
-                "int8": "cdna2 cdna3 cdna4",
-                "compressed-tensors": "*",
-                "fp8": "cdna3 cdna4 rdna4",
-                "nvfp4": "~cdna2 ~cdna3 ~cdna4",
-                "mxfp4": "cdna4",
-                "mxfp6": "cdna4",
-                "quark": "cdna3 cdna4",
-                "torchao": "*",
-            },
-            "intel-gaudi": {_PLAIN: "*", "gptq": "*", "int8": "*", "compressed-tensors": "*", "fp8": "*", "inc": "*"},
-            "intel": {_PLAIN: "*", "awq": "*", "gptq": "*", "fp8": "*", "mxfp4": "*", "inc": "*"},
-            "cpu": {_PLAIN: "*", "awq": "*", "gptq": "*", "int8": "*", "compressed-tensors": "*"},
-        },
-        "sglang": {
-            "nvidia": {
-                _PLAIN: "*",
-                "awq": "turing+",
-                "gptq": "turing+",
-                "int8": "turing+",
-                "compressed-tensors": "turing+",
-                "fp8": "ada+ ~ampere",
-                "nvfp4": "blackwell+",
-                "mxfp4": "blackwell+ ~hopper",
-                "quark": "ada+",
-                "torchao": "ampere+",
-                "bitsandbytes": "turing+",
-            },
-            "amd": {
-                _PLAIN: "*",
-                "awq": "*",
-                "gptq": "*",
-                "int8": "*",
-                "compressed-tensors": "*",
-                "fp8": "cdna3 cdna4",
-                "nvfp4": "~cdna2 ~cdna3",
-                "mxfp4": "cdna4",
-                "quark": "cdna3 cdna4",
-            },
-        },
-        "tgi": {
-            "nvidia": {
-                _PLAIN: "*",
-                "awq": "turing+",
-                "gptq": "turing+",
-                "compressed-tensors": "ampere+",
-                "fp8": "ada+ ~ampere",
-                "bitsandbytes": "turing+",
-            },
-            "amd": {_PLAIN: "*", "awq": "*", "gptq": "*"},
-            "intel-gaudi": {_PLAIN: "*", "fp8": "*"},
-        },
-        **{
-            engine: {vendor: {_PLAIN: "*", "gguf": "*"} for vendor in ("nvidia", "amd", "intel", "cpu", "metal")}
-            for engine in ("llama.cpp", "ollama")
-        },
-    }
-)
-"""Architectures by engine, vendor and method; an engine or vendor that is not here is not judged.
-
-`*` is every product, `ada+` this architecture of NVIDIA and later ones, and `~` stands before an architecture that
-keeps weights in this form but computes with 16 bits, so that they save memory and no time.
-"""
-
 _METHODS: Final = tuple(
     (re.compile(pattern), method)
     for pattern, method in (
-        (r"|none|half|(bf|fp|f|float|bfloat)(16|32)", _PLAIN),
+        (r"|none|half|(bf|fp|f|float|bfloat)(16|32)", PLAIN),
         (r"i?q\d.*|tq\d.*|gguf.*|mxfp4_moe", "gguf"),
         (r"mx\d.*|\d+-bit", "mlx"),
         (r".*mxfp4.*", "mxfp4"),
@@ -152,8 +64,8 @@ def refuse_quantization(quantization: str, engine: str, vendor: str, device: str
         vendor: name of the accelerator.
         device: product or architecture; empty or not listed: unknown, so that any product of the vendor may be meant.
     """
-    by_vendor, method = QUANTIZATIONS.get(engine), name_method(quantization)
-    if by_vendor is None or vendor not in VENDORS:
+    by_vendor, method = find_runtime(engine).quantizations, name_method(quantization)
+    if not by_vendor or vendor not in VENDORS:
         return None
     if vendor not in by_vendor:
         return f"runtime {engine} does not run on accelerator {vendor}: it runs on {', '.join(by_vendor)}"
@@ -201,7 +113,7 @@ def warn_quantization(quantization: str, engine: str, vendor: str, device: str =
 
 
 def _find_support(method: str, engine: str, vendor: str) -> _Support | None:
-    terms = QUANTIZATIONS.get(engine, {}).get(vendor, {}).get(method)
+    terms = find_runtime(engine).quantizations.get(vendor, {}).get(method)
     if terms is None:
         return None
     families, native, emulated = list_families(vendor), set[str](), set[str]()
@@ -216,8 +128,14 @@ def _list_pairs(method: str) -> str:
     """Return the pairs of engine and accelerator that serve a method, for a message."""
     pairs = [
         f"{engine} on {', '.join(described)}"
-        for engine, by_vendor in QUANTIZATIONS.items()
-        if (described := [_describe(method, engine, vendor) for vendor in by_vendor if method in by_vendor[vendor]])
+        for engine, runtime in RUNTIMES.items()
+        if (
+            described := [
+                _describe(method, engine, vendor)
+                for vendor, methods in runtime.quantizations.items()
+                if method in methods
+            ]
+        )
     ]
     if not pairs:
         return "use other weights of the model"

@@ -1,20 +1,35 @@
 """The type of a runtime, and of what a service demands of one.
 
 A runtime is data and a few functions. It lists the formats, modes and settings that it supports, by which
-`runtimes/runtime_choice.py` refuses a service that it cannot serve.
+`runtimes/runtime_choice.py` refuses a service that it cannot serve, and the figures by which `fitness/` estimates.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
+from artifacts.repositories.address_policy import Networks
 from crds.meta import Accelerator
 from crds.pods import ContainerOptions
 from crds.serving import CacheType, Mode, Role, RuntimeName, ServingOptions
 from crds.weights_header import GGUF, WeightsFormat
 from devices.vendors import VENDORS, Vendors
+from runtimes.daemon import Daemon
+from runtimes.engine_errors import ErrorTable, SchemaLimits
+from runtimes.engine_estimate import EngineMemory, SpeedPrior
 from runtimes.pod import EnginePod
 from runtimes.serving import Listen, Serving, Setting
+
+Quantizations = Mapping[str, Mapping[str, str]]
+"""Architectures by accelerator and method. `*` is every product, `ada+` this architecture of NVIDIA and later ones, and
+`~` stands before an architecture that keeps weights in this form but computes with 16 bits, so that they save memory
+and no time."""
+PLAIN: Final = "unquantized"
+"""Method of weights with 16 or 32 bits."""
+GGUF_QUANTIZATIONS: Final[Quantizations] = {
+    vendor: {PLAIN: "*", "gguf": "*"} for vendor in ("nvidia", "amd", "intel", "cpu", "metal")
+}
+"""That of engines made of llama.cpp."""
 
 
 class RuntimeDemand(NamedTuple):
@@ -87,7 +102,23 @@ class Runtime:
     """Return whether this host has the engine. Blocks, since it may read files."""
     install_hint: str = "it runs in pods only"
     """Instruction to install it, for a message."""
+    daemon: Callable[[Networks], Daemon] | None = None
+    """Return the daemon of this machine, which may fetch from these private networks; None: it is no daemon."""
     pod: EnginePod | None = None
     """Its start in pods; None: it runs on hosts only."""
+    errors: ErrorTable = ()
+    """Its errors that are not what their status says."""
+    schema_limits: SchemaLimits | None = None
+    """The schemas that end it; None: it survives all."""
+    quantizations: Quantizations = field(default_factory=dict)
+    """The weights that it can serve; an accelerator that is not here is refused, unless there is none: then the engine
+    is not judged."""
+    memory: EngineMemory | None = None
+    """Its memory; None: it is unknown, so that the user must state it."""
+    speed_priors: Mapping[str, SpeedPrior] = field(default_factory=dict)
+    """Its speed by accelerator, fitted to the part of llmfit's community measurements that
+    `benchmarks/speed_estimate.py` does not hold back; that on others is unknown."""
+    divides_layers: bool = False
+    """True if it divides each layer among devices; others give each device some of the layers, which take turns."""
     refusal: Callable[[RuntimeDemand], str | None] = lambda _demand: None
     """Return why the engine cannot serve a demand that the fields above allow, with the remedy, or None."""

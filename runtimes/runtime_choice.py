@@ -35,34 +35,25 @@ _FORMAT_NAMES: Final[Mapping[WeightsFormat, str]] = MappingProxyType(
         "ollama": "a model of Ollama's library",
     }
 )
-_DEFAULTS: Final[Mapping[WeightsFormat, RuntimeName]] = MappingProxyType(
-    {"gguf": "llama.cpp", "safetensors": "vllm", "mlx": "mlx-lm", "ollama": "ollama"}
-)
 _NUMBER: Final = re.compile(r"-[0-9.]+")
-_HOST_DEFAULTS: Final[Mapping[WeightsFormat, RuntimeName]] = MappingProxyType({"safetensors": "mlx-lm"})
-"""Where the default on hosts is another one."""
 
 
 def choose_runtime(demand: RuntimeDemand) -> RuntimeName:
     """Return the runtime of a service that names none.
 
-    In pods it is the first one that has an image for the accelerator: the default of the format, then the others in
-    the order of the registry. Where none has one, or the service states the image, it is the default.
+    It is the first one in the registry that takes the format, in pods the first that has an image for the accelerator.
+    Where none has one, or the service states the image, it is the first that runs there, else the first anywhere.
     """
-    default = _DEFAULTS[demand.format]
+    able = [runtime for runtime in RUNTIMES.values() if demand.format in runtime.formats]
     if not demand.in_pods:
-        return _HOST_DEFAULTS.get(demand.format, default)
+        return next((runtime.name for runtime in able if runtime.on_hosts), able[0].name)
+    # A service that describes its engine in spec.container names it in spec.runtime.
+    in_pods = [(runtime.name, runtime.pod) for runtime in able if runtime.pod and not runtime.pod.from_container]
+    default = in_pods[0][0] if in_pods else able[0].name
     if demand.has_image or demand.accelerator not in demand.vendors:
         return default
     vendor = demand.vendors[demand.accelerator]
-    for name in (default, *RUNTIMES):
-        pod = RUNTIMES[name].pod
-        # A service that describes its engine in spec.container names it in spec.runtime.
-        if pod is None or pod.from_container is not None or demand.format not in RUNTIMES[name].formats:
-            continue
-        if pod.image(demand.accelerator, vendor, name) is not None:
-            return name
-    return default
+    return next((name for name, pod in in_pods if pod.image(demand.accelerator, vendor, name) is not None), default)
 
 
 def refuse_demand(runtime: Runtime, demand: RuntimeDemand) -> str | None:

@@ -10,8 +10,9 @@ from typing import Final
 
 from runtimes.engine_errors import EngineError, ErrorTable
 from runtimes.environment import PYTORCH_IN_POD
+from runtimes.paged_estimate import PAGED_SPEED, DeviceBatch, PagedMemory
 from runtimes.pod import EngineMetrics, EnginePod, PodServing
-from runtimes.runtime import Runtime
+from runtimes.runtime import PLAIN, Quantizations, Runtime
 
 _IMAGE: Final = "lmsysorg/sglang:v0.5.15.post1"
 _IMAGES: Final[Mapping[str, str]] = MappingProxyType({"amd": f"{_IMAGE}-rocm720-mi30x", "nvidia": f"{_IMAGE}-cu129"})
@@ -23,9 +24,37 @@ _TUNING: Final = (
     *("--reasoning-parser", "--tool-call-parser"),
 )
 
+_QUANTIZATIONS: Final[Quantizations] = {
+    "nvidia": {
+        PLAIN: "*",
+        "awq": "turing+",
+        "gptq": "turing+",
+        "int8": "turing+",
+        "compressed-tensors": "turing+",
+        "fp8": "ada+ ~ampere",
+        "nvfp4": "blackwell+",
+        "mxfp4": "blackwell+ ~hopper",
+        "quark": "ada+",
+        "torchao": "ampere+",
+        "bitsandbytes": "turing+",
+    },
+    "amd": {
+        PLAIN: "*",
+        "awq": "*",
+        "gptq": "*",
+        "int8": "*",
+        "compressed-tensors": "*",
+        "fp8": "cdna3 cdna4",
+        "nvfp4": "~cdna2 ~cdna3",
+        "mxfp4": "cdna4",
+        "quark": "cdna3 cdna4",
+    },
+}
+"""The page "Quantization" of SGLang 0.5."""
+
 _SCHEDULER: Final = "SGLang 0.5.15.post1: managers/scheduler.py"
 _SERVING: Final = "SGLang 0.5.15.post1: entrypoints/openai/serving_base.py, handle_request"
-ERRORS: Final[ErrorTable] = (
+_ERRORS: Final[ErrorTable] = (
     EngineError(503, "Using priority is disabled for this server.", 400, "nothing", _SCHEDULER),
     EngineError(503, "The request queue is full.", 503, "nothing", _SCHEDULER),
     EngineError(503, "The request is aborted by a higher priority request.", 503, "nothing", _SCHEDULER),
@@ -57,6 +86,27 @@ RUNTIME: Final = Runtime(
     tuning=_TUNING,
     switches=frozenset({"--disable-radix-cache", "--disable-cuda-graph", "--disable-overlap-schedule"}),
     on_hosts=False,
+    errors=_ERRORS,
+    quantizations=_QUANTIZATIONS,
+    speed_priors=PAGED_SPEED,
+    divides_layers=True,
+    memory=PagedMemory(
+        # It leaves free, of the whole device: 1.5 MiB for each token, 512 MiB for attention, 128 MiB for each device, 2
+        # MiB for each sequence of the largest graph, and 8 MiB for each graph of prompts.
+        batches=(
+            DeviceBatch(0, 2048, 992),
+            DeviceBatch(20, 4096, 1136),
+            DeviceBatch(60, 8192, 1616),
+            DeviceBatch(160, 16384, 2256),
+        ),
+        share_argument="--mem-fraction-static",
+        block_argument="--page-size",
+        batch_argument="--chunked-prefill-size",
+        eager_argument="--disable-cuda-graph",
+        device_percent=100,
+        context_mib=640,
+        token_reserve_kib=1536,
+    ),
     pod=EnginePod(
         container="sglang",
         images=_IMAGES,

@@ -11,8 +11,9 @@ from typing import Final
 
 from runtimes.engine_errors import EngineError, ErrorTable
 from runtimes.environment import PYTORCH_IN_POD
+from runtimes.paged_estimate import PAGED_SPEED, DeviceBatch, PagedMemory
 from runtimes.pod import EngineMetrics, EnginePod, PodServing
-from runtimes.runtime import Runtime
+from runtimes.runtime import PLAIN, Quantizations, Runtime
 
 _IMAGES: Final[Mapping[str, str]] = MappingProxyType({"nvidia": "ghcr.io/huggingface/text-generation-inference:3.3.7"})
 _TUNING: Final = (
@@ -22,8 +23,22 @@ _TUNING: Final = (
 )
 """None of those that are rendered: the launcher refuses an argument that is repeated."""
 
+_QUANTIZATIONS: Final[Quantizations] = {
+    "nvidia": {
+        PLAIN: "*",
+        "awq": "turing+",
+        "gptq": "turing+",
+        "compressed-tensors": "ampere+",
+        "fp8": "ada+ ~ampere",
+        "bitsandbytes": "turing+",
+    },
+    "amd": {PLAIN: "*", "awq": "*", "gptq": "*"},
+    "intel-gaudi": {PLAIN: "*", "fp8": "*"},
+}
+"""The page "Quantization" of TGI 3.3."""
+
 _ROUTER: Final = "TGI 3.3: router/src/server.rs, From<InferError>"
-ERRORS: Final[ErrorTable] = (
+_ERRORS: Final[ErrorTable] = (
     EngineError(424, "", 502, "failure", f"{_ROUTER}: GenerationError, the shard failed or is gone"),
     EngineError(429, "Model is overloaded", 429, "nothing", f"{_ROUTER}: Overloaded"),
     EngineError(500, "Incomplete generation", 500, "failure", f"{_ROUTER}: IncompleteGeneration"),
@@ -55,6 +70,18 @@ RUNTIME: Final = Runtime(
     tuning=_TUNING,
     switches=frozenset({"--disable-grammar-support"}),
     on_hosts=False,
+    errors=_ERRORS,
+    quantizations=_QUANTIZATIONS,
+    speed_priors=PAGED_SPEED,
+    divides_layers=True,
+    memory=PagedMemory(
+        # TGI_WIGGLE_ROOM is 0.90, of the share that is set. Pomona lets one whole prompt into a batch.
+        batches=(DeviceBatch(0, 0),),
+        share_argument="--cuda-memory-fraction",
+        whole_prompts=True,
+        device_percent=90,
+        has_margin=True,
+    ),
     pod=EnginePod(
         container="tgi",
         images=_IMAGES,

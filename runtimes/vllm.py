@@ -10,8 +10,9 @@ from typing import Final
 
 from runtimes.engine_errors import EngineError, ErrorTable
 from runtimes.environment import PYTORCH_IN_POD
+from runtimes.paged_estimate import PAGED_SPEED, DeviceBatch, PagedMemory
 from runtimes.pod import EngineMetrics, EnginePod, PodServing
-from runtimes.runtime import Runtime
+from runtimes.runtime import PLAIN, Quantizations, Runtime
 
 _VERSION: Final = "v0.33.0"
 _IMAGES: Final[Mapping[str, str]] = MappingProxyType(
@@ -41,8 +42,42 @@ _SWITCHES: Final = frozenset(
     }
 )
 
+_QUANTIZATIONS: Final[Quantizations] = {
+    "nvidia": {
+        PLAIN: "*",
+        "awq": "turing+",
+        "gptq": "volta+",
+        "int8": "turing+",
+        "compressed-tensors": "turing+",
+        "fp8": "ada+ ~turing ~ampere",
+        "nvfp4": "blackwell+ ~turing ~ampere ~ada ~hopper",
+        "mxfp4": "blackwell+ ~ampere ~ada ~hopper",
+        "quark": "ada+",
+        "torchao": "turing+",
+    },
+    "amd": {
+        PLAIN: "*",
+        "awq": "*",
+        "gptq": "*",
+        "int8": "cdna2 cdna3 cdna4",
+        "compressed-tensors": "*",
+        "fp8": "cdna3 cdna4 rdna4",
+        "nvfp4": "~cdna2 ~cdna3 ~cdna4",
+        "mxfp4": "cdna4",
+        "mxfp6": "cdna4",
+        "quark": "cdna3 cdna4",
+        "torchao": "*",
+    },
+    "intel-gaudi": {PLAIN: "*", "gptq": "*", "int8": "*", "compressed-tensors": "*", "fp8": "*", "inc": "*"},
+    "intel": {PLAIN: "*", "awq": "*", "gptq": "*", "fp8": "*", "mxfp4": "*", "inc": "*"},
+    "cpu": {PLAIN: "*", "awq": "*", "gptq": "*", "int8": "*", "compressed-tensors": "*"},
+}
+"""vLLM 0.32's own lists (`platforms/`, `get_min_capability`) and its page "Quantization", and the release notes of its
+Gaudi plugin. Where they disagree the stricter one counts: the page denies AWQ on Gaudi, which the plugin lists. GGUF
+and bitsandbytes are not in vLLM any more, but in plugins that its images lack."""
+
 _HANDLERS: Final = "vLLM 0.32.0: entrypoints/serve/exception_handling"
-ERRORS: Final[ErrorTable] = (
+_ERRORS: Final[ErrorTable] = (
     EngineError(503, "", 503, "nothing", f"{_HANDLERS}: QueueOverflowError, RetryableRequestError"),
     EngineError(
         500, "EngineCore encountered an issue", 503, "sick", "vLLM 0.32.0: v1/engine/exceptions.py, EngineDeadError"
@@ -79,6 +114,24 @@ RUNTIME: Final = Runtime(
     tuning=_TUNING,
     switches=_SWITCHES,
     on_hosts=False,
+    errors=_ERRORS,
+    quantizations=_QUANTIZATIONS,
+    speed_priors=PAGED_SPEED,
+    divides_layers=True,
+    memory=PagedMemory(
+        # get_batch_defaults of an API server; from 70 GiB on, but for an A100. --gpu-memory-utilization is 0.92.
+        batches=(DeviceBatch(0, 2048), DeviceBatch(70, 8192), DeviceBatch(160, 16384)),
+        share_argument="--gpu-memory-utilization",
+        block_argument="--block-size",
+        batch_argument="--max-num-batched-tokens",
+        whole_prompts_argument="--no-enable-chunked-prefill",
+        eager_argument="--enforce-eager",
+        has_windows=True,
+        has_states=True,
+        has_latents=True,
+        # `request_memory` in v1/worker/utils.py.
+        needs_free_share=True,
+    ),
     pod=EnginePod(
         container="vllm",
         images=_IMAGES,

@@ -87,11 +87,11 @@ async def _read_vendors(cluster: "Cluster") -> "Vendors":
     from devices.vendor_file import VendorFileError, parse_vendors  # noqa: PLC0415 - not needed for --help
     from kube.errors import ApiError  # noqa: PLC0415 - same
     from kube.resources import CONFIG_MAPS  # noqa: PLC0415 - same
-    from runtimes.registry import POD_ENGINES  # noqa: PLC0415 - same
+    from runtimes.registry import list_pod_engines  # noqa: PLC0415 - same
 
     try:
         found = await cluster.client.get(CONFIG_MAPS, VENDORS_MAP, CONTROLLER_NAMESPACE)
-        return parse_vendors(found["data"]["vendors.yaml"], POD_ENGINES)
+        return parse_vendors(found["data"]["vendors.yaml"], list_pod_engines())
     except (ApiError, VendorFileError, KeyError) as error:
         raise click.ClickException(
             f"the controller has a table of accelerators of its own, ConfigMap {VENDORS_MAP} in "

@@ -12,7 +12,7 @@ import msgspec
 from gateway.http.headers import encode_fields
 from gateway.proxy import paths
 from runtimes.engine_errors import judge_error, read_error
-from runtimes.error_tables import find_errors
+from runtimes.registry import find_runtime
 
 _LONGEST_TEXT = 2000
 _CODES = {"exceed_context_size_error": "context_length_exceeded"}
@@ -237,7 +237,7 @@ def service_unavailable(listener: str) -> RequestError:
 def translate_engine_error(status: int, body: bytes, service: str, engine: str | None = None) -> RequestError:
     """Return an error of the engine of this name in OpenAI's form, with a status to which clients react correctly."""
     message, kind, code, param = read_error(body)
-    client_status = judge_error(find_errors(engine), status, message).status
+    client_status = judge_error(find_runtime(engine).errors, status, message).status
     if client_status < HTTPStatus.INTERNAL_SERVER_ERROR and kind == "server_error":
         kind = ""  # llama.cpp's word for a mistake of the client
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):

@@ -16,7 +16,7 @@ import msgspec
 
 from gateway.proxy import errors
 from gateway.proxy.config import ServiceListener
-from runtimes.error_tables import SCHEMA_LIMITS
+from runtimes.registry import find_runtime
 
 SCHEMA_FIELDS: Final = frozenset(
     {
@@ -192,7 +192,7 @@ def check_engines(demand: SchemaDemand, service: ServiceListener) -> None:
     if demand is NO_SCHEMAS:
         return
     for engine in {backend.engine or "" for backend in service.backends}:
-        limits = SCHEMA_LIMITS.get(engine)
+        limits = find_runtime(engine).schema_limits
         if limits is None:
             continue
         if demand.has_pattern and not limits.takes_patterns:

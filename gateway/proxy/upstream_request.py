@@ -33,7 +33,7 @@ from gateway.proxy.response_end import ResponseEnd
 from gateway.proxy.responses_stream import ResponsesStream
 from gateway.proxy.service import Service
 from runtimes.engine_errors import Lesson, judge_error, read_error
-from runtimes.error_tables import find_errors
+from runtimes.registry import find_runtime
 
 _FOR_WEB_PAGES: Final = frozenset(
     b"access-control-" + name
@@ -335,7 +335,7 @@ class UpstreamRequest:
         if status < _FIRST_ERROR_STATUS:
             status = _status_of(response)
         engine, text = self.backend.engine, read_error(body).text
-        self._note_error(request.status, judge_error(find_errors(engine), status, text).lesson)
+        self._note_error(request.status, judge_error(find_runtime(engine).errors, status, text).lesson)
         error = errors.translate_engine_error(status, body, self._service.config.name, engine)
         if error.status in _TEMPORARY_ERRORS and isinstance(response, ErrorResponse):
             error.headers["Retry-After"] = response.retry_after

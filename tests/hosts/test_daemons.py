@@ -6,8 +6,7 @@ import pytest
 from kube.resources import ObjectKey
 from metal_agent import daemons, lifecycle
 from metal_agent.traffic.exposure import ServicePort, proxy_config
-from runtimes import ollama as ollama_runtime
-from runtimes import omlx as omlx_runtime
+from runtimes import ollama_client, omlx_client
 from runtimes.probe import generate_token
 from tests.support.api_objects import GIB
 from tests.support.daemons.host_daemons import (
@@ -156,7 +155,7 @@ async def test_hung_daemon_fails_its_process_and_a_slow_one_does_not(
     machine, daemon, make = served
     machine.supervisor.assign([make()])
     model = await served.ready()
-    for runtime in (ollama_runtime, omlx_runtime):
+    for runtime in (ollama_client, omlx_client):
         monkeypatch.setattr(runtime, "_LOOK", aiohttp.ClientTimeout(total=0.1))
     shared = machine.known.get(daemon_name(daemon))
     assert shared

@@ -9,7 +9,7 @@ import pytest
 
 from artifacts.repositories.address_policy import parse_network
 from crds.metalprocess import Artifact
-from runtimes.ollama import Ollama
+from runtimes.ollama_client import Ollama
 from tests.support.api_objects import GIB
 from tests.support.daemons.host_daemons import OWNERS, Served, library, ollama, omlx, restart, watch_often
 from tests.support.daemons.omlx import OmlxStandIn

@@ -12,7 +12,6 @@ from crds.size import MIB
 from devices.product_table import PRODUCTS
 from devices.vendors import VENDORS, Exporter, Vendor
 from runtimes.pod import EngineMetrics, EnginePod
-from runtimes.quantization import QUANTIZATIONS
 from runtimes.registry import RUNTIMES
 from runtimes.runtime import Runtime
 
@@ -56,8 +55,8 @@ def describe_engine(runtime: Runtime) -> str:
         parts += [_describe_images(runtime)]
     if pod is not None and pod.metrics is not None:
         parts += [_describe_metrics(pod.metrics)]
-    if runtime.name in QUANTIZATIONS:
-        parts += [_table(("accelerator", "quantizations"), _quantization_rows(QUANTIZATIONS[runtime.name]))]
+    if runtime.quantizations:
+        parts += [_table(("accelerator", "quantizations"), _quantization_rows(runtime.quantizations))]
     return "\n".join([*parts, _wrap(_describe_tuning(runtime))])
 
 
@@ -75,9 +74,9 @@ def describe_vendor(name: str, vendor: Vendor) -> str:
     parts = [_table(("", ""), [("accelerator", f"`{name}`"), *_vendor_facts(vendor)])]
     parts += [_describe_vendor_engines(name, vendor)]
     rows = [
-        (engine, by_vendor[name])
-        for engine, by_vendor in QUANTIZATIONS.items()
-        if name in by_vendor and (RUNTIMES[engine].pod or not vendor.in_pods)
+        (engine, runtime.quantizations[name])
+        for engine, runtime in RUNTIMES.items()
+        if name in runtime.quantizations and (runtime.pod or not vendor.in_pods)
     ]
     if rows:
         parts += [_table(("engine", "quantizations"), _quantization_rows(dict(rows)))]
@@ -97,7 +96,7 @@ def _list_images(runtime: Runtime) -> dict[str, str | None]:
         return {}
     in_pods = {name: vendor for name, vendor in VENDORS.items() if vendor.in_pods}
     images = {name: pod.image(name, vendor, runtime.name) for name, vendor in in_pods.items()}
-    by_users = in_pods if pod.from_container else QUANTIZATIONS.get(runtime.name, {})
+    by_users = in_pods if pod.from_container else runtime.quantizations
     return {name: image for name, image in images.items() if image or name in by_users}
 
 

@@ -9,7 +9,7 @@ import aiohttp
 
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, PODS
-from runtimes import llama_server, ollama_pod
+from runtimes import llama_server, ollama
 from tests.cluster.main_job.cluster import CALL_TIMEOUT, GIB, Cluster, ask, condition
 from tests.support.eventually import eventually
 from tests.support.live_processes import is_alive
@@ -57,7 +57,7 @@ async def test_ollama_gets_the_weights_of_the_volume_before_its_pod_is_ready(clu
     assert await cluster.answers("chat")
     assert (await cluster.ask("chat", token="")).status == 401
     (url,) = await cluster.urls("chat")
-    assert await refuses_connections(url, ollama_pod.PORT)
+    assert await refuses_connections(url, ollama.PORT)
 
 
 async def test_ollama_pulls_a_model_of_its_library(cluster: Cluster) -> None:

@@ -11,8 +11,8 @@ import pytest
 from crds.metalprocess import Artifact
 from metal_agent import daemons
 from metal_agent.assignments import Assignment
-from runtimes.ollama import Ollama
-from runtimes.omlx import Omlx
+from runtimes.ollama_client import Ollama
+from runtimes.omlx_client import Omlx
 from tests.support.api_objects import GIB
 from tests.support.daemons.omlx import OmlxStandIn
 from tests.support.eventually import eventually

@@ -5,7 +5,7 @@ import pytest
 from crds.meta import Toleration
 from devices.vendor_file import VendorFileError, find_vendor_problem, parse_vendors
 from devices.vendors import VENDORS
-from runtimes.registry import POD_ENGINES
+from runtimes.registry import list_pod_engines
 
 NPU = """\
 npu:
@@ -17,7 +17,7 @@ npu:
 
 
 def test_new_vendor_is_one_entry() -> None:
-    npu = parse_vendors(NPU, POD_ENGINES)["npu"]
+    npu = parse_vendors(NPU, list_pod_engines())["npu"]
     assert npu.resource == "example.com/npu"
     assert npu.tolerations == (Toleration(key="example.com/npu", operator="Exists", effect="NoSchedule"),)
     assert npu.images == {"llama.cpp": "registry.example/llama-npu@sha256:0123"}
@@ -25,7 +25,7 @@ def test_new_vendor_is_one_entry() -> None:
 
 
 def test_stated_fields_replace_those_of_a_known_vendor() -> None:
-    table = parse_vendors("nvidia: {runtimeClass: nvidia, images: {vllm: mirror.example/vllm:1}}\n", POD_ENGINES)
+    table = parse_vendors("nvidia: {runtimeClass: nvidia, images: {vllm: mirror.example/vllm:1}}\n", list_pod_engines())
     assert table["nvidia"].runtime_class == "nvidia"
     assert table["nvidia"].images["vllm"] == "mirror.example/vllm:1"
     assert table["nvidia"].resource == VENDORS["nvidia"].resource
@@ -34,7 +34,7 @@ def test_stated_fields_replace_those_of_a_known_vendor() -> None:
 
 @pytest.mark.parametrize("text", ["", "# nothing\n"])
 def test_empty_file_changes_nothing(text: str) -> None:
-    assert parse_vendors(text, POD_ENGINES) == VENDORS
+    assert parse_vendors(text, list_pod_engines()) == VENDORS
 
 
 @pytest.mark.parametrize(
@@ -122,40 +122,40 @@ def test_empty_file_changes_nothing(text: str) -> None:
 )
 def test_mistake_is_an_error_with_its_line(text: str, says: str) -> None:
     with pytest.raises(VendorFileError) as caught:
-        parse_vendors(text, POD_ENGINES)
+        parse_vendors(text, list_pod_engines())
     assert says in str(caught.value)
 
 
 @pytest.mark.parametrize("name", VENDORS)
 def test_built_in_vendor_keeps_the_rules_of_the_file(name: str) -> None:
-    assert find_vendor_problem(VENDORS[name], POD_ENGINES) is None
+    assert find_vendor_problem(VENDORS[name], list_pod_engines()) is None
 
 
 def test_parts_that_yaml_shares_are_not_stated_twice() -> None:
     text = "amd: &all\n  images: {vllm: a}\nnvidia:\n  <<: *all\n  runtimeClass: nvidia\nintel: *all\n"
-    table = parse_vendors(text, POD_ENGINES)
+    table = parse_vendors(text, list_pod_engines())
     assert [table[name].images["vllm"] for name in ("amd", "nvidia", "intel")] == ["a", "a", "a"]
 
 
 def test_variables_that_choose_no_devices_and_other_taints_are_accepted() -> None:
     taints = "[{key: gpu-pool, operator: Exists}, {key: example.com/node-role, value: a}]"
     variables = "{NCCL_DEBUG: INFO, _a.b-2: x}"
-    table = parse_vendors(f"nvidia: {{environment: {variables}, tolerations: {taints}}}\n", POD_ENGINES)
+    table = parse_vendors(f"nvidia: {{environment: {variables}, tolerations: {taints}}}\n", list_pod_engines())
     assert table["nvidia"].environment == {"NCCL_DEBUG": "INFO", "_a.b-2": "x"}
     assert [each.key for each in table["nvidia"].tolerations] == ["gpu-pool", "example.com/node-role"]
 
 
 def test_administrator_may_give_pods_with_devices_more_of_their_node() -> None:
-    table = parse_vendors("nvidia: {environment: {NVIDIA_MOFED: enabled}}\n", POD_ENGINES)
+    table = parse_vendors("nvidia: {environment: {NVIDIA_MOFED: enabled}}\n", list_pod_engines())
     assert table["nvidia"].environment == {"NVIDIA_MOFED": "enabled"}
 
 
 def test_further_resources_may_end_in_a_star() -> None:
-    npu = parse_vendors('npu: {resource: a.b/npu, furtherResources: ["a.b/npu-*"]}\n', POD_ENGINES)["npu"]
+    npu = parse_vendors('npu: {resource: a.b/npu, furtherResources: ["a.b/npu-*"]}\n', list_pod_engines())["npu"]
     assert (npu.offers("a.b/npu-half"), npu.offers("a.b/other")) == (True, False)
 
 
-@pytest.mark.parametrize("engine", POD_ENGINES)
+@pytest.mark.parametrize("engine", list_pod_engines())
 def test_image_of_every_engine_in_pods_may_be_stated(engine: str) -> None:
-    table = parse_vendors(f"npu: {{images: {{{engine}: registry.example/engine:1}}}}\n", POD_ENGINES)
+    table = parse_vendors(f"npu: {{images: {{{engine}: registry.example/engine:1}}}}\n", list_pod_engines())
     assert table["npu"].images == {engine: "registry.example/engine:1"}

@@ -12,7 +12,7 @@ import yaml
 
 from devices.vendor_file import parse_vendors
 from devices.vendors import VENDORS, Vendor
-from runtimes.registry import POD_ENGINES, RUNTIMES
+from runtimes.registry import RUNTIMES, list_pod_engines
 from runtimes.runtime import RuntimeDemand
 from runtimes.runtime_choice import refuse_demand
 from tests.controlplane.process import CHECKOUT
@@ -126,7 +126,7 @@ def added() -> tuple[str, Vendor]:
     """The vendor that the example of a vendors file adds, with its name."""
     blocks = list_blocks(VENDOR_GUIDE.read_text(), "yaml")
     (text,) = [block for block in blocks if "modelRef" not in block and "kind" not in block]
-    table = parse_vendors(text, POD_ENGINES)
+    table = parse_vendors(text, list_pod_engines())
     (name,) = set(table) - set(VENDORS)
     return name, table[name]
 

@@ -11,8 +11,8 @@ from msgspec import structs
 
 from crds.serving import ServingOptions
 from crds.weights_header import Layers, Layout
-from fitness.llama_cpp import _BLOCK_BYTES
 from fitness.memory import Workload, estimate, largest_context, way_out
+from runtimes.llama_estimate import _BLOCK_BYTES
 from runtimes.llama_server import CHECKPOINTS
 
 MIB, GIB = 2**20, 2**30

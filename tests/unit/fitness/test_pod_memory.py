@@ -9,12 +9,12 @@ from msgspec import structs
 
 from crds.serving import ServingOptions
 from crds.weights_header import Layers, Layout
-from fitness.memory import ESTIMATORS, PodMemory, Workload, estimate, estimate_pod, largest_context, way_out
+from fitness.memory import PodMemory, Workload, estimate, estimate_pod, largest_context, way_out
 from runtimes.registry import RUNTIMES
 from tests.unit.fitness.test_memory import LAYOUTS, OPTIONS, QWEN3_8B
 
 GIB = 2**30
-ON_DEVICES = sorted(name for name, estimator in ESTIMATORS.items() if estimator.device_parts)
+ON_DEVICES = sorted(name for name, runtime in RUNTIMES.items() if runtime.pod and runtime.memory)
 KNOWN = LAYOUTS.map(
     lambda layout: structs.replace(
         layout,
@@ -282,5 +282,5 @@ def test_unknown_layout_or_engine_has_no_estimate_on_devices() -> None:
         )
 
 
-def test_every_engine_of_the_registry_has_an_estimator_or_says_that_its_memory_is_stated() -> None:
-    assert set(RUNTIMES) - set(ESTIMATORS) <= {"generic"}
+def test_memory_of_every_engine_but_a_stated_container_is_estimated() -> None:
+    assert [name for name, runtime in RUNTIMES.items() if runtime.memory is None] == ["generic"]

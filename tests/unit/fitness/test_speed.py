@@ -14,7 +14,10 @@ from crds.weights_header import Layers, Layout
 from fitness.corrections import SpeedRatio, learn_corrections
 from fitness.performance import MeasuredPerformance
 from fitness.serving_devices import ServingDevices, describe_devices, describe_host, describe_processor
-from fitness.speed import PRIORS, SpeedEstimate, estimate_speed, find_active_share, report_measured
+from fitness.speed import SpeedEstimate, estimate_speed, find_active_share, report_measured
+from runtimes.llama_estimate import LLAMA_SPEED
+from runtimes.paged_estimate import PAGED_SPEED
+from runtimes.registry import RUNTIMES
 
 GIB = 2**30
 LLAMA_8B = Layout(
@@ -91,14 +94,14 @@ def test_bytes_decide_the_speed_of_a_large_model() -> None:
 
 def test_overhead_of_layers_bounds_the_speed_of_a_tiny_model() -> None:
     tiny = structs.replace(LLAMA_8B, tensor_bytes=1_000_000)
-    assert _expected(tiny) < 1000 / (32 * PRIORS["llama.cpp"]["nvidia"].layer_ms)
+    assert _expected(tiny) < 1000 / (32 * LLAMA_SPEED["nvidia"].layer_ms)
 
 
 def test_full_context_is_slower_than_a_short_prompt() -> None:
     options = ServingOptions(context_length=131_072)
     short, full = _expected(options=options), _expected(options=options, filled_tokens=131_072)
     cache = 131_072 * 32 * 2048 * 2
-    seconds = cache / (1008e9 * PRIORS["llama.cpp"]["nvidia"].efficiency)
+    seconds = cache / (1008e9 * LLAMA_SPEED["nvidia"].efficiency)
     assert 1 / full - 1 / short == pytest.approx(seconds, rel=0.01)
 
 
@@ -153,7 +156,7 @@ def test_devices_share_layers_in_one_engine_and_take_turns_in_another() -> None:
 
 
 def test_time_of_a_token_is_reading_and_the_overhead_of_layers() -> None:
-    prior, cache = PRIORS["vllm"]["nvidia"], 32 * 512 * 2048 * 2
+    prior, cache = PAGED_SPEED["nvidia"], 32 * 512 * 2048 * 2
     one, two = (1 / _expected(devices=RTX_4090._replace(device_count=count), runtime="vllm") for count in (1, 2))
     reading = (LLAMA_8B.tensor_bytes + cache) / (1008e9 * prior.efficiency)
     assert one == pytest.approx(reading + 32 * prior.layer_ms / 1000)
@@ -255,7 +258,7 @@ ANY_DEVICES = st.builds(
     layers=st.integers(1, 200),
     tensor_bytes=st.integers(1, 10**13),
     devices=ANY_DEVICES,
-    runtime=st.sampled_from(sorted(PRIORS)),
+    runtime=st.sampled_from(sorted(RUNTIMES)),
     tokens=st.integers(1, 2_000_000),
 )
 def test_ranges_are_ordered_positive_and_at_most_threefold(
@@ -265,7 +268,7 @@ def test_ranges_are_ordered_positive_and_at_most_threefold(
         LLAMA_8B, tensor_bytes=tensor_bytes, layers=[structs.replace(LLAMA_8B.layers[0], count=layers)]
     )
     found = estimate_speed(layout, ServingOptions(context_length=2_097_152), runtime, devices, filled_tokens=tokens)
-    assert (found is None) == (devices.vendor not in PRIORS[runtime])
+    assert (found is None) == (devices.vendor not in RUNTIMES[runtime].speed_priors)
     for each in (found.generation, found.prompt) if found else ():
         if each:
             assert 0 < each.low <= each.expected <= each.high <= 3.0001 * each.low

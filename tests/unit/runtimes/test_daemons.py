@@ -10,9 +10,9 @@ from aiohttp import web
 from crds.serving import ServingOptions
 from metal_agent import daemons
 from metal_agent.daemons import SILENT_CHECKS, Daemons, SharedDaemon
-from runtimes import daemon, omlx
-from runtimes.ollama import Ollama, full_name
-from runtimes.omlx import Omlx
+from runtimes import daemon, omlx_client
+from runtimes.ollama_client import Ollama, full_name
+from runtimes.omlx_client import Omlx
 from runtimes.registry import RUNTIMES
 from runtimes.runtime import RuntimeDemand
 from runtimes.runtime_choice import refuse_demand
@@ -145,7 +145,7 @@ def test_the_environment_of_the_agent_comes_first(tmp_path: Path) -> None:
     ],
 )
 def test_either_form_of_an_error_is_quoted(said: bytes, words: str) -> None:
-    assert omlx._words(said) == words
+    assert omlx_client._words(said) == words
 
 
 def test_name_depends_on_the_model_and_on_the_agent() -> None:

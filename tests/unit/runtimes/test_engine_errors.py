@@ -5,15 +5,14 @@ import json
 import pytest
 
 from runtimes.engine_errors import EngineError, Judgement, judge_error, read_error
-from runtimes.error_tables import ERROR_TABLES, find_errors
-from runtimes.registry import RUNTIMES
+from runtimes.registry import RUNTIMES, find_runtime
 
 LLAMA_CPP = {"code": 500, "type": "server_error"}
 
 
 def judge(engine: str | None, status: int, answer: object) -> Judgement:
     body = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
-    return judge_error(find_errors(engine), status, read_error(body).text)
+    return judge_error(find_runtime(engine).errors, status, read_error(body).text)
 
 
 @pytest.mark.parametrize(
@@ -63,16 +62,18 @@ def test_text_that_a_client_has_sent_is_not_taken_for_the_engines() -> None:
     assert judge("mlx-lm", 404, {"error": "unknown value 'generation thread died'"}) == (400, "nothing")
 
 
-def test_every_engine_has_a_table_and_every_row_its_source() -> None:
-    assert set(ERROR_TABLES) == set(RUNTIMES) - {"generic"}
-    for engine, table in ERROR_TABLES.items():
-        for number, row in enumerate(table):
+def test_every_engine_has_errors_and_every_row_its_source() -> None:
+    assert [name for name, runtime in RUNTIMES.items() if not runtime.errors] == ["generic"]
+    for engine, runtime in RUNTIMES.items():
+        for number, row in enumerate(runtime.errors):
             assert row.source, (engine, row)
             # A row is reached: the rows before it do not take all that it means.
-            assert judge_error(table[: number + 1], row.status, row.begin) == (row.client_status, row.lesson)
+            assert judge_error(runtime.errors[: number + 1], row.status, row.begin) == (row.client_status, row.lesson)
 
 
-@pytest.mark.parametrize("row", [row for table in ERROR_TABLES.values() for row in table], ids=lambda row: row.begin)
+@pytest.mark.parametrize(
+    "row", [row for runtime in RUNTIMES.values() for row in runtime.errors], ids=lambda row: row.begin
+)
 def test_client_repeats_only_what_it_is_not_to_blame_for(row: EngineError) -> None:
     """A mistake of the client is 4xx, and what the engine has failed 5xx, whatever status the engine gave it."""
     assert (row.client_status >= 500) == (row.lesson != "nothing" or row.client_status == 503)

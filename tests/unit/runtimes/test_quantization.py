@@ -4,7 +4,8 @@ import pytest
 
 from devices.products import list_families
 from devices.vendors import VENDORS
-from runtimes.quantization import QUANTIZATIONS, name_method, refuse_quantization, warn_quantization
+from runtimes.quantization import name_method, refuse_quantization, warn_quantization
+from runtimes.registry import RUNTIMES
 
 H100, A100, V100, B200 = "NVIDIA-H100-80GB-HBM3", "NVIDIA-A100-SXM4-80GB", "Tesla-V100-SXM2-16GB", "NVIDIA-B200"
 
@@ -136,7 +137,7 @@ def test_native_unknown_and_refused_pairs_have_no_remark(pair: tuple[str, ...]) 
 
 
 def test_table_names_vendors_and_architectures_that_exist() -> None:
-    for by_vendor in QUANTIZATIONS.values():
+    for by_vendor in (runtime.quantizations for runtime in RUNTIMES.values()):
         for vendor, by_method in by_vendor.items():
             assert vendor in VENDORS
             for method, terms in by_method.items():

@@ -8,7 +8,7 @@ import pytest
 from crds.weights_header import WeightsFormat
 from devices.vendor_file import parse_vendors
 from devices.vendors import VENDORS
-from runtimes.registry import POD_ENGINES, RUNTIMES
+from runtimes.registry import RUNTIMES, list_pod_engines
 from runtimes.runtime import RuntimeDemand
 from runtimes.runtime_choice import choose_runtime, refuse_demand
 
@@ -43,12 +43,12 @@ def test_default_of_the_format_is_chosen_on_every_built_in_accelerator(
 def test_first_runtime_with_an_image_of_the_vendors_file_is_chosen(
     images: str, weights: WeightsFormat, chosen: str
 ) -> None:
-    vendors = parse_vendors(f"acme: {{resource: a.example/npu, images: {{{images}}}}}\n", POD_ENGINES)
+    vendors = parse_vendors(f"acme: {{resource: a.example/npu, images: {{{images}}}}}\n", list_pod_engines())
     assert choose_runtime(RuntimeDemand(weights, "acme", in_pods=True, vendors=vendors)) == chosen
 
 
 def test_image_of_the_service_is_one_of_the_default_runtime() -> None:
-    vendors = parse_vendors("acme: {resource: a.example/npu, images: {sglang: a/sglang:1}}\n", POD_ENGINES)
+    vendors = parse_vendors("acme: {resource: a.example/npu, images: {sglang: a/sglang:1}}\n", list_pod_engines())
     demand = RuntimeDemand("safetensors", "acme", in_pods=True, vendors=vendors, has_image=True)
     assert choose_runtime(demand) == "vllm"
 
@@ -60,7 +60,7 @@ def test_accelerator_that_does_not_exist_leaves_the_default() -> None:
 def test_refusal_lists_the_accelerators_of_the_vendors_file() -> None:
     vendors = parse_vendors(
         "acme: {resource: a.example/npu, images: {sglang: a/sglang:1}}\nintel-gaudi: {images: {vllm: a/vllm:1}}\n",
-        POD_ENGINES,
+        list_pod_engines(),
     )
     demand = RuntimeDemand("safetensors", "cpu", in_pods=True, vendors=vendors)
     refused = refuse_demand(RUNTIMES["sglang"], demand)
@@ -75,7 +75,7 @@ def test_refusal_lists_the_accelerators_of_the_vendors_file() -> None:
 
 
 def test_refused_format_names_a_runtime_that_has_an_image() -> None:
-    vendors = parse_vendors("acme: {resource: a.example/npu, images: {sglang: a/sglang:1}}\n", POD_ENGINES)
+    vendors = parse_vendors("acme: {resource: a.example/npu, images: {sglang: a/sglang:1}}\n", list_pod_engines())
     refused = refuse_demand(RUNTIMES["llama.cpp"], RuntimeDemand("safetensors", "acme", in_pods=True, vendors=vendors))
     assert refused is not None
     assert "set runtime to sglang, or give the Model a GGUF file" in refused

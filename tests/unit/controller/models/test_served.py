@@ -18,7 +18,7 @@ from devices.vendor_file import parse_vendors
 from devices.vendors import VENDORS
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS, ObjectKey
-from runtimes.registry import POD_ENGINES
+from runtimes.registry import list_pod_engines
 from tests.support.api_objects import (
     GIB,
     NOW,
@@ -247,7 +247,7 @@ def test_stated_runtime_is_that_of_the_service() -> None:
 @pytest.mark.parametrize("spec", [{}, {"runtime": "auto"}], ids=["none", "auto"])
 @pytest.mark.parametrize("images", ["sglang: a.example/sglang:1", "tgi: a.example/b:1, sglang: a.example/sglang:1"])
 def test_engine_is_one_that_has_an_image_for_an_accelerator_of_the_vendors_file(spec: Obj, images: str) -> None:
-    vendors = parse_vendors(f"acme: {{resource: a.example/npu, images: {{{images}}}}}\n", POD_ENGINES)
+    vendors = parse_vendors(f"acme: {{resource: a.example/npu, images: {{{images}}}}}\n", list_pod_engines())
     folder = model(source="hf://org/weights")
     folder["status"]["format"] = "safetensors"
     asked = chat_service(hardware={"accelerator": "acme"}, **spec)

@@ -10,7 +10,7 @@ from devices.vendor_file import parse_vendors
 from kube.client import Obj
 from kube.resources import NODES
 from kube.store import Store
-from runtimes.registry import POD_ENGINES
+from runtimes.registry import list_pod_engines
 
 NPU = (
     "npu: {resource: example.com/npu, memoryLabel: example.com/npu.memory}\n"
@@ -31,7 +31,7 @@ def node(name: str, labels: dict[str, str] | None = None, **allocatable: Any) ->
 
 def nodes(*found: Obj) -> Store:
     store = Store()
-    declare_nodes(store, parse_vendors(NPU, POD_ENGINES))
+    declare_nodes(store, parse_vendors(NPU, list_pod_engines()))
     for each in found:
         store.put(NODES, each)
     return store

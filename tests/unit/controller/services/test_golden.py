@@ -18,7 +18,6 @@ from crds.meta import Accelerator
 from crds.serving import RuntimeName
 from devices.vendors import VENDORS
 from kube.client import Obj
-from runtimes.quantization import QUANTIZATIONS
 from runtimes.registry import RUNTIMES
 from tests.support.api_objects import GIB, as_service, service
 from tests.support.kept_text import IS_WRITING, check_kept_text
@@ -60,7 +59,7 @@ def list_pairs() -> list[Case]:
         and (
             runtime.pod.from_container
             or runtime.pod.image(accelerator, vendor, name)
-            or accelerator in QUANTIZATIONS.get(name, {})
+            or accelerator in RUNTIMES[name].quantizations
         )
     ]
 

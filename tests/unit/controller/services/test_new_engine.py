@@ -1,21 +1,45 @@
-"""A new engine is a module of `runtimes/` and its line in the registry: no CRD and no file of the controller."""
-
-from types import MappingProxyType
+"""A new engine is a module of `runtimes/` and its line in the registry: no CRD and no other file of the product."""
 
 import pytest
 
-from controller.services import preconditions
-from controller.services.pods import pod_template
 from crds import validation
+from crds.serving import ServingOptions
+from crds.weights_header import Layout
+from devices.vendor_file import parse_vendors
 from devices.vendors import VENDORS
+from fitness.memory import Workload, estimate_pod, refuse_device_count
+from fitness.serving_devices import describe_devices
+from fitness.speed import estimate_speed
+from gateway.proxy.config import Backend, ServiceListener
+from gateway.proxy.errors import RequestError, translate_engine_error
+from gateway.proxy.request_schemas import check_engines
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, MODELS
-from runtimes.pod import EnginePod, PodServing
-from runtimes.registry import RUNTIMES
-from runtimes.runtime import Runtime
+from runtimes.engine_errors import EngineError, SchemaLimits
+from runtimes.engine_estimate import DeviceParts, EngineMemory, Parts, SpeedPrior
+from runtimes.pod import EngineMetrics, EnginePod, PodServing
+from runtimes.quantization import refuse_quantization
+from runtimes.registry import RUNTIMES, list_pod_engines
+from runtimes.runtime import PLAIN, Runtime
 from tests.support.api_objects import model
+from tests.support.page_tables import describe_engine, describe_pairs, describe_vendor
 from tests.support.refused_manifests import make_manifest
 from tests.support.service_decisions import chat_service, decide_chat, list_applied, ready_outcome
+from tests.unit.fitness.test_speed import LLAMA_8B
+from tests.unit.gateway.proxy.test_request_schemas import answer, array, read
+
+
+class QuickMemory(EngineMemory):
+    """Weights alone, divided among at most two devices."""
+
+    def estimate_parts(self, layout: Layout, options: ServingOptions) -> Parts:
+        return Parts(layout.tensor_bytes, options.context_length, 0, 0, 0)
+
+    def estimate_device_parts(self, layout: Layout, options: ServingOptions, devices: int) -> DeviceParts:
+        return DeviceParts(Parts(0, 0, 0, 0, 7), self.estimate_parts(layout, options), devices)
+
+    def refuse_devices(self, layout: Layout, devices: int) -> str | None:
+        return f"{layout.head_count} heads on {devices}" if devices > 2 else None
 
 
 def arguments(pod: PodServing) -> list[str]:
@@ -28,15 +52,24 @@ QUICK = Runtime(
     modes=frozenset({"chat"}),
     tuning=("--speed",),
     on_hosts=False,
-    pod=EnginePod(container="quick", images={"nvidia": "registry.example/quick:1"}, arguments=arguments),
+    errors=(EngineError(500, "too slow", 400, "nothing", "its manual"),),
+    schema_limits=SchemaLimits(most_repetitions=9, takes_patterns=True),
+    quantizations={"nvidia": {PLAIN: "*", "gguf": "ada+"}},
+    memory=QuickMemory(),
+    speed_priors={"nvidia": SpeedPrior(efficiency=0.5, layer_ms=0.0)},
+    divides_layers=True,
+    pod=EnginePod(
+        container="quick",
+        images={"nvidia": "registry.example/quick:1"},
+        arguments=arguments,
+        metrics=EngineMetrics("quick_running", None, None, None, prefixes=("quick_",)),
+    ),
 )
 
 
 @pytest.fixture(autouse=True)
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = MappingProxyType({**RUNTIMES, QUICK.name: QUICK})
-    for module in (pod_template, preconditions):
-        monkeypatch.setattr(module, "RUNTIMES", known)
+    monkeypatch.setitem(RUNTIMES, QUICK.name, QUICK)  # the line of the registry
 
 
 def decide(**spec: object) -> tuple[tuple[str, str, str], list[Obj]]:
@@ -48,6 +81,8 @@ def decide(**spec: object) -> tuple[tuple[str, str, str], list[Obj]]:
 def test_new_engine_serves_in_pods() -> None:
     _, (deployment,) = decide(hardware={"accelerator": "nvidia", "count": 2}, extraArgs=["--speed", "9"])
     (container,) = deployment["spec"]["template"]["spec"]["initContainers"]
+    proxy = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert proxy[proxy.index("--engine-metrics-prefixes") + 1] == "quick_"
     assert (container["name"], container["image"]) == ("quick", "registry.example/quick:1")
     assert container["args"][2:] == ["--devices", "2", "--speed", "9"]
     assert container["resources"]["limits"] == {VENDORS["nvidia"].resource: "2"}
@@ -60,3 +95,39 @@ def test_new_engine_is_refused_what_it_does_not_take() -> None:
 
 def test_schema_takes_a_new_engine() -> None:
     assert validation.problems(make_manifest(INFERENCE_SERVICES, runtime="quick")) == []
+
+
+def test_new_engine_has_a_memory_a_speed_and_quantizations() -> None:
+    workload, options = Workload(LLAMA_8B, "quick"), ServingOptions(context_length=4096)
+    memory = estimate_pod(workload, options, 2)
+    assert memory
+    assert memory.device
+    assert (memory.container_bytes, memory.device.total_bytes) == (7, LLAMA_8B.tensor_bytes + 4096)
+    assert refuse_device_count(workload, 4) == "32 heads on 4"
+    one, two = (
+        estimate_speed(LLAMA_8B, options, "quick", describe_devices("nvidia", "NVIDIA GeForce RTX 4090", count=count))
+        for count in (1, 2)
+    )
+    assert one
+    assert two
+    assert one.generation.expected < two.generation.expected
+    refusal = refuse_quantization("Q4_K_M", "quick", "nvidia", "NVIDIA A100-SXM4-80GB")
+    assert refusal
+    assert "quick on nvidia from ada on" in refusal
+
+
+def test_answers_of_a_new_engine_are_judged_by_its_rows() -> None:
+    assert translate_engine_error(500, b"too slow", "chat", "quick").status == 400
+    backend = Backend("one", "http://127.0.0.1:1", engine="quick")
+    service = ServiceListener("a/chat", "127.0.0.1", 0, "token", (backend,))
+    check_engines(read(**answer(array(maxItems=9))).schema_demand, service)
+    with pytest.raises(RequestError, match="quick ends by a bound above 9"):
+        check_engines(read(**answer(array(maxItems=10))).schema_demand, service)
+
+
+def test_administrator_and_reader_of_the_documents_know_a_new_engine() -> None:
+    vendors = parse_vendors("amd: {images: {quick: registry.example/quick:2}}\n", list_pod_engines())
+    assert vendors["amd"].images["quick"] == "registry.example/quick:2"
+    assert "`registry.example/quick:1`" in describe_engine(QUICK)
+    assert "| quick | GGUF | nvidia |" in describe_pairs()
+    assert "| quick | unquantized, gguf (from ada on) |" in describe_vendor("nvidia", VENDORS["nvidia"])

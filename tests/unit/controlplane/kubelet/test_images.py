@@ -3,7 +3,7 @@
 import shutil
 import sys
 
-from runtimes import llama_server, ollama_pod
+from runtimes import llama_server, ollama
 from runtimes.registry import RUNTIMES
 from tests.controlplane.kubelet import images
 from tests.support.ollama.program import PROGRAM
@@ -38,7 +38,7 @@ def test_engines_that_need_a_gpu_are_stand_ins_by_the_names_of_their_programs() 
 
 
 def test_every_image_of_ollama_is_the_program_with_a_library() -> None:
-    for reference in ollama_pod.IMAGES.values():
+    for reference in ollama.IMAGES.values():
         image = images.find(reference)
         assert image is not None
         assert image.entrypoint == (sys.executable, "-m", "tests.support.ollama.container", str(PROGRAM))

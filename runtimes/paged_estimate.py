@@ -1,11 +1,12 @@
-"""Memory of the engines with a paged KV cache (vLLM, SGLang, TGI): of each device, and of the container beside it.
+"""Memory and speed of engines with a paged KV cache (vLLM, SGLang, TGI).
 
 These engines share one design: the cache consists of blocks of a few tokens, weights and cache are sharded over the
 devices by tensor parallelism, and on start the engine takes a share of each device, loads weights, measures one batch
-of the largest size, and gives the rest to the cache. So they share the formulas, and `ENGINES` has their differences.
-The formulas are upper bounds of what must fit; `tests/unit/fitness/test_paged_engines.py` compares them with published
-logs. Sources: vLLM 0.32 (`engine/arg_utils.py`, `v1/core/kv_cache_utils.py`, `v1/kv_cache_interface.py`), SGLang 0.5
-(`arg_groups/_handle_gpu_memory_settings`), TGI 3.3 (`models/globals.py`), and KAITO's `memory-estimator.md`.
+of the largest size, and gives the rest to the cache. So they share the formulas; the fields of `PagedMemory` are their
+differences. The formulas are upper bounds of what must fit; `tests/unit/fitness/test_paged_engines.py` compares them
+with published logs. Sources: vLLM 0.32 (`engine/arg_utils.py`, `v1/core/kv_cache_utils.py`,
+`v1/kv_cache_interface.py`), SGLang 0.5 (`arg_groups/_handle_gpu_memory_settings`), TGI 3.3 (`models/globals.py`), and
+KAITO's `memory-estimator.md`.
 
 The engines are started for as many sequences at once as `parallel` says (see `runtimes/vllm.py` and its neighbours):
 their own defaults of 256 and more would need more memory.
@@ -14,13 +15,14 @@ their own defaults of 256 and more would need more memory.
 import itertools
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from crds.serving import ServingOptions
 from crds.size import GIB, MIB
 from crds.weights_header import Layers, Layout
-from fitness.parts import DeviceParts, Parts
+from runtimes.engine_estimate import DeviceParts, EngineMemory, Parts, SpeedPrior
 
 _KIB: Final = 2**10
 _BLOCK: Final = 16
@@ -41,7 +43,7 @@ _FRONTEND_BYTES: Final = 2 * GIB
 _WORKER_BYTES: Final = 2 * GIB
 """One worker process for each device: PyTorch, its kernels, the device's driver, and staging buffers of weights."""
 _TOKEN_BYTES: Final = 2 * 1200
-"""Bytes of each token of the vocabulary: a tokenizer of transformers in two processes (see `fitness/mlx.py`)."""
+"""Bytes of each token of the vocabulary: a tokenizer of transformers in two processes (see `mlx_estimate.py`)."""
 _STATE_BLOCKS: Final = 2
 """Blocks that a request has in each recurrent layer: the current state and the one before (`MambaSpec`, mode align)."""
 _LATENT_PROJECTIONS: Final = 4
@@ -60,7 +62,7 @@ _MOST_DEVICES: Final = 16
 """Devices of the largest nodes."""
 
 
-class _Batch(NamedTuple):
+class DeviceBatch(NamedTuple):
     """The engine's own choice for devices of a size."""
 
     from_gib: int
@@ -68,13 +70,27 @@ class _Batch(NamedTuple):
     tokens: int
     """Tokens of prompts that are computed at once."""
     reserve_mib: int = 0
-    """Memory that the engine leaves free beside `_Engine.token_reserve_kib`, however little of it is needed."""
+    """Memory that the engine leaves free beside `PagedMemory.token_reserve_kib`, however little of it is needed."""
 
 
-class _Engine(NamedTuple):
-    """Differences between the engines."""
+PAGED_SPEED: Final[Mapping[str, SpeedPrior]] = MappingProxyType(
+    {
+        # One measurement on an RTX 4090 and the makers' own figures; captured graphs start all kernels at once.
+        "nvidia": SpeedPrior(0.85, 0.03),
+        "amd": SpeedPrior(0.70, 0.05),
+        "intel-gaudi": SpeedPrior(0.60, 0.10),
+        "intel": SpeedPrior(0.50, 0.10),
+        "cpu": SpeedPrior(0.50, 0.50),
+    }
+)
+"""By vendor; see `Runtime.speed_priors`."""
 
-    batches: tuple[_Batch, ...]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedMemory(EngineMemory):
+    """The memory formulas of an engine with a paged KV cache."""
+
+    batches: tuple[DeviceBatch, ...]
     """By size of the device, the smallest first."""
     share_argument: str
     """Argument with which a user sets the share of a device that the engine uses, from 0 to 1."""
@@ -107,112 +123,64 @@ class _Engine(NamedTuple):
     needs_free_share: bool = False
     """True if the engine refuses to start while less than its share of the device is free."""
 
+    def estimate_parts(self, layout: Layout, options: ServingOptions) -> Parts | None:
+        """Compute the memory of one replica without devices: all is the container's, and the cache has whole GiB."""
+        if not _is_known(layout, self):
+            return None
+        tokens = _batch_tokens(self, options, self.batches[0])
+        cache = _cache_bytes(layout, options, 1, tokens if self.has_windows else None, _CPU_BLOCK)
+        return Parts(
+            weights_bytes=_weights_bytes(layout, 1),
+            cache_bytes=-(-cache // GIB) * GIB,
+            checkpoints_bytes=0,
+            compute_bytes=_compute_bytes(layout, options, 1, tokens) + _expansion_bytes(layout, options, 1),
+            engine_bytes=_container_bytes(layout, 1),
+        )
 
-ENGINES: Final[Mapping[str, _Engine]] = MappingProxyType(
-    {
-        # get_batch_defaults of an API server; from 70 GiB on, but for an A100. --gpu-memory-utilization is 0.92.
-        "vllm": _Engine(
-            batches=(_Batch(0, 2048), _Batch(70, 8192), _Batch(160, 16384)),
-            share_argument="--gpu-memory-utilization",
-            block_argument="--block-size",
-            batch_argument="--max-num-batched-tokens",
-            whole_prompts_argument="--no-enable-chunked-prefill",
-            eager_argument="--enforce-eager",
-            has_windows=True,
-            has_states=True,
-            has_latents=True,
-            # `request_memory` in v1/worker/utils.py.
-            needs_free_share=True,
-        ),
-        # It leaves free, of the whole device: 1.5 MiB for each token, 512 MiB for attention, 128 MiB for each device, 2
-        # MiB for each sequence of the largest graph, and 8 MiB for each graph of prompts.
-        "sglang": _Engine(
-            batches=(_Batch(0, 2048, 992), _Batch(20, 4096, 1136), _Batch(60, 8192, 1616), _Batch(160, 16384, 2256)),
-            share_argument="--mem-fraction-static",
-            block_argument="--page-size",
-            batch_argument="--chunked-prefill-size",
-            eager_argument="--disable-cuda-graph",
-            device_percent=100,
-            context_mib=640,
-            token_reserve_kib=1536,
-        ),
-        # TGI_WIGGLE_ROOM is 0.90, of the share that is set. Pomona lets one whole prompt into a batch.
-        "tgi": _Engine(
-            batches=(_Batch(0, 0),),
-            share_argument="--cuda-memory-fraction",
-            whole_prompts=True,
-            device_percent=90,
-            has_margin=True,
-        ),
-    }
-)
-"""By name of the engine."""
+    def estimate_device_parts(self, layout: Layout, options: ServingOptions, devices: int) -> DeviceParts | None:
+        """Compute the memory of one replica on `devices` devices: of its container, and of each device.
 
+        The size of the device is not known yet, and decides how large the engine's batch is. The result holds for every
+        device that has enough memory: a larger batch counts if the smallest device that chooses it could not hold it.
+        """
+        if not _is_known(layout, self):
+            return None
+        permille = _used_permille(self, options)
+        smallest, *larger = self.batches
+        found = _with_batch(layout, options, devices, self, smallest)
+        for batch in larger:
+            more = _with_batch(layout, options, devices, self, batch)
+            if sum(more) * 1000 > batch.from_gib * GIB * permille:
+                found = more
+        container = Parts(
+            weights_bytes=0,
+            cache_bytes=0,
+            checkpoints_bytes=0,
+            compute_bytes=0,
+            engine_bytes=_container_bytes(layout, devices),
+        )
+        return DeviceParts(container, found, devices, permille)
 
-def estimate_parts(layout: Layout, options: ServingOptions, runtime: str) -> Parts | None:
-    """Compute the memory of one replica without devices: all of it is the container's, and the cache has whole GiB."""
-    engine = ENGINES[runtime]
-    if not _is_known(layout, engine):
-        return None
-    tokens = _batch_tokens(engine, options, engine.batches[0])
-    cache = _cache_bytes(layout, options, 1, tokens if engine.has_windows else None, _CPU_BLOCK)
-    return Parts(
-        weights_bytes=_weights_bytes(layout, 1),
-        cache_bytes=-(-cache // GIB) * GIB,
-        checkpoints_bytes=0,
-        compute_bytes=_compute_bytes(layout, options, 1, tokens) + _expansion_bytes(layout, options, 1),
-        engine_bytes=_container_bytes(layout, 1),
-    )
+    def least_free_bytes(self, options: ServingOptions, memory_bytes: int) -> int:
+        """Return the bytes of a device that must be free when the engine starts, however few of them it needs."""
+        return memory_bytes * _used_permille(self, options) // 1000 if self.needs_free_share else 0
 
+    def refuse_devices(self, layout: Layout, devices: int) -> str | None:
+        """Return why the attention heads of a model cannot be divided among `devices` devices, or None if they can.
 
-def estimate_device_parts(layout: Layout, options: ServingOptions, runtime: str, devices: int) -> DeviceParts | None:
-    """Compute the memory of one replica on `devices` devices: of its container, and of each device.
-
-    The size of the device is not known yet, and decides how large the engine's batch is. The result holds for every
-    device that has enough memory: a larger batch counts if the smallest device that chooses it could not hold it.
-    """
-    engine = ENGINES[runtime]
-    if not _is_known(layout, engine):
-        return None
-    permille = _used_permille(engine, options)
-    smallest, *larger = engine.batches
-    found = _with_batch(layout, options, devices, engine, smallest)
-    for batch in larger:
-        more = _with_batch(layout, options, devices, engine, batch)
-        if sum(more) * 1000 > batch.from_gib * GIB * permille:
-            found = more
-    container = Parts(
-        weights_bytes=0,
-        cache_bytes=0,
-        checkpoints_bytes=0,
-        compute_bytes=0,
-        engine_bytes=_container_bytes(layout, devices),
-    )
-    return DeviceParts(container, found, devices, permille)
+        All of these engines refuse to start then (vLLM: `verify_with_parallel_config`).
+        """
+        heads = layout.head_count
+        if devices <= 1 or not heads or heads % devices == 0:
+            return None
+        able = [str(count) for count in range(1, _MOST_DEVICES + 1) if heads % count == 0]
+        return (
+            f"hardware.count {devices} does not divide the {heads} attention heads of the model: set it to "
+            f"{' or '.join(able)}"
+        )
 
 
-def least_free_bytes(options: ServingOptions, runtime: str, memory_bytes: int) -> int:
-    """Return the bytes of a device that must be free when the engine starts, however few of them it needs."""
-    engine = ENGINES[runtime]
-    return memory_bytes * _used_permille(engine, options) // 1000 if engine.needs_free_share else 0
-
-
-def refuse_devices(layout: Layout, devices: int) -> str | None:
-    """Return why the attention heads of a model cannot be divided among `devices` devices, or None if they can.
-
-    All of these engines refuse to start then (vLLM: `verify_with_parallel_config`).
-    """
-    heads = layout.head_count
-    if devices <= 1 or not heads or heads % devices == 0:
-        return None
-    able = [str(count) for count in range(1, _MOST_DEVICES + 1) if heads % count == 0]
-    return (
-        f"hardware.count {devices} does not divide the {heads} attention heads of the model: set it to "
-        f"{' or '.join(able)}"
-    )
-
-
-def _is_known(layout: Layout, engine: _Engine) -> bool:
+def _is_known(layout: Layout, engine: PagedMemory) -> bool:
     """Return whether the cache can be computed: engines pad and copy states and latents each in its own way."""
     is_recurrent = any(layers.state_bytes for layers in layout.layers)
     is_latent = any(map(_is_latent, layout.layers))
@@ -228,7 +196,9 @@ def _is_latent(layers: Layers) -> bool:
     return bool(layers.key_elements) and not layers.value_elements
 
 
-def _with_batch(layout: Layout, options: ServingOptions, devices: int, engine: _Engine, batch: _Batch) -> Parts:
+def _with_batch(
+    layout: Layout, options: ServingOptions, devices: int, engine: PagedMemory, batch: DeviceBatch
+) -> Parts:
     tokens = _batch_tokens(engine, options, batch)
     block = max(_BLOCK, _stated_number(options, engine.block_argument) or 0)
     compute = _compute_bytes(layout, options, devices, tokens) + _graph_bytes(engine, options)
@@ -246,14 +216,14 @@ def _with_batch(layout: Layout, options: ServingOptions, devices: int, engine: _
     )
 
 
-def _batch_tokens(engine: _Engine, options: ServingOptions, batch: _Batch) -> int:
+def _batch_tokens(engine: PagedMemory, options: ServingOptions, batch: DeviceBatch) -> int:
     """Return the tokens of the largest batch, which a user's argument decides."""
     tokens = _stated_number(options, engine.batch_argument) or batch.tokens
     whole = engine.whole_prompts or engine.whole_prompts_argument in options.extra_args or options.mode != "chat"
     return max(tokens, options.context_length) if whole else tokens
 
 
-def _used_permille(engine: _Engine, options: ServingOptions) -> int:
+def _used_permille(engine: PagedMemory, options: ServingOptions) -> int:
     """Return the share of a device that the engine uses, in thousandths."""
     stated = _stated(options, engine.share_argument)
     if stated is None:
@@ -362,7 +332,7 @@ def _expansion_bytes(layout: Layout, options: ServingOptions, devices: int) -> i
     return min(_MOST_LATENT_TOKENS, tokens) * expanded * _ELEMENT_BYTES
 
 
-def _graph_bytes(engine: _Engine, options: ServingOptions) -> int:
+def _graph_bytes(engine: PagedMemory, options: ServingOptions) -> int:
     """Return the bytes of captured graphs: for 1, 2 and 4 sequences, then for each 8 up to twice as many as may run."""
     if engine.eager_argument in options.extra_args:
         return 0

@@ -1,0 +1,185 @@
+"""Memory and speed of engines made of llama.cpp, as its own source computes it (b11549; file names are of that source).
+
+ggml's allocator lays out compute buffers and reuses those that are no longer read. The formulas here are upper bounds
+of the bytes that are live at once, fitted to `--verbosity` logs of many shapes.
+"""
+
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from crds.serving import CacheType, ServingOptions
+from crds.weights_header import Layers, Layout
+from runtimes.engine_estimate import DeviceParts, EngineMemory, Parts, SpeedPrior
+
+_PADDING: Final = 256
+"""The number of cells of a cache is a multiple of this (`llama-context.cpp`, `llama-kv-cache-iswa.cpp`)."""
+_BATCH: Final = 512
+"""Tokens that are computed at once: n_ubatch in `common/common.h`, which Pomona does not change for chat."""
+_F16_BYTES: Final = 2
+_F32_BYTES: Final = 4
+
+_BLOCK_BYTES: Final[dict[CacheType, int]] = {
+    "f32": 128,
+    "f16": 64,
+    "bf16": 64,
+    "q8_0": 34,
+    "q5_1": 24,
+    "q5_0": 22,
+    "q4_1": 20,
+    "q4_0": 18,
+    "iq4_nl": 18,
+}
+"""Bytes of 32 elements (`block_*` in `ggml-common.h`); a test compares them with the gguf package."""
+_BLOCK_ELEMENTS: Final = 32
+
+_PROCESS_BYTES: Final = 32 * 2**20
+"""Program and libraries of the server; measured with a model of 0.5 MB."""
+_TOKEN_BYTES: Final = 400
+"""Bytes of each token of the vocabulary: text, score, and its entries in the maps of `llama-vocab.cpp`; measured with
+byte pairs, which take twice as much as other kinds."""
+_DEVICE_CONTEXT_BYTES: Final = 640 * 2**20
+"""Context of the device's driver, code of the kernels, and workspace of its matrix library, on each device."""
+_DRIVER_BYTES: Final = 640 * 2**20
+"""The device's driver and libraries in the process, with pinned buffers for inputs."""
+_EMBEDDING_BYTES: Final = 2
+"""Bytes of an element of the token embeddings, of which quantized files have fewer."""
+_LAYER_ARGUMENTS: Final = frozenset({"-ngl", "--gpu-layers", "--n-gpu-layers"})
+_SPLIT_ARGUMENTS: Final = frozenset({"-sm", "--split-mode"})
+
+
+LLAMA_SPEED: Final[Mapping[str, SpeedPrior]] = MappingProxyType(
+    {
+        "nvidia": SpeedPrior(0.76, 0.05),
+        "amd": SpeedPrior(0.90, 0.10),
+        "metal": SpeedPrior(0.92, 0.15),
+        # No dedicated device of Intel is among the measurements: that of others, with a wide range.
+        "intel": SpeedPrior(0.55, 0.20),
+        "cpu": SpeedPrior(0.55, 0.30),
+    }
+)
+"""By vendor; see `Runtime.speed_priors`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaMemory(EngineMemory):
+    """The memory formulas of llama.cpp and what is made of it."""
+
+    checkpoints: int = 0
+    """Copies of windows and recurrent states that each slot keeps."""
+    keeps_whole_windows: bool = False
+    """True if layers with a sliding window cache the whole context, which is llama.h's own default."""
+    has_flash: Callable[[ServingOptions], bool]
+    """Decide whether attention is computed without a matrix of all scores."""
+
+    def estimate_parts(self, layout: Layout, options: ServingOptions) -> Parts:
+        """Compute the memory of one server after prompts of the full context on all slots."""
+        unified = _is_switched_on(
+            options.extra_args, {"-kvu": True, "--kv-unified": True, "-no-kvu": False, "--no-kv-unified": False}
+        )
+        slots, slot_tokens = options.parallel, _padded(options.context_length)
+        streams = slots
+        if unified:
+            streams, slot_tokens = 1, _padded(options.context_length * slots)
+        # A text is embedded in one batch, however long it is.
+        batch = min(_BATCH, slot_tokens) if options.mode == "chat" else slot_tokens
+        near_tokens = None if "--swa-full" in options.extra_args or self.keeps_whole_windows else batch
+        cache = checkpoint = 0
+        for layers in layout.layers:
+            cells = slot_tokens
+            if layers.window is not None and near_tokens is not None:
+                cells = _padded(min(slot_tokens, layers.window * (slots if unified else 1) + near_tokens))
+            cache += layers.count * (cells * streams * token_bytes(layers, options) + slots * layers.state_bytes)
+            if cells < slot_tokens or layers.state_bytes:
+                kept = min(cells, (layers.window or 0) + batch) if layers.window is not None else 0
+                checkpoint += layers.count * (kept * token_bytes(layers, options) + layers.state_bytes)
+        return Parts(
+            weights_bytes=layout.tensor_bytes,
+            cache_bytes=cache,
+            checkpoints_bytes=checkpoint * self.checkpoints * slots if options.mode == "chat" else 0,
+            compute_bytes=_compute_bytes(layout, options, slot_tokens, batch, flash=self.has_flash(options)),
+            engine_bytes=_PROCESS_BYTES + _TOKEN_BYTES * layout.vocabulary_size,
+        )
+
+    def estimate_device_parts(self, layout: Layout, options: ServingOptions, devices: int) -> DeviceParts:
+        """Compute the memory of one server with all layers on `devices` devices: of its container, and of each device.
+
+        Layers are split among the devices, and the last one has the output as well (`--split-mode layer`). Weights are
+        mapped from their file and copied to the devices; then llama.cpp unmaps them, except the token embeddings, which
+        it always reads on the processor. So the container asks for the embeddings only: the other pages are the file's,
+        and a node that needs their memory drops them. Checkpoints are in the container too (`server-context.cpp`).
+        """
+        if find_last_value(options.extra_args, _SPLIT_ARGUMENTS) == "none":
+            devices = 1
+        whole = self.estimate_parts(layout, options)
+        embedding = min(layout.tensor_bytes, layout.vocabulary_size * layout.embedding_size * _EMBEDDING_BYTES)
+        output = embedding if devices > 1 else 0
+        # With fewer layers on the devices, any part of weights and cache may stay in the container.
+        is_partial = find_last_value(options.extra_args, _LAYER_ARGUMENTS) is not None
+        container = Parts(
+            weights_bytes=layout.tensor_bytes if is_partial else embedding,
+            cache_bytes=whole.cache_bytes if is_partial else 0,
+            checkpoints_bytes=whole.checkpoints_bytes,
+            # The logits of each slot are copied back.
+            compute_bytes=options.parallel * layout.vocabulary_size * _F32_BYTES,
+            engine_bytes=whole.engine_bytes + _DRIVER_BYTES,
+        )
+        device = Parts(
+            weights_bytes=min(layout.tensor_bytes, _split_bytes(layout, layout.tensor_bytes, devices) + output),
+            cache_bytes=_split_bytes(layout, whole.cache_bytes, devices),
+            checkpoints_bytes=0,
+            compute_bytes=whole.compute_bytes,
+            engine_bytes=_DEVICE_CONTEXT_BYTES,
+        )
+        return DeviceParts(container, device, devices)
+
+
+def _split_bytes(layout: Layout, size_bytes: int, devices: int) -> int:
+    """Return the part of the device with the most layers."""
+    count = sum(layers.count for layers in layout.layers)
+    return -(-size_bytes * -(-count // devices) // count) if count else size_bytes
+
+
+def token_bytes(layers: Layers, options: ServingOptions) -> int:
+    """Return the bytes that one layer keeps of a token; a row has whole blocks only."""
+    kept = ((layers.key_elements, options.cache_type_k), (layers.value_elements, options.cache_type_v))
+    return sum(-(-elements // _BLOCK_ELEMENTS) * _BLOCK_BYTES[cache_type] for elements, cache_type in kept)
+
+
+def _compute_bytes(layout: Layout, options: ServingOptions, slot_tokens: int, batch: int, *, flash: bool) -> int:
+    """Return the bytes that are live at once while one batch is computed."""
+    attends = [layers for layers in layout.layers if layers.key_elements]
+    cached = max((layers.key_elements + layers.value_elements for layers in attends), default=0)
+    feed_forward = 3 * layout.feed_forward_size
+    if layout.embedding_size * layout.expert_outputs > 2 * layout.feed_forward_size:
+        # The output of the experts is wider than their input, and does not fit into the buffer that the input frees.
+        feed_forward += layout.embedding_size * layout.expert_outputs
+    attention = 3 * layout.attention_size + cached
+    wide = 5 * layout.embedding_size + max(feed_forward, attention)
+    masked = slot_tokens * bool(attends) + sum(
+        _padded(min(slot_tokens, kind + batch)) for kind in {layers.window for layers in attends if layers.window}
+    )
+    outputs = options.parallel if options.mode == "chat" else batch
+    logits = 2 * outputs * layout.vocabulary_size * _F32_BYTES
+    if flash:
+        return batch * (wide * _F32_BYTES + masked * _F16_BYTES) + logits
+    scores = layout.head_count * slot_tokens * bool(attends)
+    return batch * (wide + scores + masked) * _F32_BYTES + logits
+
+
+def find_last_value(extra: Sequence[str], names: Collection[str]) -> str | None:
+    """Return the value of the last of these arguments, which counts if they are repeated; None if none is there."""
+    found = [value for name, value in itertools.pairwise(extra) if name in names]
+    return found[-1] if found else None
+
+
+def _is_switched_on(extra: Sequence[str], switches: dict[str, bool]) -> bool:
+    """Decide by the last of contradicting arguments, as llama-server does."""
+    found = [switches[argument] for argument in extra if argument in switches]
+    return bool(found) and found[-1]
+
+
+def _padded(tokens: int) -> int:
+    return -(-tokens // _PADDING) * _PADDING

@@ -1,0 +1,69 @@
+"""Memory and speed of engines made of mlx-lm, as its own source computes it (0.32: `models/cache.py`, `generate.py`).
+
+Metal's own allocator keeps freed memory for the next use, so that memory stays at its peak after one long prompt.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from crds.serving import CacheType, ServingOptions
+from crds.weights_header import Layout
+from runtimes.engine_estimate import EngineMemory, Parts, SpeedPrior
+
+_STEP: Final = 256
+"""Tokens by which a cache grows (`KVCache.step`)."""
+_PREFILL: Final = 2048
+"""Tokens of a prompt that are computed at once (`--prefill-step-size`)."""
+_BYTES: Final = 2
+"""Bytes of an element of the cache and of intermediate results: bfloat16 or float16."""
+_CACHE_BITS: Final[Mapping[CacheType, int]] = MappingProxyType({"f16": 32, "q8_0": 17, "q4_0": 9})
+"""Bits of two elements of a cache; a quantized group of 64 has two 16-bit numbers in addition (`--kv-bits`)."""
+_PROCESS_BYTES: Final = 400 * 2**20
+"""Python with mlx, mlx-lm and transformers."""
+_TOKEN_BYTES: Final = 1200
+"""Bytes of each token of the vocabulary, which a tokenizer of transformers keeps in Python and in Rust."""
+
+MLX_SPEED: Final[Mapping[str, SpeedPrior]] = MappingProxyType(
+    {"metal": SpeedPrior(0.88, 0.10), "cpu": SpeedPrior(0.4, 0.50)}
+)
+"""By vendor; see `Runtime.speed_priors`."""
+
+
+@dataclass(frozen=True, slots=True)
+class MlxMemory(EngineMemory):
+    """The memory formulas of mlx-lm and what is made of it."""
+
+    def estimate_parts(self, layout: Layout, options: ServingOptions) -> Parts | None:
+        """Compute the memory of one server after prompts of the full context on all slots.
+
+        None: a layer keeps other state than keys and values of its heads, of which mlx-lm makes copies of its own.
+        """
+        if any(layers.state_bytes or (layers.key_elements and not layers.value_elements) for layers in layout.layers):
+            return None
+        context = -(-options.context_length // _STEP) * _STEP
+        cache = 0
+        for layers in layout.layers:
+            # A window is kept in a ring, with the part of the prompt that is being computed beside it.
+            tokens = context if layers.window is None else min(context, layers.window + _PREFILL)
+            elements = tokens * (layers.key_elements + layers.value_elements)
+            cache += layers.count * (
+                elements * _CACHE_BITS.get(options.cache_type_k, _CACHE_BITS["f16"]) // 16 + layers.state_bytes
+            )
+        return Parts(
+            weights_bytes=layout.tensor_bytes,
+            cache_bytes=cache * options.parallel,
+            # One finished conversation for each slot is kept (`--prompt-cache-size`, see `runtimes/mlx_lm.py`).
+            checkpoints_bytes=cache * options.parallel,
+            compute_bytes=_compute_bytes(layout, options),
+            engine_bytes=_PROCESS_BYTES + _TOKEN_BYTES * layout.vocabulary_size,
+        )
+
+
+def _compute_bytes(layout: Layout, options: ServingOptions) -> int:
+    batch = min(_PREFILL, options.context_length) * options.parallel
+    experts = layout.embedding_size * layout.expert_outputs
+    wide = 5 * layout.embedding_size + max(3 * layout.feed_forward_size + experts, 3 * layout.attention_size)
+    # The logits of the last token of each request, as f32 and again for sampling.
+    return batch * wide * _BYTES + 2 * options.parallel * layout.vocabulary_size * 4

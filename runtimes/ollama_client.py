@@ -1,0 +1,384 @@
+"""Ollama: models in the daemon that the owner of this machine runs.
+
+Calls that change anything use Ollama's own client library. The library is imported on first use, because it takes
+16 MiB, which an agent without Ollama saves. Two operations do not use the library: the lists, one of which is requested
+every few seconds, and the upload of a GGUF to Ollama's store, for which the library reports no progress and does not
+detect that the file is there already.
+
+Settings are part of a model (`parameters` at its creation), not of the request that loads it: requests in OpenAI's form
+have no fields for them, and Ollama reloads a model when they differ.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import importlib
+import os
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+
+from artifacts.formats.gguf_split import name_parts
+from artifacts.repositories.address_policy import IN_PRIVATE_NETWORK, Networks, is_allowed, resolve_addresses
+from artifacts.source import scheme_of
+from crds.serving import RuntimeName
+from devices.sockets import LOOPBACK
+from runtimes.daemon import NOT_RUNNING, SILENT, UNKNOWN_MODEL, DaemonError, ModelIdentity, OnProgress
+from runtimes.ollama import NO_SPLIT, OWNER, PORT, is_installed, render_name
+from runtimes.serving import Serving
+
+if TYPE_CHECKING:
+    import ollama
+
+_START: Final = "start it with `ollama serve`, or open the Ollama app"
+_LOOK: Final = aiohttp.ClientTimeout(total=10, sock_connect=2)
+_WORK: Final = aiohttp.ClientTimeout(total=None, sock_connect=2)
+_BLOCK_BYTES: Final = 1 << 20
+_LIBRARY: Final = "ollama://"
+_REGISTRY: Final = "registry.ollama.ai"
+_MARKS: Final = ("pomona-", f"{OWNER}/")
+"""Beginnings of the names of every agent's models, and of those that are made in pods."""
+_REFUSAL: Final = re.compile(r"(?<!\S)([45]\d\d): .*", re.ASCII | re.DOTALL)
+"""A status and a body, as Ollama repeats them; an address with a port, before another error, is no status."""
+_STAY: Final = -1
+_LEAVE: Final = 0
+_FILE: Final = re.compile(r"^(?:FROM|ADAPTER) .*?(sha256-[0-9a-f]{64})", re.ASCII | re.MULTILINE)
+_SETTING: Final = re.compile(
+    r"^PARAMETER (?:num_ctx|num_batch|num_gpu|main_gpu|use_mmap|num_thread) .+$", re.ASCII | re.MULTILINE
+)
+"""Parameters for whose sake Ollama loads a model again."""
+
+
+class _Listed(msgspec.Struct):
+    name: str
+    size: int | None = None
+    """Bytes of memory in /api/ps, bytes of files in /api/tags."""
+    digest: str = ""
+    """Digest of the manifest; it differs between two names of the same weights and settings."""
+
+
+class _List(msgspec.Struct):
+    models: list[_Listed] = []
+
+
+class _Shown(msgspec.Struct):
+    modelfile: str = ""
+
+
+class _Content(NamedTuple):
+    """The files of a model, and the parameters with which they are loaded."""
+
+    weights: tuple[str, ...]
+    settings: tuple[str, ...] = ()
+
+    @property
+    def identity(self) -> str:
+        return " ".join([*self.weights, *self.settings])
+
+
+class Ollama:
+    """The Ollama of this machine: a `Daemon`."""
+
+    runtime: RuntimeName = "ollama"
+    copies = True
+    api_key: str | None = None
+
+    def __init__(self, environment: Mapping[str, str] = os.environ, allowed_networks: Networks = ()) -> None:
+        self._environment = environment
+        self._networks = allowed_networks
+        """Private networks from which models may be pulled."""
+        self._contents: dict[str, tuple[str, _Content]] = {}
+        """Content of the models in memory and of ours, by name, with the manifest's digest, which is empty if unknown.
+
+        A model that was deleted while it was in memory is listed, but shown no more.
+        """
+        self._knows_store = False
+        """True once the content of our models that an earlier agent brought is known."""
+        # Always on loopback: an Ollama on another machine does not use the memory of this machine.
+        self.url = f"http://{LOOPBACK}:{_port(environment.get('OLLAMA_HOST', ''))}"
+        self._session: aiohttp.ClientSession | None = None
+        self._client: ollama.AsyncClient | None = None
+        self._errors: tuple[type[Exception], ...] = ()
+
+    def installed(self) -> bool:
+        """Return whether Ollama is installed here, or OLLAMA_HOST is set."""
+        return is_installed(self._environment)
+
+    def name(self, identity: ModelIdentity) -> str:
+        """Return the name of a model of ours, which begins with the agent's mark."""
+        return render_name(identity)
+
+    async def loaded(self) -> list[tuple[str, int | None]]:
+        """List the models in memory, by /api/ps."""
+        models = await self._listed("/api/ps")
+        await self._learn(models)
+        return [(model.name, model.size) for model in models]
+
+    def content(self, name: str) -> str:
+        """Return the digests of the model's files with its parameters, or its name if they are unknown.
+
+        Ollama has a file in memory once, under the name of the first request that needed it.
+        """
+        return self._contents[name][1].identity if name in self._contents else name
+
+    async def bring(self, name: str, serving: Serving, on_progress: OnProgress) -> None:
+        """Copy or pull the weights into Ollama's store, and create the model with its context length.
+
+        A library model that is pulled only for us is deleted afterwards; our model keeps the weights.
+        """
+        client = await self._library()
+        parameters = {"num_ctx": serving.options.context_length}
+        base = serving.model.removeprefix(_LIBRARY) if scheme_of(serving.model) == "ollama" else None
+        with self._translate_errors(f"create {name}"):
+            known = {full_name(model.name): model.name for model in await self._listed("/api/tags")}
+            if full_name(name) in known:
+                return
+            if base is None:
+                if name_parts(Path(serving.model).name)[1:]:
+                    raise DaemonError("SplitUnsupported", NO_SPLIT)
+                files = {"model.gguf": await self._store(Path(serving.model), on_progress)}
+                await _finish(await client.create(name, files=files, parameters=parameters, stream=True))
+                return
+            is_owners = full_name(base) in known
+            if is_owners:
+                base = known[full_name(base)]  # a model to create from has to be named as it is stored
+            else:
+                await self._refuse_private_registry(base)
+                await self._pull(base, on_progress)
+            await _finish(await client.create(name, from_=base, parameters=parameters, stream=True))
+            if not is_owners:
+                await client.delete(base)
+
+    async def load(self, name: str) -> None:
+        """Load the model without expiry, by a request without a prompt."""
+        content = await self._show(name)
+        self._contents[name] = ("", content)
+        await self._refuse_to_evict(name, content)
+        client = await self._library()
+        with self._translate_errors(f"load {name}"):
+            await client.generate(name, keep_alive=_STAY)
+            if self.content(name) not in {self.content(other) for other, _ in await self.loaded()}:
+                # It is listed by the name of a model that was deleted, of which nothing can be found out any more.
+                await client.generate(name, keep_alive=_LEAVE)
+                await client.generate(name, keep_alive=_STAY)
+
+    async def unload(self, name: str) -> None:
+        """Ask Ollama to unload the model, which happens once no request is left."""
+        client = await self._library()
+        with self._translate_errors(f"unload {name}", absent_is_fine=True):
+            await client.generate(name, keep_alive=_LEAVE)
+
+    async def marked(self, owner: str) -> set[str]:
+        """Return the names of the models in the namespace `owner`."""
+        return {model.name for model in await self._listed("/api/tags") if model.name.startswith(f"{owner}/")}
+
+    async def remove(self, name: str) -> None:
+        """Unload and delete the model; Ollama frees the weights with the last model that uses them."""
+        if name in {model.name for model in await self._listed("/api/ps")}:
+            await self.unload(name)  # under another name, the weights are loaded for that one
+        client = await self._library()
+        with self._translate_errors(f"delete {name}", absent_is_fine=True):
+            await client.delete(name)
+        self._contents.pop(name, None)
+
+    async def close(self) -> None:
+        """Close connections."""
+        if self._session:
+            await self._session.close()
+        if self._client:
+            await self._client.close()  # type: ignore[no-untyped-call]  # so it is in the library
+        self._session = self._client = None
+
+    async def _refuse_private_registry(self, base: str) -> None:
+        """Raise DaemonError if the name of a model leads Ollama into a private network.
+
+        Ollama resolves the name of the registry again, and follows its redirects by itself.
+        """
+        registry = _registry(base)
+        addresses = [] if registry == _REGISTRY else await resolve_addresses(registry)
+        if not all(is_allowed(each, self._networks) for each in addresses):
+            raise DaemonError("SourceForbidden", f"{_LIBRARY}{base}: {registry} is {IN_PRIVATE_NETWORK}")
+
+    async def _pull(self, base: str, on_progress: OnProgress) -> None:
+        """Ask Ollama to fetch a model of its library, and report the progress of its largest file, the weights."""
+        client = await self._library()
+        largest_bytes = 0
+        async for step in await client.pull(base, stream=True):
+            if step.total and step.total >= largest_bytes:
+                largest_bytes = step.total
+                on_progress(step.completed or 0, step.total)
+
+    async def _refuse_to_evict(self, name: str, content: _Content) -> None:
+        """Refuse to load `name` if that would evict another model. Raises DaemonError.
+
+        Ollama keeps one copy of a file in memory, and reloads it for other settings.
+        """
+        for other, _ in await self.loaded():
+            _, found = self._contents.get(other, ("", None))  # another look may have found it gone meanwhile
+            if other == name or found is None or found.weights != content.weights:
+                continue
+            if not other.startswith(_MARKS):
+                raise DaemonError(
+                    "OwnersModelLoaded",
+                    f"the owner of this host has loaded {other}, and Ollama keeps the same weights in memory only "
+                    f"once: unload it, for example by `ollama stop {other}`",
+                )
+            if found != content:
+                raise DaemonError(
+                    "SameWeightsLoaded",
+                    f"Ollama has the same weights loaded as {other} with another context length, and keeps only one of "
+                    "the two: give both services the same contextLength, or set runtime of one to llama.cpp",
+                )
+
+    async def _learn(self, models: list[_Listed]) -> None:
+        """Find out the content of these models in memory, and once of all that an earlier agent has brought."""
+        names = {model.name for model in models}
+        for name in [name for name in self._contents if name not in names and not name.startswith(_MARKS)]:
+            del self._contents[name]
+        if not self._knows_store and any(name.startswith(_MARKS) for name in names):
+            stored = await self._listed("/api/tags")
+            models = [*models, *(model for model in stored if model.name.startswith(_MARKS))]
+            self._knows_store = True
+        for model in models:
+            if self._contents.get(model.name, ("",))[0] != model.digest or model.name not in self._contents:
+                self._contents[model.name] = (model.digest, await self._show(model.name))
+
+    async def _show(self, name: str) -> _Content:
+        """Return the content of a model in the store; of another one, nothing is known but its name."""
+        with self._translate_errors(f"show {name}"):
+            async with self._http().post(f"{self.url}/api/show", json={"model": name}, timeout=_LOOK) as response:
+                answer = await response.read()
+                if response.status != HTTPStatus.OK:
+                    return _Content((name,))
+        try:
+            modelfile = msgspec.json.decode(answer, type=_Shown).modelfile
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise DaemonError("DaemonRefused", f"{self.url}/api/show is not Ollama's: {error}") from error
+        return _Content(tuple(_FILE.findall(modelfile)) or (name,), tuple(sorted(_SETTING.findall(modelfile))))
+
+    async def _listed(self, path: str) -> list[_Listed]:
+        with self._translate_errors("list its models"):
+            async with self._http().get(f"{self.url}{path}", timeout=_LOOK) as response:
+                answer = await response.read()
+                if response.status != HTTPStatus.OK:
+                    raise DaemonError("DaemonRefused", f"{self.url}{path} answered {response.status}: is it Ollama?")
+        try:
+            return msgspec.json.decode(answer, type=_List).models
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise DaemonError("DaemonRefused", f"{self.url}{path} is not Ollama's: {error}") from error
+
+    async def _store(self, path: Path, on_progress: OnProgress) -> str:
+        """Upload the file to Ollama's store and return its digest. Raises OSError and ClientError."""
+        with path.open("rb") as file:
+            digest = f"sha256:{(await asyncio.to_thread(hashlib.file_digest, file, 'sha256')).hexdigest()}"
+        blob = f"{self.url}/api/blobs/{digest}"
+        async with self._http().head(blob, timeout=_LOOK) as there:
+            if there.status == HTTPStatus.OK:
+                return digest
+        async with self._http().post(blob, data=_blocks(path, on_progress), timeout=_WORK) as response:
+            if response.status not in {HTTPStatus.OK, HTTPStatus.CREATED}:
+                raise DaemonError("DaemonRefused", f"Ollama does not take {path}: {(await response.text())[:300]}")
+        return digest
+
+    def _http(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession()
+        return self._session
+
+    async def _library(self) -> "ollama.AsyncClient":
+        """Return the client; the first call imports the library in a thread, because the import is slow."""
+        if self._client is None:
+            library = await asyncio.to_thread(importlib.import_module, "ollama")
+            httpx = importlib.import_module("httpx")
+            self._errors = (library.ResponseError, httpx.HTTPError)
+            # The environment is ignored: its proxy is meant for the Internet, OLLAMA_API_KEY for Ollama's own service.
+            timeout = httpx.Timeout(None, connect=2.0)
+            client: ollama.AsyncClient = library.AsyncClient(
+                host=self.url, trust_env=False, timeout=timeout, headers={"authorization": "none"}
+            )
+            self._client = client
+        return self._client
+
+    @contextlib.contextmanager
+    def _translate_errors(self, what: str, *, absent_is_fine: bool = False) -> Iterator[None]:
+        """Raise every error of the block as a DaemonError."""
+        try:
+            yield
+        except DaemonError:
+            raise
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise DaemonError(NOT_RUNNING, f"no Ollama answers at {self.url}: {_START}") from error
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise DaemonError(SILENT, f"Ollama at {self.url} did not {what}: {_text(error)}") from error
+        except ConnectionError as error:
+            raise DaemonError(NOT_RUNNING, f"no Ollama answers at {self.url}: {_START}") from error
+        except OSError as error:
+            raise DaemonError("WeightsMissing", f"cannot read the weights for Ollama: {error}") from error
+        except self._errors as error:
+            status = getattr(error, "status_code", None)
+            if status == HTTPStatus.NOT_FOUND and absent_is_fine:
+                return
+            raise DaemonError(_reason(status), f"Ollama at {self.url} did not {what}: {_text(error)}") from error
+
+
+def full_name(name: str) -> str:
+    """Return a model's name as Ollama compares names: with namespace and tag, without its own registry, in lower case.
+
+    `llama3`, `library/llama3:latest` and `registry.ollama.ai/library/llama3` are one model.
+    """
+    parts = name.lower().split("/")
+    if len(parts) == len(("host", "namespace", "model")) and parts[0] == _REGISTRY:
+        del parts[0]
+    path = "/".join(parts if len(parts) > 1 else ["library", *parts])
+    return path if ":" in parts[-1] else f"{path}:latest"
+
+
+def _registry(name: str) -> str:
+    """Return the host from which Ollama pulls a model."""
+    parts = name.split("/")
+    return parts[0] if len(parts) == len(("host", "namespace", "model")) else _REGISTRY
+
+
+async def _finish(steps: AsyncIterator[object]) -> None:
+    """Read a stream of steps to its end; a step that is an error raises."""
+    async for _ in steps:
+        pass
+
+
+def _port(host: str) -> int:
+    """Read the port from OLLAMA_HOST, in any of the forms that Ollama accepts: [scheme://][host][:port]."""
+    parts = urlsplit(host if "//" in host else f"//{host}")
+    try:
+        return parts.port or {"http": 80, "https": 443}.get(parts.scheme, PORT)
+    except ValueError:
+        return PORT
+
+
+def _text(error: Exception) -> str:
+    """Return the text of an error without the body of a registry's refusal, which a redirect may take from anywhere."""
+    text = getattr(error, "error", None) or str(error)  # that of the library adds a status, which may be -1
+    return _REFUSAL.sub(r"HTTP \1", text) or type(error).__name__
+
+
+def _reason(status: int | None) -> str:
+    """Return the reason for a status; None is a failure of the connection, not an answer."""
+    if status is None:
+        return SILENT
+    if status == HTTPStatus.NOT_FOUND:
+        return UNKNOWN_MODEL
+    return "DaemonBusy" if status == HTTPStatus.SERVICE_UNAVAILABLE else "DaemonRefused"
+
+
+async def _blocks(path: Path, on_progress: OnProgress) -> AsyncIterator[bytes]:
+    with path.open("rb") as file:
+        size_bytes, sent_bytes = os.fstat(file.fileno()).st_size, 0
+        while block := await asyncio.to_thread(file.read, _BLOCK_BYTES):
+            yield block
+            sent_bytes += len(block)
+            on_progress(sent_bytes, size_bytes)
