@@ -6,8 +6,10 @@ then stopped (`controller/services/rollout.py`). The replacement avoids the host
 An upgrade of an agent is no cause: engines run on while their agent is replaced.
 """
 
-from collections.abc import Collection, Container, Iterable, Sequence
+import functools
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from controller.placement.capacity import HostCapacity, eligible_hosts
@@ -16,9 +18,13 @@ from controller.placement.queue_places import parse_time
 from controller.placement.queued_service import HostDemands, require_host
 from controller.placement.units import HostRequirement
 from controller.reconcile.conditions import find
+from controller.reconcile.indexes import HAS_ORDERS, ORDERS_INDEX
+from controller.reconcile.plan import decode_stored
 from crds.meta import DISRUPTION_TARGET, MOVES, Toleration
-from crds.metalhost import MetalHostSpec
+from crds.metalhost import HostTaint, MetalHost
 from crds.metalprocess import HOLDS_NO_MEMORY, MetalProcess
+from kube.resources import METAL_HOSTS
+from kube.store import Store
 
 DRAIN: Final = "Drain"
 TAINT: Final = "Taint"
@@ -26,7 +32,6 @@ REBALANCE: Final = "Rebalance"
 """Causes; those that an agent reports in condition DisruptionTarget have its reason, such as MemoryPressure."""
 REQUEST_SECONDS: Final = 600.0
 """Time for which a request to rebalance holds: a host that joins days later moves nothing by surprise."""
-_NO_ORDERS: Final = MetalHostSpec()
 
 
 class Displacement(NamedTuple):
@@ -37,45 +42,78 @@ class Displacement(NamedTuple):
     message: str
 
 
-def find_displacement(
-    process: MetalProcess,
-    host: MetalHostSpec = _NO_ORDERS,
-    tolerations: Collection[Toleration] = (),
-    moved: Container[str] = (),
-) -> Displacement | None:
-    """Return why a process should leave its host, or None if it may stay.
+NO_DISPLACEMENTS: Final[Mapping[str, Displacement]] = MappingProxyType({})
+
+
+class HostOrders(NamedTuple):
+    """An administrator's orders about the processes of a host."""
+
+    is_drained: bool
+    evicting: tuple[HostTaint, ...]
+    """Its taints with effect NoExecute."""
+
+
+def read_orders(store: Store) -> Mapping[str, HostOrders]:
+    """Return the orders of the hosts that have any, by name: the same object while none changes."""
+    hosts = decode_stored(store, METAL_HOSTS, store.by_index(METAL_HOSTS, ORDERS_INDEX, HAS_ORDERS), MetalHost)
+    return _share_orders(
+        tuple(
+            (host.metadata.name, HostOrders(host.spec.drain, _list_evicting(host.spec.taints)))
+            for host in sorted(hosts, key=lambda host: host.metadata.name)
+        )
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _share_orders(orders: tuple[tuple[str, HostOrders], ...]) -> Mapping[str, HostOrders]:
+    """Return the mapping that equal orders share: what is derived from it is kept while the status of hosts changes."""
+    return dict(orders)
+
+
+def _list_evicting(taints: Iterable[HostTaint]) -> tuple[HostTaint, ...]:
+    return tuple(taint for taint in taints if taint.effect == "NoExecute")
+
+
+def find_displacements(
+    processes: Iterable[MetalProcess],
+    orders: Mapping[str, HostOrders],
+    tolerations: Collection[Toleration],
+    moved: Container[str],
+) -> dict[str, Displacement]:
+    """Return why processes of a service should leave their hosts, by uid; one that may stay is absent.
 
     Args:
-        process: a process that is bound.
-        host: the spec of its host, with the orders of an administrator.
-        tolerations: the tolerations of its service.
+        processes: the processes of the service.
+        orders: the orders of administrators, by host.
+        tolerations: the tolerations of the service.
         moved: uids of processes that move to a better host.
     """
-    name = process.spec.host_name
-    if host.drain:
-        return Displacement(DRAIN, f"host {name} is drained")
-    evicting = [taint for taint in host.taints if taint.effect == "NoExecute"]
-    if (taint := find_untolerated(evicting, tolerations)) is not None:
-        return Displacement(TAINT, f"host {name} has the taint {taint.text}, which the service does not tolerate")
+    bound = ((process, process.spec.host_name) for process in processes)
+    causes = {
+        process.metadata.uid: _find_cause(process, host, orders.get(host), tolerations, moved)
+        for process, host in bound
+        if host is not None
+    }
+    return {uid: cause for uid, cause in causes.items() if cause is not None}
+
+
+def _find_cause(
+    process: MetalProcess,
+    host: str,
+    orders: HostOrders | None,
+    tolerations: Collection[Toleration],
+    moved: Container[str],
+) -> Displacement | None:
+    if orders is not None and orders.is_drained:
+        return Displacement(DRAIN, f"host {host} is drained")
+    if orders is not None and (taint := find_untolerated(orders.evicting, tolerations)) is not None:
+        return Displacement(TAINT, f"host {host} has the taint {taint.text}, which the service does not tolerate")
     reported = find(process.status.conditions, DISRUPTION_TARGET)
     if reported is not None and reported.status == "True":
-        return Displacement(reported.reason, f"host {name}: {reported.message}")
+        return Displacement(reported.reason, f"host {host}: {reported.message}")
     if process.metadata.uid in moved:
-        return Displacement(REBALANCE, f"host {name} is left for a better one")
+        return Displacement(REBALANCE, f"host {host} is left for a better one")
     return None
-
-
-def find_left_cells(processes: Sequence[MetalProcess]) -> list[tuple[MetalProcess, str]]:
-    """Return the processes that leave their host by its report or by request, each with the `Cell.id` of the host.
-
-    A host that is drained, or whose taints are not tolerated, takes no replacement anyway.
-    """
-    moved = list_moved(processes)
-    return [
-        (each, f"host/{each.spec.host_name}")
-        for each in processes
-        if each.spec.host_name is not None and find_displacement(each, moved=moved) is not None
-    ]
 
 
 def list_moved(processes: Iterable[MetalProcess], *, bound_only: bool = False) -> set[str]:

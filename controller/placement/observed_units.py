@@ -14,9 +14,10 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 import structlog
 
+from controller.placement.displacement import HostOrders, find_displacements, list_moved, read_orders
 from controller.placement.pod_units import PodReplica, build_pod_replica, join_gangs
 from controller.placement.pool_table import read_pools
-from controller.placement.process_units import avoid_hosts, build_process_replica
+from controller.placement.process_units import build_process_replica, compare_siblings
 from controller.placement.queue_places import (
     ReplicaUnit,
     assign_places,
@@ -49,6 +50,7 @@ FindVolumeNodes = Callable[[Obj], frozenset[str] | None]
 """Returns the only nodes on which the volumes of a waiting pod can be; None: they hold it nowhere."""
 _VolumeNodes = tuple[tuple[str, frozenset[str] | None], ...]
 """By uid of each waiting pod of a service that mounts a claim."""
+_NO_ORDERS: Final[Mapping[str, HostOrders]] = MappingProxyType({})
 _NO_PLACES: Final[Mapping[str, Sequence[str]]] = MappingProxyType({})
 
 _Shared = TypeVar("_Shared", bound=tuple[object, ...])
@@ -84,6 +86,7 @@ class _ServiceObjects(NamedTuple):
     processes: Sequence[Sequence[Obj]]
     """Processes of each owner that has or had the name of the service."""
     volume_nodes: _VolumeNodes = ()
+    orders: Mapping[str, HostOrders] = _NO_ORDERS
 
 
 def observe_units(
@@ -133,13 +136,13 @@ def observe_units_in_steps(
     places: dict[UnitKey, str] = {}
     open_places: dict[str, tuple[str, ...]] = {}
     unseen = dict(freed_places)
-    table = read_pools(store, vendors)
-    for key, objects in sorted(_group_by_service(store).items()):
+    table, orders = read_pools(store, vendors), read_orders(store)
+    for key, grouped in sorted(_group_by_service(store).items()):
         service = find_queued_service(store, key, table, is_queued_by_default=is_queued_by_default)
         freed = _share(tuple(unseen.pop(service.uid))) if service is not None and service.uid in unseen else ()
         volume_nodes = _find_volume_nodes(store, key, find_volume_nodes)
-        placed = objects._replace(volume_nodes=volume_nodes) if volume_nodes else objects
-        found = _derive_service_units(store, service, placed, vendors, freed)
+        objects = grouped._replace(volume_nodes=volume_nodes, orders=orders)
+        found = _derive_service_units(store, service, objects, vendors, freed)
         units += found.units
         units += [_judge_ending(each, now.timestamp()) for each in found.ending]
         ends = [each.ends_by for each in found.ending if each.ends_by is not None]
@@ -222,10 +225,10 @@ def _derive_service_units(
     store: Store, service: QueuedService | None, objects: _ServiceObjects, vendors: Vendors, freed: tuple[str, ...]
 ) -> _ServiceUnits:
     """Return the units of a service; they are kept with the first of its objects."""
-    pods, processes, volume_nodes = objects
+    pods, processes, volume_nodes, orders = objects
     resource, first = (PODS, pods[0]) if pods else (METAL_PROCESSES, processes[0][0])
     compute = functools.partial(_build_service_units, store, service, objects, vendors, freed)
-    inputs = (service, vendors, freed, volume_nodes, pods, *processes)
+    inputs = (service, vendors, freed, orders, volume_nodes, pods, *processes)
     return store.derive(resource, first, "service-units", compute, *inputs)
 
 
@@ -238,7 +241,7 @@ def _build_service_units(
     )
     replicas = join_gangs([each for each in derived if each is not None])
     for children in objects.processes:
-        replicas += _list_process_replicas(store, children, service, vendors)
+        replicas += _list_process_replicas(store, children, service, vendors, objects.orders)
     texts = _parse_freed(service, freed)
     # An earlier service of the same name may still have pods that end: their places are its own.
     own = [each for each in replicas if service is not None and each.unit.enqueued_at >= service.created_at]
@@ -288,7 +291,11 @@ def _derive_pod_replica(
 
 
 def _list_process_replicas(
-    store: Store, objects: Sequence[Obj], service: QueuedService | None, vendors: Vendors
+    store: Store,
+    objects: Sequence[Obj],
+    service: QueuedService | None,
+    vendors: Vendors,
+    orders: Mapping[str, HostOrders],
 ) -> list[ReplicaUnit]:
     decoded = decode_stored(store, METAL_PROCESSES, objects, MetalProcess)
     stored = {object_key(obj): obj for obj in objects}
@@ -298,7 +305,9 @@ def _list_process_replicas(
         compute = functools.partial(_build_process, obj, process, service, vendors)
         replica = store.derive(METAL_PROCESSES, obj, "process-replica", compute, service, vendors)
         found += [replica] if replica is not None else []
-    return avoid_hosts(found, decoded)
+    tolerations = service.host_demands.tolerations if service is not None else ()
+    displaced = find_displacements(decoded, orders, tolerations, list_moved(decoded))
+    return compare_siblings(found, decoded, displaced)
 
 
 def _build_process(

@@ -1,13 +1,12 @@
 """Units of MetalProcesses that serve."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Final
 
 import msgspec
 
 from artifacts.source import weights_identity
-from controller.placement.displacement import find_displacement, find_left_cells
 from controller.placement.queue_places import ReplicaUnit, find_own_place, find_place, parse_seconds
 from controller.placement.queued_service import NO_DEMANDS, QueuedService, pools_of, require_host
 from controller.placement.units import MEMORY, NO_SPEEDS, Nomination, Unit, UnitKey, UnitState
@@ -68,7 +67,6 @@ def build_process_replica(
         "",
         _find_template(process),
         own_place,
-        is_displaced=find_displacement(process) is not None,
         ends_by=deleted_at + spec.drain_seconds + MOST_ENDING_SECONDS if deleted_at is not None else None,
     )
 
@@ -107,29 +105,31 @@ def _without_mirrors(artifact: ApiStruct) -> dict[str, object]:
     return {name: value for name, value in without_defaults(artifact).items() if name != "mirrors"}
 
 
-def avoid_hosts(replicas: Iterable[ReplicaUnit], processes: Sequence[MetalProcess]) -> list[ReplicaUnit]:
-    """Return the units of a service's processes, of which those that wait avoid the hosts of their siblings' failures.
+def compare_siblings(
+    replicas: Iterable[ReplicaUnit], processes: Sequence[MetalProcess], displaced: Container[str]
+) -> list[ReplicaUnit]:
+    """Return the units of a service's processes with what follows from the others.
 
-    These are the hosts that have rejected, stopped by themselves, or displace a process of the same owner and spec.
+    Those that are `displaced`, by uid, are replaced. Those that wait avoid the hosts that have rejected, stopped by
+    themselves, or displace a process of the same owner and spec.
     """
     unwanted: dict[tuple[str, str], set[str]] = {}
     for process in processes:
         is_refused = process.status.phase == "Rejected" or (
             process.status.phase == "Stopped" and process.metadata.deletion_timestamp is None
         )
-        if is_refused and process.spec.host_name is not None:
+        if process.spec.host_name is not None and (is_refused or process.metadata.uid in displaced):
             unwanted.setdefault(_spec_key(process), set()).add(f"host/{process.spec.host_name}")
-    for process, cell in find_left_cells(processes):
-        unwanted.setdefault(_spec_key(process), set()).add(cell)
     if not unwanted:
         return list(replicas)
     keys = {process.metadata.uid: _spec_key(process) for process in processes}
-    return [
-        each._replace(unit=msgspec.structs.replace(each.unit, avoid=frozenset(cells)))
-        if each.unit.state == "waiting" and (cells := unwanted.get(keys[each.unit.uid]))
-        else each
-        for each in replicas
-    ]
+    compared = []
+    for replica in replicas:
+        unit = replica.unit
+        if unit.state == "waiting" and (cells := unwanted.get(keys[unit.uid])):
+            unit = msgspec.structs.replace(unit, avoid=frozenset(cells))
+        compared.append(replica._replace(unit=unit, is_displaced=unit.uid in displaced))
+    return compared
 
 
 def _spec_key(process: MetalProcess) -> tuple[str, str]:

@@ -71,6 +71,9 @@ POOL_INDEX: Final = "pool"
 """From the name of an AcceleratorPool to the InferenceServices that name it."""
 ADDRESS_INDEX: Final = "address"
 """From an address to the MetalHosts that state it."""
+ORDERS_INDEX: Final = "orders"
+"""From one value to the MetalHosts that displace processes because an administrator says so."""
+HAS_ORDERS: Final = "some"
 
 BENCHMARK_INDEX: Final = "benchmark"
 """From one value to all Jobs with the label of a benchmark that are not being deleted."""
@@ -240,6 +243,12 @@ def stated_addresses(host: Obj) -> list[str]:
     return [address] if address else []
 
 
+def _orders(host: Obj) -> list[str]:
+    spec = host.get("spec") or {}
+    evicts = any(taint.get("effect") == "NoExecute" for taint in spec.get("taints") or ())
+    return [HAS_ORDERS] if spec.get("drain") or evicts else []
+
+
 INDEXES: Final[Mapping[Resource, Mapping[str, IndexKeys]]] = {
     DEPLOYMENTS: {OWNER_INDEX: _owners, CLAIM_INDEX: _claims_of_deployment},
     SERVICES: {OWNER_INDEX: _owners},
@@ -257,7 +266,7 @@ INDEXES: Final[Mapping[Resource, Mapping[str, IndexKeys]]] = {
         GATE_INDEX: _service_of_gated_pod,
         KUEUE_INDEX: _kueue_queue_of_pod,
     },
-    METAL_HOSTS: {ADDRESS_INDEX: stated_addresses},
+    METAL_HOSTS: {ADDRESS_INDEX: stated_addresses, ORDERS_INDEX: _orders},
     METAL_PROCESSES: {
         OWNER_INDEX: _owners,
         HOST_INDEX: _host_of_process,

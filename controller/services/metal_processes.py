@@ -3,14 +3,14 @@
 A MetalProcess is released, which means that its finalizer is removed, only when no host can be running it any more.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from controller.models.served import Served
 from controller.placement.capacity import HostCapacity, stored_capacities
-from controller.placement.displacement import choose_moves, is_requested, list_moved
+from controller.placement.displacement import choose_moves, find_displacements, is_requested, list_moved, read_orders
 from controller.placement.queued_service import HostDemands, require_host
 from controller.placement.units import HostRequirement
 from controller.reconcile.indexes import HOST_INDEX
@@ -73,7 +73,14 @@ def observe_hosts(
         current = [each for each in processes if is_current(each, name, estimated)]
         moved = choose_moves(current, requested_at, demands, capacities, snapshot.now)
     standing = sort_processes(
-        name, wanted, processes, hosts, exposed=exposed, estimated=estimated, demands=demands, moved=moved
+        name,
+        wanted,
+        processes,
+        hosts,
+        exposed=exposed,
+        estimated=estimated,
+        demands=demands,
+        displacements=find_displacements(processes, read_orders(snapshot.store), demands.tolerations, moved),
     )
     taken = {obj["metadata"]["name"] for obj in children}
     steps = plan_steps(
@@ -92,18 +99,35 @@ def observe_hosts(
         return replica_memory.advise_memory(service, served, free_bytes) if served else MemoryAdvice()
 
     problems = _diagnose_kept(standing, capacities, advise, demands)
+    return _count_replicas(
+        standing,
+        wanted,
+        hosts,
+        problem=diagnosis.most_severe(problems),
+        steps=_look_again(steps, standing, problems),
+    )
+
+
+def _count_replicas(
+    standing: SortedProcesses,
+    wanted: int,
+    hosts: Mapping[str, MetalHost],
+    *,
+    problem: ServiceProblem | None,
+    steps: MetalProcessSteps,
+) -> Replicas:
     # A displaced process counts while it answers.
-    displaced = (each.process for each in standing.displaced)
-    answering = [each for each in (*standing.kept, *displaced) if each.status.phase == "Ready"]
+    displaced = (leaving.process for leaving in standing.displaced)
+    answering = [process for process in (*standing.kept, *displaced) if process.status.phase == "Ready"]
     existing = (*standing.kept, *standing.surplus, *standing.superseded)
     serving = [process for process in existing if process.status.phase == "Ready"]
     return Replicas(
         total=len(existing),
-        ready=tuple(sorted(each.metadata.uid for each in answering[:wanted])),
+        ready=tuple(sorted(process.metadata.uid for process in answering[:wanted])),
         available=sum(not host_is_lost(process.spec.host_name or "", hosts) for process in serving),
-        nodes=frozenset(each.spec.host_name for each in standing.kept if each.spec.host_name),
-        problem=diagnosis.most_severe(problems),
-        steps=_look_again(steps, standing, problems),
+        nodes=frozenset(process.spec.host_name for process in standing.kept if process.spec.host_name),
+        problem=problem,
+        steps=steps,
     )
 
 

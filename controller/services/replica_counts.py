@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Final, NamedTuple
 
 from controller.models.served import METAL
-from controller.placement.displacement import find_displacement
+from controller.placement.displacement import find_displacements, list_moved, read_orders
 from controller.placement.pod_requests import count_requests
 from controller.reconcile.plan import Snapshot, decode_stored
 from controller.reconcile.triggers import ENDED
@@ -97,12 +97,11 @@ def _count_processes(snapshot: Snapshot, service: InferenceService) -> ReplicaCo
     names = {each.spec.host_name for each in processes if each.spec.host_name}
     stored = [host for name in names if (host := store.get(METAL_HOSTS, name)) is not None]
     hosts = {each.metadata.name: each for each in decode_stored(store, METAL_HOSTS, stored, MetalHost)}
+    displaced = find_displacements(processes, read_orders(store), service.spec.tolerations, list_moved(processes))
     placed = [
         each
         for each in processes
-        if (name := each.spec.host_name)
-        and not host_is_lost(name, hosts)
-        and find_displacement(each, hosts[name].spec, service.spec.tolerations) is None
+        if (name := each.spec.host_name) and not host_is_lost(name, hosts) and each.metadata.uid not in displaced
     ]
     exposed = exposed_hosts(snapshot.store, metadata.namespace, metadata.name)
     ready = sum(each.status.phase == "Ready" and each.spec.host_name in exposed for each in placed)

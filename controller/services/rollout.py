@@ -9,14 +9,14 @@ for its memory.
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final, NamedTuple
 
 import msgspec
 
 from controller.placement.capacity import HostCapacity, eligible_hosts
-from controller.placement.displacement import REBALANCE, Displacement, find_displacement, list_moved
+from controller.placement.displacement import NO_DISPLACEMENTS, REBALANCE, Displacement, list_moved
 from controller.placement.node_rules import find_untolerated
 from controller.placement.observed_units import parse_nomination
 from controller.placement.process_units import find_process_place
@@ -124,7 +124,7 @@ def sort_processes(
     exposed: Collection[str | None],
     estimated: MetalProcessSpec | None = None,
     demands: HostDemands = NO_DEMANDS,
-    moved: Container[str] = (),
+    displacements: Mapping[str, Displacement] = NO_DISPLACEMENTS,
 ) -> SortedProcesses:
     """Sort a service's processes.
 
@@ -137,7 +137,7 @@ def sort_processes(
         estimated: the wanted spec, if its memory is an estimate: then a bound process that differs in its memory only
             is kept too. A better estimate, such as that of a later version, is no reason to load weights again.
         demands: the demands of the service on its hosts.
-        moved: uids of processes that move to a better host.
+        displacements: why processes should leave their hosts, by uid.
     """
     standing = SortedProcesses([], [], [], [], [], [], [])
     usable = []
@@ -159,7 +159,7 @@ def sort_processes(
         elif phase in HOLDS_NO_MEMORY:
             standing.rejected.append(process)
         else:
-            why = find_displacement(process, administered, demands.tolerations, moved)
+            why = displacements.get(process.metadata.uid)
             if current and not lost and why is None:
                 usable.append(process)
                 continue

@@ -5,6 +5,7 @@ from datetime import timedelta
 
 from controller.models.served import Served
 from controller.placement.capacity import stored_capacities
+from controller.placement.displacement import find_displacements, read_orders
 from controller.services.metal_processes import desired_spec
 from controller.services.rollout import (
     MetalProcessSteps,
@@ -54,7 +55,8 @@ def steps(
     by_name = {each.metadata.name: each for each in map(as_host, kept.list(METAL_HOSTS))}
     exposed = {name for name in by_name if not host_is_lost(name, by_name)} - set(unexposed)
     name = process_prefix("chat", spec) if known else None
-    standing = sort_processes(name, wanted, structs, by_name, exposed=exposed)
+    displacements = find_displacements(structs, read_orders(kept), (), ())
+    standing = sort_processes(name, wanted, structs, by_name, exposed=exposed, displacements=displacements)
     alive = [each for name, each in by_name.items() if not host_is_lost(name, by_name)]
     return plan_steps(
         edited,

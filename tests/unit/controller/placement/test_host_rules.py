@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.placement.capacity import FreeMemory, HostCapacity, eligible_hosts
-from controller.placement.displacement import find_displacement
+from controller.placement.displacement import find_displacements, read_orders
 from controller.placement.explanation import explain
 from controller.placement.node_rules import admits, find_untolerated
 from controller.placement.planner import PlanRules, plan
@@ -15,7 +15,8 @@ from controller.placement.units import HostRequirement
 from crds.meta import Toleration
 from crds.metalhost import HostTaint, MetalHostSpec
 from kube.client import Obj
-from tests.support.api_objects import GIB, as_process, condition, process
+from kube.resources import METAL_HOSTS
+from tests.support.api_objects import GIB, as_process, condition, host, process, store
 from tests.support.waiting_units import host_cell, waiting_process
 
 RESEARCH = HostTaint("dedicated", "NoSchedule", "research")
@@ -149,9 +150,11 @@ UNDER_PRESSURE: Obj = {"conditions": [condition("DisruptionTarget", "True", "Mem
 def test_each_cause_displaces_a_process(
     fields: Obj, spec: MetalHostSpec, moved: tuple[str, ...], cause: str | None, says: str
 ) -> None:
-    found = find_displacement(as_process(process("one", host="a", phase="Ready", **fields)), spec, (), moved)
+    orders = read_orders(store((METAL_HOSTS, host("a") | {"spec": msgspec.to_builtins(spec)})))
+    bound = as_process(process("one", host="a", phase="Ready", **fields))
+    found = find_displacements([bound], orders, (), moved).get("uid-one")
     assert (found and found.cause) == cause
     assert found is None or says in found.message
     if cause == "Taint":
         tolerated = (Toleration("dedicated", "Exists"),)
-        assert find_displacement(as_process(process("one", host="a")), spec, tolerated) is None
+        assert find_displacements([bound], orders, tolerated, ()) == {}

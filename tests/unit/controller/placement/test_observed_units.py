@@ -18,12 +18,12 @@ from controller.placement.observed_units import (
 from controller.placement.process_units import MOST_ENDING_SECONDS
 from controller.placement.queue_places import find_own_place, find_place, format_place
 from controller.placement.units import HostRequirement, NodeRequirement, Nomination, Unit, UnitKey
-from crds.meta import ADMITTED_AT, ENQUEUED_AT, NOMINATED, POD_TEMPLATE
+from crds.meta import ADMITTED_AT, ENQUEUED_AT, MOVES, NOMINATED, POD_TEMPLATE
 from devices.vendors import VENDORS
 from kube.client import Obj
-from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, METAL_PROCESSES, PODS, ObjectKey, Resource
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, PODS, ObjectKey, Resource
 from kube.store import Store
-from tests.support.api_objects import GIB, NAMESPACE, NOW, condition, process, store
+from tests.support.api_objects import GIB, NAMESPACE, NOW, condition, host, process, store
 from tests.support.queue_objects import BORN, GPU, deployment_of, pinned, queue_pod, queued_service, timestamp
 from tests.support.queue_units import node
 
@@ -314,6 +314,28 @@ def test_host_that_displaces_a_process_is_avoided_and_its_process_replaced() -> 
         (INFERENCE_SERVICES, queued_service()), *((METAL_PROCESSES, each) for each in (displaced, process("chat-1-1")))
     )
     assert observe(known)["chat-1-1"].replaces == {"uid-chat-1-0"}
+
+
+@pytest.mark.parametrize(
+    ("host_spec", "annotations"),
+    [
+        ({"drain": True}, {}),
+        ({"taints": [{"key": "dedicated", "effect": "NoExecute"}]}, {}),
+        ({}, {MOVES: "uid-chat-1-0"}),
+    ],
+)
+def test_process_that_is_drained_tainted_or_moved_away_is_replaced_in_the_queue_too(
+    host_spec: Obj, annotations: Obj
+) -> None:
+    known = store(
+        (INFERENCE_SERVICES, queued_service()),
+        (METAL_HOSTS, host("mac-1") | {"spec": host_spec}),
+        (METAL_PROCESSES, process("chat-1-0", host="mac-1", phase="Ready")),
+        (METAL_PROCESSES, process("chat-1-1", annotations=annotations)),
+    )
+    found = observe(known)["chat-1-1"]
+    assert found.replaces == {"uid-chat-1-0"}
+    assert found.avoid == {"host/mac-1"}
 
 
 def test_process_of_a_better_estimate_replaces_none() -> None:
