@@ -1,5 +1,6 @@
 """The reference of all resources as a document: the same schema that `kubectl explain` shows, in one page."""
 
+import json
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -20,14 +21,17 @@ class _Row(NamedTuple):
     path: str
     schema: Schema
     is_required: bool
+    same_as: str = ""
+    """Place of an earlier row whose fields are those of this one; empty if the fields follow."""
 
 
 def render_reference() -> str:
     """Return the document, in Markdown."""
-    return "\n".join([_HEAD, *(_render_kind(each) for each in DEFINITIONS)])
+    listed: dict[str, str] = {}
+    return "\n".join([_HEAD, *(_render_kind(definition, listed) for definition in DEFINITIONS)])
 
 
-def _render_kind(definition: Definition) -> str:
+def _render_kind(definition: Definition, listed: dict[str, str]) -> str:
     (version,) = definition.render()["spec"]["versions"]
     schema: Schema = version["schema"]["openAPIV3Schema"]
     scope = "Cluster-scoped" if definition.cluster_scoped else "Namespaced"
@@ -40,29 +44,36 @@ def _render_kind(definition: Definition) -> str:
     ]
     for part in (each for each in ("spec", "status") if each in schema["properties"]):
         lines += [f"### {definition.kind}: {part}", "", "| field | type | description |", "|---|---|---|"]
-        lines += [_render_row(row) for row in _walk(schema["properties"][part], part)]
+        lines += [_render_row(row) for row in _walk(schema["properties"][part], part, definition.kind, listed)]
         lines.append("")
     rules = [f"* {rule}" for rule in _list_rules(schema)]
     lines += [f"### {definition.kind}: rules", "", *rules] if rules else []
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _walk(schema: Schema, path: str) -> Iterator[_Row]:
-    """Yield the fields below an object, each before the fields below it."""
+def _walk(schema: Schema, path: str, kind: str, listed: dict[str, str]) -> Iterator[_Row]:
+    """Yield the fields below an object, each before the fields below it; the same fields are listed once."""
     required = schema.get("required", ())
     for name, inner in schema.get("properties", {}).items():
         below = f"{path}.{name}"
-        yield _Row(below, inner, name in required)
         item = inner.get("items", inner)
-        if item.get("properties", {}).keys() != _CONDITION_FIELDS:  # metav1.Condition is Kubernetes' own
-            yield from _walk(item, f"{below}[]" if "items" in inner else below)
+        fields = item.get("properties", {})
+        if fields.keys() == _CONDITION_FIELDS:  # metav1.Condition is Kubernetes' own
+            fields = {}
+        same_as = listed.setdefault(json.dumps(fields), f"{kind} {below}") if len(fields) > 1 else ""
+        if same_as == f"{kind} {below}":
+            same_as = ""
+        yield _Row(below, inner, name in required, same_as)
+        if fields and not same_as:
+            yield from _walk(item, f"{below}[]" if "items" in inner else below, kind, listed)
 
 
 def _render_row(row: _Row) -> str:
     schema = row.schema
     type_ = f"{_render_type(schema)}, required" if row.is_required else _render_type(schema)
     text = schema.get("description", "").replace("|", "\\|").replace("\n", " ")
-    return f"| `{row.path}` | {type_} | {text} |"
+    further = f" Its fields are those of `{row.same_as}`." if row.same_as else ""
+    return f"| `{row.path}` | {type_} | {text}{further} |"
 
 
 def _render_type(schema: Schema) -> str:
