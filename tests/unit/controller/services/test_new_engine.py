@@ -1,10 +1,14 @@
-"""A new engine is a module of `runtimes/` and its line in the registry: no CRD and no other file of the product."""
+"""A new engine is a module of `runtimes/` and its line in the registry: no CRD and no other file of the product.
+
+The module is that of docs/add-an-engine.md.
+"""
+
+from typing import Any
 
 import pytest
 
 from crds import validation
 from crds.serving import ServingOptions
-from crds.weights_header import Layout
 from devices.vendor_file import parse_vendors
 from devices.vendors import VENDORS
 from fitness.memory import Workload, estimate_pod, refuse_device_count
@@ -15,56 +19,32 @@ from gateway.proxy.errors import RequestError, translate_engine_error
 from gateway.proxy.request_schemas import check_engines
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, MODELS
-from runtimes.engine_errors import EngineError, SchemaLimits
-from runtimes.engine_estimate import DeviceParts, EngineMemory, Parts, SpeedPrior
-from runtimes.pod import EngineMetrics, EnginePod, PodServing
 from runtimes.quantization import refuse_quantization
 from runtimes.registry import RUNTIMES, list_pod_engines
-from runtimes.runtime import PLAIN, Runtime
+from runtimes.runtime import Runtime
+from tests.controlplane.process import CHECKOUT
 from tests.support.api_objects import model
+from tests.support.documents import list_blocks
 from tests.support.page_tables import describe_engine, describe_pairs, describe_vendor
 from tests.support.refused_manifests import make_manifest
 from tests.support.service_decisions import chat_service, decide_chat, list_applied, ready_outcome
 from tests.unit.fitness.test_speed import LLAMA_8B
 from tests.unit.gateway.proxy.test_request_schemas import answer, array, read
 
-
-class QuickMemory(EngineMemory):
-    """Weights alone, divided among at most two devices."""
-
-    def estimate_parts(self, layout: Layout, options: ServingOptions) -> Parts:
-        return Parts(layout.tensor_bytes, options.context_length, 0, 0, 0)
-
-    def estimate_device_parts(self, layout: Layout, options: ServingOptions, devices: int) -> DeviceParts:
-        return DeviceParts(Parts(0, 0, 0, 0, 7), self.estimate_parts(layout, options), devices)
-
-    def refuse_devices(self, layout: Layout, devices: int) -> str | None:
-        return f"{layout.head_count} heads on {devices}" if devices > 2 else None
+PAGE = CHECKOUT / "docs" / "add-an-engine.md"
 
 
-def arguments(pod: PodServing) -> list[str]:
-    return ["--weights", pod.serving.model, "--devices", str(pod.devices), *pod.serving.options.extra_args]
+def load_module() -> Runtime:
+    """Return the engine of the page, whose module is run as it stands there."""
+    (code,) = list_blocks(PAGE.read_text(), "python")
+    module: dict[str, Any] = {"__name__": "runtimes.quick"}
+    exec(compile(code, str(PAGE), "exec"), module)  # noqa: S102 - the code of this repository
+    runtime = module["RUNTIME"]
+    assert isinstance(runtime, Runtime)
+    return runtime
 
 
-QUICK = Runtime(
-    name="quick",
-    formats=frozenset({"gguf"}),
-    modes=frozenset({"chat"}),
-    tuning=("--speed",),
-    on_hosts=False,
-    errors=(EngineError(500, "too slow", 400, "nothing", "its manual"),),
-    schema_limits=SchemaLimits(most_repetitions=9, takes_patterns=True),
-    quantizations={"nvidia": {PLAIN: "*", "gguf": "ada+"}},
-    memory=QuickMemory(),
-    speed_priors={"nvidia": SpeedPrior(efficiency=0.5, layer_ms=0.0)},
-    divides_layers=True,
-    pod=EnginePod(
-        container="quick",
-        images={"nvidia": "registry.example/quick:1"},
-        arguments=arguments,
-        metrics=EngineMetrics("quick_running", None, None, None, prefixes=("quick_",)),
-    ),
-)
+QUICK = load_module()
 
 
 @pytest.fixture(autouse=True)
