@@ -11,10 +11,11 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from controller.placement.admission_parts import RoundReport
-from controller.placement.explanation import RefusalCounter, find_static_refusal, largest_part
+from controller.placement.explanation import RefusalCounter, find_static_refusal
 from controller.placement.observed_units import FindVolumeNodes
 from controller.placement.place_search import need_key
 from controller.placement.planner import Round
+from controller.placement.refusals import largest_part
 from controller.placement.score import score_cell
 from controller.placement.standing import WaitFacts, describe_wait, find_largest, sort_refusals
 from controller.placement.units import (

@@ -1,33 +1,15 @@
 """The answer to the question why a service waits: all cells, those first that are nearest to running its unit."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, get_args
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from controller.placement.actions import Admit, EvictUnit, Nominate
-from controller.placement.explanation import FITS, NOMINATED, CellExplanation, explain, largest_part
+from controller.placement.explanation import CellExplanation, explain
 from controller.placement.planner import PlanRules, plan
-from controller.placement.pool_limits import LimitReason
-from controller.placement.units import NOT_FASTER, SPEED_UNKNOWN, TOO_SLOW, TOO_TIGHT, Amounts, Cell, Unit
-
-_READY: Final = frozenset({FITS, NOMINATED})
-_NEVER: Final = ("TooSmall", "OtherPool", "OtherKind")
-"""Reasons for which a cell would have to be another one; the last is the farthest."""
-_EFFORTS: Final[Mapping[str, int]] = {
-    reason: effort
-    for effort, reasons in enumerate(
-        (
-            ("HeadOfLine",),
-            get_args(LimitReason),
-            ("OtherNamespace", "NodeRules", "SliceTooSmall", "SharedDevices", TOO_SLOW, SPEED_UNKNOWN, TOO_TIGHT),
-            ("AgentTooOld", "RuntimeMissing", "VolumeElsewhere", "Avoided", NOT_FASTER),
-        ),
-        start=1,
-    )
-    for reason in reasons
-}
-"""The reasons of cells with room, by what it takes to end them. That a cell is closed takes least: to open it."""
+from controller.placement.refusals import find_refusal_of, largest_part
+from controller.placement.units import Amounts, Cell, Unit
 
 
 class WaitExplanation(NamedTuple):
@@ -78,8 +60,9 @@ def _measure_distance(found: CellExplanation, unit: Unit, left: Amounts) -> tupl
     lacking = max(
         (1 - max(0, left.get(name, amount)) / amount for name, amount in need.items() if amount > 0), default=0.0
     )
-    if reason in _READY:
+    refusal = find_refusal_of(reason)
+    if refusal.meaning == "ready":
         return 0, 0.0, 0
-    if reason in _NEVER:
-        return 3, float(_NEVER.index(reason)), 0
-    return (2 if lacking > 0 else 1), max(0.0, lacking), _EFFORTS.get(reason, 0)
+    if refusal.meaning == "elsewhere":
+        return 3, float(refusal.effort), 0
+    return (2 if lacking > 0 else 1), max(0.0, lacking), refusal.effort

@@ -7,23 +7,13 @@ from typing import Final, NamedTuple, get_args
 
 import msgspec
 
-from controller.placement.explanation import (
-    AWAITS_BENCHMARK,
-    FITS,
-    NOMINATED,
-    describe_limit,
-    or_raise_priority,
-)
-from controller.placement.pool_limits import LimitReason, LimitRefusal
+from controller.placement.pool_limits import LimitRefusal
+from controller.placement.refusals import RefusalMeaning, describe_limit, find_refusal_of, or_raise_priority
 from controller.placement.start_estimate import StartRange, measure_need
 from controller.placement.units import (
     CLAIM_SLOT,
     CPU,
     MEMORY,
-    NOT_FASTER,
-    SPEED_UNKNOWN,
-    TOO_SLOW,
-    TOO_TIGHT,
     Cell,
     NodeRequirement,
     Unit,
@@ -35,28 +25,6 @@ from crds.size import size_text
 from kube.time import rfc3339
 
 _MOST_NAMED: Final = 3
-_WORDS: Final[Mapping[str, str]] = {
-    "NodeRules": "do not match its nodeSelector, affinity or tolerations",
-    "SharedDevices": "have devices that pods share, of which it would need several",
-    "SliceTooSmall": "have devices that pods share, with too little memory for each",
-    "VolumeElsewhere": "cannot mount the volume of its weights",
-    "RuntimeMissing": "lack its engine",
-    "OtherNamespace": "are not given to its namespace",
-    "LabelMissing": "lack a label of its nodeSelector",
-    "Taint": "have taints that it does not tolerate",
-    "AgentTooOld": "have an agent that is too old",
-    TOO_SLOW: "are slower than spec.placement.minTokensPerSecond",
-    SPEED_UNKNOWN: "have a speed that is unknown, and spec.placement.minTokensPerSecond is stated",
-    TOO_TIGHT: "fit it less well than spec.placement.minFit",
-    NOT_FASTER: "are not known to be faster than the slow replica that it replaces",
-}
-"""Why a cell can never run a unit, in words."""
-_OPEN: Final = frozenset({"Avoided", "HeadOfLine", FITS, NOMINATED, AWAITS_BENCHMARK})
-"""Reasons of cells that could run a unit and take others."""
-_LIMITS: Final = frozenset(get_args(LimitReason))
-"""Reasons of cells that could run a unit, and out of which a limit keeps it."""
-_ELSEWHERE: Final = frozenset({"OtherPool", "OtherKind", "TooSmall"})
-"""Reasons of cells that are counted nowhere."""
 
 
 class ServiceStanding(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,21 +79,13 @@ class CellCounts(NamedTuple):
 
 def sort_refusals(refusals: Mapping[str, int]) -> CellCounts:
     """Sort the counts of a `RefusalCounter` by what they mean."""
-    never, closed, short, limited = dict[str, int](), dict[str, int](), dict[str, int](), dict[str, int]()
-    others = 0
+    counts: dict[RefusalMeaning, dict[str, int]] = {meaning: {} for meaning in get_args(RefusalMeaning)}
     for text, number in refusals.items():
         reason, _, resource = text.partition(" ")
-        if reason in _WORDS:
-            never[reason] = number
-        elif reason == "Insufficient":
-            short[resource] = number
-        elif reason in _OPEN:
-            others += number
-        elif reason in _LIMITS:
-            limited[reason] = number
-        elif reason not in _ELSEWHERE:
-            closed[reason] = number
-    return CellCounts(never, closed, short, others, limited)
+        meaning = find_refusal_of(reason).meaning
+        counts[meaning][resource if meaning == "short" else reason] = number
+    others = sum((*counts["open"].values(), *counts["ready"].values()))
+    return CellCounts(counts["never"], counts["closed"], counts["short"], others, counts["limited"])
 
 
 def find_largest(unit: Unit, cells: Iterable[Cell]) -> Cell | None:
@@ -255,7 +215,7 @@ def _describe_missing(unit: Unit, facts: WaitFacts, need: str, noun: str) -> str
     if largest is None and not counts.never:
         return f"no {noun} is in pool {pools}: add one that has {need}"
     refused = "; ".join(
-        f"{_count(number, noun)} {_WORDS.get(word, word)}" for word, number in sorted(counts.never.items())
+        find_refusal_of(reason).count_cells(number, noun) for reason, number in sorted(counts.never.items())
     )
     if largest is None:
         return f"no {noun} of pool {pools} can ever run it: {refused}: change the service, or add a {noun}"

@@ -55,7 +55,7 @@ _REASON: Final = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]{0,250}[A-Za-z0-9_])?")
 log = structlog.get_logger()
 
 
-class Refusal(NamedTuple):
+class WriteRefusal(NamedTuple):
     """The refusal of the last plan of an object, and of all its plans since `since`."""
 
     uid: str
@@ -107,7 +107,7 @@ class Executor:
         self._recorder = recorder
         self._now = now
         self._require_leadership = require_leadership
-        self._refusals: dict[tuple[Resource, ObjectKey], Refusal] = {}
+        self._refusals: dict[tuple[Resource, ObjectKey], WriteRefusal] = {}
         self._dropped: dict[tuple[Resource, ObjectKey], dict[tuple[Resource, ObjectKey], list[str]]] = {}
         """Fields that the API server has not kept: by the object for which they were sent, and the one with them."""
         self._doubts: dict[tuple[Resource, ObjectKey], _Doubt] = {}
@@ -167,7 +167,7 @@ class Executor:
         identity = decided["metadata"]["uid"], decided["metadata"]["generation"], reason
         last = self._refusals.get((resource, key))
         if last is None or last[:3] != identity:
-            last = Refusal(*identity, now, None)
+            last = WriteRefusal(*identity, now, None)
         self._refusals[resource, key] = last
         lasts = not _may_pass(error) or (now - last.since).total_seconds() >= FAILING_SECONDS
         refused = _refused(plan, reason, _describe_refusal(error), decided["metadata"]["generation"])

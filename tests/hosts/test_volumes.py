@@ -22,7 +22,7 @@ NO_RIGHTS = ("unshare", "--user")
 """A user without any rights, also if the tests run as root, whom no mode stops."""
 
 
-class Refusal(NamedTuple):
+class RefusedFetch(NamedTuple):
     """Result that the Job of a Model reports, by which the controller decides."""
 
     exit_code: int
@@ -53,13 +53,13 @@ def protected(volume: Path) -> Path:
     return volume
 
 
-async def fetch(server: FileServer, to: Path, *, within: tuple[str, ...], before: str = "true") -> Refusal:
+async def fetch(server: FileServer, to: Path, *, within: tuple[str, ...], before: str = "true") -> RefusedFetch:
     """Return how a fetch to a folder ends, in other namespaces and after the command `before`."""
     arguments = f"fetch {server.url}/tiny.gguf --to {to}/key --allow-private-sources 127.0.0.0/8"
     return await run(arguments, to.parent, within=within, before=before)
 
 
-async def run(arguments: str, folder: Path, *, within: tuple[str, ...], before: str = "true") -> Refusal:
+async def run(arguments: str, folder: Path, *, within: tuple[str, ...], before: str = "true") -> RefusedFetch:
     """Return how a command ends, in other namespaces and after the command `before`."""
     # Its folder is not on a volume that the command may not write.
     result = folder / "result.json"
@@ -69,7 +69,7 @@ async def run(arguments: str, folder: Path, *, within: tuple[str, ...], before: 
     process = await asyncio.create_subprocess_exec(*within, "sh", "-c", command)
     code = await asyncio.wait_for(process.wait(), 60)
     said = msgspec.json.decode(result.read_bytes())
-    return Refusal(code, said["reason"], said["message"])
+    return RefusedFetch(code, said["reason"], said["message"])
 
 
 async def test_full_volume_is_named_with_what_is_free(server: FileServer, volume: Path) -> None:

@@ -13,6 +13,7 @@ from controller.placement.kueue import READ_SECONDS
 from controller.placement.planner import CONSIDERED, MIN_RUN_SECONDS
 from controller.placement.pod_units import MOST_IN_GANG
 from controller.placement.pool_limits import DEVICES, LimitKey, LimitRefusal
+from controller.placement.refusals import REFUSALS
 from controller.placement.standing import CellCounts, WaitFacts, describe_wait
 from controller.placement.start_estimate import LEAST_ERRORS, LEAST_RELEASES, MEMORY_SECONDS
 from controller.placement.units import Unit
@@ -50,6 +51,12 @@ ROWS = read_rows("Why does my service wait?")
 
 def test_guide_has_each_reason_once() -> None:
     assert sorted(ROWS) == sorted(get_args(QueueReason))
+
+
+def test_commands_page_has_each_reason_of_a_node_or_host_in_its_words() -> None:
+    page = (CHECKOUT / "docs" / "queue-commands.md").read_text()
+    rows = [f"| `{reason}` | {refusal.one} |" for reason, refusal in REFUSALS.items()]
+    assert "\n| reason | the node or host |\n| --- | --- |\n{}\n\n".format("\n".join(rows)) in page
 
 
 def test_guide_has_each_reason_without_an_estimate() -> None:

@@ -4,9 +4,9 @@ import pytest
 
 from controller.placement.planner import PlanRules
 from controller.placement.remedies import WaitExplanation, explain_unit
-from controller.placement.units import Cell, NodeRequirement, Unit
+from controller.placement.units import Cell, HostRequirement, NodeRequirement, Unit
 from tests.support.queue_decisions import runs, subtract_units
-from tests.support.queue_units import host, node, pod
+from tests.support.queue_units import host, node, pod, process
 
 NEW = pod("new", 4)
 
@@ -71,3 +71,10 @@ def test_unit_for_which_others_are_evicted_is_promised_its_cell() -> None:
 @pytest.mark.parametrize("cells", [[], [host("mac")]], ids=["none", "host"])
 def test_cluster_without_any_node_has_no_remedy_but_the_pool(cells: list[Cell]) -> None:
     assert [each.refusal.reason for each in explain_new(cells, []).cells] == ["OtherPool"] * len(cells)
+
+
+def test_host_that_is_closed_is_nearer_than_one_that_lacks_a_label() -> None:
+    labels = frozenset({("room", "lab")})
+    unit = process("new", requirement=HostRequirement("llama.cpp", "team", selector=labels))
+    found = explain_new([host("bare"), host("closed", closed="Cordoned", labels=labels)], [], unit)
+    assert [cell.refusal.reason for cell in found.cells] == ["Cordoned", "LabelMissing"]

@@ -121,7 +121,7 @@ def test_user_sees_why_a_slice_is_too_small_and_what_would_help() -> None:
     assert row.remedy == f"{remedy}memoryOvercommitPercent of pool nvidia"
     counts = sort_refusals(RefusalCounter(cells.list_cells(), made).count(unit))
     message = describe_wait(unit, "NoSuchHardware", WaitFacts(counts, find_largest(unit, cells.list_cells())))
-    assert "1 node have devices that pods share, with too little memory for each" in message
+    assert "1 node has devices that pods share, with too little memory for each" in message
 
 
 @pytest.mark.parametrize(
