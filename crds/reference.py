@@ -14,6 +14,8 @@ _HEAD: Final = (
     "# Reference of the resources\n\n"
     "Generated from the structs in `crds/` by `make crds`; do not edit. `kubectl explain isvc.spec` shows the same.\n"
 )
+_LONG_DESCRIPTION: Final = 80
+"""Characters from which on the same description is not repeated."""
 _CONDITION_FIELDS: Final = frozenset(each.encode_name for each in structs.fields(Condition))
 
 
@@ -21,8 +23,10 @@ class _Row(NamedTuple):
     path: str
     schema: Schema
     is_required: bool
-    same_as: str = ""
+    same_fields: str = ""
     """Place of an earlier row whose fields are those of this one; empty if the fields follow."""
+    same_text: str = ""
+    """Place of an earlier row with the same long description; empty: this one has it."""
 
 
 def render_reference() -> str:
@@ -60,11 +64,12 @@ def _walk(schema: Schema, path: str, kind: str, listed: dict[str, str]) -> Itera
         fields = item.get("properties", {})
         if fields.keys() == _CONDITION_FIELDS:  # metav1.Condition is Kubernetes' own
             fields = {}
-        same_as = listed.setdefault(json.dumps(fields), f"{kind} {below}") if len(fields) > 1 else ""
-        if same_as == f"{kind} {below}":
-            same_as = ""
-        yield _Row(below, inner, name in required, same_as)
-        if fields and not same_as:
+        place, text = f"{kind} {below}", inner.get("description", "")
+        first_fields = listed.setdefault(json.dumps(fields), place) if len(fields) > 1 else place
+        first_text = listed.setdefault(text, place) if len(text) > _LONG_DESCRIPTION else place
+        same_fields, same_text = (first if first != place else "" for first in (first_fields, first_text))
+        yield _Row(below, inner, name in required, same_fields, same_text)
+        if fields and not same_fields:
             yield from _walk(item, f"{below}[]" if "items" in inner else below, kind, listed)
 
 
@@ -72,7 +77,8 @@ def _render_row(row: _Row) -> str:
     schema = row.schema
     type_ = f"{_render_type(schema)}, required" if row.is_required else _render_type(schema)
     text = schema.get("description", "").replace("|", "\\|").replace("\n", " ")
-    further = f" Its fields are those of `{row.same_as}`." if row.same_as else ""
+    text = f"As `{row.same_text}`." if row.same_text else text
+    further = f" Its fields are those of `{row.same_fields}`." if row.same_fields else ""
     return f"| `{row.path}` | {type_} | {text}{further} |"
 
 

@@ -66,17 +66,17 @@ async def test_instructions_for_a_cluster_work_word_for_word(
     install, output, invite, on_the_host, printed, listed = list_blocks(CLUSTER_PAGE)
     shell = Shell(plane, tmp_path)
     assert {*output.splitlines()} - {"..."} <= {*(await shell.run(install)).splitlines()}
-    (tmp_path / ".pomona").mkdir()
-    (tmp_path / ".pomona" / "bin").symlink_to(Path(sys.executable).parent)
+    (tmp_path / ".local").mkdir()
+    (tmp_path / ".local" / "bin").symlink_to(Path(sys.executable).parent)
     code = await shell.run(invite.replace("NAME", "office-7"))
-    pip, join, serve = on_the_host.splitlines()
-    assert "pip install" in pip  # here it is the virtual environment that runs the tests
+    install_tool, join, serve = on_the_host.splitlines()
+    assert "uv tool install" in install_tool  # here it is the virtual environment that runs the tests
     said = await shell.run(join.replace("CODE", code.strip()))
     heads = [line.partition("/root")[0].replace("studio-2", "office-7") for line in printed.splitlines()[:3]]
     assert [head for head in heads if head not in said] == []
     # tests/hosts and `make test-systemd` install the service: here its command runs.
-    assert serve == "sudo ~/.pomona/bin/pomona agent install"
-    argv = [str(tmp_path / ".pomona" / "bin" / "pomona"), "agent"]
+    assert serve == "sudo ~/.local/bin/pomona agent install"
+    argv = [str(tmp_path / ".local" / "bin" / "pomona"), "agent"]
     agent = Process("agent", argv, tmp_path / "agent.log", shell.environment)
     agent.start()
     try:

@@ -134,7 +134,7 @@ async def test_commands_of_the_document_work_one_after_the_other(
     # What Helm left has its own values, such as ports.
     (by_kubectl,) = (each.replace("-k", "--force-conflicts -k") for each in COMMANDS["Install without Helm"])
     await shell.run(by_kubectl)
-    (move,) = COMMANDS["Move an earlier installation to Helm"]
+    (move,) = COMMANDS["Move to Helm"]
     await shell.run(move)
     await shell.run(uninstall)
     await shell.run(by_kubectl)
