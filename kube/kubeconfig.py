@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 _PATHS = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
 
 
@@ -63,6 +61,8 @@ def read_kubeconfig(paths: Sequence[Path], context_name: str | None = None) -> K
 
 
 def _parse(path: Path) -> dict[str, Any]:
+    import yaml  # noqa: PLC0415 - a host that has joined reads no kubeconfig, and saves a MiB
+
     try:
         config = yaml.safe_load(path.read_bytes())
     except (OSError, yaml.YAMLError) as error:

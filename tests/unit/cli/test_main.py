@@ -53,6 +53,20 @@ def test_command_about_an_agent_imports_no_agent() -> None:
     assert done.stdout.count("Usage: ") == 7
 
 
+def test_agent_imports_no_table_and_no_yaml() -> None:
+    """They take 4 MiB, which an agent that is idle would keep from models."""
+    script = (
+        "import sys; from cli.lazy import import_without_collections\n"
+        "import_without_collections('cli.agent.command')\n"
+        "import cli.log, metal_agent.run, rich\n"
+        "assert rich.__name__, 'a later command has it'\n"
+        "heavy = {'rich.console', 'pygments', 'yaml', 'kubernetes'} & sys.modules.keys()\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("enabled", [True, False])
 def test_import_of_a_sub_command_leaves_the_garbage_collector_as_it_was(enabled: bool) -> None:
     script = (
