@@ -1,4 +1,4 @@
-"""Check start, watch, adoption and end of real processes with the agent's own code, and the memory of a process."""
+"""Checks of what the agent does with processes on this system, by its own code: start, adoption, watch, memory, end."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,6 @@ from devices import gpu
 from devices.footprint import footprint_bytes
 from devices.sockets import loopback_port, unix_listener, unix_peer_uid
 from devices.tools import output
-from metal_agent import options
 from metal_agent.doctor.finding import Finding, check_same, check_value
 from metal_agent.native.engine_handle import ProcessIdentity
 from metal_agent.native.process import (
@@ -29,7 +28,6 @@ from metal_agent.native.process import (
     read_last_log_lines,
     spawn_process,
 )
-from metal_agent.state_folder import own_folder
 
 _T = TypeVar("_T")
 _MIB: Final = 2**20
@@ -37,12 +35,17 @@ _HELD_BYTES: Final = 256 * _MIB
 _PATIENCE_SECONDS: Final = 20.0
 _POLL_SECONDS: Final = 0.02
 _SOON_SECONDS: Final = 2.0
+_SOCKET: Final = "server.sock"
+_LOG: Final = "server.log"
 
 _SERVER: Final = """
 import os, socket, sys
 {prepare}
+local = socket.socket(socket.AF_UNIX)
+local.bind(sys.argv[1])
+local.listen()
 listener = socket.create_server(("127.0.0.1", 0))
-os.write(1, b"port %d stdin %d\\n" % (listener.getsockname()[1], len(sys.stdin.read())))
+os.write(1, b"port %d\\n" % listener.getsockname()[1])
 connection, _ = listener.accept()
 {hold}
 connection.sendall(b"held")
@@ -55,56 +58,68 @@ _IN_PYTHON: Final = _SERVER.format(
 _IN_METAL: Final = _SERVER.format(
     prepare="from devices.metal import MetalDevice; device = MetalDevice()", hold=f"device.hold({_HELD_BYTES})"
 )
-_WRAPPED: Final = ("/bin/sh", "-c", '"$@"; :', "sh", sys.executable, "-P", "-c", _IN_PYTHON)
-"""The server as the child of a shell, as Homebrew and others wrap theirs."""
-_LISTENER: Final = """
-import socket, sys
-with socket.socket(socket.AF_UNIX) as listener:
-    listener.bind(sys.argv[1])
-    listener.listen()
-    sys.stdout.write("ready\\n")
-    sys.stdout.flush()
-    while True:
-        listener.accept()
-"""
 _PREDECESSOR: Final = """
 import asyncio, pathlib, sys
 import msgspec
 from metal_agent.native.process import spawn_process
 async def main():
     folder = pathlib.Path(sys.argv[1])
-    process = spawn_process(["/bin/sleep", "600"], {}, folder / "adopted.log", folder)
+    process = spawn_process(sys.argv[2:], {}, folder / "server.log", folder)
     print(msgspec.json.encode(process.identity).decode())
 asyncio.run(main())
 """
 """An agent that starts an engine and is gone."""
+_STUBBORN: Final = ("/bin/sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done")
 
 
-async def check_server(folder: Path) -> list[Finding]:
-    """Check a server behind a wrapper: session, log, port, memory, mark and end."""
-    log_path = folder / "server.log"
-    async with _started(_WRAPPED, log_path, folder) as process:
-        words = (await _await_line(log_path, "port")).split()
-        port = words[1]
-        findings = [
-            check_same("a session of its own", os.getsid(process.pid), process.pid, "spawn"),
-            check_same("bytes of its standard input", words[3], 0, "the null device"),
-            check_same("port of a wrapped server", loopback_port(process.pid), port, "the server"),
-            _check_mark(process.pid, folder),
-        ]
-        before = footprint_bytes(process.pid)
-        async with _allocated(port):
-            findings.append(_check_growth("growth of its footprint", before, footprint_bytes(process.pid)))
-            family = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
-            findings.append(await _check_end("its end is seen", process))
+async def check_adopted_server(folder: Path) -> list[Finding]:
+    """Check a server behind a shell, as Homebrew and others wrap theirs, that an agent has started which is gone."""
+    server = ("/bin/sh", "-c", '"$@"; :', "sh", sys.executable, "-P", "-c", _IN_PYTHON, str(folder / _SOCKET))
+    predecessor = (sys.executable, "-P", "-c", _PREDECESSOR, str(folder), *server)
+    printed = await asyncio.to_thread(output, *predecessor, timeout_seconds=_PATIENCE_SECONDS)
+    identity = msgspec.json.decode(printed, type=ProcessIdentity)
+    other = adopt_process(msgspec.structs.replace(identity, start_time="another time"))
+    process = adopt_process(identity)
+    findings = [
+        check_value("adoption", process and process.pid, f"process {identity.pid}"),
+        check_value("adoption of a reused pid", other or "refused", "refused", holds=other is None),
+    ]
+    if process is None:
+        return findings
+    async with _ended(process):
+        return findings + await _check_server(process, folder)
+
+
+async def _check_server(process: NativeProcess, folder: Path) -> list[Finding]:
+    port = (await _await_line(folder / _LOG, "port")).split()[1]
+    family = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+    listener, user = _ask_listener(folder / _SOCKET)
+    findings = [
+        check_same("a session of its own", os.getsid(process.pid), process.pid, "spawn"),
+        check_same("port of a wrapped server", loopback_port(process.pid), port, "the server"),
+        check_value("process behind a unix socket", listener, f"one of {family}", holds=listener in family),
+        check_same("user behind a unix socket", user, os.geteuid(), "this process"),
+        _check_mark(family, folder),
+    ]
+    before = footprint_bytes(process.pid)
+    async with _allocated(port):
+        findings.append(_check_growth("growth of its footprint", before, footprint_bytes(process.pid)))
+        began = time.monotonic()
+        await process.end(_PATIENCE_SECONDS)
+        seconds = time.monotonic() - began
     left = await _poll(lambda: not any(identify_process(pid) for pid in family) or None)
-    return [*findings, check_value("its children are gone too", left and "gone", "gone")]
+    return [
+        *findings,
+        check_value("its end is seen", f"{seconds:.3f} s", "within 2 s of SIGTERM", holds=seconds < _SOON_SECONDS),
+        check_value("its children are gone too", left and "gone", "gone"),
+    ]
 
 
 async def check_metal_memory(folder: Path) -> list[Finding]:
     """Check that GPU memory of a Mac is in the footprint of its process and in the kernel's count for all processes."""
     log_path = folder / "metal.log"
-    async with _started((sys.executable, "-P", "-c", _IN_METAL), log_path, folder) as process:
+    argv = (sys.executable, "-P", "-c", _IN_METAL, str(folder / "metal.sock"))
+    async with _ended(spawn_process(argv, os.environ, log_path, folder)) as process:
         port = (await _await_line(log_path, "port")).split()[1]
         before, all_before = footprint_bytes(process.pid), await asyncio.to_thread(gpu.read)
         async with _allocated(port):
@@ -117,74 +132,26 @@ async def check_metal_memory(folder: Path) -> list[Finding]:
     ]
 
 
-async def check_exits(folder: Path) -> list[Finding]:
-    """Check how the exit of a process is reported: its exit code, and SIGKILL if it ignores SIGTERM."""
-    async with _started(("/bin/sh", "-c", "exit 7"), folder / "code.log", folder) as process:
-        code = (await process.wait()).code
-    log_path = folder / "stubborn.log"
-    stubborn = ("/bin/sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done")
-    async with _started(stubborn, log_path, folder) as process:
-        await _await_line(log_path, "ready")
-        await process.end(0.2)
-        signal = (await process.wait()).signal
-    return [
-        check_same("exit code", code, 7, "the process"),
-        check_same("end of one that ignores SIGTERM", signal, "SIGKILL", "the agent"),
-    ]
-
-
-async def check_adoption(folder: Path) -> list[Finding]:
-    """Check that a process of an agent that is gone is adopted, and another one of the same pid is not."""
-    argv = (sys.executable, "-P", "-c", _PREDECESSOR, str(folder))
-    printed = await asyncio.to_thread(output, *argv, timeout_seconds=_PATIENCE_SECONDS)
-    identity = msgspec.json.decode(printed, type=ProcessIdentity)
-    other = adopt_process(msgspec.structs.replace(identity, start_time="another time"))
-    process = adopt_process(identity)
-    findings = [
-        check_value("adoption", process and process.pid, f"process {identity.pid}"),
-        check_value("adoption of a reused pid", other or "refused", "refused", holds=other is None),
-    ]
-    return [*findings, await _check_end("end of an adopted process", process)] if process else findings
-
-
-async def check_ownership(folder: Path) -> list[Finding]:
-    """Check that the listener of a unix socket is named, a state folder has one owner, and a lock is inherited."""
-    path, log_path = folder / "peer.sock", folder / "peer.log"
-    async with _started((sys.executable, "-P", "-c", _LISTENER, str(path)), log_path, folder) as process:
-        await _await_line(log_path, "ready")
-        listener = unix_listener(path)
-        with socket.socket(socket.AF_UNIX) as client:
-            client.connect(str(path))
-            user = unix_peer_uid(client)
-    owned, refused = folder / "owned", None
-    with own_folder(owned):
-        try:
-            with own_folder(owned):
-                pass
-        except options.StartError:
-            refused = "refused"
-    return [
-        check_same("process behind a unix socket", listener, process.pid, "spawn"),
-        check_same("user behind a unix socket", user, os.geteuid(), "this process"),
-        check_value("a second agent", refused, "refused"),
-        await _check_inherited_lock(folder),
-    ]
-
-
-async def _check_inherited_lock(folder: Path) -> Finding:
-    """Check that a process keeps a lock that its parent has closed: this keeps weights on disk in use."""
-    path = folder / "lock"
+async def check_killed_child(folder: Path) -> list[Finding]:
+    """Check a child that ignores SIGTERM: its exit is reported, and a lock that it inherits is kept until then."""
+    path, log_path = folder / "lock", folder / "stubborn.log"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        process = spawn_process(("/bin/sleep", "600"), os.environ, folder / "lock.log", folder, [descriptor])
+        process = spawn_process(_STUBBORN, os.environ, log_path, folder, [descriptor])
     finally:
         os.close(descriptor)
-    is_kept = _is_locked(path)
-    await process.end(_PATIENCE_SECONDS)
+    async with _ended(process):
+        await _await_line(log_path, "ready")
+        is_kept = _is_locked(path)
+        await process.end(0.2)
+        signal = (await process.wait()).signal
     is_free = bool(await _poll(lambda: not _is_locked(path) or None))
-    outcome = f"kept: {is_kept}, given back: {is_free}"
-    return check_value("a lock that was inherited", outcome, "both", holds=is_kept and is_free)
+    kept = f"kept: {is_kept}, given back: {is_free}"
+    return [
+        check_same("end of one that ignores SIGTERM", signal, "SIGKILL", "the agent"),
+        check_value("a lock that was inherited", kept, "both", holds=is_kept and is_free),
+    ]
 
 
 def _is_locked(path: Path) -> bool:
@@ -196,29 +163,39 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
+def _ask_listener(path: Path) -> tuple[int | None, int]:
+    """Return the process that listens on a unix socket, and its user."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        return unix_listener(path), unix_peer_uid(client)
+
+
+def _check_mark(family: list[int], folder: Path) -> Finding:
+    """Check the mark in the environment of the server; macOS hides the environment of the shell around it."""
+    marks = set()
+    for pid in family:
+        with contextlib.suppress(psutil.Error):
+            marks.add(psutil.Process(pid).environ().get(OWNER_VARIABLE))
+    return check_value("mark in its environment", ", ".join(map(str, marks)), str(folder), holds=str(folder) in marks)
+
+
+def _check_growth(name: str, before: int | None, after: int | None) -> Finding:
+    grown = None if before is None or after is None else after - before
+    return check_value(
+        name,
+        None if grown is None else f"{grown // _MIB} MiB",
+        f"{_HELD_BYTES // _MIB} MiB or a little more",
+        holds=grown is not None and _HELD_BYTES <= grown < 1.2 * _HELD_BYTES,
+    )
+
+
 @contextlib.asynccontextmanager
-async def _started(argv: tuple[str, ...], log_path: Path, folder: Path) -> AsyncIterator[NativeProcess]:
-    process = spawn_process(argv, os.environ, log_path, folder)
+async def _ended(process: NativeProcess) -> AsyncIterator[NativeProcess]:
+    """End the process at the end of the context, if it has not ended by then."""
     try:
         yield process
     finally:
         await process.end(_SOON_SECONDS)
-
-
-async def _check_end(name: str, process: NativeProcess) -> Finding:
-    began = time.monotonic()
-    await process.end(_PATIENCE_SECONDS)
-    seconds = time.monotonic() - began
-    return check_value(name, f"{seconds:.3f} s", "within 2 s of SIGTERM", holds=seconds < _SOON_SECONDS)
-
-
-def _check_mark(pid: int, folder: Path) -> Finding:
-    """Check the mark in the environment of the wrapped server; macOS hides the environment of the shell."""
-    mark = None
-    for child in psutil.Process(pid).children():
-        with contextlib.suppress(psutil.Error):
-            mark = child.environ().get(OWNER_VARIABLE)
-    return check_same("mark in its environment", mark, folder, "spawn")
 
 
 @contextlib.asynccontextmanager
@@ -233,16 +210,6 @@ async def _allocated(port: str) -> AsyncIterator[None]:
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
-
-
-def _check_growth(name: str, before: int | None, after: int | None) -> Finding:
-    grown = None if before is None or after is None else after - before
-    return check_value(
-        name,
-        None if grown is None else f"{grown // _MIB} MiB",
-        f"{_HELD_BYTES // _MIB} MiB or a little more",
-        holds=grown is not None and _HELD_BYTES <= grown < 1.2 * _HELD_BYTES,
-    )
 
 
 async def _await_line(log_path: Path, word: str) -> str:

@@ -45,11 +45,9 @@ _CHECK_SECONDS: Final = 60.0
 Check = Callable[[], Awaitable[list[Finding]]]
 _DEEP_CHECKS: Final[tuple[tuple[str, Callable[[Path], Awaitable[list[Finding]]]], ...]] = (
     ("facts", lambda _: asyncio.to_thread(fact_checks.check_facts)),
-    ("a server", process_checks.check_server),
+    ("adoption", process_checks.check_adopted_server),
     *((("Metal's memory", process_checks.check_metal_memory),) if sys.platform == "darwin" else ()),
-    ("exits", process_checks.check_exits),
-    ("adoption", process_checks.check_adoption),
-    ("ownership", process_checks.check_ownership),
+    ("exit", process_checks.check_killed_child),
 )
 
 

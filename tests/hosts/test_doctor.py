@@ -19,8 +19,8 @@ def test_this_host_passes(tmp_path: Path) -> None:
     assert proven >= {
         *("needed facts", "memory in total", "start of a process", "llama.cpp"),
         *("a session of its own", "port of a wrapped server", "growth of its footprint", "its end is seen"),
-        *("its children are gone too", "exit code", "end of one that ignores SIGTERM", "adoption"),
-        *("adoption of a reused pid", "process behind a unix socket", "a second agent", "a lock that was inherited"),
+        *("its children are gone too", "end of one that ignores SIGTERM", "adoption", "adoption of a reused pid"),
+        *("process behind a unix socket", "a lock that was inherited"),
     }
     folder = findings["mark in its environment"]["found"]
     assert not [process.pid for process in psutil.process_iter(["environ"]) if folder in str(process.info["environ"])]
