@@ -160,6 +160,14 @@ def _list_source_variables(allowed_networks: Networks) -> dict[str, str]:
     "the chart. 0: off.",
 )
 @click.option(
+    "--preflight-certificate",
+    "preflight_folder",
+    default="/etc/pomona/preflight",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Folder with tls.crt and tls.key of the preflight webhook, and `path`, the last segment of its path.",
+)
+@click.option(
     "--allowed-image-prefix",
     "image_prefixes",
     multiple=True,
@@ -252,6 +260,7 @@ def command(
     health_probe_bind_address: BindAddress | None,
     *,
     preflight_address: BindAddress | None,
+    preflight_folder: Path,
     metric_prefix: str,
     namespaces: tuple[str, ...],
     image_pull_secrets: tuple[str, ...],
@@ -292,10 +301,9 @@ def command(
             image_pull_secrets=image_pull_secrets,
             scheduling_mode=scheduling_mode or ("Native" if namespaces else "Queue"),
         )
-        further = (min_run_seconds, has_benchmarks, flexinfer_export, replacement, preflight_address)
-        options = ControllerOptions(
-            pods, load_hosts_ca(hosts_ca) if hosts_ca else None, leader_elect, namespaces, *further
-        )
+        further = (min_run_seconds, has_benchmarks, flexinfer_export, replacement, preflight_address, preflight_folder)
+        trust = load_hosts_ca(hosts_ca) if hosts_ca else None
+        options = ControllerOptions(pods, trust, leader_elect, namespaces, *further)
         metrics, health = ControllerMetrics(metric_prefix), ControllerHealth()
         with (
             serve("--metrics-bind-address", metrics_bind_address, metrics_routes(metrics.render)),

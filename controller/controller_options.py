@@ -1,6 +1,7 @@
 """Options of the controller, as its command line states them."""
 
 import ssl
+from pathlib import Path
 from typing import NamedTuple
 
 from controller.http_endpoints import BindAddress
@@ -30,3 +31,5 @@ class ControllerOptions(NamedTuple):
     """Rules for the replacement of replicas that are slow; None: none is replaced."""
     preflight: BindAddress | None = None
     """Address of the preflight webhook; None: it is off. Only for the whole cluster."""
+    preflight_folder: Path = Path("/etc/pomona/preflight")
+    """Folder with the certificate of the preflight webhook, its key and its path."""

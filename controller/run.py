@@ -249,14 +249,14 @@ class Controller:
         return assessor
 
     def _make_preflight(self, measured: PerformanceSource, options: ControllerOptions) -> PreflightWebhook | None:
-        """Return the webhook, which the leader keeps; None: it is off, or nodes and hosts are not this controller's."""
+        """Return the webhook; None: it is off, or nodes and hosts are not this controller's."""
         if self._registry is None or options.preflight is None:
             return None
         make = functools.partial(SpeedAssessor, self._registry.list_classes, measured.table, options.pods.vendors)
         facts = (self.store, options.pods, make, self._registry.has_unknown_devices)
-        webhook = PreflightWebhook(options.preflight, *facts, is_ready=lambda: self._health.is_ready)
-        self._leader_tasks = (*self._leader_tasks, webhook.renew)
-        return webhook
+        return PreflightWebhook(
+            options.preflight, *facts, folder=options.preflight_folder, is_ready=lambda: self._health.is_ready
+        )
 
     def _make_queue(self, options: ControllerOptions, measured: PerformanceSource) -> LeaderQueue | None:
         """Return the queue; None: the nodes and hosts are not this controller's."""
@@ -292,7 +292,7 @@ class Controller:
                 tasks.create_task(self._registry.foreign.follow(self._client))
             tasks.create_task(self._devices.follow(self._client))
             if self._preflight is not None:
-                tasks.create_task(self._preflight.run(self._client))
+                tasks.create_task(self._preflight.run())
             # Without a look at Kueue, each service that is given to it would be said to lack it. Without measured
             # speeds, each would be written as estimated first, and placed by that.
             kinds = (*self._node_kinds, self._kueue.local_queues, self._measured.kind)

@@ -247,9 +247,11 @@ async def test_every_value_reaches_the_pods_of_the_controller(tmp_path: Path) ->
     as_they_are = ("nodeSelector", "tolerations", "affinity", "priorityClassName")
     assert [pod[name] for name in as_they_are] == [EVERYTHING[name] for name in as_they_are]
     assert (container["imagePullPolicy"], container["resources"]) == ("Always", EVERYTHING["resources"])
-    assert [volume["configMap"]["name"] for volume in pod["volumes"]] == ["pomona-vendors", "hosts-ca"]
+    preflight, *volumes = pod["volumes"]
+    assert preflight["name"] == "preflight"
+    assert [volume["configMap"]["name"] for volume in volumes] == ["pomona-vendors", "hosts-ca"]
     mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
-    assert mounts == {"vendors": "/etc/pomona/vendors", "hosts-ca": "/etc/pomona/hosts-ca"}
+    assert mounts == {name: f"/etc/pomona/{name}" for name in ("preflight", "vendors", "hosts-ca")}
 
 
 async def test_every_value_reaches_the_objects_beside_the_controller(tmp_path: Path) -> None:

@@ -1,9 +1,16 @@
-"""The chart's preflight: it fails open, and its rights are to one Secret and one configuration."""
+"""The chart's preflight: it fails open, gives the controller no right, and keeps its certificate."""
 
-from controller.preflight.certificate_keeper import DNS_NAME, NAME, WEBHOOK
+import re
+from base64 import b64decode
+from pathlib import Path
+
+from controller.controller_options import ControllerOptions
+from controller.preflight.preflight_webhook import PATH, PATH_FILE
 from kube.resources import INFERENCE_SERVICES
 from tests.cluster.install.test_chart import CONTROLLER, Identity, render
+from tests.support.service_decisions import SETTINGS
 
+NAME, WEBHOOK = "pomona-preflight", "preflight.inference.pomona.dev"
 ON = "--set=preflight.enabled=true"
 SYSTEM = "pomona-system"
 CONFIGURATION: Identity = ("ValidatingWebhookConfiguration", "", NAME)
@@ -14,7 +21,6 @@ async def test_preflight_is_off_by_default() -> None:
     assert [each for each in objects if each[2] == NAME] == []
     (container,) = objects[CONTROLLER]["spec"]["template"]["spec"]["containers"]
     assert "preflight" not in str(container)
-    assert NAME not in str(objects["ValidatingAdmissionPolicy", "", "pomona-controller-objects"])
 
 
 async def test_webhook_fails_open_and_concerns_changed_specs_only() -> None:
@@ -33,7 +39,7 @@ async def test_service_leads_to_the_port_of_the_controller_by_the_name_of_the_ce
     objects = await render(ON)
     (webhook,) = objects[CONFIGURATION]["webhooks"]
     where = webhook["clientConfig"]["service"]
-    assert f"{where['name']}.{where['namespace']}.svc" == DNS_NAME
+    assert f"{where['name']}.{where['namespace']}.svc" == "pomona-preflight.pomona-system.svc"
     spec = objects["Service", where["namespace"], where["name"]]["spec"]
     (port,) = spec["ports"]
     pod = objects[CONTROLLER]["spec"]["template"]
@@ -44,22 +50,16 @@ async def test_service_leads_to_the_port_of_the_controller_by_the_name_of_the_ce
     assert "--preflight-bind-address=:9443" in container["args"]
 
 
-async def test_rights_are_to_one_secret_and_one_configuration() -> None:
+async def test_certificate_and_path_of_the_configuration_are_those_of_the_secret_that_the_controller_has() -> None:
     before, objects = await render(), await render(ON)
-    added = {each: objects[each] for each in objects if each[0] in {"Role", "ClusterRole"} and each not in before}
-    assert {each: obj["rules"] for each, obj in added.items()} == {
-        ("Role", SYSTEM, NAME): [
-            {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [NAME], "verbs": ["get", "create", "patch"]}
-        ],
-        ("ClusterRole", "", NAME): [
-            {
-                "apiGroups": ["admissionregistration.k8s.io"],
-                "resources": ["validatingwebhookconfigurations"],
-                "resourceNames": [NAME],
-                "verbs": ["get", "patch"],
-            }
-        ],
-    }
-    assert [each for each in before if "Role" in each[0] and before[each] != objects[each]] == []
-    assert objects["Secret", SYSTEM, NAME]["type"] == "Opaque"
-    assert "data" not in objects["Secret", SYSTEM, NAME]
+    config = objects[CONFIGURATION]["webhooks"][0]["clientConfig"]
+    secret = objects["Secret", SYSTEM, NAME]
+    assert (secret["type"], config["caBundle"]) == ("kubernetes.io/tls", secret["data"]["tls.crt"])
+    segment = b64decode(secret["data"][PATH_FILE]).decode()
+    assert re.fullmatch("[a-z0-9]{48}", segment)
+    assert config["service"]["path"] == f"{PATH}{segment}"
+    spec = objects[CONTROLLER]["spec"]["template"]["spec"]
+    assert spec["volumes"] == [{"name": "preflight", "secret": {"secretName": NAME, "optional": True}}]
+    (mount,) = spec["containers"][0]["volumeMounts"]
+    assert (mount["name"], Path(mount["mountPath"])) == ("preflight", ControllerOptions(SETTINGS).preflight_folder)
+    assert [each for each in objects if "Role" in each[0] and objects[each] != before.get(each)] == []

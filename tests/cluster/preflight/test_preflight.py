@@ -13,15 +13,13 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from controller.preflight.certificate_keeper import DATA_KEY, DNS_NAME, NAME
+from controller.preflight.preflight_webhook import PATH, PATH_FILE
 from crds.meta import CONTROLLER_NAMESPACE
-from kube import credentials
-from kube.client import Client, Obj, connect
-from kube.errors import Forbidden, Invalid
-from kube.resources import INFERENCE_SERVICES, MODELS, SECRETS, WEBHOOK_CONFIGURATIONS
+from kube.client import Client, Obj
+from kube.errors import Invalid
+from kube.resources import INFERENCE_SERVICES, MODELS, SECRETS
 from tests.controlplane import members
 from tests.controlplane.helm import CHART, run_helm
-from tests.controlplane.members import CONTROLLER_ACCOUNT, INSTALLED
 from tests.controlplane.network import ip
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
@@ -34,37 +32,48 @@ ADDRESS, PORT = "10.0.250.250", 9443
 """The Service's address is this machine's, as there is no kube-proxy; the API server itself has port 443."""
 OPTION = f"--preflight-bind-address={ADDRESS}:{PORT}"
 L4 = {"nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.memory": "23034"}
-POLICY = "controller-policy.yaml"
+TEMPLATE = "--show-only=templates/preflight.yaml"
+NAME, DNS_NAME = "pomona-preflight", "pomona-preflight.pomona-system.svc"
+
+
+class Release:
+    """The chart's objects of preflight; the folder has what the pod's volume would have."""
+
+    def __init__(self, plane: ControlPlane, folder: Path) -> None:
+        self.plane = plane
+        self.manifest = folder / "preflight.yaml"
+        self.volume = folder / "volume"
+        self.volume.mkdir()
+        self.secret: dict[str, str] = {}
+
+    async def install(self) -> None:
+        """Install or upgrade without the present Secret, so that certificate and path are new."""
+        rendered = await run_helm("template", "pomona", str(CHART), "--set=preflight.enabled=true", TEMPLATE)
+        objects = {each["kind"]: each for each in yaml.safe_load_all(rendered)}
+        objects["Service"]["spec"] = {"clusterIP": ADDRESS, "ports": [{"name": "preflight", "port": PORT}]}
+        objects["ValidatingWebhookConfiguration"]["webhooks"][0]["clientConfig"]["service"]["port"] = PORT
+        self.manifest.write_text(yaml.safe_dump_all(objects.values()))
+        await self.plane.apply(self.manifest)
+        self.secret = {name: b64decode(data).decode() for name, data in objects["Secret"]["data"].items()}
+        for name, text in self.secret.items():
+            (self.volume / name).write_text(text)
 
 
 @pytest_asyncio.fixture
-async def installed(plane: ControlPlane, tmp_path: Path) -> AsyncIterator[None]:
-    """The chart's objects of preflight, and its policy for the controller."""
-    shown = [f"--show-only=templates/{name}" for name in ("preflight.yaml", POLICY)]
-    objects = list(
-        yaml.safe_load_all(await run_helm("template", "pomona", str(CHART), "--set=preflight.enabled=true", *shown))
-    )
-    for each in objects:
-        if each["kind"] == "Service":
-            each["spec"] = {"clusterIP": ADDRESS, "ports": [{"name": "preflight", "port": PORT}]}
-        if each["kind"] == "ValidatingWebhookConfiguration":
-            each["webhooks"][0]["clientConfig"]["service"]["port"] = PORT
-    manifest, own = tmp_path / "preflight.yaml", tmp_path / "own.yaml"
-    manifest.write_text(yaml.safe_dump_all(objects))
-    own.write_text(yaml.safe_dump_all([each for each in objects if each["metadata"]["name"] == NAME]))
-    await plane.apply(manifest)
-    yield
-    await plane.kubectl("delete", "--ignore-not-found", "-f", str(own))
-    await plane.apply(INSTALLED / POLICY)
+async def release(plane: ControlPlane, tmp_path: Path) -> AsyncIterator[Release]:
+    """Preflight, as the chart installs it."""
+    release = Release(plane, tmp_path)
+    await release.install()
+    yield release
+    await plane.kubectl("delete", "--ignore-not-found", "-f", str(release.manifest))
 
 
 @pytest_asyncio.fixture
 async def webhook(
-    plane: ControlPlane, client: Client, installed: None, tmp_path: Path, watched: list[Process]
+    plane: ControlPlane, client: Client, release: Release, tmp_path: Path, watched: list[Process]
 ) -> AsyncIterator[Process]:
     """The controller with its webhook, in a cluster with one small device."""
-    del installed
-    process = await members.controller(plane, tmp_path, OPTION)
+    process = await members.controller(plane, tmp_path, OPTION, f"--preflight-certificate={release.volume}")
     watched.append(process)
     async with contextlib.AsyncExitStack() as stack:
         await ip(f"address add {ADDRESS}/32 dev lo")
@@ -104,17 +113,10 @@ async def find_refusal(client: Client, namespace: str) -> str:
     return ""
 
 
-async def read_certificate(client: Client) -> Obj:
-    secret = await client.get(SECRETS, NAME, CONTROLLER_NAMESPACE)
-    found: Obj = yaml.safe_load(b64decode(secret["data"][DATA_KEY]))[0]
-    return found
-
-
-async def ask_directly(client: Client, body: bytes, kind: str) -> int:
+async def ask_directly(release: Release, body: bytes, kind: str) -> int:
     """Return the status with which the webhook answers a request of somebody who knows its path."""
-    config = (await client.get(WEBHOOK_CONFIGURATIONS, NAME))["webhooks"][0]["clientConfig"]
-    trust = ssl.create_default_context(cadata=b64decode(config["caBundle"]).decode())
-    url = f"https://{ADDRESS}:{PORT}{config['service']['path']}"
+    trust = ssl.create_default_context(cadata=release.secret["tls.crt"])
+    url = f"https://{ADDRESS}:{PORT}{PATH}{release.secret[PATH_FILE]}"
     async with (
         aiohttp.ClientSession(headers={"Content-Type": kind}) as session,
         session.post(url, data=io.BytesIO(body), ssl=trust, server_hostname=DNS_NAME) as response,
@@ -123,7 +125,7 @@ async def ask_directly(client: Client, body: bytes, kind: str) -> int:
 
 
 async def test_service_that_fits_nowhere_is_refused_and_a_dead_webhook_blocks_nothing(
-    client: Client, namespace: str, webhook: Process
+    client: Client, namespace: str, release: Release, webhook: Process
 ) -> None:
     await make_model(client, namespace, "huge", 60)
     await make_model(client, namespace, "small", 1)
@@ -146,80 +148,36 @@ async def test_service_that_fits_nowhere_is_refused_and_a_dead_webhook_blocks_no
         (b"[" * 1_000_000, "text/plain", 400),
         (b" " * (9 << 20), "application/json", 413),
     ):
-        assert await ask_directly(client, body, kind) == status
+        assert await ask_directly(release, body, kind) == status
     assert await find_refusal(client, namespace), "it still answers"
 
-    first = await read_certificate(client)
+    first = release.secret
+    await release.install()
+    assert release.secret["tls.key"] != first["tls.key"]
+    assert "Model huge" in await eventually(lambda: find_refusal(client, namespace)), "new ones are served at once"
+
     await webhook.kill()
     assert await find_refusal(client, namespace) == "", "a dead webhook blocks nothing"
-    await client.delete(SECRETS, NAME, CONTROLLER_NAMESPACE)
     webhook.start()
     assert "Model huge" in await eventually(lambda: find_refusal(client, namespace))
-    second = await read_certificate(client)
-    assert second["key"] != first["key"]
     log = webhook.log.read_text()
-    for secret in (first["key"], first["token"], second["key"], second["token"]):
-        assert secret not in log
+    assert not [name for secret in (first, release.secret) for name in (PATH_FILE, "tls.key") if secret[name] in log]
     assert "PRIVATE KEY" not in log
 
 
-async def test_stolen_token_writes_no_other_secret_and_no_other_configuration(
-    plane: ControlPlane, installed: None
+async def test_upgrade_keeps_the_certificate_and_makes_one_that_is_gone(
+    plane: ControlPlane, client: Client, release: Release
 ) -> None:
-    del installed
-    kubeconfig = await plane.service_account_kubeconfig(CONTROLLER_NAMESPACE, CONTROLLER_ACCOUNT)
-    own = {"name": NAME, "namespace": CONTROLLER_NAMESPACE}
-    token = {"kubernetes.io/service-account.name": "default"}
-    async with connect(credentials.load(kubeconfig)) as thief:
+    async def upgrade() -> dict[str, str]:
+        """Return the data of the Secret that an upgrade would apply."""
+        options = ("--set=preflight.enabled=true", TEMPLATE, "--dry-run=server", "--take-ownership")
+        rendered = await run_helm("template", "pomona", str(CHART), *options, plane=plane)
+        secret: Obj = next(each for each in yaml.safe_load_all(rendered) if each["kind"] == "Secret")
+        return {name: b64decode(data).decode() for name, data in secret["data"].items()}
 
-        async def may_write() -> Obj:
-            try:
-                return await thief.apply(SECRETS, {"metadata": own, "type": "Opaque"}, field_manager="thief")
-            except Forbidden as error:
-                raise AssertionError from error
-
-        await eventually(may_write)
-        with pytest.raises(Forbidden):
-            await thief.apply(
-                SECRETS, {"metadata": own | {"name": "pomona-preflight-2"}, "type": "Opaque"}, field_manager="thief"
-            )
-        with pytest.raises(Forbidden):
-            await thief.delete(SECRETS, NAME, CONTROLLER_NAMESPACE)
-        await plane.kubectl("delete", "secret", NAME, "-n", CONTROLLER_NAMESPACE)
-        account = {"metadata": own | {"annotations": token}, "type": "kubernetes.io/service-account-token"}
-        with pytest.raises(Forbidden):
-            await thief.apply(SECRETS, account, field_manager="thief")
-        with pytest.raises(Forbidden):
-            await thief.apply(WEBHOOK_CONFIGURATIONS, {"metadata": {"name": "another"}}, field_manager="thief")
-        with pytest.raises(Forbidden):
-            await thief.delete(WEBHOOK_CONFIGURATIONS, NAME)
-
-
-async def test_rights_of_preflight_alone_make_its_secret_again_and_no_other(
-    plane: ControlPlane, installed: None
-) -> None:
-    del installed
-    place = ("-n", CONTROLLER_NAMESPACE)
-    await plane.kubectl("create", "serviceaccount", "keeper", *place)
-    try:
-        account = f"--serviceaccount={CONTROLLER_NAMESPACE}:keeper"
-        await plane.kubectl("create", "rolebinding", "keeper", f"--role={NAME}", account, *place)
-        kubeconfig = await plane.service_account_kubeconfig(CONTROLLER_NAMESPACE, "keeper")
-        await plane.kubectl("delete", "secret", NAME, *place)
-        async with connect(credentials.load(kubeconfig)) as keeper:
-
-            async def make_again(name: str = NAME) -> Obj:
-                metadata = {"name": name, "namespace": CONTROLLER_NAMESPACE}
-                try:
-                    return await keeper.apply(SECRETS, {"metadata": metadata, "type": "Opaque"}, field_manager="keeper")
-                except Forbidden as error:
-                    raise AssertionError from error
-
-            assert await eventually(make_again)
-            with pytest.raises(AssertionError):
-                await make_again("another")
-    finally:
-        await plane.kubectl("delete", "--ignore-not-found", "serviceaccount/keeper", "rolebinding/keeper", *place)
+    assert await upgrade() == release.secret
+    await client.delete(SECRETS, NAME, CONTROLLER_NAMESPACE)
+    assert (await upgrade())["tls.key"] != release.secret["tls.key"]
 
 
 async def test_strangers_neither_end_the_controller_nor_keep_reviews_out(

@@ -87,9 +87,10 @@ def test_queue_is_the_mode_of_the_whole_cluster_unless_another_one_is_stated(sta
 
 
 def test_preflight_is_off_unless_it_has_an_address_and_the_whole_cluster(started: list[ControllerOptions]) -> None:
-    for arguments in ((), ("--preflight-bind-address=:9443",)):
+    for arguments in ((), ("--preflight-bind-address=:9443", "--preflight-certificate=/tls")):
         assert start(*arguments).exit_code == 0
     assert [each.preflight for each in started] == [None, BindAddress("", 9443)]
+    assert started[1].preflight_folder == Path("/tls")
     refused = start("--namespace=team", "--preflight-bind-address=:9443")
     assert (refused.exit_code, len(started)) == (2, 2)
     assert "the preflight webhook needs the whole cluster" in refused.output

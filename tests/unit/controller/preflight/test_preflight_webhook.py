@@ -1,7 +1,9 @@
 """The webhook as a whole: what it cannot judge it lets pass, and a port that is taken stops nothing else."""
 
 import asyncio
+import shutil
 import socket
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
@@ -15,28 +17,23 @@ from controller.services.class_speeds import SpeedAssessor
 from crds.inferenceservice import InferenceService
 from devices.vendors import VENDORS
 from fitness.performance_store import PerformanceTable
-from kube.client import Client, Obj
-from kube.resources import Resource
 from tests.support.api_objects import as_service, service, store
 from tests.support.background import running
+from tests.support.certificates import HOST
 from tests.support.eventually import eventually
 from tests.support.service_decisions import SETTINGS
-from tests.unit.controller.preflight.preflight_api import store_certificate
 
 CHAT = as_service(service())
 
 
-class OneSecret(Client):
-    """An API server that has the Secret."""
-
-    def __init__(self) -> None:
-        self._secret = store_certificate()
-
-    async def get(self, _resource: Resource, _name: str, _namespace: str | None = None) -> Obj:
-        return self._secret
+def fill(folder: Path) -> None:
+    """Put into the folder what the chart's Secret has."""
+    shutil.copy(HOST.certificate, folder / "tls.crt")
+    shutil.copy(HOST.key, folder / "tls.key")
+    (folder / "path").write_text("a1b2\n")
 
 
-def build_webhook(port: int = 0, *, is_ready: bool = True) -> PreflightWebhook:
+def build_webhook(port: int = 0, folder: Path = Path("/nonexistent"), *, is_ready: bool = True) -> PreflightWebhook:
     classes = DeviceClasses()
     return PreflightWebhook(
         BindAddress("127.0.0.1", port),
@@ -44,6 +41,7 @@ def build_webhook(port: int = 0, *, is_ready: bool = True) -> PreflightWebhook:
         SETTINGS,
         lambda: SpeedAssessor(classes.list_classes, PerformanceTable(), VENDORS),
         classes.has_unknown,
+        folder=folder,
         is_ready=lambda: is_ready,
     )
 
@@ -68,18 +66,39 @@ def test_what_cannot_be_judged_passes_with_a_warning(
     assert bool(answer.warning) == bool(words)
 
 
-async def test_port_that_is_taken_is_named_and_served_once_it_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight_webhook, "RETRY_SECONDS", 0.05)
-    with socket.socket() as taken:
+async def test_port_that_is_taken_and_a_certificate_that_is_missing_are_told_once_and_served_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight_webhook, "RETRY_SECONDS", 0.01)
+    with socket.socket() as taken, capture_logs() as logs:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with capture_logs() as logs:
-            async with running(build_webhook(port).run(OneSecret())):
-                await eventually(lambda: [each for each in logs if each["event"] == "port_not_served"])
-                taken.close()
-                await eventually(lambda: [each for each in logs if each["event"] == "preflight_served"])
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.close()
-    (problem,) = [each for each in logs if each["event"] == "port_not_served"]
-    assert "--preflight-bind-address" in problem["way_out"]
+
+        def list_problems() -> list[str]:
+            return [each["error"] for each in logs if each["event"] == "preflight_not_served"]
+
+        async with running(build_webhook(port, tmp_path).run()):
+            await eventually(lambda: any("tls.crt" in problem for problem in list_problems()))
+            fill(tmp_path)
+            await eventually(lambda: any("in use" in problem for problem in list_problems()))
+            taken.close()
+            await eventually(lambda: [each for each in logs if each["event"] == "preflight_served"])
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.close()
+        assert len(list_problems()) == 2
+    way_outs = {each["way_out"] for each in logs if each["event"] == "preflight_not_served"}
+    assert all("--preflight-bind-address" in each and "preflight.enabled=true" in each for each in way_outs)
+
+
+def test_path_is_that_of_the_secret_and_none_without_one(tmp_path: Path) -> None:
+    webhook = build_webhook(folder=tmp_path)
+    assert not webhook.knows_path("/preflight/")
+    fill(tmp_path)
+    assert webhook.knows_path("/preflight/a1b2")
+    assert not any(map(webhook.knows_path, ("/preflight/", "/preflight/a1b", "/preflight/a1b2/", "/a1b2")))
+    (tmp_path / "path").write_text("c3")
+    assert webhook.knows_path("/preflight/c3")
+    for damage in (b"", b"\n", b"\xff"):
+        (tmp_path / "path").write_bytes(damage)
+        assert not webhook.knows_path("/preflight/")

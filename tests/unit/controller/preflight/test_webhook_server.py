@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
 from typing import NamedTuple
 
 import msgspec
@@ -12,15 +11,14 @@ import pytest
 
 from controller.preflight import webhook_server
 from controller.preflight.admission_review import ReviewedWrite
-from controller.preflight.certificate_keeper import DNS_NAME, load_certificate
 from controller.preflight.preflight_verdict import ALLOWED, PreflightAnswer
-from controller.preflight.webhook_certificates import WebhookCertificate, make_certificate
 from controller.preflight.webhook_server import PreflightServer, listen
+from gateway.proxy.tls import load_certificate
 from tests.support.api_objects import service
+from tests.support.certificates import CA, HOST
 from tests.support.eventually import eventually
 from tests.unit.gateway.http.http_server import RawClient
 
-MADE = make_certificate(datetime.now(UTC), DNS_NAME)
 PATH = "/preflight/secret"
 REQUEST = {
     "uid": "u-1",
@@ -41,18 +39,16 @@ def refuse(_write: ReviewedWrite) -> PreflightAnswer:
 
 
 @contextlib.asynccontextmanager
-async def serve(server: PreflightServer | None = None, certificate: WebhookCertificate = MADE) -> AsyncIterator[Served]:
+async def serve(server: PreflightServer | None = None) -> AsyncIterator[Served]:
     found = server or PreflightServer(lambda path: path == PATH, refuse)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    load_certificate(context, certificate)
-    async with listen(found, "127.0.0.1", 0, context) as port:
+    async with listen(found, "127.0.0.1", 0, load_certificate(HOST)) as port:
         yield Served(found, port)
 
 
 @contextlib.asynccontextmanager
 async def connect(served: Served) -> AsyncIterator[RawClient]:
-    trust = ssl.create_default_context(cadata=MADE.certificate)
-    reader, writer = await asyncio.open_connection("127.0.0.1", served.port, ssl=trust, server_hostname=DNS_NAME)
+    trust = ssl.create_default_context(cafile=CA)
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port, ssl=trust)
     try:
         yield RawClient(reader, writer)
     finally:
