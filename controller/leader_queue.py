@@ -1,10 +1,8 @@
 """The queue of a controller that reads the whole cluster: admission, board, pools, rooms and notes, put together."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
-
-from msgspec.structs import replace
 
 from controller.benchmarks.benchmark_runner import BenchmarkRunner
 from controller.benchmarks.host_results import HostResults
@@ -20,7 +18,6 @@ from controller.placement.cell_registry import CellRegistry
 from controller.placement.placement_notes import PlacementNotes
 from controller.placement.planner import PlanRules
 from controller.placement.pool_table import read_pools
-from controller.placement.units import NOTHING, Cell
 from controller.pools.pool_board import PoolBoard
 from controller.reconcile.precedence import AdmissionPrecedence
 from controller.services.host_traffic import HostTraffic
@@ -28,24 +25,6 @@ from controller.services.performance_source import PerformanceSource
 from devices.vendors import Vendors
 from kube.resources import ACCELERATOR_POOLS, INFERENCE_SERVICES, ObjectKey, Resource
 from kube.store import Store
-
-
-class IdleCells:
-    """The cells as benchmarks see them: where a unit is being admitted, nothing is free, though no pod is there yet."""
-
-    def __init__(self, list_cells: Callable[[], Sequence[Cell]]) -> None:
-        self._list_cells = list_cells
-        self._given: frozenset[str] = frozenset()
-
-    def update(self, report: RoundReport) -> None:
-        """Take a round, the admissions of which are about to be written."""
-        admissions = (each for each in report.round.actions if isinstance(each, Admit))
-        self._given = report.claimed.union(*(each.cells for each in admissions))
-
-    def list_cells(self) -> list[Cell]:
-        """Return all cells."""
-        given = self._given
-        return [replace(each, free=NOTHING) if each.id in given else each for each in self._list_cells()]
 
 
 class LeaderQueue(NamedTuple):
@@ -93,17 +72,15 @@ def build_queue(
     pools = PoolBoard(store, vendors, registry, functools.partial(enqueue, ACCELERATOR_POOLS))
     rooms = CandidateRooms(registry, enqueue_service, volumes.find_nodes, volumes.has_read)
     notes = PlacementNotes(registry.find_cell, enqueue_service)
-    idle = IdleCells(registry.list_cells)
-    benchmarks = _build_benchmarks(store, registry, idle, measured, options) if options.benchmarks else None
+    benchmarks = _build_benchmarks(store, registry, measured, options) if options.benchmarks else None
 
     def show_round(report: RoundReport) -> None:
         board.update(report.round, report.cells, report.now, units=report.units, failures=report.failures)
         metrics.queue.observe_plan(report.plan_seconds)
         pools.update(report)
         rooms.update(report)
-        idle.update(report)
         if benchmarks is not None:
-            benchmarks.take_waiting_pools(list_waiting_pools(report))
+            benchmarks.take_round(list_waiting_pools(report), list_given_cells(report))
 
     parts = AdmissionParts(
         registry,
@@ -132,19 +109,25 @@ def list_waiting_pools(report: RoundReport) -> frozenset[str]:
     return frozenset(pool for unit in (*waiting, *failed) for pool in unit.pools)
 
 
+def list_given_cells(report: RoundReport) -> frozenset[str]:
+    """Return the cells where units are being admitted after a round, though no pod may be there yet."""
+    admissions = (action for action in report.round.actions if isinstance(action, Admit))
+    return report.claimed.union(*(action.cells for action in admissions))
+
+
 def _read_rules(store: Store, vendors: Vendors, min_run_seconds: float) -> PlanRules:
     table = read_pools(store, vendors)
     return PlanRules(min_run_seconds, table.rules, table.quotas)
 
 
 def _build_benchmarks(
-    store: Store, registry: CellRegistry, idle: IdleCells, measured: PerformanceSource, options: ControllerOptions
+    store: Store, registry: CellRegistry, measured: PerformanceSource, options: ControllerOptions
 ) -> BenchmarkRunner:
     return BenchmarkRunner(
         store,
         options.pods,
         measured,
-        list_cells=idle.list_cells,
+        list_cells=registry.list_cells,
         list_classes=registry.list_classes,
-        set_yielding=registry.set_yielding,
+        set_rooms=registry.set_benchmarks,
     )

@@ -190,8 +190,8 @@ class ServicePerformance(MeasuredRates, frozen=True, kw_only=True):
     source: Annotated[
         Literal["job", "host", "live"],
         described(
-            "job: a Job on an idle device measured it. host: the agent of a host did. live: a record that an "
-            "administrator stored says that it was measured while serving."
+            "job: a Job on an idle device measured it. host: the agent of a host did. live: the "
+            "controller did, at a replica that serves."
         ),
     ]
     device_class: Annotated[

@@ -8,17 +8,16 @@ the controller alone writes it into the store: a pod has no right to do that.
 import hashlib
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
-from msgspec import Meta
 
 from controller.models import jobs
 from controller.models.job_pods import FAILED_CREATE
 from controller.models.jobs import CONTAINER_SECURITY, TERMINATION_LOG, JobOutcome, keep_literal
 from controller.models.served import Served
 from controller.pod_settings import PodSettings
-from controller.reconcile.plan import Ref, child, ref
+from controller.reconcile.plan import child
 from controller.services.pods.deployment import mounted_weights
 from controller.services.pods.one_node import label_claims
 from controller.services.pods.pod_options import pin_to_node
@@ -26,15 +25,14 @@ from controller.services.pods.pod_proxy import TOKEN_DIRECTORY, TOKEN_MOUNT
 from controller.services.pods.pod_template import EngineChoice, build_pod
 from controller.services.tokens import TOKEN_KEY
 from crds.inferenceservice import InferenceService
-from crds.meta import GROUP, LABEL_MANAGED_BY, LABEL_MODEL, MANAGED_BY
+from crds.meta import LABEL_MANAGED_BY, LABEL_MODEL, MANAGED_BY
 from crds.performance import BenchmarkOptions
-from fitness.performance import MeasuredPerformance, Tokens
+from fitness.performance import MeasuredPerformance
 from fitness.performance_store import LABEL_BENCHMARK
 from kube.client import Obj
-from kube.resources import JOBS, MODELS, ObjectKey
+from kube.resources import JOBS, MODELS
 from runtimes.pod import SERVICE_PORT
 
-ANNOTATION_ORDER: Final = f"{GROUP}/benchmark-order"
 CONTAINER: Final = "bench"
 PRIORITY_CLASS: Final = "pomona-batch"
 DEADLINE_SECONDS: Final = 3600
@@ -60,53 +58,16 @@ class BenchmarkKey(NamedTuple):
     device_class: str
 
 
-class BenchmarkOrder(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The facts about a Job that its result does not state; it is an annotation of the Job."""
+class MeasuredEngine(NamedTuple):
+    """The facts about a measurement that it does not state itself, with the names of a record's fields."""
 
-    model_hash: str
-    device_class: str
+    model: str
+    """Name of the Model."""
+    runtime: str
+    image: str
     accelerator: str
-    service: str
-    inputs: str
-    """Digest of what the measurement depends on beside the model: another one is another measurement."""
-    attempt: Annotated[int, Meta(ge=0, le=99)] = 0
-    """Counted from 0. Tenants can edit the annotation: a negative number would never end the tries."""
-    runtime: str = ""
-    image: str = ""
-    estimated_tokens_per_second: Tokens | None = None
+    estimated_tokens_per_second: float | None
     """The estimate without corrections; None: unknown."""
-
-
-class BenchmarkJob(NamedTuple):
-    """A Job that exists."""
-
-    ref: Ref
-    key: BenchmarkKey
-    order: BenchmarkOrder
-    outcome: JobOutcome
-    record: MeasuredPerformance | None = None
-    """The measurement, if it has succeeded."""
-    trouble: JobOutcome | None = None
-    """The outcome of one that goes on without a hope of success, with which it is ended."""
-    is_own: bool = True
-    """This leader has started it. Tenants can make Jobs that look alike, and edit those that are there."""
-    is_gone: bool = False
-    """It was ended, or refused: no such Job exists, and its failure is only remembered."""
-
-    @property
-    def is_foreign(self) -> bool:
-        """True if it goes on, and this leader has not started it."""
-        return self.outcome.state == "Going" and not self.is_own
-
-    @property
-    def has_failed(self) -> bool:
-        """True if it has ended without a measurement."""
-        return self.outcome.state in {"Broken", "Failed"}
-
-    @property
-    def service(self) -> ObjectKey:
-        """The service whose settings are measured."""
-        return ObjectKey(self.key.namespace, self.order.service)
 
 
 def build_benchmark_pod(
@@ -132,19 +93,12 @@ def build_benchmark_pod(
 
 
 def build_benchmark_job(
-    service: InferenceService,
-    served: Served,
-    choice: EngineChoice,
-    settings: PodSettings,
-    *,
-    order: BenchmarkOrder,
-    node: str,
+    service: InferenceService, served: Served, choice: EngineChoice, settings: PodSettings, *, node: str, digest: str
 ) -> Obj:
-    """Return the Job of an attempt on a node."""
+    """Return the Job of a benchmark on a node; `digest` tells its name from those of others."""
     owner = served.model.metadata
     weights = mounted_weights(served.model)
     claims = label_claims({weights.claim: weights.mark}) if weights.claim and weights.has_one_node else {}
-    digest = hashlib.sha256(msgspec.json.encode([order, service.metadata.namespace])).hexdigest()
     labels = {LABEL_BENCHMARK: "true", LABEL_MODEL: owner.name}
     pod = build_benchmark_pod(service, served, choice, settings, node)
     spec: Obj = {
@@ -154,8 +108,12 @@ def build_benchmark_job(
         "template": {"metadata": {"labels": {LABEL_MANAGED_BY: MANAGED_BY, **labels, **claims}}, "spec": pod},
     }
     _, job = child(JOBS, f"{owner.name[:40]}-bench-{digest[:10]}", MODELS, owner, labels, spec=spec)
-    job["metadata"]["annotations"] = {ANNOTATION_ORDER: msgspec.json.encode(order).decode()}
     return job
+
+
+def digest_start(key: BenchmarkKey, inputs: str, tries: int) -> str:
+    """Return the digest by which the Jobs of two tries have names of their own."""
+    return hashlib.sha256(msgspec.json.encode([*key, inputs, tries])).hexdigest()
 
 
 def digest_inputs(service: InferenceService, choice: EngineChoice, settings: PodSettings) -> str:
@@ -166,36 +124,14 @@ def digest_inputs(service: InferenceService, choice: EngineChoice, settings: Pod
     return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:16]
 
 
-def read_benchmark_job(
-    job: Obj, pods: Sequence[Obj], now: datetime, started: BenchmarkOrder | None = None
-) -> BenchmarkJob | None:
-    """Return a Job with its outcome; None if people have made it what it is.
-
-    Args:
-        job: the Job.
-        pods: its pods.
-        now: the time.
-        started: what this leader has ordered by it; None: another has made it, and its annotation says what it is.
-    """
-    metadata = job["metadata"]
-    try:
-        stated = metadata.get("annotations", {}).get(ANNOTATION_ORDER, "")
-        order = started or msgspec.json.decode(stated, type=BenchmarkOrder)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return None
-    key = BenchmarkKey(metadata["namespace"], order.model_hash, order.device_class)
+def read_benchmark(
+    job: Obj, pods: Sequence[Obj], engine: MeasuredEngine, now: datetime
+) -> MeasuredPerformance | JobOutcome:
+    """Return the measurement of a Job; if there is none yet, how the Job stands, which may go on without hope."""
     outcome = _read_outcome(job, pods, now)
-    found = BenchmarkJob(ref(JOBS, job), key, order, outcome, is_own=started is not None)
-    if found.outcome.state == "Going":
-        return found._replace(trouble=_find_trouble(job, pods, found.outcome, now))
-    if found.outcome.state != "Succeeded":
-        return found
-    record = _read_record(pods, order, now)
-    if isinstance(record, MeasuredPerformance):
-        model = metadata.get("labels", {}).get(LABEL_MODEL, "")
-        return found._replace(record=msgspec.structs.replace(record, model=model))
-    outcome = msgspec.structs.replace(found.outcome, state="Broken", reason="ResultUnreadable", message=record)
-    return found._replace(outcome=outcome)
+    if outcome.state == "Going":
+        return _find_trouble(job, pods, outcome, now) or outcome
+    return _read_record(pods, outcome, engine, now) if outcome.state == "Succeeded" else outcome
 
 
 def _read_outcome(job: Obj, pods: Sequence[Obj], now: datetime) -> JobOutcome:
@@ -232,23 +168,22 @@ def _list_states(pod: Obj) -> list[Obj]:
     return [each for each in statuses if each["name"] == CONTAINER]
 
 
-def _read_record(pods: Sequence[Obj], order: BenchmarkOrder, now: datetime) -> MeasuredPerformance | str:
-    """Return the measurement of a Job that has succeeded, or why it is none."""
-    pod = max(pods, key=lambda each: each["metadata"]["creationTimestamp"])
+def _read_record(
+    pods: Sequence[Obj], outcome: JobOutcome, engine: MeasuredEngine, now: datetime
+) -> MeasuredPerformance | JobOutcome:
+    """Return the measurement of a Job that has succeeded, or that it is none."""
+    pod = max(pods, key=lambda pod: pod["metadata"]["creationTimestamp"])
     # Whoever may write the status of a pod can state a container twice; the outcome is that of the first.
-    own = _list_states(pod)[0]
-    state = own["state"]["terminated"]
+    state = _list_states(pod)[0]["state"]["terminated"]
     try:
         record = msgspec.json.decode(state["message"], type=MeasuredPerformance)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        return f"the result of the Job is no measurement: {error}"
+        message = f"the result of the Job is no measurement: {error}"
+        return msgspec.structs.replace(outcome, state="Broken", reason="ResultUnreadable", message=message)
     return msgspec.structs.replace(
         record,
+        **engine._asdict(),
         load_seconds=_find_load_seconds(pod, state),
-        runtime=order.runtime,
-        accelerator=order.accelerator,
-        estimated_tokens_per_second=order.estimated_tokens_per_second,
-        image=order.image,
         node=pod.get("spec", {}).get("nodeName", ""),
         source="job",
         measured_at=state.get("finishedAt") or now.isoformat(),

@@ -1,45 +1,40 @@
 """The benchmarks of the cluster, while this replica leads: the shell around `benchmark_plan.py`.
 
-All services are looked at after a change, at a pace that takes a twentieth of a processor at most; what is asked of the
-API server are the few Jobs that the plan names. When anything begins to wait in the queue, the benchmarks on its
-accelerator end within a second.
+A model is measured on a device class once. If a replica serves there and nobody asks it, it is measured itself, by a
+few requests; else a Job measures it on an idle device. All services are looked at after a change, at a pace that takes
+a twentieth of a processor at most.
 
-Which Jobs there are, and which of them this leader has started, is in `job_registry.py`. Those of an earlier leader are
-ended and started again.
-
-A service that waits for measurements gets an answer at once, by the last look at all services, and is enqueued when the
-answer changes: a Job was not started, has given way, or is over and has left its device.
+To the queue, the room of these Jobs is free: each ends within seconds when a unit is admitted to its node, or waits for
+its accelerator. Tenants can make Jobs with any label. So only those that this leader has started are believed and give
+up their room, and all others that look like one are ended, those of an earlier leader, too.
 """
 
 import asyncio
 import contextlib
-import functools
+import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
 import structlog
+from msgspec.structs import replace
 
 from controller.benchmarks.benchmark_job import (
-    BenchmarkJob,
     BenchmarkKey,
-    BenchmarkOrder,
+    MeasuredEngine,
     build_benchmark_job,
+    digest_start,
+    read_benchmark,
 )
-from controller.benchmarks.benchmark_plan import (
-    EndedBenchmark,
-    StartedBenchmark,
-    WantedBenchmark,
-    is_startable,
-    plan_benchmarks,
-)
-from controller.benchmarks.job_registry import JobRegistry
-from controller.benchmarks.probe_requests import ProbeRequests
-from controller.benchmarks.wanted_benchmarks import BenchmarkScope, PreparedBenchmark, open_scope, prepare_benchmarks
+from controller.benchmarks.benchmark_plan import BenchmarkFailure, BenchmarkStart, WantedBenchmark, choose_starts
+from controller.benchmarks.replica_measurement import measure_replica
+from controller.benchmarks.wanted_benchmarks import PreparedBenchmark, open_scope, prepare_benchmarks
 from controller.models.jobs import JobOutcome
-from controller.placement.units import Cell
+from controller.placement.units import NOTHING, Cell
 from controller.pod_settings import PodSettings
-from controller.reconcile.plan import Leading, Ref
+from controller.reconcile.indexes import ALL_BENCHMARKS, BENCHMARK_INDEX, OWNER_INDEX, namespaced, owner_key
+from controller.reconcile.plan import Leading
 from controller.services.performance_source import PerformanceSource
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import LABEL_BENCHMARK, RecordKey
@@ -61,20 +56,43 @@ from kube.store import Store
 
 LOOK_SECONDS: Final = 5.0
 """Least time between two looks at all services."""
+MOST_ENDED: Final = 20
+"""Jobs that are ended in one round: whoever makes many delays nothing else."""
 _LOOK_SHARE: Final = 0.05
-"""Most of a processor that these looks take."""
+"""Most of a processor that looks take."""
 _PAUSE_SECONDS: Final = 1.0
 """Least time between two rounds."""
 _FAILED_SECONDS: Final = 5.0
-"""Least time between a round that failed and the next one."""
+"""The same after one that failed."""
 _RETRY_SECONDS: Final = 30.0
-"""Time after which a round that failed is repeated."""
+"""Time after which a round of which a step failed is repeated."""
 _IDLE_SECONDS: Final = 600.0
 _SERVICES_AT_ONCE: Final = 20
 """Services that are looked at before others get the event loop."""
 _WAKING: Final = frozenset({INFERENCE_SERVICES, MODELS, NODES, ACCELERATOR_POOLS, CONFIG_MAPS, JOBS})
+_FINAL_PHASES: Final = frozenset({"Succeeded", "Failed"})
 
 log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _Run:
+    """A benchmark that runs: the Job, or the task that measures a replica."""
+
+    start: BenchmarkStart
+    engine: MeasuredEngine
+    job: Obj | None = None
+    task: asyncio.Task[MeasuredPerformance | JobOutcome] | None = None
+
+
+@dataclass(slots=True)
+class _Probe:
+    """A service that waits for measurements before its accelerator is chosen."""
+
+    classes: Collection[str]
+    until: datetime
+    answer: frozenset[str] | None = None
+    """The device classes that are being measured; None: nobody has looked yet."""
 
 
 class BenchmarkRunner:
@@ -86,8 +104,7 @@ class BenchmarkRunner:
         measured: the stored measurements.
         list_cells: returns all cells with what is free there.
         list_classes: returns one device of each device class of an accelerator.
-        set_yielding: takes the node of each Job that ends as soon as a unit waits for its room, by its key in
-            `OWNER_INDEX`.
+        set_rooms: takes the node of each Job whose room is free to units, by its key in `OWNER_INDEX`.
     """
 
     def __init__(
@@ -98,243 +115,311 @@ class BenchmarkRunner:
         *,
         list_cells: Callable[[], Iterable[Cell]],
         list_classes: Callable[[str], Sequence[ServingDevices]],
-        set_yielding: Callable[[Mapping[str, str]], None],
+        set_rooms: Callable[[Mapping[str, str]], None],
     ) -> None:
         self._store, self._settings, self._measured = store, settings, measured
-        self._list_cells, self._list_classes, self._set_yielding = list_cells, list_classes, set_yielding
+        self._list_cells, self._list_classes, self._set_rooms = list_cells, list_classes, set_rooms
+        self._wake = asyncio.Event()
         self._waiting_pools: frozenset[str] = frozenset()
         """Pools for which anything waits."""
-        self._wake = asyncio.Event()
-        self._failed: dict[BenchmarkKey, BenchmarkJob] = {}
-        """Those that were ended because they had no hope of success, or were refused; their Jobs are gone."""
-        self._jobs = JobRegistry(store)
-        self._requests = ProbeRequests()
-        self._failing: frozenset[BenchmarkKey] = frozenset()
-        """Pairs of which the last benchmark has failed."""
-        self._scope: BenchmarkScope | None = None
-        """The last look; None: there was none."""
-        self._looks = 0
-        """Number of the last look."""
+        self._given: frozenset[str] = frozenset()
+        """`Cell.id` of the cells where units are being admitted."""
+        self._prepared: dict[BenchmarkKey, PreparedBenchmark] = {}
+        """Result of the last look at all services."""
+        self._pairs: dict[ObjectKey, dict[str, BenchmarkKey]] = {}
+        """The pairs of each service, by device class."""
+        self._runs: dict[BenchmarkKey, _Run] = {}
+        self._failures: dict[BenchmarkKey, BenchmarkFailure] = {}
+        self._yielding: set[BenchmarkKey] = set()
+        """Those of them that are in the way of a unit."""
+        self._rooms: dict[str, str] = {}
+        """The node of each Job that was started and whose pod may be there, by its key in `OWNER_INDEX`."""
+        self._probes: dict[ObjectKey, _Probe] = {}
         self._turns: dict[str, int] = {}
         """By namespace the number of its last start."""
-        self._prepared: dict[BenchmarkKey, PreparedBenchmark] = {}
-        """Results of the last look at all services."""
         self._look_at = 0.0
         """Time of the loop from which on the next look is made."""
-        self._timer: asyncio.TimerHandle | None = None
-        """Takes back the room of Jobs that do not leave it."""
         store.subscribe(self._take_change)
 
-    def take_waiting_pools(self, pools: frozenset[str]) -> None:
-        """Take the pools for which anything waits after a round of the queue: benchmarks there are in its way."""
-        self._waiting_pools = pools
-        self._jobs.note_waiting(self._find_busy(), asyncio.get_running_loop().time())
-        self._show_yielding()
-        if self._jobs.has_any():
-            self._wake.set()
+    def take_round(self, waiting_pools: frozenset[str], given: frozenset[str]) -> None:
+        """Take the pools for which anything waits after a round of the queue, and the cells where units are admitted.
+
+        Benchmarks there are in their way.
+        """
+        self._waiting_pools, self._given = waiting_pools, given
+        busy = self._find_busy()
+        for key, run in self._runs.items():
+            start = run.start
+            if run.task is None and (start.wanted.accelerator in busy or f"node/{start.node}" in given):
+                self._yielding.add(key)
+                self._wake.set()
 
     def follow_probes(self, service: ObjectKey, classes: Collection[str], until: datetime) -> Collection[str] | None:
         """Return the device classes on which the model of a service is being measured, of these when it asks first.
 
         None: it is not known yet. The Jobs that are missing start with the next look at all services.
         """
-        told = self._requests.find(service)
-        if told is not None:
-            return told
-        if not classes:
-            return ()
-        if self._scope is None and service in self._requests:
-            return None
-        self._wake.set()
-        if self._scope is None:
-            self._requests.put(service, classes, until, look=self._looks)
-            return None
-        found = self._store.get(INFERENCE_SERVICES, service.name, service.namespace)
-        prepared = prepare_benchmarks(self._scope, found) if found is not None else ()
-        wanted = {each.wanted.key.device_class: each.wanted for each in prepared}
-        measured, busy = self._jobs.list_measured() | self._jobs.list_leaving(), self._find_busy()
-        told = frozenset(
-            name
-            for name, each in wanted.items()
-            if name in classes
-            and (each.key in measured or (is_startable(each, busy) and each.key not in self._failing))
-        )
-        if told:
-            keys = {name: wanted[name].key for name in told}
-            self._requests.put(service, told, until, look=self._looks, keys=keys, told=told)
-        return told
+        probe = self._probes.get(service)
+        if probe is None:
+            if not classes:
+                return ()
+            self._probes[service] = probe = _Probe(classes, until)
+            self._wake.set()
+        return probe.answer
 
     def forget(self, service: ObjectKey) -> None:
         """Measure nothing more for a service that is gone."""
-        self._requests.forget(service)
+        self._probes.pop(service, None)
 
     def restart(self) -> None:
-        """Forget the requests of an earlier leadership."""
-        self._requests.clear()
-        self._scope, self._waiting_pools = None, frozenset()
+        """Forget what an earlier leadership knew."""
+        self._probes.clear()
+        self._waiting_pools = self._given = frozenset()
 
     async def run(self, leading: Leading) -> None:
         """Run benchmarks for ever."""
-        for each in (self._failed, self._jobs, self._turns):
-            each.clear()
-        self._set_yielding({})
-        self._failing, self._look_at = frozenset(), 0.0
+        for part in (self._prepared, self._pairs, self._failures, self._rooms, self._turns):
+            part.clear()
+        self._look_at = 0.0
         self._wake.set()
-        pause: float | None = None
-        while True:
-            # asyncio.wait_for may lose a cancellation that comes with the wake.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_IDLE_SECONDS if pause is None else pause):
-                    await self._wake.wait()
-            self._wake.clear()
-            has_failed = False
-            try:
-                pause = await self._run_round(leading)
-            except (ApiError, Unreachable) as error:
-                log.warning("benchmark_round_failed", error=str(error))
-                pause, has_failed = _RETRY_SECONDS, True
-            self._show_yielding()
-            await asyncio.sleep(_FAILED_SECONDS if has_failed else _PAUSE_SECONDS)
+        pause: float = _IDLE_SECONDS
+        try:
+            while True:
+                # asyncio.wait_for may lose a cancellation that comes with the wake.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._wake.wait()
+                self._wake.clear()
+                has_failed = False
+                try:
+                    pause = await self._run_round(leading)
+                except Unreachable as error:
+                    log.warning("benchmark_round_failed", error=str(error))
+                    pause, has_failed = _RETRY_SECONDS, True
+                self._show_rooms()
+                await asyncio.sleep(_FAILED_SECONDS if has_failed else _PAUSE_SECONDS)
+        finally:
+            for run in self._runs.values():
+                if run.task is not None:
+                    run.task.cancel()
+            self._runs.clear()
+            self._yielding.clear()
+            self._set_rooms({})
 
-    def _show_yielding(self) -> None:
-        """Tell which Jobs yield their room, now and when the time of one of them is over."""
-        loop = asyncio.get_running_loop()
-        yielding, seconds = self._jobs.list_yielding(loop.time())
-        self._set_yielding(yielding)
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = loop.call_later(seconds, self._show_yielding) if seconds is not None else None
-
-    async def _run_round(self, leading: Leading) -> float | None:
-        """Decide once and do it; return the seconds after which to look again, or None. Raises as `Client`."""
-        loop_time = asyncio.get_running_loop().time
-        is_look = loop_time() >= self._look_at
-        if is_look:
+    async def _run_round(self, leading: Leading) -> float:
+        """Decide once and do it; return the seconds after which to look again."""
+        loop_time, now = asyncio.get_running_loop().time, datetime.now(UTC)
+        self._probes = {service: probe for service, probe in self._probes.items() if now < probe.until}
+        if is_look := loop_time() >= self._look_at:
             started_at = loop_time()
-            self._jobs.note_look()
-            await self._prepare()
+            await self._look()
             self._look_at = loop_time() + max(LOOK_SECONDS, (loop_time() - started_at) / _LOOK_SHARE)
-        now = datetime.now(UTC)
-        jobs, probes = [*self._jobs.list_jobs(now), *self._failed.values()], self._requests.plan(now)
-        wanted, busy = self._list_wanted(may_start=is_look), self._find_busy()
-        plan = plan_benchmarks(wanted, jobs, busy, now, self._turns, probes=probes)
-        for ended in plan.end:
-            self._jobs.note_end(ended.job, loop_time())
-        # The steps may take long: a webhook may hang.
-        self._show_yielding()
+        wanted, busy = self._list_wanted(), self._find_busy()
+        pauses = [_IDLE_SECONDS, *([] if is_look else [max(0.0, self._look_at - loop_time())])]
+        for key in list(self._runs):
+            pauses += await _try(self._follow(leading, key, wanted.get(key), now))
+        wanted = self._list_wanted()
+        self._failures = {
+            key: failure
+            for key, failure in self._failures.items()
+            if key in wanted and wanted[key].inputs == failure.inputs
+        }
         # What waits for a device is worth more than a measurement.
-        are_done = await _take_steps(functools.partial(self._end, leading, each) for each in plan.end)
-        are_done &= await _take_steps(functools.partial(self._write_record, leading, *each) for each in plan.store)
-        self._failed |= {job.key: job for job in plan.failed}
-        are_done &= await _take_steps(functools.partial(self._start, leading, each, now) for each in plan.start)
-        self._measured.report_problems(plan.problems)
-        self._failing = frozenset(each.key for each in (*jobs, *self._failed.values()) if each.has_failed)
-        for service in self._requests.answer(self._jobs.list_measured(), self._jobs.list_leaving(), self._looks, now):
-            leading.enqueue(INFERENCE_SERVICES, service)
-        until_look = max(0.0, self._look_at - loop_time())
-        # A change that came since the last look is looked at with the next one.
-        pauses = (
-            *(plan.again_seconds, None if is_look else until_look),
-            *(None if are_done else _RETRY_SECONDS, probes.again_seconds),
-        )
-        return min((each for each in pauses if each is not None), default=None)
+        for job in self._list_ended():
+            pauses += await _try(_end(leading, job))
+        if is_look:
+            waits = {key: failure.find_wait(now) for key, failure in self._failures.items() if not failure.is_final}
+            pauses += [wait for wait in waits.values() if wait > 0]
+            urgent, going = self._list_urgent(), {key: run.start.node for key, run in self._runs.items()}
+            due = [
+                benchmark
+                for key, benchmark in wanted.items()
+                if (benchmark.is_ready or key in urgent)
+                and (key not in self._failures or waits.get(key, math.inf) <= 0)
+            ]
+            for start in choose_starts(due, going, busy, self._turns, urgent):
+                pauses += await _try(self._start(leading, start, now))
+        problems = {wanted[key].service: failure.describe(key) for key, failure in self._failures.items()}
+        self._measured.report_problems(problems)
+        self._answer_probes(leading, is_look=is_look)
+        return min(pauses)
 
-    async def _prepare(self) -> None:
-        self._looks += 1
-        scope = open_scope(self._store, self._settings, self._measured.table, self._list_cells())
-        found: dict[BenchmarkKey, PreparedBenchmark] = {}
+    async def _look(self) -> None:
+        """Look at all services."""
+        cells = [cell if cell.id not in self._given else replace(cell, free=NOTHING) for cell in self._list_cells()]
+        scope = open_scope(self._store, self._settings, self._measured.table, cells)
+        prepared: dict[BenchmarkKey, PreparedBenchmark] = {}
         pairs: dict[ObjectKey, dict[str, BenchmarkKey]] = {}
         for number, service in enumerate(self._store.list(INFERENCE_SERVICES), start=1):
-            for each in prepare_benchmarks(scope, service):
+            for benchmark in prepare_benchmarks(scope, service):
                 # The first service of several with a model, so that the Job of one does not end for another.
-                found.setdefault(each.wanted.key, each)
-                pairs.setdefault(each.wanted.service, {})[each.wanted.key.device_class] = each.wanted.key
+                prepared.setdefault(benchmark.wanted.key, benchmark)
+                pairs.setdefault(benchmark.wanted.service, {})[benchmark.wanted.key.device_class] = benchmark.wanted.key
             if number % _SERVICES_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        self._prepared, self._scope = found, scope
-        self._requests.find_keys(pairs)
+        self._prepared, self._pairs = prepared, pairs
 
-    def _list_wanted(self, *, may_start: bool) -> list[WantedBenchmark]:
-        """Return what is not measured yet; between two looks nobody knows which nodes are idle."""
+    def _list_wanted(self) -> dict[BenchmarkKey, WantedBenchmark]:
+        """Return what is not measured yet."""
         table = self._measured.table
-        wanted = (each.wanted for each in self._prepared.values())
-        unknown = [
-            each for each in wanted if not table.find(each.key.model_hash, each.key.device_class, each.key.namespace)
-        ]
-        return unknown if may_start else [each._replace(nodes=()) for each in unknown]
+        return {
+            key: benchmark.wanted
+            for key, benchmark in self._prepared.items()
+            if not table.find(key.model_hash, key.device_class, key.namespace)
+        }
 
     def _find_busy(self) -> set[str]:
         """Return the accelerators for which anything waits."""
-        accelerators = {
-            each["metadata"]["name"]: each["spec"]["accelerator"] for each in self._store.list(ACCELERATOR_POOLS)
-        }
+        pools = self._store.list(ACCELERATOR_POOLS)
+        accelerators = {pool["metadata"]["name"]: pool["spec"]["accelerator"] for pool in pools}
         return {accelerators.get(pool, pool) for pool in self._waiting_pools}
 
-    async def _write_record(self, leading: Leading, key: BenchmarkKey, record: MeasuredPerformance) -> None:
-        stored = RecordKey(key.device_class, key.namespace)
-        await self._measured.writer.write(leading, key.model_hash, stored, record)
+    def _list_urgent(self) -> set[BenchmarkKey]:
+        """Return the pairs for which services wait; they wait for one try only."""
+        return {
+            key
+            for service, probe in self._probes.items()
+            for device_class, key in self._pairs.get(service, {}).items()
+            if device_class in probe.classes and key not in self._failures
+        }
 
-    async def _end(self, leading: Leading, ended: EndedBenchmark) -> None:
-        """Delete a Job. Raises as `Client`: a policy of a tenant may protect it."""
-        ref = ended.job.ref
-        # The Job of one that has failed may still be in the watch cache: it is another than what is remembered of it.
-        if ended.job.is_gone:
-            self._failed = {key: each for key, each in self._failed.items() if each is not ended.job}
-            return
-        leading.require_leadership()
-        with contextlib.suppress(NotFound, Conflict):
-            await leading.client.delete(JOBS, ref.name, ref.namespace, uid=ref.uid)
-            log.info("benchmark_ended", job=f"{ref.namespace}/{ref.name}", cause=ended.cause)
+    async def _follow(self, leading: Leading, key: BenchmarkKey, wanted: WantedBenchmark | None, now: datetime) -> None:
+        """Store what a benchmark has measured, or drop it: its Job is ended then. Raises as `Client`."""
+        run = self._runs[key]
+        result = self._read(run, now)
+        if result is None or wanted is None or wanted.inputs != run.start.wanted.inputs:
+            self._drop(key)
+        elif isinstance(result, MeasuredPerformance):
+            stored = RecordKey(key.device_class, key.namespace)
+            await self._measured.writer.write(leading, key.model_hash, stored, result)
+            self._drop(key)
+        elif result.state != "Going":
+            self._fail(key, run, result)
+        elif key in self._yielding:
+            self._drop(key)
 
-    async def _start(self, leading: Leading, started: StartedBenchmark, now: datetime) -> None:
-        prepared = self._prepared[started.wanted.key]
-        wanted, service = prepared.wanted, prepared.service
-        order = BenchmarkOrder(
-            model_hash=wanted.key.model_hash,
-            device_class=wanted.key.device_class,
-            accelerator=wanted.accelerator,
-            service=service.metadata.name,
-            inputs=wanted.inputs,
-            attempt=started.attempt,
-            runtime=prepared.choice.runtime,
-            image=prepared.find_image(),
-            estimated_tokens_per_second=prepared.estimate_speed(self._list_classes(wanted.accelerator)),
-        )
-        job = build_benchmark_job(
-            service, prepared.served, prepared.choice, self._settings, order=order, node=started.node
-        )
-        self._turns[wanted.key.namespace] = max(self._turns.values(), default=0) + 1
-        leading.require_leadership()
-        try:
-            created = await leading.client.create(JOBS, job)
-        except Conflict:  # it exists already, and the watch brings it
-            return
-        except (Forbidden, Invalid, NotFound) as error:
-            # A quota or a policy of this namespace refuses it: the slot is for other namespaces until the next try.
-            outcome = JobOutcome(state="Broken", reason="JobRefused", message=error.message, ended=now)
-            own = Ref(JOBS, wanted.key.namespace, job["metadata"]["name"], "")
-            self._failed[wanted.key] = BenchmarkJob(own, wanted.key, order, outcome, is_gone=True)
-            self._wake.set()
-            log.warning("benchmark_refused", **wanted.key._asdict(), error=str(error))
-            return
-        self._jobs.add_started(created, wanted.key, order, started.node)
-        log.info("benchmark_started", **wanted.key._asdict(), node=started.node, attempt=started.attempt)
+    def _read(self, run: _Run, now: datetime) -> MeasuredPerformance | JobOutcome | None:
+        """Return the result of a benchmark, or how it stands; None: it is gone."""
+        if run.task is not None:
+            return run.task.result() if run.task.done() else JobOutcome(state="Going")
+        metadata = (run.job or {})["metadata"]
+        job = self._store.get(JOBS, metadata["name"], metadata["namespace"])
+        if job is None or not _is_same(job, metadata["uid"]):
+            return None
+        pods = self._store.by_index(PODS, OWNER_INDEX, namespaced(metadata["namespace"], metadata["uid"]))
+        return read_benchmark(job, pods, run.engine, now)
+
+    def _drop(self, key: BenchmarkKey) -> None:
+        """Take a benchmark as one that does not run."""
+        self._yielding.discard(key)
+        task = self._runs.pop(key).task
+        if task is not None:
+            task.cancel()
+
+    def _fail(self, key: BenchmarkKey, run: _Run, outcome: JobOutcome) -> None:
+        """Note a failure."""
+        self._drop(key)
+        last = self._failures.get(key)
+        tries = last.tries + 1 if last is not None else 1
+        self._failures[key] = BenchmarkFailure(run.start.wanted.inputs, tries, outcome)
+        self._wake.set()
+        log.warning("benchmark_failed", **key._asdict(), reason=outcome.reason, problem=outcome.message)
+
+    def _list_ended(self) -> list[Obj]:
+        """Return the Jobs to end, all but those that run for this leader: first its own, whose room others get."""
+        kept = {run.job["metadata"]["uid"] for run in self._runs.values() if run.job is not None}
+        labelled = self._store.by_index(JOBS, BENCHMARK_INDEX, ALL_BENCHMARKS)
+        others = [
+            job for job in labelled if job["metadata"]["uid"] not in kept and "deletionTimestamp" not in job["metadata"]
+        ]
+        return sorted(others, key=lambda job: owner_key(job) not in self._rooms)[:MOST_ENDED]
+
+    async def _start(self, leading: Leading, start: BenchmarkStart, now: datetime) -> None:
+        """Start a benchmark. Raises as `Client`."""
+        wanted, prepared = start.wanted, self._prepared[start.wanted.key]
+        key, service = wanted.key, prepared.service
+        run = _Run(start, prepared.describe_engine(self._list_classes(wanted.accelerator)))
+        self._turns[key.namespace] = max(self._turns.values(), default=0) + 1
+        if wanted.replica is not None:
+            run.task = asyncio.create_task(measure_replica(leading.client, service, wanted.replica, run.engine))
+            run.task.add_done_callback(lambda _: self._wake.set())
+        else:
+            failure = self._failures.get(key)
+            digest = digest_start(key, wanted.inputs, failure.tries if failure is not None else 0)
+            job = build_benchmark_job(
+                service, prepared.served, prepared.choice, self._settings, node=start.node, digest=digest
+            )
+            leading.require_leadership()
+            # A unit may be admitted to the node meanwhile.
+            self._runs[key] = run
+            try:
+                run.job = await leading.client.create(JOBS, job)
+            except Conflict:  # it exists already: the watch brings it, and it is ended
+                self._drop(key)
+                return
+            except (Forbidden, Invalid, NotFound) as error:
+                # A quota or a policy of this namespace refuses it: the slot is for other namespaces until the next try.
+                self._fail(key, run, JobOutcome(state="Broken", reason="JobRefused", message=error.message, ended=now))
+                return
+            except (ApiError, Unreachable):
+                self._drop(key)
+                raise
+            self._store.put(JOBS, run.job)
+            self._rooms[owner_key(run.job)] = start.node
+        self._runs[key] = run
+        log.info("benchmark_started", **key._asdict(), node=start.node, is_job=run.job is not None)
+
+    def _show_rooms(self) -> None:
+        """Report the Jobs whose room is free to units: those that run, and those whose pod has not left its device."""
+        going = {owner_key(run.job) for run in self._runs.values() if run.job is not None}
+        self._rooms = {key: node for key, node in self._rooms.items() if key in going or self._has_pod(key)}
+        self._set_rooms(self._rooms)
+
+    def _has_pod(self, job: str) -> bool:
+        """Return whether the pod of a Job has not left its device."""
+        pods = self._store.by_index(PODS, OWNER_INDEX, job)
+        return any((pod.get("status") or {}).get("phase") not in _FINAL_PHASES for pod in pods)
+
+    def _answer_probes(self, leading: Leading, *, is_look: bool) -> None:
+        """Answer the services that wait for measurements, and enqueue those of which the answer has changed."""
+        for service, probe in self._probes.items():
+            if probe.answer is None and not is_look:
+                continue
+            pairs = self._pairs.get(service, {})
+            answer = frozenset(name for name in probe.classes if pairs.get(name) in self._runs)
+            if answer != probe.answer:
+                probe.answer = answer
+                leading.enqueue(INFERENCE_SERVICES, service)
 
     def _take_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
         if resource in _WAKING or (resource == PODS and _is_of_benchmark(new or old)):
             self._wake.set()
 
 
-async def _take_steps(steps: Iterable[Callable[[], Awaitable[None]]]) -> bool:
-    """Take steps, of which one that the API server refuses keeps no other back; return whether all were taken."""
-    are_done = True
-    for step in steps:
-        try:
-            await step()
-        except ApiError as error:
-            log.warning("benchmark_step_refused", error=str(error))
-            are_done = False
-    return are_done
+async def _try(step: Awaitable[None]) -> list[float]:
+    """Take a step, which keeps no other back if the API server refuses it; return when to try it again, in seconds."""
+    try:
+        await step
+    except ApiError as error:
+        log.warning("benchmark_step_refused", error=str(error))
+        return [_RETRY_SECONDS]
+    return []
+
+
+async def _end(leading: Leading, job: Obj) -> None:
+    """Delete a Job. Raises as `Client`: a policy of a tenant may protect it."""
+    metadata = job["metadata"]
+    leading.require_leadership()
+    with contextlib.suppress(NotFound, Conflict):
+        await leading.client.delete(JOBS, metadata["name"], metadata["namespace"], uid=metadata["uid"])
+        log.info("benchmark_ended", job=f"{metadata['namespace']}/{metadata['name']}")
+
+
+def _is_same(job: Obj, uid: str) -> bool:
+    """Return whether a Job is the one that was started, not being deleted, and still known as that of a benchmark."""
+    metadata = job["metadata"]
+    is_there = metadata["uid"] == uid and "deletionTimestamp" not in metadata
+    return is_there and LABEL_BENCHMARK in metadata.get("labels", {})
 
 
 def _is_of_benchmark(pod: Obj | None) -> bool:

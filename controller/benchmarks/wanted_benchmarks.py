@@ -5,12 +5,12 @@ are. Left out are processors, whose idleness nobody states, devices that pods sh
 cluster, and services whose speed is not that of their Model alone.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from controller.benchmarks.benchmark_job import BenchmarkKey, build_benchmark_pod, digest_inputs
+from controller.benchmarks.benchmark_job import BenchmarkKey, MeasuredEngine, build_benchmark_pod, digest_inputs
 from controller.benchmarks.benchmark_plan import WantedBenchmark
 from controller.models.served import Served, accelerator_of, list_companions
 from controller.placement.pod_requests import count_requests
@@ -18,10 +18,12 @@ from controller.placement.pod_units import build_requirement
 from controller.placement.pool_table import PoolTable, read_pools
 from controller.placement.units import Cell, fits
 from controller.pod_settings import PodSettings
+from controller.reconcile.indexes import SERVICE_INDEX, namespaced
 from controller.reconcile.plan import decode_stored
 from controller.services.candidates import list_candidates, state_accelerator
 from controller.services.checked_replica import check_replica
 from controller.services.device_classes import find_node_class
+from controller.services.endpoints import Endpoint, ready_endpoints, replica_addresses
 from controller.services.pods.devices import request_devices
 from controller.services.pods.pod_template import EngineChoice
 from crds.inferenceservice import InferenceService
@@ -33,7 +35,7 @@ from fitness.performance_store import PerformanceTable
 from fitness.serving_devices import ServingDevices
 from fitness.speed import estimate_speed, find_active_share
 from kube.client import Obj
-from kube.resources import INFERENCE_SERVICES, MODELS, NODES, ObjectKey
+from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, MODELS, NODES, PODS, ObjectKey
 from kube.store import Store
 
 _MOST_NODES: Final = 4
@@ -48,27 +50,25 @@ class PreparedBenchmark(NamedTuple):
     served: Served
     choice: EngineChoice
 
-    def find_image(self) -> str:
-        """Return the image of the engine."""
+    def describe_engine(self, classes: Iterable[ServingDevices]) -> MeasuredEngine:
+        """Return the facts about the measurement; `classes` has one device of each device class of the accelerator."""
         choice = self.choice
-        return choice.pod.image(choice.accelerator, choice.vendor, choice.runtime) or ""
+        image = choice.pod.image(choice.accelerator, choice.vendor, choice.runtime) or ""
+        name = self.served.model.metadata.name
+        return MeasuredEngine(name, choice.runtime, image, self.wanted.accelerator, self._estimate_speed(classes))
 
-    def estimate_speed(self, classes: Iterable[ServingDevices]) -> float | None:
-        """Return the estimate without corrections, in tokens a second; None: something is unknown.
-
-        Args:
-            classes: one device of each device class of the accelerator.
-        """
+    def _estimate_speed(self, classes: Iterable[ServingDevices]) -> float | None:
+        """Return the estimate without corrections, in tokens a second; None: something is unknown."""
         model, number = self.served.model, request_devices(self.service, self.choice.vendor).number
         layout, device_class = model.status.layout, self.wanted.key.device_class
-        there = (each for each in classes if count_devices(each.device_class, number) == device_class)
-        if layout is None or (one := next(there, None)) is None:
+        of_class = (devices for devices in classes if count_devices(devices.device_class, number) == device_class)
+        if layout is None or (one := next(of_class, None)) is None:
             return None
         devices = one._replace(device_class=device_class, device_count=max(1, number))
         share = find_active_share(model)
-        found = estimate_speed(layout, self.service.spec, self.served.runtime, devices, active_share=share)
-        expected = found.generation.expected if found is not None else 0.0
-        # A forged header states a model of a few bytes, and an order with such a number would not be read again.
+        estimate = estimate_speed(layout, self.service.spec, self.served.runtime, devices, active_share=share)
+        expected = estimate.generation.expected if estimate is not None else 0.0
+        # A forged header states a model of a few bytes, and a record with such a number would not be read again.
         return expected if 0 < expected < MOST_TOKENS_PER_SECOND else None
 
 
@@ -82,7 +82,13 @@ class NodeGroup(NamedTuple):
 
 def group_nodes(store: Store, cells: Iterable[Cell], settings: PodSettings) -> list[NodeGroup]:
     """Return the nodes with devices in groups."""
-    names = {name for vendor in settings.vendors.values() for name in _list_labels(vendor.product_label, vendor)}
+    vendors = settings.vendors.values()
+    names = {
+        name
+        for vendor in vendors
+        for name in (vendor.product_label, vendor.shared_label, vendor.replicas_label, vendor.memory_label)
+        if name
+    }
     groups: dict[object, NodeGroup] = {}
     for cell in cells:
         node = store.get(NODES, cell.name) if cell.kind == "node" else None
@@ -93,11 +99,6 @@ def group_nodes(store: Store, cells: Iterable[Cell], settings: PodSettings) -> l
         alike = (tuple((name, labels[name]) for name in sorted(names & labels.keys())), devices)
         groups.setdefault(alike, NodeGroup(node, [])).cells.append(cell)
     return list(groups.values())
-
-
-def _list_labels(product_label: str | None, vendor: object) -> list[str]:
-    further = (getattr(vendor, name) for name in ("shared_label", "replicas_label", "memory_label"))
-    return [each for each in (product_label, *further) if each]
 
 
 class BenchmarkScope(NamedTuple):
@@ -124,18 +125,31 @@ def prepare_benchmarks(scope: BenchmarkScope, service_object: Obj) -> Iterator[P
         return
     if service.spec.suspend or list_companions(service.spec) or service.spec.container is not None:
         return
-    service = _drop_own_settings(service)
     key = ObjectKey(service.metadata.namespace, service.spec.model_ref)
-    found = scope.store.get(MODELS, key.name, key.namespace)
-    model = next(iter(decode_stored(scope.store, MODELS, (found,), Model)), None) if found is not None else None
+    stored = scope.store.get(MODELS, key.name, key.namespace)
+    model = next(iter(decode_stored(scope.store, MODELS, (stored,), Model)), None) if stored is not None else None
     if model is None or model.spec.cache.scope == "node":
         return
+    replicas = _find_replicas(scope.store, service)
+    service = _drop_own_settings(service)
     vendors = scope.settings.vendors
     names = list_candidates(service, model, scope.pools, vendors) or (accelerator_of(service, model),)
     for name in names:
         if name in vendors and vendors[name].resource is not None:
             stated = state_accelerator(service, name, scope.pools, service.spec.replicas)
-            yield from _prepare_on(scope, stated, model, name)
+            yield from _prepare_on(scope, stated, model, name, replicas)
+
+
+def _find_replicas(store: Store, service: InferenceService) -> dict[str, Endpoint]:
+    """Return the replicas in pods of a service that is Ready and that nobody asks now, by the name of their node."""
+    if service.status.phase != "Ready" or service.status.requests_per_minute:
+        return {}
+    metadata = service.metadata
+    slices = store.by_index(ENDPOINT_SLICES, SERVICE_INDEX, namespaced(metadata.namespace, metadata.name))
+    pods = store.by_index(PODS, SERVICE_INDEX, namespaced(metadata.namespace, metadata.name))
+    addresses = replica_addresses(pods, ())
+    endpoints = (endpoint for endpoint in ready_endpoints(slices) if endpoint.address in addresses)
+    return {endpoint.node: endpoint for endpoint in endpoints if endpoint.node}
 
 
 def _drop_own_settings(service: InferenceService) -> InferenceService:
@@ -147,7 +161,11 @@ def _drop_own_settings(service: InferenceService) -> InferenceService:
 
 
 def _prepare_on(
-    scope: BenchmarkScope, service: InferenceService, model: Model, accelerator: str
+    scope: BenchmarkScope,
+    service: InferenceService,
+    model: Model,
+    accelerator: str,
+    replicas: Mapping[str, Endpoint],
 ) -> Iterator[PreparedBenchmark]:
     checked = check_replica(scope.store, service, model, (), scope.settings)
     served, choice = checked.checked.served, checked.choice
@@ -155,26 +173,29 @@ def _prepare_on(
         return
     namespace, name = service.metadata.namespace, service.metadata.name
     model_hash = hash_model(model, served.runtime, service.spec)
-    known = scope.table.list_classes(model_hash, namespace)
-    need, requirement = None, None
+    measured = scope.table.list_classes(model_hash, namespace)
     cells: dict[str, list[Cell]] = {}
     for group in scope.groups:
         device_class = find_node_class(service, accelerator, choice.vendor, group.node)
-        if device_class is not None and device_class not in known:
+        if device_class is not None and device_class not in measured:
             cells.setdefault(device_class, []).extend(group.cells)
-    for device_class, there in sorted(cells.items()):
-        if need is None or requirement is None:
-            pod = build_benchmark_pod(service, served, choice, scope.settings)
-            need, requirement = count_requests(pod), build_requirement(pod, None)
-        able = [each for each in there if not requirement.refuse(each)]
-        if not able:
+    if not cells:
+        return
+    pod = build_benchmark_pod(service, served, choice, scope.settings)
+    need, requirement = count_requests(pod), build_requirement(pod, None)
+    for device_class, of_class in sorted(cells.items()):
+        able = [cell for cell in of_class if not requirement.refuse(cell)]
+        replica = next((replicas[cell.name] for cell in of_class if cell.name in replicas), None)
+        if not able and replica is None:
             continue
-        idle = [each.name for each in able if not each.closed and fits(need, each.free)]
+        idle = [cell.name for cell in able if not cell.closed and fits(need, cell.free)]
         wanted = WantedBenchmark(
             BenchmarkKey(namespace, model_hash, device_class),
             ObjectKey(namespace, name),
             accelerator,
             digest_inputs(service, choice, scope.settings),
+            service.status.phase == "Ready",
             tuple(idle[:_MOST_NODES]),
+            replica,
         )
         yield PreparedBenchmark(wanted, service, served, choice)

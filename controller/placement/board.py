@@ -60,8 +60,6 @@ class _Entry(NamedTuple):
     start: StartRange | NoEstimate
     limit: LimitRefusal | None = None
     """The limit for which it waits."""
-    awaited: tuple[str, ...] = ()
-    """`Cell.id` of the cell where a benchmark gives way to it, if one does."""
     victims_end_by: float | None = None
     """When all that ends for it has ended at the latest, in seconds since 1970; None: not all of it ends yet."""
 
@@ -69,7 +67,7 @@ class _Entry(NamedTuple):
     def news(self) -> tuple[object, ...]:
         """All of which a change is told at once."""
         front = self.position if self.position is not None and self.position <= FRONT else 0
-        told = self.unit.uid, self.pool, self.position is None, self.nomination, self.awaited, front
+        told = self.unit.uid, self.pool, self.position is None, self.nomination, front
         return *told, self.victims_end_by
 
 
@@ -236,7 +234,7 @@ class Board:
         reason = entry.reason
         if reason is None:
             reason = find_lack(unit, counts)
-        kept = entry.nomination.cells if entry.nomination is not None else entry.awaited
+        kept = entry.nomination.cells if entry.nomination is not None else ()
         facts = WaitFacts(
             counts,
             largest=find_largest(unit, self._cells) if reason == "NoSuchHardware" else None,
@@ -246,7 +244,6 @@ class Board:
             ahead=sum(entry.ahead),
             limit=entry.limit,
             priority_helps=may_be_raised(self._shown.round, unit.uid),
-            awaits_benchmark=bool(entry.awaited),
             error=self._shown.failures.get(unit.uid, ""),
         )
         return ServiceStanding(
@@ -305,7 +302,6 @@ class Board:
                     reason,
                     self._estimate(unit, lane, needed, reason, can_start=can_start),
                     find_limit(decided, uid),
-                    find_awaited(decided, uid),
                 )
             if can_start:
                 queue.length += 1
@@ -376,8 +372,6 @@ def find_reason(
     blockage = decided.blocked.get(uid)
     if blockage is None:
         return "AdmissionFailed" if uid in failures else "NotConsidered"
-    if blockage.after_benchmark:
-        return "Draining"
     if not blockage.feasible:
         return "NoSuchHardware"
     if blockage.is_shadowed:
@@ -389,12 +383,6 @@ def find_limit(decided: Round, uid: str) -> LimitRefusal | None:
     """Return the limit for which a unit waits, or None."""
     blockage = decided.blocked.get(uid)
     return blockage.limit if blockage is not None else None
-
-
-def find_awaited(decided: Round, uid: str) -> tuple[str, ...]:
-    """Return the cell where a benchmark gives way to a unit, if one does."""
-    blockage = decided.blocked.get(uid)
-    return (blockage.after_benchmark,) if blockage is not None and blockage.after_benchmark else ()
 
 
 def may_be_raised(decided: Round, uid: str) -> bool:

@@ -19,13 +19,11 @@ from controller.placement.refusals import largest_part
 from controller.placement.score import score_cell
 from controller.placement.standing import WaitFacts, describe_wait, find_largest, sort_refusals
 from controller.placement.units import (
-    NOTHING,
     Amounts,
     Cell,
     HostRequirement,
     NodeRequirement,
     Unit,
-    add_room,
     fits,
     subtract_amounts,
 )
@@ -155,13 +153,13 @@ class RoomCounter:
 
 
 def _find_left(cell: Cell, planned: Cell | None, made: Round) -> Amounts:
-    """Return what a cell has left: what is free now, or held by a benchmark, without what the round has given away."""
+    """Return what a cell has left: what is free now, without what the round has given away."""
     if planned is None or planned.id not in made.left:
-        return cell.room
-    left = add_room(made.left[cell.id], made.yielding.get(cell.id, NOTHING))
+        return cell.free
+    left = made.left[cell.id]
     if cell is planned:
         return left
-    return subtract_amounts(cell.room, subtract_amounts(planned.room, left))
+    return subtract_amounts(cell.free, subtract_amounts(planned.free, left))
 
 
 def _count_fitting(need: Amounts, left: Amounts) -> int:

@@ -17,7 +17,7 @@ from controller.placement.foreign_pods import ForeignPods
 from controller.placement.pod_requests import count_requests, find_taken_node
 from controller.placement.pool_table import METAL, labels_of, read_pools
 from controller.placement.taken_room import TakenRoom
-from controller.placement.units import MEMORY, NOTHING, Cell
+from controller.placement.units import MEMORY, Cell
 from controller.reconcile.indexes import OWNER_INDEX, controller_of, namespaced
 from controller.reconcile.plan import decode_stored
 from crds.metalhost import MetalHost
@@ -79,10 +79,8 @@ class CellRegistry:
         """Nodes whose utilization counts: their heartbeat, and when it was seen first on the clock of the registry."""
         self._pools = read_pools(store, vendors)
         self._ours: TakenRoom[ObjectKey] = TakenRoom()
-        self._yielding_jobs: Mapping[str, str] = {}
-        """The node of each Job that ends as soon as a unit waits for its room, by its key in `OWNER_INDEX`."""
-        self._yielding: TakenRoom[ObjectKey] = TakenRoom()
-        """The part of `_ours` that the pods of these Jobs take."""
+        self._benchmarks: Mapping[str, str] = {}
+        """The node of each Job whose pod holds no room, by its key in `OWNER_INDEX`."""
         self._nodes: dict[str, NodeFacts] = {}
         self._hosts: dict[str, bool] = {}
         """The liveness of each host when its cell was built."""
@@ -147,18 +145,18 @@ class CellRegistry:
         self._suspicions[cell_id] = _Suspicion(Closure(reason, message), self._clock() + seconds)
         self._mark(cell_id)
 
-    def set_yielding(self, jobs: Mapping[str, str]) -> None:
-        """Take the Jobs that end as soon as a unit waits for their room; no other one does.
+    def set_benchmarks(self, jobs: Mapping[str, str]) -> None:
+        """Take the Jobs that end as soon as a unit is admitted to their node, so that their pods hold no room.
 
         Only who ends them may say so: a tenant may give a pod any label, and any owner in its namespace.
 
         Args:
             jobs: the node of each, by its key in `OWNER_INDEX`. A pod that is on another node is not that of the Job.
         """
-        before, self._yielding_jobs = self._yielding_jobs, jobs
-        for job in [each for each in {**before, **jobs} if before.get(each) != jobs.get(each)]:
+        before, self._benchmarks = self._benchmarks, jobs
+        for job in [job for job in {**before, **jobs} if before.get(job) != jobs.get(job)]:
             for pod in self._store.by_index(PODS, OWNER_INDEX, job):
-                self._take_yielding(pod)
+                self._take_room(pod)
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Call `listener()` when a cell may have changed, once until cells are read again.
@@ -185,26 +183,24 @@ class CellRegistry:
             self._mark_nodes(self.devices.take_claim(old, new))
 
     def _take_pod(self, old: Obj | None, new: Obj | None) -> None:
-        if new is not None and (node := find_taken_node(new)):
-            key = object_key(new)
-            self._mark_nodes(self._ours.hold(key, node, count_requests(new["spec"])))
-            self._take_yielding(new)
-        elif (pod := new or old) is not None:
-            self._mark_nodes(self._ours.release(object_key(pod)))
-            self._mark_nodes(self._yielding.release(object_key(pod)))
+        if new is not None:
+            self._take_room(new)
+        elif old is not None:
+            self._mark_nodes(self._ours.release(object_key(old)))
         if old is not None and (new is None or old["metadata"]["uid"] != new["metadata"]["uid"]):
             self._mark_nodes(self.devices.take_pod(old, is_gone=True))
         if new is not None:
             self._mark_nodes(self.devices.take_pod(new, is_gone=False))
 
-    def _take_yielding(self, pod: Obj) -> None:
-        """Take whether the room of a pod is given up for others."""
-        key, owner = object_key(pod), controller_of(pod) if self._yielding_jobs else None
-        expected = self._yielding_jobs.get(namespaced(key.namespace, owner["uid"])) if owner is not None else None
-        if expected and (node := find_taken_node(pod)) == expected:
-            self._mark_nodes(self._yielding.hold(key, node, count_requests(pod["spec"])))
+    def _take_room(self, pod: Obj) -> None:
+        """Take the room that a pod holds on its node."""
+        key, node = object_key(pod), find_taken_node(pod)
+        owner = controller_of(pod) if self._benchmarks else None
+        is_benchmark = owner is not None and self._benchmarks.get(namespaced(key.namespace, owner["uid"])) == node
+        if node and not is_benchmark:
+            self._mark_nodes(self._ours.hold(key, node, count_requests(pod["spec"])))
         else:
-            self._mark_nodes(self._yielding.release(key))
+            self._mark_nodes(self._ours.release(key))
 
     def _take_node(self, old: Obj | None, new: Obj | None) -> None:
         node = new or old
@@ -315,7 +311,7 @@ class CellRegistry:
         self.classes.put(cell_id, facts.accelerator, hardware)
         if self._costs.put(cell_id, facts.cost):
             self._mark_all()
-        ours, others, yielding = self._ours.sum_of(name), self.foreign.sum_of(name), self._yielding.sum_of(name)
+        ours, others = self._ours.sum_of(name), self.foreign.sum_of(name)
         free = {each: amount - ours.get(each, 0) - others.get(each, 0) for each, amount in facts.total.items()}
         claimable, unclaimed = self.devices.count_room(name)
         reason, message = self._close(cell_id, facts.closure)
@@ -327,7 +323,6 @@ class CellRegistry:
             pool=pool,
             total={**facts.total, **claimable},
             free={**free, **unclaimed},
-            yielding={each: amount for each, amount in yielding.items() if each in facts.total} or NOTHING,
             lasting={name: amount for name, amount in others.items() if name in facts.total and "/" not in name},
             closed=reason,
             closed_message=message,

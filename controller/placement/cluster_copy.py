@@ -205,7 +205,7 @@ async def read_cluster(client: Client, settings: QueueSettings = QueueSettings()
     benchmarks = made.store.by_index(JOBS, BENCHMARK_INDEX, ALL_BENCHMARKS)
     pods = {key: made.store.by_index(PODS, OWNER_INDEX, key) for key in map(owner_key, benchmarks)}
     nodes = {key: next(filter(None, map(find_taken_node, found)), "") for key, found in pods.items()}
-    made.registry.set_yielding(nodes)
+    made.registry.set_benchmarks(nodes)
     foreign = made.registry.foreign
     listed = await client.list(PODS, label_selector=FOREIGN, field_selector=TAKES_ROOM, read=foreign.read)
     foreign.replace(PODS, listed.items)

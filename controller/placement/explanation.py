@@ -9,7 +9,6 @@ from controller.placement.planner import PlanRules, Round
 from controller.placement.pool_limits import LimitRefusal
 from controller.placement.refusals import (
     AVOIDED,
-    AWAITS_BENCHMARK,
     FITS,
     HEAD_OF_LINE,
     INSUFFICIENT,
@@ -197,8 +196,6 @@ def find_refusal_now(unit: Unit, cell: str, made: Round, limit: LimitRefusal | N
     blockage = made.blocked.get(unit.uid)
     if blockage is None and unit.nomination is not None and cell in unit.nomination.cells:
         return CellRefusal(NOMINATED)
-    if blockage is not None and blockage.after_benchmark == cell:
-        return CellRefusal(AWAITS_BENCHMARK)
     if limit is not None:
         return CellRefusal(limit.reason)
     if resource := find_shortage(largest_part(unit), made.left[cell]):

@@ -158,10 +158,7 @@ class _Future:
                     self._evict(action)
         for unit in [each for each in self.units.values() if each.state == "ending"]:
             self._end(unit)
-        awaited = [each.after_benchmark for each in made.blocked.values() if each.after_benchmark]
-        for name in awaited:
-            self._end_benchmarks(name)
-        return bool(awaited) or self.units != before
+        return self.units != before
 
     def _admit(self, action: Admit) -> None:
         free = [self.cells[name].free for name in action.cells]
@@ -209,10 +206,6 @@ class _Future:
             if name in self.cells:
                 self._set_free(name, add_room(self.cells[name].free, room))
         del self.units[unit.uid]
-
-    def _end_benchmarks(self, name: str) -> None:
-        cell = self.cells[name]
-        self.cells[name] = msgspec.structs.replace(cell, free=cell.room, yielding=NOTHING)
 
     def _set_free(self, name: str, free: Mapping[str, int]) -> None:
         self.cells[name] = msgspec.structs.replace(self.cells[name], free=free)

@@ -159,4 +159,4 @@ def _leave_free(cell: Cell, taken: Iterable[Amounts], *, is_all_claimed: bool) -
     if not is_all_claimed:
         return msgspec.structs.replace(cell, free=free)
     nothing = {name: min(0, amount) for name, amount in free.items()}
-    return msgspec.structs.replace(cell, free=nothing, yielding=NOTHING)
+    return msgspec.structs.replace(cell, free=nothing)

@@ -36,7 +36,6 @@ from controller.placement.units import (
     add_by_cell,
     fits,
 )
-from controller.placement.yielding_room import YieldingRoom
 
 CONSIDERED: Final = 256
 """Waiting units of each home pool for which one round looks for a place; the rest are only sorted. A unit like one that
@@ -68,8 +67,6 @@ class Blockage(NamedTuple):
     """In each pool that could run it, a limit allows less than it needs."""
     priority_helps: bool = True
     """A higher priority might make room."""
-    after_benchmark: str = ""
-    """`Cell.id` of the cell whose room is kept for it until a benchmark there has ended; empty: none is."""
 
     @property
     def can_start(self) -> bool:
@@ -95,8 +92,6 @@ class Round(NamedTuple):
     """The use of each limit after the round."""
     candidates: Candidates = NO_CANDIDATES
     """The units that hold room."""
-    yielding: Mapping[str, Amounts] = MappingProxyType({})
-    """Amounts of benchmarks for which no unit waits after the round, by `Cell.id`."""
 
 
 def plan(cells: Iterable[Cell], units: Iterable[Unit], rules: PlanRules, now: float) -> Round:
@@ -137,7 +132,6 @@ class Planning:
         self._candidates = Candidates(holding, pools, now, rules.min_run_seconds)
         self._limits = PoolLimits(rules.pools, rules.quotas)
         self._search = self.build_search(known.values())
-        self._yielding = YieldingRoom(self._search, self._limits)
         self._elastic = {name: each.elastic for name, each in rules.pools.items() if each.elastic > 0}
         for unit in self._waiting:
             if unit.nomination is not None and self._could_ever_start(unit):
@@ -194,7 +188,6 @@ class Planning:
             self._search.closed,
             self._limits,
             self._candidates,
-            self._yielding.list_left(),
         )
 
     def _keep_promises(self, units: Iterable[Unit]) -> set[str]:
@@ -239,9 +232,7 @@ class Planning:
             self._block(unit, shape)
             return
         found = self._search.find_place(unit, "free")
-        if cell := self._yielding.find_better(unit, found):
-            self._await_benchmark(unit, cell)
-        elif found is not None:
+        if found is not None:
             self._admit(unit, found.cells, found.scores)
         elif pool := self._find_elastic_pool(unit):
             self._admit_unpinned(unit, pool)
@@ -328,17 +319,6 @@ class Planning:
         self._search.count_beside(unit.service, cells)
         self._limits.add(unit, self._search.cells[cells[0]].pool)
         self._actions.append(Admit(unit, cells, scores, others=others))
-
-    def _await_benchmark(self, unit: Unit, cell: str) -> None:
-        """Keep a cell for a unit, which is admitted there in the round after the end of the benchmark."""
-        if unit.nomination is not None:
-            self._actions.append(WithdrawNomination(unit))
-        self._yielding.take(cell, unit.parts[0])
-        self._search.settle(unit, (cell,))
-        self._search.count_beside(unit.service, (cell,))
-        self._limits.add(unit, self._search.cells[cell].pool)
-        self._kept.add(cell)
-        self._blocked[unit.uid] = Blockage(feasible=1, is_shadowed=False, after_benchmark=cell)
 
     def _admit_unpinned(self, unit: Unit, pool: str) -> None:
         self._elastic[pool] -= 1

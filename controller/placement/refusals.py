@@ -38,7 +38,6 @@ from crds.size import size_text
 
 FITS: Final = "Fits"
 NOMINATED: Final = "Nominated"
-AWAITS_BENCHMARK: Final = "AwaitsBenchmark"
 HEAD_OF_LINE: Final = "HeadOfLine"
 AVOIDED: Final = "Avoided"
 OTHER_POOL: Final = "OtherPool"
@@ -145,19 +144,12 @@ def _explain_limit(place: RefusedPlace) -> Words:
 
 
 def _explain_fit(place: RefusedPlace) -> Words:
-    blockage = place.made.blocked.get(place.unit.uid)
-    if blockage is not None and blockage.after_benchmark:
-        return f"the {place.cell.kind} has room, but a better one is held for it", ""
     return f"the {place.cell.kind} has room", "wait for the next round"
 
 
 def _explain_nomination(place: RefusedPlace) -> Words:
     number = len(place.unit.nomination.victims) if place.unit.nomination is not None else 0
     return f"held for it until {number} replica{' has' if number == 1 else 's have'} ended", ""
-
-
-def _explain_benchmark(_place: RefusedPlace) -> Words:
-    return "held for it until a benchmark there has ended", ""
 
 
 def _explain_head(place: RefusedPlace) -> Words:
@@ -302,7 +294,6 @@ _CLOSED: Final = Refusal("closed", 0, "take nothing new", _explain_closed)
 REFUSALS: Final[Mapping[str, Refusal]] = {
     FITS: Refusal("ready", 0, "have room", _explain_fit),
     NOMINATED: Refusal("ready", 0, "are held for it until others have ended", _explain_nomination),
-    AWAITS_BENCHMARK: Refusal("open", 0, "are held for it until a benchmark has ended", _explain_benchmark),
     HEAD_OF_LINE: Refusal("open", 1, "are kept for a replica ahead, which waits for more", _explain_head),
     AVOIDED: Refusal("open", 4, "have rejected or displaced the replica before", _explain_avoided),
     INSUFFICIENT: Refusal("short", 0, "have too little of a resource left", _explain_shortage),

@@ -136,8 +136,6 @@ class WaitFacts(NamedTuple):
     """The limit for which the unit waits."""
     priority_helps: bool = True
     """A higher priority might make room."""
-    awaits_benchmark: bool = False
-    """A benchmark ends for it."""
     error: str = ""
     """The reason why its admission failed."""
 
@@ -146,8 +144,6 @@ def describe_wait(unit: Unit, reason: QueueReason, facts: WaitFacts) -> str:
     """Return why a unit waits, and what would help."""
     counts, ahead = facts.counts, facts.ahead
     need, noun = describe_need(unit), _noun(unit)
-    if reason == "Draining" and facts.awaits_benchmark:
-        return f"room on {facts.cells[0]} is kept for it: it starts as soon as a benchmark there has ended"
     if reason == "Draining":
         cells, ending = (", ".join(names[:_MOST_NAMED]) for names in (facts.cells, facts.victims))
         way_out = f"room on {cells} is kept for it: it starts as soon as replicas of {ending or 'others'} have ended"

@@ -50,9 +50,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     total: Amounts
     """Amounts for units in all; a resource that is absent is not counted on this cell."""
     free: Amounts
-    """Amounts that nothing holds: no unit, running or ending, no other pod, and no process of the host's owner."""
-    yielding: Amounts = NOTHING
-    """Amounts that benchmarks hold, which end as soon as a unit waits for them; they are not among the free ones."""
+    """Amounts that nothing holds: no unit, running or ending, no other pod, and no process of the host's owner.
+    What benchmarks hold is free: they end as soon as a unit is admitted there."""
     lasting: Amounts = NOTHING
     """Processor, memory and the like that pods hold which are no units, such as those of DaemonSets: these may not end.
     Devices are not among them: who holds these, such as a training job, ends."""
@@ -91,11 +90,6 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     def id(self) -> str:
         """Name with the kind: a host may have the name of a node."""
         return f"{self.kind}/{self.name}"
-
-    @property
-    def room(self) -> Amounts:
-        """Amounts that are free once benchmarks have ended."""
-        return add_room(self.free, self.yielding)
 
 
 class SliceDemand(NamedTuple):

@@ -19,8 +19,6 @@ from kube.time import rfc3339
 
 PROBE_SECONDS: Final = 180.0
 """Longest wait."""
-ENDING_SECONDS: Final = 15.0
-"""Time before the end of the wait from which on Jobs that still run are ended, so that their devices are free again."""
 
 
 class ProbeSource(Protocol):

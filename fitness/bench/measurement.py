@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 import aiohttp
 
+from crds.performance import BenchmarkOptions
 from fitness.bench.streamed_completion import (
     BenchError,
     Clock,
@@ -28,6 +29,8 @@ from fitness.performance import MeasuredPerformance
 MICRO_BATCH_TOKENS: Final = 128
 MOST_RUNS: Final = 100
 MOST_STREAMS: Final = 64
+SERVING_SECONDS: Final = 60.0
+"""Time after which the measurement of an engine that serves begins no further run: a slow one is measured by fewer."""
 _FIRST_WORDS: Final = 16
 _FIRST_TOKENS: Final = 16
 _WORDS: Final = (
@@ -55,6 +58,19 @@ class BenchPlan(NamedTuple):
     """Time after which nothing more is begun."""
 
 
+def plan_one_stream(options: BenchmarkOptions | None, context_length: int) -> BenchPlan:
+    """Return the extent of the measurement of an engine that serves, as its service states it."""
+    options = options or BenchmarkOptions()
+    return BenchPlan(
+        warmup=options.warmup_iterations,
+        runs=options.runs,
+        min_duration_seconds=options.min_duration_seconds,
+        prompt_tokens=max(1, min(BenchPlan().prompt_tokens, context_length // 4)),
+        tokens=max(2, min(MICRO_BATCH_TOKENS, context_length // 2)),
+        most_seconds=SERVING_SECONDS,
+    )
+
+
 class BenchResult(NamedTuple):
     """The times of all runs of one stream, and the rate of several streams by their number."""
 
@@ -62,6 +78,13 @@ class BenchResult(NamedTuple):
     concurrency: dict[int, float]
     failed: BenchError | None = None
     """The reason why more streams were not measured, though there was time."""
+
+
+async def measure_engine(url: str, model: str, token: str | None, plan: BenchPlan) -> MeasuredPerformance:
+    """Return the record of a measurement of the engine at the base URL. Raises BenchError."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async with aiohttp.ClientSession(headers=headers, trust_env=False) as session:
+        return summarize(await measure_endpoint(session, url, model, plan), plan)
 
 
 async def measure_endpoint(

@@ -9,9 +9,7 @@ from datetime import datetime
 from typing import Final, NamedTuple
 
 from crds.metalprocess import MetalProcessSpec
-from crds.performance import BenchmarkOptions
 from devices.pressure import PressureLevel
-from fitness.bench.measurement import MICRO_BATCH_TOKENS, BenchPlan
 from kube.backoff import EXACT, backoff_seconds
 from metal_agent.lifecycle import ProcessState
 
@@ -20,8 +18,6 @@ IDLE_SECONDS: Final = 30.0
 MOST_TRIES: Final = 3
 MOST_SECONDS: Final = 180.0
 """The longest measurement; one that takes longer has failed."""
-RUN_SECONDS: Final = 60.0
-"""Time after which a measurement begins no further run: a slow engine is measured by fewer."""
 LONGEST_LOAD_SECONDS: Final = 86_400.0
 _FIRST_PAUSE_SECONDS: Final = 60.0
 _LAST_PAUSE_SECONDS: Final = 3600.0
@@ -102,16 +98,3 @@ def find_load_seconds(started_at: str, ready_at: str | None) -> float | None:
 def find_pause(failures: int) -> float:
     """Return the seconds before the next try after this many failures, or interruptions, in a row."""
     return backoff_seconds(failures, first=_FIRST_PAUSE_SECONDS, most=_LAST_PAUSE_SECONDS, jitter=EXACT)
-
-
-def build_plan(spec: MetalProcessSpec) -> BenchPlan:
-    """Return the extent of the measurement of a process, for a single stream, as its service states it."""
-    prompt_tokens, tokens, options = BenchPlan().prompt_tokens, MICRO_BATCH_TOKENS, spec.benchmark or BenchmarkOptions()
-    return BenchPlan(
-        warmup=options.warmup_iterations,
-        runs=options.runs,
-        min_duration_seconds=options.min_duration_seconds,
-        prompt_tokens=max(1, min(prompt_tokens, spec.context_length // 4)),
-        tokens=max(2, min(tokens, spec.context_length // 2)),
-        most_seconds=RUN_SECONDS,
-    )

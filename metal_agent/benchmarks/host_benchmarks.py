@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-import aiohttp
 import structlog
 from msgspec import structs
 
 from crds.metalprocess import MetalProcessSpec
 from devices.pressure import PressureLevel
-from fitness.bench.measurement import BenchPlan, measure_endpoint, summarize
+from fitness.bench import measurement
+from fitness.bench.measurement import BenchPlan
 from fitness.bench.streamed_completion import BenchError
 from fitness.performance import MeasuredPerformance
 from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
@@ -160,8 +160,9 @@ class HostBenchmarks:
         uid, named = runner.assignment.uid, f"{runner.assignment.namespace}/{runner.assignment.name}"
         await asyncio.to_thread(self.measurements.begin, spec, version)
         log.info("benchmark_started", process=named)
+        plan = measurement.plan_one_stream(spec.benchmark, spec.context_length)
         try:
-            record = await self._measure_or_give_way(runner, engine, benchmark_policy.build_plan(spec))
+            record = await self._measure_or_give_way(runner, engine, plan)
         except GaveWay as cause:
             await asyncio.to_thread(self.measurements.take_back, spec)
             log.info("benchmark_gave_way", process=named, to=str(cause), retry_seconds=self._pause(uid))
@@ -204,7 +205,7 @@ class HostBenchmarks:
         most_seconds = benchmark_policy.MOST_SECONDS
         asked = asyncio.create_task(self._await_request(most_seconds))
         disturbed = asyncio.create_task(self._await_disturbance(runner))
-        measuring = asyncio.create_task(_measure_engine(engine, plan))
+        measuring = asyncio.create_task(measurement.measure_engine(engine.url, engine.model, engine.token, plan))
         tasks = {asked, disturbed, measuring}
         try:
             await asyncio.wait(tasks, timeout=most_seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -237,12 +238,6 @@ class HostBenchmarks:
                 return "a change of the process"
             if not self._read_moment().is_calm:
                 return "memory pressure, a hold or a load of this host"
-
-
-async def _measure_engine(engine: ProbedEngine, plan: BenchPlan) -> MeasuredPerformance:
-    headers = {"Authorization": f"Bearer {engine.token}"} if engine.token else {}
-    async with aiohttp.ClientSession(headers=headers, trust_env=False) as session:
-        return summarize(await measure_endpoint(session, engine.url, engine.model, plan), plan)
 
 
 def _find_ready_seconds(runner: Runner, now: float) -> float:

@@ -7,6 +7,7 @@ import structlog
 
 from artifacts import durable
 from crds.performance import BenchmarkOptions
+from fitness.bench import measurement
 from fitness.bench.measurement import BenchPlan
 from metal_agent.benchmarks import benchmark_policy
 from metal_agent.benchmarks.measurements import MeasurementsFile
@@ -86,7 +87,7 @@ async def test_extent_is_that_of_the_service(machine: Machine, assignment: MakeA
 async def test_measurement_gives_way_to_a_request_at_once_and_is_made_later(
     machine: Machine, assignment: MakeAssignment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(benchmark_policy, "build_plan", lambda _spec: BenchPlan(runs=100, most_seconds=600))
+    monkeypatch.setattr(measurement, "plan_one_stream", lambda *_: BenchPlan(runs=100, most_seconds=600))
     monkeypatch.setattr(benchmark_policy, "find_pause", lambda _times: 0.1)
     await serve(machine, assignment)
     tries = await count_tries(machine)
@@ -100,7 +101,7 @@ async def test_measurement_gives_way_to_a_request_at_once_and_is_made_later(
         machine.exposure.asked.clear()
         machine.idle["u1"] = None
         machine.benchmarks.wake()
-        monkeypatch.setattr(benchmark_policy, "build_plan", lambda _spec: BenchPlan(runs=1))
+        monkeypatch.setattr(measurement, "plan_one_stream", lambda *_: BenchPlan(runs=1))
         await measured(machine)
 
 
@@ -108,7 +109,7 @@ async def test_measurement_gives_way_to_a_request_at_once_and_is_made_later(
 async def test_measurement_ends_when_the_host_has_something_else_to_do(
     machine: Machine, assignment: MakeAssignment, monkeypatch: pytest.MonkeyPatch, cause: str
 ) -> None:
-    monkeypatch.setattr(benchmark_policy, "build_plan", lambda _spec: BenchPlan(runs=100, most_seconds=600))
+    monkeypatch.setattr(measurement, "plan_one_stream", lambda *_: BenchPlan(runs=100, most_seconds=600))
     await serve(machine, assignment)
     tries = await count_tries(machine)
     async with running(machine.benchmarks.run()):
@@ -141,7 +142,7 @@ async def test_engine_that_cannot_be_measured_is_tried_three_times(
     machine: Machine, assignment: MakeAssignment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # No prompt of this length has room in the context.
-    monkeypatch.setattr(benchmark_policy, "build_plan", lambda _spec: BenchPlan(prompt_tokens=5000))
+    monkeypatch.setattr(measurement, "plan_one_stream", lambda *_: BenchPlan(prompt_tokens=5000))
     monkeypatch.setattr(benchmark_policy, "find_pause", lambda _times: 0.01)
     await serve(machine, assignment)
     tries = await count_tries(machine)

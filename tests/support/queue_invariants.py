@@ -48,17 +48,11 @@ def _settled(made: Round) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[s
     return admitted, nominated
 
 
-def _list_awaiting(made: Round) -> dict[str, tuple[str, ...]]:
-    """Return the cells of units that wait for the end of a benchmark."""
-    return {uid: (each.after_benchmark,) for uid, each in made.blocked.items() if each.after_benchmark}
-
-
 def check_order(cells: Sequence[Cell], units: Iterable[Unit], rules: PlanRules, made: Round) -> None:
     """Hold I2 and I3: no unit passes one that is ahead of it, waits, and could use its cell."""
     by_id = {cell.id: cell for cell in cells}
     before = _count_limits(by_id, units, rules)
     admitted, nominated = _settled(made)
-    nominated |= _list_awaiting(made)
     settled = admitted.keys() | nominated.keys()
     places = {unit.uid: unit.cells for unit in units}
     for number, ahead in enumerate(made.queue):
@@ -92,8 +86,6 @@ def check_promises(cells: Sequence[Cell], units: Iterable[Unit], rules: PlanRule
     by_id, by_uid = {cell.id: cell for cell in cells}, {unit.uid: unit for unit in units}
     admitted, nominated = _settled(made)
     settled = [(by_uid[uid], add_by_cell(by_uid[uid].parts, names)) for uid, names in (admitted | nominated).items()]
-    for uid, names in _list_awaiting(made).items():
-        settled.append((by_uid[uid], {each: _lack(by_uid[uid].parts[0], by_id[each].yielding) for each in names}))
     for unit in made.queue:
         is_kept = unit.uid in admitted or nominated.get(unit.uid) == (unit.nomination and unit.nomination.cells)
         if unit.nomination is None or is_kept or len(unit.parts) > 1:
@@ -190,8 +182,7 @@ def check_promised_room(cells: Sequence[Cell], units: Iterable[Unit], made: Roun
     admitted, nominated = _settled(made)
     parts = {unit.uid: unit.parts for unit in made.queue}
     taken: dict[str, Amounts] = {}
-    awaiting = _list_awaiting(made)
-    for uid, places in (*admitted.items(), *nominated.items(), *awaiting.items()):
+    for uid, places in (*admitted.items(), *nominated.items()):
         for name, need in add_by_cell(parts[uid], places).items():
             taken[name] = add_amounts(taken.get(name, {}), need)
     waited_for: set[str] = set()
@@ -200,9 +191,6 @@ def check_promised_room(cells: Sequence[Cell], units: Iterable[Unit], made: Roun
     for uid in nominated:
         waited_for |= nominations[uid].victims
     free = {cell.id: cell.free for cell in cells}
-    for cell in cells:
-        if (cell.id,) in awaiting.values():
-            free[cell.id] = cell.room
     for victim in (by_uid[uid] for uid in sorted(waited_for) if uid in by_uid):
         for name, room in add_by_cell(victim.parts, victim.cells).items():
             if name in free:
@@ -245,8 +233,7 @@ def check_limits(cells: Sequence[Cell], units: Sequence[Unit], rules: PlanRules,
     holding = find_placed((each, each.cells) for each in units if each.state != "waiting" and each.uid not in replaced)
     staying = [(unit, pool) for unit, pool in holding if unit.uid not in leaving]
     new = find_placed((unit, admitted.get(unit.uid, ())) for unit in made.queue)
-    awaiting = _list_awaiting(made)
-    promised = find_placed((unit, (nominated | awaiting).get(unit.uid, ())) for unit in made.queue)
+    promised = find_placed((unit, nominated.get(unit.uid, ())) for unit in made.queue)
     for name, allowed, count in _list_limits(rules):
         assert count([*holding, *new]) <= max(count(holding), allowed), f"{name} is exceeded"
         assert count([*staying, *new, *promised]) <= max(count(staying), allowed), f"{name} will be exceeded"
@@ -302,7 +289,7 @@ def check_first_blocked(
 ) -> None:
     """Check that the first unit which waits could not start if all ended that may end for it."""
     admitted, nominated = _settled(made)
-    settled = admitted.keys() | nominated.keys() | _list_awaiting(made).keys()
+    settled = admitted.keys() | nominated.keys()
     waiting = (unit for unit in made.queue if unit.uid not in settled)
     unit = next((each for each in waiting if each.uid not in made.blocked or made.blocked[each.uid].feasible), None)
     if unit is None or unit.uid not in made.blocked or len(unit.parts) > 1:

@@ -1,7 +1,7 @@
 """A simulated cluster for the planner: everything that may happen to it follows from a seed.
 
 Nodes and hosts appear, vanish, shrink, close and change their labels; foreign pods take what a victim has freed; units
-arrive, end, are gangs, are protected or replace one of an earlier spec; benchmarks run on idle devices; evictions are
+arrive, end, are gangs, are protected or replace one of an earlier spec; evictions are
 refused for a while, nominations get lost, the clock jumps, and the controller ends after any of the writes of a round.
 """
 
@@ -19,7 +19,6 @@ from controller.placement.units import (
     CPU,
     MEMORY,
     NO_SPEEDS,
-    NOTHING,
     PODS,
     SPEED_UNKNOWN,
     TOO_SLOW,
@@ -38,7 +37,6 @@ from tests.support.queue_units import GPU, host, node, pod, process
 
 PRIORITIES: tuple[Priority, ...] = tuple(PRIORITY_RANK)
 MIN_RUN_SECONDS = 20.0
-BENCHMARK: Amounts = {GPU: 1, MEMORY: 2, CPU: 1, PODS: 1}
 SPEEDS = SpeedProfile((("fast", 90.0), ("slow", 30.0)))
 SLOW = frozenset({("slow", TOO_SLOW)})
 FLOOR = SpeedProfile((("fast", 90.0),), accepted=frozenset({"fast"}), unlisted=SPEED_UNKNOWN)
@@ -55,8 +53,6 @@ class SimulatedQueue:
     """Amounts that other pods hold, by `Cell.id`."""
     now: float = 1_000.0
     rules: PlanRules = field(default_factory=PlanRules)
-    benchmarks: set[str] = field(default_factory=set)
-    """`Cell.id` of nodes on one device of which a benchmark runs."""
     refused: set[str] = field(default_factory=set)
     """`uid` of units whose eviction is refused at present."""
     rolled: set[str] = field(default_factory=set)
@@ -155,12 +151,7 @@ class SimulatedQueue:
             for name, need in add_by_cell(unit.parts, unit.cells).items():
                 if name in free:
                     free[name] = subtract_amounts(free[name], need)
-        for name in self.benchmarks & free.keys():
-            free[name] = subtract_amounts(free[name], BENCHMARK)
-        return [
-            msgspec.structs.replace(cell, free=free[name], yielding=BENCHMARK if name in self.benchmarks else NOTHING)
-            for name, cell in self.cells.items()
-        ]
+        return [msgspec.structs.replace(cell, free=free[name]) for name, cell in self.cells.items()]
 
     def disturb(self) -> None:
         """Pass time, and disturb the cluster at random."""
@@ -183,10 +174,6 @@ class SimulatedQueue:
             elif not unit.cells and unit.state == "running" and chance.random() < 0.3:
                 del self.units[uid]
         self.refused = {uid for uid in self.units if chance.random() < 0.1}
-        self.benchmarks = {name for name in sorted(self.benchmarks) if name in self.cells and chance.random() < 0.9}
-        idle = [cell.id for cell in self.observe() if cell.node is not None and fits(BENCHMARK, cell.free)]
-        if chance.random() < 0.3:
-            self.benchmarks |= {name for name in idle if name not in self.benchmarks and chance.random() < 0.5}
 
     def _disturb_cell(self, name: str) -> None:
         chance, cell = self.chance, self.cells[name]
@@ -262,7 +249,6 @@ class SimulatedQueue:
         count = self.chance.randint(0, len(actions)) if may_crash and self.chance.random() < 0.25 else len(actions)
         for action in actions[:count]:
             self.apply(action)
-        self.benchmarks -= {each.after_benchmark for each in planned.blocked.values() if self.chance.random() < 0.7}
         return count == len(actions)
 
     def calm_down(self) -> None:
@@ -276,7 +262,6 @@ class SimulatedQueue:
     def pass_calmly(self) -> None:
         """Pass time, and end each unit that has run for its time."""
         self.now += MIN_RUN_SECONDS
-        self.benchmarks.clear()
         for uid, unit in list(self.units.items()):
             if unit.state == "ending":
                 self.finish(uid)

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from controller.benchmarks.benchmark_job import ANNOTATION_ORDER
 from controller.reconcile.conditions import find
 from controller.reconcile.plan import owned_by
 from crds.inferenceservice import InferenceService
@@ -46,35 +45,43 @@ async def l4_node(plane: ControlPlane, tmp_path: Path, watched: list[Process]) -
         yield kubelet
 
 
-@pytest.mark.usefixtures("l4_node")
-async def test_speed_of_a_service_is_measured_on_an_idle_device(
+@pytest_asyncio.fixture
+async def h100_node(plane: ControlPlane, tmp_path: Path, watched: list[Process]) -> AsyncIterator[Process]:
+    """The node `gpu-5` with a device of another class."""
+    labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559"}
+    async with joined(plane, "gpu-5", tmp_path, watched, resources={"nvidia.com/gpu": "1"}, labels=labels) as kubelet:
+        yield kubelet
+
+
+@pytest.mark.usefixtures("l4_node", "h100_node")
+async def test_service_is_measured_where_it_serves_and_on_an_idle_device(
     cluster: Cluster, plane: ControlPlane, tmp_path: Path
 ) -> None:
-    service = cluster.service("chat", "nvidia", parallel=2, benchmark=QUICK)
-    await cluster.apply(cluster.model(), service)
+    model = cluster.model(cache={"accessMode": "ReadWriteMany"})
+    await cluster.apply(model, cluster.service("chat", "nvidia", parallel=2, benchmark=QUICK))
 
-    async def measured() -> InferenceService | None:
+    async def measured() -> InferenceService:
         found = await cluster.get("chat")
-        return found if found.status.performance is not None and found.status.phase == "Ready" else None
+        assert found.status.performance is not None
+        assert {speed.source for speed in found.status.speeds} == {"Measured"}, found.status.speeds
+        return found
 
-    found = await eventually(measured)
-    assert found is not None
+    found = await eventually(measured, READY_SECONDS)
     shown = found.status.performance
     assert shown is not None
-    assert (shown.device_class, shown.source) == ("nvidia-l4x1", "job")
+    assert (shown.device_class, shown.source) == ("nvidia-h100-80gb-hbm3x1", "live")
     (stored,) = (await cluster.client.list(CONFIG_MAPS, "pomona-system", label_selector=SELECTOR)).items
     assert stored["metadata"]["name"] == f"bench-{shown.model_hash}"
-    (text,) = stored["data"].values()
-    assert list(stored["data"]) == [f"nvidia-l4x1_{cluster.namespace}"]
-    record = msgspec.json.decode(text, type=MeasuredPerformance)
-    assert len(record.runs) == 2
-    assert list(record.concurrency) == ["1", "2"]
-    assert (record.node, record.runtime, record.model) == ("gpu-4", "llama.cpp", "tiny")
-    assert record.load_seconds is not None
+    records = {key: msgspec.json.decode(text, type=MeasuredPerformance) for key, text in stored["data"].items()}
+    served, idle = (records[f"{name}_{cluster.namespace}"] for name in (shown.device_class, "nvidia-l4x1"))
+    assert (served.node, served.source, list(served.concurrency)) == ("gpu-5", "live", ["1"])
+    assert (idle.node, idle.source, list(idle.concurrency)) == ("gpu-4", "job", ["1", "2"])
+    assert idle.load_seconds is not None
+    for record in (served, idle):
+        assert (len(record.runs), record.runtime, record.model) == (2, "llama.cpp", "tiny")
 
     async def jobs_are_gone() -> bool:
-        jobs = await cluster.client.list(JOBS, cluster.namespace, label_selector=SELECTOR)
-        return not jobs.items
+        return not await list_jobs(cluster)
 
     await eventually(jobs_are_gone)
     await _follow_document(plane, cluster, tmp_path)
@@ -83,14 +90,23 @@ async def test_speed_of_a_service_is_measured_on_an_idle_device(
     await cluster.client.delete(CONFIG_MAPS, stored["metadata"]["name"], "pomona-system")
 
 
-@pytest.mark.usefixtures("l4_node")
-async def test_benchmark_starts_beside_forged_jobs_and_gives_way_to_a_replica(cluster: Cluster) -> None:
-    """Neither Job of a tenant holds a slot, though the policy lets the controller delete but one of them."""
-    await cluster.apply(cluster.model())
+@pytest.mark.usefixtures("l4_node", "h100_node")
+async def test_benchmark_starts_beside_forged_jobs_and_does_not_cost_a_replica_its_place(cluster: Cluster) -> None:
+    """Neither Job of a tenant holds a slot, though the policy lets the controller delete but one of them.
+
+    A slower device is free all the time: whoever goes there stays there.
+    """
+    # On a model of a few kilobytes all devices are as fast.
+    hollow_gguf.write(cluster.files.root / "large.gguf", Shape(layers=4, embedding=1024, feed_forward=4096))
+    await cluster.apply(cluster.model(file="large.gguf", cache={"accessMode": "ReadWriteMany"}))
     model = await cluster.client.get(MODELS, "tiny", cluster.namespace)
     owner = owned_by(MODELS, msgspec.convert(model["metadata"], ObjectMeta))
     await cluster.apply(forge_job("orphan"), forge_job("owned", owner))
-    await cluster.apply(cluster.service("chat", "nvidia", benchmark={"minDuration": "4m"}))
+    here = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["gpu-4"]}
+    required = {"nodeSelectorTerms": [{"matchExpressions": [here]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    long = {"minDuration": "4m"}
+    await cluster.apply(cluster.service("chat", "nvidia", benchmark=long, pod={"affinity": affinity}))
     await cluster.ready("chat")
 
     async def runs() -> Obj:
@@ -100,61 +116,17 @@ async def test_benchmark_starts_beside_forged_jobs_and_gives_way_to_a_replica(cl
         assert ["owned" in jobs, len(own), len(pods)] == [False, 1, 1]
         (bench,) = pods[0]["status"]["containerStatuses"]
         assert "running" in bench["state"]
+        assert pods[0]["spec"]["nodeName"] == "gpu-5"
         return own[0]
 
     job = await eventually(runs, READY_SECONDS)
-    # It is the other device that it holds.
-    await cluster.edit("chat", replicas=2)
-
-    async def serves_twice() -> InferenceService:
-        found = await cluster.get("chat")
-        assert (found.status.ready_replicas, found.status.phase) == (2, "Ready"), found.status
-        return found
-
-    found = await eventually(serves_twice, READY_SECONDS)
-    assert find(found.status.conditions, "Benchmarked") is None, "to give way is no failure"
+    await cluster.apply(cluster.service("late", "nvidia", benchmark=long))
+    await cluster.ready("late")
+    (pod,) = (await cluster.client.list(PODS, cluster.namespace, label_selector=f"{LABEL_SERVICE}=late")).items
+    assert pod["spec"]["nodeName"] == "gpu-5"
     assert job["metadata"]["uid"] not in {each["metadata"]["uid"] for each in await list_jobs(cluster)}
-
-
-@pytest_asyncio.fixture
-async def h100_node(plane: ControlPlane, tmp_path: Path, watched: list[Process]) -> AsyncIterator[Process]:
-    """The node `gpu-5` with a device of another class."""
-    labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559"}
-    async with joined(plane, "gpu-5", tmp_path, watched, resources={"nvidia.com/gpu": "1"}, labels=labels) as kubelet:
-        yield kubelet
-
-
-@pytest.mark.usefixtures("h100_node")
-async def test_benchmark_on_the_fastest_device_does_not_cost_a_replica_its_place(
-    cluster: Cluster, plane: ControlPlane, tmp_path: Path, watched: list[Process]
-) -> None:
-    """A slower device is free all the time: whoever goes there stays there."""
-    resources = {"nvidia.com/gpu": "3"}
-    async with joined(plane, "gpu-4", tmp_path, watched, resources=resources, labels=LABELS):
-        here = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["gpu-4"]}
-        required = {"nodeSelectorTerms": [{"matchExpressions": [here]}]}
-        affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
-        long = {"minDuration": "4m"}
-        # On a model of a few kilobytes all devices are as fast.
-        hollow_gguf.write(cluster.files.root / "large.gguf", Shape(layers=4, embedding=1024, feed_forward=4096))
-        model = cluster.model(file="large.gguf", cache={"accessMode": "ReadWriteMany"})
-        await cluster.apply(model, cluster.service("chat", "nvidia", benchmark=long, pod={"affinity": affinity}))
-        await cluster.ready("chat")
-
-        async def both_are_measured() -> bool:
-            pods = (await cluster.client.list(PODS, cluster.namespace, label_selector=SELECTOR)).items
-            states = {
-                each["spec"].get("nodeName"): next(iter(each["status"].get("containerStatuses", ({},))[0]["state"]))
-                for each in pods
-            }
-            assert states == {"gpu-4": "running", "gpu-5": "running"}, states
-            return True
-
-        await eventually(both_are_measured, READY_SECONDS)
-        await cluster.apply(cluster.service("late", "nvidia", benchmark=long))
-        await cluster.ready("late")
-        (pod,) = (await cluster.client.list(PODS, cluster.namespace, label_selector=f"{LABEL_SERVICE}=late")).items
-        assert pod["spec"]["nodeName"] == "gpu-5"
+    found = await cluster.get("chat")
+    assert find(found.status.conditions, "Benchmarked") is None, "to give way is no failure"
 
 
 @pytest.mark.usefixtures("l4_node", "h100_node")
@@ -211,12 +183,10 @@ async def list_jobs(cluster: Cluster) -> list[Obj]:
 
 def forge_job(name: str, owner: Obj | None = None) -> Obj:
     """Return a Job of a tenant that never ends and looks like one of the controller."""
-    order = {"modelHash": "f" * 16, "deviceClass": "nvidia-l4x1", "accelerator": "none", "service": "chat"}
     bench = {"name": "bench", "image": "pomona:test", "command": ["sleep", "3600"]}
     metadata = {
         "name": name,
         "labels": {LABEL_BENCHMARK: "true", LABEL_MANAGED_BY: MANAGED_BY},
-        "annotations": {ANNOTATION_ORDER: msgspec.json.encode(order | {"inputs": "1"}).decode()},
         "ownerReferences": [owner] if owner is not None else [],
     }
     spec = {"suspend": True, "template": {"spec": {"restartPolicy": "Never", "containers": [bench]}}}

@@ -4,10 +4,10 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 
-import msgspec
 import pytest
 
-from controller.benchmarks.benchmark_job import ANNOTATION_ORDER, BenchmarkOrder, read_benchmark_job
+from controller.benchmarks.benchmark_job import MeasuredEngine, read_benchmark
+from controller.models.jobs import JobOutcome
 from crds.meta import HOSTS_NAMESPACE
 from kube import credentials
 from kube.client import Client, Obj, connect
@@ -184,16 +184,13 @@ async def test_viewer_reads_models_and_services(plane: ControlPlane, client: Cli
 
 async def test_owner_of_a_namespace_forges_a_benchmark_that_ends_no_round(owner: Client, namespace: str) -> None:
     """The API server takes any time and any container in a status, so the controller must."""
-    order = BenchmarkOrder(
-        model_hash="3f9a0c51d2e84b77", device_class="x", accelerator="nvidia", service="a", inputs="1"
-    )
     containers = [{"name": "bench", "image": "none"}]
     never = {"name": "never"}
     metadata = {"namespace": namespace, "name": "forged"}
     await owner.create(
         JOBS,
         {
-            "metadata": metadata | {"annotations": {ANNOTATION_ORDER: msgspec.json.encode(order).decode()}},
+            "metadata": metadata,
             "spec": {
                 "parallelism": 0,
                 "template": {"spec": {"containers": containers, "restartPolicy": "Never", "schedulingGates": [never]}},
@@ -221,5 +218,8 @@ async def test_owner_of_a_namespace_forges_a_benchmark_that_ends_no_round(owner:
     put = [{"op": "add", "path": "/status/containerStatuses", "value": states}]
     forged_pod = await owner.patch_json(PODS, "forged", namespace, put, subresource="status")
     assert [each["name"] for each in forged_pod["status"]["containerStatuses"]] == ["bench", "bench"]
+    engine = MeasuredEngine("tiny", "llama.cpp", "none", "nvidia", None)
     for pods in ((), (forged_pod,)):
-        assert read_benchmark_job(job, pods, datetime.now(UTC)) is not None
+        found = read_benchmark(job, pods, engine, datetime.now(UTC))
+        assert isinstance(found, JobOutcome)
+        assert found.state in {"Going", "Broken"}

@@ -5,7 +5,6 @@ from typing import get_args
 
 import pytest
 
-from controller.benchmarks.job_registry import YIELD_SECONDS
 from controller.placement.admission import LATE_WRITE_SECONDS
 from controller.placement.admission_writer import EVICTION_PATIENCE_SECONDS
 from controller.placement.choice import BETTER_SECONDS, SETTLE_SECONDS
@@ -84,7 +83,6 @@ NUMBERS: dict[str, tuple[str, float, float]] = {
     "One that finds no node within 15 minutes": ("pools.md", UNPINNED_SECONDS, 15 * 60),
     "One that has waited for 10 seconds": ("several-accelerators.md", SETTLE_SECONDS, 10),
     "that has had room for 10 minutes without a break": ("several-accelerators.md", BETTER_SECONDS, 10 * 60),
-    "that has not left its device 45 seconds after it was to end": ("benchmarks.md", YIELD_SECONDS, 45),
     "The controller reads it every ten seconds": ("queue-kueue.md", READ_SECONDS, 10),
 }
 

@@ -1,24 +1,23 @@
 """The Job of a benchmark is a replica at the lowest priority, and only what it really measured is a result."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
-import msgspec
 import pytest
 
 from controller.benchmarks.benchmark_job import (
     CONTAINER,
     LONGEST_SECONDS,
     START_SECONDS,
-    BenchmarkJob,
     BenchmarkKey,
-    BenchmarkOrder,
+    MeasuredEngine,
     build_benchmark_job,
     digest_inputs,
-    read_benchmark_job,
+    digest_start,
+    read_benchmark,
 )
-from controller.benchmarks.benchmark_plan import WantedBenchmark, plan_benchmarks
-from controller.models.jobs import LOST_SECONDS
+from controller.benchmarks.benchmark_plan import BenchmarkFailure
+from controller.models.jobs import LOST_SECONDS, JobOutcome
 from controller.models.served import Served
 from controller.pod_settings import PodSettings
 from controller.services.checked_replica import check_replica
@@ -28,15 +27,7 @@ from kube.client import Obj
 from tests.support.api_objects import NOW, as_model, as_service, library_model, model, service, store
 
 SETTINGS = PodSettings("pomona:test", image_pull_secrets=("registry",))
-ORDER = BenchmarkOrder(
-    model_hash="3f9a0c51d2e84b77",
-    device_class="nvidia-l4x1",
-    accelerator="nvidia",
-    service="chat",
-    inputs="1",
-    runtime="llama.cpp",
-    image="engine:1",
-)
+ENGINE = MeasuredEngine("tiny", "llama.cpp", "engine:1", "nvidia", None)
 RESULT = b'{"tokensPerSecond": 52.1, "runs": [52.1], "source": "live", "node": "lie", "runtime": "lie", "model": "lie"}'
 
 
@@ -49,7 +40,7 @@ def prepare(of: Obj | None = None, **spec: Any) -> tuple[Any, Served, EngineChoi
 
 
 def build(**spec: Any) -> Obj:
-    return build_benchmark_job(*prepare(**spec), SETTINGS, order=ORDER, node="n1")
+    return build_benchmark_job(*prepare(**spec), SETTINGS, node="n1", digest="0123456789")
 
 
 def stored(**more: Any) -> Obj:
@@ -81,15 +72,16 @@ def over(message: bytes | str, code: int = 0) -> Obj:
     return {"state": {"terminated": {"exitCode": code, "message": text, **times}}}
 
 
-def read(job: Obj, *pods: Obj, now: datetime = NOW) -> BenchmarkJob:
-    found = read_benchmark_job(job, pods, now)
-    assert found is not None
+def read(job: Obj, *pods: Obj, now: datetime = NOW) -> JobOutcome:
+    """Return how a Job without a measurement stands."""
+    found = read_benchmark(job, pods, ENGINE, now)
+    assert isinstance(found, JobOutcome)
     return found
 
 
 def test_pod_is_that_of_a_replica_with_its_engine_as_sidecar() -> None:
     chat, served, choice = prepare()
-    job = build_benchmark_job(chat, served, choice, SETTINGS, order=ORDER, node="n1")
+    job = build_benchmark_job(chat, served, choice, SETTINGS, node="n1", digest="0123456789")
     sidecars = job["spec"]["template"]["spec"]["initContainers"]
     replica = build_pod(chat, choice, _weights(served), settings=SETTINGS)
     alike = ("name", "image", "args", "resources", "securityContext", "volumeMounts")
@@ -140,7 +132,7 @@ def test_extent_is_that_of_the_service_within_its_context() -> None:
 
 
 def test_engine_behind_the_proxy_is_measured_once_the_proxy_is_up() -> None:
-    job = build_benchmark_job(*prepare(library_model(), runtime="ollama"), SETTINGS, order=ORDER, node="n1")
+    job = build_benchmark_job(*prepare(library_model(), runtime="ollama"), SETTINGS, node="n1", digest="0123456789")
     engine, proxy = job["spec"]["template"]["spec"]["initContainers"]
     assert (engine["name"], proxy["name"]) == ("ollama", "proxy")
     assert proxy["restartPolicy"] == engine["restartPolicy"] == "Always"
@@ -148,13 +140,14 @@ def test_engine_behind_the_proxy_is_measured_once_the_proxy_is_up() -> None:
     assert proxy["startupProbe"]["failureThreshold"] >= 1800
 
 
-def test_attempts_have_names_of_their_own() -> None:
-    first, again = build(), build()
-    assert first["metadata"]["name"] == again["metadata"]["name"]
-    further = msgspec.structs.replace(ORDER, attempt=1)
-    other = build_benchmark_job(*prepare(), SETTINGS, order=further, node="n1")
-    assert other["metadata"]["name"] != first["metadata"]["name"]
-    assert len(first["metadata"]["name"]) <= 63
+def test_tries_have_names_of_their_own() -> None:
+    key = BenchmarkKey("team", "3f9a0c51d2e84b77", "nvidia-l4x1")
+    digests = [digest_start(key, "1", 0), digest_start(key, "1", 1), digest_start(key, "2", 0)]
+    names = {
+        build_benchmark_job(*prepare(), SETTINGS, node="n1", digest=digest)["metadata"]["name"] for digest in digests
+    }
+    assert len(names) == 3
+    assert all(len(name) <= 63 for name in names)
 
 
 def test_edit_of_what_is_measured_is_another_measurement() -> None:
@@ -172,10 +165,7 @@ def test_edit_of_what_is_measured_is_another_measurement() -> None:
 
 
 def test_result_is_what_was_measured_and_where_it_really_was() -> None:
-    found = read(stored(**ended("Complete")), pod(over(RESULT)))
-    assert found.outcome.state == "Succeeded"
-    assert found.key == BenchmarkKey("team", "3f9a0c51d2e84b77", "nvidia-l4x1")
-    assert found.record == MeasuredPerformance(
+    expected = MeasuredPerformance(
         tokens_per_second=52.1,
         runs=[52.1],
         load_seconds=42,
@@ -187,6 +177,7 @@ def test_result_is_what_was_measured_and_where_it_really_was() -> None:
         accelerator="nvidia",
         source="job",
     )
+    assert read_benchmark(stored(**ended("Complete")), [pod(over(RESULT))], ENGINE, NOW) == expected
 
 
 @pytest.mark.parametrize(
@@ -194,87 +185,53 @@ def test_result_is_what_was_measured_and_where_it_really_was() -> None:
 )
 def test_result_that_is_no_measurement_is_a_failure(message: str) -> None:
     found = read(stored(**ended("Complete")), pod(over(message)))
-    assert (found.outcome.state, found.outcome.reason, found.record) == ("Broken", "ResultUnreadable", None)
+    assert (found.state, found.reason) == ("Broken", "ResultUnreadable")
 
 
 def test_failure_has_the_reason_of_the_measurement() -> None:
     said = '{"reason": "BrokenOff", "message": "the engine died", "retryable": true}'
     found = read(stored(**ended("Failed")), pod(over(said, 1)))
-    assert (found.outcome.state, found.outcome.reason, found.outcome.message) == (
-        "Broken",
-        "BrokenOff",
-        "the engine died",
-    )
-    assert read(stored(**ended("Failed")), pod(over(said, 2))).outcome.state == "Failed"
+    assert (found.state, found.reason, found.message) == ("Broken", "BrokenOff", "the engine died")
+    assert read(stored(**ended("Failed")), pod(over(said, 2))).state == "Failed"
 
 
 def test_pod_that_vanished_with_its_device_is_a_failure_once_no_result_can_come() -> None:
     early = read(stored(**ended("Failed", "BackoffLimitExceeded")))
-    assert early.outcome.state == "Going"
+    assert early.state == "Going"
     late = read(stored(**ended("Failed", "BackoffLimitExceeded", LOST_SECONDS + 1)))
-    assert (late.outcome.state, late.outcome.reason) == ("Broken", "ResultLost")
+    assert (late.state, late.reason) == ("Broken", "ResultLost")
 
 
 def test_engine_that_ends_again_and_again_has_no_hope() -> None:
     crashed = {"state": {"waiting": {}}, "lastState": {"terminated": {"exitCode": 1, "message": "out of memory\n"}}}
     found = read(stored(), pod({"state": {"waiting": {"reason": "PodInitializing"}}}, crashed))
-    assert found.trouble is not None
-    assert (found.trouble.state, found.trouble.reason) == ("Broken", "EngineFailed")
-    assert found.trouble.message == "the engine ended with exit code 1: out of memory"
-    assert read(stored(), pod({"state": {"running": {}}})).trouble is None
+    assert (found.state, found.reason) == ("Broken", "EngineFailed")
+    assert found.message == "the engine ended with exit code 1: out of memory"
+    assert read(stored(), pod({"state": {"running": {}}})).state == "Going"
 
 
 def test_pod_that_no_node_takes_has_no_hope_after_some_time() -> None:
     refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
     waiting = pod({}, {"state": {}}, conditions=[refused])
-    assert read(stored(), waiting).trouble is None
+    assert read(stored(), waiting).state == "Going"
     late = read(stored(), waiting, now=NOW + timedelta(seconds=START_SECONDS + 1))
-    assert late.trouble is not None
-    assert (late.trouble.reason, late.trouble.message) == ("Unschedulable", "0/1 nodes")
+    assert (late.reason, late.message) == ("Unschedulable", "0/1 nodes")
 
 
 def test_job_that_never_ends_is_hopeless() -> None:
     """A tenant has lengthened the time that Kubernetes gives it."""
     runs = pod({"state": {"running": {}}})
-    assert read(stored(), runs, now=NOW + timedelta(seconds=LONGEST_SECONDS)).trouble is None
+    assert read(stored(), runs, now=NOW + timedelta(seconds=LONGEST_SECONDS)).state == "Going"
     late = read(stored(), runs, now=NOW + timedelta(seconds=LONGEST_SECONDS + 1))
-    assert late.trouble is not None
-    assert late.trouble.reason == "DeadlineExceeded"
+    assert late.reason == "DeadlineExceeded"
 
 
 def test_job_whose_pod_is_refused_has_no_hope_after_some_time() -> None:
     """A quota, a LimitRange or a webhook refuses it, or a tenant has suspended the Job."""
-    assert read(stored(), now=NOW + timedelta(seconds=START_SECONDS)).trouble is None
+    assert read(stored(), now=NOW + timedelta(seconds=START_SECONDS)).state == "Going"
     late = read(stored(), now=NOW + timedelta(seconds=START_SECONDS + 1))
-    assert late.trouble is not None
-    assert late.trouble.reason == "FailedCreate"
-    assert "kubectl -n team describe job" in late.trouble.message
-
-
-def test_job_that_this_leader_has_started_is_what_it_has_ordered() -> None:
-    job = stored()
-    job["metadata"]["annotations"] = {}
-    found = read_benchmark_job(job, [], NOW, ORDER)
-    assert found is not None
-    assert (found.order, found.is_own) == (ORDER, True)
-    other = read_benchmark_job(stored(), [], NOW)
-    assert other is not None
-    assert not other.is_own
-
-
-@pytest.mark.parametrize("attempt", [-(10**9), 10**9])
-def test_forged_number_of_tries_is_ignored(attempt: int) -> None:
-    order = msgspec.json.encode(msgspec.structs.replace(ORDER, attempt=attempt)).decode()
-    job = stored()
-    job["metadata"]["annotations"] = {"inference.pomona.dev/benchmark-order": order}
-    assert read_benchmark_job(job, [], NOW) is None
-
-
-@pytest.mark.parametrize("annotations", [{}, {"inference.pomona.dev/benchmark-order": "{"}])
-def test_job_that_people_have_made_is_ignored(annotations: dict[str, str]) -> None:
-    job = stored()
-    job["metadata"]["annotations"] = annotations
-    assert read_benchmark_job(job, (), datetime.now(UTC)) is None
+    assert late.reason == "FailedCreate"
+    assert "kubectl -n team describe job" in late.message
 
 
 FORGED = (
@@ -289,7 +246,6 @@ def test_status_that_a_tenant_has_forged_ends_no_round(status: Obj, when: str, s
     (condition,) = status["status"]["conditions"]
     job = stored(status={"conditions": [condition | {"lastTransitionTime": when}]})
     pods = [pod(over(RESULT)) | {"status": {"containerStatuses": list(states)}}] if states else []
-    found = read_benchmark_job(job, pods, NOW, ORDER)
-    assert found is not None
-    wanted = WantedBenchmark(found.key, found.service, found.order.accelerator, found.order.inputs)
-    plan_benchmarks([wanted], [found], (), NOW, {})
+    found = read_benchmark(job, pods, ENGINE, NOW)
+    if isinstance(found, JobOutcome):
+        BenchmarkFailure("1", 1, found).find_wait(NOW)

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
 import pytest
 
 from controller.benchmarks import benchmark_runner
@@ -16,19 +15,33 @@ from controller.placement.units import Cell
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import Leading
 from controller.services.performance_source import MeasuredPair, PerformanceSource
+from fitness.performance import hash_model
 from fitness.performance_store import build_config_map
 from fitness.serving_devices import describe_devices
 from kube.client import Client, Obj, ObjectList
 from kube.errors import Forbidden, Invalid, Unreachable
-from kube.resources import CONFIG_MAPS, INFERENCE_SERVICES, JOBS, MODELS, NODES, PODS, ObjectKey, Resource
+from kube.resources import (
+    CONFIG_MAPS,
+    INFERENCE_SERVICES,
+    JOBS,
+    MODELS,
+    NODES,
+    PODS,
+    ObjectKey,
+    Resource,
+)
 from tests.support import virtual_time
-from tests.support.api_objects import GIB, model, service, store
+from tests.support.api_objects import GIB, as_model, as_service, model, service, store
 from tests.support.background import running
 
 START = datetime(2026, 11, 26, 12, tzinfo=UTC).timestamp()
 CHAT = ObjectKey("team", "chat")
 LABELS = {"nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.memory": "23034"}
 RESULT = '{"tokensPerSecond": 52.1, "runs": [52.1], "estimatedTokensPerSecond": 1, "accelerator": "forged"}'
+
+
+def ready_service(**spec: Any) -> Obj:
+    return service(status={"phase": "Ready"}, **({"hardware": {"accelerator": "nvidia"}} | spec))
 
 
 class VirtualClock(datetime):
@@ -44,14 +57,16 @@ class World(Client):
 
     def __init__(self) -> None:
         self.store = store()
-        self.yielding: frozenset[str] = frozenset()
-        """Jobs whose room is given up, as the runner has said last."""
-        self.yielding_nodes: frozenset[str] = frozenset()
+        self.rooms: dict[str, str] = {}
+        """The node of each Job whose room is free to others, as the runner has said last."""
+        self.taken: set[str] = set()
+        """Nodes whose device others have."""
         self.enqueued: list[ObjectKey] = []
         self.created: list[Obj] = []
         self.deleted: list[str] = []
         self.fails = False
-        self.nodes: tuple[str, ...] = ("n1",)
+        self.keeps_pods = False
+        """The pods of Jobs that are deleted end later."""
         self.unseen: list[Obj] = []
         """ConfigMaps that no watch has brought yet."""
         self.refused: set[str] = set()
@@ -64,13 +79,12 @@ class World(Client):
             self.measured,
             list_cells=self.list_cells,
             list_classes=lambda _accelerator: [describe_devices("nvidia", "NVIDIA-L4", memory_bytes=24 * GIB)],
-            set_yielding=self.take_yielding,
+            set_rooms=self.take_rooms,
         )
         self._versions = itertools.count(1)
-        metadata = {"name": "n1", "uid": "n1", "labels": LABELS}
-        self.put(NODES, {"metadata": metadata, "status": {"allocatable": {"nvidia.com/gpu": "1"}}})
+        self.add_node("n1", LABELS)
         self.put(MODELS, model())
-        self.put(INFERENCE_SERVICES, service(hardware={"accelerator": "nvidia"}))
+        self.put(INFERENCE_SERVICES, ready_service())
 
     def put(self, resource: Resource, obj: Obj) -> Obj:
         stored = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(next(self._versions))}}
@@ -82,7 +96,7 @@ class World(Client):
         own = {"namespace": namespace}
         for resource, obj in (
             (MODELS, model()),
-            (INFERENCE_SERVICES, service(hardware={"accelerator": "nvidia"}, **spec)),
+            (INFERENCE_SERVICES, ready_service(**spec)),
         ):
             metadata = {**obj["metadata"], **own, "uid": f"{namespace}-{obj['metadata']['uid']}"}
             before = self.store.get(resource, obj["metadata"]["name"], "team")
@@ -90,15 +104,28 @@ class World(Client):
             self.put(resource, {**obj, "metadata": metadata})
             self.put(resource, before or {})
 
-    def take_yielding(self, jobs: Mapping[str, str]) -> None:
-        self.yielding_nodes = frozenset(jobs.values())
-        self.yielding = frozenset(jobs)
+    def take_rooms(self, jobs: Mapping[str, str]) -> None:
+        self.rooms = dict(jobs)
 
     def list_cells(self) -> list[Cell]:
-        free = {"nvidia.com/gpu": 0 if self.list_jobs() else 1, "memory": 2**40}
-        node = {"metadata": {"labels": LABELS}, "spec": {}}
-        total = {"nvidia.com/gpu": 1}
-        return [Cell(name=each, kind="node", pool="nvidia", total=total, free=free, node=node) for each in self.nodes]
+        """Return the nodes as cells; the room of Jobs is free."""
+        cells = []
+        for node in self.store.list(NODES):
+            name, labels = node["metadata"]["name"], node["metadata"]["labels"]
+            free = {"nvidia.com/gpu": 0 if name in self.taken else 1, "memory": 2**40}
+            metadata = {"metadata": {"labels": labels}, "spec": {}}
+            cells.append(
+                Cell(name=name, kind="node", pool="nvidia", total={"nvidia.com/gpu": 1}, free=free, node=metadata)
+            )
+        return cells
+
+    def add_node(self, name: str, labels: Obj) -> None:
+        metadata = {"name": name, "uid": name, "labels": labels}
+        self.put(NODES, {"metadata": metadata, "status": {"allocatable": {"nvidia.com/gpu": "1"}}})
+
+    def wait_for(self, *pools: str, given: frozenset[str] = frozenset()) -> None:
+        """Tell the runner for which pools units wait, and where they are admitted."""
+        self.runner.take_round(frozenset(pools), given)
 
     def list_jobs(self) -> list[Obj]:
         """Return the Jobs that are not forged."""
@@ -122,7 +149,7 @@ class World(Client):
         if name in self.refused:
             raise Forbidden("delete jobs", status=403, message="no Model controls it")
         self.deleted.append(name)
-        for pod in list(self.store.list(PODS)):
+        for pod in [] if self.keeps_pods else list(self.store.list(PODS)):
             self.store.remove(PODS, "team", pod["metadata"]["name"])
         self.store.remove(resource, namespace, name)
 
@@ -135,14 +162,11 @@ class World(Client):
 
     def forge_job(self, name: str, **changes: Any) -> None:
         """Add the Job of a tenant that looks like the one that the controller has made for the node."""
-        order = {"modelHash": "f" * 16, "deviceClass": "nvidia-l4x1", "accelerator": "none", "service": "chat"}
-        annotations = {"inference.pomona.dev/benchmark-order": msgspec.json.encode(order | {"inputs": "1"}).decode()}
         metadata = {
             "name": name,
             "namespace": "evil",
             "uid": f"uid-{name}",
             "labels": {"inference.pomona.dev/benchmark": "true"},
-            "annotations": annotations,
             "creationTimestamp": datetime.fromtimestamp(START, UTC).isoformat(),
         }
         self.put(JOBS, {"metadata": metadata, "spec": {"template": {"spec": {}}, **changes}})
@@ -223,14 +247,14 @@ def test_result_is_stored_and_shown_and_its_job_deleted(world: World) -> None:
 def test_benchmark_ends_within_seconds_when_anything_waits(world: World) -> None:
     async def story() -> None:
         world.run_pod(state={"running": {}})
-        world.runner.take_waiting_pools(frozenset({"nvidia"}))
+        world.wait_for("nvidia")
         await asyncio.sleep(2)
         assert world.list_jobs() == []
         await asyncio.sleep(1000)
         assert len(world.created) == 1
         assert world.measured.find(CHAT, None).problem is None
-        world.runner.take_waiting_pools(frozenset())
-        world.put(NODES, world.store.get(NODES, "n1") or {})
+        world.wait_for()
+        world.add_node("n1", LABELS)
         await asyncio.sleep(20)
         assert len(world.created) == 2
 
@@ -252,7 +276,7 @@ def test_engine_that_always_ends_is_tried_thrice_and_reported(world: World) -> N
         assert problem.reason == "EngineFailed"
         assert "no memory" in problem.message
         assert CHAT in world.enqueued
-        world.put(INFERENCE_SERVICES, service(hardware={"accelerator": "nvidia"}, parallel=2))
+        world.put(INFERENCE_SERVICES, ready_service(parallel=2))
         await asyncio.sleep(20)
         assert len(world.created) == 4
         assert world.measured.find(CHAT, None).problem is None
@@ -315,7 +339,7 @@ def test_job_that_cannot_be_deleted_keeps_no_other_on_its_device(world: World) -
             await delete(resource, name, namespace, **options)
 
         world.delete = refuse  # type: ignore[method-assign]
-        world.runner.take_waiting_pools(frozenset({"nvidia"}))
+        world.wait_for("nvidia")
         await asyncio.sleep(10)
         assert [each["metadata"]["name"] for each in world.list_jobs()] == ["a-stuck"]
 
@@ -324,10 +348,7 @@ def test_job_that_cannot_be_deleted_keeps_no_other_on_its_device(world: World) -
 
 def test_measurement_that_cannot_be_stored_keeps_no_other_back(world: World) -> None:
     world.add_service("a-model", contextLength=32768)
-    world.nodes = ("n1", "n2")
-    world.put(
-        NODES, {**(world.store.get(NODES, "n1") or {}), "metadata": {"name": "n2", "uid": "n2", "labels": LABELS}}
-    )
+    world.add_node("n2", LABELS)
     apply, sent = world.apply, list[str]()
 
     async def refuse_first(resource: Resource, obj: Any, **options: Any) -> Obj:
@@ -351,9 +372,8 @@ def test_measurement_that_cannot_be_stored_keeps_no_other_back(world: World) -> 
 
 def test_measurement_of_another_leader_that_no_watch_has_brought_yet_stays(world: World) -> None:
     async def story() -> None:
-        (job,) = world.list_jobs()
-        order = msgspec.json.decode(job["metadata"]["annotations"]["inference.pomona.dev/benchmark-order"])
-        theirs = build_config_map(order["modelHash"], {"nvidia-h100x1_team": RESULT})
+        model_hash = hash_model(as_model(model()), "llama.cpp", as_service(ready_service()).spec)
+        theirs = build_config_map(model_hash, {"nvidia-h100x1_team": RESULT})
         theirs["metadata"]["resourceVersion"] = "7"
         world.unseen.append(theirs)
         world.finish(RESULT)
@@ -364,8 +384,7 @@ def test_measurement_of_another_leader_that_no_watch_has_brought_yet_stays(world
     world.run(story)
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 3])
-def test_late_event_of_a_deletion_lets_no_failure_be_forgotten(world: World, rounds: int) -> None:
+def test_late_event_of_a_deletion_lets_no_failure_be_forgotten(world: World) -> None:
     crashed = {"state": {}, "lastState": {"terminated": {"exitCode": 1, "message": "no memory"}}}
     delete = world.delete
 
@@ -376,9 +395,8 @@ def test_late_event_of_a_deletion_lets_no_failure_be_forgotten(world: World, rou
 
     async def story() -> None:
         world.run_pod(engine=crashed, state={})
-        for _ in range(rounds):
-            await asyncio.sleep(3)
-            world.runner.take_waiting_pools(frozenset())
+        await asyncio.sleep(3)
+        world.add_node("n1", LABELS)
         await asyncio.sleep(30)
         assert world.list_jobs() == []
         assert len(world.created) == 1, "not before its back-off"
@@ -395,32 +413,6 @@ def test_result_of_a_job_that_nobody_wants_is_not_stored(world: World) -> None:
         await asyncio.sleep(10)
         assert list(world.store.list(CONFIG_MAPS)) == []
         assert job["metadata"]["name"] in world.deleted
-
-    world.run(story)
-
-
-def edit_order(world: World, **changes: Any) -> None:
-    """Edit the annotation of the only Job, as a tenant can."""
-    (job,) = world.list_jobs()
-    order = msgspec.json.decode(job["metadata"]["annotations"]["inference.pomona.dev/benchmark-order"]) | changes
-    forged = {"inference.pomona.dev/benchmark-order": msgspec.json.encode(order).decode()}
-    world.put(JOBS, {**job, "metadata": {**job["metadata"], "annotations": forged}})
-
-
-def test_job_whose_annotation_a_tenant_has_edited_is_what_it_was(world: World) -> None:
-    async def story() -> None:
-        edit_order(world, accelerator="none")
-        world.runner.take_waiting_pools(frozenset({"nvidia"}))
-        await asyncio.sleep(2)
-        assert world.list_jobs() == []
-        world.runner.take_waiting_pools(frozenset())
-        world.put(NODES, world.store.get(NODES, "n1") or {})
-        await asyncio.sleep(20)
-        edit_order(world, modelHash="f" * 16)
-        world.finish(RESULT)
-        await asyncio.sleep(10)
-        (stored,) = world.store.list(CONFIG_MAPS)
-        assert stored["metadata"]["name"] != f"bench-{'f' * 16}"
 
     world.run(story)
 
@@ -454,7 +446,7 @@ def test_job_that_the_controller_may_not_delete_stops_nothing_else(world: World)
 
 def test_second_service_with_a_model_does_not_end_the_job_of_the_first(world: World) -> None:
     async def story() -> None:
-        second = service(hardware={"accelerator": "nvidia"})
+        second = ready_service()
         names = {"name": "second", "uid": "uid-second"}
         world.put(INFERENCE_SERVICES, {**second, "metadata": {**second["metadata"], **names}})
         await asyncio.sleep(30)
@@ -478,13 +470,13 @@ def test_new_leader_ends_the_jobs_of_the_last_one_and_starts_them_again(world: W
 
 def test_services_are_looked_at_only_after_a_change(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = list[float]()
-    prepare = BenchmarkRunner._prepare
+    prepare = BenchmarkRunner._look
 
     async def count(self: BenchmarkRunner) -> None:
         looks.append(asyncio.get_running_loop().time())
         await prepare(self)
 
-    monkeypatch.setattr(BenchmarkRunner, "_prepare", count)
+    monkeypatch.setattr(BenchmarkRunner, "_look", count)
 
     async def story() -> None:
         before = len(looks)

@@ -2,15 +2,18 @@
 
 from typing import Any
 
+import pytest
+
 from controller.benchmarks.benchmark_plan import WantedBenchmark
 from controller.benchmarks.wanted_benchmarks import open_scope, prepare_benchmarks
 from controller.placement.units import Cell
 from controller.pod_settings import PodSettings
+from controller.services.endpoints import Endpoint
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import PerformanceTable, RecordKey, build_config_map, put_record
 from fitness.serving_devices import describe_devices
 from kube.client import Obj
-from kube.resources import INFERENCE_SERVICES, MODELS, NODES, ObjectKey, Resource
+from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, MODELS, NODES, PODS, ObjectKey, Resource
 from tests.support.api_objects import model, service, store
 
 SETTINGS = PodSettings("pomona:test")
@@ -98,7 +101,7 @@ def test_arguments_of_a_tenant_are_not_measured() -> None:
     known = store(n1, (MODELS, model()), (INFERENCE_SERVICES, chat))
     (found,) = prepare_benchmarks(open_scope(known, SETTINGS, PerformanceTable(), [cell(n1)]), chat)
     assert (found.service.spec.extra_args, found.service.spec.image) == ([], None)
-    assert found.find_image().startswith("ghcr.io/ggml-org/llama.cpp")
+    assert found.describe_engine([]).image.startswith("ghcr.io/ggml-org/llama.cpp")
 
 
 def test_estimate_that_no_hardware_reaches_is_unknown() -> None:
@@ -109,5 +112,25 @@ def test_estimate_that_no_hardware_reaches_is_unknown() -> None:
     for stated, is_known in ((model(), True), (forged, False)):
         known = store(n1, (MODELS, stated), (INFERENCE_SERVICES, chat))
         (found,) = prepare_benchmarks(open_scope(known, SETTINGS, PerformanceTable(), [cell(n1)]), chat)
-        assert (found.estimate_speed([l4]) is not None) == is_known
-        assert found.estimate_speed([]) is None
+        assert (found.describe_engine([l4]).estimated_tokens_per_second is not None) == is_known
+        assert found.describe_engine([]).estimated_tokens_per_second is None
+
+
+@pytest.mark.parametrize(
+    ("status", "is_measured"),
+    [({"phase": "Ready"}, True), ({"phase": "Ready", "requestsPerMinute": 1}, False), ({"phase": "Degraded"}, False)],
+)
+def test_replica_is_measured_itself_if_its_service_is_ready_and_idle(status: Obj, *, is_measured: bool) -> None:
+    n1, chat = node("n1"), service(hardware={"accelerator": "nvidia"}, status=status)
+    named = {"namespace": "team", "resourceVersion": "1"}
+    of_pod = named | {"name": "chat-1", "uid": "p", "labels": {"inference.pomona.dev/service": "chat"}}
+    serving = {"metadata": of_pod, "spec": {"nodeName": "n1"}, "status": {"podIPs": [{"ip": "10.0.0.1"}]}}
+    endpoints = [{"addresses": [address], "nodeName": "n1"} for address in ("10.0.0.1", "10.0.0.66")]
+    of_slice = named | {"name": "chat-x", "uid": "s", "labels": {"kubernetes.io/service-name": "chat"}}
+    ports = [{"name": "http", "port": 8080}]
+    offered = {"metadata": of_slice, "endpoints": endpoints, "ports": ports}
+    known = store(n1, (MODELS, model()), (INFERENCE_SERVICES, chat), (PODS, serving), (ENDPOINT_SLICES, offered))
+    scope = open_scope(known, SETTINGS, PerformanceTable(), [cell(n1, free=0)])
+    (found,) = [each.wanted for each in prepare_benchmarks(scope, chat)]
+    expected = Endpoint("10.0.0.1", 8080, node="n1") if is_measured else None
+    assert (found.replica, found.nodes, found.is_ready) == (expected, (), status["phase"] == "Ready")

@@ -1,14 +1,12 @@
-"""The board in the term of a leader: before its first round, while there is no further one, and beside benchmarks."""
+"""The board in the term of a leader: before its first round, and while there is no further one."""
 
 import asyncio
 
-import msgspec
 import pytest
 
-from controller.placement.units import Cell
 from kube.resources import ObjectKey
 from tests.support import virtual_time
-from tests.support.waiting_units import GPU, gpu_cell, running_unit, waiting_unit
+from tests.support.waiting_units import running_unit, waiting_unit
 from tests.unit.controller.placement.test_board import NOW, Told, full, standings
 
 
@@ -51,27 +49,6 @@ def test_standings_are_set_anew_without_a_round_as_time_passes() -> None:
         await asyncio.sleep(95)
         assert told.board._now == pytest.approx(NOW + 89)
         running.cancel()
-
-    virtual_time.run(main())
-
-
-def test_service_is_told_at_once_where_another_benchmark_ends_for_it() -> None:
-    async def main() -> None:
-        told, unit = Told(), waiting_unit("chat")
-
-        def measured(name: str) -> list[Cell]:
-            cells = {each: gpu_cell(each, free=0) for each in ("n1", "n2")}
-            return [*(cells | {name: msgspec.structs.replace(cells[name], yielding={GPU: 8})}).values()]
-
-        told.update(measured("n1"), [unit])
-        told.take()
-        await asyncio.sleep(2)
-        told.update(measured("n2"), [unit])
-        await asyncio.sleep(1)
-        assert told.take() == ["chat"]
-        found = told.board.standing(unit.service)
-        assert found is not None
-        assert found.message.startswith("room on node/n2 is kept for it")
 
     virtual_time.run(main())
 

@@ -11,13 +11,16 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from crds.performance import BenchmarkOptions
 from fitness.bench.measurement import (
+    SERVING_SECONDS,
     BenchPlan,
     BenchResult,
     PromptSource,
     compute_common_rate,
     list_stream_counts,
     measure_endpoint,
+    plan_one_stream,
     summarize,
 )
 from fitness.bench.streamed_completion import BenchError, CompletionTiming
@@ -153,3 +156,25 @@ def test_prompts_of_a_source_differ_from_their_beginning_on() -> None:
     found = [source.next() for _ in range(100)]
     assert len({each.split()[0] for each in found}) == 100
     assert {len(each.split()) for each in found} == {6}
+
+
+@pytest.mark.parametrize(
+    ("options", "extent"),
+    [
+        (BenchmarkOptions(), (2, 5, 0.0)),
+        (BenchmarkOptions(warmup_iterations=0, runs=50, min_duration="30s"), (0, 50, 30.0)),
+        (BenchmarkOptions(min_duration="2m"), (2, 5, 120.0)),
+    ],
+)
+def test_extent_is_that_of_the_service(options: BenchmarkOptions, extent: tuple[int, int, float]) -> None:
+    plan = plan_one_stream(options, 2048)
+    assert (plan.warmup, plan.runs, plan.min_duration_seconds) == extent
+    assert plan.most_seconds == SERVING_SECONDS, "however long it is to take, it ends"
+
+
+@given(st.integers(1, 1 << 20))
+def test_prompt_and_answer_have_room_in_the_context(context: int) -> None:
+    plan = plan_one_stream(None, context)
+    assert plan.prompt_tokens + plan.tokens <= max(3, context)
+    assert (plan.prompt_tokens, plan.tokens) == (128, 128) or context < 512
+    assert (plan.warmup, plan.runs, plan.parallel) == (2, 5, 1)

@@ -6,13 +6,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from crds.metalprocess import Artifact, FurtherArtifact, MetalProcessSpec
-from crds.performance import BenchmarkOptions
 from metal_agent.benchmarks.benchmark_policy import (
     IDLE_SECONDS,
-    MOST_SECONDS,
-    RUN_SECONDS,
     HostMoment,
-    build_plan,
     find_load_seconds,
     find_pause,
     find_wait,
@@ -114,26 +110,3 @@ def test_time_of_a_load_in_which_the_clock_was_set_is_unknown(
 
 def test_pause_doubles_up_to_an_hour() -> None:
     assert [find_pause(times) for times in (1, 2, 3, 50)] == [60, 120, 240, 3600]
-
-
-@pytest.mark.parametrize(
-    ("options", "extent"),
-    [
-        (BenchmarkOptions(), (2, 5, 0.0)),
-        (BenchmarkOptions(warmup_iterations=0, runs=50, min_duration="30s"), (0, 50, 30.0)),
-        (BenchmarkOptions(min_duration="2m"), (2, 5, 120.0)),
-    ],
-)
-def test_extent_is_that_of_the_service(options: BenchmarkOptions, extent: tuple[int, int, float]) -> None:
-    plan = build_plan(structs.replace(SPEC, benchmark=options))
-    assert (plan.warmup, plan.runs, plan.min_duration_seconds) == extent
-    assert plan.most_seconds == RUN_SECONDS, "however long it is to take, it ends"
-
-
-@given(st.integers(1, 1 << 20))
-def test_prompt_and_answer_have_room_in_the_context(context: int) -> None:
-    plan = build_plan(structs.replace(SPEC, context_length=context))
-    assert plan.prompt_tokens + plan.tokens <= max(3, context)
-    assert (plan.prompt_tokens, plan.tokens) == (128, 128) or context < 512
-    assert plan.most_seconds < MOST_SECONDS
-    assert (plan.warmup, plan.runs, plan.parallel) == (2, 5, 1)

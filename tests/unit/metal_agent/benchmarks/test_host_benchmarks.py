@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -9,9 +10,9 @@ import structlog
 from msgspec import structs
 
 from crds.metalprocess import MetalProcessSpec
+from fitness.bench import measurement
 from fitness.performance import MeasuredPerformance
 from metal_agent.assignments import Assignment
-from metal_agent.benchmarks import host_benchmarks
 from metal_agent.benchmarks.host_benchmarks import LOOK_SECONDS, BenchmarkInputs, HostBenchmarks
 from metal_agent.benchmarks.measurements import Measurements
 from metal_agent.native import engine_command
@@ -19,6 +20,8 @@ from metal_agent.supervise.load_queue import LoadQueue
 from metal_agent.supervise.records import Record
 from metal_agent.supervise.runner import Runner
 from tests.unit.metal_agent.benchmarks.test_benchmark_policy import READY, SPEC
+
+ENGINE = SimpleNamespace(url="http://127.0.0.1:1", model="chat", token="")
 
 
 class Serving:
@@ -83,9 +86,9 @@ async def test_all_processes_of_the_measured_model_report_its_speed(monkeypatch:
     async def measure(*_: Any) -> MeasuredPerformance:
         return MeasuredPerformance(tokens_per_second=52.1)
 
-    monkeypatch.setattr(host_benchmarks, "_measure_engine", measure)
-    runners = {uid: Serving(uid, engine=object()) for uid in ("u1", "u2")}
-    runners["u3"] = Serving("u3", engine=object(), spec=structs.replace(SPEC, context_length=16384))
+    monkeypatch.setattr(measurement, "measure_engine", measure)
+    runners = {uid: Serving(uid, engine=ENGINE) for uid in ("u1", "u2")}
+    runners["u3"] = Serving("u3", engine=ENGINE, spec=structs.replace(SPEC, context_length=16384))
     changed: list[str] = []
     benchmarks = benchmarks_of(runners, dict.fromkeys(runners), changed)
     assert await benchmarks._look() == 0
