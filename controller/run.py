@@ -428,7 +428,7 @@ class Controller:
                         if item.resource == enqueued:
                             self._enqueue(*item)
                 there = [each for each in (old, new) if each is not None]
-                write = self._executor.writes.get((resource, object_key(there[-1])))
+                write = self._executor.writer.under_way.get((resource, object_key(there[-1])))
                 # Most are found by the object before the change and after it.
                 for key in dict.fromkeys(key for obj in there for key in trigger.keys(self.store, obj)):
                     if write is not None and (enqueued, key) == write.writer:

@@ -71,6 +71,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[Event, ...] = ()
     again_seconds: float | None = None
     """Reconcile again after this time even if no watch reports a change."""
+    effects: tuple[Any, ...] = ()
+    """What is to begin or end in this process, such as a probe: each is harmless when repeated."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -107,6 +109,8 @@ class Reconciler(msgspec.Struct, frozen=True, kw_only=True):
     """The changes of other objects that enqueue an object."""
     observe: Callable[[Client, Snapshot, ObjectKey], Awaitable[Any]] | None = None
     """Reads the inputs that are not in the watch cache, such as a Secret or a probe's result, for `Snapshot.inputs`."""
+    perform: Callable[[ObjectKey, Any], None] | None = None
+    """Performs one of the effects of a plan, before its writes."""
     written: Callable[[Resource, Obj], None] | None = None
     """Gets the answer to each write of an object that is not watched, such as a Secret."""
     report: Callable[[Snapshot, ObjectKey], Plan | None] | None = None

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from controller.reconcile import executor as executor_module
-from controller.reconcile.executor import DOUBT_SECONDS, Executor
+from controller.reconcile import plan_writer
+from controller.reconcile.dropped_fields import DOUBT_SECONDS
+from controller.reconcile.executor import Executor
 from controller.reconcile.plan import Plan, Reconciler, Snapshot, child
 from kube.client import Obj
 from kube.errors import Forbidden
@@ -100,7 +101,7 @@ async def test_field_that_the_api_server_drops_is_told_with_its_version() -> Non
 
 async def test_api_server_that_drops_a_field_is_asked_again_after_a_pause_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy that strips a field of all services would have each decision about one write all of its objects."""
-    monkeypatch.setattr(executor_module, "needs_apply", lambda *_: False)
+    monkeypatch.setattr(plan_writer, "needs_apply", lambda *_: False)
 
     class Counting(Dropping):
         applied = 0

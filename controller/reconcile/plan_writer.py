@@ -1,0 +1,205 @@
+"""The writes of a plan but that of the status: one API call after the other, of what differs from the store.
+
+The process may die between any two calls: each is harmless when repeated. What another owner has made is never changed.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from controller.reconcile.dropped_fields import DroppedFields, Reconciled
+from controller.reconcile.indexes import controller_of
+from controller.reconcile.plan import FIELD_MANAGER, Plan, Ref
+from controller.reconcile.stamp import needs_apply
+from kube.client import Client, Obj
+from kube.errors import ApiError, Conflict, Forbidden, NotDeletedYet, NotFound, NotOurs
+from kube.resources import METAL_HOSTS, POD_MONITORS, PVCS, SECRETS, ObjectKey, Resource, object_key
+from kube.store import Store
+
+UNWATCHED: Final = frozenset({SECRETS})
+"""Resources that are not watched: a copy of an answer in the store would never be corrected."""
+MONITORING: Final = frozenset({POD_MONITORS})
+"""Kinds that only help to watch what serves: their refusal, or the end of the kind itself, holds up nothing else."""
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Write:
+    """A write that is under way, whose answer and event of the watch come in any order.
+
+    Neither enqueues the object for which it is made, as that is decided again after its writes.
+    """
+
+    resource: Resource
+    writer: Reconciled
+    """The object for which this write is made."""
+    seen: set[str] = field(default_factory=set)
+    """The resourceVersions that came meanwhile and concern the writer; empty: the object is gone."""
+
+
+class PlanWriter:
+    """Writes plans.
+
+    `require_leadership` is called before each write, and raises LeadershipLost when another replica may lead by now.
+    """
+
+    def __init__(
+        self, client: Client, store: Store, dropped: DroppedFields, require_leadership: Callable[[], None]
+    ) -> None:
+        self._client = client
+        self._store = store
+        self._dropped = dropped
+        self._require_leadership = require_leadership
+        self.under_way: dict[tuple[Resource, ObjectKey], Write] = {}
+        """The writes that are under way, by object."""
+
+    @property
+    def client(self) -> Client:
+        """The client for one write; raises LeadershipLost.
+
+        A former leader decides from an old store, and few of its writes have a precondition: they would undo its
+        successor's.
+        """
+        self._require_leadership()
+        return self._client
+
+    async def write(self, writer: Reconciled, plan: Plan, written: Callable[[Resource, Obj], None]) -> bool:
+        """Make all writes but that of the status; return whether somebody else changed one of the objects meanwhile."""
+        overtaken = False
+        is_doubted = self._dropped.is_doubted(writer)
+
+        def keep(write: Write, answer: Obj, sent: Obj | None = None) -> None:
+            nonlocal overtaken
+            if sent is not None:
+                self._dropped.note(write.writer, write.resource, sent, answer)
+            if write.resource in UNWATCHED:
+                written(write.resource, answer)
+            else:
+                self._store.put(write.resource, answer)
+                overtaken |= not write.seen <= {answer["metadata"]["resourceVersion"]}
+
+        for resource, obj in plan.create:
+            with self.writing(resource, object_key(obj), writer) as write:
+                answer, is_new = await self._create(resource, obj)
+                keep(write, answer, obj if is_new else None)
+        for resource, obj in plan.apply:
+            with self.writing(resource, object_key(obj), writer) as write:
+                try:
+                    applied = await self._apply(resource, obj, is_doubted=is_doubted)
+                except (Forbidden, NotFound) as error:
+                    if resource not in MONITORING:
+                        raise
+                    log.warning("monitor_refused", object=f"{resource.kind} {object_key(obj)}", error=str(error))
+                    continue
+                if applied is not None:
+                    keep(write, applied, obj)
+        for patch in plan.patch:
+            resource, namespace, name, _uid = patch.ref
+            with self.writing(resource, ObjectKey(namespace, name), writer) as write:
+                keep(write, await self.client.patch_json(resource, name, namespace or None, patch.operations))
+        await self._delete_all(plan.delete)
+        return overtaken
+
+    @contextlib.contextmanager
+    def writing(self, resource: Resource, key: ObjectKey, writer: Reconciled) -> Iterator[Write]:
+        """Note the answers and events of a write while it is under way."""
+        self.under_way[resource, key] = write = Write(resource, writer)
+        try:
+            yield write
+        finally:
+            self.under_way.pop((resource, key), None)
+
+    async def _create(self, resource: Resource, obj: Obj) -> tuple[Obj, bool]:
+        """Create an object; returns it, and whether it was not there."""
+        try:
+            return await self.client.create(resource, obj), True
+        except Conflict as error:
+            if error.reason != "AlreadyExists":
+                raise
+            return await self._get_ours(resource, obj), False
+
+    async def _apply(self, resource: Resource, obj: Obj, *, is_doubted: bool) -> Obj | None:
+        """Apply an object; returns the answer, or None if the store shows that it would change nothing.
+
+        The store keeps too little to see that a field was dropped: in doubt, the API server is asked again.
+        """
+        metadata = obj["metadata"]
+        observed = self._store.get(resource, metadata["name"], metadata.get("namespace"))
+        if observed is None:
+            return await self._apply_first(resource, obj)
+        _require_ours(resource, observed, obj)
+        if not is_doubted and not needs_apply(resource, obj, observed):
+            return None
+        return await self.client.apply(resource, obj, field_manager=FIELD_MANAGER)
+
+    async def _apply_first(self, resource: Resource, obj: Obj) -> Obj:
+        """Apply an object that the store does not have, without force: another owner may have made it."""
+        try:
+            return await self.client.apply(resource, obj, field_manager=FIELD_MANAGER, force=False)
+        except Conflict as conflict:
+            try:
+                await self._get_ours(resource, obj)
+            except NotFound:
+                raise conflict from None  # there is no other owner: a webhook refused it
+            return await self.client.apply(resource, obj, field_manager=FIELD_MANAGER)
+
+    async def _get_ours(self, resource: Resource, obj: Obj) -> Obj:
+        """Read the existing object with the name of a desired one; raises NotOurs unless it has the same owner."""
+        metadata = obj["metadata"]
+        existing = await self._client.get(resource, metadata["name"], metadata.get("namespace"))
+        _require_ours(resource, existing, obj)
+        return existing
+
+    async def _delete_all(self, refs: Sequence[Ref]) -> None:
+        refused: list[ApiError] = []
+        for ref in refs:
+            try:
+                await self._delete(ref)
+            except ApiError as error:  # one that is refused keeps no other object alive
+                refused.append(error)
+        if refused:
+            raise refused[0]
+
+    async def _delete(self, ref: Ref) -> None:
+        try:
+            await self.client.delete(ref.resource, ref.name, ref.namespace or None, uid=ref.uid)
+        except (NotFound, Conflict) as error:
+            # A successor that has the name is a conflict, but a webhook may refuse by the same status.
+            if isinstance(error, Conflict) and await self._exists(ref):
+                raise
+            self._store.remove(ref.resource, ref.namespace or None, ref.name, uid=ref.uid)
+
+    async def _exists(self, ref: Ref) -> bool:
+        try:
+            found = await self._client.get(ref.resource, ref.name, ref.namespace or None)
+        except NotFound:
+            return False
+        return bool(found["metadata"]["uid"] == ref.uid)
+
+
+def _require_ours(resource: Resource, existing: Obj, wanted: Obj) -> None:
+    """Raise NotOurs, which names the true owner, unless the existing object has the same owner as the wanted one.
+
+    What a former host of the same name had is ours, too: its grants would stay until the garbage collector, which may
+    be minutes late, has deleted them. Applying it replaces the owner reference, which this writer has applied.
+    """
+    ours, theirs = controller_of(wanted), controller_of(existing)
+    if ours is None or (theirs is not None and theirs["uid"] == ours["uid"]):
+        return
+    metadata = wanted["metadata"]
+    what = f"{resource.kind} {'/'.join(filter(None, (metadata.get('namespace'), metadata['name'])))}"
+    if theirs is not None and (theirs["kind"], theirs["name"]) == (ours["kind"], ours["name"]):
+        if ours["kind"] == METAL_HOSTS.kind:
+            return
+        mounted = resource == PVCS and "deletionTimestamp" in existing["metadata"]
+        wait = (
+            "until no pod mounts it: suspend the InferenceServices of the Model" if mounted else "until it is deleted"
+        )
+        error = NotOurs if mounted else NotDeletedYet
+        raise error(f"{what} of a former {ours['kind']} {ours['name']} still exists: waiting {wait}")
+    owner = f"belongs to {theirs['kind']} {theirs['name']}" if theirs else "was not made by Pomona"
+    raise NotOurs(f"{what} exists and {owner}: delete it, or choose another name for {ours['kind']} {ours['name']}")
