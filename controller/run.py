@@ -49,7 +49,7 @@ from controller.services.performance_source import PerformanceSource
 from controller.services.pods.replica_reservation import reserve_replica
 from controller.services.pods.update_pacer import UpdatePacer
 from controller.services.readiness_probe import Prober
-from controller.services.reconciler import NO_SPEED_SOURCES, service_reconciler
+from controller.services.reconciler import NO_SPEED_SOURCES, ServiceSources, service_reconciler
 from controller.services.speed_replacer import SpeedReplacer
 from controller.services.speed_report import SpeedSources
 from controller.services.speed_watch import SpeedWatch
@@ -119,29 +119,31 @@ def registrations(
 
     A controller of some namespaces has none for hosts and no queue, which are of the whole cluster.
     """
-    prober = Prober(options.trust, metrics.count_probe)
+    tokens = KnownTokens()
+    prober = Prober(options.trust, metrics.count_probe, tokens.read_again)
     replacer = None
     if options.replacement is not None and queue is not None:
         watch = SpeedWatch(options.replacement, enqueue_service)
         find_speeds = speeds.find_speeds
         replacer = SpeedReplacer(watch, queue.rooms, options.pods, find_speeds, metrics.queue.count_replacement)
     meter = TrafficMeter(metrics.models.set_tokens, replacer.watch if replacer is not None else None)
-    tokens = KnownTokens()
     pacer = UpdatePacer()
     in_pods = (
         model_reconciler(options.pods, functools.partial(reserve_replica, settings=options.pods)),
         service_reconciler(
-            prober,
-            options.pods,
-            tokens,
-            pacer,
-            monitors,
-            meter=meter,
-            find_standing=queue.board.standing if queue is not None else lambda _service, _last: None,
-            kueue=kueue,
-            rooms=queue.rooms if queue is not None else None,
-            devices=devices,
-            speeds=speeds._replace(replacer=replacer),
+            ServiceSources(
+                prober,
+                options.pods,
+                tokens,
+                pacer,
+                monitors,
+                meter,
+                find_standing=queue.board.standing if queue is not None else lambda _service, _last: None,
+                kueue=kueue,
+                rooms=queue.rooms if queue is not None else None,
+                devices=devices,
+                speeds=speeds._replace(replacer=replacer),
+            )
         ),
     )
     if options.namespaces:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from typing import Final, NamedTuple
 
+import msgspec
 import structlog
 
 from controller.reconcile.conditions import condition, find
@@ -43,6 +44,12 @@ class AgentPlace(NamedTuple):
     boot_id: str
 
 
+class AskAgent(msgspec.Struct, frozen=True):
+    """The effect of a decision about a host: its agent is asked there from now on; None: nowhere."""
+
+    place: AgentPlace | None
+
+
 class ReachabilityAnswer(NamedTuple):
     """The outcome of one question; `reason` and `message` are those of the condition."""
 
@@ -66,20 +73,21 @@ class ReachabilityProber:
         """When each host was last asked, on the clock of the event loop, in seconds."""
         self._queue: WorkQueue[str] = WorkQueue()
 
-    def answer(self, host: str, place: AgentPlace | None) -> ReachabilityAnswer | None:
-        """Return the last answer from this place, None if there is none yet; enqueue a new question.
+    def find_answer(self, host: str, place: AgentPlace) -> ReachabilityAnswer | None:
+        """Return the last answer from this place, or None if there is none yet."""
+        asked = self._asked.get(host)
+        return asked.answer if asked is not None and asked.place == place else None
 
-        If `place` is None, the host is forgotten.
-        """
+    def perform(self, key: ObjectKey, effect: AskAgent) -> None:
+        """Ask a host at this place from now on: a new question is enqueued."""
+        host, place = key.name, effect.place
+        asked = self._asked.get(host)
         if place is None:
             self._asked.pop(host, None)
-            return None
-        known = self._asked.get(host)
-        if known is None or known.place != place:
-            self._asked[host] = known = _Asked(place, None, 0)
+        elif asked is None or asked.place != place:
+            self._asked[host] = _Asked(place, None, 0)
             # A stolen host could state one place after the other, and have the controller look what is there.
             self._queue.add_after(host, self._wait_seconds(host))
-        return known.answer
 
     async def run(self, leading: Leading) -> None:
         """Ask for ever, while this replica leads."""

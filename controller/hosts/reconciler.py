@@ -26,6 +26,8 @@ from controller.hosts.grants import (
 )
 from controller.hosts.liveness import OUTAGE_SECONDS, HostDistrust, HostLiveness, Liveness, read_lease
 from controller.hosts.reachability import (
+    AgentPlace,
+    AskAgent,
     ReachabilityAnswer,
     ReachabilityProber,
     find_agent_place,
@@ -191,6 +193,8 @@ class HostInputs(NamedTuple):
     """The reason why the host is trusted late."""
     expiries: tuple[str, ...] | None = None
     """Times at which its Lease has expired lately; None: they are not known, and stay as they are."""
+    place: AgentPlace | None = None
+    """The place at which the agent is asked whether the controller reaches it; None: nowhere."""
 
 
 def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: ReachabilityProber) -> Reconciler:
@@ -210,7 +214,6 @@ def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: Reachabili
         if liveness == "Expired" or host is None:
             # Its tokens may be replaced while nothing here follows them.
             secrets.forget(key.name)
-            prober.answer(key.name, None)
             # Read nothing more, so that this liveness is still current when the endpoints are deleted.
             return HostInputs(liveness, distrust=distrust, expiries=expiries)
         address = host.get("status", {}).get("address", "")
@@ -224,7 +227,8 @@ def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: Reachabili
         needs = list_needed_secrets(bound, lambda service: _token_rotation(snapshot.get(INFERENCE_SERVICES, service)))
         tokens = await secrets.read_tokens(client, key.name, needs, snapshot.now)
         own = await secrets.read_own(client, key.name, snapshot.now)
-        return HostInputs(liveness, tokens, own, use, prober.answer(key.name, place), distrust, expiries)
+        answer = prober.find_answer(key.name, place) if place is not None else None
+        return HostInputs(liveness, tokens, own, use, answer, distrust, expiries, place)
 
     def restart() -> None:
         leases.liveness.restart()
@@ -243,6 +247,7 @@ def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: Reachabili
             Trigger(INFERENCE_SERVICES, _hosts_of_service, _token_rotation),
         ),
         observe=observe,
+        perform=prober.perform,
         written=secrets.remember,
         restart=restart,
     )
@@ -297,7 +302,7 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
     # A host that is not registered any more cannot withdraw its endpoints either.
     delete = tuple(ref(ENDPOINT_SLICES, obj) for obj in slices) if expired else ()
     if host is None or host.metadata.deletion_timestamp is not None:
-        return Plan(delete=delete)
+        return Plan(delete=delete, effects=(AskAgent(None),))
     ready = _ready(host, inputs.liveness)
     claimants = _same_address(snapshot, host)
     roles = {each.metadata.name: _grants_role(snapshot, each.metadata.name) for each in claimants}
@@ -337,6 +342,7 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
         },
         events=transitions(host.status.conditions, conditions, action="Watch", silent=_SILENT),
         again_seconds=again_seconds,
+        effects=(AskAgent(inputs.place),),
     )
 
 

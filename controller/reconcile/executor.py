@@ -5,7 +5,7 @@ decided again. Only differences from the store are written. The status is decide
 are in the store by then, so that one status write reports them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -67,7 +67,7 @@ class Executor:
                 inputs = await reconciler.observe(self._client, snapshot, key)
                 snapshot = Snapshot(self._store, self._now(), inputs)
             decided = self._find(resource, key)
-            plan = _decide(reconciler, snapshot, key)
+            plan = _decide(reconciler, snapshot, key, ())
             revision = self._store.revision
             overtaken = await self.writer.write((resource, key), plan, reconciler.written or _ignore)
         except (ApiError, NotOurs) as error:
@@ -77,7 +77,8 @@ class Executor:
         self._refusals.forget(resource, key)
         dropped = self._dropped.list_missing((resource, key))
         if self._store.revision != revision:
-            earlier, plan = plan, _decide(reconciler, Snapshot(self._store, self._now(), snapshot.inputs), key)
+            earlier, snapshot = plan, Snapshot(self._store, self._now(), snapshot.inputs)
+            plan = _decide(reconciler, snapshot, key, earlier.effects)
             if overtaken or _has_more_writes(plan, earlier):
                 plan = msgspec.structs.replace(plan, again_seconds=0.0)
         elif reconciler.decided is not None and not (plan.create or plan.patch or plan.delete or dropped):
@@ -128,12 +129,13 @@ class Executor:
             self._store.remove(resource, key.namespace or None, key.name, uid=observed["metadata"]["uid"])
 
 
-def _decide(reconciler: Reconciler, snapshot: Snapshot, key: ObjectKey) -> Plan:
-    """Return the plan, whose effects in this process have begun."""
+def _decide(reconciler: Reconciler, snapshot: Snapshot, key: ObjectKey, performed: Sequence[object]) -> Plan:
+    """Return the plan, and perform its effects in this process that were not performed before."""
     plan = reconciler.decide(snapshot, key)
     if reconciler.perform is not None:
         for effect in plan.effects:
-            reconciler.perform(key, effect)
+            if effect not in performed:
+                reconciler.perform(key, effect)
     return plan
 
 

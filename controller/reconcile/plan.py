@@ -72,7 +72,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     again_seconds: float | None = None
     """Reconcile again after this time even if no watch reports a change."""
     effects: tuple[Any, ...] = ()
-    """What is to begin or end in this process, such as a probe: each is harmless when repeated."""
+    """Work to begin or end in this process, such as a probe; each effect is harmless when repeated."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ The choice is kept in the status of the service, so another leader goes on with 
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -51,10 +52,7 @@ class RoomSource(Protocol):
         """Return the room for replicas; None: it is not known yet."""
 
     def follow(self, service: ObjectKey, prospects: Mapping[str, ProspectiveReplica]) -> None:
-        """Report a service when the room for one of these replicas changes."""
-
-    def forget(self, service: ObjectKey) -> None:
-        """Report nothing more of a service."""
+        """Report a service when the room for one of these replicas changes; nothing more if there is none."""
 
     def free_seconds(self, service: ObjectKey, accelerator: str) -> float:
         """Return for how long a followed accelerator has had room."""
@@ -73,6 +71,8 @@ class ChosenAccelerators(NamedTuple):
     """Choose again after this time."""
     speeds: tuple[ClassSpeed, ...] = ()
     """The speed of a replica on each device class of all accelerators."""
+    watched: Mapping[str, ProspectiveReplica] = MappingProxyType({})
+    """The replicas whose room decides, by accelerator: when it comes or goes, the service is decided again."""
     probing_since: str = ""
     """Time at which the choice has begun to wait for measurements; empty: it never did."""
 
@@ -117,8 +117,6 @@ def choose_accelerators(
     table = read_pools(snapshot.store, settings.vendors)
     names = list_candidates(service, model, table, settings.vendors)
     if not names:
-        if rooms is not None:
-            rooms.forget(key)
         return None
     last = service.status.choice or AcceleratorChoice()
     unchanged = ChosenAccelerators(last.accelerators, last.inputs, probing_since=last.probing_since)
@@ -139,7 +137,6 @@ def choose_accelerators(
     ]
     unchanged = unchanged._replace(speeds=sort_speeds(speed for each in checked for speed in each.speeds))
     if all(each.problem is not None for each in checked):
-        rooms.forget(key)
         model_problem = checked[0].model_problem
         return unchanged._replace(problem=_join_problems(checked), model_problem=model_problem)
     return _choose_when_measured(snapshot, service, checked, unchanged, settings=settings, rooms=rooms, probes=probes)
@@ -156,17 +153,15 @@ def _choose_when_measured(
     probes: ProbeSource | None,
 ) -> ChosenAccelerators:
     """Return the choice, or the last one while the room is not known or measurements are being made."""
-    key = ObjectKey(service.metadata.namespace, service.metadata.name)
     known = {each.accelerator: rooms.count(each.prospect) for each in checked if each.prospect is not None}
     if None in known.values():
         # A new leader keeps to the last choice until it has planned its first round, which enqueues each service.
-        rooms.follow(key, {each.accelerator: each.prospect for each in checked if each.prospect is not None})
         message = "waiting for the controller to look at the queue"
         problem = ServiceProblem("Choosing", message, "Progressing") if not unchanged.shares else None
-        return unchanged._replace(problem=problem)
+        watched = {each.accelerator: each.prospect for each in checked if each.prospect is not None}
+        return unchanged._replace(problem=problem, watched=watched)
     counts = count_replicas(snapshot, service, settings.vendors)
     if (wait := _find_wait(snapshot, service, unchanged, known, None if counts else probes)) is not None:
-        rooms.forget(key)
         return wait
     chosen = _choose_by_room(snapshot, service, checked, known, counts=counts, rooms=rooms)
     return chosen._replace(speeds=unchanged.speeds, probing_since=unchanged.probing_since)
@@ -227,15 +222,18 @@ def _choose_by_room(
     wanted = wanted_replicas(service)
     chosen = choose(wanted, candidates, before if last.inputs == inputs else None)
     watched = list_watched(candidates, chosen, is_ordered=is_ordered)
-    rooms.follow(
-        key, {each.accelerator: each.prospect for each in checked if each.prospect and each.accelerator in watched}
-    )
     pauses = [_find_settling_seconds(snapshot, candidates, chosen, counts)]
     if is_ordered:
-        free = (rooms.free_seconds(key, each.accelerator) for each in candidates if each.room)
-        pauses += [BETTER_SECONDS - each for each in free if 0 < each < BETTER_SECONDS]
+        roomy = [each.accelerator for each in candidates if each.room and each.accelerator in watched]
+        free = (rooms.free_seconds(key, accelerator) for accelerator in roomy)
+        pauses += [BETTER_SECONDS - seconds for seconds in free if seconds < BETTER_SECONDS]
     again_seconds = min((each for each in pauses if each is not None), default=None)
-    return ChosenAccelerators(list_shares(candidates, chosen), inputs, again_seconds=again_seconds)
+    return ChosenAccelerators(
+        list_shares(candidates, chosen),
+        inputs,
+        again_seconds=again_seconds,
+        watched={each.accelerator: each.prospect for each in checked if each.prospect and each.accelerator in watched},
+    )
 
 
 def _describe(snapshot: Snapshot, checked: CheckedCandidate, room: CandidateRoom, counts: ReplicaCounts) -> Candidate:

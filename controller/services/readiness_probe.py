@@ -63,8 +63,6 @@ class _ProbedService:
     answered_endpoints: frozenset[Endpoint] = frozenset()
     """Endpoints that have generated a token: if one of them is silent later, it may be busy."""
     trouble: ProbeTrouble | None = None
-    is_token_stale: bool = False
-    """Its Secret has not the token that replicas know."""
 
     @property
     def last_answer(self) -> Answer | None:
@@ -83,37 +81,45 @@ class _ProbedService:
 
 
 class Prober:
-    """A prober of services that keeps the last answers. `trust` verifies certificates; None: the system's roots.
+    """A prober of services that keeps the last answers.
 
-    `on_probe` is called with the reason of each result.
+    Args:
+        trust: verifies certificates; None: the system's roots do.
+        on_probe: is called with the reason of each result.
+        on_stale_token: is called with a service whose Secret has not the token that replicas know.
     """
 
     def __init__(
-        self, trust: ssl.SSLContext | None = None, on_probe: Callable[[str], None] = lambda _reason: None
+        self,
+        trust: ssl.SSLContext | None = None,
+        on_probe: Callable[[str], None] = lambda _reason: None,
+        on_stale_token: Callable[[ObjectKey], None] = lambda _service: None,
     ) -> None:
         self._trust = trust
         self._on_probe = on_probe
+        self._on_stale_token = on_stale_token
         self._services: dict[ObjectKey, _ProbedService] = {}
         self._quick: WorkQueue[ObjectKey] = WorkQueue()
         self._patient: WorkQueue[ObjectKey] = WorkQueue()
 
-    def answer(self, key: ObjectKey, question: Question | None, proof: ProbeResult | None = None) -> ProbeResult | None:
-        """Return the answer to this question about a service, or None if there is none yet; enqueue a new question.
-
-        If `question` is None, the service is forgotten. `proof` is the answer that an earlier leader got.
-        """
-        if question is None:
-            self._services.pop(key, None)
-            return None
+    def find_answer(self, key: ObjectKey, question: Question) -> ProbeResult | None:
+        """Return the last answer to this question about a service, or None if there is none yet."""
         service = self._services.get(key)
-        if service is None or service.question != question:
-            service = self._take_question(key, question, proof)
-        last = service.last_answer
-        return last.result if last else None
+        if service is None or service.answer is None or service.answered_question != question:
+            return None
+        return service.answer.result
 
-    def _take_question(self, key: ObjectKey, question: Question, proof: ProbeResult | None) -> _ProbedService:
-        """Enqueue a new question about a service, or take the proof as its answer."""
-        service = self._services.setdefault(key, _ProbedService(question))
+    def forget(self, key: ObjectKey) -> None:
+        """Probe a service no more."""
+        self._services.pop(key, None)
+
+    def ask(self, key: ObjectKey, question: Question, proof: ProbeResult | None = None) -> None:
+        """Enqueue a question about a service if it is new; `proof` is the answer that an earlier leader got."""
+        service = self._services.get(key)
+        if service is None:
+            service = self._services[key] = _ProbedService(question)
+        elif service.question == question:
+            return
         service.question, service.trouble = question, None
         if proof is None:
             self._quick.add(key)
@@ -121,15 +127,6 @@ class Prober:
             service.take_answer(Answer(proof))
             service.answered_endpoints = frozenset(question.endpoints)
             self._repeat_later(key, question)
-        return service
-
-    def take_stale_token(self, key: ObjectKey) -> bool:
-        """Return whether a probe since the last call found that the Secret of a service has to be read again."""
-        service = self._services.get(key)
-        if service is None or not service.is_token_stale:
-            return False
-        service.is_token_stale = False
-        return True
 
     async def run(self, leading: Leading) -> None:
         """Probe for ever."""
@@ -171,7 +168,7 @@ class Prober:
             self._patient.add(key)
             return
         if probe.result.reason in {TOKEN_EDITED, TOKEN_NOT_FOUND}:
-            service.is_token_stale = True
+            self._on_stale_token(key)
             leading.enqueue(INFERENCE_SERVICES, key)
         if _take_probe(key, service, probe):
             leading.enqueue(INFERENCE_SERVICES, key)

@@ -5,7 +5,6 @@ serves: existing replicas stay until others replace them. `Ready` means that an 
 """
 
 import functools
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -26,6 +25,17 @@ from controller.reconcile.plan import Plan, Reconciler, Snapshot, prune
 from controller.services import preconditions
 from controller.services.accelerator_choice import ChosenAccelerators, RoomSource, choose_accelerators
 from controller.services.checked_replica import CheckedReplica, check_replica
+from controller.services.effects import (
+    NOTHING_LEFT,
+    AwaitRollout,
+    FollowRooms,
+    ForgetService,
+    ReadTraffic,
+    ServiceEffect,
+    StartProbe,
+    StopProbe,
+    StopTraffic,
+)
 from controller.services.endpoints import ready_endpoints, replica_addresses
 from controller.services.host_traffic import add_host_traffic, find_host_traffic, take_host_traffic
 from controller.services.kueue_report import (
@@ -114,91 +124,118 @@ class ServiceInputs(NamedTuple):
     rotation: TokenRotation = TokenRotation()
     is_monitored: bool = False
     """True if the cluster has PodMonitors."""
-    traffic: Traffic = UNKNOWN_TRAFFIC
+    traffic: Traffic | None = None
+    """The traffic of its pods; None before it was read."""
+    watches_speed: bool = False
+    """True if the speed of single requests is watched."""
     facts: ViewFacts = NO_FACTS
     speed: SpeedReport = SpeedReport()
     """All that is known of its speed."""
 
 
-def service_reconciler(
-    prober: Prober,
-    settings: PodSettings,
-    tokens: KnownTokens,
-    pacer: UpdatePacer,
-    monitors: OptionalKind,
-    *,
-    meter: TrafficMeter,
-    find_standing: FindStanding = lambda _service, _last: None,
-    kueue: KueueQueues | None = None,
-    rooms: RoomSource | None = None,
-    devices: DeviceFeed | None = None,
-    speeds: SpeedSources = NO_SPEED_SOURCES,
-) -> Reconciler:
-    """Return the reconciler.
+class ServiceSources(NamedTuple):
+    """The parts of the controller from which decisions about services read, beside the watch cache."""
 
-    Args:
-        prober: probes the endpoints.
-        settings: options of the controller.
-        tokens: the tokens of services, shared with the reconciler of hosts.
-        pacer: orders the services whose pods an update replaces.
-        monitors: the kind PodMonitor, if the cluster has it.
-        meter: reads the metrics of pods.
-        find_standing: returns the place of a service in the queue, or None; it gets the last one that was reported.
-        kueue: the LocalQueues of Kueue; None: no service is given to it.
-        rooms: the room of accelerators; None: no service may use several.
-        devices: the devices that services may claim; None: all that they claim exist.
-        speeds: the sources of what is known of speeds.
-    """
-    moved = MovedServices(find_standing)
-    choose = _make_chooser(settings, rooms, speeds)
+    prober: Prober
+    settings: PodSettings
+    tokens: KnownTokens
+    """The tokens of services, shared with the reconciler of hosts."""
+    pacer: UpdatePacer
+    """Orders the services whose pods an update replaces."""
+    monitors: OptionalKind
+    """The kind PodMonitor, if the cluster has it."""
+    meter: TrafficMeter
+    find_standing: FindStanding = lambda _service, _last: None
+    """Returns the place of a service in the queue, or None; it gets the last one that was reported."""
+    kueue: KueueQueues | None = None
+    """The LocalQueues of Kueue; None: no service is given to it."""
+    rooms: RoomSource | None = None
+    """The room of accelerators; None: no service may use several."""
+    devices: DeviceFeed | None = None
+    """The devices that services may claim; None: all that they claim exist."""
+    speeds: SpeedSources = NO_SPEED_SOURCES
 
-    async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> ServiceInputs | None:
-        service = _read_service(snapshot, key)
+    async def observe(self, client: Client, snapshot: Snapshot, key: ObjectKey) -> ServiceInputs | None:
+        """Return the inputs of a decision; None for a service that is gone. Raises as `Client`."""
+        service, settings, speeds = _read_service(snapshot, key), self.settings, self.speeds
         if service is None:
-            _forget_service(key, prober, meter, moved, tokens, pacer, rooms, speeds)
             return None
-        has_claims = devices is None or await devices.settle()
-        revision, report = snapshot.store.revision, read_kueue(service, snapshot.store, kueue)
-        standing = find_standing(key, recall_standing(service.status.queue)) if report == NO_REPORT else None
-        chosen = choose(snapshot, key, service, has_claims=has_claims)
-        facts = ViewFacts(pacer.may_roll_out(key), standing, report, chosen, has_claims)
+        has_claims = self.devices is None or await self.devices.settle()
+        revision, report = snapshot.store.revision, read_kueue(service, snapshot.store, self.kueue)
+        chosen = choose_accelerators(
+            snapshot,
+            key,
+            service,
+            settings,
+            self.rooms,
+            has_claims=has_claims,
+            find_speeds=speeds.find_speeds,
+            probes=speeds.probes,
+        )
+        standing = self.find_standing(key, recall_standing(service.status.queue)) if report == NO_REPORT else None
+        facts = ViewFacts(self.pacer.may_roll_out(key), standing, report, chosen, has_claims)
         view = build_view(snapshot, key, service, settings, facts)
-        answer = _follow_view(prober, tokens, pacer, key, view)
-        step = await _find_token_step(tokens, client, snapshot, key, view)
-        traffic = _find_traffic(snapshot, key, view, meter, speeds)
-        found = (view.question, answer, step.new_token, view, revision, step.rotation, monitors.exists, traffic, facts)
-        return ServiceInputs(*found, await speeds.report_all(client, snapshot, key, view, vendors=settings.vendors))
+        step = await _find_token_step(self.tokens, client, snapshot, key, view)
+        return ServiceInputs(
+            question=view.question,
+            answer=self.prober.find_answer(key, view.question) if view.question is not None else None,
+            new_token=step.new_token,
+            view=view,
+            revision=revision,
+            rotation=step.rotation,
+            is_monitored=self.monitors.exists,
+            traffic=self.meter.find_traffic(key, service.metadata.uid),
+            watches_speed=speeds.replacer is not None,
+            facts=facts,
+            speed=await speeds.report_all(client, snapshot, key, view, vendors=settings.vendors),
+        )
+
+    def perform(self, key: ObjectKey, effect: ServiceEffect) -> None:
+        """Perform one effect of a decision about a service."""
+        match effect:
+            case StartProbe(question, proof):
+                self.prober.ask(key, question, proof)
+            case StopProbe():
+                self.prober.forget(key)
+            case ReadTraffic(target, shown):
+                self.meter.follow(key, target, shown)
+            case StopTraffic():
+                self.meter.forget(key)
+            case AwaitRollout(deployments):
+                self.pacer.wait(key, deployments)
+            case FollowRooms(prospects):
+                if self.rooms is not None:
+                    self.rooms.follow(key, prospects)
+            case ForgetService():
+                self.tokens.forget(key)
+                self.speeds.forget(key)
+
+
+def service_reconciler(sources: ServiceSources) -> Reconciler:
+    """Return the reconciler."""
+    moved = MovedServices(sources.find_standing)
+
+    def perform(key: ObjectKey, effect: ServiceEffect) -> None:
+        if isinstance(effect, ForgetService):
+            moved.forget(key)
+        sources.perform(key, effect)
+
+    def restart() -> None:
+        for part in (sources.tokens, sources.pacer, moved, sources.speeds):
+            part.restart()
 
     return Reconciler(
         resource=INFERENCE_SERVICES,
-        decide=functools.partial(decide_service, settings=settings),
+        decide=functools.partial(decide_service, settings=sources.settings),
         triggers=list_triggers(),
-        observe=observe,
-        written=tokens.remember,
+        observe=sources.observe,
+        perform=perform,
+        written=sources.tokens.remember,
         report=moved.report,
         decided=moved.keep,
         outdate=moved.forget,
-        restart=functools.partial(_restart_all, tokens, pacer, moved, speeds),
+        restart=restart,
     )
-
-
-def _make_chooser(
-    settings: PodSettings, rooms: RoomSource | None, speeds: SpeedSources
-) -> Callable[..., ChosenAccelerators | None]:
-    """Return `choose_accelerators` with all that does not depend on the service."""
-    found, probes = speeds.find_speeds, speeds.probes
-    return functools.partial(choose_accelerators, settings=settings, rooms=rooms, find_speeds=found, probes=probes)
-
-
-_ForgettingPart = MovedServices | KnownTokens | UpdatePacer | RoomSource | SpeedSources
-
-
-def _forget_service(key: ObjectKey, prober: Prober, meter: TrafficMeter, *others: _ForgettingPart | None) -> None:
-    for each in others:
-        if each is not None:
-            each.forget(key)
-    prober.answer(key, None)
-    meter.follow(key, None)
 
 
 async def _find_token_step(
@@ -216,24 +253,24 @@ def _has_replicas(snapshot: Snapshot, service: InferenceService) -> bool:
     return any(snapshot.children(resource, namespace, uid) for resource in (DEPLOYMENTS, METAL_PROCESSES))
 
 
-def _restart_all(*parts: KnownTokens | UpdatePacer | MovedServices | SpeedSources) -> None:
-    for each in parts:
-        each.restart()
-
-
 def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = DEFAULT_SETTINGS) -> Plan:
     """Decide about one service; one that is being deleted needs nothing, because its objects are garbage-collected."""
     service = _read_service(snapshot, key)
     inputs: ServiceInputs | None = snapshot.inputs
     if service is None or inputs is None:
-        return Plan()
+        return Plan(effects=NOTHING_LEFT)
     is_current = inputs.view is not None and inputs.revision == snapshot.store.revision
     view = inputs.view if inputs.view is not None and is_current else None
     view = view or build_view(snapshot, key, service, settings, inputs.facts)
     steps, apply = view.replicas.steps, view.replicas.apply
     # The cluster may have changed while the inputs were read: an answer to another question is ignored.
-    status = build_status(view, inputs.answer if inputs.question == view.question else None)
-    status |= inputs.traffic.fields()
+    answer = inputs.answer if inputs.question == view.question else None
+    status = build_status(view, answer or view.proof)
+    shown, on_hosts = read_traffic(service.status), find_host_traffic(snapshot, key.namespace, service.metadata.uid)
+    shown_of_pods = take_host_traffic(shown, on_hosts)
+    target = _find_traffic_target(view, watches_speed=inputs.watches_speed)
+    of_pods = UNKNOWN_TRAFFIC if target is None else inputs.traffic or shown_of_pods
+    status |= add_host_traffic(of_pods, on_hosts, shown).fields()
     status = inputs.speed.add_to(status, service.metadata.generation)
     replacement = inputs.speed.replacement or report_without_replacer(service)
     status = replacement.add_to(status)
@@ -270,6 +307,7 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
         status=status,
         labels=_list_labels(view) if status["phase"] == "Ready" else None,
         events=(*build_events(service, status), *replacement.list_events(service.status.replacement)),
+        effects=_list_effects(view, target, shown_of_pods),
         # Secrets are not watched: the next step of a replacement, and the next look, follow without an event.
         again_seconds=ROTATION_SECONDS
         if rotation.done or rotation.patch
@@ -277,38 +315,24 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
     )
 
 
-def _find_traffic(
-    snapshot: Snapshot, key: ObjectKey, view: ServiceView, meter: TrafficMeter, speeds: SpeedSources
-) -> Traffic:
-    """Return the traffic of a service in pods and on hosts, and read its pods from now on."""
-    shown = read_traffic(view.service.status)
-    of_hosts = find_host_traffic(snapshot, key.namespace, view.service.metadata.uid)
-    of_pods = meter.follow(key, _find_traffic_target(view, speeds), take_host_traffic(shown, of_hosts))
-    return add_host_traffic(of_pods, of_hosts, shown)
-
-
-def _find_traffic_target(view: ServiceView, speeds: SpeedSources) -> TrafficTarget | None:
+def _find_traffic_target(view: ServiceView, *, watches_speed: bool) -> TrafficTarget | None:
     """Return the pods whose metrics tell the traffic of a service, or None if there are none."""
     pods = tuple(endpoint for endpoint in view.own_endpoints if not endpoint.host)
     if not pods:
         return None
     service, runtime = view.service, view.pod_runtime or view.runtime
-    watches_speed = speeds.replacer is not None
     return TrafficTarget(service.metadata.uid, pods, service.spec.model_ref, runtime, watches_speed=watches_speed)
 
 
-def _follow_view(
-    prober: Prober, tokens: KnownTokens, pacer: UpdatePacer, key: ObjectKey, view: ServiceView
-) -> ProbeResult | None:
-    """Return the last answer of the endpoints, and wait for the turn of an update.
-
-    A token that the endpoints do not take is read again.
-    """
-    pacer.wait(key, view.replicas.awaiting)
-    answer = prober.answer(key, view.question, view.proof)
-    if prober.take_stale_token(key):
-        tokens.read_again(key)
-    return answer
+def _list_effects(view: ServiceView, target: TrafficTarget | None, shown: Traffic) -> tuple[ServiceEffect, ...]:
+    """Return what goes on in this process for a service; `shown` is the traffic of its pods in the status."""
+    question = view.question
+    return (
+        StartProbe(question, view.proof) if question is not None else StopProbe(),
+        ReadTraffic(target, shown) if target is not None else StopTraffic(),
+        AwaitRollout(frozenset(view.replicas.awaiting)),
+        FollowRooms(view.chosen.watched if view.chosen is not None else {}),
+    )
 
 
 def _list_labels(view: ServiceView) -> dict[str, str] | None:

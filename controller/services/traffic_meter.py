@@ -137,23 +137,30 @@ class TrafficMeter:
         self._due: WorkQueue[ObjectKey] = WorkQueue()
         self._slots = asyncio.Semaphore(CONNECTIONS)
 
-    def follow(self, key: ObjectKey, target: TrafficTarget | None, known: Traffic = UNKNOWN_TRAFFIC) -> Traffic:
-        """Return the traffic of a service, and read its pods from now on; without a target it is forgotten.
+    def find_traffic(self, key: ObjectKey, service_uid: str) -> Traffic | None:
+        """Return the traffic of a service that is followed; None of any other."""
+        service = self._services.get(key)
+        return service.traffic if service is not None and service.target.service_uid == service_uid else None
 
-        `known` is the traffic in its status, which stays until this leader has read the pods itself.
+    def forget(self, key: ObjectKey) -> None:
+        """Read no more pods of a service."""
+        service = self._services.pop(key, None)
+        if service is not None:
+            self._pods -= _count_pods(service.target)
+            self._show_tokens(key, {})
+
+    def follow(self, key: ObjectKey, target: TrafficTarget, shown: Traffic = UNKNOWN_TRAFFIC) -> None:
+        """Read the pods of a service from now on.
+
+        `shown` is the traffic in its status, which stays until this leader has read the pods itself.
         """
         service = self._services.get(key)
-        self._pods += _count_pods(target) - _count_pods(service.target if service is not None else None)
-        if target is None:
-            if self._services.pop(key, None) is not None:
-                self._show_tokens(key, {})
-            return UNKNOWN_TRAFFIC
+        self._pods += _count_pods(target) - (_count_pods(service.target) if service is not None else 0)
         if service is None or service.target.service_uid != target.service_uid:
             now = asyncio.get_running_loop().time()
-            self._services[key] = service = _MeteredService(target, known, now)
+            self._services[key] = service = _MeteredService(target, shown, now)
             self._begin(key, target)
         service.target = target
-        return service.traffic
 
     async def run(self, leading: Leading) -> None:
         """Read for ever."""
@@ -280,9 +287,9 @@ def _sum_by_node(rates: Mapping[Endpoint, float], namespace: str, target: Traffi
     return sums
 
 
-def _count_pods(target: TrafficTarget | None) -> int:
+def _count_pods(target: TrafficTarget) -> int:
     """Return the pods that are read of a service."""
-    return min(len(target.endpoints), MOST_PODS) if target is not None else 0
+    return min(len(target.endpoints), MOST_PODS)
 
 
 def _is_idle(traffic: Traffic) -> bool:

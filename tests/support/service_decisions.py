@@ -2,9 +2,14 @@
 
 from typing import Any
 
-from controller.pod_settings import PodSettings
+from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
+from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.plan import FIELD_MANAGER, Plan, Snapshot
-from controller.services.reconciler import ServiceInputs, ViewFacts, build_view, decide_service
+from controller.services.pods.update_pacer import UpdatePacer
+from controller.services.readiness_probe import Prober
+from controller.services.reconciler import ServiceInputs, ServiceSources, ViewFacts, build_view, decide_service
+from controller.services.tokens import KnownTokens
+from controller.services.traffic_meter import TrafficMeter
 from crds.meta import POD_TEMPLATE
 from kube.client import Obj
 from kube.resources import (
@@ -13,6 +18,7 @@ from kube.resources import (
     METAL_HOSTS,
     METAL_PROCESSES,
     MODELS,
+    POD_MONITORS,
     ObjectKey,
     Resource,
 )
@@ -36,6 +42,12 @@ SETTINGS = PodSettings("pomona:test")
 OK = ProbeResult(ok=True, reason="Generated", message="http://10.77.0.100:18000 generated a token")
 METAL = {"hardware": {"accelerator": "metal"}}
 SERVING: Obj = {"conditions": [condition("Ready", "True", "Serving", "generated a token")]}
+
+
+def plain_sources(settings: PodSettings = DEFAULT_SETTINGS) -> ServiceSources:
+    """Return the sources of the decisions of a controller that knows nothing beside the watch cache."""
+    monitors = OptionalKind(POD_MONITORS, "")
+    return ServiceSources(Prober(), settings, KnownTokens(), UpdatePacer(), monitors, TrafficMeter())
 
 
 def decide_chat(

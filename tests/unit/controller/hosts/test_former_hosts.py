@@ -8,7 +8,7 @@ from controller.hosts import reconciler
 from controller.hosts.address_check import FREE, AddressCheck, AddressUse
 from controller.hosts.grants import HostGrants, grant_objects, granted_addresses
 from controller.hosts.liveness import Liveness
-from controller.hosts.reachability import AgentPlace, ReachabilityProber
+from controller.hosts.reachability import AgentPlace, AskAgent, ReachabilityProber
 from controller.hosts.reconciler import HostInputs
 from controller.reconcile.plan import Plan, Snapshot
 from controller.services.tokens import KnownTokens
@@ -90,17 +90,14 @@ class NoSecrets(Client):
 async def test_controller_connects_to_what_the_host_was_granted_and_still_has(
     monkeypatch: pytest.MonkeyPatch, owner_uid: str, use: AddressUse | None, asked: AgentPlace | None
 ) -> None:
-    places: list[AgentPlace | None] = []
-
     async def find_use(*_: object, **_given: object) -> AddressUse | None:
         return use
 
-    leases, prober = reconciler.LeaseReader(), ReachabilityProber()
+    leases = reconciler.LeaseReader()
     monkeypatch.setattr(AddressCheck, "find_use", find_use)
-    monkeypatch.setattr(prober, "answer", lambda _host, place: places.append(place))
     monkeypatch.setattr(leases, "bindable", lambda _host: True)
-    observe = reconciler.host_reconciler(leases, KnownTokens(), prober).observe
+    observe = reconciler.host_reconciler(leases, KnownTokens(), ReachabilityProber()).observe
     assert observe is not None
     known = store((METAL_HOSTS, registered("studio-1", reachabilityPort=18999)), (ROLES, role_of(owner_uid)))
-    await observe(NoSecrets(), Snapshot(known, NOW), KEY)
-    assert places == [asked]
+    inputs = await observe(NoSecrets(), Snapshot(known, NOW), KEY)
+    assert reconciler.decide_host(Snapshot(known, NOW, inputs), KEY).effects == (AskAgent(asked),)

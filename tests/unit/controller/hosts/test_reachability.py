@@ -14,6 +14,7 @@ from controller.hosts import reachability
 from controller.hosts.reachability import (
     LEAST_PAUSE_SECONDS,
     AgentPlace,
+    AskAgent,
     ReachabilityAnswer,
     ReachabilityProber,
     reachable_condition,
@@ -29,6 +30,7 @@ from tests.support.background import running
 from tests.support.eventually import eventually
 
 HOST = "studio-1"
+KEY = ObjectKey("", HOST)
 LOOPBACK = "127.0.0.1"
 
 
@@ -143,16 +145,22 @@ async def test_new_answer_enqueues_the_host_and_another_place_is_another_questio
         assert listener.port
         place = AgentPlace(LOOPBACK, listener.port, "boot-1")
         await asyncio.sleep(0)  # the prober has begun, and forgotten what an earlier leader asked
-        assert prober.answer(HOST, place) is None
+        assert ask(prober, place) is None
         await eventually(lambda: enqueued == [ObjectKey("", HOST)])
-        known = prober.answer(HOST, place)
+        known = ask(prober, place)
         assert known is not None
         assert known.reached
-        assert prober.answer(HOST, place._replace(boot_id="boot-2")) is None
+        assert ask(prober, place._replace(boot_id="boot-2")) is None
         await eventually(lambda: len(enqueued) == 2)
-        assert prober.answer(HOST, None) is None
-        assert prober.answer(HOST, place) is None, "a host that was forgotten is asked anew"
+        prober.perform(KEY, AskAgent(None))
+        assert ask(prober, place) is None, "a host that was forgotten is asked anew"
         await eventually(lambda: len(enqueued) == 3)
+
+
+def ask(prober: ReachabilityProber, place: AgentPlace) -> ReachabilityAnswer | None:
+    """Ask as a decision about the host does, and return the answer if there is one already."""
+    prober.perform(KEY, AskAgent(place))
+    return prober.find_answer(HOST, place)
 
 
 class Asking:
@@ -189,7 +197,7 @@ def test_thief_that_states_place_after_place_has_one_looked_at_in_ten_seconds(
         async with asking.running():
             for second in range(300):
                 place = AgentPlace(LOOPBACK, 2000 + second, "boot-1")
-                asking.prober.answer(HOST, place if second % period >= away else None)
+                asking.prober.perform(KEY, AskAgent(place if second % period >= away else None))
                 await asyncio.sleep(1)
 
     virtual_time.run(main())
@@ -204,9 +212,9 @@ def test_host_that_is_forgotten_while_it_is_asked_is_asked_no_more(monkeypatch: 
 
     async def main() -> None:
         async with asking.running():
-            asking.prober.answer(HOST, AgentPlace(LOOPBACK, 2000, "boot-1"))
+            asking.prober.perform(KEY, AskAgent(AgentPlace(LOOPBACK, 2000, "boot-1")))
             await asyncio.sleep(reachability.ASK_SECONDS / 2)
-            asking.prober.answer(HOST, None)
+            asking.prober.perform(KEY, AskAgent(None))
             await asyncio.sleep(3600)
 
     virtual_time.run(main())
@@ -219,9 +227,9 @@ def test_thousand_silent_hosts_keep_no_other_from_its_answer(monkeypatch: pytest
     async def main() -> None:
         async with asking.running():
             for number in range(1000):
-                asking.prober.answer(f"silent-{number}", AgentPlace(LOOPBACK, 2000, "boot-1"))
+                asking.prober.perform(ObjectKey("", f"silent-{number}"), AskAgent(AgentPlace(LOOPBACK, 2000, "boot-1")))
             await asyncio.sleep(600)
-            asking.prober.answer(HOST, AgentPlace(LOOPBACK, 2000, "boot-1"))
+            asking.prober.perform(KEY, AskAgent(AgentPlace(LOOPBACK, 2000, "boot-1")))
             await asyncio.sleep(60)
 
     virtual_time.run(main())

@@ -15,7 +15,7 @@ import pytest
 from controller.hosts import reconciler
 from controller.hosts.address_check import FREE, PAUSE_SECONDS, AddressUse
 from controller.hosts.liveness import HostDistrust, Liveness
-from controller.hosts.reachability import ReachabilityProber
+from controller.hosts.reachability import AskAgent, ReachabilityProber
 from controller.hosts.reconciler import HostInputs
 from controller.hosts.secrets import HostSecrets, NeededSecret, fit_tokens, keep_previous_tokens, list_needed_secrets
 from controller.models import source_secret
@@ -102,7 +102,7 @@ def test_unproven_liveness_changes_nothing() -> None:
 
 def test_endpoints_of_an_unregistered_host_are_deleted_after_its_lease() -> None:
     known = store((ENDPOINT_SLICES, slice_of("chat", "studio-1")))
-    assert reconciler.decide_host(Snapshot(known, NOW, HostInputs("Unproven")), KEY) == Plan()
+    assert reconciler.decide_host(Snapshot(known, NOW, HostInputs("Unproven")), KEY) == Plan(effects=(AskAgent(None),))
     done = reconciler.decide_host(Snapshot(known, NOW, HostInputs("Expired")), KEY)
     assert [each.name for each in done.delete] == ["chat.studio-1"]
     assert done.status is None

@@ -69,10 +69,6 @@ class StatedRooms:
         assert service == KEY
         self.followed = set(prospects)
 
-    def forget(self, service: ObjectKey) -> None:
-        assert service == KEY
-        self.followed = set()
-
     def free_seconds(self, service: ObjectKey, accelerator: str) -> float:
         assert service == KEY
         return self._free_seconds if accelerator in self.followed else 0.0
@@ -337,11 +333,11 @@ def test_evicted_replica_goes_to_a_host_with_room_after_a_while(age_seconds: flo
     rooms, objects = StatedRooms(nvidia=FULL, metal=1), [nvidia_deployment(), placed_pod("new", age_seconds, node="")]
     chosen = choose(chat, rooms, *objects)
     assert replicas(chosen) == ({"metal": 1} if moves else {"nvidia": 1})
-    assert rooms.followed == {"nvidia", "amd", "intel", "metal"} & {*rooms.prospects}
+    assert chosen is not None
+    assert set(chosen.watched) == {"nvidia", "amd", "intel", "metal"} & {*rooms.prospects}
     plan = decide(chosen, (INFERENCE_SERVICES, chat), *objects)
     assert [each.name for each in plan.delete] == (["chat"] if moves else []), "what waits goes at once"
     if not moves:
-        assert chosen is not None
         assert chosen.again_seconds == pytest.approx(SETTLE_SECONDS - age_seconds)
 
 
@@ -349,7 +345,12 @@ def test_replica_on_a_node_serves_until_the_one_in_a_better_pool_does() -> None:
     chat = service(scheduling={"pools": ["metal", "nvidia"]})
     chat = with_choice(chat, choose(chat, StatedRooms(nvidia=1)))
     objects = [nvidia_deployment(), placed_pod()]
-    young = choose(chat, StatedRooms(BETTER_SECONDS - 1, metal=1, nvidia=FULL), *objects)
+    rooms = StatedRooms(BETTER_SECONDS - 1, metal=1, nvidia=FULL)
+    first = choose(chat, rooms, *objects)
+    assert first is not None
+    assert (replicas(first), first.again_seconds) == ({"nvidia": 1}, BETTER_SECONDS)
+    rooms.follow(KEY, first.watched)
+    young = choose(chat, rooms, *objects)
     assert young is not None
     assert (replicas(young), young.again_seconds) == ({"nvidia": 1}, 1.0)
     rooms = StatedRooms(BETTER_SECONDS, metal=1, nvidia=FULL)

@@ -13,22 +13,17 @@ from benchmarks.simulated_server import SimulatedServer
 from controller.placement.board import FRONT, Board
 from controller.placement.planner import PlanRules, plan
 from controller.placement.standing import ServiceStanding
-from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.plan import Plan, Reconciler, Snapshot
 from controller.services import reconciler
-from controller.services.pods.update_pacer import UpdatePacer
-from controller.services.readiness_probe import Prober
 from controller.services.reconciler import ServiceInputs, service_reconciler
 from controller.services.status import ServiceView
 from controller.services.tokens import KnownTokens, token_secret
-from controller.services.traffic_meter import TrafficMeter
 from kube.client import Client, Obj
 from kube.resources import (
     DEPLOYMENTS,
     INFERENCE_SERVICES,
     METAL_PROCESSES,
     MODELS,
-    POD_MONITORS,
     PODS,
     ObjectKey,
     Resource,
@@ -36,7 +31,7 @@ from kube.resources import (
 from tests.support import virtual_time
 from tests.support.api_objects import NOW, as_service, condition, model, store
 from tests.support.eventually import eventually
-from tests.support.service_decisions import KEY, SETTINGS, chat_deployment, chat_pod, chat_service
+from tests.support.service_decisions import KEY, SETTINGS, chat_deployment, chat_pod, chat_service, plain_sources
 from tests.support.waiting_units import gpu_cell, waiting_unit
 from tests.unit.controller.services.test_queue_report import NVIDIA, STANDING, gated_pod
 
@@ -67,9 +62,10 @@ class WaitingChat:
         self.standing: ServiceStanding | None = STANDING
         self.known = store(waiting_chat(), (MODELS, model()), *objects)
         self.now = NOW
-        parts = (Prober(), SETTINGS, KnownTokens(lambda: self.now), UpdatePacer(), OptionalKind(POD_MONITORS, ""))
         self.reconciler: Reconciler = service_reconciler(
-            *parts, meter=TrafficMeter(), find_standing=lambda _key, _last: self.standing
+            plain_sources(SETTINGS)._replace(
+                tokens=KnownTokens(lambda: self.now), find_standing=lambda _key, _last: self.standing
+            )
         )
 
     async def decide(self, during: Callable[[], object] = lambda: None) -> Plan:

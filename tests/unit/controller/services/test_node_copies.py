@@ -8,19 +8,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from controller.models.served import weights_path
-from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
-from controller.reconcile.optional_kinds import OptionalKind
+from controller.pod_settings import PodSettings
 from controller.services.pods.update_pacer import UpdatePacer
-from controller.services.readiness_probe import Prober
 from controller.services.reconciler import AWAITS_UPDATE, service_reconciler
-from controller.services.tokens import KnownTokens
-from controller.services.traffic_meter import TrafficMeter
 from crds.meta import LABEL_COPY, LABEL_SERVICE, NOMINATED
 from devices.vendors import VENDORS
 from kube.client import Obj
-from kube.resources import DEPLOYMENTS, MODELS, POD_MONITORS, PODS
+from kube.resources import DEPLOYMENTS, MODELS, PODS
 from tests.support.api_objects import NOW, model, planned_condition, store
-from tests.support.service_decisions import KEY, METAL, chat_service, decide_chat, list_applied
+from tests.support.service_decisions import KEY, METAL, chat_service, decide_chat, list_applied, plain_sources
 from tests.support.simulated_pods import REFUSED, SOURCE, SimulatedPods
 
 NVIDIA: Obj = {"hardware": {"accelerator": "nvidia"}}
@@ -340,8 +336,8 @@ def test_refused_pod_of_a_fetch_wakes_the_services_of_its_model() -> None:
     known = store(*world.list_objects())
     (waiting,) = [pod for pod in known.list(PODS) if pod["metadata"]["name"] == "fetch-a"]
     refused = {**waiting, "status": {"conditions": [REFUSED]}}
-    pacer, monitors = UpdatePacer(), OptionalKind(POD_MONITORS, "")
-    kind = service_reconciler(Prober(), DEFAULT_SETTINGS, KnownTokens(), pacer, monitors, meter=TrafficMeter())
+    pacer = UpdatePacer()
+    kind = service_reconciler(plain_sources()._replace(pacer=pacer))
     woken = {
         key
         for trigger in kind.triggers

@@ -6,25 +6,24 @@ from typing import Any
 
 import pytest
 
-from controller.pod_settings import DEFAULT_SETTINGS
-from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.stamp import stamp
 from controller.services.pods.one_node import forget_claims, has_one_node, label_claims
-from controller.services.pods.update_pacer import UpdatePacer
-from controller.services.readiness_probe import Prober
 from controller.services.reconciler import service_reconciler
-from controller.services.tokens import KnownTokens
-from controller.services.traffic_meter import TrafficMeter
 from kube.client import Obj
-from kube.resources import DEPLOYMENTS, MODELS, POD_MONITORS, PODS, ObjectKey, Resource
+from kube.resources import DEPLOYMENTS, MODELS, PODS, ObjectKey, Resource
 from tests.support.api_objects import NOW, as_model, model, planned_condition, store
-from tests.support.service_decisions import chat_deployment, chat_pod, chat_service, decide_chat, list_applied
+from tests.support.service_decisions import (
+    chat_deployment,
+    chat_pod,
+    chat_service,
+    decide_chat,
+    list_applied,
+    plain_sources,
+)
 
 LABEL = "volume.inference.pomona.dev/tiny-cache"
 TERM = {"labelSelector": {"matchLabels": {LABEL: "true"}}, "topologyKey": "kubernetes.io/hostname"}
-KIND = service_reconciler(
-    Prober(), DEFAULT_SETTINGS, KnownTokens(), UpdatePacer(), OptionalKind(POD_MONITORS, ""), meter=TrafficMeter()
-)
+KIND = service_reconciler(plain_sources())
 TRIGGERS = [each for each in KIND.triggers if each.resource == PODS]
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 

@@ -5,14 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.reconcile.feed import OURS
-from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.triggers import Trigger
-from controller.services.pods.update_pacer import UpdatePacer
-from controller.services.readiness_probe import Prober
 from controller.services.reconciler import service_reconciler
-from controller.services.tokens import KnownTokens
-from controller.services.traffic_meter import TrafficMeter
 from controller.tenant_limits import TenantLimits, refuse_queue
 from kube.client import Obj
 from kube.resources import (
@@ -21,11 +15,10 @@ from kube.resources import (
     METAL_HOSTS,
     METAL_PROCESSES,
     MODELS,
-    POD_MONITORS,
     ObjectKey,
 )
 from tests.support.api_objects import as_service, host, model, planned_condition, pool, process, service, store
-from tests.support.service_decisions import METAL, SERVING, SETTINGS, decide_chat
+from tests.support.service_decisions import METAL, SERVING, SETTINGS, decide_chat, plain_sources
 
 TEAM_A: dict[str, Any] = {"nodeSelector": {"team": "a"}}
 NVIDIA: dict[str, Any] = {"hardware": {"accelerator": "nvidia"}}
@@ -94,9 +87,7 @@ def test_replica_stays_when_its_pool_is_gone_and_serves_on_when_it_is_back() -> 
 
 
 def test_change_of_a_pool_enqueues_the_services_that_name_it() -> None:
-    reconciler = service_reconciler(
-        Prober(), SETTINGS, KnownTokens(), UpdatePacer(), OptionalKind(POD_MONITORS, OURS), meter=TrafficMeter()
-    )
+    reconciler = service_reconciler(plain_sources(SETTINGS))
     (trigger,) = (each for each in reconciler.triggers if each.resource == ACCELERATOR_POOLS)
     assert isinstance(trigger, Trigger)
     known = store(

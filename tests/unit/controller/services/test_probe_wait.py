@@ -187,11 +187,10 @@ def choose(
 
 def test_service_that_waits_has_no_replica_and_says_why() -> None:
     probes, rooms = StatedProbes("nvidia-l4x1"), StatedRooms(nvidia=ROOM)
-    rooms.followed = {"nvidia"}
     chosen = choose(service(**AUTO), probes, rooms=rooms)
     assert (list(chosen.shares), chosen.probing_since, chosen.again_seconds) == ([], rfc3339(NOW), PROBE_SECONDS)
     assert probes.asked == [(USABLE, NOW + timedelta(seconds=PROBE_SECONDS))]
-    assert rooms.followed == set()
+    assert not chosen.watched
     made = decide_chat((INFERENCE_SERVICES, service(**AUTO)), (MODELS, model()), chosen=chosen)
     assert ready_outcome(made) == ("Progressing", "False", "MeasuringSpeed")
     assert "nvidia-l4x1" in planned_condition(made, "Ready")["message"]

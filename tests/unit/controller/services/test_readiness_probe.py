@@ -98,9 +98,15 @@ def leading(client: Client, enqueued: list[ObjectKey]) -> Leading:
     return Leading(client, Store(), recorder, enqueue)
 
 
+def ask(prober: Prober, question: Question, proof: ProbeResult | None = None) -> ProbeResult | None:
+    """Ask a question as a service does, and return the answer to it if there is one already."""
+    prober.ask(KEY, question, proof)
+    return prober.find_answer(KEY, question)
+
+
 async def settled(prober: Prober, question: Question, *, ok: bool = True) -> ProbeResult:
     def answered() -> ProbeResult | None:
-        answer = prober.answer(KEY, question)
+        answer = ask(prober, question)
         return answer if answer and answer.ok == ok else None
 
     answer = await eventually(answered)
@@ -113,11 +119,11 @@ async def test_endpoint_is_probed_once_and_the_service_enqueued(engine: tuple[En
     prober, told = Prober(), list[ObjectKey]()
     question = Question("uid-chat", 1, ("a",), (endpoint,))
     async with running(prober.run(leading(Secrets(), told))):
-        assert prober.answer(KEY, question) is None
+        assert ask(prober, question) is None
         assert (await settled(prober, question)).ok
         assert told == [KEY]
         other = question._replace(generation=2)
-        assert prober.answer(KEY, other) is None, "an answer is for its own question only"
+        assert ask(prober, other) is None, "an answer is for its own question only"
         await settled(prober, other)
     assert served.asked == 2
 
@@ -203,7 +209,7 @@ async def test_probe_interrupted_by_lost_leadership_is_repeated(engine: tuple[En
 
     prober = Prober()
     question = Question("uid-chat", 1, ("a",), (endpoint,))
-    prober.answer(KEY, question)
+    prober.ask(KEY, question)
     async with running(prober.run(leading(Hangs(), []))):
         await asked.wait()
     async with running(prober.run(leading(Secrets(), []))):
@@ -216,8 +222,8 @@ async def test_unneeded_probe_result_is_forgotten(engine: tuple[Engine, Endpoint
     question = Question("uid-chat", 1, ("a",), (endpoint,))
     async with running(prober.run(leading(Secrets(), []))):
         await settled(prober, question)
-        assert prober.answer(KEY, None) is None
-        assert prober.answer(KEY, question) is None
+        prober.forget(KEY)
+        assert ask(prober, question) is None
         await settled(prober, question)
     assert served.asked == 2
 
@@ -239,7 +245,7 @@ async def test_hanging_services_delay_no_other(engine: tuple[Engine, Endpoint]) 
     async with silent_endpoint() as (silent, connections), running(prober.run(leading(Secrets(), []))):
         for number in range(30):
             question = Question(f"uid-{number}", 1, ("b",), (silent,))
-            prober.answer(ObjectKey(f"team-{number}", "hung"), question)
+            prober.ask(ObjectKey(f"team-{number}", "hung"), question)
         await eventually(lambda: len(connections) == 30)
         await settled(prober, Question("uid-chat", 1, ("a",), (endpoint,)))
 
@@ -253,7 +259,7 @@ async def test_services_that_hang_on_are_probed_by_other_workers(
     prober = Prober()
     async with silent_endpoint() as (silent, connections), running(prober.run(leading(Secrets(), []))):
         for number in range(6):
-            prober.answer(ObjectKey(f"team-{number}", "hung"), Question(f"uid-{number}", 1, ("b",), (silent,)))
+            prober.ask(ObjectKey(f"team-{number}", "hung"), Question(f"uid-{number}", 1, ("b",), (silent,)))
         await eventually(lambda: len(connections) >= 12)
         await settled(prober, Question("uid-chat", 1, ("a",), (endpoint,)))
 
@@ -274,10 +280,10 @@ async def test_silence_of_an_endpoint_that_has_answered_is_no_answer(engine: tup
         await settled(prober, first)
         served.busy.set()
         scaled = first._replace(generation=2)
-        assert prober.answer(KEY, scaled) is None
+        assert ask(prober, scaled) is None
         asked = served.asked
         await eventually(lambda: served.asked > asked + 3)
-        assert prober.answer(KEY, scaled) is None, "it is busy, perhaps"
+        assert ask(prober, scaled) is None, "it is busy, perhaps"
         served.busy.clear()
         await settled(prober, scaled)
 
@@ -297,12 +303,12 @@ async def test_answer_that_an_earlier_leader_got_is_not_requested_again(engine: 
     prober, question = Prober(), Question("uid-chat", 1, ("a",), (endpoint,))
     proof = ProbeResult(ok=True, reason="Generated", message="generated a token")
     async with running(prober.run(leading(Secrets(), []))):
-        assert prober.answer(KEY, question, proof) == proof
+        assert ask(prober, question, proof) == proof
         served.busy.set()
         scaled = question._replace(generation=2)
-        prober.answer(KEY, scaled)
+        prober.ask(KEY, scaled)
         await eventually(lambda: served.asked > 3)
-        assert prober.answer(KEY, scaled) is None, "its endpoints have answered the earlier leader"
+        assert ask(prober, scaled) is None, "its endpoints have answered the earlier leader"
     assert question.digest == question._replace().digest
     assert question.digest != scaled.digest
 
@@ -326,7 +332,7 @@ async def test_pod_that_fails_after_its_first_answer_is_found(
     question = Question("uid-chat", 1, ("a",), (endpoint,))
     proof = ProbeResult(ok=True, reason="Generated", message="generated a token") if inherited else None
     async with running(prober.run(leading(Secrets(), told))):
-        prober.answer(KEY, question, proof)
+        prober.ask(KEY, question, proof)
         await settled(prober, question)
         await eventually(lambda: served.asked > 3)
         assert told == ([] if inherited else [KEY]), "the same answer is no news"
@@ -349,7 +355,7 @@ async def test_service_on_hosts_is_asked_once(engine: tuple[Engine, Endpoint]) -
         await settled(prober, question)
         in_pods = Question("uid-1", 1, ("b",), (silent,))
         proof = ProbeResult(ok=True, reason="Generated", message="generated a token")
-        prober.answer(ObjectKey("team-1", "hung"), in_pods, proof)
+        prober.ask(ObjectKey("team-1", "hung"), in_pods, proof)
         await eventually(lambda: connections)
     assert served.asked == 1
 
@@ -392,7 +398,7 @@ async def test_answer_is_judged_against_what_another_probe_found_meanwhile(
             monkeypatch.setattr(probe_policy, name, 3600.0)
         served.busy.clear()
         served.broken = True
-        prober.answer(KEY, question._replace(generation=2))
+        prober.ask(KEY, question._replace(generation=2))
         await settled(prober, question, ok=False)
         served.broken = False
         served.idle.set()
@@ -402,19 +408,21 @@ async def test_answer_is_judged_against_what_another_probe_found_meanwhile(
 @pytest.mark.usefixtures("often")
 async def test_edited_token_is_not_sent_before_the_edit_is_followed(engine: tuple[Engine, Endpoint]) -> None:
     served, endpoint = engine
-    prober, told, api = Prober(), list[ObjectKey](), Secrets()
+    stale, told, api = list[ObjectKey](), list[ObjectKey](), Secrets()
+    prober = Prober(on_stale_token=stale.append)
     first, scaled = [Question("uid-chat", number, ("a",), (endpoint,)) for number in (1, 2)]
     _, made = token_secret(as_service(service()), TOKEN)
     async with running(prober.run(leading(api, told))):
         api.annotations = made["metadata"]["annotations"]
         await settled(prober, first)
-        assert not prober.take_stale_token(KEY)
+        assert not stale
         api.token, told[:] = "edited", []
-        assert prober.answer(KEY, scaled) is None
-        await eventually(lambda: prober.take_stale_token(KEY))
+        assert ask(prober, scaled) is None
+        await eventually(lambda: KEY in stale)
         assert KEY in told, "it is reconciled, and the edit followed, at once"
         asked = served.asked  # a probe that had read the token before may have asked meanwhile
-        await eventually(lambda: prober.take_stale_token(KEY))
-        assert (served.asked, prober.answer(KEY, scaled)) == (asked, None), "it is not called not ready"
+        stale.clear()
+        await eventually(lambda: KEY in stale)
+        assert (served.asked, ask(prober, scaled)) == (asked, None), "it is not called not ready"
         api.token = TOKEN
         await settled(prober, scaled)

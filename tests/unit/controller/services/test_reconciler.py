@@ -8,9 +8,18 @@ import pytest
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.plan import Plan, Snapshot
+from controller.services.effects import (
+    NOTHING_LEFT,
+    AwaitRollout,
+    FollowRooms,
+    ReadTraffic,
+    StartProbe,
+    StopProbe,
+    StopTraffic,
+)
 from controller.services.pods.update_pacer import UpdatePacer
 from controller.services.readiness_probe import Prober
-from controller.services.reconciler import ServiceInputs, decide_service, service_reconciler
+from controller.services.reconciler import ServiceInputs, ServiceSources, decide_service, service_reconciler
 from controller.services.tokens import KnownTokens
 from controller.services.traffic import Traffic
 from controller.services.traffic_meter import TrafficMeter
@@ -240,8 +249,23 @@ def test_stated_memory_of_the_node_leaves_the_memory_of_devices() -> None:
     assert (status["memory"], status["deviceMemory"]) == ("9.0 GiB", "1 x 20.4 GiB")
 
 
+def test_decision_probes_what_is_offered_and_reads_the_metrics_of_pods_only() -> None:
+    old = (chat_service(), (MODELS, model()))
+    there = (*old, (DEPLOYMENTS, chat_deployment(*old)), (PODS, chat_pod()))
+    assert decide_chat(*there).effects == (StopProbe(), StopTraffic(), AwaitRollout(frozenset()), FollowRooms({}))
+    for name, of_host in (("chat-abcde", ""), ("chat.x", "x")):
+        offered = slice_of("chat", "x")
+        offered["metadata"]["name"] = name
+        probe, traffic, *_ = decide_chat(*there, (ENDPOINT_SLICES, offered)).effects
+        assert isinstance(probe, StartProbe)
+        assert [endpoint.host for endpoint in probe.question.endpoints] == [of_host]
+        assert isinstance(traffic, StopTraffic if of_host else ReadTraffic)
+
+
 def test_status_shows_the_traffic_that_is_known() -> None:
-    base = (chat_service(), (MODELS, model()))
+    old, offered = (chat_service(), (MODELS, model())), slice_of("chat", "x")
+    offered["metadata"]["name"] = "chat-abcde"
+    base = (*old, (DEPLOYMENTS, chat_deployment(*old)), (PODS, chat_pod()), (ENDPOINT_SLICES, offered))
     status = decide_chat(*base, traffic=Traffic(90, 1200)).status
     assert status is not None
     assert (status["requestsPerMinute"], status["averageLatencyMs"]) == (90, 1200)
@@ -368,7 +392,14 @@ class TokenSecret(Client):
 @pytest.mark.parametrize(("owner_uid", "made"), [("uid-chat", False), ("uid-other", True), (None, True)])
 async def test_token_secret_of_another_owner_is_not_used(owner_uid: str | None, *, made: bool) -> None:
     observe = service_reconciler(
-        Prober(), DEFAULT_SETTINGS, KnownTokens(), UpdatePacer(), OptionalKind(POD_MONITORS, ""), meter=TrafficMeter()
+        ServiceSources(
+            Prober(),
+            DEFAULT_SETTINGS,
+            KnownTokens(),
+            UpdatePacer(),
+            OptionalKind(POD_MONITORS, ""),
+            meter=TrafficMeter(),
+        )
     ).observe
     assert observe is not None
     chat = service(status={"conditions": [condition("Ready", "False")]})
@@ -385,7 +416,14 @@ class NoSecretIsRead(Client):
 
 async def test_token_of_a_new_service_is_made_without_a_read_and_then_known() -> None:
     reconciler = service_reconciler(
-        Prober(), DEFAULT_SETTINGS, KnownTokens(), UpdatePacer(), OptionalKind(POD_MONITORS, ""), meter=TrafficMeter()
+        ServiceSources(
+            Prober(),
+            DEFAULT_SETTINGS,
+            KnownTokens(),
+            UpdatePacer(),
+            OptionalKind(POD_MONITORS, ""),
+            meter=TrafficMeter(),
+        )
     )
     assert reconciler.observe is not None
     assert reconciler.written is not None
@@ -397,10 +435,10 @@ async def test_token_of_a_new_service_is_made_without_a_read_and_then_known() ->
 
 
 def test_deleted_service_needs_nothing() -> None:
-    assert decide_chat() == Plan()
+    assert decide_chat() == Plan(effects=NOTHING_LEFT)
     going = service()
     going["metadata"]["deletionTimestamp"] = "2026-11-21T12:00:00Z"
-    assert decide_chat((INFERENCE_SERVICES, going), (MODELS, model())) == Plan()
+    assert decide_chat((INFERENCE_SERVICES, going), (MODELS, model())) == Plan(effects=NOTHING_LEFT)
 
 
 def test_each_change_is_one_event() -> None:

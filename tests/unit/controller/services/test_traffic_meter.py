@@ -102,13 +102,21 @@ def target(*endpoints: Endpoint) -> TrafficTarget:
     return TrafficTarget("uid-chat", endpoints)
 
 
+def follow_chat(meter: TrafficMeter, followed: TrafficTarget, shown: Traffic = UNKNOWN_TRAFFIC) -> Traffic:
+    """Follow a service as its decision does, and return its traffic."""
+    meter.follow(KEY, followed, shown)
+    traffic = meter.find_traffic(KEY, followed.service_uid)
+    assert traffic is not None
+    return traffic
+
+
 @pytest.mark.usefixtures("often")
 async def test_service_is_enqueued_when_its_traffic_is_known(pod: Pod) -> None:
     meter, enqueued = TrafficMeter(), list[ObjectKey]()
     async with running(meter.run(leading(pod.secrets, enqueued))):
-        assert meter.follow(KEY, target(pod.endpoint)) == UNKNOWN_TRAFFIC
+        assert follow_chat(meter, target(pod.endpoint)) == UNKNOWN_TRAFFIC
         await eventually(lambda: enqueued)
-        traffic = meter.follow(KEY, target(pod.endpoint))
+        traffic = follow_chat(meter, target(pod.endpoint))
     assert traffic.average_ms == 500
     assert traffic.requests_per_minute
     assert pod.secrets.reads == 1
@@ -137,10 +145,10 @@ async def test_traffic_of_pods_that_send_nonsense_is_unknown_after_a_time(pod: P
     pod.nonsense = nonsense.replace(b"REQUESTS", REQUESTS.encode())
     known = Traffic(7, 700)
     async with running(meter.run(leading(pod.secrets, enqueued))):
-        assert meter.follow(KEY, target(pod.endpoint), known) == known
+        assert follow_chat(meter, target(pod.endpoint), known) == known
         await eventually(lambda: pod.readings >= 2)
         await eventually(lambda: enqueued)
-        assert meter.follow(KEY, target(pod.endpoint), known) == UNKNOWN_TRAFFIC
+        assert follow_chat(meter, target(pod.endpoint), known) == UNKNOWN_TRAFFIC
 
 
 @pytest.mark.usefixtures("often")
@@ -149,13 +157,14 @@ async def test_pod_that_is_gone_hides_no_other(pod: Pod) -> None:
     async with running(meter.run(leading(pod.secrets, enqueued))):
         meter.follow(KEY, target(Endpoint("127.0.0.1", 1), pod.endpoint))
         await eventually(lambda: enqueued)
-        assert meter.follow(KEY, target(pod.endpoint)) != UNKNOWN_TRAFFIC
+        assert follow_chat(meter, target(pod.endpoint)) != UNKNOWN_TRAFFIC
 
 
 async def test_traffic_in_the_status_stays_for_a_new_leader() -> None:
     meter, known = TrafficMeter(), Traffic(7, 700)
-    assert meter.follow(KEY, target(Endpoint("127.0.0.1", 1)), known) == known
-    assert meter.follow(KEY, None) == UNKNOWN_TRAFFIC
+    assert follow_chat(meter, target(Endpoint("127.0.0.1", 1)), known) == known
+    meter.forget(KEY)
+    assert meter.find_traffic(KEY, "uid-chat") is None
 
 
 @pytest.fixture
@@ -252,7 +261,7 @@ def test_service_with_a_silent_pod_is_read_ever_more_rarely(monkeypatch: pytest.
 async def test_service_that_is_replaced_has_unknown_traffic() -> None:
     meter, pods = TrafficMeter(), (Endpoint("10.0.0.1", 8080),)
     meter.follow(KEY, TrafficTarget("uid-earlier", pods), Traffic(7, 700))
-    assert meter.follow(KEY, target(*pods)) == UNKNOWN_TRAFFIC
+    assert follow_chat(meter, target(*pods)) == UNKNOWN_TRAFFIC
 
 
 def test_tokens_are_counted_over_a_minute_and_reported_when_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,10 +282,10 @@ def test_tokens_are_counted_over_a_minute_and_reported_when_they_change(monkeypa
         follower = Leading(Secrets(), Store(), recorder, lambda _resource, key: enqueued.append((loop.time(), key)))
         async with running(meter.run(follower)):
             await asyncio.sleep(2900)
-            assert meter.follow(KEY, chat).fields() == {"requestsPerMinute": 0, "tokensPerSecond": "10.0"}
+            assert follow_chat(meter, chat).fields() == {"requestsPerMinute": 0, "tokensPerSecond": "10.0"}
             assert len(enqueued) == 1
             await asyncio.sleep(1000)
-            return meter.follow(KEY, chat)
+            return follow_chat(meter, chat)
 
     assert virtual_time.run(main()).tokens_per_second == pytest.approx(20, rel=0.11)
     first, *others = (at for at, _ in enqueued)
@@ -299,11 +308,11 @@ def test_rate_of_a_pod_that_answers_no_more_becomes_unknown(monkeypatch: pytest.
         meter.follow(KEY, chat)
         async with running(meter.run(leading(Secrets(), enqueued))):
             await asyncio.sleep(1000)
-            assert meter.follow(KEY, chat).tokens_per_second == pytest.approx(1)
+            assert follow_chat(meter, chat).tokens_per_second == pytest.approx(1)
             await asyncio.sleep(120)
-            assert meter.follow(KEY, chat).tokens_per_second == pytest.approx(1)
+            assert follow_chat(meter, chat).tokens_per_second == pytest.approx(1)
             await asyncio.sleep(480)
-            assert meter.follow(KEY, chat) == UNKNOWN_TRAFFIC
+            assert follow_chat(meter, chat) == UNKNOWN_TRAFFIC
 
     virtual_time.run(main())
 
@@ -338,7 +347,7 @@ def test_tokens_are_shown_by_node_and_no_longer_than_they_are_known(monkeypatch:
             silent = False
             await asyncio.sleep(400)
             assert shown == {KEY: expected}
-            meter.follow(KEY, None)
+            meter.forget(KEY)
             assert shown == {KEY: {}}
 
     virtual_time.run(main())
