@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -56,22 +55,6 @@ class StoredIdentities:
             if named is not None:
                 named.append(name_identity(path.stem))
         return [identity for identities in complete.values() for identity in identities]
-
-
-def move_proven_names(earlier: Path, names: Path, objects: Path) -> None:
-    """Move the names that an earlier version wrote, except those that a mirror may have got: those of single files.
-
-    That version named the bytes of a mirror after the source, for all namespaces. Never raises: a name that is lost has
-    its weights fetched again.
-    """
-    for path in sorted(earlier.glob("*.json")):
-        digest = _read(path, str) or ""
-        manifest = _read(objects / digest / MANIFEST, Manifest) if is_digest(digest) else None
-        if manifest is not None and len(manifest.files) > 1:
-            with contextlib.suppress(OSError):
-                durable.make_folder(names)
-                path.replace(names / path.name)
-    shutil.rmtree(earlier, ignore_errors=True)
 
 
 def _list_objects(folder: Path) -> list[tuple[int, str]]:

@@ -45,17 +45,17 @@ class AccessRecords:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def read(self, digest: str) -> WeightsAccess | None:
-        """Return the record of an object; None for one that an earlier version stored. Raises OSError."""
-        return durable.read(self._path(digest), WeightsAccess)
+    def read(self, digest: str) -> WeightsAccess:
+        """Return the record of an object; one that is lost lets nobody in. Raises OSError."""
+        return durable.read(self._path(digest), WeightsAccess) or WeightsAccess()
 
     def grant(self, digest: str, key: str, *, public: bool) -> None:
         """Add `key`, or everybody; the caller holds the lock of the store. Raises OSError."""
-        known = self.read(digest) or WeightsAccess()
-        if known.allows(key):
+        record = self.read(digest)
+        if record.allows(key):
             return
-        keys = known.keys if public else (*known.keys, key)[-_MOST_KEYS:]
-        durable.write(self._path(digest), WeightsAccess(known.public or public, keys))
+        keys = record.keys if public else (*record.keys, key)[-_MOST_KEYS:]
+        durable.write(self._path(digest), WeightsAccess(record.public or public, keys))
 
     def _path(self, digest: str) -> Path:
         return self._folder / f"{digest}.json"

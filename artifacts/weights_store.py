@@ -33,7 +33,7 @@ from artifacts.repositories.address_policy import Networks
 from artifacts.repositories.repository import SourceAccess
 from artifacts.retry import DEFAULT_PATIENCE, Patience
 from artifacts.source import Source, cache_key, is_digest, refuse_library
-from artifacts.stored_identities import StoredIdentities, move_proven_names
+from artifacts.stored_identities import StoredIdentities
 from artifacts.weights_access import AccessRecords, access_key, ask_for_access
 from crds.size import size_text
 
@@ -122,7 +122,6 @@ class WeightsStore:
         self._local = folder / "local"
         self._access = AccessRecords(folder / "access")
         self._identities = StoredIdentities(self._objects, self._names)
-        move_proven_names(folder / "names", self._names, self._objects)
         self._settings = SourceAccess(
             endpoint=endpoint, file_root=file_root, allowed_networks=allowed_networks, patience=patience
         )
@@ -193,22 +192,15 @@ class WeightsStore:
 
     async def _may_use(self, wanted: _Wanted, digest: str) -> bool:
         """Decide whether the caller may use an object; ask the server if that is not known. Raises ArtifactError."""
-        known = await asyncio.to_thread(self._access.read, digest)
-        if known is not None and known.allows(wanted.access):
+        if (await asyncio.to_thread(self._access.read, digest)).allows(wanted.access):
             return True
         if durable.read(self._name_path(wanted.source, wanted.revision), str) != digest:
             # The source has not delivered it, it only names the digest: it has to send all of it.
             return False
         manifest = durable.read(self._object_path(digest) / MANIFEST, Manifest)
-        try:
-            is_let_in = manifest is not None and await ask_for_access(
-                wanted.source, dataclasses.replace(self._settings, token=wanted.token), wanted.revision
-            )
-        except ArtifactError as error:
-            # Who fetched what an earlier version stored is not known: while the server is away, it serves as before.
-            if known is None and error.retryable:
-                return True
-            raise
+        is_let_in = manifest is not None and await ask_for_access(
+            wanted.source, dataclasses.replace(self._settings, token=wanted.token), wanted.revision
+        )
         if is_let_in:
             await in_thread(self._grant, wanted, digest)
         return is_let_in

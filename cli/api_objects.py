@@ -18,9 +18,7 @@ def has_condition(obj: Obj, kind: str) -> bool:
 
 def count_serving(service: Obj) -> int:
     """Return the replicas of a service that serve, those of an earlier spec included."""
-    status = service.get("status", {})
-    # Controllers of earlier releases state only those of the latest spec.
-    return int(status.get("availableReplicas", status.get("readyReplicas", 0)))
+    return int(service.get("status", {}).get("availableReplicas", 0))
 
 
 def status_reader(field: str) -> Callable[[Obj], str]:

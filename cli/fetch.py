@@ -13,7 +13,7 @@ import click
 
 from artifacts.repositories.address_policy import Networks
 from cli import outcome
-from cli.options import allow_private_sources, choose_files, older_jobs_option
+from cli.options import allow_private_sources, choose_files
 from cli.options import mirrors as mirrors_option
 from cli.output import facts_option, print_facts
 from crds.size import size_text
@@ -42,7 +42,6 @@ _LINE_EVERY_SECONDS = 10.0
 @allow_private_sources
 @mirrors_option
 @facts_option("text")
-@older_jobs_option
 @click.option(
     "--result", type=click.Path(path_type=Path), help="Also write the result or the error to this file, as JSON."
 )

@@ -193,7 +193,3 @@ mirrors = click.option(
     "verified: by --sha256, or by the digest that it and an oci:// SOURCE have. It gets no token.",
 )
 """Option of the commands that read a source."""
-
-
-older_jobs_option = click.option("--json", is_flag=True, hidden=True, expose_value=False)
-"""Option without effect, with which a controller of the previous version starts its Jobs in an image of this one."""

@@ -215,7 +215,7 @@ LABEL_VALUE_PATTERN: Final = r"^[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?$"
 LONGEST_NAME: Final = 253
 LONGEST_LABEL: Final = 63
 
-# The schema has the patterns, the struct has not: an object that was stored before them is still read and finalized.
+# The schema has the patterns, the struct has not: the API server has checked what is read from it.
 Name = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME, extra_json_schema={"pattern": NAME_PATTERN})]
 LabelName = Annotated[str, Meta(min_length=1, max_length=LONGEST_LABEL, extra_json_schema={"pattern": LABEL_PATTERN})]
 HostName = Annotated[str, Meta(max_length=LONGEST_LABEL, extra_json_schema={"pattern": NAME_PATTERN})]
@@ -234,8 +234,7 @@ _LARGEST_COUNT: Final = (1 << 31) - 1
 UNSTATED_LIMITS: Final = frozenset({LARGEST_AMOUNT, _LARGEST_COUNT})
 """Limits of what a number can be, which the reference does not repeat for each field."""
 
-# The schema has these limits, the structs have not: an object that was stored before them is still read, and what a
-# host reports beyond them is judged where it is used.
+# The schema has these limits, the structs have not: what a host reports beyond them is judged where it is used.
 Amount = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": LARGEST_AMOUNT})]
 """Bytes, parameters or elements: as many as an object can state, since headers of weights and clocks state them."""
 Count = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": _LARGEST_COUNT})]

@@ -17,7 +17,7 @@ from devices.tools import output
 
 _STAT_STATE, _STAT_START = 0, 19  # fields 3 and 22 of /proc/PID/stat, counted after the command name
 _ABSTIME: Final = "abstime "
-"""Prefix of a start time of macOS in ticks since the boot; Pomona 0.1 had the second that `ps` prints."""
+"""Prefix of a start time of macOS in ticks since the boot; without it, it is the second that `ps` prints."""
 
 
 @cache
@@ -49,17 +49,6 @@ def start_time(pid: int) -> str | None:
         return parse_stat(Path(f"/proc/{pid}/stat").read_text(errors="replace"))
     except (FileNotFoundError, ProcessLookupError):
         return None
-
-
-def started_at(pid: int, recorded: str) -> bool:
-    """Return whether process `pid` runs and started at `recorded`, a start time of this or an earlier version.
-
-    Raises:
-        OSError: the start time cannot be read.
-    """
-    if sys.platform == "darwin" and not recorded.startswith(_ABSTIME):
-        return _start_by_ps(pid) == recorded
-    return start_time(pid) == recorded
 
 
 def _start_by_ps(pid: int) -> str | None:

@@ -6,7 +6,7 @@ on our own monotonic clock. The leader gives up before others may take over, and
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
 import structlog
@@ -198,7 +198,6 @@ class _HostLease:
         *,
         field_manager: str,
         duration_seconds: int,
-        predecessors: Collection[str] = (),
     ) -> None:
         self._client = client
         self._metadata = {"namespace": namespace, "name": name}
@@ -210,8 +209,6 @@ class _HostLease:
         self._rival: Obj = {}
         """The spec that another holder wrote, as first seen."""
         self._rival_since = 0.0
-        # An agent that was updated takes over at once; the first versions wrote the host's name.
-        self._predecessors = frozenset((name, *predecessors))
 
     def forget(self) -> None:
         """Read the Lease again next time: for use after a write that was refused or was not answered."""
@@ -233,7 +230,6 @@ class _HostLease:
         lease = {"metadata": self._metadata | expected, "spec": spec}
         written = await self._client.apply(LEASES, lease, field_manager=self._field_manager)
         self._version, self._rival = written["metadata"]["resourceVersion"], {}
-        self._predecessors = frozenset()
         return True
 
     async def _may_take(self) -> bool:
@@ -243,7 +239,7 @@ class _HostLease:
             self._version = ""
             return True
         spec = found.get("spec") or {}
-        if not may_take(spec, self._identity, 0.0) and spec["holderIdentity"] not in self._predecessors:
+        if not may_take(spec, self._identity, 0.0):
             if self._rival and spec != self._rival:
                 raise HeldElsewhereError(f"it is held by {spec['holderIdentity']}, which renews it")
             if not self._rival:
@@ -261,7 +257,6 @@ async def renew_host_lease(
     name: str,
     *,
     identity: str,
-    predecessors: Collection[str] = (),
     field_manager: str,
     duration_seconds: int = 40,
     interval_seconds: float = 10.0,
@@ -269,8 +264,8 @@ async def renew_host_lease(
 ) -> None:
     """Renew the Lease of a host for ever: create it if absent, log every failure and soon try again.
 
-    `identity` is that of this agent, the same after its restart, and `predecessors` are those that earlier versions of
-    it wrote. `on_renewed` is called after each renewal that the server confirmed.
+    `identity` is that of this agent, the same after its restart. `on_renewed` is called after each renewal that the
+    server confirmed.
 
     Raises:
         HeldElsewhereError: another agent renews it.
@@ -282,7 +277,6 @@ async def renew_host_lease(
         identity,
         field_manager=field_manager,
         duration_seconds=duration_seconds,
-        predecessors=predecessors,
     )
     while True:
         wait = interval_seconds / 5

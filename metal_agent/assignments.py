@@ -4,7 +4,6 @@ An object that this version cannot read is an assignment too, and is rejected: a
 and the agent must not fail because of it.
 """
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -15,7 +14,6 @@ import msgspec
 
 from artifacts import durable
 from crds.features import AGENT_FEATURES
-from crds.meta import LABEL_PATTERN
 from crds.metalprocess import MetalProcessSpec
 from kube.resources import ObjectKey
 
@@ -59,10 +57,6 @@ def read_assignment(obj: dict[str, Any]) -> Assignment:
         spec = msgspec.convert(obj.get("spec"), MetalProcessSpec)
     except msgspec.ValidationError as error:
         problem = f"this agent cannot read the MetalProcess: {error}; {UPGRADE}"
-    # An object that was stored before the API server checked names may have another: it would name another's slice.
-    if spec and not re.fullmatch(LABEL_PATTERN, spec.service_name):
-        problem = f"spec.serviceName {spec.service_name!r} is not the name of a Service: delete the MetalProcess"
-        spec = None
     if spec and (unknown := explain_unknown_features(spec)):
         problem = unknown
     return Assignment(

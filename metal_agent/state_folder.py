@@ -15,7 +15,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import IO, Final, NamedTuple
+from typing import IO, Final
 
 import msgspec
 import structlog
@@ -122,22 +122,14 @@ def load_identity(folder: Path) -> str:
     return known
 
 
-class AgentIdentity(NamedTuple):
-    """The names under which an agent holds the Lease of its host."""
+def identify_agent(folder: Path) -> str:
+    """Return the name under which this agent on this machine holds the Lease of its host.
 
-    holder: str
-    predecessor: str
-    """The name that earlier versions of this agent used."""
-
-
-def identify_agent(folder: Path) -> AgentIdentity:
-    """Return the identity of this agent on this machine: a copy of the state folder or of the machine has another.
-
-    Raises OSError if the folder cannot be read or written.
+    A copy of the folder or of the machine has another one. Raises OSError if the folder cannot be read or written.
     """
     identity = load_identity(folder)
     place = f"{host.machine_id() or ''} {folder.stat().st_ino}"
-    return AgentIdentity(f"{identity}-{hashlib.sha256(place.encode()).hexdigest()[:8]}", identity)
+    return f"{identity}-{hashlib.sha256(place.encode()).hexdigest()[:8]}"
 
 
 def _open_lock(folder: Path) -> IO[bytes]:

@@ -46,10 +46,7 @@ class ProxyClient(ControlClient):
         return await self.request("GET", "/metrics")
 
     async def watch_health(self) -> AsyncIterator[BackendHealth]:
-        """Yield the health of every suspect backend, then each change of any backend at once, until the proxy ends.
-
-        Raises ControlRefusedError if the proxy is of a version that does not report the health of backends.
-        """
+        """Yield the health of every suspect backend, then each change of any backend at once, until the proxy ends."""
         # The pause is bounded here, so that a stuck proxy is noticed; the stream itself has no end.
         timeout = aiohttp.ClientTimeout(total=None, sock_read=_WATCH_PAUSE_SECONDS)
         try:

@@ -11,7 +11,7 @@ MODELS: Final = "/v1/models"
 METRICS: Final = "/metrics"
 """Served by the proxy of a pod only: that of a host has its metrics on its control socket."""
 METRICS_OF_PROXY: Final = f"{METRICS}?engine=false"
-"""The proxy's series without those of its engine; a proxy of an earlier version ignores the query."""
+"""The proxy's series without those of its engine."""
 
 INFERENCE: Final[Mapping[str, str]] = MappingProxyType(
     {

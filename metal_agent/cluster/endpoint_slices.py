@@ -153,8 +153,6 @@ class Endpoints:
         self._host = host
         self._wanted = wanted
         self._applied: dict[ObjectKey, Obj | None] = {}
-        self._unlabelled: set[ObjectKey] | None = None
-        """The services of slices that an earlier version wrote, without the label of the host; None: not listed yet."""
         self.refusals: dict[ObjectKey, SliceRefusal] = {}
         """The last refusal of each slice that the API server does not accept now."""
         # A withdrawal must never be overtaken by an earlier write of a ready endpoint.
@@ -165,16 +163,8 @@ class Endpoints:
         self._applied.clear()
 
     async def list_services(self) -> set[ObjectKey]:
-        """Return the services of which the API has slices of this host. Raises ApiError and Unreachable.
-
-        Slices without the host's label are searched for once, among those of all hosts: `publish` labels them.
-        """
-        if self._unlabelled is None:
-            self._unlabelled = await self._list_services(f"!{LABEL_HOST}")
-        return await self._list_services(f"{LABEL_HOST}={self._host}") | self._unlabelled
-
-    async def _list_services(self, selector: str) -> set[ObjectKey]:
-        ours = f"{LABEL_SLICE_MANAGED_BY}={SLICE_MANAGED_BY},{selector}"
+        """Return the services of which the API has slices of this host. Raises ApiError and Unreachable."""
+        ours = f"{LABEL_SLICE_MANAGED_BY}={SLICE_MANAGED_BY},{LABEL_HOST}={self._host}"
         listed = await self._client.list_metadata(ENDPOINT_SLICES, label_selector=ours)
         return {service for item in listed.items if (service := find_service(item, self._host)) is not None}
 
@@ -184,7 +174,7 @@ class Endpoints:
         A deletion by others, such as a controller that declared this host lost, is not reported to the agent.
         Raises ApiError and Unreachable.
         """
-        found = await self._list_services(f"{LABEL_HOST}={self._host}")
+        found = await self.list_services()
         missed = {service for service, left in self._applied.items() if (left is not None) != (service in found)}
         # What was removed, and is gone, is forgotten: services come and go as long as the agent runs.
         self._applied = {
@@ -208,8 +198,6 @@ class Endpoints:
                 await self._apply_or_withdraw(service, wanted)
                 log.info("endpoint_published", service=str(service), conditions=wanted["endpoints"][0]["conditions"])
             self.refusals.pop(service, None)
-            if self._unlabelled is not None:
-                self._unlabelled.discard(service)
             self._applied[service] = wanted
 
     async def _apply_or_withdraw(self, service: ObjectKey, wanted: Obj) -> None:

@@ -7,18 +7,16 @@ from kube.client import Client
 from kube.lease import HeldElsewhereError, renew_host_lease
 from metal_agent.cluster.endpoint_slices import FIELD_MANAGER, LEASE_SECONDS, RENEW_SECONDS
 from metal_agent.options import StartError
-from metal_agent.state_folder import AgentIdentity
 
 
-async def keep_host_lease(client: Client, host: str, identity: AgentIdentity, on_renewed: Callable[[], None]) -> None:
+async def keep_host_lease(client: Client, host: str, identity: str, on_renewed: Callable[[], None]) -> None:
     """Renew the Lease until cancelled. Raises StartError when another agent has it."""
     try:
         await renew_host_lease(
             client,
             HOSTS_NAMESPACE,
             host,
-            identity=identity.holder,
-            predecessors=(identity.predecessor,),
+            identity=identity,
             field_manager=FIELD_MANAGER,
             duration_seconds=LEASE_SECONDS,
             interval_seconds=RENEW_SECONDS,
@@ -27,6 +25,6 @@ async def keep_host_lease(client: Client, host: str, identity: AgentIdentity, on
     except HeldElsewhereError as error:
         raise StartError(
             f"another agent serves as host {host}: Lease {HOSTS_NAMESPACE}/{host}: {error}; this agent is "
-            f"{identity.holder}: stop one of the two; if this machine is a copy of the other, have it join as another "
+            f"{identity}: stop one of the two; if this machine is a copy of the other, have it join as another "
             "host"
         ) from error

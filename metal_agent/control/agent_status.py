@@ -61,9 +61,9 @@ class AgentStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     identity: IdentityStatus | None = None
     """None: the agent has a kubeconfig."""
     holds: list[HostHold] = []
-    ready: bool = True
-    """False until engines are adopted, and the Lease is renewed or the API server away; earlier versions lack it."""
-    stopping: bool = False
+    ready: bool
+    """False until engines are adopted, and the Lease is renewed or the API server away."""
+    stopping: bool
     """True while everything is drained and stopped, after which the agent ends for good."""
     budget_bytes: int
     available_bytes: int

@@ -19,9 +19,6 @@ from crds.serving import ServingOptions, stated_options
 RUNS: Final = 5
 """Runs that are kept for each key."""
 _MAX_ENTRIES: Final = 256
-_FIRST_OPTIONS: Final = ("mode", "context_length", "parallel", "cache_type_k", "cache_type_v", "extra_args")
-"""Options in the order that the keys of the file have always had. An option that was added later is in a key only if it
-differs from its default, so that the keys of earlier versions stay valid."""
 _FREE_OPTIONS: Final = frozenset({"chat_template"})
 """Options that take no memory."""
 _GROWTH: Final = 1.01
@@ -86,16 +83,16 @@ class Peaks:
 
 def identify_serving(spec: MetalProcessSpec) -> str:
     """Return the key of everything that determines memory use: artifacts, runtime and options, but not the service."""
-    artifacts = [spec.artifact, *(each.artifact for each in spec.further_artifacts)]
-    options = stated_options(spec)
-    decides = [
-        [_digest(artifact) for artifact in artifacts],
-        spec.runtime,
-        *(options.pop(name) for name in _FIRST_OPTIONS),
-    ]
+    artifacts = [spec.artifact, *(further.artifact for further in spec.further_artifacts)]
     defaults = stated_options(ServingOptions())
-    later = {name: value for name, value in options.items() if name not in _FREE_OPTIONS and value != defaults[name]}
-    return hashlib.sha256(msgspec.json.encode([*decides, later] if later else decides, order="sorted")).hexdigest()
+    # An option with its default is left out, so that an option that is added changes no key.
+    options = {
+        name: value
+        for name, value in stated_options(spec).items()
+        if name not in _FREE_OPTIONS and value != defaults[name]
+    }
+    decides = [[_digest(artifact) for artifact in artifacts], spec.runtime, options]
+    return hashlib.sha256(msgspec.json.encode(decides, order="sorted")).hexdigest()
 
 
 def _digest(artifact: Artifact) -> str:

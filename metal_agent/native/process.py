@@ -46,7 +46,7 @@ def identify_process(pid: int) -> ProcessIdentity | None:
 
 def is_running(identity: ProcessIdentity) -> bool:
     """Return whether the process of `identity` runs, and not another one with its pid. Raises OSError if unknown."""
-    return identity.boot_id == processes.boot_id() and processes.started_at(identity.pid, identity.start_time)
+    return identity.boot_id == processes.boot_id() and processes.start_time(identity.pid) == identity.start_time
 
 
 class NativeProcess:

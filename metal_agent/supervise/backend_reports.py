@@ -16,8 +16,6 @@ from metal_agent.supervise.runner import Runner
 
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LAST_PAUSE_SECONDS: Final = 10.0
-_OLD_PROXY_SECONDS: Final = 60.0
-"""Pause after an answer of a proxy that reports nothing: an earlier version, which will be replaced."""
 
 log = structlog.get_logger()
 
@@ -31,10 +29,7 @@ async def follow_backend_health(proxy: ProxyClient, runners: Mapping[str, Runner
                 failures = 0
                 if runner := runners.get(health.uid):
                     runner.notify(read_report(health))
-        except ControlRefusedError as error:
-            log.info("backend_health_unknown", problem=str(error), retry_seconds=_OLD_PROXY_SECONDS)
-            await asyncio.sleep(_OLD_PROXY_SECONDS)
-        except ControlUnreachableError:
+        except (ControlUnreachableError, ControlRefusedError):
             failures += 1  # a proxy that does not answer is reported by the task that keeps it running
         except Exception:  # a defect here must not end the agent
             failures += 1

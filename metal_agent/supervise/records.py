@@ -40,7 +40,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     """URL at which the engine listens on loopback; known once it is ready."""
     restarts: int = 0
     key_file: str = ""
-    """Path of the file with the key that the engine requires; empty if an earlier version started it without one."""
+    """Path of the file with the key that the engine requires; empty for a model of a daemon."""
     model: str = ""
     """Name of the model in the shared daemon of `spec.runtime`, if the engine is a model there."""
     unread: tuple[str, ...] = ()

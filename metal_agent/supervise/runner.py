@@ -37,10 +37,6 @@ from runtimes.daemon import UNKNOWN_MODEL, DaemonError
 from runtimes.registry import RUNTIMES
 
 PROGRESS_SECONDS: Final = 1.0
-WITHOUT_KEY: Final = (
-    "an earlier version of Pomona started the engine without a key, so every program of this host can use it until it "
-    "is started again"
-)
 _ANSWER_SECONDS: Final = 1.0
 """Time for the proxy to answer at the end of a drain."""
 _END_AGAIN_SECONDS: Final = 5.0
@@ -158,13 +154,10 @@ class Runner:
     def status(self, port: int | None) -> MetalProcessStatus:
         """Return the status; `port` is the service's port on the host's address."""
         state, record = self.state, self.record if self.state.exists else None
-        message = state.message
-        if self._is_without_key and not message:
-            message = WITHOUT_KEY
         return MetalProcessStatus(
             phase=state.phase,
             reason=state.reason,
-            message=message[:4096],
+            message=state.message[:4096],
             progress=self.progress if state.phase == "Fetching" else None,
             pid=state.pid,
             port=port,
@@ -174,11 +167,6 @@ class Runner:
             last_exit=state.last_exit,
             performance=self._host.measurements.find(self.assignment.spec) if self.assignment.spec else None,
         )
-
-    @property
-    def _is_without_key(self) -> bool:
-        """True if an earlier version started the Ready engine, and every program of this host can use it."""
-        return self.state.phase == "Ready" and self.state.pid is not None and self.api_key is None
 
     def write_record(self) -> None:
         """Write the record that the next agent needs to adopt the engine, unless it is written.

@@ -258,7 +258,7 @@ class Supervisor:
         if daemon:
             return daemon.adopt(record.model)
         process = adopt_process(record.identity) if record.identity else None
-        if process and record.key_file:
+        if process:
             process.key = self._host.keys.read(record.key_file)
             if process.key is None:
                 # Without its key nobody can use it: it is killed as a stray, and started again.

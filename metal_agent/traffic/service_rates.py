@@ -24,7 +24,7 @@ class ServiceRate(NamedTuple):
     tokens_per_second: float
     requests_per_minute: float = 0.0
     average_seconds: float | None = None
-    """Average time from the arrival of a request to its end; None: none has ended, or its time is unknown."""
+    """Average time from the arrival of a request to its end; None: none has ended."""
 
 
 class _Count(NamedTuple):
@@ -65,6 +65,5 @@ class ServiceRates:
         return ServiceRate(
             (after.tokens_out - before.tokens_out) / (end - begin),
             requests * 60 / max(end - begin, LEAST_SECONDS),
-            # A proxy of an earlier release counts no time.
-            lasted / requests if requests and lasted > 0 else None,
+            lasted / requests if requests else None,
         )

@@ -8,7 +8,6 @@ import aiohttp
 import psutil
 import pytest
 
-from metal_agent.supervise.runner import WITHOUT_KEY
 from tests.support.engine_process import start_engine
 from tests.support.eventually import eventually
 from tests.support.local_host import Machine, MakeAssignment, ready
@@ -133,23 +132,6 @@ async def test_engine_whose_key_is_lost_is_started_again(machine: Machine, assig
     machine.supervisor.assign([assignment()])
     assert await ready(machine) != pid
     assert not psutil.pid_exists(pid)
-
-
-async def test_engine_of_an_earlier_version_runs_on_and_its_status_says_that_it_has_no_key(
-    machine: Machine, assignment: MakeAssignment
-) -> None:
-    machine.supervisor.assign([assignment()])
-    pid = await ready(machine)
-    assert machine.runners["u1"].status(1).message == ""
-    await machine.stop()
-    path = machine.folder / "processes" / "u1.json"
-    record = path.read_text()
-    assert '"key_file"' in record
-    path.write_text(record.replace('"key_file"', '"of_no_version"'))
-    await machine.start()
-    runner = machine.runners["u1"]
-    assert (runner.state.phase, runner.state.pid, runner.api_key) == ("Ready", pid, None)
-    assert runner.status(1).message == WITHOUT_KEY
 
 
 async def test_engine_gets_no_credential_of_the_agents_environment(

@@ -137,13 +137,11 @@ async def test_removal_that_was_interrupted_is_continued(
 async def test_removal_finds_endpoints_by_their_name_and_the_lease_of_a_minute(
     joined: JoinedHost, admin: Credentials, client: Client, namespace: str
 ) -> None:
-    """Agents of an earlier version put no label of their host on a slice; a thief can take it away."""
     async with connect_with(admin, joined.token) as host:
         process = await serve(client, host, namespace)
-        label = f"/metadata/labels/{LABEL_HOST.replace('/', '~1')}"
-        unlabelled = [{"op": "remove", "path": label}]
-        await host.patch_json(ENDPOINT_SLICES, f"chat.{HOST}", namespace, unlabelled)
         await host.apply(LEASES, lease_of_host(HOST, duration_seconds=60), field_manager=MANAGER)
+    label = f"/metadata/labels/{LABEL_HOST.replace('/', '~1')}"
+    await client.patch_json(ENDPOINT_SLICES, f"chat.{HOST}", namespace, [{"op": "remove", "path": label}])
     foreign = build_slice(process, name=f"mail.{HOST}", labels={LABEL_SLICE_MANAGED_BY: "someone.example"})
     ours = {LABEL_SLICE_MANAGED_BY: SLICE_MANAGED_BY}
     # A host with a kubeconfig may have a dot in its name.

@@ -240,28 +240,6 @@ async def test_a_hosts_lease_is_taken_over_only_when_it_is_not_renewed(client: C
             await agent("first")
 
 
-@pytest.mark.parametrize("holder", ["host", "a-of-before"])
-async def test_a_hosts_lease_is_taken_over_at_once_from_an_agent_of_an_earlier_version(
-    client: Client, namespace: str, holder: str
-) -> None:
-    renewed = asyncio.Event()
-    spec = {"holderIdentity": holder, "leaseDurationSeconds": 600, "renewTime": micro_time(datetime.now(UTC))}
-    lease = {"metadata": {"namespace": namespace, "name": "host"}, "spec": spec}
-    await client.apply(LEASES, lease, field_manager=MANAGER)
-    async with running(
-        renew_host_lease(
-            client,
-            namespace,
-            "host",
-            identity="a",
-            predecessors=("a-of-before",),
-            field_manager=MANAGER,
-            on_renewed=renewed.set,
-        )
-    ):
-        await asyncio.wait_for(renewed.wait(), 60)
-
-
 async def test_a_hosts_lease_that_was_taken_over_is_not_taken_back(client: Client, namespace: str) -> None:
     renewals = 0
 

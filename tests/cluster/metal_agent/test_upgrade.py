@@ -205,7 +205,7 @@ async def test_update_keeps_engine_proxy_and_endpoint(
         assert update.state_files == STATE_FILES - {"pressure.json"}
         await update.replace()
     # Only this is new: it took over at once, under a name that a copy of this machine has not.
-    expected = before._replace(holder=identify_agent(bound_process.host.state_folder).holder)
+    expected = before._replace(holder=identify_agent(bound_process.host.state_folder))
     assert expected.holder.startswith(f"{before.holder}-")
     assert await seen(update) == expected
 

@@ -400,9 +400,6 @@ async def test_host_writes_all_that_it_needs(hosts: Hosts) -> None:
         (build_slice(process), ""),
         (build_slice(process, ports=port(port=18999, appProtocol="https")), ""),
         (build_slice(process, endpoints=endpoint(conditions={"ready": False, "serving": True})), ""),
-        # As agents of earlier versions write it, and after their update.
-        (build_slice(process, labels=labels("chat")), ""),
-        (build_slice(process), ""),
     ):
         await own.apply(*written, field_manager=MANAGER, subresource=subresource)
     for event in (build_event(process, "studio-1"), build_event(registered, "studio-1")):

@@ -43,7 +43,6 @@ async def test_result_file_and_exit_code_have_everything_that_a_job_reports(
     assert (facts["sizeBytes"], facts["layout"]["layers"]) == (len(content), layers)
 
     arguments = ["--revision", facts["revision"], "--sha256", facts["sha256"], "--to", str(tmp_path / "out")]
-    arguments.append("--json")  # of a controller of the previous version
     ran = await _pomona("fetch", source, *arguments, "--result", str(result), HF_ENDPOINT=server.url)
     assert (ran.code, ran.err) == (0, "")
     assert (tmp_path / "out/tiny.gguf").read_bytes() == content

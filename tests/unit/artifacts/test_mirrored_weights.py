@@ -1,17 +1,15 @@
 """Weights that a mirror sent are those of their digest: no other namespace gets them under the name of the source."""
 
 import hashlib
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from artifacts import durable
 from artifacts.errors import ArtifactError
 from artifacts.source import parse, weights_identity
 from artifacts.weights_store import WeightsStore
 from tests.support.file_server import FileServer
-from tests.unit.artifacts.stored_weights import again, obtain, publish, refused
+from tests.unit.artifacts.stored_weights import obtain, publish, refused
 
 FILE = "wanted.gguf"
 
@@ -103,27 +101,3 @@ async def test_namespace_with_the_digest_uses_what_a_mirror_sent_while_all_serve
     assert held.digest == attacker["sha256"]
     assert len(server.requests) == requests
     held.release()
-
-
-async def test_names_of_an_earlier_version_are_kept_only_where_no_mirror_can_have_written_them(
-    store: WeightsStore, server: FileServer, tmp_path: Path
-) -> None:
-    single = publish(server, "single.gguf")
-    parts = [f"acme/split/split-0000{part}-of-00002.gguf" for part in (1, 2)]
-    for part in parts:
-        publish(server, part)
-    split = f"hf://{parts[0]}"
-    for source in (single, split):
-        (await obtain(store, source)).release()
-    folder = tmp_path / "weights"
-    (folder / "sources").rename(folder / "names")
-    durable.write(folder / "names" / "0123456789abcdef.json", "../../elsewhere")
-
-    later = again(store, tmp_path, server)
-
-    assert later.find(parse(single), None, None) is None
-    held = later.find(parse(split), None, None)
-    assert held is not None
-    held.release()
-    assert not (folder / "names").exists()
-    again(store, tmp_path, server)

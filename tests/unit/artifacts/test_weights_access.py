@@ -108,14 +108,14 @@ async def test_finished_download_of_another_namespace_is_not_taken_over(
     assert error.reason == "SourceUnauthorized"
 
 
-async def test_weights_of_an_earlier_version_serve_while_the_server_is_away(
+async def test_without_its_record_the_server_is_asked_for_each(
     store: WeightsStore, server: FileServer, digest: str, tmp_path: Path
 ) -> None:
     (tmp_path / "weights" / "access" / f"{digest}.json").unlink()
-    server.statuses.append(503)
-    held = await obtain(store, _source(server), tenant="owner", token=TOKEN)
-    held.release()
     assert (await refused(store, _source(server), tenant="other")).reason == "SourceUnauthorized"
+    held = await obtain(store, _source(server), **OWNER)
+    held.release()
+    assert [request.range for request in server.seen(FILE)] == ["bytes=0-0"] * 2
 
 
 async def test_weights_of_a_signed_mirror_are_private(store: WeightsStore, server: FileServer) -> None:

@@ -356,8 +356,8 @@ class TestLocalFiles:
         assert "slash" in (await refused(store, f"file://{file.parent}")).message
 
 
-def test_records_of_earlier_versions_are_still_valid(tmp_path: Path) -> None:
-    """The keys on disk must stay the same; their order may change."""
+def test_records_on_disk_keep_their_keys(tmp_path: Path) -> None:
+    """An update that does not read them would hash or fetch all weights again."""
     file = tmp_path / "a.gguf"
     file.write_bytes(b"GGUF")
     stamp = {"sizeBytes": 4, "sha256": "ab" * 32, "mtimeNanoseconds": file.stat().st_mtime_ns}

@@ -76,6 +76,8 @@ def status(**changes: object) -> AgentStatus:
         "address": "10.0.0.7",
         "server": "https://cluster.example:6443",
         "connection": ConnectionStatus("connected", "2026-11-23T12:00:01Z"),
+        "ready": True,
+        "stopping": False,
         "budget_bytes": 64 * GIB,
         "available_bytes": 24 * GIB,
         "processes": [],

@@ -165,14 +165,6 @@ def test_process_that_needs_a_feature_of_a_newer_agent_is_started_by_no_older_on
     assert "run `pomona agent upgrade` on this host" in found.problem
 
 
-@pytest.mark.parametrize("service", ["..", "../../team-b/endpointslices/chat", "chat.studio-2", "Chat", "", "a" * 64])
-def test_service_that_is_no_name_is_a_problem(service: str) -> None:
-    harmful = {**PROCESS, "spec": {**PROCESS["spec"], "serviceName": service}}  # type: ignore[dict-item]  # a JSON object
-    found = assignments.read_assignment(harmful)
-    assert found.service is None
-    assert "serviceName" in found.problem
-
-
 def test_deletion_mark_is_read_even_with_an_invalid_spec() -> None:
     deleted = {"metadata": {**PROCESS["metadata"], "deletionTimestamp": "2026-11-21T13:10:00Z"}, "spec": 7}  # type: ignore[dict-item]  # a JSON object
     assert assignments.read_assignment(deleted).deleted

@@ -168,24 +168,6 @@ async def test_only_slices_of_the_own_host_are_listed() -> None:
     assert api.listed == 2
 
 
-async def test_slices_of_an_earlier_version_are_found_until_they_are_labelled_or_removed() -> None:
-    gone = ObjectKey("team-a", "gone")
-    api = Slices()
-    for service in (CHAT, gone):
-        old = build_ready(service)
-        del old["metadata"]["labels"][LABEL_HOST]
-        api.there[old["metadata"]["name"]] = old
-    endpoints = Endpoints(api, "studio-1", lambda service: build_ready(service) if service == CHAT else None)
-    for _ in range(2):
-        assert await endpoints.list_services() == {CHAT, gone}
-    assert api.listed == 2, "they are searched for once"
-    for service in (CHAT, gone):
-        await endpoints.publish(service)
-    assert [each["metadata"]["labels"][LABEL_HOST] for each in api.there.values()] == ["studio-1"]
-    assert await endpoints.list_services() == {CHAT}
-    assert await endpoints.find_outdated() == set()
-
-
 async def test_removed_services_are_not_remembered() -> None:
     endpoints = Endpoints(Slices(), "studio-1", lambda _: None)
     for number in range(5):

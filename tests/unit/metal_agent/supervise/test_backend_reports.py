@@ -48,7 +48,7 @@ class _Reporting(ProxyClient):
     "error",
     [
         ControlUnreachableError("it ended"),
-        ControlRefusedError("404: an earlier version"),
+        ControlRefusedError("404"),
         RuntimeError("a defect of ours"),
     ],
 )
