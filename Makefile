@@ -166,10 +166,6 @@ prometheus: setup ## Build Prometheus and promtool for the long tests into the u
 image-root: setup ## Assemble what the image contains, for tests that run it without a registry
 	@$(BIN)/python -m tests.controlplane.pomona_image >/dev/null
 
-.PHONY: previous-version
-previous-version: setup ## Keep the wheel of COMMIT=... as the version that tests of updates start from
-	@$(BIN)/python -m tests.support.previous_version $(COMMIT)
-
 .PHONY: image
 image: ## Build Pomona's image with podman, buildah, docker or nerdctl; IMAGE=name:tag, BASE=image with Python
 	@$(PYTHON) deploy/image/build.py $(if $(IMAGE),--image '$(IMAGE)') $(if $(BASE),--base '$(BASE)')

@@ -9,7 +9,6 @@ from crds.meta import (
     ApiStruct,
     Conditions,
     Count,
-    Features,
     LabelName,
     ObjectMeta,
     ShortText,
@@ -236,20 +235,6 @@ class MetalHostStatus(ApiStruct, frozen=True):
             **{"x-kubernetes-list-type": "atomic"},
         ),
     ] = []
-    features: Annotated[
-        Features,
-        described(
-            "What the agent knows beyond agents of the first release. A process whose spec.features has another one is "
-            "bound to no such host until its agent is updated.",
-            **{"x-kubernetes-list-type": "set"},
-        ),
-    ] = []
-    inspects: Annotated[
-        bool,
-        described(
-            "True if the agent can inspect Models, for controllers of earlier versions; it is feature Inspection."
-        ),
-    ] = False
     processes: Annotated[
         list[HostProcess],
         Meta(max_length=1024),

@@ -33,7 +33,7 @@ from crds.performance import BenchmarkOptions, ProcessPerformance
 from crds.rate import Rate
 from crds.serving import DRAIN_SECONDS, AdapterScale, DraftTokens, DrainSeconds, Role, ServingOptions
 
-MUTABLE_FIELDS: Final = ("priority", "protected", "drain_seconds", "features")
+MUTABLE_FIELDS: Final = ("priority", "protected", "drain_seconds")
 """Fields of a spec by which an engine is treated, and not started: their edit reloads no model."""
 HOLDS_NO_MEMORY: Final = frozenset({"Stopped", "Rejected"})
 """Phases of a process whose engine is not on its host: it has ended there, or was refused."""
@@ -146,8 +146,8 @@ class MetalProcessSpec(ServingOptions, frozen=True, kw_only=True):
     features: Annotated[
         Features,
         described(
-            "Features that the host's agent must know, beyond those of the first release: the controller finds them in "
-            "the other fields. No other host is chosen, and an agent that does not know one rejects the process.",
+            "Features that the host's agent must know, beyond those of the first release, which has none: an agent "
+            "rejects a process with one that it does not know.",
             **{"x-kubernetes-list-type": "set"},
         ),
     ] = []
@@ -307,7 +307,7 @@ class MetalProcess(ApiStruct, frozen=True):
         MetalProcessSpec,
         described(
             "Everything that a host needs to serve one replica. The spec is immutable, except that hostName is "
-            "set once, and that priority, protected, drainSeconds and features follow the InferenceService.",
+            "set once, and that priority, protected and drainSeconds follow the InferenceService.",
             FIXED_RULE,
             INSPECT_RULE,
             HOST_RULE,

@@ -269,14 +269,6 @@ class ModelStatus(ApiStruct, frozen=True):
             "Dimensions that decide how much memory serving takes. Absent if the artifact does not state all of them."
         ),
     ] = None
-    inspection: Annotated[
-        Amount | None,
-        described(
-            "Version of the inspection. If an earlier version did not look for the layout and the layout is "
-            "needed, the Model is inspected again.",
-            format="int64",
-        ),
-    ] = None
     inspected_by: Annotated[
         str,
         Meta(max_length=63),

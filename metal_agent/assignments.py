@@ -13,7 +13,6 @@ from typing import Any, Final
 import msgspec
 
 from artifacts import durable
-from crds.features import AGENT_FEATURES
 from crds.metalprocess import MetalProcessSpec
 from kube.resources import ObjectKey
 
@@ -21,6 +20,9 @@ STANDALONE: Final = "standalone-"
 """Prefix of the uid of a process that `pomona up` started, and that is in no API server."""
 
 
+AGENT_FEATURES: Final = frozenset[str]()
+"""Features that this agent knows, by which a later controller asks for more than the first release does. A field of a
+MetalProcess that changes how it runs gets one once a version without that field is published."""
 UPGRADE: Final = "run `pomona agent upgrade` on this host"
 """The way out of a process of a newer release."""
 
@@ -71,7 +73,7 @@ def read_assignment(obj: dict[str, Any]) -> Assignment:
 
 def explain_unknown_features(spec: MetalProcessSpec) -> str:
     """Return why this version cannot run a process of a newer one; empty if it knows all that the process needs."""
-    unknown = ", ".join(sorted(set(spec.features) - set(AGENT_FEATURES)))
+    unknown = ", ".join(sorted(set(spec.features) - AGENT_FEATURES))
     if not unknown:
         return ""
     return f"spec.features has {unknown}, which this agent ({version('pomona')}) does not know: {UPGRADE}"

@@ -145,7 +145,6 @@ def build_machine(
     Raises:
         click.UsageError: they contradict each other, or there is no such accelerator.
     """
-    from crds.features import FEATURE_OF_FIELD  # noqa: PLC0415 - same
     from crds.quantity import quantity_bytes  # noqa: PLC0415 - not needed for --help
     from runtimes.registry import RUNTIMES  # noqa: PLC0415 - same
 
@@ -158,7 +157,6 @@ def build_machine(
         if devices is not None:
             raise click.UsageError("--devices: a host has none to count, only --memory for models")
         status: Obj = {"availableBytes": size_bytes, "budgetBytes": size_bytes, "runtimes": sorted(RUNTIMES)}
-        status["features"] = sorted({*FEATURE_OF_FIELD.values()})
         return prepare_machine({"kind": "MetalHost", "metadata": {"labels": pairs}, "status": status})
     vendor = vendors.get(accelerator)
     if vendor is None or vendor.resource is None:

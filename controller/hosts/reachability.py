@@ -169,7 +169,7 @@ async def _read_answer(place: AgentPlace) -> str:
 
 
 def find_agent_place(host: MetalHost) -> AgentPlace | None:
-    """Return the place at which the agent of a host answers; None: an earlier version of the agent has none."""
+    """Return the place at which the agent of a host answers; None: it has none."""
     status = host.status
     return AgentPlace(status.address, status.reachability_port, status.boot_id) if status.reachability_port else None
 
@@ -178,7 +178,7 @@ def reachable_condition(host: MetalHost, answer: ReachabilityAnswer | None) -> O
     """Return the condition Reachable; without an answer, that of an earlier leader stays."""
     true, reason, message = None, "NotAsked", "the controller asks the agent once the address is accepted"
     if host.status.reachability_port is None:
-        message = "the agent does not listen: its version is earlier, or its --port-range has no spare port"
+        message = "the agent does not listen: its --port-range has no spare port"
     elif answer is not None:
         true, reason, message = answer
     elif last := find(host.status.conditions, REACHABLE):

@@ -69,7 +69,7 @@ def _decide_volume(inspected: InspectedModel) -> ModelDecision:
         )
         placement = volume.place_fetch(model, consumer, inspected.settings)
         work = volume.fetching(model, facts, volumes.target, placement, inspected.settings)
-        if claims.is_same(model.status.cached, there):
+        if model.status.cached == there:
             fetched = JobProgress(outcome=DONE, job=jobs.last(work, observed.jobs))
             return cache._replace(facts=facts.of_same_weights(model)).held(there, fetched)
         if is_needed and (refused := refused_secret(observed)):

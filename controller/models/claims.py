@@ -156,7 +156,7 @@ def decide_volume(
     Pods serve earlier weights meanwhile, unless the Model is edited: then its owner wants others.
     """
     cache, cached = model.spec.cache, model.status.cached
-    matching = [each for each in observed.claims if _is_for(each, path, model)]
+    matching = [each for each in observed.claims if _is_for(each, path)]
     target = max(
         (each for each in matching if not is_needed or _fits(each, cache, observed.expandable)),
         key=lambda each: (cached is not None and uid(each) == cached.claim, each["metadata"]["creationTimestamp"]),
@@ -210,22 +210,13 @@ def find_size_problem(model: Model, facts: ModelFacts) -> tuple[str, str] | None
     )
 
 
-def is_same(cached: CachedWeights | None, there: CachedWeights) -> bool:
-    """Return whether these weights are verified on this volume; earlier releases did not write the claim's name."""
-    return cached is not None and (cached.claim, cached.path, cached.sha256) == (there.claim, there.path, there.sha256)
-
-
 def _is_of(cached: CachedWeights | None, path: str, facts: ModelFacts) -> bool:
     return cached is not None and (cached.path, cached.sha256) == (path, facts.sha256)
 
 
-def _is_for(claim: Obj, path: str, model: Model) -> bool:
-    """Return whether a claim is for the weights at `path`; one of an earlier release is, unless it holds others."""
-    stated = (claim["metadata"].get("annotations") or {}).get(WEIGHTS)
-    if stated is not None:
-        return bool(stated == path)
-    cached = model.status.cached
-    return cached is None or cached.claim != uid(claim) or cached.path == path
+def _is_for(claim: Obj, path: str) -> bool:
+    """Return whether a claim is for the weights at `path`."""
+    return bool((claim["metadata"].get("annotations") or {}).get(WEIGHTS) == path)
 
 
 def _fits(claim: Obj, cache: CacheOptions, expandable: frozenset[str]) -> bool:

@@ -25,10 +25,8 @@ from controller.models.job_pods import NO_PODS
 from controller.models.jobs import JobOutcome, JobProgress, Work
 from controller.models.observation import ObservedModel
 from controller.models.served import METAL, is_mounted_image
-from controller.models.volume import ModelFacts
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import child
-from crds.features import find_features
 from crds.inspection import InspectionReport
 from crds.meta import GROUP, LABEL_MODEL
 from crds.metalprocess import Artifact, MetalProcessSpec
@@ -73,7 +71,6 @@ def inspect(
     observed: ObservedModel,
     settings: PodSettings,
     now: datetime,
-    known: ModelFacts | None = None,
     *,
     last_checked: str = "",
 ) -> JobProgress:
@@ -83,15 +80,17 @@ def inspect(
     other attempt is given up for one elsewhere, so that a host that comes and goes stops none.
     """
     placement = volume.place_inspection(model, observed.consumer, observed.undecided, settings)
-    work = volume.inspection(model, settings, known, placement=placement, last_checked=last_checked)
+    work = volume.inspection(model, settings, placement=placement, last_checked=last_checked)
     by_job = jobs.proceed(work, observed.jobs, observed.pods, now)
     is_under_way = by_job.outcome.state == "Going" and not by_job.outcome.reason and by_job.create is None
     if not _is_for_hosts(model, observed) or by_job.outcome.state == "Succeeded" or is_under_way:
         return by_job
     by_host = _HostInspection(
-        **{name: getattr(work, name) for name in work.__struct_fields__}, model=model, known=known
+        **{name: getattr(work, name) for name in work.__struct_fields__},
+        model=model,
+        hosts=observed.hosts(),
+        asked=rfc3339(now),
     )
-    by_host = msgspec.structs.replace(by_host, hosts=observed.hosts(), asked=rfc3339(now))
     current = jobs.find_current(by_host, observed.processes)
     if by_host.can_start() or (current is not None and by_host.read(current, (), now).state in {"Going", "Succeeded"}):
         progress = jobs.proceed(by_host, observed.processes, NO_PODS, now)
@@ -114,7 +113,6 @@ class _HostInspection(Work, frozen=True, kw_only=True):
     """An inspection whose attempts are MetalProcesses, each on one host."""
 
     model: Model
-    known: ModelFacts | None = None
     hosts: Mapping[str, InspectingHost] = {}
     """The hosts that are given to the namespace."""
     asked: str = ""
@@ -143,17 +141,12 @@ class _HostInspection(Work, frozen=True, kw_only=True):
         process = MetalProcessSpec(
             inspect=True,
             model_name=self.model.metadata.name,
-            artifact=Artifact(
-                source=volume.pin_source(self.model, self.known),
-                sha256=spec.sha256 or "",
-                files=spec.files,
-                mirrors=spec.mirrors,
-            ),
+            artifact=Artifact(source=spec.source, sha256=spec.sha256 or "", files=spec.files, mirrors=spec.mirrors),
             memory_bytes=1,
             host_name=host,
         )
         labels = {LABEL_MODEL: self.owner.name}
-        body = msgspec.to_builtins(msgspec.structs.replace(process, features=find_features(process)))
+        body = msgspec.to_builtins(process)
         _, made = child(METAL_PROCESSES, self.name(attempt), MODELS, self.owner, labels, spec=body)
         made["metadata"]["annotations"] = {
             **jobs.mark_attempt(self, attempt),
@@ -184,7 +177,7 @@ class _HostInspection(Work, frozen=True, kw_only=True):
         if host is None:
             return broken("HostGone", f"is gone, or does not serve namespace {self.owner.namespace} any more")
         if phase == "Stopped":
-            report, problem = _read_report(self.model, self.known, status)
+            report, problem = _read_report(self.model, status)
             if report is None:
                 return broken("ReportRefused", f"sent a report that cannot be used: {problem}")
             return JobOutcome(state="Succeeded", answer=report, ended=_asked(attempt), host=name)
@@ -247,13 +240,13 @@ def _printable(message: Any) -> str:
     return "".join(each if each.isprintable() else " " for each in text[:MOST_MESSAGE_CHARACTERS])
 
 
-def _read_report(model: Model, known: ModelFacts | None, status: Obj) -> tuple[InspectionReport | None, str]:
+def _read_report(model: Model, status: Obj) -> tuple[InspectionReport | None, str]:
     """Return the report of a host, or None and what is wrong with it."""
     try:
         report = msgspec.convert(status.get("inspection"), InspectionReport)
     except msgspec.ValidationError as error:
         return None, _printable(str(error))
-    problem = _judge_report(model, report, known.revision if known is not None else "")
+    problem = _judge_report(model, report)
     return (None, problem) if problem else (report, "")
 
 

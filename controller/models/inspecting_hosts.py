@@ -9,7 +9,6 @@ from typing import Final, NamedTuple
 from controller.reconcile.conditions import find
 from controller.reconcile.indexes import INSPECTOR_INDEX, REASON_INDEX, controller_of
 from controller.reconcile.plan import decode_stored
-from crds.features import INSPECTION, known_features
 from crds.metalhost import MetalHost
 from kube.client import Obj
 from kube.resources import METAL_HOSTS, METAL_PROCESSES, MODELS, ObjectKey, object_key
@@ -23,7 +22,7 @@ class InspectingHost(NamedTuple):
     """A host that is given to a namespace."""
 
     is_live: bool
-    """It renews its Lease, is not cordoned, and its agent can inspect."""
+    """It renews its Lease and is not cordoned."""
     is_lost: bool = False
     """Its Lease has expired."""
     load: int = 0
@@ -40,7 +39,7 @@ def list_inspecting_hosts(store: Store, namespace: str) -> Mapping[str, Inspecti
         ready = find(host.status.conditions, "Ready")
         liveness = ready.status if ready is not None else "Unknown"
         found[host.metadata.name] = InspectingHost(
-            is_live=liveness == "True" and INSPECTION in known_features(host.status) and not host.spec.is_cordoned,
+            is_live=liveness == "True" and not host.spec.is_cordoned,
             is_lost=liveness == "False",
             load=len(store.by_index(METAL_PROCESSES, INSPECTOR_INDEX, host.metadata.name)),
         )
@@ -48,11 +47,10 @@ def list_inspecting_hosts(store: Store, namespace: str) -> Mapping[str, Inspecti
 
 
 def inspecting_facts(host: Obj) -> object:
-    """Return what decides about the inspections of a host: its spec, its liveness and its abilities."""
+    """Return what decides about the inspections of a host: its spec and its liveness."""
     status, metadata = host.get("status") or {}, host["metadata"]
     liveness = [each["status"] for each in status.get("conditions") or () if each["type"] == "Ready"]
-    knows = status.get("inspects"), status.get("features")
-    return metadata["uid"], metadata.get("deletionTimestamp"), host.get("spec"), liveness, knows
+    return metadata["uid"], metadata.get("deletionTimestamp"), host.get("spec"), liveness
 
 
 def models_of_host(store: Store, host: Obj) -> list[ObjectKey]:

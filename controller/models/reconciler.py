@@ -129,7 +129,7 @@ def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: d
     if _is_inspected(model) and model.status.inspected_by and observed.consumer is not None:
         return _decide_for_pods(model, observed, settings, now)
     if _is_inspected(model):
-        facts, inspected = _inspected_facts(model, observed, settings, now)
+        facts, inspected = _inspected_facts(model, observed, settings)
         known = InspectedModel(model, observed, settings, now, facts, inspected)
         if refused or not refresh.is_watched(model):
             return decide_weights(known)
@@ -188,23 +188,11 @@ def _kept_facts(model: Model) -> ModelFacts | None:
     return ModelFacts.of_status(model) if model.status.cached is not None or model.status.copies else None
 
 
-def _inspected_facts(
-    model: Model, observed: ObservedModel, settings: PodSettings, now: datetime
-) -> tuple[ModelFacts, JobProgress]:
-    """Return the facts of an inspected Model; a Model that an earlier release inspected is inspected again."""
-    known = ModelFacts.of_status(model)
-    work = volume.inspection(model, settings, known)
-    if not volume.is_outdated(model) or refused_secret(observed):
-        # An edit takes the answer of a Job that is kept. That of a source which moves may be out of date by then.
-        kept = "" if refresh.is_watched(model) else jobs.last(work, observed.jobs)
-        return known, JobProgress(outcome=DONE, job=kept)
-    progress = host_inspection.inspect(model, observed, settings, now, known)
-    if progress.outcome.state == "Succeeded":
-        found = ModelFacts.of_answer(model, progress.outcome.answer, progress.outcome.host)
-        known = known.after_inspection(found)
-    elif progress.outcome.state == "Failed" and not progress.outcome.host:
-        known = msgspec.structs.replace(known, inspection=volume.inspection_version(model))
-    return known, progress
+def _inspected_facts(model: Model, observed: ObservedModel, settings: PodSettings) -> tuple[ModelFacts, JobProgress]:
+    """Return the facts of an inspected Model, with the Job that is kept of its inspection."""
+    # An edit takes the answer of a Job that is kept. That of a source which moves may be out of date by then.
+    kept = "" if refresh.is_watched(model) else jobs.last(volume.inspection(model, settings), observed.jobs)
+    return ModelFacts.of_status(model), JobProgress(outcome=DONE, job=kept)
 
 
 def _decide_hosts_only(model: Model, source: Source) -> ModelDecision:

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from artifacts.repositories.s3_access import OPTIONAL_VARIABLES, REQUIRED_VARIABLES
-from artifacts.source import HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, SourceError, hub_file, parse, scheme_of
+from artifacts.source import HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, parse, scheme_of
 from controller.models.jobs import ANYWHERE, Placement, Reservation, SecretVariable, Work
 from controller.models.served import (
     accelerator_of,
@@ -34,17 +34,11 @@ from kube.resources import MODELS, PVCS, Resource
 MODELS_PATH: Final = "/models"
 """Mount path of the volume, in the pods that fetch and in those that serve."""
 WEIGHTS: Final = f"{GROUP}/weights"
-"""Annotation of a claim: path of the weights that it is for; earlier releases did not write it."""
+"""Annotation of a claim: path of the weights that it is for."""
 SPARE_MIB: Final = 16
 """Space that the file system of a small volume needs."""
 INSPECT_SECONDS: Final = 600
 """A header is read in seconds; the rest is for pulling the image. An attempt on a server that hangs ends after this."""
-INSPECTION: Final = 1
-"""Version of the inspection result; releases before it wrote neither a version nor a layout."""
-FOLDER_INSPECTION: Final = 3
-"""The same for a folder; releases before it knew no layout of recurrent and latent layers."""
-_FORMAT_INSPECTION: Final = 2
-"""Releases before it did not tell the formats of folders apart."""
 SETTLING_SECONDS: Final = 2.0
 """A volume that binds by itself does so within this time; any other waits for its first pod."""
 
@@ -61,7 +55,6 @@ class ModelFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     active_parameters: int | None = None
     gguf: GGUF | None = None
     layout: Layout | None = None
-    inspection: int | None = None
     inspected_by: str = ""
 
     @classmethod
@@ -80,27 +73,11 @@ class ModelFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
             active_parameters=answer.active_parameters,
             gguf=answer.gguf,
             layout=answer.layout,
-            inspection=inspection_version(model),
             inspected_by=host,
         )
 
-    def after_inspection(self, found: "ModelFacts") -> "ModelFacts":
-        """Return the facts of an earlier release with those of another inspection, if that is of the same revision.
-
-        Size and layout stay: processes state the one, and reserve memory by the other, and others would replace them.
-        """
-        if found.revision != self.revision:
-            return msgspec.structs.replace(self, inspection=found.inspection)
-        if self.size_bytes is not None:
-            found = msgspec.structs.replace(found, size_bytes=self.size_bytes)
-        if self.layout is not None:
-            return msgspec.structs.replace(found, gguf=self.gguf, layout=self.layout)
-        return found
-
     def after_fetch(self, answer: InspectionReport) -> "ModelFacts":
-        """Return the facts with those of the header that arrived; fetches of earlier versions did not read it."""
-        if answer.gguf is None:
-            return self
+        """Return the facts with those of the header that arrived."""
         return msgspec.structs.replace(
             self, gguf=answer.gguf, layout=answer.layout, format=answer.format or self.format
         )
@@ -110,8 +87,6 @@ class ModelFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
         status = model.status
         if status.inspected_by or status.revision != self.revision:
             return self
-        if status.layout is None and status.inspection != inspection_version(model):
-            return self
         return msgspec.structs.replace(self, gguf=status.gguf, layout=status.layout)
 
     @classmethod
@@ -120,35 +95,14 @@ class ModelFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
         return msgspec.convert(model.status, cls, from_attributes=True)
 
 
-def inspection_version(model: Model) -> int:
-    """Return the version of the inspection that this release makes of the Model's source."""
-    try:
-        is_folder = not parse(model.spec.source, model.spec.files).is_gguf
-    except SourceError:
-        is_folder = False
-    return FOLDER_INSPECTION if is_folder else INSPECTION
-
-
-def is_outdated(model: Model) -> bool:
-    """Return whether an earlier release inspected the Model, without a fact that is needed now.
-
-    That is the layout that memory is computed from, and for a folder the format.
-    """
-    status, version = model.status, inspection_version(model)
-    lacks_layout = model.spec.stated_bytes is None and status.layout is None
-    lacks_format = version == FOLDER_INSPECTION and (status.inspection or 0) < _FORMAT_INSPECTION
-    return status.inspection != version and (lacks_layout or lacks_format)
-
-
 def inspection(
     model: Model,
     settings: PodSettings,
-    known: ModelFacts | None = None,
     *,
     placement: Placement = ANYWHERE,
     last_checked: str = "",
 ) -> Work:
-    """Return the work that reads the artifact's header, at the revision in `known` if there is one.
+    """Return the work that reads the artifact's header.
 
     `last_checked` distinguishes later checks of a moving source: the time of the one before.
     """
@@ -160,12 +114,12 @@ def inspection(
         owner=model.metadata,
         verb="inspect",
         identity=(
-            *(model.metadata.uid, spec.source, spec.sha256 or "", secret or "", str(inspection_version(model))),
+            *(model.metadata.uid, spec.source, spec.sha256 or "", secret or ""),
             *spec.files,
             *([f"look={last_checked}"] if last_checked else []),
             *_mirrors(model),
         ),
-        arguments=(pin_source(model, known), *_patterns(model), *_mirrors(model), *verified, *mounted),
+        arguments=(spec.source, *_patterns(model), *_mirrors(model), *verified, *mounted),
         image=settings.image,
         image_pull_secrets=settings.image_pull_secrets,
         environment=settings.environment,
@@ -177,18 +131,6 @@ def inspection(
         # A claim may be made later than the Model, and no server can hang.
         deadline_seconds=None if claim else INSPECT_SECONDS,
     )
-
-
-def pin_source(model: Model, known: ModelFacts | None) -> str:
-    """Return the source at the revision in `known`, if there is one and the source can name it."""
-    if known is None or not known.revision or scheme_of(model.spec.source) not in ("hf", "oci"):
-        return model.spec.source
-    source = parse(model.spec.source)
-    if source.scheme == "oci":
-        return f"oci://{source.repo}@{known.revision}"
-    if source.is_folder:
-        return f"hf://{source.repo}@{known.revision}"
-    return hub_file(source.repo, known.revision, source.path, source.file).text
 
 
 def _patterns(model: Model) -> list[str]:

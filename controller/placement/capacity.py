@@ -11,7 +11,6 @@ from typing import Final, NamedTuple
 from controller.placement.units import HostRequirement
 from controller.reconcile.conditions import find
 from controller.reconcile.indexes import HOST_INDEX
-from crds.features import known_features
 from crds.meta import ADDRESS_ACCEPTED, MEMORY_PRESSURE, PAUSED, STABLE
 from crds.metalhost import HostTaint, MetalHost
 from crds.metalprocess import HOLDS_NO_MEMORY
@@ -43,9 +42,6 @@ class HostCapacity(NamedTuple):
     """The reason why the host is trusted late, as its Lease has expired several times; empty if it is trusted."""
     is_cordoned: bool = False
     """An administrator has cordoned or drains the host."""
-    features: frozenset[str] = frozenset()
-    """Features that its agent knows, beyond those of the first release."""
-    agent_version: str = ""
     bandwidth_bytes_per_second: int = 0
     """Memory bandwidth of its chip; 0 if it is unknown."""
     weights: frozenset[str] = frozenset()
@@ -93,8 +89,6 @@ def _host_capacity(host: MetalHost, bound: Iterable[Obj]) -> HostCapacity:
         pause=paused.message if paused is not None and paused.status == "True" else "",
         distrust=stable.message if stable is not None and stable.status == "False" else "",
         is_cordoned=host.spec.is_cordoned,
-        features=known_features(host.status),
-        agent_version=host.status.agent_version,
         bandwidth_bytes_per_second=host.status.memory_bandwidth_bytes_per_second or 0,
         weights=frozenset(host.status.weights),
         labels=frozenset(host.metadata.labels.items()),
@@ -146,7 +140,7 @@ class FreeMemory:
         self._by_requirement: dict[HostRequirement, int] = {}
         for each in capacities:
             if each.is_open:
-                offer = each.runtimes, each.namespaces, each.features, each.labels, each.taints
+                offer = each.runtimes, each.namespaces, each.labels, each.taints
                 known = self._largest.get(offer)
                 if known is None or each.free_bytes > known.free_bytes:
                     self._largest[offer] = each

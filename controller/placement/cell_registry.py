@@ -389,7 +389,6 @@ class CellRegistry:
             closed_message=message,
             runtimes=capacity.runtimes,
             namespaces=capacity.namespaces,
-            features=capacity.features,
             labels=capacity.labels,
             taints=capacity.taints,
             weights=capacity.weights,

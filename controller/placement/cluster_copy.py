@@ -233,8 +233,6 @@ async def _read_speed_facts(client: Client, made: ClusterCopy) -> tuple[Forbidde
     try:
         for obj in (await client.list(NODE_FITNESSES)).items:
             made.put(NODE_FITNESSES, obj)
-    except NotFound:
-        pass  # a cluster of an earlier version has none: labels alone say what a node has
     except Forbidden as error:
         refused.append(error)
     try:

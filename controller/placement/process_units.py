@@ -21,7 +21,7 @@ MOST_ENDING_SECONDS: Final = 90.0
 _REPLACES_NOTHING: Final = frozenset(
     {
         *("hostName", "memoryBytes", "artifact", "furtherArtifacts", "benchmark"),
-        *("priority", "protected", "drainSeconds", "features"),
+        *("priority", "protected", "drainSeconds"),
     }
 )
 """Fields whose changes replace no process, or only in part."""
@@ -54,7 +54,7 @@ def build_process_replica(
         state=state,
         cells=(f"host/{host}",) if host is not None else (),
         nomination=nomination if state == "waiting" else None,
-        # One that an earlier version has bound has no annotation.
+        # One that was bound by hand has no annotation.
         evictable_since=None if host is None else parse_seconds(metadata.annotations.get(ADMITTED_AT)) or own_place,
         is_protected=owner is not None and owner.is_protected,
         weights=_identify_weights(process),

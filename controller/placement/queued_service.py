@@ -104,7 +104,7 @@ class OwnDeployment(NamedTuple):
 
     name: str
     template: str
-    """Mark of its present template; empty if an earlier version of Pomona has made it."""
+    """Mark of its present template; empty if it has none."""
 
 
 class QueuedService(NamedTuple):
@@ -245,9 +245,7 @@ def _find_unlisted_refusal(demands: _StatedPlacement | PlacementDemands) -> str:
 def require_host(process: MetalProcess, demands: HostDemands) -> HostRequirement:
     """Return the demands of a process and its service on a host."""
     spec = process.spec
-    return HostRequirement(
-        spec.runtime, process.metadata.namespace, frozenset(spec.features), demands.selector, demands.tolerations
-    )
+    return HostRequirement(spec.runtime, process.metadata.namespace, demands.selector, demands.tolerations)
 
 
 @functools.lru_cache(maxsize=8192)

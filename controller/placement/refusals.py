@@ -252,11 +252,6 @@ def _explain_taint(place: RefusedPlace) -> Words:
     return f"the service does not tolerate the taint {text}", remedy
 
 
-def _explain_agent(place: RefusedPlace) -> Words:
-    unknown = ", ".join(sorted(place.on_host.features - place.cell.features))
-    return f"the agent does not know {unknown}", f"upgrade the agent of {place.cell.name}"
-
-
 def _name_class(place: RefusedPlace) -> str:
     return f"device class {place.cell.device_class or 'unknown'} of the {place.cell.kind}"
 
@@ -320,7 +315,6 @@ REFUSALS: Final[Mapping[str, Refusal]] = {
     ),
     TOO_TIGHT: Refusal("never", 3, "fit it less well than spec.placement.minFit", _explain_tight),
     "RuntimeMissing": Refusal("never", 4, "lack its engine", _explain_runtime),
-    "AgentTooOld": Refusal("never", 4, "have an agent that is too old", _explain_agent),
     "VolumeElsewhere": Refusal("never", 4, "cannot mount the volume of its weights", _explain_volume),
     NOT_FASTER: Refusal(
         "never", 4, "are not known to be faster than the slow replica that it replaces", _explain_not_faster

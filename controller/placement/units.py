@@ -68,8 +68,6 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """Taints of a host."""
     namespaces: frozenset[str] = frozenset()
     """Namespaces that a host is given to; none: all."""
-    features: frozenset[str] = frozenset()
-    """Features that the agent of a host knows."""
     weights: frozenset[str] = frozenset()
     """Identities of the weights that are there already; none: they are unknown, or there are none."""
     bandwidth_bytes_per_second: int = 0
@@ -169,10 +167,6 @@ class HostOffer(Protocol):
         """Namespaces that it is given to; none: all."""
 
     @property
-    def features(self) -> frozenset[str]:
-        """Features that its agent knows."""
-
-    @property
     def labels(self) -> frozenset[tuple[str, str]]:
         """Its labels."""
 
@@ -186,7 +180,6 @@ class HostRequirement(msgspec.Struct, frozen=True):
 
     runtime: str
     namespace: str
-    features: frozenset[str] = frozenset()
     selector: frozenset[tuple[str, str]] = frozenset()
     """Labels that the host must have."""
     tolerations: tuple[Toleration, ...] = ()
@@ -194,13 +187,12 @@ class HostRequirement(msgspec.Struct, frozen=True):
     @property
     def shape(self) -> str:
         """Key that processes with the same demands have in common."""
-        features = ",".join(sorted(self.features))
-        return f"{self.runtime} {self.namespace} {features} {sorted(self.selector)} {self.tolerations}"
+        return f"{self.runtime} {self.namespace} {sorted(self.selector)} {self.tolerations}"
 
     @property
     def identity(self) -> tuple[object, ...]:
         """Key that processes have in common which the same hosts admit."""
-        return "host", self.runtime, self.namespace, self.features, self.selector, self.tolerations
+        return "host", self.runtime, self.namespace, self.selector, self.tolerations
 
     def refuse(self, cell: Cell) -> str:
         """Return why a cell can never run the process, as one CamelCase word; empty if it can."""
@@ -214,9 +206,7 @@ class HostRequirement(msgspec.Struct, frozen=True):
             return "OtherNamespace"
         if not self.selector <= host.labels:
             return "LabelMissing"
-        if find_untolerated(host.taints, self.tolerations) is not None:
-            return "Taint"
-        return "" if self.features <= host.features else "AgentTooOld"
+        return "" if find_untolerated(host.taints, self.tolerations) is None else "Taint"
 
 
 class UnitKey(NamedTuple):

@@ -21,7 +21,6 @@ from controller.reconcile.stamp import (
     ANNOTATION_SERVED,
     ANNOTATION_STAMP,
     ANNOTATION_UPDATE,
-    is_stamped,
 )
 from crds.meta import DELETION_COST, DEVICE_NEED, ENQUEUED_AT, NOMINATED, POD_TEMPLATE
 from kube.client import Obj
@@ -51,14 +50,11 @@ from kube.resources import (
 from kube.store import Store
 
 LOADING_OPTION: Final = "--loading-seconds"
-"""Option of a pod's proxy, of which a Deployment keeps the value: earlier versions did not give it."""
 DRAIN_OPTION: Final = "--drain-seconds"
-"""The same: an edit of it restarts no pod."""
+KEPT_OPTIONS: Final = (DRAIN_OPTION, LOADING_OPTION)
+"""Options of a pod's proxy whose values its Deployment keeps: another value restarts no pod."""
 GRACE_FIELD: Final = "terminationGracePeriodSeconds"
-"""Field of pods and probes, of which the same holds."""
-ENGINE_OPTION: Final = "--engine"
-"""The same: earlier versions did not name the engine."""
-KEPT_OPTIONS: Final = (DRAIN_OPTION, LOADING_OPTION, ENGINE_OPTION)
+"""Field of a pod of which the same holds."""
 _MOST_SHARED: Final = 4096
 _LONGEST_SHARED: Final = 64
 """Characters; longer strings are messages, each of its own."""
@@ -210,9 +206,7 @@ def _of_job(obj: Obj) -> Obj:
 
 
 def _of_deployment(obj: Obj) -> Obj:
-    """Return a Deployment without what its stamp stands for; one of an earlier version is compared by all values."""
-    if not is_stamped(obj):
-        return _managed_by_us(obj)
+    """Return a Deployment without what its stamp stands for."""
     kept = _managed_by_us(obj)
     metadata, status = kept["metadata"], obj.get("status") or {}
     # The fields of the metadata name the owner, so they would differ in each object.
@@ -220,7 +214,7 @@ def _of_deployment(obj: Obj) -> Obj:
         {**entry, "fieldsV1": _pick(entry.get("fieldsV1", {}), ("f:spec",))} for entry in metadata["managedFields"]
     ]
     read = (ANNOTATION_STAMP, ANNOTATION_INPUTS, ANNOTATION_UPDATE, ANNOTATION_SERVED)
-    metadata["annotations"] = _pick(metadata["annotations"], read)
+    metadata["annotations"] = _pick(metadata.get("annotations") or {}, read)
     pod = obj["spec"]["template"]["spec"]
     named: Obj = obj["spec"]["template"].get("metadata") or {}
     mark = _pick(named.get("annotations") or {}, (POD_TEMPLATE,))
@@ -258,9 +252,7 @@ def _of_claim(obj: Obj) -> Obj:
 
 def _of_container(container: Obj) -> Obj:
     """Return what decides whether a later template restarts a pod."""
-    kept = _pick(container, ("name", "resources", "lifecycle", "restartPolicy"))
-    if probe := _pick(container.get("livenessProbe") or {}, (GRACE_FIELD,)):
-        kept["livenessProbe"] = probe
+    kept = _pick(container, ("name", "resources", "restartPolicy"))
     arguments: list[str] = container.get("args") or []
     places = [arguments.index(option) for option in KEPT_OPTIONS if option in arguments]
     if options := [argument for place in places for argument in arguments[place : place + 2]]:

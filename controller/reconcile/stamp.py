@@ -36,20 +36,15 @@ def stamp(desired: Obj) -> Obj:
     return {**desired, "metadata": {**desired["metadata"], "annotations": annotations}}
 
 
-def is_desired(resource: Resource, desired: Obj, observed: Obj) -> bool:
-    """Return whether `observed` is what applying `desired`, which may be stamped, has made or would make.
-
-    An object without a stamp, as an earlier version applied it, is compared by its values.
-    """
-    wanted, found = _read_stamp(desired), _read_stamp(observed)
-    if found is None:
-        return is_applied(resource, _without_stamp(desired), observed, FIELD_MANAGER)
-    if found != (wanted or _digest(desired["spec"])):
+def is_desired(desired: Obj, observed: Obj) -> bool:
+    """Return whether `observed` is what applying `desired`, which may be stamped, has made."""
+    stamped = _read_stamp(desired) or _digest(desired["spec"])
+    if _read_stamp(observed) != stamped:
         return False
     if observed["spec"].get("replicas") != desired["spec"].get("replicas"):
         return False
     owned = owned_fields(observed, FIELD_MANAGER) or {}
-    return _is_owned(found, desired["spec"], owned.get("f:spec", {}))
+    return _is_owned(stamped, desired["spec"], owned.get("f:spec", {}))
 
 
 def _is_owned(digest: str, spec: Mapping[str, Any], owned: FieldSet) -> bool:
@@ -70,14 +65,7 @@ def needs_apply(resource: Resource, desired: Obj, observed: Obj) -> bool:
     if _read_stamp(desired) is None:
         return not is_applied(resource, desired, observed, FIELD_MANAGER)
     annotations = observed["metadata"].get("annotations") or {}
-    return not desired["metadata"]["annotations"].items() <= annotations.items() or not is_desired(
-        resource, desired, observed
-    )
-
-
-def is_stamped(obj: Obj) -> bool:
-    """Return whether an object has a stamp."""
-    return _read_stamp(obj) is not None
+    return not desired["metadata"]["annotations"].items() <= annotations.items() or not is_desired(desired, observed)
 
 
 def _digest(spec: Mapping[str, Any]) -> str:
@@ -88,9 +76,3 @@ def _digest(spec: Mapping[str, Any]) -> str:
 def _read_stamp(obj: Obj) -> str | None:
     found: str | None = (obj["metadata"].get("annotations") or {}).get(ANNOTATION_STAMP)
     return found
-
-
-def _without_stamp(desired: Obj) -> Obj:
-    metadata = dict(desired["metadata"])
-    annotations = {name: value for name, value in metadata.pop("annotations", {}).items() if name != ANNOTATION_STAMP}
-    return {**desired, "metadata": {**metadata, "annotations": annotations} if annotations else metadata}

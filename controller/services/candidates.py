@@ -139,8 +139,7 @@ def _build_prospect(
             return None
         process = desired_spec(service, served, bytes_needed)
         demands = HostDemands(frozenset(spec.node_selector.items()), tuple(spec.tolerations))
-        features = frozenset(process.features)
-        requirement = HostRequirement(process.runtime, service.metadata.namespace, features, *demands)
+        requirement = HostRequirement(process.runtime, service.metadata.namespace, *demands)
         return ProspectiveReplica(_build_unit(service, {MEMORY: bytes_needed}, pools, requirement))
     _, made = build_deployment(
         service, choice, mounted_weights(served.model), companion_weights(served), settings=settings

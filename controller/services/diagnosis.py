@@ -40,11 +40,9 @@ _MISSING_CLASS: Final = re.compile(r"no PriorityClass with name (pomona-[a-z]+) 
 _SEVERITY: Final[tuple[Phase, ...]] = ("Failed", "Pending", "WaitingForGPU", "Downloading", "Progressing")
 QUEUED: Final = "Queued"
 """Reason of a replica in a pod that waits in the queue, which has a better one as soon as it has looked at it."""
-AGENT_TOO_OLD: Final = "AgentTooOld"
-"""Reason of a service that only hosts with an agent of an earlier release could run."""
 _MOST_NAMED: Final = 3
 _NO_HOST_FITS: Final = "NoHostFits"
-WAITS_FOR_HOST: Final = frozenset({"NoHost", _NO_HOST_FITS, AGENT_TOO_OLD, MEMORY_PRESSURE, HOST_PAUSED, FLAPPING})
+WAITS_FOR_HOST: Final = frozenset({"NoHost", _NO_HOST_FITS, MEMORY_PRESSURE, HOST_PAUSED, FLAPPING})
 """Reasons of a replica that has no host."""
 SCHEDULING_GATED: Final = "SchedulingGated"
 """Reason by which Kubernetes' scheduler says that a pod has a gate."""
@@ -244,25 +242,12 @@ def _explain_rules(capable: Sequence[HostCapacity], requirement: HostRequirement
     )
 
 
-def _explain_outdated(features: frozenset[str], outdated: Sequence[HostCapacity]) -> str:
-    """Return what the agent of the largest of these hosts lacks, its version, and the way out."""
-    host = max(outdated, key=lambda capacity: (capacity.budget_bytes, capacity.host))
-    lacking, version = ", ".join(sorted(features - host.features)), host.agent_version or "unknown"
-    more = "; so are those of other hosts" if len(outdated) > 1 else ""
-    return (
-        f"the agent of host {host.host} (version {version}) is too old, as it does not know {lacking}: run "
-        f"`pomona agent upgrade` there{more}"
-    )
-
-
 def _explain_shortage(
     needed: int,
     left: Sequence[HostCapacity],
-    outdated: Sequence[HostCapacity],
-    features: frozenset[str],
     advise: Callable[[int], MemoryAdvice],
 ) -> str:
-    """Return why a replica fits none of the hosts that are left, or one whose agent is too old."""
+    """Return why a replica fits none of the hosts that are left."""
     # No message quotes the free memory: it changes every few seconds, and each change would rewrite all that waits.
     largest = min(left, key=lambda capacity: (-capacity.budget_bytes, capacity.host))
     advice = advise(largest.budget_bytes)
@@ -275,8 +260,6 @@ def _explain_shortage(
             f"{size_text(largest.budget_bytes)} for models, of which too little is free now: it starts once enough is "
             "free; free memory there, or lower contextLength or parallel"
         )
-    if any(capacity.is_open and capacity.budget_bytes >= needed for capacity in outdated):
-        message += f"; {_explain_outdated(features, outdated)}"
     return message
 
 
@@ -310,14 +293,10 @@ def _unbound(
     admitting = [each for each in capable if requirement.refuse_host(each) not in {"LabelMissing", "Taint"}]
     if not admitting:
         return ServiceProblem("NoHost", _explain_rules(capable, requirement), "Pending")
-    capable, features = admitting, requirement.features
-    outdated = [capacity for capacity in capable if not features <= capacity.features]
-    if len(outdated) == len(capable):
-        return ServiceProblem(AGENT_TOO_OLD, _explain_outdated(features, outdated), "Pending")
     refused = {each.spec.host_name: each.status.message or "it has stopped it" for each in siblings.rejected}
     left_by = {each.process.spec.host_name for each in siblings.displaced}
     short = {each.process.spec.host_name for each in siblings.displaced if each.why.cause == MEMORY_PRESSURE}
-    closed = _closed_hosts(capable, short)
+    closed = _closed_hosts(admitting, short)
     left = eligible_hosts(requirement, {*refused, *left_by}, reachable)
     if not left and closed:
         reason, state, remedy = closed[0]
@@ -330,7 +309,7 @@ def _unbound(
     best = left[0]
     if best.free_bytes >= needed:
         return ServiceProblem(BINDING, f"waiting to be bound to host {best.host}, which has enough memory", "Pending")
-    message = _explain_shortage(needed, left, outdated, features, advise)
+    message = _explain_shortage(needed, left, advise)
     message = "; ".join((message, *(each.state for each in closed)))
     if len(given) < len(capacities):
         message += f"; {len(capacities) - len(given)} more live hosts are not given to namespace {namespace}"

@@ -6,8 +6,6 @@ A MetalProcess is released, which means that its finalizer is removed, only when
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
-import msgspec
-
 from controller.models.served import Served
 from controller.placement.capacity import HostCapacity, stored_capacities
 from controller.placement.displacement import choose_moves, find_displacements, is_requested, list_moved, read_orders
@@ -32,7 +30,6 @@ from controller.services.rollout import (
     sort_processes,
 )
 from controller.services.tokens import token_name
-from crds.features import find_features
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_MANAGED_BY, MANAGED_BY, PROCESS_FINALIZER, REBALANCE_AT, ApiStruct, ObjectMeta
 from crds.metalhost import MetalHost
@@ -90,7 +87,6 @@ def observe_hosts(
         standing,
         exposed=exposed,
         taken=taken,
-        hosts=hosts,
         capacities=capacities,
         now=snapshot.now,
     )
@@ -189,7 +185,7 @@ def _registered_hosts(store: Store, names: Collection[str | None] | None) -> dic
 def desired_spec(service: InferenceService, served: Served, memory_bytes: int) -> MetalProcessSpec:
     """Return the spec of the process that serves one replica; its host reserves `memory_bytes`."""
     spec, model = service.spec, served.model
-    wanted = MetalProcessSpec(
+    return MetalProcessSpec(
         service_name=service.metadata.name,
         model_name=model.metadata.name,
         runtime=served.runtime,
@@ -214,7 +210,6 @@ def desired_spec(service: InferenceService, served: Served, memory_bytes: int) -
         source_secret=_secret(model),
         **stated_options(spec),
     )
-    return msgspec.structs.replace(wanted, features=find_features(wanted))
 
 
 def _artifact(model: Model) -> Artifact:

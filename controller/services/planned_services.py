@@ -260,7 +260,7 @@ def _has_template(observed: Obj, desired: Obj) -> bool:
         (each["metadata"].get("annotations") or {}).get(ANNOTATION_INPUTS) for each in (observed, desired)
     )
     same = {**desired, "spec": {**desired["spec"], "replicas": observed["spec"].get("replicas")}}
-    return (earlier is not None and earlier == later) or is_desired(DEPLOYMENTS, same, observed)
+    return earlier == later or is_desired(same, observed)
 
 
 def _sort_by_removal(pods: Iterable[Obj]) -> list[Obj]:

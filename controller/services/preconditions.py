@@ -9,7 +9,6 @@ from typing import Final, Literal, NamedTuple
 
 from artifacts.source import scheme_of
 from controller.models.served import Companion, Served, accelerator_of, format_of, is_split, runtime_of
-from controller.models.volume import is_outdated
 from controller.reconcile.conditions import find
 from controller.services.pods.device_claims import ACCEPTED_SHARE
 from controller.services.pods.devices import (
@@ -368,9 +367,6 @@ def _memory_problem(service: InferenceService, served: Served, memory: ReplicaMe
     if (pod := RUNTIMES[runtime].pod) and pod.from_container:
         message = f"the memory that the container of runtime {runtime} takes is not known: set resources.memory"
         return ServiceProblem("MemoryUnknown", message, "Failed")
-    models = (served.model, *(companion.model for companion in served.companions))
-    if any(each.metadata.name == unknown and is_outdated(each) for each in models if each):
-        return ServiceProblem("ModelNotReady", f"waiting for Model {unknown} to be inspected again", "Pending")
     message = f"the memory of Model {unknown} cannot be computed from its header: set its spec.memoryBytes"
     return ServiceProblem("MemoryUnknown", message, "Failed")
 

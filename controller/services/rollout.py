@@ -24,7 +24,6 @@ from controller.placement.queue_places import format_place, parse_seconds
 from controller.placement.queued_service import NO_DEMANDS, HostDemands, require_host
 from controller.reconcile.conditions import find
 from controller.reconcile.plan import Patch, Ref, child
-from crds.features import known_features
 from crds.inferenceservice import InferenceService
 from crds.meta import ENQUEUED_AT, LABEL_SERVICE, MOVES, PROCESS_FINALIZER, ObjectMeta, without_defaults
 from crds.metalhost import MetalHost, MetalHostSpec
@@ -175,14 +174,9 @@ def sort_processes(
 
 def is_current(process: MetalProcess, name: str, estimated: MetalProcessSpec | None) -> bool:
     """Return whether a process has the wanted spec; the arguments are those of `sort_processes`."""
-    if process.metadata.name.rpartition("-")[0] == name or _derive_prefix(process) == name:
+    if process.metadata.name.rpartition("-")[0] == name:
         return True
     return estimated is not None and process.status.phase != "Rejected" and _has_spec_but_memory(process, estimated)
-
-
-def _derive_prefix(process: MetalProcess) -> str:
-    """Return the prefix that the process would have now: in earlier releases, its priority was a part of it."""
-    return process_prefix(process.spec.service_name, msgspec.structs.replace(process.spec, host_name=None))
 
 
 def _has_spec_but_memory(process: MetalProcess, spec: MetalProcessSpec) -> bool:
@@ -219,7 +213,6 @@ def plan_steps(
     *,
     exposed: Collection[str | None],
     taken: Collection[str],
-    hosts: Mapping[str, MetalHost],
     capacities: Sequence[HostCapacity],
     now: datetime,
 ) -> MetalProcessSteps:
@@ -232,7 +225,6 @@ def plan_steps(
         standing: the existing processes, as `sort_processes` sorts them for the same spec and number.
         exposed: hosts whose endpoint for the service is ready; a Ready process elsewhere gets no request yet.
         taken: names of all processes of the service, also of those being deleted.
-        hosts: all registered hosts that have one of its processes, by name.
         capacities: the capacity that each live host has left.
         now: the wall clock.
     """
@@ -254,24 +246,17 @@ def plan_steps(
         create = tuple(_process(service, spec, *each) for each in zip(names, places, moves, strict=False))
     return MetalProcessSteps(
         create=create,
-        patch=_list_edits(standing, spec, hosts) if spec is not None else (),
+        patch=_list_edits(standing, spec) if spec is not None else (),
         delete=tuple(process_ref(process.metadata) for process in delete),
         again_seconds=min(waits, default=None),
     )
 
 
-def _list_edits(standing: SortedProcesses, spec: MetalProcessSpec, hosts: Mapping[str, MetalHost]) -> tuple[Patch, ...]:
-    """Return the patches of processes of the wanted spec whose mutable fields the service states otherwise by now.
-
-    `hosts` are those of `sort_processes`. An agent that does not know protection would reject what runs there: its
-    processes stay as they are.
-    """
+def _list_edits(standing: SortedProcesses, spec: MetalProcessSpec) -> tuple[Patch, ...]:
+    """Return the patches of processes of the wanted spec whose mutable fields the service states otherwise by now."""
     patches = []
     for process in (*standing.kept, *(displaced.process for displaced in standing.displaced)):
-        host = hosts.get(process.spec.host_name or "")
-        is_known = host is None or set(spec.features) <= known_features(host.status)
-        unprotected = msgspec.structs.replace(spec, protected=process.spec.protected, features=process.spec.features)
-        wanted = with_edits(process.spec, spec if is_known else unprotected)
+        wanted = with_edits(process.spec, spec)
         if wanted != process.spec:
             patches.append(_patch_spec(process, wanted))
     return tuple(patches)

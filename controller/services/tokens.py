@@ -102,10 +102,9 @@ def decide_rotation(secret: Obj, service_uid: str, wanted: str) -> Patch | None:
     annotations = secret["metadata"].get("annotations") or {}
     token = _read_token(secret)
     noted = annotations.get(TOKEN_DIGEST)
-    # An earlier version noted nothing but the identifier, by the annotation that now asks for a new token.
-    rotation = annotations.get(ROTATE_TOKEN if noted is None else TOKEN_ROTATION, "")
+    rotation = annotations.get(TOKEN_ROTATION, "")
     edited = is_edited(secret, service_uid)
-    asked = noted is not None and ROTATE_TOKEN in annotations
+    asked = ROTATE_TOKEN in annotations
     is_new = is_new_rotation(wanted, rotation)
     if noted is not None and token and not (edited or asked or is_new):
         return None

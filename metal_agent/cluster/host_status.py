@@ -7,7 +7,6 @@ from typing import Final
 
 import msgspec
 
-from crds.features import AGENT_FEATURES
 from crds.meta import LABEL_MANAGED_BY, MANAGED_BY
 from crds.metalhost import MOST_WEIGHTS, CoreLevel, HostProcess, MetalHostStatus
 from crds.size import size_text
@@ -79,8 +78,6 @@ def build_status(
         agent_version=_VERSION,
         runtimes=list(runtimes),
         weights=sorted(weights[:MOST_WEIGHTS]),  # in an order that a use does not change
-        features=list(AGENT_FEATURES),
-        inspects=True,
         processes=[
             HostProcess(uid=each.uid, namespace=each.namespace, name=each.name, memory_bytes=ledger.reserved[each.uid])
             for each in assigned

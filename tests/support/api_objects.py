@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 
-from controller.models.volume import INSPECTION
 from controller.placement.nodes import declare_nodes
 from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.partial_objects import declare_partial_objects
@@ -75,7 +74,6 @@ def model(*, cached: bool = True, status: Obj | None = None, **spec: Any) -> Obj
         "file": "tiny.gguf",
         "sizeBytes": GIB,
         "gguf": {"architecture": "llama"},
-        "inspection": INSPECTION,
         "layout": {
             "tensorBytes": GIB,
             "vocabularySize": 32_000,

@@ -35,7 +35,7 @@ class FakeMetalAgent:
     Attributes:
         silent: while set, the host neither renews nor reports, as if its link were cut; its engine still answers.
         refuses: while set, the host rejects every process that is bound to it.
-        inspects: the report of each inspection; empty: the host never answers one. None: it cannot inspect.
+        inspects: the report of each inspection; None or empty: the host never answers one.
     """
 
     def __init__(
@@ -133,8 +133,6 @@ class FakeMetalAgent:
         reserved = sum(each["spec"]["memoryBytes"] for each in held)
         self.most_reserved_bytes = max(self.most_reserved_bytes, reserved)
         status = status_of_host(self._address, self.budget_bytes, self.budget_bytes - reserved, held, self._runtimes)
-        if self.inspects is not None:
-            status["inspects"] = True
         await self._write("host", status, partial(self._register, status))
 
     async def _renew(self) -> None:

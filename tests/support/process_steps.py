@@ -65,7 +65,6 @@ def steps(
         standing,
         exposed=exposed,
         taken={each.metadata.name for each in structs},
-        hosts=by_name,
         capacities=stored_capacities(kept, alive),
         now=NOW + timedelta(seconds=later),
     )

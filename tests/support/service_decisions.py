@@ -10,7 +10,6 @@ from controller.services.readiness_probe import Prober
 from controller.services.reconciler import ServiceInputs, ServiceSources, ViewFacts, build_view, decide_service
 from controller.services.tokens import KnownTokens
 from controller.services.traffic_meter import TrafficMeter
-from crds.meta import POD_TEMPLATE
 from kube.client import Obj
 from kube.resources import (
     DEPLOYMENTS,
@@ -131,15 +130,6 @@ def manage(desired: Obj, generation: int = 1) -> Obj:
         "managedFields": [{"manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": {"f:spec": owned}}],
     }
     return desired | {"metadata": metadata}
-
-
-def forget_mark(deployment: Obj) -> Obj:
-    """Return a Deployment as versions without marks of templates made it."""
-    template = deployment["spec"]["template"]
-    metadata = {name: value for name, value in template["metadata"].items() if name != "annotations"}
-    annotations = {name: value for name, value in template["metadata"]["annotations"].items() if name != POD_TEMPLATE}
-    metadata |= {"annotations": annotations} if annotations else {}
-    return {**deployment, "spec": {**deployment["spec"], "template": {**template, "metadata": metadata}}}
 
 
 def kept_part(deployment: Obj) -> Obj:

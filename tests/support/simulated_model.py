@@ -182,11 +182,6 @@ class SimulatedModel:
     def lose_claim(self) -> None:
         self.claims.clear()
 
-    def forget_inspection(self) -> None:
-        """Remove the inspection version from the status, as an earlier version of the controller left it."""
-        status = msgspec.structs.replace(self.model.status, inspection=None)
-        self.model = msgspec.structs.replace(self.model, status=status)
-
     def condition(self, kind: str) -> Condition:
         found = find(self.model.status.conditions, kind)
         assert found is not None

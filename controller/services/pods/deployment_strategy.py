@@ -83,9 +83,6 @@ def go_on(observed: ObservedDeployment, pods: ServicePods, replicas: int, store:
     placed = observed.list_placed()
     # Replicas that never had room are unavailable already: without them, one earlier pod less must be allowed.
     most = 1 + max(0, replicas - len(placed) - pods.ending)
-    # Earlier versions recreated a single pod. What anybody else wrote is overruled.
-    if present.get("type") == "Recreate":
-        return Replacement(present)
     rolling: Obj = present.get("rollingUpdate") or {}
     is_queued = has_gate(observed.obj)
     if rolling.get("maxSurge") == 0 and not is_queued:

@@ -184,7 +184,7 @@ def is_ready(pod: Obj) -> bool:
 def _current_ready(observed: Obj, desired: Obj | None, ready: int) -> int:
     """Return the number of ready pods that certainly have the wanted template."""
     status = observed.get("status", {})
-    applied = desired is None or is_desired(DEPLOYMENTS, desired, observed)
+    applied = desired is None or is_desired(desired, observed)
     if not applied or status.get("observedGeneration") != observed["metadata"]["generation"]:
         return 0
     earlier: int = status.get("replicas", 0) - status.get("updatedReplicas", 0)

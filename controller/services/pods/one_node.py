@@ -40,11 +40,6 @@ def name_label(claim: str) -> str:
     return f"{_LABEL}{claim}"
 
 
-def lacks_label(pod: Obj, claim: str) -> bool:
-    """Return whether nothing holds others with this claim on the node of a pod: earlier versions gave no label."""
-    return bool(node_of(pod)) and name_label(claim) not in pod["metadata"]["labels"]
-
-
 def follows_only_its_volume(pod: Obj) -> bool:
     """Return whether a pod must run beside pods with its volume, and beside no others."""
     terms = _list_terms(pod)
@@ -71,21 +66,6 @@ def may_follow(new: Obj, earlier: Obj, pods: Iterable[Obj]) -> bool:
         if pod is not earlier and node_of(pod) and labels.items() <= pod["metadata"]["labels"].items()
     }
     return not holding or node_of(earlier) in holding
-
-
-def forget_claims(template: Obj) -> Obj:
-    """Return the template of a pod without what this module adds, as earlier versions made it."""
-    metadata, spec = dict(template["metadata"]), dict(template["spec"])
-    metadata["labels"] = {name: value for name, value in metadata["labels"].items() if not name.startswith(_LABEL)}
-    affinity = dict(spec.pop("affinity", {}))
-    pods = dict(affinity.pop("podAffinity", {}))
-    if terms := [each for each in pods.pop(_REQUIRED, ()) if not _is_ours(each)]:
-        pods[_REQUIRED] = terms
-    if pods:
-        affinity["podAffinity"] = pods
-    if affinity:
-        spec["affinity"] = affinity
-    return {**template, "metadata": metadata, "spec": spec}
 
 
 def _list_terms(pod: Obj) -> list[Obj]:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE
 from controller.models.jobs import CONTAINER_SECURITY, keep_literal
-from controller.reconcile.partial_objects import DRAIN_OPTION, ENGINE_OPTION, GRACE_FIELD, LOADING_OPTION
+from controller.reconcile.partial_objects import DRAIN_OPTION, GRACE_FIELD, LOADING_OPTION
 from controller.services.tokens import TOKEN_KEY
 from crds.meta import PROXY_CONTAINER, ObjectMeta
 from gateway.proxy.paths import ENGINE_LIVENESS
@@ -127,7 +127,7 @@ class ProxyContainer(NamedTuple):
         engine, options = self.engine, serving.options
         arguments = ["pod-proxy", "--service", f"{service.namespace}/{service.name}", "--port", str(SERVICE_PORT)]
         arguments += ["--token-file", f"{TOKEN_DIRECTORY}/{TOKEN_KEY}", "--engine-port", str(engine.port)]
-        arguments += ["--health-path", engine.health_path, ENGINE_OPTION, self.runtime]
+        arguments += ["--health-path", engine.health_path, "--engine", self.runtime]
         # Without a device, one step of a long prompt may take longer than an engine that hangs is waited for.
         if serving.on_device and self.pulse_path:
             arguments += ["--pulse-path", self.pulse_path]

@@ -25,7 +25,7 @@ from controller.services.pods.deployment import (
     mounted_weights,
     name_deployment,
 )
-from controller.services.pods.deployment_strategy import RECREATE, Replacement, begin, go_on, make_way_for_kueue
+from controller.services.pods.deployment_strategy import Replacement, begin, go_on, make_way_for_kueue
 from controller.services.pods.device_claims import ACCEPTED_SHARE
 from controller.services.pods.devices import request_devices
 from controller.services.pods.observed_deployments import (
@@ -35,7 +35,7 @@ from controller.services.pods.observed_deployments import (
     list_deployments,
     list_service_pods,
 )
-from controller.services.pods.one_node import has_one_node, lacks_label
+from controller.services.pods.one_node import has_one_node
 from controller.services.pods.pod_template import EngineChoice, MountedWeights
 from controller.services.pods.queue_gate import name_local_queue, read_local_queue
 from controller.services.pods.surge import list_present_replicas, mark_leaving
@@ -240,23 +240,20 @@ def _list_wanted(
         if observed is None:
             change = TemplateChange(annotate(mark_template(made), inputs))
             return _WantedDeployment(change, replicas, None, weights.node)
-        # Earlier versions requested stated memory of the node beside devices. A pod that no node takes loses nothing.
-        found = observed.count_pods()
-        is_estimate = choice.is_estimate and not (is_stated and found.refused and not found.placed)
         compared = partial(
             compare_template,
             made,
             observed.obj,
             inputs,
-            is_estimate=is_estimate,
+            is_estimate=choice.is_estimate,
             is_stated=is_stated,
-            has_places=found.placed > 0,
+            has_places=observed.count_pods().placed > 0,
         )
         change = compared()
         if weights.node:
             return _WantedDeployment(change, replicas, observed, weights.node)
         if change.cause:
-            replacement = Replacement(_begin_beside(snapshot, service, weights, observed, replicas))
+            replacement = Replacement(begin(weights.node, replicas))
         else:
             of_kueue = make_way_for_kueue(observed, replicas, snapshot.now)
             replacement = of_kueue or go_on(observed, pods, replicas, snapshot.store)
@@ -290,22 +287,6 @@ def _choose_mark(
         return VolumeMark(weights.mark)
     mounting = _list_mounting(snapshot, service, weights)
     return choose_mark(weights.claim, mounting, observed.obj if observed is not None else None, snapshot.now)
-
-
-def _begin_beside(
-    snapshot: Snapshot, service: InferenceService, weights: MountedWeights, observed: ObservedDeployment, replicas: int
-) -> Obj:
-    """Return the strategy with which a change begins beside pods of an earlier version, all of which make way.
-
-    Nothing holds a new pod on the node of pods without a label, where alone their volume can be. If another service has
-    such a pod, nothing is gained by an end of these.
-    """
-    mounting = _list_mounting(snapshot, service, weights)
-    unlabelled = [pod for pod in mounting if weights.claim and lacks_label(pod, weights.claim)]
-    own = {pod["metadata"]["uid"] for pod in observed.pods}
-    if unlabelled and all(pod["metadata"]["uid"] in own for pod in unlabelled):
-        return RECREATE
-    return begin(weights.node, replicas)
 
 
 def _retire(

@@ -21,17 +21,13 @@ from controller.models.served import Served, cache_path, cached_claim
 from controller.placement.queued_service import read_template_mark
 from controller.reconcile.partial_objects import GRACE_FIELD, KEPT_OPTIONS
 from controller.reconcile.stamp import ANNOTATION_INPUTS, ANNOTATION_SERVED, ANNOTATION_UPDATE, is_desired, stamp
-from controller.services.pods.one_node import forget_claims
 from controller.services.pods.queue_gate import has_gate, set_gate
 from crds.cache import NodeCopy
 from crds.inferenceservice import InferenceService, InferenceServiceSpec
 from crds.meta import LABEL_COPY, POD_TEMPLATE, PROXY_CONTAINER
 from crds.model import Model
 from kube.client import Obj
-from kube.resources import DEPLOYMENTS
 
-_ADDED_FIELDS: Final = ("priorityClassName", "topologySpreadConstraints")
-"""Fields of a pod that earlier versions did not state, and for which no pod is restarted."""
 _DEFAULTS: Final = InferenceServiceSpec(model_ref="")
 """Values that nobody decided: a field that a later version adds has its default in all objects."""
 
@@ -81,18 +77,18 @@ def compare_template(
         is_stated: True if a Model states its memory, which counts for devices, and which an edit may change.
         has_places: True if a pod of it has a node, and is not replaced for the gate of the queue.
     """
-    # Templates of earlier versions have no mark, and get none before another change.
+    # The mark stays until another change.
     made = _set_mark(made, read_template_mark(observed["spec"]["template"]))
     # A change of the number of pods applies the annotations anew.
     marked = {ANNOTATION_SERVED: "true"} if _is_marked(observed) else {}
     desired = annotate(made, inputs, marked)
-    if is_desired(DEPLOYMENTS, desired, observed):
+    if is_desired(desired, observed):
         return TemplateChange(desired, is_present=True)
     earlier = (observed["metadata"].get("annotations") or {}).get(ANNOTATION_INPUTS)
-    is_edited = earlier not in {None, inputs}
+    is_edited = earlier != inputs
     keeps_request = is_estimate and not (is_stated and is_edited)
     for wanted in (made, _keep_place(made, observed)) if has_places else (made,):
-        if (kept := _keep_pods(wanted, observed, keeps_request=keeps_request, is_edited=is_edited)) is not None:
+        if (kept := _keep_pods(wanted, observed, keeps_request=keeps_request)) is not None:
             return TemplateChange(annotate(kept, inputs, marked))
     made = mark_template(made)
     served = {ANNOTATION_SERVED: "true"} if _has_served(observed) else marked
@@ -214,13 +210,11 @@ def _keep_place(made: Obj, observed: Obj) -> Obj:
     return kept
 
 
-def _keep_pods(made: Obj, observed: Obj, *, keeps_request: bool, is_edited: bool) -> Obj | None:
+def _keep_pods(made: Obj, observed: Obj, *, keeps_request: bool) -> Obj | None:
     """Return the Deployment with the template that its pods have, or None if that differs in more than may wait.
 
-    No pod is restarted for a better estimate of the memory, such as that of a later version, for another time to end in
-    or another hook before the stop, for the first or another limit of the time to load, and, unless a user edited
-    something, for the fields that earlier versions did not state. A change of the number of pods, or of the strategy,
-    restarts none either.
+    No pod is restarted for a better estimate of the memory, such as that of a later version, nor for another limit of
+    the time to load or to end. A change of the number of pods, or of the strategy, restarts none either.
     """
     if _has_template(made, observed):
         return made
@@ -231,40 +225,18 @@ def _keep_pods(made: Obj, observed: Obj, *, keeps_request: bool, is_edited: bool
         _keep_container(container, before.get(container["name"], {}), keeps_request=keeps_request)
     if GRACE_FIELD in pod:
         spec[GRACE_FIELD] = pod[GRACE_FIELD]
-    if not is_edited and "priorityClassName" not in pod:
-        for field in _ADDED_FIELDS:
-            spec.pop(field, None)
-    if _has_template(kept, observed):
-        return kept
-    if not is_edited:
-        kept["spec"]["template"] = forget_claims(kept["spec"]["template"])
-        if _has_template(kept, observed):
-            return kept
-    return None
+    return kept if _has_template(kept, observed) else None
 
 
 def _keep_container(container: Obj, there: Obj, *, keeps_request: bool) -> None:
     """Give a desired container what the one that is there has of all that may wait."""
     if keeps_request and (requested := there.get("resources", {}).get("requests", {}).get("memory")):
         container["resources"]["requests"]["memory"] = requested
-    container.pop("lifecycle", None)
-    if "lifecycle" in there:
-        container["lifecycle"] = there["lifecycle"]
-    probe = container["livenessProbe"]
-    probe.pop(GRACE_FIELD, None)
-    probe |= {GRACE_FIELD: seconds} if (seconds := there.get("livenessProbe", {}).get(GRACE_FIELD)) else {}
-    if container["name"] == PROXY_CONTAINER:
+    if container["name"] == PROXY_CONTAINER and (present := there.get("args")):
         for option in KEPT_OPTIONS:
-            container["args"] = _keep_option(option, container["args"], there.get("args", ()))
-
-
-def _keep_option(option: str, made: Sequence[str], there: Sequence[str]) -> list[str]:
-    """Return the desired arguments of the proxy, but with this option as its pods have it; they may have none."""
-    place = made.index(option)
-    kept = there.index(option) if option in there else len(there)
-    return [*made[:place], *there[kept : kept + 2], *made[place + 2 :]]
+            container["args"][container["args"].index(option) + 1] = present[present.index(option) + 1]
 
 
 def _has_template(desired: Obj, observed: Obj) -> bool:
     there = {name: observed["spec"][name] for name in ("replicas", "strategy") if name in observed["spec"]}
-    return is_desired(DEPLOYMENTS, desired | {"spec": desired["spec"] | there}, observed)
+    return is_desired(desired | {"spec": desired["spec"] | there}, observed)

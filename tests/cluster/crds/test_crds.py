@@ -74,7 +74,7 @@ async def test_spec_of_a_process_cannot_be_changed(client: Client, namespace: st
 
 async def test_what_starts_no_engine_anew_can_be_changed(client: Client, namespace: str) -> None:
     await client.create(METAL_PROCESSES, make_manifest(METAL_PROCESSES, namespace))
-    edit = {"priority": "high", "protected": True, "drainSeconds": 900, "features": ["Protection"]}
+    edit = {"priority": "high", "protected": True, "drainSeconds": 900}
     operations = [{"op": "add", "path": f"/spec/{name}", "value": value} for name, value in edit.items()]
     written = await client.patch_json(METAL_PROCESSES, "one", namespace, operations)
     assert written["spec"] | edit == written["spec"]

@@ -26,8 +26,6 @@ def write_earlier_chart(folder: Path) -> Path:
     del stated[VALUE]
     stated["image"]["tag"] = "previous"
     values.write_text(yaml.safe_dump(stated))
-    # The image of the previous version has no node agent.
-    (chart / "templates" / "node-agent.yaml").unlink()
     about = chart / "Chart.yaml"
     about.write_text(about.read_text().replace("version: 0.1.0", "version: 0.0.9", 1))
     kind = chart / "files" / "crds" / KIND

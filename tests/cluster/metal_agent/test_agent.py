@@ -241,7 +241,7 @@ async def test_a_slow_download_shows_its_progress(
     ("changes", "reason"),
     [
         ({"runtime": "quantum"}, "Unsupported"),
-        ({"features": ["Inspection", "Tomorrow"]}, "Unsupported"),
+        ({"features": ["Tomorrow"]}, "Unsupported"),
         ({"memoryBytes": 2**50}, "InsufficientMemory"),
         ({"artifact": {"source": "file:///etc/hostname"}}, "FileNotAllowed"),
     ],

@@ -28,7 +28,7 @@ _ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {
 """Entry points of those engines' images; that of SGLang's starts a shell."""
 
 PREVIOUS = ":previous"
-"""Tag of Pomona's image with the kept wheel of an earlier commit."""
+"""Tag of Pomona's image with the version that updates start from."""
 ASSEMBLED = "registry.test/pomona:assembled"
 """Pomona's image with exactly what its Containerfile puts into it, where other tests run the checkout."""
 
@@ -106,7 +106,12 @@ def _of_previous_version() -> Image:
     image = _of_this_checkout((sys.executable, "-m", "cli.main"))
     folder = unpack().folder
     # Python looks for modules in the working directory first.
-    return replace(image, environment={**image.environment, "PYTHONPATH": str(folder)}, working_dir=str(folder))
+    return replace(
+        image,
+        environment={**image.environment, "PYTHONPATH": str(folder)},
+        working_dir=str(folder),
+        visible=(*image.visible, folder),
+    )
 
 
 def _of_engine(entrypoint: tuple[str, ...]) -> Image:

@@ -157,8 +157,7 @@ def test_an_object_from_a_newer_controller_is_an_assignment_with_a_problem() -> 
 
 
 def test_process_that_needs_a_feature_of_a_newer_agent_is_started_by_no_older_one() -> None:
-    features = ["Tomorrow", "Inspection", "Later"]
-    newer = {**PROCESS, "spec": {**PROCESS["spec"], "features": features}}  # type: ignore[dict-item]  # a JSON object
+    newer = {**PROCESS, "spec": {**PROCESS["spec"], "features": ["Tomorrow", "Later"]}}  # type: ignore[dict-item]  # a JSON object
     found = assignments.read_assignment(newer)
     assert found.spec is not None, "one that runs already runs on"
     assert "spec.features has Later, Tomorrow, which this agent (" in found.problem

@@ -249,4 +249,4 @@ def test_condition_of_an_earlier_leader_stays_until_the_host_is_asked() -> None:
 def test_agent_without_the_listener_is_not_asked() -> None:
     asked = reachable_condition(as_host(host(HOST, conditions=[BEFORE])), None)
     assert (asked["status"], asked["reason"]) == ("Unknown", "NotAsked")
-    assert "version is earlier" in asked["message"]
+    assert "--port-range has no spare port" in asked["message"]

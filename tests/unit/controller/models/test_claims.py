@@ -172,20 +172,6 @@ def test_other_weights_get_a_volume_of_their_own() -> None:
     assert set(simulated.claims) == {new}
 
 
-def test_volume_of_an_earlier_release_stays_in_use() -> None:
-    simulated = make_cached()
-    del simulated.claims["tiny-cache"]["metadata"]["annotations"]
-    cached = simulated.model.status.cached
-    assert cached is not None
-    status = msgspec.structs.replace(simulated.model.status, cached=msgspec.structs.replace(cached, name=""))
-    simulated.model = msgspec.structs.replace(simulated.model, status=status)
-    assert cached_claim(simulated.model) == "tiny-cache"
-    made = len(simulated.made)
-    simulated.settle()
-    assert simulated.model.status.cached == cached
-    assert len(simulated.made) == made
-
-
 def test_volume_without_weights_is_used_after_an_edit_that_keeps_the_revision() -> None:
     simulated = make_inspected(sha256="ab" * 32)
     simulated.add_consumer()

@@ -67,7 +67,6 @@ def test_public_source_of_hosts_is_inspected_by_a_host(spec: Obj) -> None:
     assert made["kind"] == "MetalProcess"
     assert made["spec"] | {"artifact": None} == {
         "inspect": True,
-        "features": ["Inspection"],
         "modelName": "tiny",
         "artifact": None,
         "memoryBytes": 1,
@@ -427,23 +426,6 @@ def test_inspected_model_of_hosts_keeps_its_facts_after_an_edit() -> None:
     assert simulated.model.status.revision == '"etag-1"'
 
 
-def test_model_of_an_earlier_release_is_inspected_again_at_its_revision() -> None:
-    simulated = make_host_model(source="hf://org/repo/tiny.gguf")
-    simulated.report(phase="Stopped", inspection=REPORT | {"revision": COMMIT})
-    simulated.settle()
-    simulated.forget_inspection()
-    simulated.settle()
-    assert simulated.inspection["spec"]["artifact"]["source"] == f"hf://org/repo@{COMMIT}/tiny.gguf"
-    simulated.report(phase="Stopped", inspection=REPORT | {"revision": "b" * 40, "layout": LAYOUT})
-    simulated.settle()
-    assert (simulated.condition("Ready").status, simulated.model.status.layout) == ("True", None)
-    simulated.now += timedelta(seconds=10)
-    simulated.settle()
-    simulated.report(phase="Stopped", inspection=REPORT | {"revision": COMMIT, "layout": LAYOUT})
-    simulated.settle()
-    assert (simulated.model.status.revision, simulated.model.status.layout is not None) == (COMMIT, True)
-
-
 def test_mirror_that_was_read_has_no_revision() -> None:
     simulated = make_host_model(sha256=SHA, mirrors=["http://mirror.example/tiny.gguf"])
     assert simulated.inspection["spec"]["artifact"]["mirrors"] == ["http://mirror.example/tiny.gguf"]
@@ -454,7 +436,7 @@ def test_mirror_that_was_read_has_no_revision() -> None:
 
 def test_copies_on_nodes_wait_for_a_job_too() -> None:
     simulated = SimulatedCopies({"a": 1})
-    live = host(inspects=True)
+    live = host()
     simulated.put(METAL_HOSTS, "studio-1", namespace="", status=live["status"])
     cache = {"scope": "node", "storageClassName": "local"}
     spec = {"source": "http://models.example/tiny.gguf", "cache": cache, "hardware": {"accelerator": "metal"}}

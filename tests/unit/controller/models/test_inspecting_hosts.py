@@ -29,39 +29,32 @@ def inspection(name: str, on: str, of: str = "tiny") -> Obj:
     ids=["all namespaces", "this one", "another"],
 )
 def test_host_inspects_for_the_namespaces_that_it_is_given(given: list[str], found: dict[str, InspectingHost]) -> None:
-    known = store((METAL_HOSTS, host(inspects=True) | {"spec": {"namespaces": given}}))
+    known = store((METAL_HOSTS, host() | {"spec": {"namespaces": given}}))
     assert list_inspecting_hosts(known, NAMESPACE) == found
 
 
 @pytest.mark.parametrize(
     ("observed", "state"),
     [
-        (host(), InspectingHost(is_live=False)),
-        (host(features=["Tomorrow"]), InspectingHost(is_live=False)),
-        (host(inspects=True, ready="False"), InspectingHost(is_live=False, is_lost=True)),
-        (host(inspects=True, ready="Unknown"), InspectingHost(is_live=False)),
-        (host(inspects=True, conditions=[]), InspectingHost(is_live=False)),
+        (host(ready="False"), InspectingHost(is_live=False, is_lost=True)),
+        (host(ready="Unknown"), InspectingHost(is_live=False)),
+        (host(conditions=[]), InspectingHost(is_live=False)),
     ],
-    ids=["agent of an earlier version", "agent without the feature", "expired", "unproven", "just registered"],
+    ids=["expired", "unproven", "just registered"],
 )
-def test_host_that_is_not_live_or_cannot_inspect_is_not_asked(observed: Obj, state: InspectingHost) -> None:
+def test_host_that_is_not_live_is_not_asked(observed: Obj, state: InspectingHost) -> None:
     assert list_inspecting_hosts(store((METAL_HOSTS, observed)), NAMESPACE) == {"studio-1": state}
 
 
-def test_agent_that_reports_the_feature_is_asked() -> None:
-    known = store((METAL_HOSTS, host(features=["Inspection", "Tomorrow"])))
-    assert list_inspecting_hosts(known, NAMESPACE) == {"studio-1": LIVE}
-
-
 def test_host_that_is_deleted_is_not_asked() -> None:
-    leaving = host(inspects=True)
+    leaving = host()
     leaving["metadata"]["deletionTimestamp"] = "2026-11-21T12:00:00Z"
     assert list_inspecting_hosts(store((METAL_HOSTS, leaving)), NAMESPACE) == {}
 
 
 def test_load_counts_inspections_only() -> None:
     known = store(
-        (METAL_HOSTS, host(inspects=True)),
+        (METAL_HOSTS, host()),
         (METAL_PROCESSES, process("chat-a-0", host="studio-1")),
         (METAL_PROCESSES, inspection("tiny-inspect-1", "studio-1")),
         (METAL_PROCESSES, inspection("other-inspect-1", "studio-2")),
@@ -84,8 +77,7 @@ def test_change_of_a_host_concerns_what_it_inspects_and_what_waits_for_one() -> 
 
 
 def test_measurements_of_a_host_concern_no_model() -> None:
-    before, after = host(free_bytes=1, inspects=True), host(free_bytes=2, inspects=True, memoryPressure="warn")
+    before, after = host(free_bytes=1), host(free_bytes=2, memoryPressure="warn")
     assert inspecting_facts(before) == inspecting_facts(after)
-    knows_more, given = host(inspects=True, features=["Tomorrow"]), {"spec": {"namespaces": ["a"]}}
-    for changed in (host(inspects=True, ready="False"), host(), knows_more, host(inspects=True) | given):
+    for changed in (host(ready="False"), host() | {"spec": {"namespaces": ["a"]}}):
         assert inspecting_facts(changed) != inspecting_facts(before)

@@ -8,7 +8,7 @@ from controller.models import refresh
 from controller.models.inspecting_hosts import InspectingHost
 from kube.client import Obj
 from tests.support.simulated_model import INSPECTED, SimulatedModel
-from tests.unit.controller.models.test_host_models import LAYOUT, LIVE, LOST, REPORT, make_host_model
+from tests.unit.controller.models.test_host_models import LIVE, LOST, REPORT, make_host_model
 
 
 def test_host_that_reports_again_and_again_does_not_keep_the_model() -> None:
@@ -50,22 +50,6 @@ def test_host_that_comes_and_goes_stops_no_job() -> None:
     simulated.end("inspect", 0, INSPECTED)
     simulated.settle()
     assert simulated.model.status.revision == '"etag-1"'
-
-
-def test_word_of_one_host_ends_no_inspection_after_an_update() -> None:
-    simulated = make_host_model("studio-1", "studio-2")
-    simulated.report(phase="Stopped", inspection=REPORT)
-    simulated.settle()
-    simulated.forget_inspection()
-    simulated.settle()
-    simulated.report(phase="Rejected", reason="SourceNotFound", message="404")
-    simulated.settle()
-    simulated.now += timedelta(seconds=5)
-    simulated.settle()
-    assert simulated.inspection["spec"]["hostName"] == "studio-2"
-    simulated.report(phase="Stopped", inspection=REPORT | {"layout": LAYOUT})
-    simulated.settle()
-    assert simulated.model.status.layout is not None
 
 
 def test_word_of_one_host_ends_no_check_of_a_moving_source() -> None:

@@ -249,17 +249,6 @@ def test_fetched_weights_count_and_not_what_the_server_let_inspect(fetched: Obj 
     assert status.gguf == GGUF(architecture="x")
 
 
-def test_fetch_of_an_earlier_version_that_read_no_header_leaves_the_inspected_layout() -> None:
-    simulated = SimulatedModel()
-    simulated.settle()
-    simulated.end("inspect", 0, INSPECTED | {"layout": SMALL})
-    simulated.add_consumer()
-    simulated.settle()
-    simulated.end("fetch", 0, {"sizeBytes": 1})
-    simulated.settle()
-    assert msgspec.to_builtins(simulated.model.status.layout) == SMALL
-
-
 def test_edited_source_is_inspected_again_and_old_jobs_are_pruned() -> None:
     simulated = make_cached()
     simulated.edit(source="http://models.example/other.gguf")
@@ -425,7 +414,7 @@ ACTIONS = st.lists(
         st.tuples(st.just("edit"), st.sampled_from([HTTP, "http://models.example/b.gguf"]), st.just(0)),
         st.tuples(st.just("consume"), st.just(""), st.integers(0, 1)),
         st.tuples(st.just("wait"), st.just(""), st.integers(1, 400)),
-        st.tuples(st.sampled_from(["claim", "update"]), st.just(""), st.just(0)),
+        st.tuples(st.just("claim"), st.just(""), st.just(0)),
         st.tuples(st.just("resize"), st.sampled_from(["1Mi", "1Gi", "2Gi"]), st.integers(0, 1)),
     ),
     max_size=12,
@@ -474,8 +463,6 @@ def _happen(simulated: SimulatedModel, action: str, argument: str, number: int) 
         simulated.edit(cache=CacheOptions(size=argument))
     elif action == "claim":
         simulated.lose_claim()
-    elif action == "update":
-        simulated.forget_inspection()
 
 
 def test_jobs_and_claims_of_another_namespace_are_no_children_whatever_owner_they_name() -> None:

@@ -80,8 +80,3 @@ def test_host_that_its_owner_pauses_is_closed(status: str, is_open: bool) -> Non
 @pytest.mark.parametrize("spec", [{"unschedulable": True}, {"drain": True}])
 def test_host_that_is_cordoned_or_drained_is_closed(spec: Obj) -> None:
     assert not capacity_of(host("one") | {"spec": spec}).is_open
-
-
-def test_agent_of_the_release_before_knows_what_it_states_in_a_field_of_its_own() -> None:
-    assert capacity_of(host("one", inspects=True)).features == {"Inspection"}
-    assert capacity_of(host("one", features=["Tomorrow"])).features == {"Tomorrow"}

@@ -235,12 +235,12 @@ def test_suspicion_closes_a_cell_for_its_time() -> None:
 
 
 def test_host_has_its_budget_and_what_is_free_of_it() -> None:
-    observed = host("one", 60 * GIB, features=["Inspection"], memoryBandwidthBytesPerSecond=400, budgetBytes=64 * GIB)
+    observed = host("one", 60 * GIB, memoryBandwidthBytesPerSecond=400, budgetBytes=64 * GIB)
     found = registry((METAL_HOSTS, observed | {"spec": {"namespaces": ["team"]}}))
     found.store.put(METAL_PROCESSES, process("p", host="one", gib=10))
     cell = found.find("host/one")
     assert (cell.pool, cell.total, cell.free) == ("metal", {"memory": 64 * GIB}, {"memory": 50 * GIB})
-    assert [*cell.runtimes, *cell.namespaces, *cell.features] == ["llama.cpp", "team", "Inspection"]
+    assert [*cell.runtimes, *cell.namespaces] == ["llama.cpp", "team"]
     assert (cell.closed, cell.bandwidth_bytes_per_second) == ("", 400)
     found.store.remove(METAL_PROCESSES, "team", "p")
     assert found.find("host/one").free == {"memory": 60 * GIB}

@@ -8,7 +8,7 @@ import pytest
 from controller.placement.explanation import RefusalCounter, explain
 from controller.placement.planner import PlanRules
 from controller.placement.pool_limits import PoolQuota, PoolRules
-from controller.placement.units import Cell, HostRequirement, NodeRequirement, Unit
+from controller.placement.units import Cell, NodeRequirement, Unit
 from tests.support.queue_decisions import NOW, decide, runs, say, subtract_units
 from tests.support.queue_units import GPU, gpus, host, node, pod, process
 
@@ -29,13 +29,6 @@ CASES = {
         (),
         PlanRules(),
         "the host is given to ops",
-    ),
-    "AgentTooOld": (
-        process("a", requirement=HostRequirement("llama.cpp", "team", frozenset({"adapters"}))),
-        host("c"),
-        (),
-        PlanRules(),
-        "the agent does not know adapters",
     ),
     f"TooSmall {GPU}": (UNIT, node("c", 1), (), PlanRules(), f"2 of {GPU} needed, 1 in all"),
     "Cordoned": (UNIT, node("c", closed="Cordoned", closed_message="by admin"), (), PlanRules(), "by admin"),

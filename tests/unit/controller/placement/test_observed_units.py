@@ -285,8 +285,8 @@ def test_processes_wait_run_and_end() -> None:
     assert (waiting.parts, waiting.pools, waiting.priority) == (({"memory": 4 * GIB},), ("metal",), "low")
     assert waiting.requirement == HostRequirement("llama.cpp", NAMESPACE)
     assert found["chat-1-1"].evictable_since == NOW.timestamp()
-    of_earlier_version = found["chat-1-7"].evictable_since
-    assert of_earlier_version == pytest.approx((NOW - MINUTE).timestamp(), abs=1.0), "no version noted its admission"
+    bound_by_hand = found["chat-1-7"].evictable_since
+    assert bound_by_hand == pytest.approx((NOW - MINUTE).timestamp(), abs=1.0), "nobody noted its admission"
 
 
 def test_priority_that_this_version_does_not_know_is_that_of_most() -> None:

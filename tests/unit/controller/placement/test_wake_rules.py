@@ -54,11 +54,10 @@ def test_report_of_a_host_wakes_only_if_something_fits() -> None:
         (host("one", GIB, conditions=[condition("Paused", "True")]), True),
         (None, True),
         (host("one", GIB, runtimes=["llama.cpp", "ollama"]), True),
-        (host("one", GIB, features=["Tomorrow"]), True),
         (host("one", GIB, weights=["a" * 64]), False),
         (host("one", GIB, temperature=9), False),
     ],
-    ids=["closed", "gone", "another engine", "a newer agent", "other weights", "nothing that matters"],
+    ids=["closed", "gone", "another engine", "other weights", "nothing that matters"],
 )
 def test_cell_of_which_more_than_its_room_changes_wakes(changed: Obj | None, *, is_due: bool) -> None:
     known = store((METAL_HOSTS, host("one", GIB)), (METAL_PROCESSES, process("a-b-0", gib=3)))

@@ -2,7 +2,6 @@
 
 import json
 from copy import deepcopy
-from typing import Any
 
 import msgspec
 import pytest
@@ -13,7 +12,7 @@ from controller.placement.nodes import declare_nodes
 from controller.reconcile.indexes import declare_indexes, mounted_claims
 from controller.reconcile.partial_objects import declare_partial_objects
 from controller.reconcile.plan import FIELD_MANAGER, Plan, Snapshot
-from controller.reconcile.stamp import ANNOTATION_STAMP, needs_apply
+from controller.reconcile.stamp import needs_apply
 from controller.services.pods.deployment import build_network_service
 from controller.services.reconciler import ServiceInputs, decide_service
 from crds.meta import ENQUEUED_AT, NOMINATED, QUEUE_GATE, ObjectMeta
@@ -47,24 +46,16 @@ def decide(deployment: Obj, *, partial: bool) -> tuple[Plan, Store]:
     return decide_service(Snapshot(known, NOW, inputs), KEY, SETTINGS), known
 
 
-def changed(deployment: Obj, *, stamped: bool, **spec: Any) -> Obj:
-    found = deepcopy(deployment)
-    found["spec"] |= spec
-    if not stamped:
-        del found["metadata"]["annotations"][ANNOTATION_STAMP]
-    return found
-
-
 @pytest.mark.parametrize("ready", [0, 1])
-@pytest.mark.parametrize("stamped", [True, False])
 @pytest.mark.parametrize("spec", [{}, {"replicas": 3}, {"template": {"spec": {"containers": []}}}], ids=str)
-def test_decision_about_parts_is_that_about_whole_objects(spec: Obj, stamped: bool, ready: int) -> None:
-    deployment = changed(chat_deployment(*BASE, ready=ready), stamped=stamped, **spec)
+def test_decision_about_parts_is_that_about_whole_objects(spec: Obj, ready: int) -> None:
+    deployment = deepcopy(chat_deployment(*BASE, ready=ready))
+    deployment["spec"] |= spec
     whole, _ = decide(deployment, partial=False)
     part, known = decide(deployment, partial=True)
     assert part == whole
     assert known.list(PODS)[0]["spec"] == {"containers": [{"resources": {"requests": {"memory": "1Gi"}}}]}
-    assert ("--engine-port" in str(known.list(DEPLOYMENTS)[0])) is (not stamped and "template" not in spec)
+    assert "--engine-port" not in str(known.list(DEPLOYMENTS)[0])
 
 
 def test_part_of_a_pod_has_what_the_queue_reads() -> None:

@@ -56,14 +56,15 @@ def deployment(**status: Any) -> Obj:
         "name": "chat",
         "uid": "uid-chat",
     }
-    metadata = {"name": "chat", "namespace": "team", "uid": "d", "ownerReferences": [{**owner, "controller": True}]}
-    return {"metadata": metadata, "status": status}
-
-
-def stamped_deployment(**status: Any) -> Obj:
-    obj = deployment(**status)
-    obj["metadata"]["annotations"] = {ANNOTATION_STAMP: "a"}
-    return {**obj, "spec": {"replicas": 1, "template": {"spec": {"containers": []}}}}
+    metadata: Obj = {
+        "name": "chat",
+        "namespace": "team",
+        "uid": "d",
+        "ownerReferences": [{**owner, "controller": True}],
+    }
+    metadata["annotations"] = {ANNOTATION_STAMP: "a"}
+    spec = {"replicas": 1, "template": {"spec": {"containers": []}}}
+    return {"metadata": metadata, "spec": spec, "status": status}
 
 
 def pod(**status: Any) -> Obj:
@@ -98,7 +99,11 @@ def enqueued(controller: Controller, resource: Resource, old: Obj | None, new: O
 QUIET = {
     "a host reports its free memory": (METAL_HOSTS, host(free_bytes=GIB), host(free_bytes=2 * GIB)),
     "the status of a service is written": (INFERENCE_SERVICES, service(), service(status={"phase": "Pending"})),
-    "nothing is left but another version": (DEPLOYMENTS, deployment(replicas=1), deployment(replicas=1)),
+    "nothing is left but another version": (
+        DEPLOYMENTS,
+        deployment(replicas=1),
+        deployment(replicas=1),
+    ),
     "a pod has its volumes": (
         PODS,
         pod(conditions=[condition("PodScheduled", "True")]),
@@ -106,13 +111,13 @@ QUIET = {
     ),
     "a Deployment reports its progress": (
         DEPLOYMENTS,
-        stamped_deployment(replicas=1),
-        stamped_deployment(replicas=1, conditions=[condition("Progressing", "True")]),
+        deployment(replicas=1),
+        deployment(replicas=1, conditions=[condition("Progressing", "True")]),
     ),
     "a Deployment counts pods of which none is ready": (
         DEPLOYMENTS,
-        stamped_deployment(),
-        stamped_deployment(observedGeneration=1, replicas=1, updatedReplicas=1, unavailableReplicas=1),
+        deployment(),
+        deployment(observedGeneration=1, replicas=1, updatedReplicas=1, unavailableReplicas=1),
     ),
     "a pod is created": (PODS, None, pod(phase="Pending")),
     "an EndpointSlice has no endpoint yet": (ENDPOINT_SLICES, None, slice_of_pods([])),
@@ -120,7 +125,12 @@ QUIET = {
 NEWS = {
     "the spec of a service": (INFERENCE_SERVICES, service(), service(replicas=2), {CHAT, TINY}),
     "the status of a Model": (MODELS, model(cached=False), model(), {CHAT}),
-    "a Deployment's replicas": (DEPLOYMENTS, deployment(replicas=0), deployment(replicas=1), {CHAT}),
+    "a Deployment's replicas": (
+        DEPLOYMENTS,
+        deployment(),
+        deployment(replicas=1, readyReplicas=1),
+        {CHAT},
+    ),
     "a pod that fits nowhere": (PODS, pod(), pod(conditions=[condition("PodScheduled", "False")]), {CHAT}),
     "a pod that is scheduled": (PODS, pod(), pod(conditions=[condition("PodScheduled", "True")]), {CHAT}),
     "a pod that the queue has admitted": (
@@ -138,14 +148,14 @@ NEWS = {
     ),
     "a Deployment's ready pods": (
         DEPLOYMENTS,
-        stamped_deployment(replicas=2, readyReplicas=1),
-        stamped_deployment(replicas=2, readyReplicas=2),
+        deployment(replicas=2, readyReplicas=1),
+        deployment(replicas=2, readyReplicas=2),
         {CHAT},
     ),
     "a quota that no pod fits into": (
         DEPLOYMENTS,
-        stamped_deployment(replicas=1),
-        stamped_deployment(replicas=1, conditions=[condition("ReplicaFailure", "True")]),
+        deployment(replicas=1),
+        deployment(replicas=1, conditions=[condition("ReplicaFailure", "True")]),
         {CHAT},
     ),
     "the status of a process": (
@@ -264,7 +274,7 @@ async def test_event_of_a_write_enqueues_nothing_even_before_the_answer(
     world = Controller(Observed(), no_credentials, ControllerOptions(PodSettings("pomona:test"), elects=False))
     world.store.put(INFERENCE_SERVICES, service())
     world._queue = queue = CollectingQueue()
-    plan = Plan(apply=((DEPLOYMENTS, stamped_deployment()),))
+    plan = Plan(apply=((DEPLOYMENTS, deployment()),))
     kind = Reconciler(resource=INFERENCE_SERVICES, decide=lambda _snapshot, _key: plan)
     assert await world._executor.reconcile(kind, CHAT.key) == again_seconds
     assert queue.items == set()

@@ -261,11 +261,6 @@ def test_earlier_pod_serves_on_if_no_node_has_the_memory(message: str) -> None:
     assert applied["spec"]["strategy"] == SURGE
 
 
-@pytest.mark.parametrize("strategy", [{"type": "Recreate"}, IN_PLACE], ids=str)
-def test_strategy_of_an_earlier_version_stays(strategy: Obj) -> None:
-    assert rolling(placed(), refused(NO_DEVICE), strategy=strategy) is None
-
-
 def test_strategy_of_anybody_else_is_overruled() -> None:
     reckless: Obj = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "50%", "maxUnavailable": "100%"}}
     assert rolling(placed(), strategy=reckless) == SURGE

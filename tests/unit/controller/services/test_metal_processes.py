@@ -17,8 +17,7 @@ from controller.services.rollout import (
     process_prefix,
     sort_processes,
 )
-from crds import features
-from crds.meta import LABEL_SERVICE, PROCESS_FINALIZER, without_defaults
+from crds.meta import LABEL_SERVICE, PROCESS_FINALIZER
 from crds.metalprocess import MetalProcess
 from kube.client import Obj
 from kube.resources import METAL_PROCESSES, ObjectKey
@@ -79,13 +78,12 @@ def test_edited_spec_changes_the_process_names_and_scaling_does_not() -> None:
     [
         ({"priority": "high"}, {"priority": "high"}),
         ({"drainSeconds": 30}, {"drainSeconds": 30}),
-        ({"evictionProtection": True}, {"protected": True, "features": ["Protection"]}),
+        ({"evictionProtection": True}, {"protected": True}),
     ],
 )
 def test_edit_that_starts_no_engine_anew_is_patched_in_place(edit: Obj, written: Obj) -> None:
-    there = host("studio-1", features=["Protection"])
     serving = process(f"{NAME}-0", host="studio-1", phase="Ready", gib=2)
-    done = steps(1, serving, hosts=[there], edit=edit)
+    done = steps(1, serving, edit=edit)
     assert (made(done), deleted(done)) == ([], set())
     (patch,) = done.patch
     assert patch.ref.name == f"{NAME}-0"
@@ -95,21 +93,7 @@ def test_edit_that_starts_no_engine_anew_is_patched_in_place(edit: Obj, written:
         (f"/spec/{n}", v) for n, v in written.items()
     ]
     serving["spec"] |= written
-    assert steps(1, serving, hosts=[there], edit=edit) == MetalProcessSteps(), "it is written once"
-
-
-def test_protection_is_given_to_no_process_whose_agent_does_not_know_it() -> None:
-    serving = process(f"{NAME}-0", host="studio-1", phase="Ready", gib=2)
-    old = [host("studio-1", features=[])]
-    assert steps(1, serving, hosts=old, edit={"evictionProtection": True}) == MetalProcessSteps()
-    (patch,) = steps(1, serving, hosts=old, edit={"evictionProtection": True, "priority": "low"}).patch
-    assert [operation["path"] for operation in patch.operations[1:]] == ["/spec/priority"]
-
-
-def test_process_that_an_earlier_release_named_by_its_priority_serves_on() -> None:
-    named_earlier = process("chat-0123abcd-0", host="studio-1", phase="Ready", gib=2)
-    named_earlier["spec"] |= without_defaults(SPEC) | {"priority": "high"}
-    assert steps(1, named_earlier, edit={"priority": "high"}) == MetalProcessSteps()
+    assert steps(1, serving, edit=edit) == MetalProcessSteps(), "it is written once"
 
 
 def test_scale_up_takes_free_numbers_only() -> None:
@@ -353,21 +337,6 @@ def test_process_on_a_drained_host_that_fits_nowhere_else_stays() -> None:
     waiting = process(f"{NAME}-1", gib=2)
     assert steps(1, old, waiting, hosts=[drained()]) == MetalProcessSteps()
     assert steps(1, old, waiting, hosts=[drained(), host("studio-2", GIB)]) == MetalProcessSteps()
-
-
-def test_no_process_is_deleted_to_make_room_for_one_that_its_host_does_not_know_how_to_run() -> None:
-    old = process("chat-00000000-0", host="studio-1", phase="Ready", gib=4)
-    new = process(f"{NAME}-0", gib=5, features=["Tomorrow"])
-    for known, gone in (([], set()), (["Tomorrow"], {"chat-00000000-0"})):
-        small = host("studio-1", 2 * GIB, processes=[{"uid": "uid-chat-00000000-0"}], features=known)
-        assert deleted(steps(1, old, new, hosts=[small])) == gone
-
-
-def test_process_states_the_features_of_what_its_service_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    served = Served(as_model(model()), "llama.cpp")
-    monkeypatch.setattr(features, "FEATURE_OF_FIELD", {"parallel": "Parallel"})
-    assert desired_spec(as_service(service(parallel=2)), served, GIB).features == ["Parallel"]
-    assert desired_spec(as_service(service()), served, GIB).features == []
 
 
 @pytest.mark.parametrize("closed", [{"drain": True}, {"unschedulable": True}])

@@ -1,7 +1,6 @@
 """The status of an InferenceService on hosts: the influence of its processes and of the hosts."""
 
 import re
-from typing import Any
 
 import pytest
 
@@ -200,31 +199,6 @@ def test_next_cordoned_host_rewrites_no_status() -> None:
 
     assert "hosts b, c, d and more are cordoned" in decide("bcde")
     assert decide("bcde") == decide("bcdef") == decide("bcdefg")
-
-
-NEWER: dict[str, Any] = {"features": ["Inspection", "Tomorrow"], "budgetBytes": GIB, "agentVersion": "0.3.0"}
-OLDER: dict[str, Any] = {"features": ["Inspection"], "budgetBytes": 64 * GIB, "agentVersion": "0.2.0"}
-UPGRADE = "is too old, as it does not know Tomorrow: run `pomona agent upgrade` there"
-
-
-@pytest.mark.parametrize(
-    ("hosts", "reason", "says"),
-    [
-        ([host(**OLDER)], "AgentTooOld", f"the agent of host studio-1 (version 0.2.0) {UPGRADE}"),
-        ([host(budgetBytes=GIB), host("studio-2")], "AgentTooOld", "host studio-2 (version unknown)"),
-        ([host(), host("studio-2")], "AgentTooOld", f"{UPGRADE}; so are those of other hosts"),
-        ([host(**OLDER), host("studio-2", **NEWER)], "Binding", "studio-2"),
-        ([host(**OLDER), host("studio-2", GIB, **NEWER)], "NoHostFits", f"studio-1 (version 0.2.0) {UPGRADE}"),
-        ([host(**OLDER, runtimes=["mlx"])], "NoHost", "can run llama.cpp"),
-    ],
-)
-def test_service_that_only_older_agents_could_run_says_so(hosts: list[Obj], reason: str, says: str) -> None:
-    base = (chat_service(**METAL), (MODELS, model()), *((METAL_HOSTS, each) for each in hosts))
-    ((_, made),) = decide_chat(*base).create
-    waiting = process(made["metadata"]["name"], gib=2, features=["Tomorrow"])
-    plan = decide_chat(*base, (METAL_PROCESSES, waiting))
-    assert ready_outcome(plan) == ("Pending", "False", reason)
-    assert says in planned_condition(plan, "Ready")["message"]
 
 
 def test_message_of_a_waiting_service_does_not_follow_the_free_memory() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from controller.reconcile.stamp import stamp
-from controller.services.pods.one_node import forget_claims, has_one_node, label_claims
+from controller.services.pods.one_node import has_one_node, label_claims
 from controller.services.reconciler import service_reconciler
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, MODELS, PODS, ObjectKey, Resource
@@ -61,9 +61,6 @@ def test_affinity_of_the_user_stays() -> None:
     away = {"podAntiAffinity": {REQUIRED: [beside]}}
     made = template(pod={"affinity": {"podAffinity": {REQUIRED: [beside]}, **away}})
     assert made["spec"]["affinity"] == {"podAffinity": {REQUIRED: [beside, TERM]}, **away}
-    without = forget_claims(made)
-    assert without["spec"]["affinity"] == {"podAffinity": {REQUIRED: [beside]}, **away}
-    assert LABEL not in without["metadata"]["labels"]
 
 
 def test_pod_with_several_volumes_follows_that_of_its_main_model() -> None:
@@ -80,18 +77,6 @@ def test_pod_with_several_volumes_follows_that_of_its_main_model() -> None:
     )
 
 
-def test_update_restarts_no_pod_for_this_and_the_next_edit_brings_it() -> None:
-    objects = [chat_service(), (MODELS, model())]
-    there = chat_deployment(*objects)
-    there["spec"]["template"] = forget_claims(there["spec"]["template"])
-    earlier = stamp(there)
-    (kept,) = list_applied(decide_chat(*objects, (DEPLOYMENTS, earlier)), DEPLOYMENTS)
-    assert kept["spec"] == earlier["spec"]
-    edited = [chat_service(contextLength=1024), (MODELS, model())]
-    (changed,) = list_applied(decide_chat(*edited, (DEPLOYMENTS, earlier)), DEPLOYMENTS)
-    assert LABEL in changed["spec"]["template"]["metadata"]["labels"]
-
-
 def test_refusal_for_want_of_room_on_the_one_node_names_the_way_out() -> None:
     words = "0/2 nodes are available: 1 Insufficient memory, 1 node(s) didn't match pod affinity rules."
     reason = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
@@ -103,11 +88,10 @@ def test_refusal_for_want_of_room_on_the_one_node_names_the_way_out() -> None:
     assert "the volume of Model tiny is ReadWriteOnce, so its pods share one node" in message
 
 
-def deployed(*, mark: str | None = "true", ready: int = 1, context: int = 512) -> Obj:
-    """Return the Deployment whose pods have this value of the label; None: an earlier version made it."""
+def deployed(*, mark: str = "true", ready: int = 1, context: int = 512) -> Obj:
+    """Return the Deployment whose pods have this value of the label."""
     made = chat_deployment(chat_service(contextLength=context), (MODELS, model()), ready=ready)
-    template = made["spec"]["template"]
-    made["spec"]["template"] = forget_claims(template) if mark is None else _with_mark(template, mark)
+    made["spec"]["template"] = _with_mark(made["spec"]["template"], mark)
     return stamp(made)
 
 
@@ -121,7 +105,7 @@ def _with_mark(template: Obj, mark: str) -> Obj:
 def mounting(
     name: str = "chat-1",
     *,
-    mark: str | None = "true",
+    mark: str = "true",
     node: str = "node-1",
     deleted: datetime | None = None,
     message: str = "",
@@ -129,7 +113,7 @@ def mounting(
 ) -> tuple[Resource, Obj]:
     """Return a pod of the claim: on a node, being deleted by then, or refused with these words."""
     pod = chat_pod(name)
-    pod["metadata"]["labels"] = {"inference.pomona.dev/service": service} | ({LABEL: mark} if mark else {})
+    pod["metadata"]["labels"] = {"inference.pomona.dev/service": service, LABEL: mark}
     if deleted is not None:
         pod["metadata"]["deletionTimestamp"] = deleted.isoformat()
     claim = {"persistentVolumeClaim": {"claimName": "tiny-cache"}}
@@ -240,23 +224,3 @@ def test_services_of_one_volume_follow_each_other() -> None:
     waits = [mounting(name, message=HELD, service=name[:-2]) for name in ("chat-2", "other-2")]
     both = {mark_of(lost, *refused, there=deployed(ready=0)) for refused in (waits, waits[:1], [])}
     assert len(both) == 1, "whatever they know of each other's pods"
-
-
-def test_first_change_beside_pods_of_an_earlier_version_makes_way() -> None:
-    """A new pod could be bound to another node, and would wait for the disk there for ever."""
-    edited = [chat_service(contextLength=1024), (MODELS, model())]
-    for mark, claim, strategy in (
-        (None, "tiny-cache", "Recreate"),
-        ("true", "tiny-cache", "RollingUpdate"),
-        (None, "earlier-weights", "RollingUpdate"),
-    ):
-        resource, pod = mounting(mark=mark)
-        pod["spec"]["volumes"] = [{"persistentVolumeClaim": {"claimName": claim}}]
-        (changed,) = list_applied(
-            decide_chat(*edited, (DEPLOYMENTS, deployed(mark=mark)), (resource, pod)), DEPLOYMENTS
-        )
-        assert changed["spec"]["strategy"]["type"] == strategy, claim
-    beside = mounting("other-1", mark=None, service="other")
-    there = (DEPLOYMENTS, deployed(mark=None)), mounting(mark=None)
-    (changed,) = list_applied(decide_chat(*edited, *there, beside), DEPLOYMENTS)
-    assert changed["spec"]["strategy"]["type"] == "RollingUpdate", "the volume would stay where it is"

@@ -231,7 +231,7 @@ def test_applied_deployment_with_a_proxy_is_applied_once() -> None:
     base = (OLLAMA, (MODELS, model()))
     there = kept_part(stamp(chat_deployment(*base)))
     (wanted,) = list_applied(decide_chat(*base, (DEPLOYMENTS, there)), DEPLOYMENTS)
-    assert is_desired(DEPLOYMENTS, wanted, there)
+    assert is_desired(wanted, there)
 
 
 def test_better_estimate_of_an_engine_behind_a_proxy_replaces_no_pod() -> None:
@@ -241,7 +241,7 @@ def test_better_estimate_of_an_engine_behind_a_proxy_replaces_no_pod() -> None:
     engine["resources"]["requests"]["memory"] = "1234567"
     there = kept_part(stamp(there))
     (wanted,) = list_applied(decide_chat(*base, (DEPLOYMENTS, there)), DEPLOYMENTS)
-    assert is_desired(DEPLOYMENTS, wanted, there)
+    assert is_desired(wanted, there)
 
 
 def test_pod_that_prepares_its_model_says_where_its_progress_is() -> None:

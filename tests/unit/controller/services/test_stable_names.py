@@ -1,19 +1,16 @@
-"""Names and rendered objects are equal to those of earlier versions: an upgrade must restart nothing.
+"""Names of processes and digests of inputs are recorded: an update must restart nothing.
 
-The values were recorded before the serving options became one struct. A changed value restarts every replica of every
-cluster, so it may change only if a release does that on purpose.
+A changed value restarts every replica of every cluster, so it may change only if a release does that on purpose.
 """
 
 import hashlib
 import json
-from copy import deepcopy
 
 import msgspec
 import pytest
 
 from controller.placement.process_units import _find_template
-from controller.reconcile.stamp import ANNOTATION_INPUTS, stamp
-from controller.services.pods.one_node import forget_claims
+from controller.reconcile.stamp import ANNOTATION_INPUTS
 from controller.services.rollout import is_current
 from crds.metalprocess import MetalProcess
 from kube.client import Obj
@@ -24,7 +21,6 @@ from tests.support.service_decisions import (
     chat_deployment,
     chat_service,
     decide_chat,
-    forget_mark,
     list_applied,
 )
 
@@ -90,7 +86,7 @@ def test_process_names_and_specs_stay_the_same(case: str) -> None:
 
 
 def test_mirrors_reach_processes_but_not_their_names() -> None:
-    """Earlier versions gave them to no process: neither the update nor an edit of them may restart a replica."""
+    """An edit of them may restart no replica."""
     known = models()
     for _kind, obj in known:
         obj["spec"] |= {"mirrors": ["https://mirror.example/tiny.gguf"]}
@@ -105,7 +101,7 @@ def test_mirrors_reach_processes_but_not_their_names() -> None:
 
 
 def test_extent_of_benchmarks_reaches_processes_but_not_their_names() -> None:
-    """An edit of it restarts no replica, and agents of earlier versions run what they do not measure by it."""
+    """An edit of it restarts no replica."""
     benchmark = {"warmupIterations": 1, "minDuration": "30s"}
     found = (METAL_HOSTS, host(free_bytes=64 * GIB))
     plan = decide_chat(chat_service(**METAL, **SERVICES["companions"], benchmark=benchmark), *models(), found)
@@ -123,25 +119,6 @@ def test_extent_of_benchmarks_reaches_processes_but_not_their_names() -> None:
     assert is_current(bound, "another", wanted)
 
 
-def test_pod_template_behind_a_proxy_stays_the_same() -> None:
-    spec: Obj = {"runtime": "ollama", "hardware": {"accelerator": "cpu"}, "resources": {"memory": "2Gi"}}
-    earlier = forget_mark(chat_deployment(chat_service(**spec), *models()))
-    # Earlier versions told the proxy no time to load, no engine, and a fixed time to end.
-    pod = earlier["spec"]["template"]["spec"]
-    (proxy,) = pod["containers"]
-    pod["terminationGracePeriodSeconds"] = 30
-    del proxy["livenessProbe"]["terminationGracePeriodSeconds"]
-    proxy["args"][proxy["args"].index("--drain-seconds") + 1] = "25"
-    for option in ("--loading-seconds", "--engine"):
-        place = proxy["args"].index(option)
-        del proxy["args"][place : place + 2]
-    del earlier["metadata"]["annotations"]
-    earlier["spec"]["template"] = forget_claims(earlier["spec"]["template"])
-    assert digest(earlier["spec"]) == "a552e1cf799bf748"
-    (obj,) = list_applied(decide_chat(chat_service(**spec), *models(), (DEPLOYMENTS, stamp(earlier))), DEPLOYMENTS)
-    assert obj["spec"]["template"] == earlier["spec"]["template"]
-
-
 @pytest.mark.parametrize("runtime", ["llama.cpp", "ollama"])
 def test_edit_of_the_drain_restarts_no_pod(runtime: str) -> None:
     """Pods have it once something else replaces them."""
@@ -154,29 +131,11 @@ def test_edit_of_the_drain_restarts_no_pod(runtime: str) -> None:
     assert other["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 35
 
 
-@pytest.mark.parametrize("source", ["https://models.example/tiny.gguf", "ollama://tiny:1b"])
-@pytest.mark.parametrize("case", [{}, {"contextLength": 8192}, {"replicas": 3}])
-def test_pods_that_requested_the_stated_memory_beside_devices_stay_the_same(case: Obj, source: str) -> None:
-    """Earlier versions requested the stated memory of the node, too; a later estimate restarts no pod."""
-    known = (MODELS, model(source=source, memoryBytes=20 * GIB))
-    chat = chat_service(hardware={"accelerator": "nvidia"}, **case)
-    earlier = deepcopy(chat_deployment(chat, known))
-    pod = earlier["spec"]["template"]["spec"]
-    engine = pod["initContainers"][0]
-    assert int(engine["resources"]["requests"]["memory"]) < 5 * GIB
-    engine["resources"]["requests"]["memory"] = str(20 * GIB)
-    (obj,) = list_applied(decide_chat(chat, known, (DEPLOYMENTS, stamp(earlier))), DEPLOYMENTS)
-    assert obj["spec"]["template"] == earlier["spec"]["template"]
-
-
 @pytest.mark.parametrize(
     ("name", "digest"),
     [("defaults", "d869d0ab1cb20cf2"), ("defaults stated", "d869d0ab1cb20cf2"), ("all", "6430b7a4da472f1f")],
 )
-def test_digest_of_inputs_is_that_of_earlier_versions(name: str, digest: str) -> None:
-    """If it changes, an update counts as an edit of each service, and all pods are replaced at once.
-
-    Then rename the annotation: what is not known is no edit.
-    """
+def test_digest_of_inputs_stays_the_same(name: str, digest: str) -> None:
+    """If it changes, an update counts as an edit of each service, and all pods are replaced at once."""
     there = chat_deployment(chat_service(**SERVICES[name]), *models())
     assert there["metadata"]["annotations"][ANNOTATION_INPUTS] == digest

@@ -1,6 +1,5 @@
 """Rollouts of a template: an edit replaces pods at once, an update of Pomona one service at a time, scaling none."""
 
-from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from controller.reconcile.stamp import (
     ANNOTATION_INPUTS,
     ANNOTATION_STAMP,
     ANNOTATION_UPDATE,
-    is_desired,
     needs_apply,
     stamp,
 )
@@ -31,7 +29,6 @@ from tests.support.service_decisions import (
     chat_pod,
     chat_service,
     decide_chat,
-    forget_mark,
     kept_part,
     list_applied,
 )
@@ -109,10 +106,6 @@ def test_edit_of_the_model_is_rolled_out_at_once(edited: Obj) -> None:
 
 def test_edit_of_the_model_that_no_pod_sees_rolls_no_update_out() -> None:
     assert image(decide_edited(running(), model(domains=["coding"]))) is None
-    there = kept_of_an_earlier_version()
-    (same,) = list_applied(decide_edited(there, model(domains=["coding"]), SETTINGS), DEPLOYMENTS)
-    assert "priorityClassName" not in same["spec"]["template"]["spec"], "its pods have none"
-    assert not needs_apply(DEPLOYMENTS, same, there)
 
 
 def test_weights_that_were_verified_later_are_rolled_out_at_once() -> None:
@@ -128,31 +121,18 @@ def test_weights_that_were_verified_later_are_rolled_out_at_once() -> None:
     assert ANNOTATION_UPDATE not in moved["metadata"]["annotations"]
 
 
-def kept_of_an_earlier_version() -> Obj:
-    """Return a Deployment without the fields that earlier versions did not state, which has learnt its inputs."""
-    there = chat_deployment(chat_service(), (MODELS, model()))
-    pod = there["spec"]["template"]["spec"]
-    del pod["priorityClassName"], pod["topologySpreadConstraints"], there["metadata"]["annotations"]
-    (applied,) = list_applied(decide(there, SETTINGS), DEPLOYMENTS)
-    there["metadata"]["annotations"] = applied["metadata"]["annotations"]
-    (kept,) = store((DEPLOYMENTS, there)).list(DEPLOYMENTS)
-    return kept
-
-
-def behind_a_proxy(**changed: str | None) -> Obj:
-    """Return the Deployment of a running Ollama whose proxy has these arguments; one with None is missing."""
+def behind_a_proxy(**changed: str) -> Obj:
+    """Return the Deployment of a running Ollama whose proxy has these arguments."""
     there = chat_deployment(chat_service(runtime="ollama"), (MODELS, model()))
     (proxy,) = there["spec"]["template"]["spec"]["containers"]
     for name, value in changed.items():
-        place = proxy["args"].index(f"--{name.replace('_', '-')}")
-        proxy["args"][place : place + 2] = [] if value is None else [proxy["args"][place], value]
+        proxy["args"][proxy["args"].index(f"--{name.replace('_', '-')}") + 1] = value
     return stamp(there)
 
 
-@pytest.mark.parametrize("before", [None, "7200"], ids=["of an earlier version", "by another rule"])
 @pytest.mark.parametrize("replicas", [1, 3])
-def test_pods_keep_the_time_to_load_that_their_proxy_knows(before: str | None, replicas: int) -> None:
-    there = behind_a_proxy(loading_seconds=before)
+def test_pods_keep_the_time_to_load_that_their_proxy_knows(replicas: int) -> None:
+    there = behind_a_proxy(loading_seconds="7200")
     plan = decide(kept_part(there), SETTINGS, runtime="ollama", replicas=replicas)
     assert not plan.delete
     (applied,) = list_applied(plan, DEPLOYMENTS)
@@ -161,20 +141,19 @@ def test_pods_keep_the_time_to_load_that_their_proxy_knows(before: str | None, r
 
 
 def test_pods_whose_proxy_differs_in_more_get_the_time_to_load() -> None:
-    there = behind_a_proxy(loading_seconds=None, context_length="99")
+    there = behind_a_proxy(loading_seconds="7200", context_length="99")
     (applied,) = list_applied(decide(kept_part(there), SETTINGS, runtime="ollama", may_roll_out=True), DEPLOYMENTS)
     (proxy,) = applied["spec"]["template"]["spec"]["containers"]
-    assert "--loading-seconds" in proxy["args"]
+    assert "7200" not in proxy["args"]
     assert applied["metadata"]["annotations"][ANNOTATION_UPDATE] == "true"
 
 
 STATED = (MODELS, model(memoryBytes=20 << 30))
 ON_DEVICE: Obj = {"hardware": {"accelerator": "nvidia"}}
-REFUSED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
 
 
 def of_stated_memory() -> Obj:
-    """Return the Deployment of an earlier version, whose pods request what the Model states for the devices."""
+    """Return a Deployment whose pods request what the Model states for the devices."""
     there = chat_deployment(chat_service(**ON_DEVICE), STATED)
     (container,) = there["spec"]["template"]["spec"]["initContainers"]
     container["resources"]["requests"]["memory"] = str(20 << 30)
@@ -201,15 +180,6 @@ def test_edit_of_stated_memory_replaces_the_request_for_the_devices() -> None:
     plan = decide_chat(
         chat_service(**ON_DEVICE), edited, (DEPLOYMENTS, of_stated_memory()), (PODS, chat_pod()), may_roll_out=False
     )
-    (applied,) = requested(plan)
-    assert applied < 2 << 30
-
-
-def test_pods_that_no_node_takes_lose_nothing_by_a_smaller_request() -> None:
-    pod = chat_pod(ready=False, conditions=[REFUSED])
-    there = of_stated_memory()
-    there["status"]["readyReplicas"] = 0
-    plan = decide_chat(chat_service(**ON_DEVICE), STATED, (DEPLOYMENTS, there), (PODS, pod), may_roll_out=False)
     (applied,) = requested(plan)
     assert applied < 2 << 30
 
@@ -254,26 +224,6 @@ def test_mark_of_a_template_is_another_after_an_edit_and_the_first_one_after_a_r
     edited = running(contextLength=8192)
     assert mark(first, contextLength=8192) == mark(edited, contextLength=8192) != mark(first)
     assert mark(edited) == mark(first)
-    unmarked = kept_part(stamp(forget_mark(chat_deployment(chat_service(), (MODELS, model())))))
-    assert mark(unmarked) == ""
-    assert mark(unmarked, contextLength=8192) == mark(edited, contextLength=8192)
-
-
-def test_deployment_of_an_earlier_version_keeps_its_pods_and_learns_the_inputs() -> None:
-    there = chat_deployment(chat_service(), (MODELS, model()))
-    pod = there["spec"]["template"]["spec"]
-    del pod["priorityClassName"], pod["topologySpreadConstraints"], there["metadata"]["annotations"]
-    (applied,) = list_applied(decide(there, SETTINGS), DEPLOYMENTS)
-    assert applied["spec"] == there["spec"]
-    assert needs_apply(DEPLOYMENTS, applied, there)
-    after = deepcopy(there)
-    after["metadata"]["annotations"] = applied["metadata"]["annotations"]
-    (kept,) = store((DEPLOYMENTS, after)).list(DEPLOYMENTS)
-    (again,) = list_applied(decide(kept, SETTINGS), DEPLOYMENTS)
-    assert not needs_apply(DEPLOYMENTS, again, kept)
-    (edited,) = list_applied(decide(kept, SETTINGS, priority="high"), DEPLOYMENTS)
-    assert edited["spec"]["template"]["spec"]["priorityClassName"] == "pomona-high"
-    assert not is_desired(DEPLOYMENTS, edited, kept)
 
 
 def test_service_that_waits_says_so() -> None:

@@ -215,18 +215,6 @@ async def test_secrets_that_a_new_leader_reads_at_once_are_read_again_one_after_
     assert len(due) == 10, "in each half minute of the five, some"
 
 
-async def test_secret_of_an_earlier_version_is_noted_and_replaces_nothing() -> None:
-    rotation = wanted_rotation(as_service(annotated("monday")))
-    earlier = {"token-digest": None, "token-rotation": None, "rotate-token": rotation}
-    secret = noted(stored_secret("monday"), **earlier)
-    after = patched(secret, await find_step(OneSecret(secret), served("monday", rotation)))
-    assert (token_of(after), rotation_of(after)) == ("first", rotation)
-    assert ROTATE_TOKEN not in after["metadata"]["annotations"]
-    never = noted(stored_secret(), **{"token-digest": None})
-    after = patched(never, await find_step(OneSecret(never), served(None)))
-    assert (token_of(after), rotation_of(after)) == ("first", "")
-
-
 async def test_secret_that_was_deleted_is_replaced_and_its_replicas_follow() -> None:
     obj = served("monday", "abc")
     step = await find_step(OneSecret(None), obj)

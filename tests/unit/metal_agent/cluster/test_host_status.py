@@ -49,7 +49,7 @@ def test_known_facts_of_a_mac_are_in_the_status() -> None:
 def test_unknown_facts_are_absent() -> None:
     found = body(HostFacts(), HostState())
     assert found.keys() == {
-        "address", "agentVersion", "availableBytes", "available", "budgetBytes", "features", "inspects",
+        "address", "agentVersion", "availableBytes", "available", "budgetBytes",
     }  # fmt: skip
 
 
