@@ -23,7 +23,7 @@ STANDALONE: Final = "standalone-"
 AGENT_FEATURES: Final = frozenset[str]()
 """Features that this agent knows, by which a later controller asks for more than the first release does. A field of a
 MetalProcess that changes how it runs gets one once a version without that field is published."""
-UPGRADE: Final = "run `pomona agent upgrade` on this host"
+UPGRADE: Final = "update Pomona on this host, and run `pomona agent restart`"
 """The way out of a process of a newer release."""
 
 

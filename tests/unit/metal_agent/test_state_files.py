@@ -161,7 +161,7 @@ def test_process_that_needs_a_feature_of_a_newer_agent_is_started_by_no_older_on
     found = assignments.read_assignment(newer)
     assert found.spec is not None, "one that runs already runs on"
     assert "spec.features has Later, Tomorrow, which this agent (" in found.problem
-    assert "run `pomona agent upgrade` on this host" in found.problem
+    assert "update Pomona on this host, and run `pomona agent restart`" in found.problem
 
 
 def test_deletion_mark_is_read_even_with_an_invalid_spec() -> None:
