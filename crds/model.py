@@ -19,7 +19,7 @@ from crds.meta import (
     described,
     rule,
 )
-from crds.quantity import parse_quantity
+from crds.quantity import quantity_bytes
 from crds.weights_header import GGUF, Layout, WeightsFormat
 
 FilePatterns = Annotated[
@@ -199,8 +199,7 @@ class ModelSpec(ApiStruct, frozen=True):
     @property
     def stated_bytes(self) -> int | None:
         """Memory that serving the Model takes by `memory_bytes`; None: it is not stated, and computed."""
-        amount = None if self.memory_bytes is None else parse_quantity(self.memory_bytes)
-        return None if amount is None else int(amount)
+        return None if self.memory_bytes is None else quantity_bytes(self.memory_bytes)
 
 
 Revision = Annotated[str, Meta(max_length=256)]

@@ -127,10 +127,6 @@ class _CacheState(NamedTuple):
         return self._decision("Ready", [cached, *self._change()], [])
 
     def _change(self) -> list[Obj]:
-        problem = claims.find_size_problem(self.model, self.facts) if self.volumes.target is not None else None
-        if problem is not None and problem[0] == claims.INVALID_SIZE:
-            reason, message = problem
-            return [model_condition(self.model, VOLUME_CHANGING, true=False, reason=reason, message=message)]
         if self.volumes.change is None:
             return []
         reason, message = self.volumes.change

@@ -17,17 +17,14 @@ from controller.reconcile.indexes import CLAIM_INDEX, OF_MODEL_INDEX, controller
 from controller.reconcile.plan import Patch, Ref, Snapshot, ref
 from crds.cache import CachedWeights, CacheOptions
 from crds.model import Model
-from crds.quantity import parse_quantity
+from crds.quantity import parse_quantity, quantity_bytes
 from crds.size import size_text
-from crds.text import shorten_text
 from kube.client import Client, Obj
 from kube.errors import Forbidden, NotFound
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, PODS, PVCS, STORAGE_CLASSES, ObjectKey, Resource
 
 RELEASE_SECONDS: Final = 10.0
 """Time between two looks whether pods still mount a claim that is to be deleted."""
-INVALID_SIZE: Final = "InvalidSpec"
-"""Reason of a Model whose spec.cache.size is no quantity."""
 _DIGITS: Final = 8
 _MOST_READERS: Final = 32
 """Owners of a claim: more would make it large, and each costs a write."""
@@ -196,13 +193,7 @@ def find_size_problem(model: Model, facts: ModelFacts) -> tuple[str, str] | None
     size, weights_bytes = model.spec.cache.size, facts.size_bytes or 0
     if size is None:
         return None
-    amount = parse_quantity(size)
-    if amount is None:
-        # It may have been stored under an earlier CRD.
-        stated = shorten_text(str(size))
-        way_out = f"state one such as {sufficient_size(facts)}, or remove it"
-        return INVALID_SIZE, f"spec.cache.size is {stated}, which is no quantity: {way_out}"
-    if amount >= weights_bytes:
+    if quantity_bytes(size) >= weights_bytes:
         return None
     return "VolumeTooSmall", (
         f"spec.cache.size {size} is less than the weights, which have {size_text(weights_bytes)}: raise it to "
@@ -232,7 +223,7 @@ def is_too_small(claim: Obj, cache: CacheOptions) -> bool:
     if cache.size is None:
         return False
     sizes = (_requested(claim), claim.get("status", {}).get("capacity", {}).get("storage", 0))
-    return (parse_quantity(cache.size) or 0) > max(parse_quantity(each) or 0 for each in sizes)
+    return quantity_bytes(cache.size) > max(parse_quantity(each) or 0 for each in sizes)
 
 
 def _is_bound(claim: Obj) -> bool:

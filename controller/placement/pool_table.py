@@ -11,8 +11,7 @@ from typing import Final, NamedTuple
 from controller.placement.pool_limits import PoolQuota, PoolRules, Quotas
 from controller.reconcile.plan import decode_stored
 from crds.acceleratorpool import WHOLE_PERCENT, AcceleratorPool
-from crds.quantity import parse_quantity
-from crds.text import shorten_text
+from crds.quantity import quantity_bytes
 from devices.vendors import Vendors
 from kube.client import Obj
 from kube.resources import ACCELERATOR_POOLS
@@ -128,12 +127,6 @@ def _read_pool(pool: AcceleratorPool, vendors: Vendors) -> DefinedPool | Refused
     if name in vendors and name != spec.accelerator:
         message = f"{name} is the name of another accelerator, whose pool has it: choose another name for this pool"
         return RefusedPool(name, message)
-    quantities = {"nominal": spec.nominal, "borrowingLimit": spec.borrowing_limit, "lendingLimit": spec.lending_limit}
-    quantities |= {f"quotas[{each.namespace}].memory": each.memory for each in spec.quotas}
-    for field, quantity in quantities.items():
-        if quantity is not None and parse_quantity(quantity) is None:
-            stated = shorten_text(str(quantity))
-            return RefusedPool(name, f"{field} is {stated}, which is no quantity: state one such as 4 or 256Gi")
     rules = PoolRules(
         nominal=_read_quantity(spec.nominal),
         borrowing_limit=_read_quantity(spec.borrowing_limit),
@@ -147,8 +140,7 @@ def _read_pool(pool: AcceleratorPool, vendors: Vendors) -> DefinedPool | Refused
 
 
 def _read_quantity(quantity: int | str | None) -> int | None:
-    amount = parse_quantity(quantity) if quantity is not None else None
-    return int(amount) if amount is not None else None
+    return None if quantity is None else quantity_bytes(quantity)
 
 
 def labels_of(obj: Obj) -> Mapping[str, str]:

@@ -22,10 +22,10 @@ from crds.inferenceservice import InferenceService
 from crds.meta import Accelerator
 from crds.model import Model
 from crds.pods import PodOptions, Resources, ServiceHardware
-from crds.quantity import parse_quantity, quantity_bytes
+from crds.quantity import quantity_bytes
 from crds.serving import RuntimeName
 from crds.size import GIB, MIB, size_text
-from crds.text import offer_names, shorten_text
+from crds.text import offer_names
 from crds.weights_header import GGUF
 from devices.products import find_product
 from devices.vendors import VENDORS, Vendor, Vendors
@@ -163,8 +163,6 @@ def _spec_problem(
     service: InferenceService, model: Model | None, companions: Sequence[Companion], vendors: Vendors
 ) -> ServiceProblem | None:
     """Return the contradiction in the spec, or between the spec and the Models or the runtime, or None."""
-    if refused := _refuse_quantities(service):
-        return ServiceProblem("InvalidSpec", refused, "Failed")
     accelerator = decided_accelerator(service, model)
     if accelerator is None:
         return None
@@ -174,27 +172,6 @@ def _spec_problem(
     if message is None and model is not None:
         message = _inability(service, model, companions, vendors)
     return ServiceProblem("InvalidSpec", message, "Failed") if message else None
-
-
-def _refuse_quantities(service: InferenceService) -> str | None:
-    """Return the first quantity without a value, which may have been stored under an earlier CRD, or None."""
-    hardware, resources, volumes = service.spec.hardware, service.spec.resources, service.spec.pod.volumes
-    stated = {
-        "hardware.memory": hardware.memory,
-        "hardware.deviceSelector.memory": hardware.device_selector.memory if hardware.device_selector else None,
-        "resources.cpu": resources.cpu,
-        "resources.memory": resources.memory,
-        "resources.memoryLimit": resources.memory_limit,
-        **{
-            f"pod.volumes {each.name}.emptyDir.sizeLimit": each.empty_dir.size_limit
-            for each in volumes
-            if each.empty_dir is not None
-        },
-    }
-    for field, quantity in stated.items():
-        if quantity is not None and parse_quantity(quantity) is None:
-            return f"{field} is {shorten_text(str(quantity))}, which is no quantity: state one such as 500m or 4Gi"
-    return None
 
 
 def decided_accelerator(service: InferenceService, model: Model | None) -> Accelerator | None:

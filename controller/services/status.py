@@ -29,7 +29,7 @@ from controller.services.replica_memory import ReplicaMemory
 from controller.services.replicas import Replicas
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_SERVICE, Accelerator, without_defaults
-from crds.quantity import parse_quantity
+from crds.quantity import quantity_bytes
 from crds.size import size_text
 from kube.client import Obj
 from runtimes.pod import SERVICE_PORT
@@ -93,11 +93,7 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     def memory_bytes(self) -> int | None:
         """Memory of its node or host that one replica takes, as stated or as computed; None: unknown."""
         stated = self.service.spec.resources.memory
-        if stated is None:
-            return self.memory.container_bytes
-        # A stated quantity may have no value, which is `blocker`.
-        amount = parse_quantity(stated)
-        return None if amount is None else int(amount)
+        return self.memory.container_bytes if stated is None else quantity_bytes(stated)
 
     @property
     def device_memory(self) -> str:

@@ -8,7 +8,7 @@ from controller.placement.device_need import AttributeDemand, DeviceNeed, any_de
 from crds.inferenceservice import InferenceService
 from crds.meta import Accelerator
 from crds.pods import DeviceAttribute, DeviceSelector
-from crds.quantity import parse_quantity, quantity_bytes
+from crds.quantity import quantity_bytes
 from crds.size import MIB
 from devices.vendors import AttributeType, DeviceDriver, Vendor
 
@@ -37,7 +37,7 @@ def build_need(selector: DeviceSelector, driver: DeviceDriver, number: int) -> D
         driver=driver.name,
         device_class=driver.device_class,
         number=number,
-        memory_mib=int((parse_quantity(selector.memory) or 0) * ACCEPTED_SHARE) // MIB,
+        memory_mib=least_mib(selector.memory or 0),
         demands=(*whole.demands, *sorted(stated, key=lambda each: each.name)),
     )
 

@@ -332,32 +332,6 @@ async def test_storage_class_is_read_only_for_a_volume_that_is_too_small(
     assert len(client.reads) == reads
 
 
-def test_size_of_a_million_digits_is_refused_with_the_field() -> None:
-    """Such a size was stored before the CRD bounded its length."""
-    simulated = make_inspected(cache=CacheOptions(size="9" * 990_000))
-    simulated.add_consumer()
-    simulated.settle()
-    assert (simulated.claims, simulated.model.status.phase) == ({}, "Failed")
-    assert simulated.condition("Cached").reason == "InvalidSpec"
-    message = simulated.condition("Cached").message
-    assert message.startswith("spec.cache.size is 99999")
-    assert message.endswith("which is no quantity: state one such as 126Mi, or remove it")
-    assert len(message) < 256
-
-
-def test_volume_stays_in_use_when_its_size_is_no_quantity_any_more() -> None:
-    simulated = make_cached()
-    made = len(simulated.made)
-    simulated.edit(cache=CacheOptions(size="9" * 990_000))
-    assert simulated.settle().patch == ()
-    assert (simulated.condition("Cached").status, len(simulated.made)) == ("True", made)
-    assert changes(simulated) == [("False", "InvalidSpec")]
-    assert "spec.cache.size is 99999" in simulated.condition("VolumeChanging").message
-    simulated.edit(cache=CacheOptions())
-    simulated.settle()
-    assert changes(simulated) == []
-
-
 def test_size_above_the_largest_of_kubernetes_is_capped() -> None:
     simulated = make_cached()
     simulated.expandable = {"standard"}

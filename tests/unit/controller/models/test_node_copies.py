@@ -290,15 +290,6 @@ def test_size_below_that_of_the_weights_is_refused() -> None:
     assert (simulated.claims(), simulated.condition("Cached").reason) == ({}, "VolumeTooSmall")
 
 
-def test_size_of_a_million_digits_is_refused() -> None:
-    simulated = SimulatedCopies({"a": 1})
-    simulated.make_model(size="9" * 990_000)
-    simulated.make_service(replicas=1)
-    assert (simulated.claims(), simulated.condition("Cached").reason) == ({}, "InvalidSpec")
-    assert "spec.cache.size is 99999" in simulated.condition("Cached").message
-    assert len(simulated.condition("Cached").message) < 256
-
-
 def test_deleted_node_takes_its_copy_with_it() -> None:
     simulated = make_two_copies()
     gone = simulated.copies()[0]

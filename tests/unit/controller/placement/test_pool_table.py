@@ -70,12 +70,6 @@ def test_limits_are_read() -> None:
         ({"accelerator": "nvidai"}, "team-a", "accelerator nvidai does not exist: use one of amd, "),
         ({"accelerator": "cpu"}, "team-a", "accelerator cpu has no devices: use one of amd, "),
         ({"accelerator": "nvidia"}, "amd", "amd is the name of another accelerator, whose pool has it: choose another"),
-        ({"nominal": "1e"}, "team-a", "nominal is 1e, which is no quantity: state one such as 4 or 256Gi"),
-        (
-            {"quotas": [{"namespace": "x", "memory": "much"}]},
-            "team-a",
-            "quotas[x].memory is much, which is no quantity",
-        ),
     ],
 )
 def test_pool_that_contradicts_itself_is_as_good_as_absent(spec: Obj, name: str, message: str) -> None:

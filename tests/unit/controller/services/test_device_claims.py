@@ -124,7 +124,6 @@ def test_template_is_kept_until_no_pod_is_made_of_it() -> None:
         ),
         ({"accelerator": "cpu"}, "hardware.deviceSelector is stated, but accelerator cpu has no devices: remove it"),
         ({"accelerator": "metal"}, "hardware.deviceSelector is stated, but accelerator metal has no devices"),
-        ({"deviceSelector": {"memory": "much"}}, "hardware.deviceSelector.memory is much, which is no quantity"),
     ],
 )
 def test_selector_that_cannot_be_held_is_refused_with_the_way_out(hardware: Obj, says: str) -> None:

@@ -176,3 +176,14 @@ def test_tiers_of_memory_count_what_is_stated(form: str, resources: Obj) -> None
     tiers = {name.partition("vram-tier-")[2] for name in _list_labels(view) or {} if "vram-tier" in name}
     assert "80-g" in tiers
     assert "48-g" not in tiers
+
+
+@pytest.mark.parametrize("hardware", [{}, {"accelerator": "nvidia"}], ids=["processor", "devices"])
+def test_quantity_above_the_largest_of_kubernetes_is_capped(hardware: Obj) -> None:
+    memory = "9" * 32
+    spec = {"resources": {"memory": memory}, "hardware": hardware | ({"memory": memory} if hardware else {})}
+    plan = decide_chat(chat_service(**spec), (MODELS, model()))
+    assert plan.status is not None
+    assert plan.status["memory"] == "8388608.0 TiB"
+    (deployment,) = list_applied(plan, DEPLOYMENTS)
+    assert deployment["metadata"]["name"] == KEY.name
