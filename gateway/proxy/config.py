@@ -166,8 +166,6 @@ class ProxyState(msgspec.Struct, frozen=True, rename="camel"):
     services: tuple[ListenerState, ...]
     router: ListenerState | None = None
     """The router's listener, if one is configured; it has no backends."""
-    hand_over: bool = False
-    """A newer proxy, started with --take-over, can take its place without a failed request."""
 
 
 class BackendIdle(msgspec.Struct, frozen=True, rename="camel"):

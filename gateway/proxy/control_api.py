@@ -115,7 +115,6 @@ class ControlApi:
             pid=os.getpid(),
             services=self._listeners.service_states(),
             router=self._listeners.router_state(),
-            hand_over=True,
         )
 
 

@@ -159,16 +159,16 @@ class Proxy:
     async def _replace_older(self, process: NativeProcess) -> NativeProcess | None:
         """Start a new proxy in the place of an adopted one of another build; return it when it serves.
 
-        Return None if the older one has handed over, and the new one does not serve. A proxy that cannot hand over is
-        ended when it has been idle for a while, or after an hour.
+        Return None if the older one has handed over, and the new one does not serve. If the hand-over fails, the older
+        one is ended when it has been idle for a while, or after an hour.
         """
         await self._answered.wait()
         state = self.state
-        if state is None or process.pid == self._spawned or (state.version == BUILD and state.hand_over):
+        if state is None or process.pid == self._spawned or state.version == BUILD:
             return await asyncio.Future()
-        if state.hand_over and (successor := await self._hand_over()):
+        if successor := await self._hand_over():
             return successor
-        if state.hand_over and self._has_left(process):
+        if self._has_left(process):
             return None
         log.info("older_proxy_is_replaced_later", pid=process.pid, version=state.version)
         loop = asyncio.get_running_loop()

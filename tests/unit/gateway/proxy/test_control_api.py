@@ -118,7 +118,6 @@ STATE_JSON = {
         }
     ],
     "router": None,
-    "handOver": False,
 }
 FEWEST_FIELDS = {"services": [{"name": "ns/tiny", "address": "127.0.0.1", "port": 0, "token": "t"}]}
 
@@ -158,8 +157,8 @@ def test_fields_of_a_later_version_are_ignored_and_absent_ones_have_defaults() -
 @pytest.mark.parametrize(
     ("call", "body", "status", "keys"),
     [
-        ("GET /state", None, 200, {"version", "pid", "services", "router", "handOver"}),
-        ("PUT /services", FEWEST_FIELDS, 200, {"version", "pid", "services", "router", "handOver"}),
+        ("GET /state", None, 200, {"version", "pid", "services", "router"}),
+        ("PUT /services", FEWEST_FIELDS, 200, {"version", "pid", "services", "router"}),
         ("PUT /services", {"services": 1}, 400, {"error"}),
         ("GET /backends/u/idle?timeoutSeconds=0", None, 200, {"inFlight"}),
         ("POST /backends/none/health", None, 404, {"error"}),

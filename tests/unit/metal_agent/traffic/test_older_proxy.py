@@ -46,7 +46,7 @@ class _ProxyWithStreams(ProxyClient):
     """The control API of a proxy that has requests until one time, and is silent from another on.
 
     Args:
-        is_older: it is of another build, and cannot hand over.
+        is_older: it is of another build; to hand over fails.
 
     """
 
@@ -62,7 +62,7 @@ class _ProxyWithStreams(ProxyClient):
             raise ControlUnreachableError("silent")
         stats = ServiceStats(in_flight=int(now < self._busy_until))
         listener = ListenerState("team/chat", "127.0.0.1", 1, "", (), stats=stats)
-        return ProxyState("0.1" if self._is_older else BUILD, PID, (listener,), hand_over=not self._is_older)
+        return ProxyState("0.1" if self._is_older else BUILD, PID, (listener,))
 
 
 def seconds_until_ended(
@@ -78,7 +78,11 @@ def seconds_until_ended(
         async def answer_as_listeners() -> bool:
             return serves
 
+        async def fail_to_hand_over() -> None:
+            pass
+
         monkeypatch.setattr(proxy, "_serves", answer_as_listeners)
+        monkeypatch.setattr(proxy, "_hand_over", fail_to_hand_over)
         async with asyncio.timeout(10 * HOUR_SECONDS):
             await proxy._run_once()
         assert process.ended_at is not None
