@@ -21,7 +21,7 @@ from tests.controlplane.go_build import BuildError
 from tests.controlplane.members import SOURCES, MetalHost
 from tests.controlplane.process import CHECKOUT, Process
 
-PREVIOUS_COMMIT: Final = "39dd2dbcb8fe3d22ea1d8ecc2b451b221b146e9d"
+PREVIOUS_COMMIT: Final = "64d834eaa28c3485eb322090ac2652cb4b6511eb"
 """The version that updates start from. Until one is published, a change that would need compatibility code moves it
 forward instead, to a commit before that change, with a line in the CHANGELOG."""
 
