@@ -1,15 +1,13 @@
 """`pomona console api`: the density API as a program of its own."""
 
-import asyncio
-import contextlib
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from cli.options import ListenAddressParam
-from cli.vendor_option import read_vendors
+from cli.options import EXISTING_FILE, ListenAddressParam, kubeconfig_option, verbose_option
+from cli.stop_signals import serve_until_stopped
+from cli.vendor_option import vendors_option
 from devices.vendors import Vendors
 
 if TYPE_CHECKING:
@@ -27,11 +25,7 @@ def command() -> None:
 
 
 @command.command("api", short_help="answer users of the cluster by their tokens")
-@click.option(
-    "--kubeconfig",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Kubeconfig with cluster and credentials. Default: $KUBECONFIG, the pod's ServiceAccount, or ~/.kube/config.",
-)
+@kubeconfig_option
 @click.option(
     "--address",
     type=ListenAddressParam(),
@@ -48,23 +42,18 @@ def command() -> None:
 )
 @click.option(
     "--tls-certificate",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=EXISTING_FILE,
     help="Certificate of the API, in PEM form; it is read again each minute.",
 )
-@click.option("--tls-key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Key of the certificate.")
+@click.option("--tls-key", type=EXISTING_FILE, help="Key of the certificate.")
 @click.option(
     "--prices",
     "prices_path",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=EXISTING_FILE,
     help="YAML file with currency, perKwh, and watts and perHour by device.",
 )
-@click.option(
-    "--vendors",
-    callback=read_vendors,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="YAML file of accelerators, that of the controller.",
-)
-@click.option("--verbose", is_flag=True, help="Also log debug events.")
+@vendors_option
+@verbose_option
 def api(
     kubeconfig: Path | None,
     *,
@@ -102,7 +91,7 @@ def api(
     log.configure(verbose=verbose)
     options = ConsoleOptions(address, metrics_address, vendors, load_prices(prices_path), tls)
     try:
-        uvloop.run(_run(kubeconfig, options))
+        uvloop.run(serve_until_stopped(_run(kubeconfig, options)))
     except CredentialsError as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:
@@ -110,15 +99,9 @@ def api(
 
 
 async def _run(kubeconfig: Path | None, options: "ConsoleOptions") -> None:
-    """Run until SIGTERM or SIGINT."""
     from console.run import run  # noqa: PLC0415 - not needed for --help
     from kube import credentials  # noqa: PLC0415 - same
     from kube.client import connect  # noqa: PLC0415 - same
 
-    loop, this = asyncio.get_running_loop(), asyncio.current_task()
-    assert this is not None  # noqa: S101 - a coroutine of asyncio.run is a task
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, this.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        async with connect(credentials.load(kubeconfig)) as client:
-            await run(client, options)
+    async with connect(credentials.load(kubeconfig)) as client:
+        await run(client, options)

@@ -1,11 +1,8 @@
 """`pomona controller`: the in-cluster controller."""
 
-import asyncio
-import contextlib
 import gc
 import os
 import re
-import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args
@@ -16,14 +13,18 @@ import uvloop
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE, Networks, networks_text
 from cli import log
 from cli.options import (
+    EXISTING_FILE,
     SOURCE_VARIABLES,
     Duration,
     Size,
     allow_private_sources,
+    kubeconfig_option,
     load_hosts_ca,
     metric_prefix_option,
+    verbose_option,
 )
 from cli.replacement_options import replacement_options
+from cli.stop_signals import serve_until_stopped
 from cli.vendor_option import read_vendors
 from controller.controller_options import ControllerOptions
 from controller.http_endpoints import BindAddress, ControllerHealth, metrics_routes, parse_bind_address, serve
@@ -92,11 +93,7 @@ def _list_source_variables(allowed_networks: Networks) -> dict[str, str]:
 
 
 @click.command()
-@click.option(
-    "--kubeconfig",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Kubeconfig with cluster and credentials. Default: $KUBECONFIG, the pod's ServiceAccount, or ~/.kube/config.",
-)
+@kubeconfig_option
 @click.option(
     "--namespace",
     "namespaces",
@@ -191,7 +188,7 @@ def _list_source_variables(allowed_networks: Networks) -> dict[str, str]:
 @click.option(
     "--vendors",
     callback=read_vendors,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=EXISTING_FILE,
     help="YAML file of accelerators: images, labels and resources that differ from the built-in ones, or new vendors.",
 )
 @click.option(
@@ -251,7 +248,7 @@ def _list_source_variables(allowed_networks: Networks) -> dict[str, str]:
     "Without effect with --namespace.",
 )
 @replacement_options
-@click.option("--verbose", is_flag=True, help="Also log debug events.")
+@verbose_option
 def command(
     kubeconfig: Path | None,
     image: str,
@@ -309,7 +306,7 @@ def command(
             serve("--metrics-bind-address", metrics_bind_address, metrics_routes(metrics.render)),
             serve("--health-probe-bind-address", health_probe_bind_address, health.routes),
         ):
-            uvloop.run(_run(kubeconfig, options, metrics, health))
+            uvloop.run(serve_until_stopped(_run(kubeconfig, options, metrics, health)))
     except CredentialsError as error:
         raise click.ClickException(str(error)) from error
 
@@ -335,17 +332,12 @@ def _refuse_cluster_options(
 async def _run(
     kubeconfig: Path | None, options: ControllerOptions, metrics: ControllerMetrics, health: ControllerHealth
 ) -> None:
-    """Run until SIGTERM or SIGINT, then release leadership and end."""
-    loop, this = asyncio.get_running_loop(), asyncio.current_task()
-    assert this is not None  # noqa: S101 - a coroutine of asyncio.run is a task
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, this.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        async with (
-            connect(credentials.load(kubeconfig), metrics.count_call) as client,
-            # After an outage all watches list at once, and a renewal must not wait for them.
-            connect(credentials.load(kubeconfig), metrics.count_call) as election,
-        ):
-            await Controller(
-                client, lambda: credentials.load(kubeconfig), options, metrics, health, election=election
-            ).run()
+    """Run until this is cancelled, then release leadership and end."""
+    async with (
+        connect(credentials.load(kubeconfig), metrics.count_call) as client,
+        # After an outage all watches list at once, and a renewal must not wait for them.
+        connect(credentials.load(kubeconfig), metrics.count_call) as election,
+    ):
+        await Controller(
+            client, lambda: credentials.load(kubeconfig), options, metrics, health, election=election
+        ).run()

@@ -1,9 +1,6 @@
 """`pomona extender`: the scheduler extender, beside a kube-scheduler."""
 
-import asyncio
-import contextlib
 import re
-import signal
 from pathlib import Path
 from typing import Final
 
@@ -11,8 +8,9 @@ import click
 import uvloop
 
 from cli import log
-from cli.options import ListenAddressParam
-from cli.vendor_option import read_vendors
+from cli.options import ListenAddressParam, kubeconfig_option, verbose_option
+from cli.stop_signals import serve_until_stopped
+from cli.vendor_option import vendors_option
 from crds.meta import NAME_PATTERN
 from devices.vendors import Vendors
 from extender.node_facts import DEFAULT_ANNOTATION_PREFIX
@@ -36,11 +34,7 @@ def _read_prefix(_context: click.Context, parameter: click.Parameter, prefix: st
 
 
 @click.command()
-@click.option(
-    "--kubeconfig",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Kubeconfig with cluster and credentials. Default: $KUBECONFIG, the pod's ServiceAccount, or ~/.kube/config.",
-)
+@kubeconfig_option
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
@@ -95,13 +89,8 @@ def _read_prefix(_context: click.Context, parameter: click.Parameter, prefix: st
     callback=_read_prefix,
     help="Prefix of the annotations gpu.util and cost of nodes; flexinfer.ai for those of that project.",
 )
-@click.option(
-    "--vendors",
-    callback=read_vendors,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="YAML file of accelerators, that of the controller.",
-)
-@click.option("--verbose", is_flag=True, help="Also log debug events.")
+@vendors_option
+@verbose_option
 def command(
     kubeconfig: Path | None,
     port: int,
@@ -131,7 +120,7 @@ def command(
     log.configure(verbose=verbose)
     options = ExtenderOptions(port, address, weights, vendors, annotation_prefix, metrics_address)
     try:
-        uvloop.run(_run(kubeconfig, options))
+        uvloop.run(serve_until_stopped(_run(kubeconfig, options)))
     except CredentialsError as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:
@@ -139,11 +128,5 @@ def command(
 
 
 async def _run(kubeconfig: Path | None, options: ExtenderOptions) -> None:
-    """Run until SIGTERM or SIGINT."""
-    loop, this = asyncio.get_running_loop(), asyncio.current_task()
-    assert this is not None  # noqa: S101 - a coroutine of asyncio.run is a task
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, this.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        async with connect(credentials.load(kubeconfig)) as client:
-            await run(client, options, estimate_tokens_per_second)
+    async with connect(credentials.load(kubeconfig)) as client:
+        await run(client, options, estimate_tokens_per_second)

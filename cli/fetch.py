@@ -13,7 +13,7 @@ import click
 
 from artifacts.repositories.address_policy import Networks
 from cli import outcome
-from cli.options import allow_private_sources, choose_files
+from cli.options import allow_private_sources, choose_files, file_root_option, result_option
 from cli.options import mirrors as mirrors_option
 from cli.output import facts_option, print_facts
 from crds.size import size_text
@@ -38,13 +38,11 @@ _LINE_EVERY_SECONDS = 10.0
 )
 @click.option("--revision", help="Resolved revision to fetch, as `pomona inspect` prints it.")
 @click.option("--size-bytes", type=click.IntRange(min=0), help="Expected size; a file of another size is refused.")
-@click.option("--file-root", type=click.Path(path_type=Path), help="Allow file:// sources in this folder.")
+@file_root_option
 @allow_private_sources
 @mirrors_option
 @facts_option("text")
-@click.option(
-    "--result", type=click.Path(path_type=Path), help="Also write the result or the error to this file, as JSON."
-)
+@result_option
 def command(
     source: str,
     *,

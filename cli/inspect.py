@@ -9,7 +9,7 @@ import msgspec
 
 from artifacts.repositories.address_policy import Networks
 from cli import outcome
-from cli.options import allow_private_sources, choose_files
+from cli.options import allow_private_sources, choose_files, file_root_option, result_option
 from cli.options import mirrors as mirrors_option
 from cli.output import facts_option, print_facts
 from crds.size import size_text
@@ -29,13 +29,11 @@ from crds.size import size_text
     is_flag=True,
     help="SOURCE is an oci:// image that nodes mount: its files may be in archives, and --files is the path of one.",
 )
-@click.option("--file-root", type=click.Path(path_type=Path), help="Allow file:// sources in this folder.")
+@file_root_option
 @allow_private_sources
 @mirrors_option
 @facts_option("text")
-@click.option(
-    "--result", type=click.Path(path_type=Path), help="Also write the result or the error to this file, as JSON."
-)
+@result_option
 def command(
     source: str,
     *,

@@ -7,7 +7,8 @@ from typing import Final
 
 import click
 
-from cli.options import Duration, metric_prefix_option
+from cli.options import EXISTING_FILE, Duration, kubeconfig_option, metric_prefix_option, verbose_option
+from cli.stop_signals import serve_until_stopped
 from crds.meta import GROUP, LONGEST_NAME, NAME_PATTERN
 from devices.node.memory_bandwidth import measure_memory_bandwidth
 
@@ -53,11 +54,7 @@ def _read_interval(_context: click.Context, parameter: click.Parameter, seconds:
     callback=_read_node_name,
     help="Name of the Node on which this agent runs; in a pod, spec.nodeName by the downward API.",
 )
-@click.option(
-    "--kubeconfig",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Kubeconfig with cluster and credentials. Default: $KUBECONFIG, the pod's ServiceAccount, or ~/.kube/config.",
-)
+@kubeconfig_option
 @click.option(
     "--interval",
     "interval_seconds",
@@ -87,7 +84,7 @@ def _read_interval(_context: click.Context, parameter: click.Parameter, seconds:
 @click.option("--port", type=_PORT, default=8787, show_default=True, help="Port of the REST API; 0 turns it off.")
 @click.option(
     "--api-key-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=EXISTING_FILE,
     help="File with the key that the REST API asks for, as a bearer token. Default: no key, and the REST API is served "
     "on loopback only.",
 )
@@ -104,7 +101,7 @@ def _read_interval(_context: click.Context, parameter: click.Parameter, seconds:
     show_default=True,
     help="Folder in the file system whose size is reported: that of the node's pods, such as an emptyDir.",
 )
-@click.option("--verbose", is_flag=True, help="Also log debug events.")
+@verbose_option
 def command(
     node_name: str,
     kubeconfig: Path | None,
@@ -152,6 +149,6 @@ def command(
     try:
         if api_key_file:
             ApiKeyFile(api_key_file).read()
-        asyncio.run(run(credentials.load(kubeconfig), options, memory_bandwidth))
+        asyncio.run(serve_until_stopped(run(credentials.load(kubeconfig), options, memory_bandwidth)))
     except (CredentialsError, OSError) as error:
         raise click.ClickException(str(error)) from error

@@ -100,6 +100,24 @@ class Duration(click.ParamType[float]):
         return seconds
 
 
+EXISTING_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+kubeconfig_option: Final = click.option(
+    "--kubeconfig",
+    type=EXISTING_FILE,
+    help="Kubeconfig with cluster and credentials. Default: $KUBECONFIG, the pod's ServiceAccount, or ~/.kube/config.",
+)
+verbose_option: Final = click.option("--verbose", is_flag=True, help="Also log debug events.")
+"""Options of the programs that others start."""
+
+result_option: Final = click.option(
+    "--result", type=click.Path(path_type=Path), help="Also write the result or the error to this file, as JSON."
+)
+"""Option of the commands that run in Jobs."""
+
+file_root_option: Final = click.option(
+    "--file-root", type=click.Path(path_type=Path), help="Allow file:// sources in this folder."
+)
 timeout_option: Final = click.option(
     "--timeout", type=Duration(), help="Longest wait, such as 10m, after which the exit code is 1. Default: no limit."
 )

@@ -19,6 +19,7 @@ import msgspec
 from artifacts.errors import PERMANENT_EXIT, RETRYABLE_EXIT, ArtifactError
 from artifacts.repositories.address_policy import Networks
 from artifacts.source import DEFAULT_ENDPOINT, HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, Source, is_of_hub
+from cli.stop_signals import run_until_signal
 
 if TYPE_CHECKING:
     from artifacts.inspect import HeaderFacts  # it imports aiohttp
@@ -86,19 +87,12 @@ def check_digest(context: click.Context, parameter: click.Parameter, value: str 
 def run(verb: str, work: Coroutine[Any, Any, T], result: Path | None) -> T:
     """Run `work` until its end or SIGTERM; on an ArtifactError print one line, write it to `result` and exit."""
     try:
-        return asyncio.run(_until_stopped(work))
+        return asyncio.run(run_until_signal(work, signal.SIGTERM))
     except ArtifactError as error:
         _fail(verb, error, result)
     except asyncio.CancelledError:
         print(f"pomona {verb}: stopped; run the command again to resume", file=sys.stderr)
         sys.exit(RETRYABLE_EXIT)
-
-
-async def _until_stopped(work: Coroutine[Any, Any, T]) -> T:
-    # The kernel ignores SIGTERM for the first process of a container unless the process handles it.
-    task = asyncio.ensure_future(work)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await task
 
 
 def _fail(verb: str, error: ArtifactError, result: Path | None) -> NoReturn:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cli.options import EXISTING_FILE
+
 if TYPE_CHECKING:
     from devices.vendors import Vendors
 
@@ -19,3 +21,11 @@ def read_vendors(_context: click.Context, parameter: click.Parameter, path: Path
         return parse_vendors(path.read_text(), list_pod_engines()) if path else VENDORS
     except (VendorFileError, OSError, UnicodeDecodeError) as error:
         raise click.BadParameter(f"{path}: {error}", param=parameter) from error
+
+
+vendors_option = click.option(
+    "--vendors",
+    callback=read_vendors,
+    type=EXISTING_FILE,
+    help="YAML file of accelerators, that of the controller.",
+)

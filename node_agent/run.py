@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import signal
 
 from devices.node_hardware import read_node_hardware
 from kube.client import connect
@@ -21,34 +20,29 @@ from node_agent.rest import (
 
 
 async def run(identity: Credentials, options: NodeAgentOptions, memory_bandwidth: int | None) -> None:
-    """Run until SIGTERM or SIGINT. The facts stay, and are stale 150 s later.
+    """Run until this is cancelled. The facts stay, and are stale 150 s later.
 
     Args:
         identity: the API server, and the credentials for it.
         options: the options.
         memory_bandwidth: that of the processor, in bytes a second; None: unknown.
     """
-    loop, this = asyncio.get_running_loop(), asyncio.current_task()
-    assert this is not None  # noqa: S101 - a coroutine of asyncio.run is a task
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, this.cancel)
     metrics = NodeMetrics(options.node_name, options.metric_prefix)
-    with contextlib.suppress(asyncio.CancelledError):
-        async with contextlib.AsyncExitStack() as stack:
-            client = await stack.enter_async_context(connect(identity, metrics.count_call))
-            agent = NodeAgent(
-                client,
-                options,
-                lambda labels: asyncio.to_thread(read_node_hardware, labels, options.roots),
-                memory_bandwidth,
-                metrics,
-            )
-            if options.metrics_port:
-                server = build_metrics_server(metrics.render)
-                await stack.enter_async_context(serve(server, "--metrics-port", EVERYWHERE, options.metrics_port))
-            if options.rest_port:
-                key = ApiKeyFile(options.api_key_file) if options.api_key_file else None
-                host = EVERYWHERE if key else LOOPBACK
-                server = build_rest_server(options.node_name, lambda: agent.hardware, memory_bandwidth, key)
-                await stack.enter_async_context(serve(server, "--port", host, options.rest_port))
-            await agent.run()
+    async with contextlib.AsyncExitStack() as stack:
+        client = await stack.enter_async_context(connect(identity, metrics.count_call))
+        agent = NodeAgent(
+            client,
+            options,
+            lambda labels: asyncio.to_thread(read_node_hardware, labels, options.roots),
+            memory_bandwidth,
+            metrics,
+        )
+        if options.metrics_port:
+            server = build_metrics_server(metrics.render)
+            await stack.enter_async_context(serve(server, "--metrics-port", EVERYWHERE, options.metrics_port))
+        if options.rest_port:
+            key = ApiKeyFile(options.api_key_file) if options.api_key_file else None
+            host = EVERYWHERE if key else LOOPBACK
+            server = build_rest_server(options.node_name, lambda: agent.hardware, memory_bandwidth, key)
+            await stack.enter_async_context(serve(server, "--port", host, options.rest_port))
+        await agent.run()

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.cluster_options import ClusterOptions, cluster_options
+from cli.options import EXISTING_FILE
 from cli.output import TableFormat, facts_option, print_facts, progress_width, render_table
-from cli.vendor_option import read_vendors
+from cli.vendor_option import vendors_option
 
 if TYPE_CHECKING:
     from console.density_answers import ModelCost
@@ -18,16 +19,11 @@ if TYPE_CHECKING:
 @click.option(
     "--prices",
     "prices_path",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=EXISTING_FILE,
     help="YAML file with currency, perKwh, and watts and perHour by device. Default: what is taken is listed alone.",
 )
 @facts_option("table")
-@click.option(
-    "--vendors",
-    callback=read_vendors,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="YAML file of accelerators, that of the controller.",
-)
+@vendors_option
 @cluster_options
 def command(
     prices_path: Path | None, *, output_format: TableFormat, vendors: "Vendors", target: ClusterOptions

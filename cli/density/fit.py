@@ -1,6 +1,5 @@
 """`pomona fit`: which nodes and hosts run a model, and how fast."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -9,7 +8,7 @@ from cli.api_objects import Obj
 from cli.cluster_options import ClusterOptions, cluster_options
 from cli.options import allow_private_sources, choose_files
 from cli.output import print_facts, progress_width, render_table
-from cli.vendor_option import read_vendors
+from cli.vendor_option import vendors_option
 from crds.rate import format_rate
 
 if TYPE_CHECKING:
@@ -41,12 +40,7 @@ _TOP: Final = 3
 )
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Nodes and hosts to list.")
 @click.option("--json", "is_json", is_flag=True, help="Print JSON with the keys ranked_nodes and node_results.")
-@click.option(
-    "--vendors",
-    callback=read_vendors,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="YAML file of accelerators, that of the controller.",
-)
+@vendors_option
 @cluster_options
 def command(
     model: str,

@@ -1,6 +1,5 @@
 """`pomona simulate`: where a further service would go, and each node and host before and after a replica of it."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import click
@@ -8,7 +7,7 @@ import click
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.output import TableFormat, facts_option, print_facts, progress_width, render_table
 from cli.queue.controller_settings import StatedSettings, controller_options
-from cli.vendor_option import read_vendors
+from cli.vendor_option import vendors_option
 from crds.meta import Priority
 from crds.rate import format_rate
 
@@ -29,12 +28,7 @@ if TYPE_CHECKING:
 @click.option("--accelerator", metavar="NAME", help="Accelerator of the service, such as nvidia. Default: any.")
 @click.option("--devices", type=click.IntRange(min=1), help="Devices of each replica in pods. Default: 1.")
 @facts_option("table")
-@click.option(
-    "--vendors",
-    callback=read_vendors,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="YAML file of accelerators, that of the controller.",
-)
+@vendors_option
 @controller_options
 @namespaced_cluster_options
 def command(

@@ -8,6 +8,7 @@ import yaml
 
 from cli.api_objects import Obj
 from cli.cluster_options import ClusterOptions, cluster_options
+from cli.options import EXISTING_FILE
 from cli.output import TableFormat, facts_option
 from cli.queue.controller_settings import StatedSettings, controller_options
 from cli.queue.plan import print_plan
@@ -45,7 +46,7 @@ _READY: Final[Obj] = {
     "--file",
     "-f",
     "path",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=EXISTING_FILE,
     help="YAML of a Node or MetalHost instead, such as that of one like it.",
 )
 @facts_option("table", "wide")

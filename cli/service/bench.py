@@ -8,10 +8,9 @@ import functools
 import json
 import signal
 import sys
-from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
+from typing import TYPE_CHECKING, Final, Literal, NoReturn
 from urllib.parse import urlsplit
 
 import click
@@ -20,8 +19,9 @@ from artifacts.errors import PERMANENT_EXIT, RETRYABLE_EXIT
 from cli import outcome
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
-from cli.options import Duration, load_hosts_ca
+from cli.options import EXISTING_FILE, Duration, load_hosts_ca, result_option
 from cli.output import facts_option, print_facts
+from cli.stop_signals import run_until_signal
 
 if TYPE_CHECKING:
     import aiohttp
@@ -57,12 +57,12 @@ class BenchTarget:
 @click.option("--model", help="Name of the model at a URL. Default: the only one that the engine lists.")
 @click.option(
     "--token-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=EXISTING_FILE,
     help="File with the bearer token for a URL. The token of a service is read from its Secret.",
 )
 @click.option(
     "--hosts-ca",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=EXISTING_FILE,
     help="CA of the certificate of the engine, in PEM form. Default: those that the system trusts.",
 )
 @click.option(
@@ -90,9 +90,7 @@ class BenchTarget:
     help="Most streams at once: 1, 2, 4 and so on are measured. Default: spec.parallel of a service, 1 at a URL.",
 )
 @facts_option("table")
-@click.option(
-    "--result", type=click.Path(path_type=Path), help="Also write the result or the error to this file, as JSON."
-)
+@result_option
 @namespaced_cluster_options
 def command(
     target_name: str,
@@ -203,14 +201,7 @@ def _measure_url(wanted: BenchTarget, plan: "BenchPlan") -> "MeasuredPerformance
             model = wanted.model or await _find_model(session, url)
             return await _measure(session, url, model, plan._replace(parallel=plan.parallel or 1))
 
-    return asyncio.run(_until_stopped(measure()))
-
-
-async def _until_stopped(work: Coroutine[Any, Any, "MeasuredPerformance"]) -> "MeasuredPerformance":
-    """Do the work until its end or SIGTERM, which the kernel ignores for the first process of a container."""
-    task = asyncio.ensure_future(work)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await task
+    return asyncio.run(run_until_signal(measure(), signal.SIGTERM))
 
 
 def _measure_service(target: ClusterOptions, wanted: BenchTarget, plan: "BenchPlan") -> "MeasuredPerformance":

@@ -12,6 +12,7 @@ import click
 
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
+from cli.options import EXISTING_FILE
 from cli.output import dim, show_raw
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _LINE_BYTES: Final = 4096
 @click.option("--url", help="Address of the service, such as http://127.0.0.1:8080, instead of one of its replicas.")
 @click.option(
     "--hosts-ca",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=EXISTING_FILE,
     help="CA of the certificates of hosts, in PEM form. Default: those that the system trusts.",
 )
 @namespaced_cluster_options

@@ -17,16 +17,16 @@ from controller.pod_settings import PodSettings
 from controller.preflight.admission_review import ReviewedWrite
 from controller.preflight.fit_facts import find_fit_facts
 from controller.preflight.preflight_verdict import FitFacts, PreflightAnswer, judge_service
-from controller.preflight.webhook_server import PreflightServer, listen
+from controller.preflight.webhook_server import CAPS, PATH, build_server
 from controller.reconcile.plan import Snapshot
 from controller.services.class_speeds import SpeedAssessor
 from crds.inferenceservice import InferenceService
+from gateway.http.whole_answers import serve_answers
 from gateway.proxy.config import Tls
 from gateway.proxy.tls import ReloadedCertificate
 from kube.store import Store
 
 OPTION: Final = "--preflight-bind-address"
-PATH: Final = "/preflight/"
 CERTIFICATE_FILE: Final = "tls.crt"
 KEY_FILE: Final = "tls.key"
 PATH_FILE: Final = "path"
@@ -62,7 +62,7 @@ class PreflightWebhook:
     ) -> None:
         self._address, self._folder, self._store, self._settings = address, folder, store, settings
         self._make_assessor, self._has_unknown_devices, self._is_ready = make_assessor, has_unknown_devices, is_ready
-        self._server = PreflightServer(self.knows_path, self.judge)
+        self._server = build_server(self.knows_path, self.judge)
 
     def knows_path(self, path: str) -> bool:
         """Return whether a path is the one at which API servers ask."""
@@ -79,8 +79,11 @@ class PreflightWebhook:
         while True:
             try:
                 certificate = ReloadedCertificate(tls)
-                async with listen(self._server, address.host, address.port, certificate.context) as port:
-                    log.info("preflight_served", address=f"{address.host}:{port}")
+                serving = serve_answers(
+                    self._server, address.host, address.port, context=certificate.context, caps=CAPS
+                )
+                async with serving:
+                    log.info("preflight_served", address=f"{address.host}:{address.port}")
                     await asyncio.Event().wait()
             except OSError as error:
                 if str(error) != problem:

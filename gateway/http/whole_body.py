@@ -17,11 +17,6 @@ class BodyLimits(NamedTuple):
     held_bytes: int
 
 
-def render_text(_status: int, text: str) -> tuple[bytes, bytes]:
-    """Return the header fields and the body of an answer that is a line of text."""
-    return b"Content-Type: text/plain; charset=utf-8\r\n", f"{text}\n".encode()
-
-
 class WholeBodies:
     """The bodies of one server that are being received.
 
@@ -29,7 +24,7 @@ class WholeBodies:
         render_error: returns the lines of the header fields and the body of a failure: of a status and a reason.
     """
 
-    def __init__(self, render_error: Callable[[int, str], tuple[bytes, bytes]] = render_text) -> None:
+    def __init__(self, render_error: Callable[[int, str], tuple[bytes, bytes]]) -> None:
         self.held_bytes = 0
         self.render_error = render_error
 

@@ -13,13 +13,9 @@ from typing import Final
 
 import structlog
 
-from gateway.http.connection_table import ConnectionTable
-from gateway.http.exchange import Exchange
 from gateway.http.limits import ConnectionCaps
 from gateway.http.listener import HttpListener
-from gateway.http.server_connection import RequestHandling
-from gateway.http.whole_answers import BUFFER_BYTES, TIMES
-from gateway.http.whole_body import render_text
+from gateway.http.whole_answers import AnswerServer, AskedQuestion, WholeAnswer, create_listener, explain
 
 _CAPS: Final = ConnectionCaps(total=32, per_peer=16)
 _RETRY_SECONDS: Final = 60.0
@@ -80,9 +76,7 @@ class ReachabilityListener:
         """Return a listener on the first port that can be bound; None: there is none now."""
         refusal = "no port of --port-range is free"
         for port in self._list_ports():
-            table = ConnectionTable(_CAPS, TIMES.sweep_seconds)
-            handling = RequestHandling(self._respond, render_text)
-            listener = HttpListener(handling, table, TIMES, buffer_bytes=BUFFER_BYTES)
+            listener = create_listener(AnswerServer({}, check=self._answer), self._address, caps=_CAPS)
             try:
                 await listener.bind(self._address, port)
             except OSError as error:
@@ -98,6 +92,6 @@ class ReachabilityListener:
             self.port = port
             self._on_change()
 
-    def _respond(self, exchange: Exchange) -> None:
-        exchange.keep_alive = False
-        exchange.respond(200, *render_text(200, self._host))
+    def _answer(self, question: AskedQuestion) -> WholeAnswer:
+        question.exchange.keep_alive = False
+        return explain(200, self._host)

@@ -13,7 +13,8 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from controller.preflight.preflight_webhook import PATH, PATH_FILE
+from controller.preflight.preflight_webhook import PATH_FILE
+from controller.preflight.webhook_server import PATH
 from crds.meta import CONTROLLER_NAMESPACE
 from kube.client import Client, Obj
 from kube.errors import Invalid

@@ -12,7 +12,9 @@ import pytest
 from controller.preflight import webhook_server
 from controller.preflight.admission_review import ReviewedWrite
 from controller.preflight.preflight_verdict import ALLOWED, PreflightAnswer
-from controller.preflight.webhook_server import PreflightServer, listen
+from controller.preflight.webhook_server import build_server
+from gateway.http.limits import ConnectionCaps
+from gateway.http.whole_answers import AnswerServer, serve_answers
 from gateway.proxy.tls import load_certificate
 from tests.support.api_objects import service
 from tests.support.certificates import CA, HOST
@@ -30,7 +32,7 @@ REVIEW = msgspec.json.encode({"apiVersion": "admission.k8s.io/v1", "kind": "Admi
 
 
 class Served(NamedTuple):
-    server: PreflightServer
+    server: AnswerServer
     port: int
 
 
@@ -39,10 +41,11 @@ def refuse(_write: ReviewedWrite) -> PreflightAnswer:
 
 
 @contextlib.asynccontextmanager
-async def serve(server: PreflightServer | None = None) -> AsyncIterator[Served]:
-    found = server or PreflightServer(lambda path: path == PATH, refuse)
-    async with listen(found, "127.0.0.1", 0, load_certificate(HOST)) as port:
-        yield Served(found, port)
+async def serve(server: AnswerServer | None = None) -> AsyncIterator[Served]:
+    server = server or build_server(lambda path: path == PATH, refuse)
+    context, caps = load_certificate(HOST), webhook_server.CAPS
+    async with serve_answers(server, "127.0.0.1", 0, context=context, caps=caps) as (_, port):
+        yield Served(server, port)
 
 
 @contextlib.asynccontextmanager
@@ -57,7 +60,10 @@ async def connect(served: Served) -> AsyncIterator[RawClient]:
 
 def post(body: bytes, path: str = PATH, *, length: int | None = None, kind: str = "application/json") -> bytes:
     size = len(body) if length is None else length
-    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {size}\r\n\r\n".encode() + body
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: {size}\r\n\r\n".encode()
+        + body
+    )
 
 
 async def ask(served: Served, request: bytes) -> tuple[int, bytes]:
@@ -87,7 +93,7 @@ async def test_review_is_answered_by_the_certificate_of_the_service() -> None:
         (post(b"", length=1 << 60), 413),
         (post(REVIEW, "/preflight/guess"), 404),
         (post(b"", "/", length=1 << 60), 404),
-        (f"GET {PATH} HTTP/1.1\r\nHost: x\r\n\r\n".encode(), 405),
+        (f"GET {PATH} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode(), 405),
     ],
 )
 async def test_hostile_request_is_answered_and_the_next_client_served(request_bytes: bytes, expected: int) -> None:
@@ -99,7 +105,7 @@ async def test_hostile_request_is_answered_and_the_next_client_served(request_by
 
 async def test_chunked_body_without_end_is_not_kept() -> None:
     async with serve() as served, connect(served) as client:
-        head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+        head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
         await client.send(head)
         with contextlib.suppress(ConnectionError):
             for _ in range(9):
@@ -121,7 +127,7 @@ async def test_bodies_of_many_clients_together_are_limited_and_freed(monkeypatch
 
 
 async def test_idle_connections_of_strangers_are_few_and_keep_no_review_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webhook_server, "MOST_CONNECTIONS", 4)
+    monkeypatch.setattr(webhook_server, "CAPS", ConnectionCaps(total=4, per_peer=2))
     async with serve() as served, contextlib.AsyncExitStack() as stack:
         strangers = [await stack.enter_async_context(connect(served)) for _ in range(3)]
         async with asyncio.timeout(60):
@@ -145,7 +151,7 @@ async def test_judgement_that_fails_refuses_nothing() -> None:
             raise RuntimeError("the token is s3cret")
         return ALLOWED
 
-    async with serve(PreflightServer(lambda path: path == PATH, fail)) as served:
+    async with serve(build_server(lambda path: path == PATH, fail)) as served:
         status, body = await ask(served, post(REVIEW))
         assert status == 500, "an API server lets the write pass, by the failurePolicy"
         assert b"s3cret" not in body

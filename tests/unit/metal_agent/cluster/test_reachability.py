@@ -12,7 +12,7 @@ from tests.support.eventually import eventually
 LOOPBACK, ELSEWHERE = "127.0.0.1", "127.0.0.2"
 
 
-async def ask(address: str, port: int, request: bytes = b"GET / HTTP/1.1\r\nHost: agent\r\n\r\n") -> bytes:
+async def ask(address: str, port: int, request: bytes = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n") -> bytes:
     reader, writer = await asyncio.open_connection(address, port)
     writer.write(request)
     response = await reader.read()
